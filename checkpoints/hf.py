@@ -1,0 +1,133 @@
+"""Opens a checkpoint in the Hugging Face folder layout: config.json beside one or several .safetensors files."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+
+from checkpoints.errors import CheckpointError
+from checkpoints.safetensors_reader import SafetensorsFile, parse_json_object
+
+SINGLE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True, eq=False)
+class HFCheckpoint:
+    """A Hugging Face model folder, as bytes: what its configs say and the tensors it holds, whatever the family.
+
+    Every header is read and validated at open(), no tensor's bytes: `tensors` holds read-only memory-mapped arrays.
+    """
+
+    folder: Path
+    config: dict[str, Any]  # config.json
+    generation_config: dict[str, Any]  # generation_config.json, empty if the folder has none
+    tensors: Mapping[str, np.ndarray]  # under the names of the files
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """Opens `folder`; raises CheckpointError naming the file at fault.
+
+        The weights are model.safetensors if it is there; else the shards of model.safetensors.index.json, with
+        the tensors that the shards hold and the index does not list, so that the caller can report them; else all
+        *.safetensors files together. Pickle files are refused.
+        """
+        folder = Path(folder)
+        if not os.path.isdir(folder):
+            problem = "is a file, not a folder" if os.path.exists(folder) else "there is no such folder"
+            raise CheckpointError(f"{folder}: {problem}; give the folder that holds config.json and {SINGLE_FILE}")
+        config = _read_json(folder / "config.json")
+        generation_config = folder / "generation_config.json"
+        return cls(
+            folder=folder,
+            config=config,
+            generation_config=_read_json(generation_config) if os.path.exists(generation_config) else {},
+            tensors=MappingProxyType(_open_tensors(folder)),
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path}: there is no such file; download the whole checkpoint, its JSON files included")
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); check its permissions and the disk") from error
+    return parse_json_object(raw, path)
+
+
+def _open_tensors(folder: Path) -> dict[str, np.ndarray]:
+    if os.path.exists(folder / SINGLE_FILE):
+        return dict(SafetensorsFile(folder / SINGLE_FILE))
+    if os.path.exists(folder / INDEX):
+        return _open_indexed(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise _no_weights(folder)
+    return _merge({}, map(SafetensorsFile, files))
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLE_SUFFIXES)
+    if not pickles:
+        return CheckpointError(f"{folder}: holds no weights ({SINGLE_FILE} or {INDEX}); download the whole checkpoint")
+    return CheckpointError(
+        f"{folder}: holds only pickle files ({', '.join(pickles)}), refused because unpickling runs the code in "
+        "them; take the publisher's safetensors version, or convert where you trust them with "
+        "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
+    )
+
+
+def _open_indexed(folder: Path) -> dict[str, np.ndarray]:
+    weight_map = _read_weight_map(folder / INDEX)
+    shards = {file: _open_shard(folder, file) for file in sorted(set(weight_map.values()))}
+    for name, file in weight_map.items():
+        if name not in shards[file]:
+            raise CheckpointError(
+                f"{folder / INDEX}: tensor {name!r} is not in {file!r}, where the index puts it; "
+                "download the index and that file again"
+            )
+    return _merge({name: shards[file][name] for name, file in weight_map.items()}, shards.values())
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: has no weight_map of tensor names to file names; download the index again")
+    for name, file in weight_map.items():
+        if not isinstance(file, str):
+            raise CheckpointError(f"{index}: tensor {name!r} maps to {file!r}, no file name; download the index again")
+    return weight_map
+
+
+def _open_shard(folder: Path, file: str) -> SafetensorsFile:
+    # Judged by the name alone: in the hub's cache every file of a model folder is a link to a place outside it.
+    if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
+        raise CheckpointError(
+            f"{folder / INDEX}: names the file {file!r} outside its folder, which is refused; "
+            "move the shards beside the index and name them so"
+        )
+    if not os.path.isfile(folder / file):  # unlike Path.is_file, never raises, whatever the name
+        raise CheckpointError(f"{folder / INDEX}: names the file {file!r}, which is missing; download it too")
+    return SafetensorsFile(folder / file)
+
+
+def _merge(indexed: Mapping[str, np.ndarray], shards: Iterable[SafetensorsFile]) -> dict[str, np.ndarray]:
+    """The tensors that an index has placed and all others of the shards, each of which only one shard may hold."""
+    tensors = dict(indexed)
+    found_in: dict[str, Path] = {}
+    for shard in shards:
+        for name in (name for name in shard if name not in indexed):
+            if name in found_in:
+                raise CheckpointError(
+                    f"{shard.path}: tensor {name!r} is also in {found_in[name].name} and no index says which to use; "
+                    f"add {INDEX} or remove one of the files"
+                )
+            found_in[name] = shard.path
+            tensors[name] = shard[name]
+    return tensors

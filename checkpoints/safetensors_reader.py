@@ -1,0 +1,177 @@
+"""Reads .safetensors files: validated once, then memory-mapped arrays of which only the parts used are read.
+
+The layout is that of the format's description (github.com/huggingface/safetensors): a little-endian uint64 N, N
+bytes of JSON giving each tensor's dtype, shape and data_offsets, then the tensors' bytes. The safetensors library
+validates it. Done here is what the library (0.8) does not do: it takes the last of two entries with the same name,
+accepts an entry written as a list, and its numpy slices are copies that know no float8.
+"""
+
+import json
+import mmap
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from checkpoints.errors import CheckpointError
+
+DTYPES: Mapping[str, np.dtype] = MappingProxyType(
+    {
+        "BOOL": np.dtype(np.bool_),
+        "U8": np.dtype(np.uint8),
+        "I8": np.dtype(np.int8),
+        "U16": np.dtype(np.uint16),
+        "I16": np.dtype(np.int16),
+        "U32": np.dtype(np.uint32),
+        "I32": np.dtype(np.int32),
+        "U64": np.dtype(np.uint64),
+        "I64": np.dtype(np.int64),
+        "F16": np.dtype(np.float16),
+        "F32": np.dtype(np.float32),
+        "F64": np.dtype(np.float64),
+        "BF16": np.dtype(ml_dtypes.bfloat16),
+        "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+        "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+        "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    }
+)
+
+# The bits that are all ones in NaN and Inf and in nothing else: the exponent; in e4m3fn, which has no Inf, all but
+# the sign; in e8m0fnu, which is nothing but an exponent, every bit.
+NON_FINITE_BITS: Mapping[np.dtype, np.unsignedinteger] = MappingProxyType(
+    {
+        DTYPES["F16"]: np.uint16(0x7C00),
+        DTYPES["BF16"]: np.uint16(0x7F80),
+        DTYPES["F32"]: np.uint32(0x7F80_0000),
+        DTYPES["F64"]: np.uint64(0x7FF0_0000_0000_0000),
+        DTYPES["F8_E4M3"]: np.uint8(0x7F),
+        DTYPES["F8_E5M2"]: np.uint8(0x7C),
+        DTYPES["F8_E8M0"]: np.uint8(0xFF),
+    }
+)
+
+FINITE_CHECK_ELEMENTS = 1 << 20  # per chunk: at most 8 MiB of float64 and its mask; larger chunks leave the cache
+
+
+class SafetensorsFile(Mapping[str, np.ndarray]):
+    """The tensors of one .safetensors file: name -> read-only array over the memory-mapped file.
+
+    Opening reads the header alone. An array has the header's dtype (bfloat16 and float8 from ml_dtypes) and shape, and
+    the file's bytes are read when it is sliced, so a host that holds a shard reads only its slice. The arrays stay
+    valid after this object is gone; the file must not be shortened while any of them lives, as with every memory map.
+
+    Raises CheckpointError if the file is missing, unreadable, not valid safetensors (truncated, header beyond the file
+    or over 100 MB, offsets that overlap, leave holes or disagree with shape and dtype), names a key twice, or holds
+    a dtype that is not in DTYPES.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not os.path.isfile(self.path):
+            raise CheckpointError(f"{path}: there is no such file; download the checkpoint again or correct the path")
+        try:
+            _validate(self.path)
+            self._tensors = _map_tensors(self.path)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error}); check its permissions and the disk") from error
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def check_finite(name: str, array: np.ndarray) -> None:
+    """Raises CheckpointError, with the tensor's name and the count, if a float array holds NaN or Inf.
+
+    Works on the raw bits of any shape and layout, in chunks, at about the speed of memory: for bfloat16 six times that
+    of np.isfinite. Integers and bools pass. Raises TypeError for a dtype whose NaN it does not know.
+    """
+    if array.dtype.kind in "biu":
+        return
+    if array.dtype not in NON_FINITE_BITS:
+        raise TypeError(f"tensor {name!r}: no finite check for dtype {array.dtype}; it must be one of DTYPES")
+    ones = NON_FINITE_BITS[array.dtype]
+    count = sum(np.count_nonzero((chunk & ones) == ones) for chunk in _chunks(array.view(ones.dtype)))
+    if count:
+        raise CheckpointError(
+            f"tensor {name!r}: {count:,} of {array.size:,} values are NaN or infinite (a damaged file or a faulty "
+            "conversion); download or convert the checkpoint again"
+        )
+
+
+def parse_json_object(raw: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object in `raw`, the contents of `path` or its header; CheckpointError if it is not one or if any
+    object in it names a key twice, which readers resolve differently."""
+
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = dict(pairs)
+        if len(keys) < len(pairs):
+            [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+            raise CheckpointError(f"{path}: duplicate key {twice!r} in its JSON; keep the right one only")
+        return keys
+
+    try:
+        value = json.loads(raw, object_pairs_hook=unique_keys)
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error}); download the file again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a JSON {type(value).__name__}, not an object; download the file again")
+    return value
+
+
+def _validate(path: Path) -> None:
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path}: not a valid safetensors file ({error}; the file has {path.stat().st_size:,} bytes); download it "
+            "again (cut short, or cloned without git-lfs?) or convert the checkpoint again"
+        ) from error
+
+
+def _map_tensors(path: Path) -> dict[str, np.ndarray]:
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start = 8 + int.from_bytes(data[:8], "little")
+    entries = parse_json_object(data[8:start], path)
+    entries.pop("__metadata__", None)
+    return {name: _map_tensor(path, data, start, name, entry) for name, entry in entries.items()}
+
+
+def _map_tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) -> np.ndarray:
+    if not isinstance(entry, dict):  # the library also takes a bare list of the three values
+        raise CheckpointError(f"{path}: the entry of tensor {name!r} is not a JSON object; convert the file again")
+    if entry["dtype"] not in DTYPES:
+        raise CheckpointError(
+            f"{path}: tensor {name!r} has dtype {entry['dtype']}, which is not supported; "
+            f"convert it to one of {', '.join(DTYPES)}"
+        )
+    try:
+        return np.ndarray(entry["shape"], DTYPES[entry["dtype"]], buffer=data, offset=start + entry["data_offsets"][0])
+    except (ValueError, TypeError) as error:  # shapes that the format allows and numpy does not: 65 dimensions
+        raise CheckpointError(
+            f"{path}: tensor {name!r} has shape {entry['shape']}, which is not usable ({error}); "
+            "convert the checkpoint again"
+        ) from error
+
+
+def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """One-dimensional pieces of at most FINITE_CHECK_ELEMENTS elements, in memory order: views where it is dense."""
+    for chunk in np.nditer(
+        array, ["external_loop", "buffered", "zerosize_ok"], order="K", buffersize=FINITE_CHECK_ELEMENTS
+    ):
+        yield np.asarray(chunk)  # an array already: numpy's stubs say a tuple, which is for several operands

@@ -1,0 +1,117 @@
+"""The operator's choices: what may be left open (EngineOptions), and what the engine runs with (EngineConfig)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxserve.errors import ConfigError
+
+Prefer = Literal["latency", "balanced", "throughput"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """max_batch: rows. step_tokens: the most tokens one step computes, so how long a long prompt may hold up a stream."""
+
+    max_batch: int
+    step_tokens: int
+
+
+PRESETS: dict[str, Preset] = {
+    "latency": Preset(max_batch=4, step_tokens=128),
+    "balanced": Preset(max_batch=16, step_tokens=512),
+    "throughput": Preset(max_batch=64, step_tokens=2048),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Flags as the operator gave them; None is "choose for me".
+
+    cache_tokens: capacity of the KV cache of one lane in tokens. max_context: the longest prompt plus output.
+    deterministic: the same tokens bit for bit whatever the load, at the price of padding and of reserving pages.
+    """
+
+    prefer: Prefer = "balanced"
+    max_batch: int | None = None
+    step_tokens: int | None = None
+    page_size: int = 64
+    cache_tokens: int | None = None
+    max_context: int | None = None
+    prefix_cache: bool = True
+    deterministic: bool = False
+    attention: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Resolved: every field is a fact. Sizes are per lane; num_pages is per page group."""
+
+    lanes: int
+    max_batch: int
+    step_tokens: int
+    page_size: int
+    num_pages: int
+    max_context: int
+    prefix_cache: bool
+    deterministic: bool
+    attention: str
+
+    @property
+    def pages_per_row(self) -> int:
+        """W, the width of a page table."""
+        return self.page_span(self.max_context)
+
+    def page_span(self, tokens: int) -> int:
+        """Pages that `tokens` positions need."""
+        return -(-tokens // self.page_size)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the pages of one lane hold."""
+        return self.num_pages * self.page_size
+
+    @property
+    def chunk_border(self) -> int:
+        """Under `deterministic`, prompts are cut at multiples of this many tokens: pages, a quarter of a step."""
+        return max(self.page_size, self.step_tokens // 4 // self.page_size * self.page_size)
+
+
+def resolve(options: EngineOptions, *, max_positions: int, lanes: int, affordable_tokens: int) -> EngineConfig:
+    """Fill in what was left open. affordable_tokens: KV tokens per lane for which there is memory.
+
+    ConfigError when a choice contradicts the model, the memory or another choice.
+    """
+    if options.prefer not in PRESETS:
+        raise ConfigError(f"--prefer {options.prefer!r}: choose one of {', '.join(PRESETS)}")
+    preset = PRESETS[options.prefer]
+    context = _bounded("--max-context", options.max_context or max_positions, 1, max_positions)
+    page_size = _bounded("--page-size", options.page_size, 1, 1024)
+    max_batch = _bounded("--max-batch", options.max_batch or preset.max_batch, 1, 4096)
+    wanted = options.cache_tokens or min(affordable_tokens, max_batch * _round_up(context, page_size))
+    num_pages = wanted // page_size
+    if num_pages < 1:
+        raise ConfigError(f"--cache-tokens {wanted} is less than one page of {page_size} tokens (raise it, or lower --page-size)")
+    step_tokens = max(options.step_tokens or preset.step_tokens, max_batch)
+    if options.deterministic and step_tokens < page_size:
+        raise ConfigError(f"--deterministic cuts prompts at page borders: a step of {step_tokens} tokens is less than a page of {page_size}")
+    return EngineConfig(
+        lanes=lanes,
+        max_batch=max_batch,
+        step_tokens=step_tokens,
+        page_size=page_size,
+        num_pages=num_pages,
+        max_context=context,
+        prefix_cache=options.prefix_cache,
+        deterministic=options.deterministic,
+        attention="reference" if options.attention == "auto" else options.attention,
+    )
+
+
+def _bounded(flag: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise ConfigError(f"{flag} {value}: it must be between {low} and {high}")
+    return value
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

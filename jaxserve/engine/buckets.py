@@ -1,0 +1,82 @@
+"""Every shape a step can have, in one place: for warm-up, ahead-of-time compilation and serving alike."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.plan import StepKind
+from jaxserve.errors import EngineError
+
+MIN_TOKENS = 16
+MIN_ROWS = 2  # one row of bfloat16 takes a path ten times slower than two on a CPU
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """rows: chunks per lane. tokens: query tokens per lane, packed (decode: one per row)."""
+
+    kind: StepKind
+    rows: int
+    tokens: int
+
+    def fresh_pages(self, page_size: int) -> int:
+        """The most pages that a step of this shape can begin, per page group."""
+        return self.tokens // page_size + self.rows
+
+    def __str__(self) -> str:
+        return f"{self.kind}[{self.rows}]" if self.kind == "decode" else f"{self.kind}[{self.rows}x{self.tokens}]"
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    buckets: tuple[Bucket, ...]
+
+    @staticmethod
+    def of(config: EngineConfig) -> "BucketPlan":
+        """Decode steps over doubling rows, prefill steps over doubling tokens; one of each under `deterministic`."""
+        rows = _doubling(MIN_ROWS, max(config.max_batch, MIN_ROWS))
+        tokens = _doubling(MIN_TOKENS, max(config.step_tokens, MIN_TOKENS))
+        if config.deterministic:
+            rows, tokens = rows[-1:], tokens[-1:]
+        most = rows[-1]
+        return BucketPlan(
+            tuple(
+                [Bucket("decode", r, r) for r in rows]
+                + [Bucket("prefill", most, t) for t in tokens]
+                + [Bucket("score", most, tokens[-1])]
+            )
+        )
+
+    def reachable(self, prompts: Sequence[tuple[int, int]], *, config: EngineConfig, score: bool) -> tuple[Bucket, ...]:
+        """The buckets that these sequences can lead to, each given as (prompt tokens, max_tokens)."""
+        rows = min(len(prompts), config.max_batch)
+        alone = len(prompts) == 1  # nobody else: it is never preempted, so only its prompt is ever prefilled
+        most = sum(prompt if alone else prompt + output for prompt, output in prompts)
+        least = min(prompt for prompt, _ in prompts)
+        decode = self._span("decode", 1, rows)
+        prefill = self._span("prefill", min(least, config.step_tokens), min(most, config.step_tokens))
+        return decode + prefill + (self._span("score", 1, 1) if score else ())
+
+    def _span(self, kind: StepKind, least: int, most: int) -> tuple[Bucket, ...]:
+        """Buckets from the first that holds `least` tokens to the first that holds `most`."""
+        sizes = sorted(b.tokens for b in self.buckets if b.kind == kind)
+        low = next(size for size in sizes if size >= least)
+        high = next(size for size in sizes if size >= most)
+        return tuple(b for b in self.buckets if b.kind == kind and low <= b.tokens <= high)
+
+
+def choose(available: Iterable[Bucket], kind: StepKind, rows: int, tokens: int) -> Bucket:
+    """The smallest bucket that holds the step; EngineError when none of those compiled does."""
+    fitting = [b for b in available if b.kind == kind and b.rows >= rows and b.tokens >= tokens]
+    if not fitting:
+        raise EngineError(f"no compiled {kind} step holds {rows} rows and {tokens} tokens")
+    return min(fitting)
+
+
+def _doubling(first: int, last: int) -> list[int]:
+    """first, 2 first, 4 first, ... ending in exactly `last`."""
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= 2
+    return [*sizes, last]

@@ -1,0 +1,67 @@
+"""Engine: plan a step, launch it, hand out the tokens of the step before."""
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jaxserve.engine.plan import StepOutput, StepPlan, TokenEvent
+from jaxserve.engine.scheduler import Scheduler
+from jaxserve.request import Request
+
+
+class Runner(Protocol):
+    """The device half as the engine sees it."""
+
+    def launch(self, plan: StepPlan) -> Any:
+        """Start a step and return at once with a handle to its output."""
+        ...
+
+    def collect(self, plan: StepPlan, handle: Any) -> StepOutput:
+        """Wait for a launched step's output."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Engine:
+    """Drives a scheduler and a runner; one step is in flight while the host plans the next. Not thread-safe."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic):
+        self.scheduler = scheduler
+        self.runner = runner
+        self._clock = clock
+        self._in_flight: tuple[StepPlan, Any] | None = None
+        self._aborted: list[TokenEvent] = []
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; returns its seed, drawn here when the client gave none. RequestError when it cannot run."""
+        seed = request.params.seed if request.params.seed is not None else secrets.randbits(64)
+        self.scheduler.submit(request, seed, self._clock())
+        return seed
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its last events come with the next step."""
+        self._aborted += self.scheduler.abort(request_id, self._clock())
+
+    def stop(self, request_id: str, index: int) -> None:
+        """End one choice whose text met a stop string; no further event comes for it."""
+        self.scheduler.stop(request_id, index, self._clock())
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or self._in_flight is not None or bool(self._aborted)
+
+    def step(self) -> list[TokenEvent]:
+        """Launch the next step and return the events of the one before."""
+        plan = self.scheduler.plan(self._clock())
+        launched = (plan, self.runner.launch(plan)) if plan else None
+        previous, self._in_flight = self._in_flight, launched
+        events, self._aborted = self._aborted, []
+        if previous:
+            output = self.runner.collect(*previous)
+            events += self.scheduler.commit(previous[0], output, self._clock())
+        return events
+
+    def close(self) -> None:
+        self.runner.close()

@@ -1,0 +1,138 @@
+"""The plain data that crosses Engine.step(): what the host decided (StepPlan), and what came of it (StepOutput, TokenEvent).
+
+Columns of ints instead of an object per row: cheap to build, to log, to replay and to send to other hosts.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+StepKind = Literal["decode", "prefill", "score"]
+FED_BACK = -1  # in LanePlan.tokens: the token that the device sampled last for this row
+
+
+@dataclass(slots=True)
+class LanePlan:
+    """The chunks of one lane. Entry i of every column up to `samples` belongs to chunk i."""
+
+    sequences: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # position of the chunk's first token
+    sizes: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)  # 0, or 1 + drafted tokens to verify
+    tokens: list[int] = field(default_factory=list)  # of all chunks, packed
+    targets: list[int] = field(default_factory=list)  # score steps only: the token after each of `tokens`
+    # New pages, one entry each: page group, row, index in the row's table, page id.
+    fresh: list[tuple[int, int, int, int]] = field(default_factory=list)
+    logprobs: bool = False  # some row wants log-probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence enters a row: everything the device keeps about it."""
+
+    lane: int
+    row: int
+    length: int  # positions already in pages (a prefix hit)
+    tables: tuple[tuple[int, ...], ...]  # pages so far, per page group
+    prompt_tokens: int
+    choice: int
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logprobs: int  # alternatives asked for; -1: no log-probabilities
+    min_tokens: int
+    end_ids: tuple[int, ...]
+    bias: tuple[tuple[int, float], ...]
+    allowed: tuple[int, ...] | None
+    history: tuple[int, ...] | None  # prompt and output so far, when a penalty must count them
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step for the device: admissions are written first, then the chunks run."""
+
+    number: int
+    kind: StepKind
+    lanes: tuple[LanePlan, ...]
+    admissions: tuple[Admission, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """The largest lane's chunks."""
+        return max(len(lane.rows) for lane in self.lanes)
+
+    @property
+    def num_tokens(self) -> int:
+        """The largest lane's tokens."""
+        return max(len(lane.tokens) for lane in self.lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one token under the model's own distribution, and of the most probable alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class LaneOutput:
+    """What the device returned for the chunks of one lane, in the plan's order."""
+
+    tokens: list[list[int]]  # accepted and sampled, per chunk; empty where the chunk samples nothing
+    finite: list[bool]
+    logprobs: list[list[Logprob]] | None = None  # like tokens; None when no row asked
+    prompt_logprobs: list[Logprob] | None = None  # score steps: per packed token, of its target
+
+
+@dataclass(slots=True)
+class StepOutput:
+    lanes: tuple[LaneOutput, ...]
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a choice ended. stopped_by: the token id that ended it, None otherwise."""
+
+    reason: FinishReason
+    stopped_by: int | None = None
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class Times:
+    """Monotonic seconds of one choice; 0 where it never came to that. cached: prompt tokens found in the prefix cache."""
+
+    submitted: float = 0.0
+    admitted: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+    cached: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class TokenEvent:
+    """News of one choice: new tokens, and its end once."""
+
+    request_id: str
+    index: int
+    tokens: list[int]
+    logprobs: list[Logprob] | None = None
+    prompt_logprobs: list[Logprob] | None = None
+    finish: Finish | None = None
+    times: Times | None = None  # with finish

@@ -1,0 +1,70 @@
+"""Which pages hold which tokens, so that a prompt that begins like an earlier one starts further on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from jaxserve.engine.pages import PagePool
+
+
+def root_digest(fingerprint: str, group: int, salt: str) -> bytes:
+    """The parent of a sequence's first page: model and stored dtype (fingerprint), page group, and the client's salt."""
+    return sha256(f"{len(fingerprint)}:{fingerprint}:{group}:{salt}".encode()).digest()
+
+
+def child_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Identity of a full page: everything before it, and its own tokens."""
+    return sha256(parent + b"".join(token.to_bytes(4, "little") for token in tokens)).digest()
+
+
+@dataclass(slots=True)
+class Chain:
+    """Digests of a sequence's full pages, extended as its tokens become known, and how many of them are published."""
+
+    digests: list[bytes] = field(default_factory=list)
+    published: int = 0
+
+    def extend(self, root: bytes, tokens: list[int], page_size: int, pages: int) -> None:
+        for i in range(len(self.digests), pages):
+            parent = self.digests[-1] if self.digests else root
+            self.digests.append(child_digest(parent, tokens[i * page_size : (i + 1) * page_size]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    page: int
+    tokens: tuple[int, ...]
+
+
+class PrefixCache:
+    """Published pages of one page group in one lane, by digest. Token ids are compared too: a digest is no proof."""
+
+    def __init__(self, num_pages: int, page_size: int):
+        self.page_size = page_size
+        self.pool = PagePool(num_pages, self._forget)
+        self._entries: dict[bytes, _Entry] = {}
+        self._digest_of: dict[int, bytes] = {}
+
+    def lookup(self, digests: Sequence[bytes], tokens: Sequence[int]) -> list[int]:
+        """Pages of the longest published prefix of the chain."""
+        pages: list[int] = []
+        for i, digest in enumerate(digests):
+            entry = self._entries.get(digest)
+            if entry is None or entry.tokens != tuple(tokens[i * self.page_size : (i + 1) * self.page_size]):
+                break
+            pages.append(entry.page)
+        return pages
+
+    def publish(self, digest: bytes, tokens: Sequence[int], page: int) -> None:
+        """Make a full page findable. A page with the same content that was there first stays the one to be found."""
+        if digest in self._entries or page in self._digest_of:
+            return
+        self._entries[digest] = _Entry(page, tuple(tokens))
+        self._digest_of[page] = digest
+        self.pool.keep(page)
+
+    def _forget(self, page: int) -> None:
+        del self._entries[self._digest_of.pop(page)]
+
+    def __len__(self) -> int:
+        return len(self._entries)

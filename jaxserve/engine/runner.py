@@ -1,0 +1,175 @@
+"""The device half: holds parameters and state, compiles every step ahead, and turns plans into launches."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.batch import (
+    admission_layout,
+    allowed_bits,
+    download_layout,
+    pack_admission,
+    pack_lane,
+    token_counts,
+    unpack_lane,
+    upload_layout,
+)
+from jaxserve.engine.buckets import Bucket, choose
+from jaxserve.engine.compiles import CompileCounter
+from jaxserve.engine.plan import Admission, StepOutput, StepPlan
+from jaxserve.engine.state import abstract_state, new_state
+from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
+from jaxserve.models.spec import ModelSpec
+from jaxserve.request import MAX_BIASES
+from pallas_kernels import dispatch
+from sharding.rules import replicated
+
+Progress = Callable[[int, int, str], None]  # done, total, what
+
+
+@dataclass(slots=True)
+class Padding:
+    """What a bucket was used for: tokens that were asked for, and tokens that were computed."""
+
+    launches: int = 0
+    live_tokens: int = 0
+    computed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    bucket: Bucket
+    output: jax.Array  # [A, size] int32
+
+
+class DeviceRunner:
+    """Implements engine.Runner on a mesh. Compiled steps only: nothing is traced after `warm_up`."""
+
+    def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh):
+        self.spec, self.config, self.mesh = spec, config, mesh
+        self._params = params
+        self._dtype: jnp.dtype = params["embed"].dtype
+        self._groups = len(spec.page_groups())
+        kernel = dispatch.paged_attention(config.attention)
+        self._builder = StepBuilder(spec, mesh, kernel, config.page_size)
+        self._abstract = abstract_state(spec, config, mesh, kernel, self._dtype)
+        self._state = new_state(self._abstract)
+        self._admission = admission_layout(self._groups, config.pages_per_row)
+        self._writers: dict[str, Any] = {}
+        self._steps: dict[Bucket, Any] = {}
+        self._compiles = CompileCounter()
+        self._compiled_at_ready = 0
+        self.padding: dict[Bucket, Padding] = {}
+
+    # ---- compiling
+
+    def warm_up(self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None) -> None:
+        """Compile the row writers and these steps, as far as that has not happened yet."""
+        jobs: list[tuple[str, Callable[[], None]]] = []
+        if not self._writers:
+            jobs.append(("row writers", self._compile_writers))
+        jobs += [(str(b), partial(self._compile_step, b)) for b in buckets if b not in self._steps]
+        for done, (what, job) in enumerate(jobs):
+            progress(done, len(jobs), what)
+            job()
+        progress(len(jobs), len(jobs), "")
+        self._compiled_at_ready = self._compiles.count
+
+    @property
+    def compiles_after_ready(self) -> int:
+        return self._compiles.count - self._compiled_at_ready
+
+    def _compile_step(self, bucket: Bucket) -> None:
+        self._steps[bucket] = self.lower_step(bucket).compile()
+        self.padding.setdefault(bucket, Padding())
+
+    def lower_step(self, bucket: Bucket) -> jax.stages.Lowered:
+        """The step of this shape, lowered for the mesh: to compile, or to look at."""
+        lane_axis = NamedSharding(self.mesh, PartitionSpec("data"))
+        size = upload_layout(bucket, self._groups, self.config.page_size).size
+        upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
+        shardings = jax.tree.map(lambda x: x.sharding, self._abstract)
+        step = jax.jit(self._builder.step(bucket), donate_argnums=1, out_shardings=(shardings, lane_axis))
+        return step.lower(self._abstract_params(), self._abstract, upload)
+
+    def _abstract_params(self) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._params)
+
+    def _compile_writers(self) -> None:
+        vocab = self.spec.vocab_size
+
+        def array(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(self.mesh))
+
+        shardings = jax.tree.map(lambda x: x.sharding, self._abstract)
+        writers: dict[str, tuple[Callable, tuple]] = {
+            "admit_row": (partial(admit_row, self._admission), (array(self._admission.size),)),
+            "set_counts": (set_counts, (array(2), array(vocab))),
+            "set_bias": (set_bias, (array(2), array(MAX_BIASES), array(MAX_BIASES, dtype=np.float32))),
+            "set_mask": (set_mask, (array(2), array(-(-vocab // 32), dtype=np.uint32))),
+        }
+        for name, (write, arguments) in writers.items():
+            jitted = jax.jit(write, donate_argnums=0, out_shardings=shardings)
+            self._writers[name] = jitted.lower(self._abstract, *arguments).compile()
+
+    # ---- running
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Write the plan's admissions and start its step; returns before the device is done."""
+        for admission in plan.admissions:
+            self._admit(admission)
+        bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens)
+        layout = upload_layout(bucket, self._groups, self.config.page_size)
+        pack = partial(
+            pack_lane,
+            bucket=bucket,
+            layout=layout,
+            page_size=self.config.page_size,
+            page_groups=self._groups,
+            no_row=self.config.max_batch,
+        )
+        upload = np.stack([pack(lane) for lane in plan.lanes])
+        self._state, output = self._steps[bucket](self._params, self._state, upload)
+        output.copy_to_host_async()
+        self._count(bucket, plan)
+        return Launched(bucket, output)
+
+    def _admit(self, a: Admission) -> None:
+        vocab, at = self.spec.vocab_size, np.array([a.lane, a.row], np.int32)
+        self._write("admit_row", pack_admission(a, self._admission, self.config.pages_per_row, vocab))
+        if a.history is not None:
+            self._write("set_counts", at, token_counts(a, vocab))
+        if a.bias:
+            ids, values = np.full(MAX_BIASES, vocab, np.int32), np.zeros(MAX_BIASES, np.float32)
+            ids[: len(a.bias)], values[: len(a.bias)] = zip(*a.bias, strict=True)
+            self._write("set_bias", at, ids, values)
+        if a.allowed is not None:
+            self._write("set_mask", at, allowed_bits(a.allowed, vocab))
+
+    def _write(self, name: str, *values: np.ndarray) -> None:
+        self._state = self._writers[name](self._state, *values)
+
+    def collect(self, plan: StepPlan, handle: Launched) -> StepOutput:
+        """The step's results on the host; waits for the device."""
+        array, layout = np.asarray(handle.output), download_layout(handle.bucket)
+        return StepOutput(tuple(unpack_lane(lane, layout, values) for lane, values in zip(plan.lanes, array, strict=True)))
+
+    def _count(self, bucket: Bucket, plan: StepPlan) -> None:
+        padding = self.padding[bucket]
+        padding.launches += 1
+        padding.live_tokens += sum(len(lane.tokens) for lane in plan.lanes)
+        padding.computed_tokens += bucket.tokens * self.config.lanes
+
+    def close(self) -> None:
+        """Free the device memory of parameters and state. The runner is of no use afterwards."""
+        for leaf in jax.tree.leaves((self._params, self._state)):
+            leaf.delete()
+        self._params, self._state, self._steps, self._writers = {}, None, {}, {}
+        self._compiles.close()

@@ -1,0 +1,207 @@
+"""From logits to tokens, on the device, for all rows at once.
+
+No sort of the vocabulary: thresholds are found by bisection over the 32-bit patterns of the floats, whose order is the
+floats' order. Noise depends on (seed, choice, position) alone, never on the step, the row or the batch. Optional work
+sits under lax.cond on "any row asks".
+"""
+
+from typing import NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jaxserve.request import MAX_LOGPROBS
+
+TOKEN_NOISE = 0  # what the noise is for: the last fold into the key
+
+
+@flax.struct.dataclass
+class RowSampling:
+    """Sampling parameters of rows; the scalars of SamplingParams in device form. B counts rows."""
+
+    key: UInt32[Array, "B 2"]  # the seed's high and low half
+    choice: Int[Array, "B"]
+    temperature: Float[Array, "B"]
+    top_k: Int[Array, "B"]
+    top_p: Float[Array, "B"]
+    min_p: Float[Array, "B"]
+    repetition: Float[Array, "B"]
+    presence: Float[Array, "B"]
+    frequency: Float[Array, "B"]
+    logprobs: Int[Array, "B"]
+    end_after: Int[Array, "B"]  # end tokens are out at positions before this
+    end_ids: Int[Array, "B E"]  # padded with V
+    biased: Int[Array, "B"]
+    masked: Int[Array, "B"]
+    penalised: Int[Array, "B"]
+
+
+@flax.struct.dataclass
+class RowFields:
+    """The large fields that processors read, for every row of every lane (A lanes, R rows of the state)."""
+
+    counts: Int[Array, "A R V"]  # bit 0: in the prompt; the rest: times in the output
+    bias_ids: Int[Array, "A R 1024"]  # padded with V
+    bias_values: Float[Array, "A R 1024"]
+    mask: UInt32[Array, "A R V/32"]
+
+
+def take_rows(field: jax.Array, rows: Int[Array, "A r"]) -> jax.Array:
+    """[A*r, ...]: entries of a field [A, R, ...] by row, lane for lane. Ids out of range give any row (padding)."""
+    taken = jax.vmap(lambda lane, ids: lane.at[ids].get(mode="clip"))(field, rows)
+    return taken.reshape(-1, *taken.shape[2:])
+
+
+class Sampled(NamedTuple):
+    tokens: Int[Array, "B"]
+    finite: Bool[Array, "B"]
+    logprob: Float[Array, "B"]
+    top_ids: Int[Array, "B 20"]
+    top_logprobs: Float[Array, "B 20"]
+
+
+def sample(
+    logits: Float[Array, "B V"], p: RowSampling, fields: RowFields, rows: Int[Array, "A r"], position: Int[Array, "B"]
+) -> Sampled:
+    """One token per row, B = A*r. rows: where each row's `fields` stand. position: the position the new token takes."""
+    processed = penalise(edit(logits, p, fields, rows, position), p, fields, rows)
+    tokens = choose(processed, p, position)
+    logprob, top_ids, top_logprobs = lax.cond(
+        jnp.any(p.logprobs >= 0), log_probabilities, _no_log_probabilities, logits, tokens
+    )
+    return Sampled(tokens, jnp.isfinite(logits).all(-1), logprob, top_ids, top_logprobs)
+
+
+def edit(
+    logits: Float[Array, "B V"], p: RowSampling, fields: RowFields, rows: Int[Array, "A r"], position: Int[Array, "B"]
+) -> Float[Array, "B V"]:
+    """Allowed tokens, logit bias, and no end token before min_tokens."""
+    vocab = logits.shape[-1]
+    early = position < p.end_after
+
+    def apply(logits: jax.Array) -> jax.Array:
+        token = jnp.arange(vocab)
+        words = take_rows(fields.mask, rows)[:, token // 32]
+        allowed = (words >> (token % 32).astype(jnp.uint32)) & 1
+        logits = jnp.where((p.masked[:, None] == 0) | (allowed == 1), logits, -jnp.inf)
+        batch = jnp.arange(logits.shape[0])[:, None]
+        bias = jnp.where(p.biased[:, None] == 1, take_rows(fields.bias_values, rows), 0)
+        logits = logits.at[batch, take_rows(fields.bias_ids, rows)].add(bias, mode="drop")
+        ends = jnp.where(early[:, None], p.end_ids, vocab)
+        return logits.at[batch, ends].set(-jnp.inf, mode="drop")
+
+    return lax.cond(jnp.any((p.masked == 1) | (p.biased == 1) | early), apply, lambda logits: logits, logits)
+
+
+def penalise(
+    logits: Float[Array, "B V"], p: RowSampling, fields: RowFields, rows: Int[Array, "A r"]
+) -> Float[Array, "B V"]:
+    """Repetition penalty as Keskar et al. 2019 (CTRL), then presence and frequency penalty as OpenAI defines them."""
+
+    def apply(logits: jax.Array) -> jax.Array:
+        counts = take_rows(fields.counts, rows)
+        produced = (counts >> 1).astype(jnp.float32)
+        repetition = p.repetition[:, None]
+        repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
+        result = jnp.where(counts > 0, repeated, logits)
+        result = result - p.presence[:, None] * (produced > 0) - p.frequency[:, None] * produced
+        return jnp.where(p.penalised[:, None] == 1, result, logits)
+
+    return lax.cond(jnp.any(p.penalised == 1), apply, lambda logits: logits, logits)
+
+
+def choose(logits: Float[Array, "B V"], p: RowSampling, position: Int[Array, "B"]) -> Int[Array, "B"]:
+    """The most probable token at temperature 0; otherwise a draw from what min_p, top_k and top_p leave, by Gumbel-max."""
+    greedy = jnp.argmax(logits, axis=-1)
+
+    def draw(logits: jax.Array) -> jax.Array:
+        scaled = logits / jnp.where(p.temperature > 0, p.temperature, 1)[:, None]
+        return jnp.argmax(truncate(scaled, p) + gumbel(p.key, p.choice, position, logits.shape[-1]), axis=-1)
+
+    drawn = lax.cond(jnp.any(p.temperature > 0), draw, lambda logits: greedy, logits)
+    return jnp.where(p.temperature > 0, drawn, greedy)
+
+
+def truncate(logits: Float[Array, "B V"], p: RowSampling) -> Float[Array, "B V"]:
+    """-inf outside min_p (of the largest probability), then top_k, then top_p (of what is left). Ties stay in."""
+
+    def apply(logits: jax.Array) -> jax.Array:
+        peak = logits.max(-1, keepdims=True)
+        logits = jnp.where(logits >= peak + jnp.log(p.min_p)[:, None], logits, -jnp.inf)
+        k = jnp.where(p.top_k > 0, p.top_k, logits.shape[-1]).astype(jnp.float32)
+        logits = _keep_mass(logits, jnp.ones_like(logits), k)
+        mass = jnp.exp(logits - peak)
+        target = jnp.where(p.top_p < 1, p.top_p * mass.sum(-1), jnp.inf)
+        return _keep_mass(logits, mass, target)
+
+    asked = (p.top_k > 0) | (p.top_p < 1) | (p.min_p > 0)
+    return lax.cond(jnp.any(asked), apply, lambda logits: logits, logits)
+
+
+def _keep_mass(
+    logits: Float[Array, "B V"], mass: Float[Array, "B V"], target: Float[Array, "B"]
+) -> Float[Array, "B V"]:
+    """Keep the largest logits whose masses reach `target` together (all when they never do); the others become -inf."""
+    order = _ordered(logits)
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds  # the threshold: mass at or above `low` reaches the target, above `high` it does not
+        middle = low + (high - low) // 2 + (high - low) % 2
+        reached = jnp.where(order >= middle[:, None], mass, 0).sum(-1) >= target
+        return jnp.where(reached, middle, low), jnp.where(reached, high, middle - 1)
+
+    least = jnp.zeros(logits.shape[0], jnp.uint32)
+    low, _ = lax.fori_loop(0, 32, halve, (least, jnp.full_like(least, 0xFFFFFFFF)))
+    return jnp.where(order >= low[:, None], logits, -jnp.inf)
+
+
+def _ordered(x: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
+    """Unsigned integers in the order of the floats."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def gumbel(
+    key: UInt32[Array, "B 2"], choice: Int[Array, "B"], position: Int[Array, "B"], vocab: int
+) -> Float[Array, "B V"]:
+    """Noise that depends on seed, choice index and absolute position only (threefry2x32)."""
+
+    def one_row(key: jax.Array, choice: jax.Array, position: jax.Array) -> jax.Array:
+        folded = jax.random.wrap_key_data(key, impl="threefry2x32")
+        for data in (choice, position, TOKEN_NOISE):
+            folded = jax.random.fold_in(folded, data)
+        return jax.random.gumbel(folded, (vocab,), jnp.float32)
+
+    return jax.vmap(one_row)(key, choice, position)
+
+
+def log_probabilities(
+    logits: Float[Array, "B V"], tokens: Int[Array, "B"]
+) -> tuple[Float[Array, "B"], Int[Array, "B 20"], Float[Array, "B 20"]]:
+    """Of the given tokens and of the 20 most probable (fewer in a smaller vocabulary, padded with id -1), before processors."""
+    total = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0] - total
+    top, ids = _top(logits, min(MAX_LOGPROBS, logits.shape[-1]))
+    missing = ((0, 0), (0, MAX_LOGPROBS - top.shape[-1]))
+    top = jnp.pad(top - total[:, None], missing, constant_values=-jnp.inf)
+    return chosen, jnp.pad(ids, missing, constant_values=-1), top
+
+
+def _top(logits: Float[Array, "B V"], count: int) -> tuple[Float[Array, "B n"], Int[Array, "B n"]]:
+    """lax.top_k in passes of 16: on a GPU it is a kernel up to there and a full sort beyond."""
+    top, ids = lax.top_k(logits, min(count, 16))
+    if count <= 16:
+        return top, ids
+    rest = logits.at[jnp.arange(logits.shape[0])[:, None], ids].set(-jnp.inf)
+    more, more_ids = lax.top_k(rest, count - 16)
+    return jnp.concatenate([top, more], -1), jnp.concatenate([ids, more_ids], -1)
+
+
+def _no_log_probabilities(
+    logits: Float[Array, "B V"], tokens: Int[Array, "B"]
+) -> tuple[Float[Array, "B"], Int[Array, "B 20"], Float[Array, "B 20"]]:
+    rows = logits.shape[0]
+    return jnp.zeros(rows), jnp.zeros((rows, MAX_LOGPROBS), jnp.int32), jnp.zeros((rows, MAX_LOGPROBS))

@@ -1,0 +1,422 @@
+"""Which tokens the next step computes. No phases: `num_computed` chases `num_tokens`, a step hands out chunks.
+
+A decode is a chunk of 1, a prompt is cut into chunks under the step's token budget, a verification of k drafted tokens
+is a chunk of 1 + k, a prefix hit begins further on, and a preempted sequence starts over from what is still cached.
+Pages of a sequence that ended or was preempted come back when the last step launched with it is committed.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+from typing import Protocol
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.lane import Lane
+from jaxserve.engine.plan import FED_BACK, Admission, Finish, FinishReason, LaneOutput, LanePlan, StepKind, StepOutput, StepPlan, TokenEvent
+from jaxserve.engine.prefix_cache import Chain
+from jaxserve.engine.sequence import Sequence
+from jaxserve.errors import CapacityError, ContextLengthError, EngineError, NonFiniteLogitsError, RequestError, RequestIdInUseError
+from jaxserve.request import Request
+
+
+class Proposer(Protocol):
+    """Drafts tokens on the host, from what it has read so far."""
+
+    def waits(self, request: Request) -> bool:
+        """Whether this request's next chunk depends on what the host reads from the step before."""
+        ...
+
+    def propose(self, seq: Sequence) -> list[int]:
+        """Tokens to verify after the sequence's newest one."""
+        ...
+
+
+class _Draft:
+    """A step while it is being planned."""
+
+    def __init__(self, lanes: int, budget: int, only: StepKind | None):
+        self.only = only
+        self.lanes = tuple(LanePlan() for _ in range(lanes))
+        self.budgets = [budget] * lanes
+        self.admissions: list[Admission] = []
+        self.kind: StepKind = "decode"
+        self.scheduled: set[int] = set()
+
+    def wants(self, seq: Sequence) -> bool:
+        return seq.row >= 0 and seq.runnable and seq.id not in self.scheduled and self.only in (None, kind_of(seq))
+
+
+def kind_of(seq: Sequence) -> StepKind:
+    """The step that the sequence's next chunk needs."""
+    if seq.decoding:
+        return "decode"
+    return "score" if seq.scoring else "prefill"
+
+
+class Scheduler:
+    """Waiting and running sequences of all lanes. Plain Python: no clock, no arrays."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        page_groups: int = 1,
+        fingerprint: str = "",
+        proposer: Proposer | None = None,
+    ):
+        self.config = config
+        self.lanes = [Lane(i, config, page_groups, fingerprint) for i in range(config.lanes)]
+        self.waiting: list[Sequence] = []
+        self._page_groups = page_groups
+        self._proposer = proposer
+        self._requests: dict[str, list[Sequence]] = {}
+        self._sequences: dict[int, Sequence] = {}
+        self._next_sequence = 0
+        self._steps = 0
+        self._last_kind: StepKind = "decode"
+
+    # ---- requests in, requests out
+
+    def submit(self, request: Request, seed: int, now: float = 0.0) -> None:
+        """Queue a request's choices; RequestError when it could never run."""
+        if request.id in self._requests:
+            raise RequestIdInUseError(f"request id {request.id!r} is in flight already")
+        max_tokens = self._max_tokens(request)
+        choices: list[Sequence] = []
+        for index in range(request.params.n):
+            seq = Sequence(self._next_sequence, request, index, seed, max_tokens, leader=choices[0] if choices else None)
+            seq.tokens = list(request.prompt)
+            seq.chains = [Chain() for _ in range(self._page_groups)]
+            seq.waits_for_host = self._proposer is not None and self._proposer.waits(request)
+            seq.times.submitted = now
+            self._next_sequence += 1
+            choices.append(seq)
+            self._sequences[seq.id] = seq
+            insort(self.waiting, seq, key=lambda s: s.rank)
+        self._requests[request.id] = choices
+
+    def _max_tokens(self, request: Request) -> int:
+        """max_tokens, or all that context and page pool leave."""
+        prompt, asked = len(request.prompt), request.params.max_tokens
+        if prompt == 0:
+            raise RequestError("prompt", "has no tokens")
+        if prompt + (asked or 1) > self.config.max_context:
+            raise ContextLengthError(
+                "prompt",
+                f"{prompt} tokens and max_tokens {asked or 1} exceed the context of {self.config.max_context} "
+                "(shorten the prompt, lower max_tokens, or raise --max-context as far as the model allows)",
+            )
+        if prompt + (asked or 1) > self.config.capacity:
+            raise CapacityError(
+                "prompt",
+                f"{prompt} tokens and max_tokens {asked or 1} can never fit the page pool of {self.config.capacity} tokens "
+                "(shorten the prompt, lower max_tokens, or raise --cache-tokens)",
+            )
+        return asked or min(self.config.max_context, self.config.capacity) - prompt
+
+    def abort(self, request_id: str, now: float = 0.0) -> list[TokenEvent]:
+        """End every choice of the request; unknown ids (ended already) are no error."""
+        live = [seq for seq in self._requests.get(request_id, ()) if not seq.finish]
+        return [self._end(seq, Finish(FinishReason.ABORT), now) for seq in live]
+
+    def stop(self, request_id: str, index: int, now: float = 0.0) -> None:
+        """End one choice whose text met a stop string."""
+        for seq in self._requests.get(request_id, ()):
+            if seq.index == index and not seq.finish:
+                self._end(seq, Finish(FinishReason.STOP), now)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(lane.running) for lane in self.lanes)
+
+    # ---- planning
+
+    def plan(self, now: float = 0.0) -> StepPlan | None:
+        """The next step, or None when nothing can be launched."""
+        for only in self._turns():
+            draft = _Draft(len(self.lanes), self.config.step_tokens, only)
+            for lane in self.lanes:
+                self._continue_running(draft, lane)
+            self._admit(draft, now)
+            if draft.scheduled:
+                self._steps += 1
+                self._last_kind = draft.kind
+                return StepPlan(self._steps, draft.kind, draft.lanes, tuple(draft.admissions))
+        return None
+
+    def _turns(self) -> tuple[StepKind | None, ...]:
+        """Kinds to try, in order. Mixed steps unless deterministic; there, prompts and decodes take turns."""
+        if not self.config.deterministic:
+            return (None,)
+        if self._last_kind == "decode":
+            return ("prefill", "score", "decode")
+        return ("decode", "score", "prefill") if self._last_kind == "prefill" else ("decode", "prefill", "score")
+
+    def _continue_running(self, draft: _Draft, lane: Lane) -> None:
+        """Decodes first: a long prompt must not hold up the streams. Then prompts, in rank order."""
+        for seq in [s for s in lane.running if s.decoding]:
+            if draft.wants(seq):
+                self._schedule(draft, lane, seq)
+        for seq in list(lane.running):
+            if draft.wants(seq) and not seq.decoding:
+                self._schedule(draft, lane, seq)
+
+    def _admit(self, draft: _Draft, now: float) -> None:
+        """Waiting sequences enter in rank order while a lane has row, pages and budget for the first of them."""
+        for seq in list(self.waiting):
+            if self._follows(seq):
+                continue
+            if draft.only not in (None, kind_of(seq)):
+                continue
+            found = self._choose_lane(draft, seq)
+            if found is None:
+                return
+            lane, hit = found
+            self.waiting.remove(seq)
+            lane.enter(seq, hit)
+            if not seq.times.admitted:
+                seq.times.admitted, seq.times.cached = now, seq.num_computed
+            if self.config.deterministic:
+                lane.extend(seq, seq.prompt_len + seq.max_tokens)
+            draft.admissions.append(self._admission(seq))
+            self._schedule(draft, lane, seq)
+
+    def _follows(self, seq: Sequence) -> bool:
+        """A choice waits until choice 0 has published the prompt's pages that they share."""
+        leader = seq.leader
+        if leader is None or leader.finish or not self.config.prefix_cache:
+            return False
+        return leader.num_generated == 0 or leader.settled < leader.prompt_len
+
+    def _choose_lane(self, draft: _Draft, seq: Sequence) -> tuple[Lane, list[list[int]]] | None:
+        """The lane with the longest cached prefix, then the most pages, among those that can take the sequence now."""
+        reserve = seq.prompt_len + seq.max_tokens if self.config.deterministic else len(seq.tokens) + 1
+        best: tuple[tuple[int, int], Lane, list[list[int]]] | None = None
+        for lane in self.lanes:
+            if not lane.has_row or draft.budgets[lane.index] == 0:
+                continue
+            hit = lane.hit(seq)
+            if not lane.fits(seq, hit, min(reserve, self.config.capacity)) or self._size(draft, lane, seq, len(hit[0])) == 0:
+                continue
+            score = (len(hit[0]), lane.available_pages())
+            if best is None or score > best[0]:
+                best = score, lane, hit
+        return best and best[1:]
+
+    def _size(self, draft: _Draft, lane: Lane, seq: Sequence, hit_pages: int = 0) -> int:
+        """Tokens of the sequence's next chunk; 0 when the budget does not allow it."""
+        budget = draft.budgets[lane.index]
+        start = seq.num_computed if seq.row >= 0 else hit_pages * self.config.page_size
+        wanted = seq.num_tokens - start
+        if not self.config.deterministic or seq.decoding:
+            return min(wanted, budget)
+        border = self.config.chunk_border
+        whole = min(wanted, (start // border + 1) * border - start)
+        return whole if whole <= budget else 0
+
+    def _schedule(self, draft: _Draft, lane: Lane, seq: Sequence) -> None:
+        """Put the sequence's next chunk into the step, if budget and pages allow."""
+        size = self._size(draft, lane, seq)
+        if size == 0:
+            return
+        drafted = self._drafts(draft, lane, seq, size)
+        fresh = self._make_room(draft, lane, seq, seq.num_computed + size + len(drafted))
+        if fresh is None:
+            return
+        self._add_chunk(draft, lane, seq, size, drafted, fresh)
+
+    def _drafts(self, draft: _Draft, lane: Lane, seq: Sequence, size: int) -> list[int]:
+        """Proposed tokens to verify with the newest one: as many as budget and max_tokens leave use for."""
+        if self._proposer is None or not seq.waits_for_host or not seq.decoding:
+            return []
+        most = min(draft.budgets[lane.index] - size, seq.max_tokens - seq.num_generated - 1)
+        return self._proposer.propose(seq)[: max(most, 0)]
+
+    def _make_room(self, draft: _Draft, lane: Lane, seq: Sequence, tokens: int) -> list[tuple[int, int, int, int]] | None:
+        """Pages for `tokens` positions, preempting sequences of lower rank; None: not in this step."""
+        while (fresh := lane.extend(seq, tokens)) is None:
+            if lane.draining:
+                return None  # pages are on their way
+            victims = [s for s in lane.running if s.rank > seq.rank and s.id not in draft.scheduled]
+            if not victims:
+                return None
+            self._preempt(lane, victims[-1])
+        return fresh
+
+    def _preempt(self, lane: Lane, seq: Sequence) -> None:
+        seq.preempted = True
+        seq.times.preemptions += 1
+        self._release_when_idle(seq)
+
+    def _add_chunk(
+        self, draft: _Draft, lane: Lane, seq: Sequence, size: int, drafted: list[int], fresh: list[tuple[int, int, int, int]]
+    ) -> None:
+        plan, start = draft.lanes[lane.index], seq.num_computed
+        last = start + size == seq.num_tokens
+        if not seq.decoding:
+            draft.kind = "score" if seq.scoring or draft.kind == "score" else "prefill"
+        elif drafted and draft.kind == "decode":
+            draft.kind = "prefill"
+        known = [FED_BACK] if seq.decoding else seq.tokens[start : start + size]
+        plan.sequences.append(seq.id)
+        plan.rows.append(seq.row)
+        plan.starts.append(start)
+        plan.sizes.append(size + len(drafted))
+        plan.samples.append(1 + len(drafted) if last else 0)
+        plan.tokens += known + drafted
+        plan.targets += [*seq.tokens[start + 1 : start + size], seq.tokens[start + size] if not last else 0, *drafted]
+        plan.fresh += fresh
+        plan.logprobs |= seq.request.params.logprobs is not None
+        draft.budgets[lane.index] -= size + len(drafted)
+        draft.scheduled.add(seq.id)
+        seq.num_computed += size + len(drafted)
+        seq.in_flight += 1
+        if last:
+            seq.unread += 1
+            seq.newest_on_device = True
+
+    def _admission(self, seq: Sequence) -> Admission:
+        p = seq.request.params
+        penalised = p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0
+        return Admission(
+            lane=seq.lane,
+            row=seq.row,
+            length=seq.num_computed,
+            tables=tuple(tuple(pages) for pages in seq.pages),
+            prompt_tokens=seq.prompt_len,
+            choice=seq.index,
+            seed=seq.seed,
+            temperature=p.temperature,
+            top_k=p.top_k,
+            top_p=p.top_p,
+            min_p=p.min_p,
+            repetition_penalty=p.repetition_penalty,
+            presence_penalty=p.presence_penalty,
+            frequency_penalty=p.frequency_penalty,
+            logprobs=-1 if p.logprobs is None else p.logprobs,
+            min_tokens=p.min_tokens,
+            end_ids=tuple(sorted(seq.request.end_ids)),
+            bias=tuple(p.logit_bias.items()),
+            allowed=None if p.allowed_token_ids is None else tuple(p.allowed_token_ids),
+            history=tuple(seq.tokens) if penalised else None,
+        )
+
+    # ---- committing
+
+    def commit(self, plan: StepPlan, output: StepOutput, now: float = 0.0) -> list[TokenEvent]:
+        """Take in what a step returned: tokens to their sequences, ends, pages to the cache and back to the pools."""
+        events = []
+        for lane, lane_plan, result in zip(self.lanes, plan.lanes, output.lanes, strict=True):
+            scores = self._split_scores(lane_plan, result)
+            for i, sequence_id in enumerate(lane_plan.sequences):
+                seq = self._sequences[sequence_id]
+                event = self._settle(lane, seq, lane_plan, result, i, next(scores), now)
+                if event is not None:
+                    events.append(event)
+                self._release_when_idle(seq)
+        return events
+
+    def _split_scores(self, plan: LanePlan, result: LaneOutput) -> Iterator[list | None]:
+        """Each chunk's share of the packed prompt log-probabilities."""
+        at = 0
+        for size in plan.sizes:
+            yield result.prompt_logprobs[at : at + size] if result.prompt_logprobs is not None else None
+            at += size
+
+    def _settle(
+        self, lane: Lane, seq: Sequence, plan: LanePlan, result: LaneOutput, i: int, scores: list | None, now: float
+    ) -> TokenEvent | None:
+        """Commit chunk i of a lane's plan."""
+        size, samples, tokens = plan.sizes[i], plan.samples[i], result.tokens[i]
+        seq.in_flight -= 1
+        seq.unread -= samples > 0
+        computed = size if samples == 0 else size - samples + len(tokens)
+        seq.num_computed -= size - computed  # rejected drafts
+        if seq.finish:
+            return None  # ended while this step was in flight: its token is nobody's
+        if not result.finite[i]:
+            return self._end(seq, Finish(FinishReason.ERROR, error=_non_finite(seq)), now)
+        seq.settled = plan.starts[i] + computed
+        event = TokenEvent(seq.request.id, seq.index, [])
+        if scores is not None and seq.scoring:
+            start = plan.starts[i]  # before `scored` when a preempted prompt is computed again
+            event.prompt_logprobs = scores[seq.scored - start : seq.prompt_len - 1 - start]
+            seq.scored = max(seq.scored, min(start + size, seq.prompt_len - 1))
+        finish = self._append(seq, event, tokens, result.logprobs[i] if result.logprobs else None, now)
+        if not seq.preempted:
+            lane.publish(seq)
+        if finish is not None:
+            ended = self._end(seq, finish, now)
+            event.finish, event.times = ended.finish, ended.times
+        return event if event.tokens or event.prompt_logprobs or event.finish else None
+
+    def _append(
+        self, seq: Sequence, event: TokenEvent, tokens: list[int], logprobs: list | None, now: float
+    ) -> Finish | None:
+        """Add tokens up to the one that ends the choice, if one does."""
+        wanted = seq.request.params.logprobs is not None
+        event.logprobs = [] if wanted else None
+        for n, token in enumerate(tokens):
+            seq.tokens.append(token)
+            seq.times.first_token = seq.times.first_token or now
+            event.tokens.append(token)
+            if event.logprobs is not None and logprobs:
+                event.logprobs.append(logprobs[n])
+            generated = len(seq.tokens) - seq.prompt_len
+            if token in seq.request.end_ids and generated > seq.request.params.min_tokens:
+                return Finish(FinishReason.STOP, stopped_by=token)
+            if generated >= seq.max_tokens:
+                return Finish(FinishReason.LENGTH)
+        return None
+
+    def _end(self, seq: Sequence, finish: Finish, now: float) -> TokenEvent:
+        seq.finish = finish
+        seq.times.finished = now
+        if seq.row < 0:
+            self.waiting.remove(seq)
+            self._forget(seq)
+        else:
+            self._release_when_idle(seq)
+        return TokenEvent(seq.request.id, seq.index, [], finish=finish, times=seq.times)
+
+    def _release_when_idle(self, seq: Sequence) -> None:
+        """Give row and pages back once nothing in flight refers to them; a preempted sequence queues again."""
+        if seq.in_flight or seq.row < 0 or not (seq.finish or seq.preempted):
+            return
+        self.lanes[seq.lane].leave(seq)
+        seq.preempted = False
+        if seq.finish:
+            self._forget(seq)
+        else:
+            insort(self.waiting, seq, key=lambda s: s.rank)
+
+    def _forget(self, seq: Sequence) -> None:
+        del self._sequences[seq.id]
+        siblings = self._requests[seq.request.id]
+        if all(s.id not in self._sequences for s in siblings):
+            del self._requests[seq.request.id]
+
+    def flush_cache(self) -> None:
+        """Forget every cached page that nobody holds."""
+        for lane in self.lanes:
+            for cache in lane.caches:
+                cache.pool.drop_idle()
+
+    def check_invariants(self) -> None:
+        """EngineError with the numbers when pages, rows or queues do not add up."""
+        for lane in self.lanes:
+            lane.check_invariants()
+        queued = [*self.waiting, *(seq for lane in self.lanes for seq in lane.running)]
+        if sorted(seq.id for seq in queued) != sorted(self._sequences):
+            raise EngineError("a sequence is neither waiting nor running, or both")
+        if any(seq.in_flight or seq.row >= 0 for seq in self.waiting):
+            raise EngineError("a waiting sequence occupies a row or is in flight")
+
+
+def _non_finite(seq: Sequence) -> NonFiniteLogitsError:
+    return NonFiniteLogitsError(
+        f"request {seq.request.id!r}, choice {seq.index}: the logits after {len(seq.tokens)} tokens are NaN or infinite"
+    )

@@ -1,0 +1,81 @@
+"""Sequence: one choice of a request on its way through the engine."""
+
+from dataclasses import dataclass, field
+
+from jaxserve.engine.plan import Finish, Times
+from jaxserve.engine.prefix_cache import Chain
+from jaxserve.request import Request
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """Tokens, pages and progress of one choice.
+
+        0                 num_computed       len(tokens)   num_tokens
+        |-- in pages, or ------|-- next chunk ---------------|
+            being written             known     | sampled, not yet read by the host
+
+    in_flight counts launched steps that are not committed yet: it alone says what the device may still touch.
+    """
+
+    id: int
+    request: Request
+    index: int
+    seed: int
+    max_tokens: int
+    leader: "Sequence | None" = None  # choice 0, whose prompt pages the other choices share
+    waits_for_host: bool = False  # its next chunk depends on what the host reads from the step before
+    tokens: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    in_flight: int = 0
+    unread: int = 0  # sampled tokens in flight
+    settled: int = 0  # positions whose pages are written by committed steps
+    lane: int = -1
+    row: int = -1
+    pages: list[list[int]] = field(default_factory=list)  # per page group
+    chains: list[Chain] = field(default_factory=list)  # per page group
+    newest_on_device: bool = False  # the row holds the newest token
+    scored: int = 0  # prompt tokens whose log-probabilities were reported
+    preempted: bool = False  # gives its pages back when nothing is in flight, and starts over
+    finish: Finish | None = None
+    times: Times = field(default_factory=Times)
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) + self.unread
+
+    @property
+    def num_generated(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens not handed to the device yet."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def decoding(self) -> bool:
+        """What remains is the newest token, which the row holds."""
+        return self.newest_on_device and self.remaining == 1
+
+    @property
+    def scoring(self) -> bool:
+        """The client wants log-probabilities of the prompt, and some are still missing."""
+        asked = self.request.params.prompt_logprobs is not None and self.index == 0
+        return asked and self.scored < self.prompt_len - 1
+
+    @property
+    def runnable(self) -> bool:
+        """Whether its next chunk may be launched now."""
+        if self.finish or self.preempted or (self.waits_for_host and self.in_flight):
+            return False
+        return self.remaining > 0 and self.num_generated < self.max_tokens
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Order of service: priority, then arrival."""
+        return self.request.priority, self.id

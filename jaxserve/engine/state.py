@@ -1,0 +1,98 @@
+"""What lives on the device between steps: one donated pytree of fixed structure, pages and rows."""
+
+from types import ModuleType
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.batch import MAX_END_IDS
+from jaxserve.engine.sampling import RowFields, RowSampling
+from jaxserve.models.spec import ModelSpec
+from jaxserve.request import MAX_BIASES
+from pallas_kernels.paged_attention.reference import Pages
+from sharding.rules import sharding
+
+
+@flax.struct.dataclass
+class Rows:
+    """Everything the device keeps of the sequences in a lane's rows (A lanes, R rows)."""
+
+    tables: tuple[Int[Array, "A R W"], ...]  # per page group
+    length: Int[Array, "A R"]  # positions in pages
+    token: Int[Array, "A R"]  # the newest token
+    sampling: RowSampling  # fields [A, R, ...]
+    fields: RowFields
+
+
+@flax.struct.dataclass
+class State:
+    pages: tuple[Pages, ...]  # per layer, [A, P, K, Z, H] each
+    rows: Rows
+
+
+def abstract_state(spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: ModuleType, dtype: jnp.dtype) -> State:
+    """The state's shapes, dtypes and shardings."""
+    lanes, rows = config.lanes, config.max_batch
+    lane_axis = NamedSharding(mesh, PartitionSpec("data"))
+
+    def field(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((lanes, rows, *shape), dtype, sharding=lane_axis)
+
+    def layer_pages(kv_heads: int, head_dim: int) -> Pages:
+        one = jax.eval_shape(lambda: kernel.allocate(config.num_pages, kv_heads, config.page_size, head_dim, dtype))
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(
+                (lanes, *x.shape), x.dtype, sharding=sharding("APKZH", (lanes, *x.shape), mesh)
+            ),
+            one,
+        )
+
+    groups = {layer: group for group in spec.page_groups() for layer in group.layers}
+    return State(
+        pages=tuple(layer_pages(groups[i].kv_heads, groups[i].head_dim) for i in range(spec.num_layers)),
+        rows=Rows(
+            tables=tuple(field(config.pages_per_row) for _ in spec.page_groups()),
+            length=field(),
+            token=field(),
+            sampling=RowSampling(
+                key=field(2, dtype=np.uint32),
+                choice=field(),
+                temperature=field(dtype=np.float32),
+                top_k=field(),
+                top_p=field(dtype=np.float32),
+                min_p=field(dtype=np.float32),
+                repetition=field(dtype=np.float32),
+                presence=field(dtype=np.float32),
+                frequency=field(dtype=np.float32),
+                logprobs=field(),
+                end_after=field(),
+                end_ids=field(MAX_END_IDS),
+                biased=field(),
+                masked=field(),
+                penalised=field(),
+            ),
+            fields=RowFields(
+                counts=field(spec.vocab_size),
+                bias_ids=field(MAX_BIASES),
+                bias_values=field(MAX_BIASES, dtype=np.float32),
+                mask=field(-(-spec.vocab_size // 32), dtype=np.uint32),
+            ),
+        ),
+    )
+
+
+def new_state(abstract: State) -> State:
+    """A state of zeros on the devices."""
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
+    make = jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract), out_shardings=shardings)
+    return make()
+
+
+def nbytes(tree: object) -> int:
+    """Bytes of all arrays of a pytree, over all devices."""
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

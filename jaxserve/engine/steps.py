@@ -1,0 +1,222 @@
+"""The compiled steps: pure functions of parameters, state and one packed upload.
+
+    upload -> where every token lies -> decoder -> logits of the sampling rows -> tokens -> state and one packed download
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int
+
+from jaxserve.engine.batch import download_layout, upload_layout
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.plan import FED_BACK
+from jaxserve.engine.sampling import RowSampling, Sampled, log_probabilities, sample, take_rows
+from jaxserve.engine.state import Rows, State
+from jaxserve.models.attention import Attend, Ragged
+from jaxserve.models.decoder import forward, logits
+from jaxserve.models.spec import ModelSpec
+
+SCORE_TOKENS = 64  # hidden states per slice of the head, so that no [T, V] array exists
+
+Batch = dict[str, jax.Array]
+
+
+@dataclass(frozen=True)
+class StepBuilder:
+    """What all steps of an engine share; `step(bucket)` gives the function to compile."""
+
+    spec: ModelSpec
+    mesh: Mesh
+    kernel: ModuleType
+    page_size: int
+
+    def step(self, bucket: Bucket) -> Callable[[dict, State, jax.Array], tuple[State, jax.Array]]:
+        groups = len(self.spec.page_groups())
+        upload, download = upload_layout(bucket, groups, self.page_size), download_layout(bucket)
+
+        def run(params: dict, state: State, packed: Int[Array, "A n"]) -> tuple[State, Int[Array, "A m"]]:
+            batch = upload.unpack(packed)
+            rows = _place_fresh_pages(state.rows, batch)
+            lengths = _take(rows.length, batch["rows"]) * (batch["sizes"] > 0) + batch["sizes"]
+            starts = jnp.pad(jnp.cumsum(batch["sizes"], axis=-1), ((0, 0), (1, 0)))
+            token_row, positions, live = _locate(lengths, starts, bucket.tokens)
+            tokens = self._tokens(rows, batch, token_row)
+            attends = self._attends(bucket, rows, batch, state, lengths, starts, token_row, positions, live)
+            hidden, pages = forward(
+                params, self.spec, state.pages, tokens.reshape(-1), positions.reshape(-1), attends
+            )
+            per_lane = hidden.reshape(*tokens.shape, -1)
+            sampled = self._sample(params, rows, batch, per_lane, lengths, starts)
+            rows = _advance(rows, batch, lengths, sampled)
+            results = _results(batch, sampled)
+            if bucket.kind == "score":
+                results |= self._scores(params, per_lane, batch["targets"])
+            return State(pages, rows), download.pack_on_device(results)
+
+        return run
+
+    def _tokens(self, rows: Rows, batch: Batch, token_row: jax.Array) -> Int[Array, "A T"]:
+        """Ids from the upload, or the row's newest token where the host does not know it yet."""
+        newest = _take(rows.token, batch["rows"])
+        if "tokens" not in batch:  # decode: one token per row
+            return newest
+        return jnp.where(batch["tokens"] == FED_BACK, _take(newest, token_row), batch["tokens"])
+
+    def _attends(
+        self,
+        bucket: Bucket,
+        rows: Rows,
+        batch: Batch,
+        state: State,
+        lengths: jax.Array,
+        starts: jax.Array,
+        token_row: jax.Array,
+        positions: jax.Array,
+        live: jax.Array,
+    ) -> tuple[Attend, ...]:
+        """One Attend per layer; layers of a page group share theirs."""
+        by_layer: dict[int, Attend] = {}
+        for group, table in zip(self.spec.page_groups(), rows.tables, strict=True):
+            tables = _take(table, batch["rows"])
+            entry = jax.vmap(lambda t, row, index: t[row, index])(tables, token_row, positions // self.page_size)
+            no_page = state.pages[group.layers[0]].k.shape[1]
+            ragged = Ragged(tables, lengths, starts, jnp.where(live, entry, no_page), positions % self.page_size)
+            attend = Attend(ragged, self.mesh, self.kernel, bucket.kind == "decode", group.head_dim**-0.5)
+            by_layer |= dict.fromkeys(group.layers, attend)
+        return tuple(by_layer[i] for i in range(self.spec.num_layers))
+
+    def _sample(
+        self, params: dict, rows: Rows, batch: Batch, hidden: jax.Array, lengths: jax.Array, starts: jax.Array
+    ) -> Sampled:
+        """One token for every row, from its chunk's last hidden state; fields [A*R, ...]."""
+        last = _take(hidden, jnp.maximum(starts[:, 1:] - 1, 0))
+        values = self._logits(params, last.reshape(-1, last.shape[-1]))
+        sampling = jax.tree.map(lambda field: take_rows(field, batch["rows"]), rows.sampling)
+        return sample(values, sampling, rows.fields, batch["rows"], lengths.reshape(-1))
+
+    def _logits(self, params: dict, hidden: jax.Array) -> jax.Array:
+        """Whole rows of the vocabulary on every shard: what samples reads all of it."""
+        whole = NamedSharding(self.mesh, PartitionSpec("data", None))
+        return lax.with_sharding_constraint(logits(params, self.spec, hidden), whole)
+
+    def _scores(self, params: dict, hidden: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
+        """Log-probability of every token's target, the head running over slices of tokens."""
+        lanes, tokens, width = hidden.shape
+        step = min(SCORE_TOKENS, tokens)
+        slices = -(-tokens // step)
+        padding = slices * step - tokens
+
+        def score(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            hidden, targets = part
+            found = log_probabilities(self._logits(params, hidden.reshape(-1, width)), targets.reshape(-1))
+            return jax.tree.map(lambda x: x.reshape(lanes, step, *x.shape[1:]), found)
+
+        split_hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(lanes, slices, step, width)
+        split_targets = jnp.pad(targets, ((0, 0), (0, padding))).reshape(lanes, slices, step)
+        found = lax.map(score, (split_hidden.swapaxes(0, 1), split_targets.swapaxes(0, 1)))
+        whole = [x.swapaxes(0, 1).reshape(lanes, slices * step, *x.shape[3:])[:, :tokens] for x in found]
+        return dict(zip(("target_logprob", "target_top_ids", "target_top_logprobs"), whole, strict=True))
+
+
+def _take(field: jax.Array, index: Int[Array, "A n"]) -> jax.Array:
+    """[A, n, ...]: field[a, index[a, i]], lane for lane; ids out of range give any entry (padding)."""
+    return jax.vmap(lambda lane, ids: lane.at[ids].get(mode="clip"))(field, index)
+
+
+def _put(field: jax.Array, index: Int[Array, "A n"], value: jax.Array) -> jax.Array:
+    """field[a, index[a, i]] = value[a, i], lane for lane; ids out of range are dropped (padding)."""
+    return jax.vmap(lambda lane, ids, new: lane.at[ids].set(new, mode="drop"))(field, index, value)
+
+
+def _place_fresh_pages(rows: Rows, batch: Batch) -> Rows:
+    def place(table: jax.Array, row: jax.Array, index: jax.Array, page: jax.Array) -> jax.Array:
+        return table.at[row, index].set(page, mode="drop")
+
+    tables = tuple(
+        jax.vmap(place)(table, batch["fresh_row"][:, g], batch["fresh_index"][:, g], batch["fresh_page"][:, g])
+        for g, table in enumerate(rows.tables)
+    )
+    return rows.replace(tables=tables)
+
+
+def _locate(
+    lengths: Int[Array, "A R"], starts: Int[Array, "A R+1"], tokens: int
+) -> tuple[Int[Array, "A T"], Int[Array, "A T"], jax.Array]:
+    """Chunk and position of every packed token, and whether it is a token at all; padding gets position 0."""
+    index = jnp.arange(tokens)
+    chunk = jax.vmap(lambda s: jnp.searchsorted(s, index, side="right") - 1)(starts)
+    chunk = jnp.minimum(chunk, lengths.shape[-1] - 1)
+    live = index[None] < starts[:, -1:]
+    position = _take(lengths, chunk) - _take(starts[:, 1:], chunk) + index
+    return chunk, jnp.where(live, position, 0), live
+
+
+def _advance(rows: Rows, batch: Batch, lengths: jax.Array, sampled: Sampled) -> Rows:
+    """Rows after the step: longer, with their new tokens, and counted for penalties."""
+    ids, samples = batch["rows"], batch["samples"] > 0
+    tokens = sampled.tokens.reshape(ids.shape)
+    token = jnp.where(samples, tokens, _take(rows.token, ids))
+    counted = 2 * (samples & (_take(rows.sampling.penalised, ids) == 1)).astype(jnp.int32)
+    counts = jax.vmap(lambda lane, row, token, n: lane.at[row, token].add(n, mode="drop"))(
+        rows.fields.counts, ids, tokens, counted
+    )
+    return rows.replace(
+        length=_put(rows.length, ids, lengths),
+        token=_put(rows.token, ids, token),
+        fields=rows.fields.replace(counts=counts),
+    )
+
+
+def _results(batch: Batch, sampled: Sampled) -> Batch:
+    """StepOutput's fields, [A, R, ...]; kmax = 0: one token per sampling row."""
+    lanes, rows = batch["rows"].shape
+    s = jax.tree.map(lambda x: x.reshape(lanes, rows, *x.shape[1:]), sampled)
+    return {
+        "n_new": jnp.minimum(batch["samples"], 1),
+        "tokens": s.tokens[:, :, None],
+        "finite": s.finite,
+        "logprob": s.logprob[:, :, None],
+        "top_ids": s.top_ids[:, :, None],
+        "top_logprobs": s.top_logprobs[:, :, None],
+    }
+
+
+# ---- the small writers
+
+
+def admit_row(layout: object, state: State, packed: Int[Array, "n"]) -> State:
+    """Write the small fields of a row that a sequence enters. layout: batch.admission_layout."""
+    values = layout.unpack(packed)  # type: ignore[attr-defined]
+    at = values["lane"], values["row"]
+    rows = state.rows
+    sampling = RowSampling(
+        **{f.name: getattr(rows.sampling, f.name).at[at].set(values[f.name]) for f in fields(RowSampling)}
+    )
+    tables = tuple(table.at[at].set(values["table"][g]) for g, table in enumerate(rows.tables))
+    length = rows.length.at[at].set(values["length"])
+    return state.replace(rows=rows.replace(sampling=sampling, tables=tables, length=length))
+
+
+def set_counts(state: State, at: Int[Array, "2"], counts: Int[Array, "V"]) -> State:
+    return _set_fields(state, at, counts=counts)
+
+
+def set_bias(state: State, at: Int[Array, "2"], ids: Int[Array, "1024"], values: jax.Array) -> State:
+    return _set_fields(state, at, bias_ids=ids, bias_values=values)
+
+
+def set_mask(state: State, at: Int[Array, "2"], mask: jax.Array) -> State:
+    return _set_fields(state, at, mask=mask)
+
+
+def _set_fields(state: State, at: Int[Array, "2"], **values: jax.Array) -> State:
+    """Write large fields of the row at (lane, row)."""
+    old = state.rows.fields
+    new = {name: getattr(old, name).at[at[0], at[1]].set(value) for name, value in values.items()}
+    return state.replace(rows=state.rows.replace(fields=old.replace(**new)))

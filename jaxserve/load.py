@@ -1,0 +1,157 @@
+"""From a checkpoint folder to a model on a mesh: joins the reader, the family's weight-name table and the shards.
+
+The only file that knows both checkpoints and models.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh
+
+from checkpoints.hf import HFCheckpoint
+from checkpoints.safetensors_reader import check_finite
+from jaxserve.errors import ModelError
+from jaxserve.models.decoder import param_specs
+from jaxserve.models.families import FAMILIES
+from jaxserve.models.families.family import Family, Tensor
+from jaxserve.models.spec import ModelSpec
+from jaxserve.tokenizer import Tokenizer, load_tokenizer
+from sharding.params import ParamSpec
+
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, tensor
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded checkpoint. fingerprint: of config, dtype and weights' names, for the identity of cached pages."""
+
+    spec: ModelSpec
+    params: dict
+    mesh: Mesh
+    tokenizer: Tokenizer
+    eos_ids: tuple[int, ...]
+    fingerprint: str
+
+
+def load(
+    folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None
+) -> Model:
+    """Load a Hugging Face folder onto the mesh.
+
+    dtype: auto keeps the checkpoint's precision (half and double become bfloat16 and float32), or float32, bfloat16.
+    ModelError or CheckpointError, one line each, when something is not as it has to be.
+    """
+    checkpoint = HFCheckpoint.open(folder)
+    tokenizer = load_tokenizer(folder)
+    _, spec = read_spec(checkpoint.config)
+    if tokenizer.vocab_size > spec.vocab_size:
+        raise ModelError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model's vocabulary {spec.vocab_size} "
+            "(the files are not of one checkpoint)"
+        )
+    eos_ids = _eos_ids(checkpoint, tokenizer, spec)
+    params = load_params(checkpoint, mesh, dtype, progress)
+    fingerprint = sha256(repr((spec, dtype, str(folder.resolve()))).encode()).hexdigest()
+    return Model(spec, params, mesh, tokenizer, eos_ids, fingerprint)
+
+
+def load_params(
+    checkpoint: HFCheckpoint, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None
+) -> dict:
+    """The parameters alone, each read once from the memory map straight into its shards."""
+    family, spec = read_spec(checkpoint.config)
+    tensors = checkpoint.tensors
+    table = _match(family, spec, tensors)
+    kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
+    params: Any = param_specs(spec, jnp.dtype(kept))
+    total, done = sum(tensors[row.name].nbytes for row in table), 0
+    for row in table:
+        progress(done, total, row.name)
+        holder = params
+        for step in row.path[:-1]:
+            holder = holder[step]
+        holder[row.path[-1]] = _load_tensor(row, holder[row.path[-1]], tensors[row.name], spec, mesh)
+        done += tensors[row.name].nbytes
+    progress(total, total, "")
+    return params
+
+
+def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
+    """The family that config.json names, and its architecture."""
+    named = config.get("architectures") or []
+    known = [name for name in named if name in FAMILIES]
+    if not known:
+        raise ModelError(
+            f"config.json: architectures {named!r} are not implemented (implemented: {', '.join(FAMILIES)})"
+        )
+    if "quantization_config" in config:
+        raise ModelError("config.json: quantization_config: quantized checkpoints are not implemented (use the unquantized one)")
+    family = FAMILIES[known[0]]
+    return family, family.spec_from_hf(config)
+
+
+def _checkpoint_dtype(asked: str, table: list[Tensor], tensors: Mapping[str, np.ndarray]) -> np.dtype:
+    if asked != "auto":
+        raise ModelError(f"--dtype {asked!r}: choose auto, {' or '.join(DTYPES)}")
+    stored = {tensors[row.name].dtype for row in table}
+    if any(not _is_float(dtype) for dtype in stored):
+        raise ModelError(f"the checkpoint stores weights as {', '.join(sorted(map(str, stored)))}; floating point is needed")
+    return DTYPES["float32"] if any(dtype.itemsize > 2 for dtype in stored) else DTYPES["bfloat16"]
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize >= 2
+
+
+def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> list[Tensor]:
+    """The weight-name table; ModelError when a tensor is left over or missing."""
+    table = family.tensors(spec)
+    wanted = {row.name for row in table}
+    missing = sorted(wanted - set(tensors))
+    extra = sorted(name for name in set(tensors) - wanted if not name.endswith(family.ignored_tensors))
+    if spec.tied_head and "lm_head.weight" in extra:  # some publishers store the tied head twice
+        if not np.array_equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
+            raise ModelError("config.json ties the head to the embedding, but lm_head.weight differs from it")
+        extra.remove("lm_head.weight")
+    if missing:
+        raise ModelError(f"the checkpoint lacks {len(missing)} tensors: {_some(missing)}")
+    if extra:
+        raise ModelError(f"the checkpoint has {len(extra)} tensors that config.json does not account for: {_some(extra)}")
+    return table
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _load_tensor(row: Tensor, param: ParamSpec, stored: np.ndarray, spec: ModelSpec, mesh: Mesh) -> jax.Array:
+    if not _is_float(stored.dtype):
+        raise ModelError(f"tensor {row.name} is stored as {stored.dtype}; floating point is needed")
+    view = row.view(stored, spec.sizes(), param.axes)
+
+    def shard(index: tuple[slice, ...]) -> np.ndarray:
+        part = view[index]
+        check_finite(row.name, part)
+        return np.ascontiguousarray(part, dtype=param.dtype)
+
+    return jax.make_array_from_callback(param.shape, param.sharding(mesh), shard)
+
+
+def _eos_ids(checkpoint: HFCheckpoint, tokenizer: Tokenizer, spec: ModelSpec) -> tuple[int, ...]:
+    """From generation_config.json, else config.json, else the tokenizer."""
+    for source in (checkpoint.generation_config, checkpoint.config):
+        ids = source.get("eos_token_id")
+        if ids is not None:
+            ids = tuple(ids) if isinstance(ids, list) else (ids,)
+            if not all(isinstance(i, int) and 0 <= i < spec.vocab_size for i in ids) or len(ids) > 16:
+                raise ModelError(f"eos_token_id {ids!r}: at most 16 ids of the vocabulary (0 to {spec.vocab_size - 1})")
+            return ids
+    return tokenizer.eos_ids

@@ -1,0 +1,107 @@
+"""Rotary position embedding: the frequencies of every published scaling, and their application.
+
+Su et al. 2021 (RoFormer); Chen et al. 2023 (linear interpolation); Peng et al. 2023 (YaRN); Llama 3.1's piecewise scaling.
+"""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Unscaled rotary embedding. Subclasses scale the inverse frequencies; `attention_factor` scales cos and sin."""
+
+    theta: float = 10000.0
+
+    def base(self, head_dim: int) -> np.ndarray:
+        """theta^(-2i/H) for i < H/2, float64."""
+        return self.theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+
+    def inverse_frequencies(self, head_dim: int) -> np.ndarray:
+        """Radians per position of each pair of dimensions, [H/2] float32."""
+        return self.base(head_dim).astype(np.float32)
+
+    @property
+    def attention_factor(self) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class LinearRope(Rope):
+    factor: float = 1.0
+
+    def inverse_frequencies(self, head_dim: int) -> np.ndarray:
+        return (self.base(head_dim) / self.factor).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Llama3Rope(Rope):
+    """Long wavelengths are divided by factor, short ones kept, those between interpolated."""
+
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+
+    def inverse_frequencies(self, head_dim: int) -> np.ndarray:
+        base = self.base(head_dim)
+        turns = self.original_context * base / (2 * math.pi)  # full rotations over the original context
+        keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        keep = np.clip(keep, 0, 1)
+        return (keep * base + (1 - keep) * base / self.factor).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class YarnRope(Rope):
+    factor: float = 1.0
+    original_context: int = 4096
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_scale: float | None = None  # the checkpoint's own attention_factor
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    def inverse_frequencies(self, head_dim: int) -> np.ndarray:
+        base = self.base(head_dim)
+        low, high = self._dimension(self.beta_fast, head_dim), self._dimension(self.beta_slow, head_dim)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        ramp = (np.arange(head_dim // 2) - low) / ((high - low) or 0.001)
+        keep = 1 - np.clip(ramp, 0, 1)
+        return (keep * base + (1 - keep) * base / self.factor).astype(np.float32)
+
+    def _dimension(self, rotations: float, head_dim: int) -> float:
+        """The pair of dimensions that makes this many rotations over the original context."""
+        return head_dim * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
+
+    @property
+    def attention_factor(self) -> float:
+        if self.attention_scale is not None:
+            return self.attention_scale
+        if self.mscale and self.mscale_all_dim:
+            return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+        return self._magnitude(1.0)
+
+    def _magnitude(self, mscale: float) -> float:
+        return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
+
+
+def tables(rope: Rope, head_dim: int, positions: Int[Array, "T"]) -> tuple[Float[Array, "T H/2"], Float[Array, "T H/2"]]:
+    """cos and sin of every position's rotation, float32."""
+    angles = positions[:, None].astype(jnp.float32) * rope.inverse_frequencies(head_dim)
+    return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
+
+
+def rotate(x: Float[Array, "T N H"], cos: Float[Array, "T H/2"], sin: Float[Array, "T H/2"]) -> Float[Array, "T N H"]:
+    """Rotate dimension i with dimension i + H/2 (the layout of Hugging Face checkpoints)."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return jax.lax.convert_element_type(rotated, x.dtype)

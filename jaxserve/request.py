@@ -1,0 +1,162 @@
+"""What a client asks for: a prompt and sampling parameters, with the bounds that every door enforces."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from jaxserve.errors import RequestError
+
+MAX_CHOICES = 16
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 256
+MAX_STOP_TOKENS = 32
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens. Processors run in this order:
+
+    1. allowed_token_ids (all others out), logit_bias (added), min_tokens (end tokens out until then);
+    2. repetition_penalty (tokens of prompt and output), then presence_penalty and frequency_penalty (of the output);
+    3. temperature; 4. min_p; 5. top_k; 6. top_p; then one token is drawn by Gumbel-max.
+
+    temperature 0 takes the most probable token after 1 and 2. Log-probabilities, of chosen tokens, alternatives and
+    prompt alike, are those of the model's own distribution, before any of these.
+
+    logprobs: how many alternatives to report with the chosen token; None reports nothing, 0 only the chosen token's.
+    prompt_logprobs: the same for every prompt token but the first. max_tokens None: as many as the context leaves.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            _check_number(name, getattr(self, name), low, high)
+        for name, low, high in _COUNTS:
+            value = getattr(self, name)
+            if value is not None:
+                _check_count(name, value, low, high)
+        self._check_stops()
+        self._check_token_sets()
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens})")
+        if self.include_stop and not self.stop and not self.stop_token_ids:
+            raise RequestError("include_stop", "has no meaning without stop or stop_token_ids")
+
+    def _check_stops(self) -> None:
+        if isinstance(self.stop, str):
+            raise RequestError("stop", "is a string; give a list of strings")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError("stop", f"has {len(self.stop)} strings; the limit is {MAX_STOP_STRINGS}")
+        for text in self.stop:
+            if not text or len(text.encode("utf-8", "replace")) > MAX_STOP_BYTES:
+                raise RequestError("stop", f"each string must have 1 to {MAX_STOP_BYTES} bytes")
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise RequestError("stop_token_ids", f"has {len(self.stop_token_ids)} ids; the limit is {MAX_STOP_TOKENS}")
+
+    def _check_token_sets(self) -> None:
+        if len(self.logit_bias) > MAX_BIASES:
+            raise RequestError("logit_bias", f"has {len(self.logit_bias)} entries; the limit is {MAX_BIASES}")
+        for token, bias in self.logit_bias.items():
+            _check_number(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids", "is empty: no token could ever be chosen")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """RequestError when a token id that the parameters name is not of the model's vocabulary."""
+        sets = {
+            "logit_bias": self.logit_bias,
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "stop_token_ids": self.stop_token_ids,
+        }
+        for name, ids in sets.items():
+            check_token_ids(name, ids, vocab_size)
+
+
+_RANGES = (
+    ("temperature", 0.0, 2.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.01, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+)
+_COUNTS = (
+    ("top_k", 0, 2**31 - 1),
+    ("seed", 0, MAX_SEED),
+    ("min_tokens", 0, 2**31 - 1),
+    ("max_tokens", 1, 2**31 - 1),
+    ("n", 1, MAX_CHOICES),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RequestError(name, f"is {value!r}; it must be a finite number")
+    if not low <= value <= high:
+        raise RequestError(name, f"is {value}; it must be between {low} and {high}")
+    if name == "top_p" and value == 0:
+        raise RequestError(name, "is 0, which keeps no token; for the most probable token use temperature 0")
+
+
+def _check_count(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(name, f"is {value!r}; it must be an integer")
+    if not low <= value <= high:
+        raise RequestError(name, f"is {value}; it must be between {low} and {high}")
+
+
+def check_token_ids(name: str, ids: object, vocab_size: int) -> None:
+    """RequestError naming the first id that is not an integer in 0..vocab_size-1."""
+    for position, token in enumerate(ids):  # type: ignore[arg-type]
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise RequestError(name, f"entry {position} is {token!r}; the vocabulary has ids 0 to {vocab_size - 1}")
+
+
+PARAM_NAMES = tuple(f.name for f in fields(SamplingParams))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A prompt as token ids, on its way to the engine.
+
+    priority: lower goes first; ties by arrival. salt: requests share cached pages only with requests of the same salt.
+    eos_ids: the model's end tokens; empty under ignore_eos.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    eos_ids: tuple[int, ...] = ()
+    priority: int = 0
+    salt: str = ""
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Token ids that end a choice."""
+        eos = () if self.params.ignore_eos else self.eos_ids
+        return frozenset(eos) | frozenset(self.params.stop_token_ids)

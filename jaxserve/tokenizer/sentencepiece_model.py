@@ -1,0 +1,102 @@
+"""tokenizer.model: a SentencePiece model (Kudo and Richardson 2018), as Llama and Mistral publish it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sentencepiece import SentencePieceProcessor
+
+from jaxserve.tokenizer.protocol import TokenizerError
+from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
+from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
+
+MODEL_FILE = "tokenizer.model"
+SPACE = "\u2581"  # SentencePiece's visible space
+
+
+class SentencePieceTokenizer:
+    """A Tokenizer over a SentencePiece model. Unknown pieces decode to the model's own sign for them.
+
+    Not applied: a denormalizer (rules that rewrite decoded text), if the model has one.
+    """
+
+    def __init__(self, processor: SentencePieceProcessor, settings: TokenizerSettings) -> None:
+        """Raises TokenizerError if the settings name tokens that the model lacks."""
+        self._processor = processor
+        self.vocab_size: int = processor.vocab_size()
+        self.bos_id = _special_id(processor, settings.bos_token, processor.bos_id())
+        eos_id = _special_id(processor, settings.eos_token, processor.eos_id())
+        self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
+        default_prefix = () if self.bos_id is None else (self.bos_id,)
+        self._prefix = affix(settings.add_bos_token, self.bos_id, default_prefix, "add_bos_token")
+        self._suffix = affix(settings.add_eos_token, eos_id, (), "add_eos_token")
+        self._unknown = processor.decode([processor.unk_id()]).encode("utf-8")
+        self._dropped_spaces = _dropped_spaces(processor)
+
+    def encode(self, text: str) -> list[int]:
+        require_unicode(text)
+        return [*self._prefix, *self._processor.encode(text), *self._suffix]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return text_of(self, ids)
+
+    def token_text(self, token_id: int) -> str:
+        if not 0 <= token_id < self.vocab_size:
+            return f"<id {token_id}>"
+        if self._processor.is_control(token_id) or self._processor.is_unknown(token_id):
+            return self._processor.id_to_piece(token_id)
+        return readable(self.token_bytes(token_id)[0])
+
+    def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
+        if not 0 <= token_id < self.vocab_size or self._processor.is_control(token_id):
+            return b"", opening
+        if self._processor.is_unknown(token_id):
+            return self._unknown, False
+        piece = self._processor.id_to_piece(token_id)
+        if self._processor.is_byte(token_id):
+            return bytes([int(piece[1:-1], 16)]), False
+        if opening and self._dropped_spaces:
+            piece = piece.removeprefix(SPACE)
+        # A model that drops every space goes on until a piece is more than that; others drop the first only.
+        still_opening = opening and self._dropped_spaces > 1 and not piece
+        return piece.replace(SPACE, " ").encode("utf-8"), still_opening
+
+
+def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePieceTokenizer:
+    """Reads a tokenizer.model.
+
+    Raises:
+        TokenizerError: the file is no SentencePiece model, or lacks tokens that the settings name.
+    """
+    try:
+        model = path.read_bytes()
+        if not model:  # SentencePiece accepts this, and prints errors later
+            raise RuntimeError("it is empty")
+        processor = SentencePieceProcessor(model_proto=model)
+    except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise TokenizerError(f"{path}: not a SentencePiece model ({reason}); copy the file again") from None
+    return SentencePieceTokenizer(processor, settings)
+
+
+def _special_id(processor: SentencePieceProcessor, name: str | None, default: int) -> int | None:
+    """The id of the token that the settings name, or the model's own: -1 there means none."""
+    if name is None:
+        return default if default >= 0 else None
+    token_id = processor.piece_to_id(name)
+    if processor.is_unknown(token_id) and name != processor.id_to_piece(token_id):
+        raise TokenizerError(f"{SETTINGS_FILE}: {name!r} is not in {MODEL_FILE}; correct it or add a tokenizer.json")
+    return token_id
+
+
+def _dropped_spaces(processor: SentencePieceProcessor) -> int:
+    """How many spaces the model drops where a text opens with two space pieces: 0, 1 (the first) or 2 (every).
+
+    The model's normalizer settings decide that (add_dummy_prefix, remove_extra_whitespaces). They can only be read
+    through generated protobuf code, so the model is asked. Without a piece that is nothing but a space, 1 and 2
+    are the same.
+    """
+    pieces = (processor.id_to_piece(token_id) for token_id in range(processor.vocab_size()))
+    spaced = min((piece for piece in pieces if piece.startswith(SPACE)), key=len, default="")
+    if not spaced:
+        return 0
+    return 2 * len(spaced) - len(processor.decode([processor.piece_to_id(spaced)] * 2))

@@ -1,0 +1,156 @@
+"""tokenizer.json: the file of the Hugging Face tokenizers library, as GPT-2, Llama 3, Qwen and DeepSeek publish it."""
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+import tokenizers
+
+from jaxserve.tokenizer.protocol import TokenizerError
+from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
+from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
+
+JSON_FILE = "tokenizer.json"
+CHARACTER_PART = re.compile("<0x([89A-Fa-f][0-9A-Fa-f])>")  # a byte token that is no character by itself
+
+
+class JsonTokenizer:
+    """A Tokenizer over the tokenizers library. Special are the added tokens that the file marks so."""
+
+    def __init__(self, library: tokenizers.Tokenizer, fields: dict, settings: TokenizerSettings) -> None:
+        """fields is the parsed file.
+
+        Raises:
+            TokenizerError: the settings name tokens that the file lacks, or its decoder is not supported.
+        """
+        self._library = library
+        library.encode_special_tokens = True  # their names inside a text are text
+        library.no_truncation()  # some files would shorten prompts in silence
+        library.no_padding()
+        self._byte_level = _is_byte_level(fields.get("decoder"))
+        self._bytes_of_letter = _bytes_of_letter()
+        self.vocab_size: int = max(library.get_vocab().values(), default=-1) + 1
+        added = library.get_added_tokens_decoder()
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._control = set(self._special) - {_unknown_id(library, fields["model"])}
+        prefix, suffix = _post_processor_affixes(library)
+        self.bos_id = _special_id(library, settings.bos_token, prefix[0] if prefix else None)
+        eos_id = _special_id(library, settings.eos_token, None)
+        self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
+        self._prefix = affix(settings.add_bos_token, self.bos_id, prefix, "add_bos_token")
+        self._suffix = affix(settings.add_eos_token, eos_id, suffix, "add_eos_token")
+
+    def encode(self, text: str) -> list[int]:
+        require_unicode(text)
+        ids = self._library.encode(text, add_special_tokens=False).ids
+        if not self._control.isdisjoint(ids):  # a Unigram model takes the name for any other piece
+            name = next(self._special[token_id] for token_id in ids if token_id in self._control)
+            raise TokenizerError(f"text: holds {name!r}, which this tokenizer cannot spell as plain text; remove it")
+        return [*self._prefix, *ids, *self._suffix]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return text_of(self, ids)
+
+    def token_text(self, token_id: int) -> str:
+        if self._token(token_id) is None:
+            return f"<id {token_id}>"
+        return self._special.get(token_id) or readable(self.token_bytes(token_id)[0])
+
+    def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
+        token = self._token(token_id)
+        if token is None or token_id in self._special:
+            return b"", opening
+        if self._byte_level:
+            return self._byte_level_bytes(token), False
+        part = CHARACTER_PART.fullmatch(token)
+        if part:
+            return bytes([int(part[1], 16)]), False
+        first = self._library.decode([token_id])
+        # Supported decoders treat a token by itself and strip only where a text opens: the second copy is whole.
+        text = first if opening else self._library.decode([token_id, token_id])[len(first) :]
+        return text.encode("utf-8"), False
+
+    def _token(self, token_id: int) -> str | None:
+        return self._library.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+    def _byte_level_bytes(self, token: str) -> bytes:
+        """An added token may hold letters that stand for no byte: then it is its own text."""
+        if all(letter in self._bytes_of_letter for letter in token):
+            return bytes(self._bytes_of_letter[letter] for letter in token)
+        return token.encode("utf-8")
+
+
+def load_tokenizer_json(path: Path, settings: TokenizerSettings) -> JsonTokenizer:
+    """Reads a tokenizer.json.
+
+    Raises:
+        TokenizerError: the file is no tokenizer.json, or JsonTokenizer refuses it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        library = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises plain Exception for everything
+        reason = " ".join(str(error).split())
+        raise TokenizerError(f"{path}: not a tokenizer.json ({reason}); copy the file again") from None
+    return JsonTokenizer(library, json.loads(text), settings)
+
+
+def _special_id(library: tokenizers.Tokenizer, name: str | None, default: int | None) -> int | None:
+    if name is None:
+        return default
+    token_id = library.token_to_id(name)
+    if token_id is None:
+        raise TokenizerError(f"{SETTINGS_FILE}: {name!r} is not in {JSON_FILE}; correct it or copy both files again")
+    return token_id
+
+
+def _unknown_id(library: tokenizers.Tokenizer, model: dict) -> int | None:
+    """The token for what the vocabulary lacks; Unigram names its id, the other models its text."""
+    name = model.get("unk_token")
+    return model.get("unk_id") if name is None else library.token_to_id(name)
+
+
+def _post_processor_affixes(library: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The special tokens that the file's post-processor puts before and after a text."""
+    encoding = library.encode("a", add_special_tokens=True)
+    marks = list(zip(encoding.ids, encoding.special_tokens_mask, strict=True))
+    prefix = [token_id for token_id, _ in takewhile(lambda mark: mark[1], marks)]
+    suffix = [token_id for token_id, _ in takewhile(lambda mark: mark[1], reversed(marks[len(prefix) :]))]
+    return tuple(prefix), tuple(reversed(suffix))
+
+
+def _is_byte_level(decoder: dict | None) -> bool:
+    """Whether tokens spell bytes by GPT-2's letters; else they spell text, some with byte tokens <0xNN>.
+
+    Raises:
+        TokenizerError: a decoder under which the text of a token depends on the tokens around it.
+    """
+    decoder = decoder or {"type": None}
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        return True
+    for step in steps:
+        if not _is_local(step):
+            raise TokenizerError(
+                f"{JSON_FILE}: decoder {json.dumps(step)} is not supported; supported are ByteLevel, or ByteFallback, "
+                "Fuse, Metaspace, Replace of one character and Strip of one at the start; use another tokenizer file"
+            )
+    return False
+
+
+def _is_local(step: dict) -> bool:
+    """Whether a decoding step treats each token by itself, but for one character where a text opens."""
+    if step["type"] == "Replace":
+        return len(step["pattern"].get("String", "")) == 1
+    if step["type"] == "Strip":
+        return step["start"] <= 1 and step["stop"] == 0
+    return step["type"] in ("ByteFallback", "Fuse", "Metaspace")
+
+
+def _bytes_of_letter() -> dict[str, int]:
+    """GPT-2's alphabet (Radford et al. 2019): printable Latin-1 bytes stand for themselves, others for U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}

@@ -1,0 +1,41 @@
+"""The device mesh: its three axes, and how it is built from a list of devices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+AXES = ("data", "expert", "tensor")
+
+
+@dataclass(frozen=True)
+class MeshSpec:
+    """Sizes of the mesh axes.
+
+    data splits rows and pages into lanes, expert splits experts, tensor splits heads, MLP columns and the vocabulary.
+    """
+
+    data: int = 1
+    expert: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            if getattr(self, axis) < 1:
+                raise ValueError(f"mesh axis {axis} is {getattr(self, axis)}; it must be at least 1")
+
+    @property
+    def size(self) -> int:
+        return self.data * self.expert * self.tensor
+
+    def build(self, devices: Sequence[jax.Device]) -> Mesh:
+        """Mesh with Auto axis types over the first `size` devices; ValueError when there are fewer."""
+        if len(devices) < self.size:
+            raise ValueError(
+                f"mesh {self.data}x{self.expert}x{self.tensor} needs {self.size} devices; {len(devices)} are present "
+                "(lower --data, --expert or --tensor)"
+            )
+        grid = np.asarray(devices[: self.size]).reshape(self.data, self.expert, self.tensor)
+        return Mesh(grid, AXES)

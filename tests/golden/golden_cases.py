@@ -1,0 +1,112 @@
+"""The models whose golden answers make_goldens.py writes: tiny configs, and the RoPE figures of published ones."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from transformers import LlamaConfig, PretrainedConfig, Qwen3Config  # pyright: ignore[reportMissingImports]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One golden folder. `legacy` is the form of its config.json.
+
+    None: as transformers writes it. "type" or "rope_type": rope_theta and rope_scaling at the top, the kind of scaling
+    under that key. "minimal": the few fields of the first Llama checkpoints, the rest left to the defaults.
+    """
+
+    name: str
+    config: PretrainedConfig
+    legacy: str | None = None
+
+
+def rope(rope_type: str = "default", theta: float = 10000.0, **figures: float) -> dict[str, Any]:
+    return {"rope_type": rope_type, "rope_theta": theta, **figures}
+
+
+def tiny() -> dict[str, Any]:
+    """4 query heads on 2 kv heads, N*H = D."""
+    sizes = dict(vocab_size=96, hidden_size=32, intermediate_size=24, num_hidden_layers=2, max_position_embeddings=128)
+    return dict(**sizes, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+
+
+def llama(**fields: Any) -> LlamaConfig:
+    return LlamaConfig(**{**tiny(), "rms_norm_eps": 1e-5, "rope_parameters": rope(), **fields})
+
+
+def qwen3(**fields: Any) -> Qwen3Config:
+    return Qwen3Config(**{**tiny(), "rms_norm_eps": 1e-6, "rope_parameters": rope(theta=1e6), **fields})
+
+
+def llama3_rope() -> dict[str, Any]:
+    """Wavelengths on both sides of the band and inside it, for H = 16 and sequences past the original 32."""
+    return rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+
+
+def yarn_rope() -> dict[str, Any]:
+    """Its factor counts, not max_position_embeddings / original_max_position_embeddings: they differ, as in Qwen3."""
+    return rope("yarn", theta=1000.0, factor=4.0, original_max_position_embeddings=24)
+
+
+def tuned_yarn_rope() -> dict[str, Any]:
+    betas = dict(attention_factor=1.3, beta_fast=2.0, beta_slow=0.25)
+    return rope("yarn", theta=1000.0, factor=4.0, original_max_position_embeddings=32, **betas)
+
+
+def llama_cases() -> Iterator[Case]:
+    yield Case("llama_mha", llama(num_key_value_heads=4, num_hidden_layers=3))
+    yield Case("llama_gqa", llama(rms_norm_eps=1e-6))
+    yield Case("llama_mqa", llama(num_key_value_heads=1))
+    yield Case("llama_tied", llama(tie_word_embeddings=True))
+    yield Case("llama_attention_bias", llama(attention_bias=True))
+    yield Case("llama_mlp_bias", llama(mlp_bias=True))
+    yield Case("llama_head_dim", llama(head_dim=16))
+    yield Case("llama_rope_theta", llama(rope_parameters=rope(theta=500.0)))
+    yield Case("llama_rope_linear", llama(rope_parameters=rope("linear", factor=2.0)))
+    yield Case("llama_rope_dynamic", llama(rope_parameters=rope("dynamic", factor=4.0)))
+    yield Case("llama_rope_llama3", llama(head_dim=16, rope_parameters=llama3_rope()))
+    yield Case("llama_rope_yarn", llama(head_dim=16, rope_parameters=yarn_rope()))
+    yield Case("llama_rope_yarn_tuned", llama(head_dim=16, rope_parameters=tuned_yarn_rope()))
+
+
+def qwen3_cases() -> Iterator[Case]:
+    yield Case("qwen3_gqa", qwen3(num_hidden_layers=3))
+    yield Case("qwen3_tied", qwen3(tie_word_embeddings=True))
+    yield Case("qwen3_attention_bias", qwen3(attention_bias=True))
+    yield Case("qwen3_head_dim", qwen3(head_dim=16))
+    yield Case("qwen3_rope_yarn", qwen3(head_dim=16, rope_parameters=yarn_rope()))
+
+
+def legacy_cases() -> Iterator[Case]:
+    yield Case("llama_legacy_minimal", llama(num_key_value_heads=4), legacy="minimal")
+    yield Case("llama_legacy_type_linear", llama(rope_parameters=rope("linear", 5e3, factor=4.0)), legacy="type")
+    yield Case("llama_legacy_rope_type_llama3", llama(head_dim=16, rope_parameters=llama3_rope()), legacy="rope_type")
+    yield Case("qwen3_legacy_rope_type_yarn", qwen3(head_dim=16, rope_parameters=tuned_yarn_rope()), legacy="rope_type")
+
+
+def all_cases() -> Iterator[Case]:
+    return chain(llama_cases(), qwen3_cases(), legacy_cases())
+
+
+def published_ropes() -> dict[str, LlamaConfig]:
+    """RoPE figures of published checkpoints; the linear, dynamic and yarn_tuned figures are ours."""
+    llama2 = dict(hidden_size=4096, num_attention_heads=32, max_position_embeddings=4096)
+    long = {**llama2, "max_position_embeddings": 131072}
+    qwen3_4b = dict(hidden_size=2560, num_attention_heads=32, head_dim=128, max_position_embeddings=40960)
+    llama3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+    small = {**long, "hidden_size": 2048, "head_dim": 64}
+    yarn = dict(factor=4.0, original_max_position_embeddings=32768)
+    betas = dict(attention_factor=1.25, beta_fast=16.0, beta_slow=2.0)
+    ropes = {
+        "llama-2-7b": (llama2, rope()),
+        "llama-2-7b linear 2": (llama2, rope("linear", factor=2.0)),
+        "llama-2-7b dynamic 2": (llama2, rope("dynamic", factor=2.0)),
+        "llama-3-8b": ({**llama2, "max_position_embeddings": 8192}, rope(theta=500000.0)),
+        "llama-3.1-8b": (long, rope("llama3", 500000.0, factor=8.0, **llama3)),
+        "llama-3.2-1b": (small, rope("llama3", 500000.0, factor=32.0, **llama3)),
+        "qwen3-4b": (qwen3_4b, rope(theta=1e6)),
+        "qwen3-4b yarn 4": (qwen3_4b, rope("yarn", 1e6, **yarn)),
+        "qwen3-4b yarn_tuned": (qwen3_4b, rope("yarn", 1e6, **yarn, **betas)),
+    }
+    return {name: LlamaConfig(**fields, rope_parameters=figures) for name, (fields, figures) in ropes.items()}

@@ -1,0 +1,224 @@
+"""Write the golden answers of Hugging Face transformers that the decoder tests compare with.
+
+Needs its own environment, Python 3.11: `pip install torch==2.13.0 transformers safetensors sentencepiece`. Then
+`python tests/golden/make_goldens.py [--babyllama DIR]` rewrites, beside this file:
+
+- `<case>/config.json`, `<case>/model.safetensors`: a tiny random float32 model, as transformers saves it (the cases
+  named `legacy` have a config.json in the form of published checkpoints: rope_theta and rope_scaling at the top);
+- `<case>/golden.npz`: `prompts` int32 [B, P]; `tokens` int32 [B, S], the greedy continuation, blind to eos;
+  `prompt_logits` float32 [B, P, V]; `decode_logits` float32 [B, S, V], where decode_logits[:, i] is the answer to
+  feeding tokens[:, i] at position P + i. So tokens[:, 0] is the argmax of prompt_logits[:, -1], and tokens[:, i + 1]
+  that of decode_logits[:, i]. B = 2, P = 24, S = 32, V = 96; one prefill, then S cached decode steps;
+- `rope.json`: name -> {config, inv_freq [head_dim / 2], attention_scaling}, at the figures of published models;
+- `babyllama_greedy.json`, if DIR holds the BabyLlama checkpoint: 200 greedy tokens after [1], blind to eos, and
+  gaps[i], the distance between the two largest of the logits that chose tokens[i].
+
+Before a case is written it is proved to be a test: its greedy choices stand clear of ties, and each norm weight, bias,
+epsilon and RoPE figure moves its logits. Afterwards the folder is loaded again and must give the same logits.
+"""
+
+import argparse
+import copy
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
+from golden_cases import Case, all_cases, published_ropes
+from transformers import (  # pyright: ignore[reportMissingImports]
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # pyright: ignore[reportMissingImports]
+
+B, P, S = 2, 24, 32
+LOGIT_STD = 2.0
+SMALLEST_GAP = 5e-3  # of the two largest logits at any greedy step; float32 noise is about 1e-5
+SMALLEST_EFFECT = 0.05  # on the logits, of a number that a case is there to test
+SAME = 5e-5  # largest difference between one pass over the sequence and cached steps, in float32
+
+
+def build(config: PretrainedConfig) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def load(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@torch.no_grad()
+def randomize(model: PreTrainedModel, prompts: torch.Tensor, generator: torch.Generator) -> None:
+    """Random weights, the final norm scaled so that logits have LOGIT_STD; tied weights are drawn once."""
+    for name, weight in model.named_parameters():
+        if name.endswith("norm.weight"):
+            weight.uniform_(0.5, 1.5, generator=generator)
+        elif "embed_tokens" in name:
+            weight.normal_(0.0, 0.02, generator=generator)  # small, as when published: the epsilon of the norms shows
+        else:
+            scale = 0.3 if name.endswith("bias") else 1.5 / math.sqrt(weight.shape[1])
+            weight.normal_(0.0, scale, generator=generator)
+    model.model.norm.weight.mul_(LOGIT_STD / model(prompts).logits.std())
+
+
+@torch.no_grad()
+def greedy(model: PreTrainedModel, prompts: torch.Tensor, steps: int) -> dict[str, torch.Tensor]:
+    """One prefill of prompts [B, P] and `steps` cached decode steps: the arrays of golden.npz."""
+    out = model(prompts, use_cache=True)
+    prompt_logits, tokens, logits = out.logits, [], []
+    for _ in range(steps):
+        tokens.append(out.logits[:, -1:].argmax(-1))
+        out = model(tokens[-1], past_key_values=out.past_key_values, use_cache=True)
+        logits.append(out.logits)
+    answers = dict(tokens=torch.cat(tokens, 1), prompt_logits=prompt_logits, decode_logits=torch.cat(logits, 1))
+    return dict(prompts=prompts, **answers)
+
+
+def top_two_gaps(golden: dict[str, torch.Tensor]) -> torch.Tensor:
+    """[B, S]: by how much tokens[b, i] was chosen."""
+    deciding = torch.cat([golden["prompt_logits"][:, -1:], golden["decode_logits"][:, :-1]], 1)
+    largest = deciding.topk(2, dim=-1).values
+    return largest[..., 0] - largest[..., 1]
+
+
+@torch.no_grad()
+def one_pass(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Logits [B, P + S, V] of the whole sequence, no cache."""
+    return model(torch.cat([golden["prompts"], golden["tokens"]], 1), use_cache=False).logits
+
+
+def altered_configs(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
+    """The config with one figure changed at a time; "dynamic" RoPE is plain RoPE inside max_position_embeddings."""
+    altered = copy.deepcopy(config)
+    altered.rms_norm_eps *= 10
+    yield "rms_norm_eps", altered
+    for key, value in config.rope_parameters.items():
+        if key != "rope_type" and (key, config.rope_parameters["rope_type"]) != ("factor", "dynamic"):
+            altered = copy.deepcopy(config)
+            altered.rope_parameters[key] = 2 * value
+            yield key, altered
+
+
+def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedModel]]:
+    """The model with one number wrong at a time: a figure of the config, a norm forgotten, a bias forgotten."""
+    for name, config in altered_configs(model.config):
+        altered = build(config)
+        altered.load_state_dict(model.state_dict())
+        yield name, altered
+    for name, _ in model.named_parameters():
+        if name.endswith(("norm.weight", "bias")):
+            altered = copy.deepcopy(model)
+            torch.nn.init.constant_(altered.get_parameter(name), 1.0 if name.endswith("norm.weight") else 0.0)
+            yield name, altered
+
+
+def smallest_effect(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> tuple[float, str]:
+    """How far the logits move at least when one number is wrong, and which number that is."""
+    right = one_pass(model, golden)
+    moves = [((one_pass(altered, golden) - right).abs().max().item(), name) for name, altered in altered_models(model)]
+    if min(moves)[0] < SMALLEST_EFFECT:
+        raise SystemExit(f"{min(moves)[1]} moves the logits by {min(moves)[0]:.1e}, less than {SMALLEST_EFFECT:.1e}")
+    return min(moves)
+
+
+def clear_model(config: PretrainedConfig, first_seed: int) -> tuple[PreTrainedModel, dict[str, torch.Tensor], int]:
+    """The first random model whose greedy choices all stand clear of ties, its answers and its seed."""
+    for seed in itertools.count(first_seed):
+        generator = torch.Generator().manual_seed(seed)
+        prompts = torch.randint(0, config.vocab_size, (B, P), generator=generator)
+        model = build(config)
+        randomize(model, prompts, generator)
+        golden = greedy(model, prompts, S)
+        if top_two_gaps(golden).min() > SMALLEST_GAP:
+            return model, golden, seed
+    raise AssertionError("unreachable: itertools.count has no end")
+
+
+def legacy_config(written: dict[str, Any], form: str) -> dict[str, Any]:
+    """A config.json of transformers 5 in the form of published checkpoints."""
+    newer = {"rope_parameters", "dtype", "layer_types", "transformers_version"}
+    fields = {key: value for key, value in written.items() if key not in newer}
+    fields["torch_dtype"] = written["dtype"]
+    if form == "minimal":
+        late = {"head_dim", "num_key_value_heads", "attention_bias", "attention_dropout", "mlp_bias", "pretraining_tp"}
+        return {key: value for key, value in sorted(fields.items()) if key not in late}
+    figures = dict(written["rope_parameters"])
+    fields["rope_theta"] = figures.pop("rope_theta")
+    fields["rope_scaling"] = {form: figures.pop("rope_type"), **figures}
+    return dict(sorted(fields.items()))
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def write_case(case: Case, folder: Path, model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> None:
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink()
+    if case.legacy:
+        config_path = folder / "config.json"
+        write_json(config_path, legacy_config(json.loads(config_path.read_text()), case.legacy))
+    arrays = {name: array.numpy() for name, array in golden.items()}
+    ids = {name: arrays[name].astype(np.int32) for name in ("prompts", "tokens")}
+    np.savez_compressed(folder / "golden.npz", **{**arrays, **ids})
+
+
+def check_reload(folder: Path) -> float:
+    """The folder alone must give its answers again: to the bit if cached, else up to the noise returned."""
+    model = load(folder)
+    golden = {name: torch.from_numpy(array) for name, array in np.load(folder / "golden.npz").items()}
+    again = greedy(model, golden["prompts"].long(), S)
+    different = [name for name in golden if not torch.equal(again[name].to(golden[name].dtype), golden[name])]
+    noise = (one_pass(model, golden) - torch.cat([golden["prompt_logits"], golden["decode_logits"]], 1)).abs().max()
+    if different or noise > SAME:
+        raise SystemExit(f"{folder.name}: loaded again, differs in {different}; one pass differs by {noise:.1e}")
+    return noise.item()
+
+
+def make_case(case: Case, folder: Path, first_seed: int) -> None:
+    model, golden, seed = clear_model(case.config, first_seed)
+    effect, number = smallest_effect(model, golden)
+    write_case(case, folder, model, golden)
+    noise, gap = check_reload(folder), top_two_gaps(golden).min().item()
+    print(f"{case.name:30} seed {seed}, gap {gap:.0e}, one pass {noise:.0e}, smallest effect {effect:.0e} ({number})")
+
+
+def rope_answer(config: LlamaConfig) -> dict[str, Any]:
+    rotary = LlamaRotaryEmbedding(config)
+    sizes = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
+    figures = {**{name: getattr(config, name) for name in sizes}, "rope_parameters": config.rope_parameters}
+    return dict(config=figures, inv_freq=rotary.inv_freq.tolist(), attention_scaling=rotary.attention_scaling)
+
+
+def babyllama_answer(folder: Path, steps: int) -> dict[str, Any]:
+    golden = greedy(load(folder), torch.tensor([[1]]), steps)
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    versions = dict(transformers=transformers.__version__, torch=str(torch.__version__))
+    answer = dict(prompt=[1], tokens=golden["tokens"][0].tolist(), gaps=top_two_gaps(golden)[0].tolist())
+    return dict(model_sha256=digest, versions=versions, **answer)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the golden answers of Hugging Face transformers.")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where (default: beside this file)")
+    parser.add_argument("--babyllama", type=Path, metavar="DIR", help="a checkpoint in Hugging Face layout")
+    args = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for index, case in enumerate(all_cases()):
+        make_case(case, args.out / case.name, first_seed=1000 * index)
+    write_json(args.out / "rope.json", {name: rope_answer(config) for name, config in published_ropes().items()})
+    if args.babyllama:
+        write_json(args.out / "babyllama_greedy.json", babyllama_answer(args.babyllama, steps=200))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Runs the decoder over one page pool without an engine: logits of prompts and of decode steps."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from checkpoints.hf import HFCheckpoint
+from jaxserve.load import load_params, read_spec
+from jaxserve.models.attention import Attend, Ragged
+from jaxserve.models.decoder import forward, logits
+from jaxserve.models.spec import ModelSpec
+from pallas_kernels.paged_attention import reference
+from sharding.mesh import MeshSpec
+
+
+def one_device_mesh() -> Mesh:
+    return MeshSpec().build(jax.devices())
+
+
+class Decoder:
+    """A checkpoint with pages for `rows` sequences of up to `context` tokens, pages in shuffled order."""
+
+    def __init__(self, folder: Path, mesh: Mesh, rows: int, context: int, page_size: int, dtype: str = "float32"):
+        checkpoint = HFCheckpoint.open(folder)
+        self.spec: ModelSpec = read_spec(checkpoint.config)[1]
+        self.params = load_params(checkpoint, mesh, dtype)
+        self.mesh, self.page_size = mesh, page_size
+        width = -(-context // page_size)
+        order = np.random.default_rng(0).permutation(rows * width).astype(np.int32)
+        self.tables = jnp.asarray(order.reshape(1, rows, width))
+        one = reference.allocate(rows * width, self.spec.num_kv_heads, page_size, self.spec.head_dim, self.params["embed"].dtype)
+        self.pages = tuple(jax.tree.map(lambda x: x[None], one) for _ in range(self.spec.num_layers))
+        self._step = jax.jit(self._run, static_argnames="decode")
+
+    def __call__(self, tokens: np.ndarray, start: int) -> np.ndarray:
+        """tokens [R, C] at positions start..start+C-1 of every row -> logits [R, C, V]."""
+        values, self.pages = self._step(self.params, self.pages, jnp.asarray(tokens), jnp.int32(start), decode=tokens.shape[1] == 1)
+        return np.asarray(values)
+
+    def _run(self, params, pages, tokens, start, decode):
+        rows, size = tokens.shape
+        positions = jnp.broadcast_to(start + jnp.arange(size), (rows, size))
+        entry = jnp.take_along_axis(self.tables[0], positions // self.page_size, axis=1)
+        ragged = Ragged(
+            tables=self.tables,
+            lengths=jnp.full((1, rows), start + size),
+            starts=(jnp.arange(rows + 1) * size)[None],
+            page=entry.reshape(1, -1),
+            offset=(positions % self.page_size).reshape(1, -1),
+        )
+        attend = Attend(ragged, self.mesh, reference, decode, self.spec.head_dim**-0.5)
+        attends = (attend,) * self.spec.num_layers
+        hidden, pages = forward(params, self.spec, pages, tokens.reshape(-1), positions.reshape(-1), attends)
+        return logits(params, self.spec, hidden).reshape(rows, size, -1), pages

@@ -1,0 +1,264 @@
+"""Loading, encoding and whole decoding, against the libraries and published vectors."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from jaxserve.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from tests.byte_tokenizer import ByteTokenizer
+from tests.tokenizer_cases import SMALL, TEXTS, Case, build_case, case_names, train_sentencepiece, write_small
+
+UNSPELLABLE = "\U0010fffd"  # a character that no vocabulary here has as one piece
+
+
+@pytest.fixture(scope="module", params=case_names())
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return build_case(request.param, tmp_path_factory.mktemp("tokenizer"))
+
+
+def configured(folder: Path, **fields: object) -> Tokenizer:
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
+    return load_tokenizer(folder)
+
+
+def visible(case: Case, ids: list[int]) -> list[int]:
+    return [token_id for token_id in ids if token_id not in case.special]
+
+
+def one_replacement(text: str) -> str:
+    """Runs of U+FFFD as one: how many stand for ill-formed bytes differs between the libraries."""
+    return re.sub("\ufffd+", "\ufffd", text)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_encode_puts_affixes_around_what_the_library_says(case: Case, text: str) -> None:
+    ids, theirs = case.tokenizer.encode(text), case.library_encode(text)
+    starts = [start for start in (0, 1) if ids[start : start + len(theirs)] == theirs]
+    assert starts
+    affixes = {*ids[: starts[-1]], *ids[starts[-1] + len(theirs) :]}
+    assert affixes <= {case.tokenizer.bos_id, 2}  # 2 is EOS in the one case that has a suffix
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_decode_says_what_the_library_says(case: Case, text: str) -> None:
+    ids = case.tokenizer.encode(text)
+    assert case.tokenizer.decode(ids) == case.library_decode(visible(case, ids))
+
+
+def test_decode_of_random_ids_says_what_the_library_says(case: Case) -> None:
+    draw = random.Random(0)
+    size = case.tokenizer.vocab_size
+    samples = [
+        [draw.randrange(min(size, draw.choice((300, size)))) for _ in range(draw.randrange(8))] for _ in range(999)
+    ]
+    both = [(case.tokenizer.decode(ids), case.library_decode(visible(case, ids))) for ids in samples]
+    comparable = [(ours, theirs) for ours, theirs in both if not (case.spoils_runs and "\ufffd" in theirs)]
+    assert len(comparable) > 200
+    assert all(one_replacement(ours) == one_replacement(theirs) for ours, theirs in comparable)
+
+
+def test_names_of_special_tokens_are_text(case: Case) -> None:
+    unknown = case.library_encode(UNSPELLABLE)
+    spells_everything = UNSPELLABLE in case.tokenizer.decode(unknown)
+    controls = {index: name for index, name in case.special.items() if index not in unknown}
+    affixes = [index for index in case.tokenizer.encode("a") if index in controls]
+    for name in list(controls.values())[:20]:
+        ids = case.tokenizer.encode(f"a {name} b")
+        assert [index for index in ids if index in controls] == affixes
+        assert not spells_everything or f"a {name} b" in case.tokenizer.decode(ids)
+
+
+def test_token_text_names_special_tokens_and_shows_no_broken_character(case: Case) -> None:
+    size = case.tokenizer.vocab_size
+    assert {case.tokenizer.token_text(index) for index in case.special} == set(case.special.values())
+    assert case.tokenizer.token_text(size) == f"<id {size}>"
+    for index in range(0, size, 7):
+        text, (data, _) = case.tokenizer.token_text(index), case.tokenizer.token_bytes(index)
+        assert text
+        assert text.count("\ufffd") == data.count("\ufffd".encode())
+
+
+def test_ids_outside_the_vocabulary_decode_to_nothing(case: Case) -> None:
+    ids, size = case.tokenizer.encode("Hello"), case.tokenizer.vocab_size
+    assert case.tokenizer.decode([size, *ids, size + 1000, -1]) == case.tokenizer.decode(ids)
+
+
+def test_half_a_surrogate_pair_is_refused(case: Case) -> None:
+    with pytest.raises(TokenizerError, match="character 1 is half a surrogate pair"):
+        case.tokenizer.encode("a\ud83d")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_token_text_of_bytes(name: str, tmp_path: Path) -> None:
+    tokenizer = build_case(name, tmp_path).tokenizer
+    texts = {tokenizer.token_text(index) for index in range(tokenizer.vocab_size)}
+    assert {"\n", "<0xF0>", "<0xFF>"} <= texts
+    assert {" the", "the "} & texts
+
+
+def test_gpt2_against_published_vectors(tmp_path: Path) -> None:
+    data = os.environ.get("JAXSERVE_TEST_DATA")
+    if not data:
+        pytest.skip("JAXSERVE_TEST_DATA is not set")
+    vectors = Path(data, "tokenizer_vectors")
+    texts = (vectors / "gpt2.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    ids = [[int(number) for number in line.split()] for line in (vectors / "gpt2.out").read_text().splitlines()]
+    tokenizer = build_case("tokenizers/gpt2/tokenizer.json", tmp_path).tokenizer
+    assert len(texts) - 1 == len(ids) == 46  # the file ends with a separator
+    assert [tokenizer.encode(text) for text in texts[:-1]] == ids
+    assert [tokenizer.decode(line) for line in ids] == texts[:-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "prefix", "suffix"),
+    [
+        ("sp-first-space", {}, [1], []),
+        ("sp-first-space", {"add_bos_token": False}, [], []),
+        ("sp-first-space", {"add_bos_token": None, "add_eos_token": True}, [1], [2]),
+        ("sp-first-space", {"add_bos_token": True, "bos_token": {"content": "</s>"}}, [2], []),
+        ("json-byte-level", {}, [0], []),
+        ("json-byte-level", {"add_bos_token": False}, [], []),
+        ("json-byte-level", {"add_eos_token": True, "eos_token": "<|end|>"}, [0], [1]),
+        ("json-byte-level", {"add_bos_token": True, "bos_token": {"content": "<|end|>"}}, [1], []),
+        ("json-byte-fallback", {}, [1], [2]),
+        ("json-byte-fallback", {"add_eos_token": False}, [1], []),
+    ],
+)
+def test_settings_decide_the_affixes(
+    name: str, fields: dict[str, object], prefix: list[int], suffix: list[int], tmp_path: Path
+) -> None:
+    write_small(name, tmp_path)
+    bare = configured(tmp_path, add_bos_token=False, add_eos_token=False).encode("the fox")
+    assert configured(tmp_path, **fields).encode("the fox") == [*prefix, *bare, *suffix]
+
+
+def test_special_ids(tmp_path: Path) -> None:
+    write_small("json-byte-level", tmp_path)
+    silent = load_tokenizer(tmp_path)
+    assert (silent.bos_id, silent.eos_ids) == (0, ())
+    named = configured(tmp_path, bos_token=None, eos_token={"content": "<|end|>", "lstrip": False})
+    assert (named.bos_id, named.eos_ids) == (0, (1,))
+
+
+def test_sentencepiece_model_without_bos(tmp_path: Path) -> None:
+    train_sentencepiece(tmp_path, bos_id=-1, eos_id=-1)
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (None, ())
+    assert tokenizer.decode(tokenizer.encode("the fox")) == "the fox"
+    with pytest.raises(TokenizerError, match="add_bos_token is true, but no bos_token is known"):
+        configured(tmp_path, add_bos_token=True)
+
+
+def test_tokenizer_json_comes_first(tmp_path: Path) -> None:
+    write_small("sp-first-space", tmp_path)
+    write_small("json-byte-level", tmp_path)
+    assert load_tokenizer(tmp_path).token_text(0) == "<|begin|>"
+
+
+def test_truncation_and_padding_in_the_file_are_ignored(tmp_path: Path) -> None:
+    write_small("json-byte-level", tmp_path)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    library.enable_truncation(4)
+    library.enable_padding(length=64)
+    library.save(str(tmp_path / "tokenizer.json"))
+    text = "the quick brown fox"
+    assert load_tokenizer(tmp_path).decode(load_tokenizer(tmp_path).encode(text)) == text
+    assert len(load_tokenizer(tmp_path).encode("")) == 1
+
+
+def test_added_token_outside_the_byte_alphabet_is_its_own_text(tmp_path: Path) -> None:
+    write_small("json-byte-level", tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode("<think>｜")
+    assert [tokenizer.token_text(index) for index in ids] == ["<|begin|>", "<think>", "｜"]
+    assert tokenizer.decode(ids) == "<think>｜"
+
+
+def test_unigram_vocabulary_refuses_names_of_control_tokens(tmp_path: Path) -> None:
+    library = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), ("▁a", -1.0), ("▁", -2.0)], unk_id=0))
+    library.add_special_tokens(["<unk>", "</s>"])
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("a z") == [2, 3, 0]
+    assert tokenizer.decode([2, 3, 2]) == "a  a"
+    with pytest.raises(TokenizerError, match="holds '</s>', which this tokenizer cannot spell"):
+        tokenizer.encode("a </s>")
+
+
+@pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.BPEDecoder(), decoders.Replace("ab", "c")])
+def test_decoders_whose_tokens_depend_on_neighbours_are_refused(decoder: object, tmp_path: Path) -> None:
+    library = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    if decoder is not None:
+        library.decoder = decoder
+    library.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TokenizerError, match="^tokenizer.json: decoder .* is not supported.*$"):
+        load_tokenizer(tmp_path)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="has neither tokenizer.json nor tokenizer.model; copy one") as caught:
+        load_tokenizer(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"version": "1.0", "model":'])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_corrupt_tokenizer_file(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TokenizerError, match="copy the file again") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_truncated_sentencepiece_model(tmp_path: Path) -> None:
+    write_small("sp-first-space", tmp_path)
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(TokenizerError, match="not a SentencePiece model"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sp-first-space", "json-byte-level"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not readable as JSON"),
+        ("[]", "holds list where an object is expected"),
+        ('{"add_bos_token": "yes"}', "add_bos_token is 'yes'; expected true, false or null"),
+        ('{"eos_token": 2}', "eos_token is 2; expected a string"),
+        ('{"eos_token": {"content": 2}}', "expected a string"),
+        ('{"bos_token": "<nowhere>"}', "'<nowhere>' is not in tokenizer."),
+    ],
+)
+def test_bad_settings(name: str, content: str, message: str, tmp_path: Path) -> None:
+    write_small(name, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(TokenizerError, match=message) as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_byte_tokenizer_keeps_the_protocol() -> None:
+    tokenizer: Tokenizer = ByteTokenizer()
+    ids = tokenizer.encode("né")
+    assert ids == [256, 0x6E, 0xC3, 0xA9]
+    assert tokenizer.decode([*ids, 257]) == "né"
+    assert [tokenizer.token_text(index) for index in ids] == ["<bos>", "n", "<0xC3>", "<0xA9>"]
+    assert [tokenizer.token_bytes(index)[0] for index in ids] == [b"", b"n", b"\xc3", b"\xa9"]
+
+
+def test_the_tokenizer_does_not_import_jax() -> None:
+    code = "import sys, jaxserve.tokenizer; sys.exit('jax' in sys.modules)"
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
