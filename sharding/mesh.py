@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
+
+from sharding.rules import ShardingError
 
 AXES = ("data", "expert", "tensor")
 
@@ -24,16 +26,16 @@ class MeshSpec:
     def __post_init__(self) -> None:
         for axis in AXES:
             if getattr(self, axis) < 1:
-                raise ValueError(f"mesh axis {axis} is {getattr(self, axis)}; it must be at least 1")
+                raise ShardingError(f"mesh axis {axis} is {getattr(self, axis)}; it must be at least 1")
 
     @property
     def size(self) -> int:
         return self.data * self.expert * self.tensor
 
-    def build(self, devices: Sequence[jax.Device]) -> Mesh:
-        """Mesh with Auto axis types over the first `size` devices; ValueError when there are fewer."""
+    def build(self, devices: Sequence[Any]) -> Mesh:
+        """Mesh with Auto axis types over the first `size` devices; ShardingError when there are fewer."""
         if len(devices) < self.size:
-            raise ValueError(
+            raise ShardingError(
                 f"mesh {self.data}x{self.expert}x{self.tensor} needs {self.size} devices; {len(devices)} are present "
                 "(lower --data, --expert or --tensor)"
             )

@@ -11,26 +11,31 @@ from collections.abc import Mapping
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+
+class ShardingError(ValueError):
+    """An array or a mesh that cannot be laid out as asked."""
+
+
 RULES: Mapping[str, str] = {"A": "data", "E": "expert", "V": "tensor", "N": "tensor", "K": "tensor", "F": "tensor"}
 
 
 def partition(axes: str, shape: tuple[int, ...], mesh: Mesh, rules: Mapping[str, str] = RULES) -> PartitionSpec:
     """PartitionSpec of an array whose dimensions are the letters of `axes`.
 
-    ValueError when two dimensions ask for the same mesh axis, or when a size does not divide by its mesh axis.
+    ShardingError when two dimensions ask for the same mesh axis, or when a size does not divide by its mesh axis.
     """
     if len(axes) != len(shape):
-        raise ValueError(f"axes {axes!r} name {len(axes)} dimensions; the shape {shape} has {len(shape)}")
+        raise ShardingError(f"axes {axes!r} name {len(axes)} dimensions; the shape {shape} has {len(shape)}")
     entries = [rules.get(letter) for letter in axes]
     used: dict[str, str] = {}
     for letter, size, axis in zip(axes, shape, entries, strict=True):
         if axis is None:
             continue
         if axis in used:
-            raise ValueError(f"axes {axes!r}: {used[axis]} and {letter} both map to mesh axis {axis!r}")
+            raise ShardingError(f"axes {axes!r}: {used[axis]} and {letter} both map to mesh axis {axis!r}")
         used[axis] = letter
         if size % mesh.shape[axis]:
-            raise ValueError(
+            raise ShardingError(
                 f"axis {letter} of size {size} does not divide by mesh axis {axis!r} of size {mesh.shape[axis]} "
                 f"(choose a --{axis} that divides {size})"
             )

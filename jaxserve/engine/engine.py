@@ -44,9 +44,9 @@ class Engine:
         """End a request; its last events come with the next step."""
         self._aborted += self.scheduler.abort(request_id, self._clock())
 
-    def stop(self, request_id: str, index: int) -> None:
-        """End one choice whose text met a stop string; no further event comes for it."""
-        self.scheduler.stop(request_id, index, self._clock())
+    def stop(self, request_id: str, index: int) -> TokenEvent | None:
+        """End one choice whose text met a stop string; returns its last event, None when it has ended already."""
+        return self.scheduler.stop(request_id, index, self._clock())
 
     @property
     def has_work(self) -> bool:

@@ -21,7 +21,7 @@ from jaxserve.engine.batch import (
     unpack_lane,
     upload_layout,
 )
-from jaxserve.engine.buckets import Bucket, choose
+from jaxserve.engine.buckets import Bucket, BucketPlan, choose
 from jaxserve.engine.compiles import CompileCounter
 from jaxserve.engine.plan import Admission, StepOutput, StepPlan
 from jaxserve.engine.state import abstract_state, new_state
@@ -54,6 +54,7 @@ class DeviceRunner:
 
     def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh):
         self.spec, self.config, self.mesh = spec, config, mesh
+        self.buckets = BucketPlan.of(config)
         self._params = params
         self._dtype: jnp.dtype = params["embed"].dtype
         self._groups = len(spec.page_groups())
@@ -98,6 +99,10 @@ class DeviceRunner:
         shardings = jax.tree.map(lambda x: x.sharding, self._abstract)
         step = jax.jit(self._builder.step(bucket), donate_argnums=1, out_shardings=(shardings, lane_axis))
         return step.lower(self._abstract_params(), self._abstract, upload)
+
+    def temporaries(self, bucket: Bucket) -> int:
+        """Bytes of one device that a step of this shape needs beside parameters and state; compiles it."""
+        return self.lower_step(bucket).compile().memory_analysis().temp_size_in_bytes
 
     def _abstract_params(self) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._params)
@@ -169,7 +174,14 @@ class DeviceRunner:
 
     def close(self) -> None:
         """Free the device memory of parameters and state. The runner is of no use afterwards."""
-        for leaf in jax.tree.leaves((self._params, self._state)):
+        for leaf in jax.tree.leaves(self._params):
             leaf.delete()
-        self._params, self._state, self._steps, self._writers = {}, None, {}, {}
+        self._params = {}
+        self.release_state()
+
+    def release_state(self) -> None:
+        """Free pages and rows, and forget the compiled steps."""
+        for leaf in jax.tree.leaves(self._state):
+            leaf.delete()
+        self._state, self._steps, self._writers = None, {}, {}
         self._compiles.close()

@@ -80,7 +80,7 @@ class Scheduler:
         """Queue a request's choices; RequestError when it could never run."""
         if request.id in self._requests:
             raise RequestIdInUseError(f"request id {request.id!r} is in flight already")
-        max_tokens = self._max_tokens(request)
+        max_tokens = self.max_tokens(request)
         choices: list[Sequence] = []
         for index in range(request.params.n):
             seq = Sequence(self._next_sequence, request, index, seed, max_tokens, leader=choices[0] if choices else None)
@@ -94,20 +94,20 @@ class Scheduler:
             insort(self.waiting, seq, key=lambda s: s.rank)
         self._requests[request.id] = choices
 
-    def _max_tokens(self, request: Request) -> int:
-        """max_tokens, or all that context and page pool leave."""
+    def max_tokens(self, request: Request, name: str = "prompt") -> int:
+        """max_tokens, or all that context and page pool leave; RequestError, with `name` as the field, without room."""
         prompt, asked = len(request.prompt), request.params.max_tokens
         if prompt == 0:
-            raise RequestError("prompt", "has no tokens")
+            raise RequestError(name, "has no tokens")
         if prompt + (asked or 1) > self.config.max_context:
             raise ContextLengthError(
-                "prompt",
+                name,
                 f"{prompt} tokens and max_tokens {asked or 1} exceed the context of {self.config.max_context} "
                 "(shorten the prompt, lower max_tokens, or raise --max-context as far as the model allows)",
             )
         if prompt + (asked or 1) > self.config.capacity:
             raise CapacityError(
-                "prompt",
+                name,
                 f"{prompt} tokens and max_tokens {asked or 1} can never fit the page pool of {self.config.capacity} tokens "
                 "(shorten the prompt, lower max_tokens, or raise --cache-tokens)",
             )
@@ -118,11 +118,12 @@ class Scheduler:
         live = [seq for seq in self._requests.get(request_id, ()) if not seq.finish]
         return [self._end(seq, Finish(FinishReason.ABORT), now) for seq in live]
 
-    def stop(self, request_id: str, index: int, now: float = 0.0) -> None:
-        """End one choice whose text met a stop string."""
+    def stop(self, request_id: str, index: int, now: float = 0.0) -> TokenEvent | None:
+        """End one choice whose text met a stop string; None when it has ended already."""
         for seq in self._requests.get(request_id, ()):
             if seq.index == index and not seq.finish:
-                self._end(seq, Finish(FinishReason.STOP), now)
+                return self._end(seq, Finish(FinishReason.STOP), now)
+        return None
 
     @property
     def has_work(self) -> bool:

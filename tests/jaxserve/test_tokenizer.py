@@ -1,5 +1,6 @@
 """Loading, encoding and whole decoding, against the libraries and published vectors."""
 
+import itertools
 import json
 import os
 import random
@@ -63,6 +64,17 @@ def test_decode_of_random_ids_says_what_the_library_says(case: Case) -> None:
     comparable = [(ours, theirs) for ours, theirs in both if not (case.spoils_runs and "\ufffd" in theirs)]
     assert len(comparable) > 200
     assert all(one_replacement(ours) == one_replacement(theirs) for ours, theirs in comparable)
+
+
+def test_openings_of_a_text_say_what_the_library_says(case: Case) -> None:
+    ids = range(case.tokenizer.vocab_size)
+    texts = [case.tokenizer.token_text(index) for index in ids]
+    spaces = [index for index in ids if texts[index].strip(" ") != texts[index]][:3]
+    others = [0, *case.library_encode("a")[-1:], *list(case.special)[:1]]  # 0 is a SentencePiece model's unknown piece
+    for opening in itertools.product([*spaces, *others], repeat=3):
+        theirs = case.library_decode(visible(case, list(opening)))
+        spoiled = case.spoils_runs and "\ufffd" in theirs
+        assert spoiled or one_replacement(case.tokenizer.decode(opening)) == one_replacement(theirs)
 
 
 def test_names_of_special_tokens_are_text(case: Case) -> None:
@@ -169,7 +181,7 @@ def test_truncation_and_padding_in_the_file_are_ignored(tmp_path: Path) -> None:
     library.enable_truncation(4)
     library.enable_padding(length=64)
     library.save(str(tmp_path / "tokenizer.json"))
-    text = "the quick brown fox"
+    text = "the quick brown fox jumps over the lazy dog"
     assert load_tokenizer(tmp_path).decode(load_tokenizer(tmp_path).encode(text)) == text
     assert len(load_tokenizer(tmp_path).encode("")) == 1
 
@@ -195,7 +207,18 @@ def test_unigram_vocabulary_refuses_names_of_control_tokens(tmp_path: Path) -> N
         tokenizer.encode("a </s>")
 
 
-@pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.BPEDecoder(), decoders.Replace("ab", "c")])
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        decoders.WordPiece(),
+        decoders.BPEDecoder(),
+        decoders.Replace("ab", "c"),
+        decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
+        decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
+        decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]),
+    ],
+)
 def test_decoders_whose_tokens_depend_on_neighbours_are_refused(decoder: object, tmp_path: Path) -> None:
     library = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     if decoder is not None:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxserve.tokenizer import StreamDecoder, Tokenizer, TokenizerError, completion_text
@@ -119,6 +119,7 @@ def test_bytes_that_never_complete_come_out() -> None:
     include_stop=st.booleans(),
     seed=st.integers(0, 999),
 )
+@example(text="aabaaabaaac", stop=["aabaaac"], include_stop=False, seed=0)  # falls back to a border of a border
 def test_stop_strings_against_reading_the_whole_text(text: str, stop: list[str], include_stop: bool, seed: int) -> None:
     ids = BYTES.encode(text)
     stream = StreamDecoder(BYTES, stop=stop, include_stop=include_stop)
@@ -162,6 +163,22 @@ def test_nothing_comes_after_a_stop_string() -> None:
     assert stream.push(b"one. two") == "one."
     assert (stream.push(b" three. "), stream.finish()) == ("", "")
     assert (stream.stopped, stream.stop_token_count) == (".", 4)
+
+
+class WideTokenizer(ByteTokenizer):
+    """Has one more token, of several bytes: the end of a sentence, a word and half of a character."""
+
+    WIDE = 300
+
+    def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
+        return (b". And\xc3", False) if token_id == self.WIDE else super().token_bytes(token_id, opening)
+
+
+@pytest.mark.parametrize(("include_stop", "expected"), [(False, "end"), (True, "end.")])
+def test_the_rest_of_the_token_that_stops_is_dropped(include_stop: bool, expected: str) -> None:
+    stream = StreamDecoder(WideTokenizer(), stop=["."], include_stop=include_stop)
+    assert stream.push([*b"end", WideTokenizer.WIDE, 0xA9]) + stream.finish() == expected
+    assert stream.stop_token_count == 4
 
 
 def test_stop_string_completed_by_the_end() -> None:

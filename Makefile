@@ -1,0 +1,63 @@
+# Variables, on the command line or from the environment:
+#   PYTHON       interpreter for a new environment; otherwise the first of CANDIDATES that runs and is new enough
+#   VENV         folder of the environment
+#   JAX_VERSION  an exact jax for a new environment, e.g. 0.11.2; otherwise the newest that pyproject.toml allows
+#   PYTEST_ARGS  more arguments for pytest, e.g. PYTEST_ARGS="-k pages"
+VENV       ?= .venv
+CANDIDATES := python3.12 python3.13 python3
+OLDEST_JAX := 0.11.2
+
+PACKAGES := jaxserve sharding pallas_kernels checkpoints
+PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
+RUN      := $(VENV)/bin/python -m
+INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
+
+.PHONY: help demo test test-oldest check fmt clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
+	  printf 'make %-12s %s\n' "$$name" "$$text"; done
+
+demo: $(VENV)/.runtime ## write a story with the bundled model
+	$(RUN) jaxserve.generate --model checkpoints/bundled/tiny-stories \
+	  --prompt "Once upon a time" --max-tokens 120
+
+test: $(VENV)/.dev ## run the tests
+	$(RUN) pytest -q $(PYTEST_ARGS)
+
+test-oldest: ## run the tests on the oldest supported jax, in an environment of its own
+	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX)
+
+check: $(VENV)/.dev ## check style, format and types
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+	$(RUN) pyright --pythonpath $(VENV)/bin/python
+
+fmt: $(VENV)/.dev ## fix what can be fixed, and format
+	$(RUN) ruff check --fix
+	$(RUN) ruff format
+
+clean: ## remove caches and build output (not the environments: remove .venv* by hand)
+	rm -rf build dist .pytest_cache .hypothesis .ruff_cache benchmarks/tmp
+	find $(wildcard $(PACKAGES) tests benchmarks) -name __pycache__ -prune -exec rm -rf {} +
+
+# Stamps: an environment is brought up to date whenever pyproject.toml is newer.
+$(VENV)/.runtime: pyproject.toml | $(VENV)/bin/pip
+	$(INSTALL) . $(PIN)
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/pip
+	$(INSTALL) '.[dev]' $(PIN)
+	@touch $(VENV)/.runtime $@
+
+# A name on PATH proves nothing (a pyenv shim may refuse to run): every candidate is asked for its version.
+$(VENV)/bin/pip:
+	@for python in $(or $(PYTHON),$(CANDIDATES)); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then \
+	    echo "creating $(VENV) with $$python"; exec "$$python" -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo "No Python >= 3.12 among: $(or $(PYTHON),$(CANDIDATES)). Get one, then run make again:" >&2; \
+	echo "  uv python install 3.12 | pyenv install 3.12 | apt install python3.12-venv | brew install python@3.12" >&2; \
+	echo "or name one: make PYTHON=/path/to/python3.12 ..." >&2; \
+	exit 1

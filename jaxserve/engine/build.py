@@ -1,0 +1,48 @@
+"""From a model on a mesh and the operator's options to an engine: the one place where sizes are decided."""
+
+from jax.sharding import Mesh
+
+from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.engine.buckets import BucketPlan
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.memory import affordable_tokens, bytes_per_device, device_limit, token_bytes
+from jaxserve.engine.runner import DeviceRunner
+from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.state import abstract_state
+from jaxserve.models.spec import ModelSpec
+from pallas_kernels import dispatch
+
+
+def build_engine(
+    spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOptions, fingerprint: str
+) -> tuple[Engine, DeviceRunner]:
+    """The engine, and its runner for warm-up and figures. ConfigError when the options cannot be met."""
+    config = plan_config(spec, params, mesh, options)
+    runner = DeviceRunner(spec, params, config, mesh)
+    scheduler = Scheduler(config, page_groups=len(spec.page_groups()), fingerprint=fingerprint)
+    return Engine(scheduler, runner), runner
+
+
+def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOptions) -> EngineConfig:
+    """Resolve the options; the cache takes what rows can use, or what memory has room for if that is less.
+
+    The largest step's temporaries are asked of the compiler only when the cache comes near the limit: an answer costs
+    a compile.
+    """
+    itemsize = params["embed"].dtype.itemsize
+    per_token = token_bytes(spec, itemsize, mesh.shape["tensor"])
+    limit, weights = device_limit(mesh), bytes_per_device(params)
+
+    def resolved(tokens: int) -> EngineConfig:
+        return resolve(options, max_positions=spec.max_positions, lanes=mesh.shape["data"], affordable_tokens=tokens)
+
+    wish = resolved(2**62)
+    kernel = dispatch.paged_attention(wish.attention)
+    state = abstract_state(spec, wish, mesh, kernel, params["embed"].dtype)
+    rows = bytes_per_device(state.rows)
+    if options.cache_tokens or weights + rows + wish.capacity * per_token < limit / 2:
+        return wish
+    probe = DeviceRunner(spec, params, resolved(wish.page_size), mesh)
+    temporaries = probe.temporaries(max(BucketPlan.of(wish).buckets, key=lambda b: b.tokens))
+    probe.release_state()
+    return resolved(affordable_tokens(limit, weights, rows, temporaries, per_token))

@@ -1,0 +1,57 @@
+"""How many pages a device has room for: planned from the compiler's numbers, not guessed as a fraction."""
+
+import os
+
+import jax
+from jax.sharding import Mesh
+
+from jaxserve.errors import ConfigError
+from jaxserve.models.spec import ModelSpec
+
+HOST_SHARE = 0.5  # of a machine's memory, where the device is the host itself
+
+
+def device_limit(mesh: Mesh) -> int:
+    """Bytes that one device of the mesh may use."""
+    device = mesh.devices.flat[0]
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    if device.platform != "cpu":
+        raise ConfigError(f"{device.device_kind} does not report its memory; give --cache-tokens")
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(host * HOST_SHARE) // mesh.size
+
+
+def bytes_per_device(tree: object) -> int:
+    """Bytes that a pytree of sharded arrays (or their abstract values) takes on one device."""
+    return sum(
+        int(leaf.dtype.itemsize * _product(leaf.sharding.shard_shape(leaf.shape))) for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
+
+
+def token_bytes(spec: ModelSpec, itemsize: int, tensor: int) -> int:
+    """Bytes of K and V of one token on one device, all layers."""
+    return sum(group.page_bytes(1, itemsize) for group in spec.page_groups()) // tensor
+
+
+def affordable_tokens(limit: int, weights: int, rows: int, temporaries: int, per_token: int) -> int:
+    """Tokens of cache that fit beside weights, row state and the largest step's temporaries; all in bytes of one device.
+
+    ConfigError when nothing is left.
+    """
+    left = limit - weights - rows - temporaries
+    if left < per_token:
+        raise ConfigError(
+            f"no memory is left for the KV cache: {limit / 2**30:.2f} GiB per device, weights {weights / 2**30:.2f}, "
+            f"rows {rows / 2**30:.2f}, temporaries of the largest step {temporaries / 2**30:.2f} GiB "
+            "(lower --max-batch, use --prefer latency, or raise --tensor)"
+        )
+    return left // per_token

@@ -1,0 +1,277 @@
+"""python -m jaxserve.generate: text from a checkpoint, on whatever machine this is."""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from checkpoints.errors import CheckpointError
+from jaxserve.completion import Completion, Delta
+from jaxserve.config import PRESETS, EngineOptions
+from jaxserve.errors import JaxserveError, RequestError
+from jaxserve.llm import LLM, Prepared
+from jaxserve.request import SamplingParams
+from jaxserve.tokenizer import Tokenizer, TokenizerError
+from pallas_kernels.dispatch import KernelError
+from sharding.mesh import MeshSpec
+from sharding.rules import ShardingError
+
+BAD_INPUT = 2
+EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0, or 2 when something asked for cannot be done (each such thing is one line on standard error)."""
+    args = parser().parse_args(arguments)
+    console = Console(stderr=True, highlight=False)
+    try:
+        prompts = read_prompts(args)
+        params = sampling_params(args)
+        use_compilation_cache(args.compilation_cache)
+        with open_llm(args, console) as llm:
+            return run(llm, prompts, params, args.json, console)
+    except EXPECTED as error:
+        return _complain(error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _complain(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return BAD_INPUT
+
+
+# ---- flags
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m jaxserve.generate", description="Generate text from a checkpoint.")
+    p.add_argument("--model", required=True, metavar="DIR", help="checkpoint folder as Hugging Face publishes it")
+    _prompt_flags(p.add_argument_group("prompts (default: standard input, as one prompt)"))
+    _sampling_flags(p.add_argument_group("sampling"))
+    _engine_flags(p.add_argument_group("engine"))
+    return p
+
+
+def _prompt_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--prompt", action="append", metavar="TEXT", help="may be given several times")
+    group.add_argument("--prompts-file", type=Path, metavar="F", help="one prompt per line")
+    group.add_argument("--json", action="store_true", help="one JSON object per completion, nothing else on standard output")
+
+
+def _sampling_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--max-tokens", type=int, metavar="N", help="default: until the model ends its text, or the context is full")
+    group.add_argument("--min-tokens", type=int, metavar="N", help="no end token before this many")
+    group.add_argument("--temperature", type=float, metavar="X", help="0: always the most probable token (default 1.0)")
+    group.add_argument("--seed", type=int, metavar="S")
+    group.add_argument("--top-k", type=int, metavar="K")
+    group.add_argument("--top-p", type=float, metavar="P")
+    group.add_argument("--min-p", type=float, metavar="P")
+    group.add_argument("--repetition-penalty", type=float, metavar="X")
+    group.add_argument("--presence-penalty", type=float, metavar="X")
+    group.add_argument("--frequency-penalty", type=float, metavar="X")
+    group.add_argument("--logit-bias", type=_json_bias, metavar="JSON", help='{"token id": bias, ...}')
+    group.add_argument("--allowed-token-ids", type=_ids, metavar="ID,ID,...")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")
+    group.add_argument("--stop-token-ids", type=_ids, metavar="ID,ID,...")
+    group.add_argument("--include-stop", action="store_true", default=None, help="keep what ended the text in the text")
+    group.add_argument("--ignore-eos", action="store_true", default=None)
+    group.add_argument("--n", type=int, metavar="N", help="completions per prompt")
+    group.add_argument("--logprobs", type=int, metavar="K", help="log-probabilities with K alternatives (in --json)")
+    group.add_argument("--prompt-logprobs", type=int, metavar="K")
+    group.add_argument("--echo", action="store_true", default=None, help="text begins with the prompt")
+
+
+def _engine_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--dtype", default="auto", help="auto (as stored), float32 or bfloat16")
+    group.add_argument("--prefer", choices=list(PRESETS), help="default: balanced")
+    group.add_argument("--max-batch", type=int, metavar="N", help="sequences that run together")
+    group.add_argument("--step-tokens", type=int, metavar="N", help="the most tokens one step computes")
+    group.add_argument("--page-size", type=int, metavar="N", help="tokens per page of the KV cache")
+    group.add_argument("--cache-tokens", type=int, metavar="N", help="size of the KV cache")
+    group.add_argument("--max-context", type=int, metavar="N", help="the longest prompt plus output")
+    group.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", default=None)
+    group.add_argument("--deterministic", action="store_true", default=None, help="same tokens bit for bit, whatever the load")
+    group.add_argument("--attention", help="auto, or the name of an implementation")
+    group.add_argument("--data", type=int, default=1, help="mesh: data-parallel lanes")
+    group.add_argument("--tensor", type=int, default=1, help="mesh: tensor parallelism")
+    group.add_argument("--compilation-cache", type=Path, metavar="DIR", default=default_compilation_cache())
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids like 1,2,3") from None
+
+
+def _json_bias(text: str) -> dict[int, float]:
+    try:
+        return {int(token): float(bias) for token, bias in json.loads(text).items()}
+    except (ValueError, AttributeError, TypeError):
+        raise argparse.ArgumentTypeError(f'{text!r} is not an object like {{"17": -1.5}}') from None
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    given = {f.name: getattr(args, f.name) for f in fields(SamplingParams) if getattr(args, f.name, None) is not None}
+    return SamplingParams(**given)
+
+
+def engine_options(args: argparse.Namespace) -> EngineOptions:
+    given = {f.name: getattr(args, f.name) for f in fields(EngineOptions) if getattr(args, f.name, None) is not None}
+    return EngineOptions(**given)
+
+
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    prompts = list(args.prompt or ())
+    if args.prompts_file:
+        try:
+            prompts += args.prompts_file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError("--prompts-file", f"{args.prompts_file}: {error}") from None
+    elif not prompts:
+        if sys.stdin.isatty():
+            print("reading the prompt from standard input (end with Ctrl-D)", file=sys.stderr)
+        prompts = [sys.stdin.read()]
+    if not prompts:
+        raise RequestError("--prompts-file", f"{args.prompts_file} has no lines (one prompt per line)")
+    return prompts
+
+
+# ---- getting ready
+
+
+def default_compilation_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jaxserve" / "xla"
+
+
+def use_compilation_cache(folder: Path) -> None:
+    """Keep compiled steps on disk, so that the next start finds them."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def open_llm(args: argparse.Namespace, console: Console) -> LLM:
+    loading, compiling = _Bar(console, "loading"), _Bar(console, "compiling")
+    with loading:
+        return LLM(
+            args.model,
+            dtype=args.dtype,
+            options=engine_options(args),
+            mesh=MeshSpec(data=args.data, tensor=args.tensor),
+            on_load=loading.update,
+            on_compile=compiling.update,
+        )
+
+
+class _Bar:
+    """A progress bar that appears with the first update and disappears with the last."""
+
+    def __init__(self, console: Console, title: str):
+        columns = TextColumn(f"{title:9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._task = None
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, done: int, total: int, what: str) -> None:
+        if self._task is None:
+            self._progress.start()
+            self._task = self._progress.add_task(what, total=total)
+        self._progress.update(self._task, completed=done, total=total, description=what)
+        if done >= total:
+            self._progress.stop()
+
+
+# ---- running and printing
+
+
+def run(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, console: Console) -> int:
+    """Generate for every prompt that can run; the others get their error line and leave the rest undisturbed."""
+    prepared: list[Prepared] = []
+    code = 0
+    for i, prompt in enumerate(prompts):
+        name = f"prompt {i + 1}" if len(prompts) > 1 else "prompt"
+        try:
+            prepared.append(llm.prepare(prompt, params, name))
+        except EXPECTED as error:
+            code = _complain(error)
+    printer = _JsonPrinter(llm.model.tokenizer) if as_json else _TextPrinter(alone=len(prompts) * params.n == 1)
+    started, done = time.monotonic(), list[Completion]()
+    for delta in _in_order(llm.run(prepared), [(i, k) for i in range(len(prepared)) for k in range(params.n)]):
+        printer.show(delta)
+        if delta.completion:
+            done.append(delta.completion)
+            if delta.completion.error:
+                code = _complain(delta.completion.error)
+    if done:
+        console.print(summary(done, time.monotonic() - started, llm.padding_share), style="dim")
+    return code
+
+
+def _in_order(deltas: Iterator[Delta], order: list[tuple[int, int]]) -> Iterator[Delta]:
+    """One choice after the other: the first unfinished one live, what comes early for later ones when its turn is there."""
+    early: dict[tuple[int, int], list[Delta]] = {key: [] for key in order}
+    turns = iter(order)
+    turn = next(turns, None)
+    for delta in deltas:
+        early[delta.prompt_index, delta.index].append(delta)
+        while turn and early[turn]:
+            shown = early[turn].pop(0)
+            yield shown
+            if shown.completion:
+                turn = next(turns, None)
+
+
+class _JsonPrinter:
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+
+    def show(self, delta: Delta) -> None:
+        if delta.completion:
+            print(json.dumps(delta.completion.to_json(self._tokenizer), ensure_ascii=False), flush=True)
+
+
+class _TextPrinter:
+    """Text as it comes, a headline before each choice unless there is only one."""
+
+    def __init__(self, alone: bool):
+        self._alone = alone
+        self._fresh = True
+
+    def show(self, delta: Delta) -> None:
+        if self._fresh and not self._alone:
+            print(f"--- prompt {delta.prompt_index + 1}, choice {delta.index + 1}")
+        print(delta.text, end="\n" if delta.completion else "", flush=True)
+        self._fresh = delta.completion is not None
+
+
+def summary(done: list[Completion], seconds: float, padding: float) -> str:
+    """One line: tokens, rates, what came from the cache, and the share of computed tokens that were padding."""
+    prompts = {id(c.prompt_token_ids): c for c in done}.values()
+    tokens_in, tokens_out = sum(len(c.prompt_token_ids) for c in prompts), sum(len(c.token_ids) for c in done)
+    ttft = statistics.median(c.timings.ttft for c in done)
+    tpot = statistics.median(c.timings.tpot for c in done)
+    cached = sum(c.timings.cached_tokens for c in done)
+    return (
+        f"{tokens_in} tokens in, {tokens_out} out | TTFT {ttft * 1e3:.1f} ms | {tpot * 1e3:.2f} ms per token | "
+        f"{tokens_out / seconds:.0f} tokens/s | {cached} cached | {padding:.0%} padding"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
