@@ -11,7 +11,7 @@ from jaxserve.tokenizer import StreamDecoder, Tokenizer
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds. queue: until admitted. ttft: until the first token. tpot: per token after the first. total: until the end."""
+    """Seconds. queue: until admitted; ttft: until the first token; tpot: per token after it; total: until the end."""
 
     queue: float
     ttft: float

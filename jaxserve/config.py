@@ -10,7 +10,7 @@ Prefer = Literal["latency", "balanced", "throughput"]
 
 @dataclass(frozen=True)
 class Preset:
-    """max_batch: rows. step_tokens: the most tokens one step computes, so how long a long prompt may hold up a stream."""
+    """max_batch: rows. step_tokens: the most tokens one step computes: how long a prompt may hold up a stream."""
 
     max_batch: int
     step_tokens: int
@@ -90,10 +90,15 @@ def resolve(options: EngineOptions, *, max_positions: int, lanes: int, affordabl
     wanted = options.cache_tokens or min(affordable_tokens, max_batch * _round_up(context, page_size))
     num_pages = wanted // page_size
     if num_pages < 1:
-        raise ConfigError(f"--cache-tokens {wanted} is less than one page of {page_size} tokens (raise it, or lower --page-size)")
+        raise ConfigError(
+            f"--cache-tokens {wanted} is less than one page of {page_size} tokens (raise it, or lower --page-size)"
+        )
     step_tokens = max(options.step_tokens or preset.step_tokens, max_batch)
     if options.deterministic and step_tokens < page_size:
-        raise ConfigError(f"--deterministic cuts prompts at page borders: a step of {step_tokens} tokens is less than a page of {page_size}")
+        raise ConfigError(
+            f"--deterministic cuts prompts at page borders: a step of {step_tokens} tokens is less than "
+            f"a page of {page_size} (raise --step-tokens, or lower --page-size)"
+        )
     return EngineConfig(
         lanes=lanes,
         max_batch=max_batch,

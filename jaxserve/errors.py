@@ -1,14 +1,14 @@
 """The errors of jaxserve, each with its gRPC code, HTTP status and reason.
 
-    JaxserveError
-    ├── RequestError            INVALID_ARGUMENT     400  the client can mend it; `field` is the path in the request
-    │   ├── ContextLengthError                            prompt and max_tokens exceed the context
-    │   └── CapacityError                                 can never fit the page pool
-    ├── RequestIdInUseError     ALREADY_EXISTS       409
-    ├── ConfigError             FAILED_PRECONDITION  400  the operator can mend it: a flag, a mesh, a size
-    │   └── ModelError                                    the checkpoint is not one this runtime understands
-    └── EngineError             INTERNAL             500
-        └── NonFiniteLogitsError                          one row's logits are NaN or Inf; only that request ends
+JaxserveError
+├── RequestError            INVALID_ARGUMENT     400  the client can mend it; `field` is the path in the request
+│   ├── ContextLengthError                            prompt and max_tokens exceed the context
+│   └── CapacityError                                 can never fit the page pool
+├── RequestIdInUseError     ALREADY_EXISTS       409
+├── ConfigError             FAILED_PRECONDITION  400  the operator can mend it: a flag, a mesh, a size
+│   └── ModelError                                    the checkpoint is not one this runtime understands
+└── EngineError             INTERNAL             500
+    └── NonFiniteLogitsError                          one row's logits are NaN or Inf; only that request ends
 """
 
 

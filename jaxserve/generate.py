@@ -65,11 +65,15 @@ def parser() -> argparse.ArgumentParser:
 def _prompt_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--prompt", action="append", metavar="TEXT", help="may be given several times")
     group.add_argument("--prompts-file", type=Path, metavar="F", help="one prompt per line")
-    group.add_argument("--json", action="store_true", help="one JSON object per completion, nothing else on standard output")
+    group.add_argument(
+        "--json", action="store_true", help="one JSON object per completion, nothing else on standard output"
+    )
 
 
 def _sampling_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--max-tokens", type=int, metavar="N", help="default: until the model ends its text, or the context is full")
+    group.add_argument(
+        "--max-tokens", type=int, metavar="N", help="default: until the model ends its text, or the context is full"
+    )
     group.add_argument("--min-tokens", type=int, metavar="N", help="no end token before this many")
     group.add_argument("--temperature", type=float, metavar="X", help="0: always the most probable token (default 1.0)")
     group.add_argument("--seed", type=int, metavar="S")
@@ -81,7 +85,9 @@ def _sampling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--frequency-penalty", type=float, metavar="X")
     group.add_argument("--logit-bias", type=_json_bias, metavar="JSON", help='{"token id": bias, ...}')
     group.add_argument("--allowed-token-ids", type=_ids, metavar="ID,ID,...")
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
+    )
     group.add_argument("--stop-token-ids", type=_ids, metavar="ID,ID,...")
     group.add_argument("--include-stop", action="store_true", default=None, help="keep what ended the text in the text")
     group.add_argument("--ignore-eos", action="store_true", default=None)
@@ -100,7 +106,9 @@ def _engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--cache-tokens", type=int, metavar="N", help="size of the KV cache")
     group.add_argument("--max-context", type=int, metavar="N", help="the longest prompt plus output")
     group.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", default=None)
-    group.add_argument("--deterministic", action="store_true", default=None, help="same tokens bit for bit, whatever the load")
+    group.add_argument(
+        "--deterministic", action="store_true", default=None, help="same tokens bit for bit, whatever the load"
+    )
     group.add_argument("--attention", help="auto, or the name of an implementation")
     group.add_argument("--data", type=int, default=1, help="mesh: data-parallel lanes")
     group.add_argument("--tensor", type=int, default=1, help="mesh: tensor parallelism")
@@ -132,7 +140,7 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
-    prompts = list(args.prompt or ())
+    prompts: list[str] = list(args.prompt or ())
     if args.prompts_file:
         try:
             prompts += args.prompts_file.read_text(encoding="utf-8").splitlines()
@@ -178,7 +186,13 @@ class _Bar:
     """A progress bar that appears with the first update and disappears with the last."""
 
     def __init__(self, console: Console, title: str):
-        columns = TextColumn(f"{title:9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+        columns = (
+            TextColumn(f"{title:9}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
         self._progress = Progress(*columns, console=console, transient=True)
         self._task = None
 
@@ -211,6 +225,7 @@ def run(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, con
         except EXPECTED as error:
             code = _complain(error)
     printer = _JsonPrinter(llm.model.tokenizer) if as_json else _TextPrinter(alone=len(prompts) * params.n == 1)
+    llm.warm_up(prepared)
     started, done = time.monotonic(), list[Completion]()
     for delta in _in_order(llm.run(prepared), [(i, k) for i in range(len(prepared)) for k in range(params.n)]):
         printer.show(delta)
@@ -224,7 +239,7 @@ def run(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, con
 
 
 def _in_order(deltas: Iterator[Delta], order: list[tuple[int, int]]) -> Iterator[Delta]:
-    """One choice after the other: the first unfinished one live, what comes early for later ones when its turn is there."""
+    """One choice after the other: the first unfinished one live; what comes early for later ones waits for its turn."""
     early: dict[tuple[int, int], list[Delta]] = {key: [] for key in order}
     turns = iter(order)
     turn = next(turns, None)

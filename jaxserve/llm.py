@@ -38,9 +38,9 @@ class LLM:
 
     model: a folder as Hugging Face publishes it. dtype: auto, float32 or bfloat16. options: the engine's knobs.
     mesh: how many devices to spread over. on_load, on_compile: called with (done, total, what) as it gets ready.
-    Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, one line each. Steps are compiled when the first prompts that
-    need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets no environment variable
-    and no jax.config.
+    Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, one line each. Steps are compiled when the first
+    prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets no
+    environment variable and no jax.config.
     """
 
     def __init__(
@@ -78,7 +78,9 @@ class LLM:
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else params
         if len(each) != len(prompts):
             raise RequestError("params", f"{len(each)} for {len(prompts)} prompts; give one for all, or one per prompt")
-        prepared = [self.prepare(prompt, p, f"prompts[{i}]") for i, (prompt, p) in enumerate(zip(prompts, each, strict=True))]
+        prepared = [
+            self.prepare(prompt, p, f"prompts[{i}]") for i, (prompt, p) in enumerate(zip(prompts, each, strict=True))
+        ]
         done = {(d.prompt_index, d.index): d.completion for d in self.run(prepared) if d.completion}
         return [done[key] for key in sorted(done)]
 

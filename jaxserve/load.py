@@ -41,9 +41,7 @@ class Model:
     fingerprint: str
 
 
-def load(
-    folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None
-) -> Model:
+def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None) -> Model:
     """Load a Hugging Face folder onto the mesh.
 
     dtype: auto keeps the checkpoint's precision (half and double become bfloat16 and float32), or float32, bfloat16.
@@ -93,7 +91,9 @@ def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
             f"config.json: architectures {named!r} are not implemented (implemented: {', '.join(FAMILIES)})"
         )
     if "quantization_config" in config:
-        raise ModelError("config.json: quantization_config: quantized checkpoints are not implemented (use the unquantized one)")
+        raise ModelError(
+            "config.json: quantization_config: quantized checkpoints are not implemented (use the unquantized one)"
+        )
     family = FAMILIES[known[0]]
     return family, family.spec_from_hf(config)
 
@@ -103,7 +103,9 @@ def _checkpoint_dtype(asked: str, table: list[Tensor], tensors: Mapping[str, np.
         raise ModelError(f"--dtype {asked!r}: choose auto, {' or '.join(DTYPES)}")
     stored = {tensors[row.name].dtype for row in table}
     if any(not _is_float(dtype) for dtype in stored):
-        raise ModelError(f"the checkpoint stores weights as {', '.join(sorted(map(str, stored)))}; floating point is needed")
+        raise ModelError(
+            f"the checkpoint stores weights as {', '.join(sorted(map(str, stored)))}; floating point is needed"
+        )
     return DTYPES["float32"] if any(dtype.itemsize > 2 for dtype in stored) else DTYPES["bfloat16"]
 
 
@@ -124,7 +126,9 @@ def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -
     if missing:
         raise ModelError(f"the checkpoint lacks {len(missing)} tensors: {_some(missing)}")
     if extra:
-        raise ModelError(f"the checkpoint has {len(extra)} tensors that config.json does not account for: {_some(extra)}")
+        raise ModelError(
+            f"the checkpoint has {len(extra)} tensors that config.json does not account for: {_some(extra)}"
+        )
     return table
 
 
@@ -137,7 +141,7 @@ def _load_tensor(row: Tensor, param: ParamSpec, stored: np.ndarray, spec: ModelS
         raise ModelError(f"tensor {row.name} is stored as {stored.dtype}; floating point is needed")
     view = row.view(stored, spec.sizes(), param.axes)
 
-    def shard(index: tuple[slice, ...]) -> np.ndarray:
+    def shard(index: Any) -> np.ndarray:
         part = view[index]
         check_finite(row.name, part)
         return np.ascontiguousarray(part, dtype=param.dtype)

@@ -15,5 +15,7 @@ PAGED_ATTENTION: dict[str, ModuleType] = {"reference": reference}
 def paged_attention(name: str) -> ModuleType:
     """The module that implements paged attention under this name; KernelError when there is none."""
     if name not in PAGED_ATTENTION:
-        raise KernelError(f"attention {name!r} is not built in; choose one of {', '.join(PAGED_ATTENTION)} (--attention)")
+        raise KernelError(
+            f"attention {name!r} is not built in; choose one of {', '.join(PAGED_ATTENTION)} (--attention)"
+        )
     return PAGED_ATTENTION[name]

@@ -1,4 +1,4 @@
-"""One declaration per parameter: shape, logical axes, dtype. Sharding, initial values and restore targets follow from it."""
+"""One declaration per parameter: shape, logical axes, dtype. Sharding and initial values follow from it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Packed int32 arrays: one upload and one download per step, with the fields laid out in one place for host and device."""
+"""Packed int32 arrays: one upload and one download per step, laid out in one place for host and device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,7 +81,9 @@ def upload_layout(bucket: Bucket, page_groups: int, page_size: int) -> Packed:
     return Packed(tuple(fields))
 
 
-def pack_lane(plan: LanePlan, bucket: Bucket, layout: Packed, *, page_size: int, page_groups: int, no_row: int) -> np.ndarray:
+def pack_lane(
+    plan: LanePlan, bucket: Bucket, layout: Packed, *, page_size: int, page_groups: int, no_row: int
+) -> np.ndarray:
     """One lane's columns, padded to the bucket. no_row: a row id that is out of range, for padding."""
     fresh_row = np.full((page_groups, bucket.fresh_pages(page_size)), no_row, np.int32)
     fresh_index, fresh_page = np.zeros_like(fresh_row), np.zeros_like(fresh_row)

@@ -12,7 +12,7 @@ class CompileCounter:
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
-    def _on_event(self, event: str, duration: float, **_: object) -> None:
+    def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
         self.count += event == COMPILE_EVENT
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ def token_bytes(spec: ModelSpec, itemsize: int, tensor: int) -> int:
 
 
 def affordable_tokens(limit: int, weights: int, rows: int, temporaries: int, per_token: int) -> int:
-    """Tokens of cache that fit beside weights, row state and the largest step's temporaries; all in bytes of one device.
+    """Tokens of cache that fit beside weights, rows and the largest step's temporaries; all in bytes of one device.
 
     ConfigError when nothing is left.
     """

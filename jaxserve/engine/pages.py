@@ -87,6 +87,8 @@ class PagePool:
             raise EngineError(f"pages {wrong[:8]} have other holders than the tables that list them")
         used = sum(count > 0 for count in counts)
         if len(self._free) + len(self._idle) + used != self.num_pages:
-            raise EngineError(f"{len(self._free)} free + {len(self._idle)} idle + {used} held is not {self.num_pages} pages")
+            raise EngineError(
+                f"{len(self._free)} free + {len(self._idle)} idle + {used} held is not {self.num_pages} pages"
+            )
         if set(self._free) & set(self._idle) or any(counts[p] for p in (*self._free, *self._idle)):
             raise EngineError("a page is in two states at once")

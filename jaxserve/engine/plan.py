@@ -1,4 +1,4 @@
-"""The plain data that crosses Engine.step(): what the host decided (StepPlan), and what came of it (StepOutput, TokenEvent).
+"""The plain data that crosses Engine.step(): what the host decided (StepPlan), what came of it (StepOutput, TokenEvent).
 
 Columns of ints instead of an object per row: cheap to build, to log, to replay and to send to other hosts.
 """
@@ -115,7 +115,7 @@ class Finish:
 
 @dataclass(slots=True)
 class Times:
-    """Monotonic seconds of one choice; 0 where it never came to that. cached: prompt tokens found in the prefix cache."""
+    """Monotonic seconds of one choice; 0 where it never came to that. cached: prompt tokens in the prefix cache."""
 
     submitted: float = 0.0
     admitted: float = 0.0

@@ -26,6 +26,7 @@ from jaxserve.engine.compiles import CompileCounter
 from jaxserve.engine.plan import Admission, StepOutput, StepPlan
 from jaxserve.engine.state import abstract_state, new_state
 from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
+from jaxserve.errors import ConfigError
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
@@ -102,7 +103,10 @@ class DeviceRunner:
 
     def temporaries(self, bucket: Bucket) -> int:
         """Bytes of one device that a step of this shape needs beside parameters and state; compiles it."""
-        return self.lower_step(bucket).compile().memory_analysis().temp_size_in_bytes
+        analysis = self.lower_step(bucket).compile().memory_analysis()
+        if analysis is None:
+            raise ConfigError("the compiler reports no memory figures for this device; give --cache-tokens")
+        return analysis.temp_size_in_bytes
 
     def _abstract_params(self) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._params)
@@ -164,7 +168,9 @@ class DeviceRunner:
     def collect(self, plan: StepPlan, handle: Launched) -> StepOutput:
         """The step's results on the host; waits for the device."""
         array, layout = np.asarray(handle.output), download_layout(handle.bucket)
-        return StepOutput(tuple(unpack_lane(lane, layout, values) for lane, values in zip(plan.lanes, array, strict=True)))
+        return StepOutput(
+            tuple(unpack_lane(lane, layout, values) for lane, values in zip(plan.lanes, array, strict=True))
+        )
 
     def _count(self, bucket: Bucket, plan: StepPlan) -> None:
         padding = self.padding[bucket]

@@ -11,10 +11,28 @@ from typing import Protocol
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.lane import Lane
-from jaxserve.engine.plan import FED_BACK, Admission, Finish, FinishReason, LaneOutput, LanePlan, StepKind, StepOutput, StepPlan, TokenEvent
+from jaxserve.engine.plan import (
+    FED_BACK,
+    Admission,
+    Finish,
+    FinishReason,
+    LaneOutput,
+    LanePlan,
+    StepKind,
+    StepOutput,
+    StepPlan,
+    TokenEvent,
+)
 from jaxserve.engine.prefix_cache import Chain
 from jaxserve.engine.sequence import Sequence
-from jaxserve.errors import CapacityError, ContextLengthError, EngineError, NonFiniteLogitsError, RequestError, RequestIdInUseError
+from jaxserve.errors import (
+    CapacityError,
+    ContextLengthError,
+    EngineError,
+    NonFiniteLogitsError,
+    RequestError,
+    RequestIdInUseError,
+)
 from jaxserve.request import Request
 
 
@@ -83,7 +101,9 @@ class Scheduler:
         max_tokens = self.max_tokens(request)
         choices: list[Sequence] = []
         for index in range(request.params.n):
-            seq = Sequence(self._next_sequence, request, index, seed, max_tokens, leader=choices[0] if choices else None)
+            seq = Sequence(
+                self._next_sequence, request, index, seed, max_tokens, leader=choices[0] if choices else None
+            )
             seq.tokens = list(request.prompt)
             seq.chains = [Chain() for _ in range(self._page_groups)]
             seq.waits_for_host = self._proposer is not None and self._proposer.waits(request)
@@ -108,8 +128,8 @@ class Scheduler:
         if prompt + (asked or 1) > self.config.capacity:
             raise CapacityError(
                 name,
-                f"{prompt} tokens and max_tokens {asked or 1} can never fit the page pool of {self.config.capacity} tokens "
-                "(shorten the prompt, lower max_tokens, or raise --cache-tokens)",
+                f"{prompt} tokens and max_tokens {asked or 1} can never fit the page pool of "
+                f"{self.config.capacity} tokens (shorten the prompt, lower max_tokens, or raise --cache-tokens)",
             )
         return asked or min(self.config.max_context, self.config.capacity) - prompt
 
@@ -200,7 +220,10 @@ class Scheduler:
             if not lane.has_row or draft.budgets[lane.index] == 0:
                 continue
             hit = lane.hit(seq)
-            if not lane.fits(seq, hit, min(reserve, self.config.capacity)) or self._size(draft, lane, seq, len(hit[0])) == 0:
+            if (
+                not lane.fits(seq, hit, min(reserve, self.config.capacity))
+                or self._size(draft, lane, seq, len(hit[0])) == 0
+            ):
                 continue
             score = (len(hit[0]), lane.available_pages())
             if best is None or score > best[0]:
@@ -236,7 +259,9 @@ class Scheduler:
         most = min(draft.budgets[lane.index] - size, seq.max_tokens - seq.num_generated - 1)
         return self._proposer.propose(seq)[: max(most, 0)]
 
-    def _make_room(self, draft: _Draft, lane: Lane, seq: Sequence, tokens: int) -> list[tuple[int, int, int, int]] | None:
+    def _make_room(
+        self, draft: _Draft, lane: Lane, seq: Sequence, tokens: int
+    ) -> list[tuple[int, int, int, int]] | None:
         """Pages for `tokens` positions, preempting sequences of lower rank; None: not in this step."""
         while (fresh := lane.extend(seq, tokens)) is None:
             if lane.draining:
@@ -253,7 +278,13 @@ class Scheduler:
         self._release_when_idle(seq)
 
     def _add_chunk(
-        self, draft: _Draft, lane: Lane, seq: Sequence, size: int, drafted: list[int], fresh: list[tuple[int, int, int, int]]
+        self,
+        draft: _Draft,
+        lane: Lane,
+        seq: Sequence,
+        size: int,
+        drafted: list[int],
+        fresh: list[tuple[int, int, int, int]],
     ) -> None:
         plan, start = draft.lanes[lane.index], seq.num_computed
         last = start + size == seq.num_tokens

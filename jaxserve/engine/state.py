@@ -1,5 +1,6 @@
 """What lives on the device between steps: one donated pytree of fixed structure, pages and rows."""
 
+from functools import partial
 from types import ModuleType
 
 import flax.struct
@@ -37,26 +38,41 @@ class State:
 
 def abstract_state(spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: ModuleType, dtype: jnp.dtype) -> State:
     """The state's shapes, dtypes and shardings."""
-    lanes, rows = config.lanes, config.max_batch
-    lane_axis = NamedSharding(mesh, PartitionSpec("data"))
+    shapes = jax.eval_shape(lambda: _zeros(spec, config, kernel, dtype))
 
-    def field(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((lanes, rows, *shape), dtype, sharding=lane_axis)
+    def sharded(axes: str | None, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        lanes_only = NamedSharding(mesh, PartitionSpec("data"))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding(axes, x.shape, mesh) if axes else lanes_only)
 
-    def layer_pages(kv_heads: int, head_dim: int) -> Pages:
-        one = jax.eval_shape(lambda: kernel.allocate(config.num_pages, kv_heads, config.page_size, head_dim, dtype))
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                (lanes, *x.shape), x.dtype, sharding=sharding("APKZH", (lanes, *x.shape), mesh)
-            ),
-            one,
-        )
-
-    groups = {layer: group for group in spec.page_groups() for layer in group.layers}
     return State(
-        pages=tuple(layer_pages(groups[i].kv_heads, groups[i].head_dim) for i in range(spec.num_layers)),
+        pages=jax.tree.map(partial(sharded, "APKZH"), shapes.pages),
+        rows=jax.tree.map(partial(sharded, None), shapes.rows),
+    )
+
+
+def new_state(abstract: State) -> State:
+    """A state of zeros on the devices."""
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
+    make = jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract), out_shardings=shardings)
+    return make()
+
+
+def _zeros(spec: ModelSpec, config: EngineConfig, kernel: ModuleType, dtype: jnp.dtype) -> State:
+    lanes, groups = config.lanes, spec.page_groups()
+    group_of = {layer: group for group in groups for layer in group.layers}
+
+    def layer_pages(layer: int) -> Pages:
+        group = group_of[layer]
+        one = kernel.allocate(config.num_pages, group.kv_heads, config.page_size, group.head_dim, dtype)
+        return jax.tree.map(lambda x: jnp.zeros((lanes, *x.shape), x.dtype), one)
+
+    def field(*shape: int, dtype: type = np.int32) -> jax.Array:
+        return jnp.zeros((lanes, config.max_batch, *shape), dtype)
+
+    return State(
+        pages=tuple(layer_pages(layer) for layer in range(spec.num_layers)),
         rows=Rows(
-            tables=tuple(field(config.pages_per_row) for _ in spec.page_groups()),
+            tables=tuple(field(config.pages_per_row) for _ in groups),
             length=field(),
             token=field(),
             sampling=RowSampling(
@@ -84,13 +100,6 @@ def abstract_state(spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: Mo
             ),
         ),
     )
-
-
-def new_state(abstract: State) -> State:
-    """A state of zeros on the devices."""
-    shardings = jax.tree.map(lambda x: x.sharding, abstract)
-    make = jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract), out_shardings=shardings)
-    return make()
 
 
 def nbytes(tree: object) -> int:

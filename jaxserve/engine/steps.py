@@ -1,10 +1,10 @@
 """The compiled steps: pure functions of parameters, state and one packed upload.
 
-    upload -> where every token lies -> decoder -> logits of the sampling rows -> tokens -> state and one packed download
+upload -> where every token lies -> decoder -> logits of the sampling rows -> tokens -> state and one packed download
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import ModuleType
 
 import jax
@@ -43,14 +43,13 @@ class StepBuilder:
         def run(params: dict, state: State, packed: Int[Array, "A n"]) -> tuple[State, Int[Array, "A m"]]:
             batch = upload.unpack(packed)
             rows = _place_fresh_pages(state.rows, batch)
-            lengths = _take(rows.length, batch["rows"]) * (batch["sizes"] > 0) + batch["sizes"]
+            before = jnp.where(batch["sizes"] > 0, _take(rows.length, batch["rows"]), 0)
+            lengths = before + batch["sizes"]
             starts = jnp.pad(jnp.cumsum(batch["sizes"], axis=-1), ((0, 0), (1, 0)))
             token_row, positions, live = _locate(lengths, starts, bucket.tokens)
             tokens = self._tokens(rows, batch, token_row)
             attends = self._attends(bucket, rows, batch, state, lengths, starts, token_row, positions, live)
-            hidden, pages = forward(
-                params, self.spec, state.pages, tokens.reshape(-1), positions.reshape(-1), attends
-            )
+            hidden, pages = forward(params, self.spec, state.pages, tokens.reshape(-1), positions.reshape(-1), attends)
             per_lane = hidden.reshape(*tokens.shape, -1)
             sampled = self._sample(params, rows, batch, per_lane, lengths, starts)
             rows = _advance(rows, batch, lengths, sampled)
@@ -142,7 +141,7 @@ def _place_fresh_pages(rows: Rows, batch: Batch) -> Rows:
         jax.vmap(place)(table, batch["fresh_row"][:, g], batch["fresh_index"][:, g], batch["fresh_page"][:, g])
         for g, table in enumerate(rows.tables)
     )
-    return rows.replace(tables=tables)
+    return replace(rows, tables=tables)
 
 
 def _locate(
@@ -153,7 +152,7 @@ def _locate(
     chunk = jax.vmap(lambda s: jnp.searchsorted(s, index, side="right") - 1)(starts)
     chunk = jnp.minimum(chunk, lengths.shape[-1] - 1)
     live = index[None] < starts[:, -1:]
-    position = _take(lengths, chunk) - _take(starts[:, 1:], chunk) + index
+    position = _take(lengths, chunk) - _take(starts[:, 1:], chunk) + index[None]
     return chunk, jnp.where(live, position, 0), live
 
 
@@ -166,10 +165,11 @@ def _advance(rows: Rows, batch: Batch, lengths: jax.Array, sampled: Sampled) -> 
     counts = jax.vmap(lambda lane, row, token, n: lane.at[row, token].add(n, mode="drop"))(
         rows.fields.counts, ids, tokens, counted
     )
-    return rows.replace(
+    return replace(
+        rows,
         length=_put(rows.length, ids, lengths),
         token=_put(rows.token, ids, token),
-        fields=rows.fields.replace(counts=counts),
+        fields=replace(rows.fields, counts=counts),
     )
 
 
@@ -200,7 +200,7 @@ def admit_row(layout: object, state: State, packed: Int[Array, "n"]) -> State:
     )
     tables = tuple(table.at[at].set(values["table"][g]) for g, table in enumerate(rows.tables))
     length = rows.length.at[at].set(values["length"])
-    return state.replace(rows=rows.replace(sampling=sampling, tables=tables, length=length))
+    return replace(state, rows=replace(rows, sampling=sampling, tables=tables, length=length))
 
 
 def set_counts(state: State, at: Int[Array, "2"], counts: Int[Array, "V"]) -> State:
@@ -219,4 +219,4 @@ def _set_fields(state: State, at: Int[Array, "2"], **values: jax.Array) -> State
     """Write large fields of the row at (lane, row)."""
     old = state.rows.fields
     new = {name: getattr(old, name).at[at[0], at[1]].set(value) for name, value in values.items()}
-    return state.replace(rows=state.rows.replace(fields=old.replace(**new)))
+    return replace(state, rows=replace(state.rows, fields=replace(old, **new)))

@@ -47,8 +47,11 @@ class Attend:
 
         T counts the tokens of all lanes, lane after lane; pages are [A, P, K, Z, H].
         """
-        heads, lanes = PartitionSpec("data", "tensor"), PartitionSpec("data")
-        paged = Pages(PartitionSpec("data", None, "tensor"), PartitionSpec("data", None, "tensor"))
+        heads, lanes, paged = (
+            PartitionSpec("data", "tensor"),
+            PartitionSpec("data"),
+            PartitionSpec("data", None, "tensor"),
+        )
         return jax.shard_map(
             self._one_lane,
             mesh=self.mesh,
@@ -87,5 +90,5 @@ def self_attention(
 def _project(subscripts: str, x: jax.Array, weights: dict, name: str) -> jax.Array:
     y = einsum(subscripts, x, weights[name])
     if f"{name}_bias" in weights:
-        y = y + weights[f"{name}_bias"]
+        y = y + weights[f"{name}_bias"].astype(y.dtype)[None]
     return y.astype(x.dtype)

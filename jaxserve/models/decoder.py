@@ -1,9 +1,8 @@
 """The one decoder: its parameters, and the way from token ids to hidden states to logits.
 
-Layers are unrolled with one leaf per weight and layer: a scan over stacked weights copies every layer's weights each step.
+Layers are unrolled, one leaf per weight and layer: a scan over stacked weights copies every layer's weights each step.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -41,7 +40,9 @@ def param_specs(spec: ModelSpec, dtype: jnp.dtype) -> dict:
         layer |= {"gate_bias": "F", "up_bias": "F", "down_bias": "D"}
     specs: dict = {
         "embed": _spec(spec, "VD", dtype),
-        "layers": [{name: _spec(spec, axes, dtype, name) for name, axes in layer.items()} for _ in range(spec.num_layers)],
+        "layers": [
+            {name: _spec(spec, axes, dtype, name) for name, axes in layer.items()} for _ in range(spec.num_layers)
+        ],
         "norm": _spec(spec, "D", dtype, "norm"),
     }
     return specs if spec.tied_head else specs | {"head": _spec(spec, "DV", dtype)}

@@ -18,4 +18,4 @@ def rms_norm(x: Float[Array, "*T D"], weight: Float[Array, "D"], eps: float) -> 
     """Zhang and Sennrich 2019, in float32; the result has x's dtype."""
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return normed.astype(x.dtype) * weight.astype(x.dtype)
+    return normed.astype(x.dtype) * weight.astype(x.dtype).reshape((1,) * (x.ndim - 1) + weight.shape)

@@ -1,6 +1,6 @@
 """Rotary position embedding: the frequencies of every published scaling, and their application.
 
-Su et al. 2021 (RoFormer); Chen et al. 2023 (linear interpolation); Peng et al. 2023 (YaRN); Llama 3.1's piecewise scaling.
+Su et al. 2021 (RoFormer); Chen et al. 2023 (linear); Peng et al. 2023 (YaRN); Llama 3.1's piecewise scaling.
 """
 
 import math
@@ -93,9 +93,11 @@ class YarnRope(Rope):
         return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
 
 
-def tables(rope: Rope, head_dim: int, positions: Int[Array, "T"]) -> tuple[Float[Array, "T H/2"], Float[Array, "T H/2"]]:
+def tables(
+    rope: Rope, head_dim: int, positions: Int[Array, "T"]
+) -> tuple[Float[Array, "T H/2"], Float[Array, "T H/2"]]:
     """cos and sin of every position's rotation, float32."""
-    angles = positions[:, None].astype(jnp.float32) * rope.inverse_frequencies(head_dim)
+    angles = positions[:, None].astype(jnp.float32) * rope.inverse_frequencies(head_dim)[None]
     return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
 
 

@@ -11,7 +11,7 @@ from jaxserve.models.rope import LinearRope, Llama3Rope, Rope, YarnRope
 from jaxserve.models.spec import ModelSpec
 
 # Fields of any config.json that change nothing in the forward pass of inference.
-BOOKKEEPING = frozenset(
+BOOKKEEPING: frozenset[str] = frozenset(
     "architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache initializer_range "
     "attention_dropout bos_token_id eos_token_id pad_token_id return_dict output_attentions output_hidden_states "
     "torchscript is_encoder_decoder is_decoder chunk_size_feed_forward id2label label2id problem_type "
@@ -25,7 +25,7 @@ class ConfigReader:
 
     def __init__(self, config: Mapping[str, Any]):
         self._config = config
-        self._seen = set(BOOKKEEPING)
+        self._seen: set[str] = set(BOOKKEEPING)
 
     def take(self, name: str, default: Any = None, *, kind: type | tuple[type, ...] = (int, float, bool)) -> Any:
         """The field's value; the default when it is absent or null; ModelError when it has another type."""
@@ -50,7 +50,9 @@ class ConfigReader:
         self._seen.add(name)
         value = self._config.get(name, allowed[0])
         if value not in allowed:
-            raise ModelError(f"config.json: {name} = {value!r} is not implemented (implemented: {', '.join(map(repr, allowed))})")
+            raise ModelError(
+                f"config.json: {name} = {value!r} is not implemented (implemented: {', '.join(map(repr, allowed))})"
+            )
 
     def ignore(self, *names: str) -> None:
         self._seen.update(names)
@@ -89,13 +91,16 @@ def _rope(fields: dict[str, Any], max_positions: int) -> Rope:
     except TypeError as wrong:
         raise ModelError(f"config.json: rope type {kind!r} has a field of the wrong type: {wrong}") from None
     if fields:
-        raise ModelError(f"config.json: rope type {kind!r} has fields that are not understood: {', '.join(sorted(fields))}")
+        raise ModelError(
+            f"config.json: rope type {kind!r} has fields that are not understood: {', '.join(sorted(fields))}"
+        )
     return rope
 
 
 def _dynamic(theta: float, take: Callable, max_positions: int) -> Rope:
-    """Frequencies change only beyond max_position_embeddings, where this runtime's context ends: within it, unscaled."""
-    take("factor"), take("original_max_position_embeddings", None)
+    """Frequencies change only beyond max_position_embeddings, where this runtime's context ends: unscaled within."""
+    take("factor")
+    take("original_max_position_embeddings", None)
     return Rope(theta)
 
 
@@ -168,7 +173,7 @@ class Tensor:
 
 
 def _groups(axes: str) -> Iterator[str]:
-    """"(NH)D" -> "NH", "D"."""
+    """ "(NH)D" -> "NH", "D"."""
     while axes:
         if axes[0] == "(":
             group, axes = axes[1:].split(")", 1)

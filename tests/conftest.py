@@ -1,0 +1,25 @@
+"""The strict world that every test runs in: 8 CPU devices, no silent promotion of dtypes or ranks."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# Engines of the same shape are built by many tests: compile each step once.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".pytest_cache" / "xla"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Real inputs that nobody here wrote; tests that need them are skipped without."""
+    folder = os.environ.get("JAXSERVE_TEST_DATA")
+    if not folder:
+        pytest.skip("JAXSERVE_TEST_DATA is not set")
+    return Path(folder)
