@@ -36,7 +36,7 @@ def _silent(done: int, total: int, what: str) -> None:
 class LLM:
     """A checkpoint ready to generate. Close it, or use it in a `with`, to free its device memory.
 
-    model: a folder as Hugging Face publishes it. dtype: auto, float32 or bfloat16. options: the engine's knobs.
+    model: a folder as Hugging Face publishes it. dtype: auto, float32, bfloat16. options: the engine's knobs.
     mesh: how many devices to spread over. on_load, on_compile: called with (done, total, what) as it gets ready.
     Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, one line each. Steps are compiled when the first
     prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets no
@@ -158,8 +158,8 @@ class LLM:
     def warm_up(self, prompts: Sequence[Prepared] | None = None) -> None:
         """Compile what these prompts can reach (None: everything), as far as that has not happened yet."""
         plan = self.runner.buckets
-        if prompts is None:
-            self.runner.warm_up(plan.buckets, self._on_compile)
+        if not prompts:
+            self.runner.warm_up(plan.buckets if prompts is None else (), self._on_compile)
             return
         sizes = [
             (len(p.request.prompt), self.engine.scheduler.max_tokens(p.request))

@@ -1,4 +1,4 @@
-"""The plain data that crosses Engine.step(): what the host decided (StepPlan), what came of it (StepOutput, TokenEvent).
+"""The plain data that crosses Engine.step(): what the host decided (StepPlan) and what came of it (StepOutput).
 
 Columns of ints instead of an object per row: cheap to build, to log, to replay and to send to other hosts.
 """

@@ -61,32 +61,35 @@ class DeviceRunner:
         self._groups = len(spec.page_groups())
         kernel = dispatch.paged_attention(config.attention)
         self._builder = StepBuilder(spec, mesh, kernel, config.page_size)
-        self._abstract = abstract_state(spec, config, mesh, kernel, self._dtype)
-        self._state = new_state(self._abstract)
+        self.abstract = abstract_state(spec, config, mesh, kernel, self._dtype)
+        self._state = new_state(self.abstract)
         self._admission = admission_layout(self._groups, config.pages_per_row)
-        self._writers: dict[str, Any] = {}
+        self.writers: dict[str, Any] = {}
         self._steps: dict[Bucket, Any] = {}
         self._compiles = CompileCounter()
-        self._compiled_at_ready = 0
+        self._expected_compiles = 0
         self.padding: dict[Bucket, Padding] = {}
 
     # ---- compiling
 
     def warm_up(self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None) -> None:
         """Compile the row writers and these steps, as far as that has not happened yet."""
+        before = self._compiles.count
         jobs: list[tuple[str, Callable[[], None]]] = []
-        if not self._writers:
+        if not self.writers:
             jobs.append(("row writers", self._compile_writers))
         jobs += [(str(b), partial(self._compile_step, b)) for b in buckets if b not in self._steps]
         for done, (what, job) in enumerate(jobs):
             progress(done, len(jobs), what)
             job()
-        progress(len(jobs), len(jobs), "")
-        self._compiled_at_ready = self._compiles.count
+        if jobs:
+            progress(len(jobs), len(jobs), "")
+        self._expected_compiles += self._compiles.count - before
 
     @property
     def compiles_after_ready(self) -> int:
-        return self._compiles.count - self._compiled_at_ready
+        """Compiles of the whole process since this runner exists, but for its own warm-ups."""
+        return self._compiles.count - self._expected_compiles
 
     def _compile_step(self, bucket: Bucket) -> None:
         self._steps[bucket] = self.lower_step(bucket).compile()
@@ -97,9 +100,9 @@ class DeviceRunner:
         lane_axis = NamedSharding(self.mesh, PartitionSpec("data"))
         size = upload_layout(bucket, self._groups, self.config.page_size).size
         upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
-        shardings = jax.tree.map(lambda x: x.sharding, self._abstract)
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract)
         step = jax.jit(self._builder.step(bucket), donate_argnums=1, out_shardings=(shardings, lane_axis))
-        return step.lower(self._abstract_params(), self._abstract, upload)
+        return step.lower(self._abstract_params(), self.abstract, upload)
 
     def temporaries(self, bucket: Bucket) -> int:
         """Bytes of one device that a step of this shape needs beside parameters and state; compiles it."""
@@ -117,7 +120,7 @@ class DeviceRunner:
         def array(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(self.mesh))
 
-        shardings = jax.tree.map(lambda x: x.sharding, self._abstract)
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract)
         writers: dict[str, tuple[Callable, tuple]] = {
             "admit_row": (partial(admit_row, self._admission), (array(self._admission.size),)),
             "set_counts": (set_counts, (array(2), array(vocab))),
@@ -126,7 +129,7 @@ class DeviceRunner:
         }
         for name, (write, arguments) in writers.items():
             jitted = jax.jit(write, donate_argnums=0, out_shardings=shardings)
-            self._writers[name] = jitted.lower(self._abstract, *arguments).compile()
+            self.writers[name] = jitted.lower(self.abstract, *arguments).compile()
 
     # ---- running
 
@@ -163,7 +166,7 @@ class DeviceRunner:
             self._write("set_mask", at, allowed_bits(a.allowed, vocab))
 
     def _write(self, name: str, *values: np.ndarray) -> None:
-        self._state = self._writers[name](self._state, *values)
+        self._state = self.writers[name](self._state, *values)
 
     def collect(self, plan: StepPlan, handle: Launched) -> StepOutput:
         """The step's results on the host; waits for the device."""
@@ -189,5 +192,5 @@ class DeviceRunner:
         """Free pages and rows, and forget the compiled steps."""
         for leaf in jax.tree.leaves(self._state):
             leaf.delete()
-        self._state, self._steps, self._writers = None, {}, {}
+        self._state, self._steps, self.writers = None, {}, {}
         self._compiles.close()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jaxserve.errors import ModelError
 from jaxserve.models.rope import Rope
 
 
@@ -55,11 +56,11 @@ class ModelSpec:
             "max_positions",
         ):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+                raise ModelError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"{self.num_heads} query heads do not divide by {self.num_kv_heads} kv heads")
+            raise ModelError(f"{self.num_heads} query heads do not divide by {self.num_kv_heads} kv heads")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
+            raise ModelError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
 
     def sizes(self) -> dict[str, int]:
         """Size of every dimension that a weight can have, by letter."""

@@ -88,7 +88,7 @@ def _rope(fields: dict[str, Any], max_positions: int) -> Rope:
         rope = _ROPES[kind](theta, take, max_positions)
     except KeyError as missing:
         raise ModelError(f"config.json: rope type {kind!r} lacks {missing}") from None
-    except TypeError as wrong:
+    except (TypeError, ValueError) as wrong:
         raise ModelError(f"config.json: rope type {kind!r} has a field of the wrong type: {wrong}") from None
     if fields:
         raise ModelError(

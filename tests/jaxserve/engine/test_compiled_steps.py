@@ -1,0 +1,49 @@
+"""What the compiler says of the steps: the state is updated in place, and nothing large stands beside it."""
+
+import jax
+import pytest
+
+from jaxserve.config import EngineOptions
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.state import nbytes
+from tests.jaxserve.engine.tiny import SPEC, make_engine
+
+LARGE = EngineOptions(max_batch=4, page_size=16, step_tokens=32, cache_tokens=2**18)
+BUCKETS = [Bucket("decode", 4, 4), Bucket("prefill", 4, 32), Bucket("score", 4, 32)]
+
+
+@pytest.fixture(scope="module")
+def runner():
+    engine, runner = make_engine(LARGE)
+    yield runner
+    engine.close()
+
+
+@pytest.mark.parametrize("bucket", BUCKETS, ids=str)
+def test_state_is_aliased_and_never_copied(runner, bucket: Bucket) -> None:
+    """Aliased bytes are the state's bytes; temporaries stay under a tenth of one layer's pages (34 MB)."""
+    memory = runner.lower_step(bucket).compile().memory_analysis()
+    state = runner.abstract
+    assert memory.alias_size_in_bytes == nbytes(state)
+    assert memory.temp_size_in_bytes < nbytes(state.pages[0]) / 10
+
+
+def test_writers_alias_the_state_too(runner) -> None:
+    runner.warm_up([])
+    for name, writer in runner.writers.items():
+        memory = writer.memory_analysis()
+        assert memory.alias_size_in_bytes == nbytes(runner.abstract), name
+        assert memory.temp_size_in_bytes < nbytes(runner.abstract.pages[0]) / 10, name
+
+
+def test_pages_take_what_the_spec_says(runner) -> None:
+    group = SPEC.page_groups()[0]
+    config = runner.config
+    assert nbytes(runner.abstract.pages) == config.num_pages * group.page_bytes(config.page_size, 4)
+
+
+def test_a_compile_after_warm_up_is_counted(runner) -> None:
+    runner.warm_up([])
+    before = runner.compiles_after_ready
+    jax.jit(lambda x: x + 17)(1.0)
+    assert runner.compiles_after_ready > before

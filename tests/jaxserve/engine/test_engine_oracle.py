@@ -1,0 +1,152 @@
+"""The engine with everything on, against a loop without cache: tier (b) of the promise that neighbours are not felt."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxserve.config import EngineOptions
+from jaxserve.request import Request, SamplingParams
+from sharding.mesh import MeshSpec
+from tests.jaxserve.engine import naive
+from tests.jaxserve.engine.tiny import BASE, SPEC, Outcome, distribution, make_engine, make_params, run
+
+BOUND = 1e-4
+EOS = (3,)
+
+
+def random_params(rng: np.random.Generator) -> SamplingParams:
+    """Every processor now and then, alone and together."""
+
+    def sometimes(value: object, otherwise: object, share: float = 0.3) -> object:
+        return value if rng.random() < share else otherwise
+
+    vocab = SPEC.vocab_size
+    fields = dict(
+        temperature=sometimes(0.0, float(rng.uniform(0.3, 1.5)), 0.5),
+        top_k=sometimes(int(rng.integers(1, vocab)), 0),
+        top_p=sometimes(float(rng.uniform(0.3, 0.99)), 1.0),
+        min_p=sometimes(float(rng.uniform(0.01, 0.3)), 0.0),
+        repetition_penalty=sometimes(float(rng.uniform(0.8, 1.6)), 1.0),
+        presence_penalty=sometimes(float(rng.uniform(-1, 2)), 0.0),
+        frequency_penalty=sometimes(float(rng.uniform(-1, 2)), 0.0),
+        logit_bias=sometimes({int(t): float(rng.uniform(-5, 5)) for t in rng.integers(0, vocab, 3)}, {}),
+        allowed_token_ids=sometimes(tuple(int(t) for t in {*rng.integers(4, vocab, 8)} | {3}), None),
+        seed=int(rng.integers(0, 2**63)),
+        stop_token_ids=sometimes((int(rng.integers(4, vocab)),), ()),
+        ignore_eos=bool(sometimes(True, False)),
+        min_tokens=int(sometimes(int(rng.integers(1, 6)), 0)),
+        max_tokens=int(rng.integers(6, 24)),
+        n=int(sometimes(2, 1, 0.15)),
+        logprobs=20,
+        prompt_logprobs=sometimes(20, None, 0.2),
+    )
+    return SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+def random_requests(seed: int, count: int) -> list[tuple[int, Request]]:
+    """Arrivals over some steps; half of the prompts begin with one of two common prefixes."""
+    rng = np.random.default_rng(seed)
+    prefixes = [rng.integers(0, SPEC.vocab_size, 21).tolist() for _ in range(2)]
+    requests = []
+    for i in range(count):
+        shared = prefixes[rng.integers(0, 2)] if rng.random() < 0.5 else []
+        prompt = shared + rng.integers(0, SPEC.vocab_size, rng.integers(1, 45)).tolist()
+        params = random_params(rng)
+        priority = int(rng.integers(0, 3))
+        request = Request(id=f"r{i}", prompt=tuple(prompt), params=params, eos_ids=EOS, priority=priority)
+        requests.append((int(rng.integers(0, 60)), request))
+    return requests
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict:
+    return naive.to_numpy(make_params(MeshSpec().build(jax.devices())))
+
+
+@pytest.fixture(scope="module")
+def answers(weights: dict) -> dict[tuple[str, int], naive.Answer]:
+    """The oracle's answers to the 64 requests that every engine below gets."""
+    found = {}
+    for _, request in random_requests(0, 64):
+        for i in range(request.params.n):
+            p = request.params
+            found[request.id, i] = naive.generate(weights, SPEC, request, p.seed or 0, i, p.max_tokens or 0)
+    return found
+
+
+def check(outcome: Outcome, answer: naive.Answer, request: Request, index: int) -> None:
+    """Logits within the bound; tokens equal until a step whose top-two gap is below it."""
+    for step, (token, expected, gap) in enumerate(zip(outcome.tokens, answer.tokens, answer.gaps, strict=False)):
+        np.testing.assert_allclose(distribution(outcome.logprobs[step]), answer.scores[step], atol=BOUND)
+        if gap < BOUND and token != expected:
+            return
+        assert token == expected, f"{request.id}[{index}] step {step}, gap {gap}"
+        assert outcome.logprobs[step].token == token
+    assert len(outcome.tokens) == len(answer.tokens)
+    assert outcome.last is not None and outcome.last.finish is not None
+    assert outcome.last.finish.reason == answer.finish
+    if request.params.prompt_logprobs is not None and index == 0:
+        assert [entry.token for entry in outcome.prompt_logprobs] == list(request.prompt[1:])
+        for entry, expected_scores in zip(outcome.prompt_logprobs, answer.prompt_scores, strict=True):
+            np.testing.assert_allclose(distribution(entry), expected_scores, atol=BOUND)
+            np.testing.assert_allclose(entry.logprob, expected_scores[entry.token], atol=BOUND)
+
+
+@dataclass
+class Run:
+    """What a run over the 64 requests did beside answering them."""
+
+    preemptions: int
+    cached_tokens: int
+
+
+def run_and_check(options: EngineOptions, answers: dict, mesh: MeshSpec | None = None) -> Run:
+    engine, runner = make_engine(options, mesh)
+    runner.warm_up(runner.buckets.buckets)
+    arrivals = random_requests(0, 64)
+    outcomes = run(engine, arrivals)
+    for _, request in arrivals:
+        for i in range(request.params.n):
+            check(outcomes[request.id, i], answers[request.id, i], request, i)
+    assert runner.compiles_after_ready == 0
+    unused = [str(bucket) for bucket, use in runner.padding.items() if use.launches == 0]
+    assert not unused, "this run is meant to visit every bucket"
+    engine.close()
+    times = [outcome.last.times for outcome in outcomes.values() if outcome.last]
+    return Run(sum(t.preemptions for t in times), sum(t.cached for t in times))
+
+
+def test_chunked_cached_overlapped(answers: dict) -> None:
+    """Prompts of up to 65 tokens under a budget of 32, shared prefixes, arrivals while others decode."""
+    done = run_and_check(BASE, answers)
+    assert done.cached_tokens > 100
+    assert done.preemptions == 0
+
+
+def test_preempted(answers: dict) -> None:
+    """A pool that one and a half sequences fill."""
+    done = run_and_check(replace(BASE, cache_tokens=128), answers)
+    assert done.preemptions > 5
+
+
+def test_without_prefix_cache(answers: dict) -> None:
+    done = run_and_check(replace(BASE, prefix_cache=False), answers)
+    assert done.cached_tokens == 0
+
+
+def test_other_buckets(answers: dict) -> None:
+    run_and_check(replace(BASE, max_batch=3, step_tokens=48, page_size=16), answers)
+
+
+def test_deterministic_mode_gives_the_same_answers(answers: dict) -> None:
+    run_and_check(replace(BASE, deterministic=True), answers)
+
+
+def test_tensor_parallel(answers: dict) -> None:
+    run_and_check(BASE, answers, MeshSpec(tensor=2))
+
+
+def test_data_parallel_lanes(answers: dict) -> None:
+    run_and_check(BASE, answers, MeshSpec(data=2))

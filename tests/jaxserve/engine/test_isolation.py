@@ -1,0 +1,125 @@
+"""Tiers (a) and (c): a row does not feel its neighbours, and --deterministic means bit for bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.plan import Admission, LaneOutput, LanePlan, StepPlan
+from jaxserve.engine.runner import DeviceRunner
+from jaxserve.request import Request, SamplingParams
+from tests.jaxserve.engine.tiny import BASE, SPEC, distribution, make_engine, run
+
+PROMPTS = [[5, 1, 7, 7, 2, 9, 0, 4, 11], [8, 8, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13], [19]]
+
+
+@pytest.fixture(scope="module")
+def runner():
+    """Only the largest bucket of each kind, so that every arrangement below runs the same executable."""
+    engine, runner = make_engine(BASE)
+    runner.warm_up([Bucket("decode", 4, 4), Bucket("prefill", 4, 32)])
+    yield runner
+    engine.close()
+
+
+def admission(row: int, sequence: int) -> Admission:
+    """Pages 5s.. of a sequence are its own whatever its row; neighbours use every optional feature."""
+    busy = sequence != 0
+    return Admission(
+        lane=0,
+        row=row,
+        length=0,
+        tables=(tuple(range(5 * sequence, 5 * sequence + 5)),),
+        prompt_tokens=len(PROMPTS[sequence]),
+        choice=sequence,
+        seed=sequence,
+        temperature=1.0,
+        top_k=5 if busy else 0,
+        top_p=0.9 if busy else 1.0,
+        min_p=0.05 if busy else 0.0,
+        repetition_penalty=1.3 if busy else 1.0,
+        presence_penalty=0.5 if busy else 0.0,
+        frequency_penalty=0.5 if busy else 0.0,
+        logprobs=20,
+        min_tokens=3 if busy else 0,
+        end_ids=(3,),
+        bias=((4, 2.0),) if busy else (),
+        allowed=tuple(range(1, 18)) if busy else None,
+        history=tuple(PROMPTS[sequence]) if busy else None,
+    )
+
+
+def arrange(runner: DeviceRunner, order: list[int], rows: list[int]) -> dict[int, list[tuple[int, bytes]]]:
+    """Prefill and six decode steps of these sequences in this packing order and these rows: token and bits per step."""
+    admissions = tuple(admission(row, s) for row, s in zip(rows, order, strict=True))
+    sizes = [len(PROMPTS[s]) for s in order]
+    tokens = [token for s in order for token in PROMPTS[s]]
+    seen: dict[int, list[tuple[int, bytes]]] = {s: [] for s in order}
+    plan = StepPlan(1, "prefill", (lane_plan(order, rows, sizes, tokens),), admissions)
+    for step in range(7):
+        output = runner.collect(plan, runner.launch(plan)).lanes[0]
+        record(seen, order, output)
+        plan = StepPlan(step + 2, "decode", (lane_plan(order, rows, [1] * len(order), [-1] * len(order)),), ())
+    return seen
+
+
+def lane_plan(order: list[int], rows: list[int], sizes: list[int], tokens: list[int]) -> LanePlan:
+    return LanePlan(order, rows, [0] * len(order), sizes, [1] * len(order), tokens, [], [], logprobs=True)
+
+
+def record(seen: dict[int, list[tuple[int, bytes]]], order: list[int], output: LaneOutput) -> None:
+    assert output.logprobs is not None and all(output.finite)
+    for i, sequence in enumerate(order):
+        seen[sequence].append((output.tokens[i][0], distribution(output.logprobs[i][0]).tobytes()))
+
+
+def test_a_row_does_not_feel_its_neighbours(runner: DeviceRunner) -> None:
+    """Any subset, order and row of the same bucket: bit-identical distributions and tokens."""
+    together = arrange(runner, [0, 1, 2, 3], [0, 1, 2, 3])
+    assert len({bits for _, bits in together[0]}) > 1, "the model says the same thing whatever happens"
+    arrangements = [
+        ([0], [0]),
+        ([0], [3]),
+        ([3, 0], [1, 2]),
+        ([2, 1, 0], [0, 3, 1]),
+        ([3, 2, 1, 0], [3, 2, 1, 0]),
+        ([1, 3], [2, 0]),
+    ]
+    for order, rows in arrangements:
+        for sequence, steps in arrange(runner, order, rows).items():
+            assert steps == together[sequence], f"sequence {sequence} in order {order}, rows {rows}"
+
+
+def seeded_requests(count: int) -> list[tuple[int, Request]]:
+    rng = np.random.default_rng(3)
+    common = rng.integers(0, SPEC.vocab_size, 20).tolist()
+    requests = []
+    for i in range(count):
+        prompt = (common if i % 2 else []) + rng.integers(0, SPEC.vocab_size, int(rng.integers(1, 40))).tolist()
+        params = SamplingParams(
+            temperature=1.2, top_p=0.95, frequency_penalty=0.3, seed=i, max_tokens=20, logprobs=20, ignore_eos=True
+        )
+        requests.append((int(rng.integers(0, 12)), Request(id=f"r{i}", prompt=tuple(prompt), params=params)))
+    return requests
+
+
+def test_deterministic_mode_is_bit_identical_whatever_the_load() -> None:
+    """One request alone, among 7 and among 16, arriving together or not, with or without prefix hits."""
+    options = replace(BASE, max_batch=16, deterministic=True, cache_tokens=4096)
+    requests = seeded_requests(16)
+
+    def outcomes(some: list[tuple[int, Request]], prefix_cache: bool = True) -> dict[str, list]:
+        engine, runner = make_engine(replace(options, prefix_cache=prefix_cache))
+        runner.warm_up(runner.buckets.buckets)
+        done = run(engine, some)
+        engine.close()
+        assert sum(o.last.times.cached for o in done.values() if o.last) > 0 or not prefix_cache or len(some) == 1
+        return {key[0]: [(entry.token, distribution(entry).tobytes()) for entry in o.logprobs] for key, o in done.items()}
+
+    everyone = outcomes(requests)
+    assert outcomes(requests[:7]) == {key: everyone[key] for key in list(everyone)[:7]}
+    assert outcomes(requests, prefix_cache=False) == everyone
+    assert outcomes([(0, r) for _, r in reversed(requests)]) == everyone
+    for alone in requests[:3]:
+        assert outcomes([alone]) == {alone[1].id: everyone[alone[1].id]}

@@ -1,0 +1,92 @@
+"""A random decoder whose whole vocabulary fits into the reported log-probabilities, and engines around it."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.plan import Logprob, TokenEvent
+from jaxserve.engine.runner import DeviceRunner
+from jaxserve.engine.scheduler import Scheduler
+from jaxserve.models.decoder import param_specs
+from jaxserve.models.rope import Rope
+from jaxserve.models.spec import ModelSpec
+from jaxserve.request import MAX_LOGPROBS, Request
+from sharding.mesh import MeshSpec
+from sharding.params import map_specs, random_params
+
+SPEC = ModelSpec(
+    family="llama",
+    vocab_size=MAX_LOGPROBS,
+    d_model=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    d_mlp=48,
+    norm_eps=1e-5,
+    max_positions=96,
+    rope=Rope(10000.0),
+)
+BASE = EngineOptions(max_batch=4, page_size=4, step_tokens=32, cache_tokens=1024)
+
+
+def make_params(mesh: jax.sharding.Mesh, dtype: jnp.dtype = jnp.float32) -> dict:
+    """Weights spread so widely that the model has opinions: top-two gaps of about one."""
+    louder = map_specs(lambda spec: replace(spec, std=0.25), param_specs(SPEC, jnp.dtype(dtype)))
+    return random_params(louder, mesh, seed=1)
+
+
+def make_engine(options: EngineOptions, mesh_spec: MeshSpec | None = None) -> tuple[Engine, DeviceRunner]:
+    mesh = (mesh_spec or MeshSpec()).build(jax.devices())
+    config = resolve(options, max_positions=SPEC.max_positions, lanes=mesh.shape["data"], affordable_tokens=10**6)
+    return engine_of(config, mesh)
+
+
+def engine_of(config: EngineConfig, mesh: jax.sharding.Mesh) -> tuple[Engine, DeviceRunner]:
+    runner = DeviceRunner(SPEC, make_params(mesh), config, mesh)
+    return Engine(Scheduler(config, page_groups=len(SPEC.page_groups()), fingerprint="tiny"), runner), runner
+
+
+class Outcome:
+    """Everything that the engine said of one choice."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.logprobs: list[Logprob] = []
+        self.prompt_logprobs: list[Logprob] = []
+        self.last: TokenEvent | None = None
+
+    def take(self, event: TokenEvent) -> None:
+        assert self.last is None, "news after the end"
+        self.tokens += event.tokens
+        self.logprobs += event.logprobs or ()
+        self.prompt_logprobs += event.prompt_logprobs or ()
+        if event.finish:
+            self.last = event
+
+
+def run(engine: Engine, arrivals: list[tuple[int, Request]], limit: int = 5000) -> dict[tuple[str, int], Outcome]:
+    """Submit each request at its step, run until everything ended, check the invariants after every step."""
+    outcomes = {(r.id, i): Outcome() for _, r in arrivals for i in range(r.params.n)}
+    waiting = sorted(arrivals, key=lambda a: a[0])
+    for step in range(limit):
+        while waiting and waiting[0][0] <= step:
+            engine.submit(waiting.pop(0)[1])
+        for event in engine.step():
+            outcomes[event.request_id, event.index].take(event)
+        engine.scheduler.check_invariants()
+        if not waiting and not engine.has_work:
+            return outcomes
+    raise AssertionError(f"not done after {limit} steps")
+
+
+def distribution(entry: Logprob) -> np.ndarray:
+    """The reported alternatives as log-probabilities by token id, [V]: all of them, since V = 20."""
+    values = np.empty(SPEC.vocab_size, np.float32)
+    for token, logprob in entry.top:
+        values[token] = logprob
+    return values

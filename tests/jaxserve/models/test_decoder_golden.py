@@ -1,0 +1,43 @@
+"""The decoder against transformers: every golden checkpoint, prompt and 32 decode steps."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxserve.models.families.family import ConfigReader
+from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+BOUND = 1e-4
+CASES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.npz"))
+
+
+def test_the_cases_are_there() -> None:
+    assert len(CASES) == 22
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits(case: str) -> None:
+    golden = np.load(GOLDEN / case / "golden.npz")
+    prompts, tokens = golden["prompts"], golden["tokens"]
+    decoder = Decoder(GOLDEN / case, one_device_mesh(), rows=2, context=64, page_size=8)
+    first, second = prompts[:, :10], prompts[:, 10:]
+    in_chunks = np.concatenate([decoder(first, 0), decoder(second, 10)], axis=1)
+    np.testing.assert_allclose(in_chunks, golden["prompt_logits"], atol=BOUND)
+    for i in range(tokens.shape[1]):
+        logits = decoder(tokens[:, i : i + 1], prompts.shape[1] + i)[:, 0]
+        np.testing.assert_allclose(logits, golden["decode_logits"][:, i], atol=BOUND)
+        if i + 1 < tokens.shape[1]:
+            assert logits.argmax(-1).tolist() == tokens[:, i + 1].tolist()
+
+
+@pytest.mark.parametrize("case", sorted(json.loads((GOLDEN / "rope.json").read_text())))
+def test_rope_frequencies(case: str) -> None:
+    golden = json.loads((GOLDEN / "rope.json").read_text())[case]
+    config = golden["config"]
+    rope = ConfigReader(config).rope(default_theta=10000.0)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    np.testing.assert_allclose(rope.inverse_frequencies(head_dim), golden["inv_freq"], rtol=2e-6)
+    assert rope.attention_factor == pytest.approx(golden["attention_scaling"], rel=1e-9)
