@@ -31,7 +31,7 @@ Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, tensor
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded checkpoint. fingerprint: of config, dtype and weights' names, for the identity of cached pages."""
+    """A loaded checkpoint. fingerprint: of architecture, dtype and folder, for the identity of cached pages."""
 
     spec: ModelSpec
     params: dict

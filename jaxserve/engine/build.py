@@ -5,7 +5,7 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.memory import affordable_tokens, bytes_per_device, device_limit, token_bytes
+from jaxserve.engine.memory import affordable_tokens, bytes_per_device, check_fits, device_limit, token_bytes
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.state import abstract_state
@@ -40,7 +40,11 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
     kernel = dispatch.paged_attention(wish.attention)
     state = abstract_state(spec, wish, mesh, kernel, params["embed"].dtype)
     rows = bytes_per_device(state.rows)
-    if options.cache_tokens or weights + rows + wish.capacity * per_token < limit / 2:
+    cache = wish.capacity * per_token
+    if options.cache_tokens:
+        check_fits(limit, weights, rows, cache)
+        return wish
+    if weights + rows + cache < limit / 2:
         return wish
     probe = DeviceRunner(spec, params, resolved(wish.page_size), mesh)
     temporaries = probe.temporaries(max(BucketPlan.of(wish).buckets, key=lambda b: b.tokens))

@@ -42,6 +42,15 @@ def token_bytes(spec: ModelSpec, itemsize: int, tensor: int) -> int:
     return sum(group.page_bytes(1, itemsize) for group in spec.page_groups()) // tensor
 
 
+def check_fits(limit: int, weights: int, rows: int, cache: int) -> None:
+    """ConfigError when a cache of the size that was asked for cannot fit; all in bytes of one device."""
+    if weights + rows + cache > limit:
+        raise ConfigError(
+            f"--cache-tokens asks for {cache / 2**30:.2f} GiB per device; beside weights ({weights / 2**30:.2f}) and "
+            f"rows ({rows / 2**30:.2f}) that exceeds the {limit / 2**30:.2f} GiB there are (lower it)"
+        )
+
+
 def affordable_tokens(limit: int, weights: int, rows: int, temporaries: int, per_token: int) -> int:
     """Tokens of cache that fit beside weights, rows and the largest step's temporaries; all in bytes of one device.
 

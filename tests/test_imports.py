@@ -1,0 +1,111 @@
+"""Who may import whom: the arrows of the architecture, read from the syntax trees."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("jaxserve", "sharding", "pallas_kernels", "checkpoints", "tests", "benchmarks")
+
+# Folder or module -> project modules that it may import; the longest prefix of a file's module name decides.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "sharding": ("sharding",),
+    "pallas_kernels": ("pallas_kernels",),
+    "checkpoints": ("checkpoints", "sharding"),
+    "jaxserve.errors": (),
+    "jaxserve.config": ("jaxserve.errors",),
+    "jaxserve.request": ("jaxserve.errors",),
+    "jaxserve.tokenizer": ("jaxserve.tokenizer",),
+    "jaxserve.models": ("jaxserve.models", "jaxserve.errors", "sharding", "pallas_kernels"),
+    "jaxserve.engine": (
+        "jaxserve.engine",
+        "jaxserve.models",
+        "jaxserve.config",
+        "jaxserve.request",
+        "jaxserve.errors",
+        "sharding",
+        "pallas_kernels",
+    ),
+    "jaxserve.load": ("checkpoints", "jaxserve.models", "jaxserve.tokenizer", "jaxserve.errors", "sharding"),
+    "jaxserve.completion": ("jaxserve.engine", "jaxserve.request", "jaxserve.tokenizer"),
+    "jaxserve.llm": ("jaxserve", "sharding"),
+    "jaxserve.generate": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
+    "jaxserve": ("jaxserve",),
+}
+HOST_HALF = (
+    "jaxserve",
+    "jaxserve.config",
+    "jaxserve.errors",
+    "jaxserve.request",
+    "jaxserve.tokenizer",
+    "jaxserve.engine.buckets",
+    "jaxserve.engine.engine",
+    "jaxserve.engine.lane",
+    "jaxserve.engine.pages",
+    "jaxserve.engine.plan",
+    "jaxserve.engine.prefix_cache",
+    "jaxserve.engine.scheduler",
+    "jaxserve.engine.sequence",
+)
+UNSAFE_CALLS = ("eval", "exec", "pickle.load", "pickle.loads", "serialize_executable")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {
+    module_name(path): path
+    for package in ("jaxserve", "sharding", "pallas_kernels", "checkpoints")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def project_imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the arrows"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] in PACKAGES)
+
+
+def is_under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_arrows(module: str) -> None:
+    rule = max((prefix for prefix in ALLOWED if is_under(module, prefix)), key=len)
+    for name in project_imports(ast.parse(SOURCES[module].read_text())):
+        assert any(is_under(name, allowed) for allowed in ALLOWED[rule]), f"{module} must not import {name}"
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_no_code_from_data(module: str) -> None:
+    """No pickle, no eval, no exec."""
+    for node in ast.walk(ast.parse(SOURCES[module].read_text())):
+        if isinstance(node, ast.Call):
+            assert ast.unparse(node.func) not in UNSAFE_CALLS, f"{module}:{node.lineno}"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert "pickle" not in ast.unparse(node), f"{module}:{node.lineno}"
+
+
+def test_the_host_half_never_imports_jax() -> None:
+    script = f"import sys, {', '.join(HOST_HALF)}; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
+
+
+def test_only_entry_points_touch_jax_config_and_the_environment() -> None:
+    for module, path in SOURCES.items():
+        source = path.read_text()
+        if module not in ("jaxserve.generate", "checkpoints.bundled.train"):
+            assert "jax.config" not in source.replace("no jax.config", "") and "os.environ" not in source, module
