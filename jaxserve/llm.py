@@ -93,10 +93,10 @@ class LLM:
         params = params or SamplingParams()
         vocab = self.model.spec.vocab_size
         ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        text = prompt if isinstance(prompt, str) else self.model.tokenizer.decode(ids)
         if not ids:
             raise RequestError(name, "has no tokens, and this tokenizer adds none (give some text)")
         check_token_ids(name, ids, vocab)
+        text = prompt if isinstance(prompt, str) else self.model.tokenizer.decode(ids)
         params.check_vocabulary(vocab)
         request = Request(id=f"{self._next_id}", prompt=tuple(ids), params=params, eos_ids=self.model.eos_ids)
         self._next_id += 1

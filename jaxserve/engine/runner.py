@@ -26,7 +26,7 @@ from jaxserve.engine.compiles import CompileCounter
 from jaxserve.engine.plan import Admission, StepOutput, StepPlan
 from jaxserve.engine.state import abstract_state, new_state
 from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
@@ -135,6 +135,8 @@ class DeviceRunner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Write the plan's admissions and start its step; returns before the device is done."""
+        if any(samples > 1 for lane in plan.lanes for samples in lane.samples):
+            raise EngineError("the compiled steps sample one token per row; verifying drafted tokens is not built in")
         for admission in plan.admissions:
             self._admit(admission)
         bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens)
