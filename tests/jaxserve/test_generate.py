@@ -1,0 +1,243 @@
+"""The command line, called as a person would; what it cannot do is one line on standard error and exit code 2."""
+
+import io
+import json
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from jaxserve.generate import main
+
+ROOT = Path(__file__).parents[2]
+BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-stories"
+SMALL = ["--max-batch", "2", "--step-tokens", "32", "--page-size", "16", "--cache-tokens", "512"]
+STORY = "Once upon a time"
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs main() with the tests' compilation cache; returns exit code, standard output, standard error."""
+
+    def run(*arguments: str, model: Path | str = BUNDLED) -> tuple[int, str, str]:
+        cache = ["--compilation-cache", jax.config.jax_compilation_cache_dir]
+        try:
+            code = main(["--model", str(model), *SMALL, *cache, *arguments])
+        except SystemExit as stop:  # argparse
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the bundled checkpoint to spoil."""
+    for path in BUNDLED.iterdir():
+        shutil.copy(path, tmp_path / path.name)
+    return tmp_path
+
+
+def test_text_streams_to_standard_output(call) -> None:
+    code, out, err = call("--prompt", STORY, "--max-tokens", "12", "--temperature", "0")
+    assert code == 0 and out.endswith("\n") and out.count("\n") == 1
+    for figure in ("tokens in", "12 out", "TTFT", "ms per token", "tokens/s", "cached", "padding"):
+        assert figure in err.replace("\n", " ")
+
+
+def test_json_is_one_object_per_completion_and_nothing_else(call) -> None:
+    flags = ["--json", "--n", "2", "--seed", "3", "--max-tokens", "5", "--logprobs", "1"]
+    code, out, _ = call("--prompt", STORY, "--prompt", "The dog", *flags)
+    objects = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [(o["prompt"], o["index"]) for o in objects] == [(STORY, 0), (STORY, 1), ("The dog", 0), ("The dog", 1)]
+    for o in objects:
+        expected = {"prompt", "prompt_token_ids", "text", "token_ids", "logprobs", "finish_reason", "timings"}
+        assert expected <= set(o) and len(o["logprobs"]) == len(o["token_ids"]) <= 5
+        assert {"queue", "ttft", "tpot", "total", "cached_tokens", "preemptions"} == set(o["timings"])
+        assert {"token", "token_id", "logprob", "top"} == set(o["logprobs"][0])
+
+
+def test_prompts_file_and_standard_input(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"{STORY}\nThe dog\n")
+    greedy = ["--temperature", "0", "--max-tokens", "6", "--json"]
+    _, from_file, _ = call("--prompts-file", str(file), *greedy)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The dog"))
+    _, from_stdin, _ = call(*greedy)
+    ids = [json.loads(line)["token_ids"] for line in (from_file + from_stdin).splitlines()]
+    assert len(ids) == 3 and ids[1] == ids[2]
+
+
+def test_several_prompts_are_printed_in_order(call) -> None:
+    _, out, _ = call("--prompt", STORY, "--prompt", "The dog", "--max-tokens", "3", "--temperature", "0")
+    lines = out.splitlines()
+    assert lines[0] == "--- prompt 1, choice 1" and "--- prompt 2, choice 1" in lines
+
+
+def test_deterministic_and_float32(call) -> None:
+    flags = ["--deterministic", "--dtype", "float32", "--seed", "9", "--max-tokens", "8", "--json"]
+    alone = json.loads(call("--prompt", STORY, *flags)[1])
+    among = [json.loads(line) for line in call("--prompt", "The dog", "--prompt", STORY, *flags)[1].splitlines()]
+    assert among[1]["token_ids"] == alone["token_ids"] and among[1]["text"] == alone["text"]
+
+
+def assert_refused(result: tuple[int, str, str], message: str) -> None:
+    code, out, err = result
+    assert code == 2 and out == ""
+    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
+    assert message in line, line
+    assert "Traceback" not in err
+
+
+def write_header(path: Path, header: str, body: bytes = b"") -> None:
+    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + body)
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def claim_more(folder: Path) -> None:
+    header = '{"model.norm.weight": {"dtype": "F32", "shape": [1024], "data_offsets": [0, 4096]}}'
+    write_header(folder / "model.safetensors", header, b"\0" * 16)
+
+
+def duplicate_key(folder: Path) -> None:
+    entry = '"model.norm.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
+    write_header(folder / "model.safetensors", "{" + entry + "," + entry + "}", b"\0" * 4)
+
+
+def garbage(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"not a checkpoint at all")
+
+
+def index_without_file(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def only_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.model").unlink()
+
+
+def wrong_shape(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": config["intermediate_size"] + 8}))
+
+
+def unknown_field(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"secret_sauce": 1}))
+
+
+def nothing_of_the_model(folder: Path) -> None:
+    save_file({"x": np.zeros(3, np.float32)}, folder / "model.safetensors")
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+SPOILED: list[tuple[Callable[[Path], None], str]] = [
+    (truncate, "model.safetensors"),
+    (claim_more, "model.safetensors"),
+    (duplicate_key, "model.norm.weight"),
+    (garbage, "model.safetensors"),
+    (index_without_file, "model-00001-of-00002.safetensors"),
+    (only_pickle, "pickle"),
+    (no_tokenizer, "tokenizer.model"),
+    (wrong_shape, "config.json makes it"),
+    (unknown_field, "secret_sauce"),
+    (nothing_of_the_model, "lacks"),
+    (no_config, "config.json"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILED, ids=[spoil.__name__ for spoil, _ in SPOILED])
+def test_checkpoint_that_is_refused(call, folder: Path, spoil: Callable[[Path], None], message: str) -> None:
+    spoil(folder)
+    assert_refused(call("--prompt", STORY, model=folder), message)
+
+
+FLAGS: list[tuple[list[str], str]] = [
+    (["--prompt", STORY, "--max-tokens", "4000"], "lower max_tokens"),
+    (["--prompt", STORY * 100, "--max-tokens", "1"], "exceed the context of 64"),
+    (["--prompt", STORY, "--temperature", "-1"], "temperature"),
+    (["--prompt", STORY, "--min-tokens", "9", "--max-tokens", "3"], "min_tokens: 9 is more than max_tokens"),
+    (["--prompt", STORY, "--allowed-token-ids", "1,99999"], "allowed_token_ids: entry 1 is 99999"),
+    (["--prompt", STORY, "--stop", ""], "stop"),
+    (["--prompts-file", "/nonexistent/prompts.txt"], "/nonexistent/prompts.txt"),
+    (["--prompt", STORY, "--dtype", "int7"], "--dtype 'int7'"),
+    (["--prompt", STORY, "--tensor", "3"], "does not divide by mesh axis 'tensor' of size 3"),
+    (["--prompt", STORY, "--data", "64"], "needs 64 devices; 8 are present"),
+    (["--prompt", STORY, "--attention", "magic"], "attention 'magic' is not built in"),
+    (["--prompt", STORY, "--page-size", "0"], "--page-size 0"),
+    (["--prompt", STORY, "--cache-tokens", "3"], "less than one page"),
+    (["--prompt", STORY, "--cache-tokens", str(10**12)], "--cache-tokens asks for"),
+    (["--prompt", STORY, "--max-context", "999999"], "--max-context 999999"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), FLAGS, ids=[message for _, message in FLAGS])
+def test_flags_that_are_refused(call, flags: list[str], message: str) -> None:
+    context = [] if "--max-context" in flags else ["--max-context", "64"]
+    assert_refused(call(*context, *flags), message)
+
+
+def test_prompt_longer_than_the_page_pool(call) -> None:
+    assert_refused(call("--prompt", STORY * 20, "--cache-tokens", "32", "--max-tokens", "1"), "--cache-tokens")
+
+
+def test_model_folder_that_is_not_there(call) -> None:
+    assert_refused(call("--prompt", STORY, model="/nonexistent/model"), "/nonexistent/model")
+
+
+def test_an_empty_prompt_is_bos_or_an_error(call, folder: Path) -> None:
+    code, out, _ = call("--prompt", "", "--max-tokens", "3", "--json")
+    assert code == 0 and len(json.loads(out)["prompt_token_ids"]) == 1
+    (folder / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+    assert_refused(call("--prompt", "", model=folder), "has no tokens")
+
+
+def test_one_bad_prompt_does_not_disturb_the_others(call) -> None:
+    greedy = ["--temperature", "0", "--max-tokens", "6", "--max-context", "64", "--json"]
+    good = call("--prompt", STORY, "--prompt", "The dog", *greedy)
+    mixed = call("--prompt", STORY, "--prompt", "word " * 200, "--prompt", "The dog", *greedy)
+    assert good[0] == 0 and mixed[0] == 2
+    ids = [[json.loads(line)["token_ids"] for line in out.splitlines()] for out in (good[1], mixed[1])]
+    assert ids[0] == ids[1]
+    assert "error: prompt 2: " in mixed[2]
+
+
+def test_as_a_program() -> None:
+    """The module runs as its docstring says, from any folder."""
+    command = [sys.executable, "-m", "jaxserve.generate", "--model", str(BUNDLED), "--prompt", STORY, "--max-tokens", "5"]
+    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["finish_reason"] in ("length", "stop")
+
+
+def test_babyllama_tells_its_story(data_folder: Path, call) -> None:
+    """A real checkpoint: the published story, and transformers' greedy tokens for 200 steps."""
+    golden = json.loads((ROOT / "tests" / "golden" / "babyllama_greedy.json").read_text())
+    flags = ["--prompt", "", "--temperature", "0", "--max-tokens", "200", "--ignore-eos", "--json"]
+    code, out, _ = call(*flags, model=data_folder / "models" / "babyllama")
+    done = json.loads(out)
+    story = "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine."
+    assert code == 0 and done["text"].startswith(story)
+    assert done["token_ids"] == golden["tokens"]

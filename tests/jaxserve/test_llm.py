@@ -1,0 +1,203 @@
+"""The library's door, on the bundled model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxserve import LLM, EngineOptions, SamplingParams
+from jaxserve.errors import CapacityError, ContextLengthError, RequestError
+from jaxserve.tokenizer import completion_text
+
+BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-stories"
+OPTIONS = EngineOptions(max_batch=4, step_tokens=64, page_size=16, cache_tokens=1024)
+STORY = "Once upon a time"
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(BUNDLED, options=OPTIONS) as llm:
+        yield llm
+        assert not llm.engine.has_work
+        llm.engine.scheduler.check_invariants()
+        assert llm.engine.scheduler.lanes[0].running == []
+
+
+def test_generate(llm: LLM) -> None:
+    (done,) = llm.generate([STORY], GREEDY)
+    tokenizer = llm.model.tokenizer
+    assert done.prompt == STORY and list(done.prompt_token_ids) == tokenizer.encode(STORY)
+    assert len(done.token_ids) == 24 and done.finish_reason == "length"
+    assert done.text == completion_text(tokenizer, done.prompt_token_ids, done.token_ids)
+    assert done.logprobs is None and done.prompt_logprobs is None and done.error is None
+    assert 0 < done.timings.queue < done.timings.ttft < done.timings.total and done.timings.tpot > 0
+
+
+def test_stream_joins_to_generate(llm: LLM) -> None:
+    deltas = list(llm.stream(STORY, GREEDY))
+    (whole,) = llm.generate([STORY], GREEDY)
+    assert "".join(d.text for d in deltas) == whole.text
+    assert [t for d in deltas for t in d.token_ids] == list(whole.token_ids)
+    assert [d.completion is not None for d in deltas] == [False] * (len(deltas) - 1) + [True]
+
+
+def test_order_of_prompts_and_choices(llm: LLM) -> None:
+    params = [SamplingParams(temperature=1, seed=1, n=2, max_tokens=n) for n in (12, 3, 7)]
+    prompts = [STORY, "The dog", "A cat"]
+    done = llm.generate(prompts, params)
+    assert [(c.prompt, c.index) for c in done] == [(p, i) for p in prompts for i in range(2)]
+    assert [len(c.token_ids) for c in done] == [12, 12, 3, 3, 7, 7]
+    assert done[0].token_ids != done[1].token_ids, "choices of one seed draw different noise"
+
+
+def test_seed(llm: LLM) -> None:
+    first, again, other = (
+        llm.generate([STORY], SamplingParams(seed=seed, max_tokens=16))[0] for seed in (5, 5, 2**40 + 5)
+    )
+    assert first.token_ids == again.token_ids != other.token_ids
+    drawn = llm.generate([STORY], SamplingParams(max_tokens=16))[0]
+    repeated = llm.generate([STORY], SamplingParams(max_tokens=16, seed=drawn.seed))[0]
+    assert drawn.token_ids == repeated.token_ids, "the seed that was drawn is reported"
+
+
+def test_token_ids_as_prompt(llm: LLM) -> None:
+    ids = llm.model.tokenizer.encode(STORY)
+    by_ids, by_text = llm.generate([ids, STORY], GREEDY)
+    assert by_ids.token_ids == by_text.token_ids and by_ids.text == by_text.text
+
+
+def test_stop_string_across_tokens(llm: LLM) -> None:
+    (free,) = llm.generate([STORY], GREEDY)
+    stop = free.text[9:14]
+    cut = free.text.index(stop)
+    for include, expected in ((False, free.text[:cut]), (True, free.text[: cut + len(stop)])):
+        params = SamplingParams(temperature=0, max_tokens=24, stop=[stop], include_stop=include, logprobs=0)
+        (done,) = llm.generate([STORY], params)
+        assert done.text == expected
+        assert done.finish_reason == "stop" and done.stopped_by == stop
+        assert done.token_ids == free.token_ids[: len(done.token_ids)] and len(done.token_ids) < 24
+        assert done.logprobs is not None and len(done.logprobs) == len(done.token_ids)
+        streamed = "".join(d.text for d in llm.stream(STORY, params))
+        assert streamed == expected
+
+
+def test_stop_token_and_ignore_eos(llm: LLM) -> None:
+    (free,) = llm.generate([STORY], GREEDY)
+    third = free.token_ids[2]
+    first_at = free.token_ids.index(third) + 1
+    for include in (False, True):
+        params = SamplingParams(temperature=0, max_tokens=24, stop_token_ids=[third], include_stop=include)
+        (done,) = llm.generate([STORY], params)
+        assert done.token_ids == free.token_ids[:first_at] and done.stopped_by == third
+        shown = done.token_ids if include else done.token_ids[:-1]
+        assert done.text == completion_text(llm.model.tokenizer, done.prompt_token_ids, shown)
+    eos = llm.model.eos_ids[0]
+    only_eos = SamplingParams(temperature=0, max_tokens=5, allowed_token_ids=[eos])
+    (ended,) = llm.generate([STORY], only_eos)
+    assert ended.token_ids == (eos,) and ended.finish_reason == "stop" and ended.text == ""
+    ignoring = SamplingParams(temperature=0, max_tokens=5, allowed_token_ids=[eos], ignore_eos=True)
+    assert llm.generate([STORY], ignoring)[0].token_ids == (eos,) * 5
+
+
+def test_min_tokens_holds_the_end_back(llm: LLM) -> None:
+    eos = llm.model.eos_ids[0]
+    wants_out = SamplingParams(temperature=0, max_tokens=8, min_tokens=4, logit_bias={eos: 100.0})
+    (done,) = llm.generate([STORY], wants_out)
+    assert len(done.token_ids) == 5 and done.token_ids[-1] == eos and eos not in done.token_ids[:-1]
+
+
+def test_echo_and_log_probabilities(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, echo=True, logprobs=2, prompt_logprobs=3)
+    (done,) = llm.generate([STORY], params)
+    (plain,) = llm.generate([STORY], SamplingParams(temperature=0, max_tokens=4))
+    assert done.text == STORY + plain.text and done.token_ids == plain.token_ids
+    assert done.logprobs is not None and done.prompt_logprobs is not None
+    assert [entry.token for entry in done.prompt_logprobs] == list(done.prompt_token_ids[1:])
+    assert [entry.token for entry in done.logprobs] == list(done.token_ids)
+    for entry in done.logprobs:
+        assert len(entry.top) == 2 and entry.top[0] == (entry.token, entry.logprob)
+    assert all(len(entry.top) == 3 and entry.logprob <= 0 for entry in done.prompt_logprobs)
+    assert "".join(d.text for d in llm.stream(STORY, params)) == done.text
+
+
+def test_prefix_hits_are_reported_and_change_nothing(llm: LLM) -> None:
+    long = STORY + " there was a little dog" * 8
+    params = SamplingParams(temperature=0, max_tokens=12, seed=0)
+    llm.engine.scheduler.flush_cache()
+    (cold,), (warm,) = llm.generate([long], params), llm.generate([long], params)
+    assert cold.timings.cached_tokens == 0 and warm.timings.cached_tokens >= 16
+    assert cold.token_ids == warm.token_ids
+
+
+def test_two_streams_at_once(llm: LLM) -> None:
+    alone = [llm.generate([p], GREEDY)[0].text for p in (STORY, "The dog")]
+    one, two = llm.stream(STORY, GREEDY), llm.stream("The dog", GREEDY)
+    texts = ["", ""]
+    for a, b in zip(one, two, strict=False):
+        texts[0] += a.text
+        texts[1] += b.text
+    texts[0] += "".join(d.text for d in one)
+    texts[1] += "".join(d.text for d in two)
+    assert texts == alone
+
+
+def test_leaving_a_stream_frees_its_pages(llm: LLM) -> None:
+    stream = llm.stream(STORY, SamplingParams(max_tokens=200, n=3))
+    next(stream)
+    stream.close()
+    assert not llm.engine.has_work
+    llm.engine.scheduler.check_invariants()
+    assert llm.generate([STORY], GREEDY)[0].finish_reason == "length"
+
+
+def test_more_prompts_than_rows_and_pages(llm: LLM) -> None:
+    """32 prompts on 4 rows and a pool that they overrun."""
+    prompts = [f"{STORY} number {i}" for i in range(32)]
+    alone = [llm.generate([p], SamplingParams(temperature=0, max_tokens=8))[0].text for p in prompts[:4]]
+    done = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8))
+    assert [c.text for c in done[:4]] == alone
+    assert {c.finish_reason for c in done} <= {"length", "stop"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "kind", "message"),
+    [
+        ([], SamplingParams(), RequestError, "has no tokens"),
+        ([1, 5000], SamplingParams(), RequestError, "entry 1 is 5000; the vocabulary has ids 0 to"),
+        ([1, -1], SamplingParams(), RequestError, "entry 1 is -1"),
+        ([1, "x"], SamplingParams(), RequestError, "entry 1 is 'x'"),
+        ([1] * 5000, SamplingParams(), ContextLengthError, "5000 tokens and max_tokens 1 exceed the context"),
+        (STORY, SamplingParams(max_tokens=100000), ContextLengthError, "lower max_tokens"),
+        (STORY, SamplingParams(logit_bias={9999: 1.0}), RequestError, "logit_bias: entry 0 is 9999"),
+        (STORY, SamplingParams(allowed_token_ids=[-3]), RequestError, "allowed_token_ids: entry 0 is -3"),
+        (STORY, SamplingParams(stop_token_ids=[77777]), RequestError, "stop_token_ids: entry 0"),
+    ],
+)
+def test_prompt_that_is_refused(llm: LLM, prompt, params: SamplingParams, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        llm.generate([STORY, prompt], params)
+    assert "\n" not in str(caught.value)
+    assert not llm.engine.has_work, "nothing of the call runs"
+
+
+def test_params_and_prompts_must_match(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="2 for 1 prompts"):
+        llm.generate([STORY], [GREEDY, GREEDY])
+    with pytest.raises(RequestError, match="is a string; give a list"):
+        llm.generate(STORY, GREEDY)
+
+
+def test_prompt_that_no_pool_holds() -> None:
+    with LLM(BUNDLED, options=EngineOptions(max_batch=2, page_size=16, cache_tokens=64)) as small:
+        with pytest.raises(CapacityError, match="can never fit the page pool of 64 tokens"):
+            small.generate([[1] * 80], SamplingParams(max_tokens=1))
+
+
+def test_close_frees_the_device() -> None:
+    before = {id(x) for x in jax.live_arrays()}
+    llm = LLM(BUNDLED, options=OPTIONS)
+    assert len({id(x) for x in jax.live_arrays()} - before) > 20
+    llm.close()
+    assert not {id(x) for x in jax.live_arrays()} - before

@@ -1,0 +1,72 @@
+"""Bounds of sampling parameters: at, and just beyond."""
+
+import math
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import RequestError
+from jaxserve.request import SamplingParams
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -0.1}, "temperature: is -0.1; it must be between 0.0 and 2.0"),
+    ({"temperature": 2.1}, "temperature: is 2.1"),
+    ({"temperature": math.nan}, "temperature: is nan; it must be a finite number"),
+    ({"temperature": "hot"}, "temperature: is 'hot'"),
+    ({"temperature": True}, "temperature: is True"),
+    ({"top_p": 0.0}, "top_p: is 0, which keeps no token"),
+    ({"top_p": 1.1}, "top_p: is 1.1"),
+    ({"min_p": -0.1}, "min_p: is -0.1"),
+    ({"top_k": -1}, "top_k: is -1"),
+    ({"top_k": 1.5}, "top_k: is 1.5; it must be an integer"),
+    ({"repetition_penalty": 0}, "repetition_penalty: is 0"),
+    ({"presence_penalty": 2.5}, "presence_penalty: is 2.5"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty: is -2.5"),
+    ({"seed": -1}, "seed: is -1"),
+    ({"seed": 2**64}, "seed: is 18446744073709551616"),
+    ({"n": 0}, "n: is 0; it must be between 1 and 16"),
+    ({"n": 17}, "n: is 17"),
+    ({"max_tokens": 0}, "max_tokens: is 0"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens: 5 is more than max_tokens"),
+    ({"logprobs": 21}, "logprobs: is 21"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs: is -1"),
+    ({"stop": "text"}, "stop: is a string"),
+    ({"stop": [""]}, "stop: each string must have 1 to 256 bytes"),
+    ({"stop": ["x" * 257]}, "stop: each string must have 1 to 256 bytes"),
+    ({"stop": ["x"] * 17}, "stop: has 17 strings; the limit is 16"),
+    ({"stop_token_ids": range(33)}, "stop_token_ids: has 33 ids; the limit is 32"),
+    ({"logit_bias": {i: 1.0 for i in range(1025)}}, "logit_bias: has 1025 entries; the limit is 1024"),
+    ({"logit_bias": {3: 101.0}}, r"logit_bias\[3\]: is 101.0"),
+    ({"logit_bias": {3: math.inf}}, r"logit_bias\[3\]: is inf"),
+    ({"allowed_token_ids": []}, "allowed_token_ids: is empty"),
+    ({"include_stop": True}, "include_stop: has no meaning without"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        SamplingParams(**fields)
+    assert caught.value.field == message.split(":")[0].replace("\\", "")
+    assert "\n" not in str(caught.value)
+
+
+def test_every_bound_itself_is_allowed() -> None:
+    SamplingParams(
+        temperature=2.0,
+        top_k=2**31 - 1,
+        top_p=1.0,
+        min_p=1.0,
+        repetition_penalty=100.0,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        logit_bias={i: -100.0 for i in range(1024)},
+        seed=2**64 - 1,
+        stop=["x" * 256] * 16,
+        stop_token_ids=range(32),
+        min_tokens=7,
+        max_tokens=7,
+        n=16,
+        logprobs=20,
+        prompt_logprobs=20,
+    )
