@@ -193,7 +193,7 @@ class _Bar:
             TimeElapsedColumn(),
             TextColumn("{task.description}"),
         )
-        self._progress = Progress(*columns, console=console, transient=True)
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = None
 
     def __enter__(self) -> "_Bar":
@@ -234,7 +234,7 @@ def run(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, con
             if delta.completion.error:
                 code = _complain(delta.completion.error)
     if done:
-        console.print(summary(done, time.monotonic() - started, llm.padding_share), style="dim")
+        console.print(summary(done, time.monotonic() - started, llm.padding_share), style="dim", soft_wrap=True)
     return code
 
 

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from jaxserve.engine.batch import download_layout, upload_layout
+from jaxserve.engine.batch import Packed, download_layout, upload_layout
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.plan import FED_BACK
 from jaxserve.engine.sampling import RowSampling, Sampled, log_probabilities, sample, take_rows
@@ -190,9 +190,9 @@ def _results(batch: Batch, sampled: Sampled) -> Batch:
 # ---- the small writers
 
 
-def admit_row(layout: object, state: State, packed: Int[Array, "n"]) -> State:
+def admit_row(layout: Packed, state: State, packed: Int[Array, "n"]) -> State:
     """Write the small fields of a row that a sequence enters. layout: batch.admission_layout."""
-    values = layout.unpack(packed)  # type: ignore[attr-defined]
+    values = layout.unpack(packed)
     at = values["lane"], values["row"]
     rows = state.rows
     sampling = RowSampling(
