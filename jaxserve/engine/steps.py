@@ -6,12 +6,13 @@ upload -> where every token lies -> decoder -> logits of the sampling rows -> to
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from types import ModuleType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxserve.engine.batch import Packed, download_layout, upload_layout
 from jaxserve.engine.buckets import Bucket
@@ -25,6 +26,16 @@ from jaxserve.models.spec import ModelSpec
 SCORE_TOKENS = 64  # hidden states per slice of the head, so that no [T, V] array exists
 
 Batch = dict[str, jax.Array]
+
+
+class _Place(NamedTuple):
+    """Where the packed tokens of a step lie."""
+
+    lengths: Int[Array, "A R"]  # of each chunk's row once the step is done; 0 for padding
+    starts: Int[Array, "A R+1"]  # chunk r's tokens are starts[r]:starts[r+1]
+    chunk: Int[Array, "A T"]  # of each token
+    position: Int[Array, "A T"]  # of each token in its sequence; 0 for padding
+    live: Bool[Array, "A T"]  # whether it is a token at all
 
 
 @dataclass(frozen=True)
@@ -43,16 +54,15 @@ class StepBuilder:
         def run(params: dict, state: State, packed: Int[Array, "A n"]) -> tuple[State, Int[Array, "A m"]]:
             batch = upload.unpack(packed)
             rows = _place_fresh_pages(state.rows, batch)
-            before = jnp.where(batch["sizes"] > 0, _take(rows.length, batch["rows"]), 0)
-            lengths = before + batch["sizes"]
-            starts = jnp.pad(jnp.cumsum(batch["sizes"], axis=-1), ((0, 0), (1, 0)))
-            token_row, positions, live = _locate(lengths, starts, bucket.tokens)
-            tokens = self._tokens(rows, batch, token_row)
-            attends = self._attends(bucket, rows, batch, state, lengths, starts, token_row, positions, live)
-            hidden, pages = forward(params, self.spec, state.pages, tokens.reshape(-1), positions.reshape(-1), attends)
+            place = _locate(rows, batch, bucket.tokens)
+            tokens = self._tokens(rows, batch, place)
+            attends = self._attends(bucket, rows, batch, state, place)
+            hidden, pages = forward(
+                params, self.spec, state.pages, tokens.reshape(-1), place.position.reshape(-1), attends
+            )
             per_lane = hidden.reshape(*tokens.shape, -1)
-            sampled = self._sample(params, rows, batch, per_lane, lengths, starts)
-            rows = _advance(rows, batch, lengths, sampled)
+            sampled = self._sample(params, rows, batch, per_lane, place)
+            rows = _advance(rows, batch, place, sampled)
             results = _results(batch, sampled)
             if bucket.kind == "score":
                 results |= self._scores(params, per_lane, batch["targets"])
@@ -60,44 +70,33 @@ class StepBuilder:
 
         return run
 
-    def _tokens(self, rows: Rows, batch: Batch, token_row: jax.Array) -> Int[Array, "A T"]:
+    def _tokens(self, rows: Rows, batch: Batch, place: _Place) -> Int[Array, "A T"]:
         """Ids from the upload, or the row's newest token where the host does not know it yet."""
         newest = _take(rows.token, batch["rows"])
         if "tokens" not in batch:  # decode: one token per row
             return newest
-        return jnp.where(batch["tokens"] == FED_BACK, _take(newest, token_row), batch["tokens"])
+        return jnp.where(batch["tokens"] == FED_BACK, _take(newest, place.chunk), batch["tokens"])
 
-    def _attends(
-        self,
-        bucket: Bucket,
-        rows: Rows,
-        batch: Batch,
-        state: State,
-        lengths: jax.Array,
-        starts: jax.Array,
-        token_row: jax.Array,
-        positions: jax.Array,
-        live: jax.Array,
-    ) -> tuple[Attend, ...]:
+    def _attends(self, bucket: Bucket, rows: Rows, batch: Batch, state: State, place: _Place) -> tuple[Attend, ...]:
         """One Attend per layer; layers of a page group share theirs."""
         by_layer: dict[int, Attend] = {}
         for group, table in zip(self.spec.page_groups(), rows.tables, strict=True):
             tables = _take(table, batch["rows"])
-            entry = jax.vmap(lambda t, row, index: t[row, index])(tables, token_row, positions // self.page_size)
+            index = place.position // self.page_size
+            entry = jax.vmap(lambda t, chunk, i: t[chunk, i])(tables, place.chunk, index)
             no_page = state.pages[group.layers[0]].k.shape[1]
-            ragged = Ragged(tables, lengths, starts, jnp.where(live, entry, no_page), positions % self.page_size)
+            page, offset = jnp.where(place.live, entry, no_page), place.position % self.page_size
+            ragged = Ragged(tables, place.lengths, place.starts, page, offset)
             attend = Attend(ragged, self.mesh, self.kernel, bucket.kind == "decode", group.head_dim**-0.5)
             by_layer |= dict.fromkeys(group.layers, attend)
         return tuple(by_layer[i] for i in range(self.spec.num_layers))
 
-    def _sample(
-        self, params: dict, rows: Rows, batch: Batch, hidden: jax.Array, lengths: jax.Array, starts: jax.Array
-    ) -> Sampled:
+    def _sample(self, params: dict, rows: Rows, batch: Batch, hidden: jax.Array, place: _Place) -> Sampled:
         """One token for every row, from its chunk's last hidden state; fields [A*R, ...]."""
-        last = _take(hidden, jnp.maximum(starts[:, 1:] - 1, 0))
+        last = _take(hidden, jnp.maximum(place.starts[:, 1:] - 1, 0))
         values = self._logits(params, last.reshape(-1, last.shape[-1]))
         sampling = jax.tree.map(lambda field: take_rows(field, batch["rows"]), rows.sampling)
-        return sample(values, sampling, rows.fields, batch["rows"], lengths.reshape(-1))
+        return sample(values, sampling, rows.fields, batch["rows"], place.lengths.reshape(-1))
 
     def _logits(self, params: dict, hidden: jax.Array) -> jax.Array:
         """Whole rows of the vocabulary on every shard: what samples reads all of it."""
@@ -144,19 +143,19 @@ def _place_fresh_pages(rows: Rows, batch: Batch) -> Rows:
     return replace(rows, tables=tables)
 
 
-def _locate(
-    lengths: Int[Array, "A R"], starts: Int[Array, "A R+1"], tokens: int
-) -> tuple[Int[Array, "A T"], Int[Array, "A T"], jax.Array]:
-    """Chunk and position of every packed token, and whether it is a token at all; padding gets position 0."""
+def _locate(rows: Rows, batch: Batch, tokens: int) -> _Place:
+    sizes = batch["sizes"]
+    lengths = jnp.where(sizes > 0, _take(rows.length, batch["rows"]), 0) + sizes
+    starts = jnp.pad(jnp.cumsum(sizes, axis=-1), ((0, 0), (1, 0)))
     index = jnp.arange(tokens)
     chunk = jax.vmap(lambda s: jnp.searchsorted(s, index, side="right") - 1)(starts)
     chunk = jnp.minimum(chunk, lengths.shape[-1] - 1)
     live = index[None] < starts[:, -1:]
     position = _take(lengths, chunk) - _take(starts[:, 1:], chunk) + index[None]
-    return chunk, jnp.where(live, position, 0), live
+    return _Place(lengths, starts, chunk, jnp.where(live, position, 0), live)
 
 
-def _advance(rows: Rows, batch: Batch, lengths: jax.Array, sampled: Sampled) -> Rows:
+def _advance(rows: Rows, batch: Batch, place: _Place, sampled: Sampled) -> Rows:
     """Rows after the step: longer, with their new tokens, and counted for penalties."""
     ids, samples = batch["rows"], batch["samples"] > 0
     tokens = sampled.tokens.reshape(ids.shape)
@@ -167,7 +166,7 @@ def _advance(rows: Rows, batch: Batch, lengths: jax.Array, sampled: Sampled) -> 
     )
     return replace(
         rows,
-        length=_put(rows.length, ids, lengths),
+        length=_put(rows.length, ids, place.lengths),
         token=_put(rows.token, ids, token),
         fields=replace(rows.fields, counts=counts),
     )
