@@ -56,7 +56,7 @@ def _complain(error: Exception) -> int:
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m jaxserve.generate", description="Generate text from a checkpoint.")
     p.add_argument("--model", required=True, metavar="DIR", help="checkpoint folder as Hugging Face publishes it")
-    _prompt_flags(p.add_argument_group("prompts (default: standard input, as one prompt)"))
+    _prompt_flags(p.add_argument_group("prompts (default: standard input, as one prompt, without its last newline)"))
     _sampling_flags(p.add_argument_group("sampling"))
     _engine_flags(p.add_argument_group("engine"))
     return p
@@ -143,13 +143,14 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     prompts: list[str] = list(args.prompt or ())
     if args.prompts_file:
         try:
-            prompts += args.prompts_file.read_text(encoding="utf-8").splitlines()
+            text = args.prompts_file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError("--prompts-file", f"{args.prompts_file}: {error}") from None
+        prompts += text.removesuffix("\n").split("\n") if text else []
     elif not prompts:
         if sys.stdin.isatty():
             print("reading the prompt from standard input (end with Ctrl-D)", file=sys.stderr)
-        prompts = [sys.stdin.read()]
+        prompts = [sys.stdin.read().removesuffix("\n")]
     if not prompts:
         raise RequestError("--prompts-file", f"{args.prompts_file} has no lines (one prompt per line)")
     return prompts

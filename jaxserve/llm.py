@@ -38,8 +38,8 @@ class LLM:
 
     model: a folder as Hugging Face publishes it. dtype: auto, float32, bfloat16. options: the engine's knobs.
     mesh: how many devices to spread over. on_load, on_compile: called with (done, total, what) as it gets ready.
-    Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, one line each. Steps are compiled when the first
-    prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets no
+    Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, one line each. Steps are compiled when the
+    first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets no
     environment variable and no jax.config.
     """
 
@@ -71,7 +71,8 @@ class LLM:
     ) -> list[Completion]:
         """All completions: in the order of the prompts, a prompt's n choices one after the other.
 
-        params: one for all, or one per prompt. RequestError names the first prompt that cannot run; nothing runs then.
+        params: one for all, or one per prompt. Log-probabilities of the prompt come with choice 0. RequestError names
+        the first prompt that cannot run; nothing runs then.
         """
         if isinstance(prompts, str):
             raise RequestError("prompts", "is a string; give a list of prompts")
