@@ -13,7 +13,7 @@ from jaxserve.engine.build import build_engine
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.engine.runner import DeviceRunner, Progress
-from jaxserve.errors import RequestError
+from jaxserve.errors import EngineError, RequestError
 from jaxserve.load import load
 from jaxserve.request import Request, SamplingParams, check_token_ids
 from sharding.mesh import MeshSpec
@@ -141,6 +141,8 @@ class LLM:
 
     def _pump(self) -> None:
         """One step of the engine; events go to the inbox of whoever waits for them."""
+        if not self.engine.has_work:
+            raise EngineError("the engine is idle while a request waits for its end")
         for event in self.engine.step():
             inbox = self._inboxes.get(event.request_id)
             if inbox is not None:

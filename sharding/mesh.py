@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from sharding.rules import ShardingError
 
@@ -40,4 +40,4 @@ class MeshSpec:
                 "(lower --data, --expert or --tensor)"
             )
         grid = np.asarray(devices[: self.size]).reshape(self.data, self.expert, self.tensor)
-        return Mesh(grid, AXES)
+        return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -47,15 +48,15 @@ def map_specs(f: Callable[[ParamSpec], Any], specs: Any) -> Any:
 
 
 def random_params(specs: Any, mesh: Mesh, seed: int = 0) -> Any:
-    """Parameters of the declared shapes drawn on the devices, for tests and benchmarks."""
+    """Parameters of the declared shapes drawn on the devices, for tests and benchmarks.
+
+    Values depend on the seed and the structure, not on the mesh. One compile per distinct ParamSpec.
+    """
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_param_spec)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
 
     def draw(spec: ParamSpec, key: jax.Array) -> jax.Array:
-        make = jax.jit(
-            lambda key: (spec.mean + spec.std * jax.random.normal(key, spec.shape)).astype(spec.dtype),
-            out_shardings=spec.sharding(mesh),
-        )
-        return make(key)
+        return (spec.mean + spec.std * jax.random.normal(key, spec.shape)).astype(spec.dtype)
 
-    return jax.tree.unflatten(treedef, [draw(spec, key) for spec, key in zip(leaves, keys, strict=True)])
+    compiled = {spec: jax.jit(partial(draw, spec), out_shardings=spec.sharding(mesh)) for spec in set(leaves)}
+    return jax.tree.unflatten(treedef, [compiled[spec](key) for spec, key in zip(leaves, keys, strict=True)])

@@ -2,8 +2,8 @@
 
 Pages of one lane and one layer are a pair of arrays [P, K, Z, H]. The attention walks over blocks of a row's pages with
 a running softmax (Milakov and Gimelshein 2018; FlashAttention-2's forward pass), and walks only as far as the
-longest row of the batch reaches: a page table costs nothing for the width that nobody uses. A block that lies beyond a
-row's length changes none of its bits (it multiplies by 1 and adds 0), so a row does not feel how long its neighbours are.
+longest row of the batch reaches: a page table costs nothing for the width that nobody uses. A block beyond a row's
+length changes none of its bits (it multiplies by 1 and adds 0), so a row does not feel how long its neighbours are.
 """
 
 from typing import NamedTuple
@@ -38,7 +38,7 @@ def write(
     page: Int[Array, "T"],
     offset: Int[Array, "T"],
 ) -> Pages:
-    """Store each token's k and v at (page, offset), in place when the pages are donated. A page id of P drops the token."""
+    """Store each token's k and v at (page, offset), in place when the pages are donated; page id P drops the token."""
     return Pages(
         pages.k.at[page, :, offset].set(k.astype(pages.k.dtype), mode="drop"),
         pages.v.at[page, :, offset].set(v.astype(pages.v.dtype), mode="drop"),
@@ -105,13 +105,15 @@ def prefill(
         queries = lax.dynamic_slice_in_dim(padded, first, tile).reshape(tile, kv_heads, groups, dim)
         queries = queries.transpose(1, 0, 2, 3).reshape(1, kv_heads, tile * groups, dim)
         reach = jnp.minimum(position[-1] + 1, lengths[row])
-        result = _flash(queries, jnp.repeat(position, groups)[None], pages, tables[row][None], reach, scale)
-        result = result.reshape(kv_heads, tile, groups, dim).transpose(1, 0, 2, 3).reshape(tile, heads, dim)
         mine = position < lengths[row]
+        # The tile's other queries must see nothing: what they see counts as live, and there NaN may lie.
+        seen = jnp.repeat(jnp.where(mine, position, -1), groups)
+        result = _flash(queries, seen[None], pages, tables[row][None], reach, scale)
+        result = result.reshape(kv_heads, tile, groups, dim).transpose(1, 0, 2, 3).reshape(tile, heads, dim)
         kept = lax.dynamic_slice_in_dim(out, first, tile)
         return lax.dynamic_update_slice_in_dim(out, jnp.where(mine[:, None, None], result, kept), first, 0)
 
-    return lax.fori_loop(0, tile_ends[-1], attend_tile, jnp.zeros_like(padded))[:num_tokens]
+    return lax.fori_loop(0, tile_ends[-1], attend_tile, jnp.zeros(padded.shape, jnp.float32))[:num_tokens]
 
 
 def _flash(
@@ -122,7 +124,10 @@ def _flash(
     reach: Int[Array, ""],
     scale: float,
 ) -> Float[Array, "B K M H"]:
-    """Causal attention of M queries per row to the row's kv positions 0..positions, looking at `reach` of them at most."""
+    """Causal attention of M queries per row to the row's first `positions` + 1 kv positions; -1 sees none and gives 0.
+
+    reach: the largest of positions + 1, how far the walk goes.
+    """
     batch, kv_heads, queries, dim = q.shape
     page_size = pages.k.shape[2]
     per_block = min(max(1, BLOCK_TOKENS // page_size), tables.shape[1])
@@ -135,7 +140,7 @@ def _flash(
     def attend_block(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]):
         peak, total, acc = carry
         ids = lax.dynamic_slice_in_dim(tables, i * per_block, per_block, axis=1)
-        live = (i * block + jnp.arange(block)) <= positions[:, None, :, None]  # [B, 1, M, S]
+        live = (i * block + jnp.arange(block))[None, None, None] <= positions[:, None, :, None]  # [B, 1, M, S]
         scores = jnp.einsum("BKMH,BKSH->BKMS", q, gather(pages.k, ids), preferred_element_type=jnp.float32)
         scores = jnp.where(live, scores * scale, MASKED)
         new_peak = jnp.maximum(peak, scores.max(-1))

@@ -201,3 +201,15 @@ def test_close_frees_the_device() -> None:
     assert len({id(x) for x in jax.live_arrays()} - before) > 20
     llm.close()
     assert not {id(x) for x in jax.live_arrays()} - before
+
+
+def test_bfloat16_agrees_with_float32(llm: LLM) -> None:
+    """The same weights, products accumulated in float32 both times: only activations and pages are rounded."""
+    assert str(llm.model.params["embed"].dtype) == "bfloat16", "auto keeps what is stored"
+    params = SamplingParams(temperature=0, max_tokens=24, logprobs=0)
+    (rounded,) = llm.generate([STORY], params)
+    with LLM(BUNDLED, dtype="float32", options=OPTIONS) as exact_llm:
+        (exact,) = exact_llm.generate([STORY], params)
+    assert rounded.token_ids == exact.token_ids
+    pairs = zip(rounded.logprobs or (), exact.logprobs or (), strict=True)
+    assert max(abs(a.logprob - b.logprob) for a, b in pairs) < 0.1

@@ -1,0 +1,79 @@
+"""From the letters of an array's dimensions to the mesh axes that split it."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from sharding.mesh import MeshSpec
+from sharding.rules import RULES, ShardingError, partition, replicated, sharding
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Mesh:
+    return MeshSpec(data=2, expert=2, tensor=2).build(jax.devices())
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "expected"),
+    [
+        ("DNH", (64, 8, 16), (None, "tensor", None)),
+        ("NHD", (8, 16, 64), ("tensor", None, None)),
+        ("EDF", (4, 64, 32), ("expert", None, "tensor")),
+        ("VD", (512, 64), ("tensor", None)),
+        ("APKZH", (2, 9, 2, 16, 8), ("data", None, "tensor", None, None)),
+        ("D", (7,), (None,)),
+        ("", (), ()),
+    ],
+)
+def test_partition(axes: str, shape: tuple[int, ...], expected: tuple[str | None, ...], mesh: Mesh) -> None:
+    assert partition(axes, shape, mesh) == PartitionSpec(*expected)
+
+
+def test_shards_have_their_share_and_their_place(mesh: Mesh) -> None:
+    """Expert and tensor split, data repeats."""
+    whole = np.arange(4 * 3 * 6, dtype=np.float32).reshape(4, 3, 6)
+    array = jax.device_put(whole, sharding("EDF", whole.shape, mesh))
+    for shard in array.addressable_shards:
+        data, expert, tensor = np.argwhere(mesh.devices == shard.device)[0]
+        mine = whole[2 * expert : 2 * expert + 2, :, 3 * tensor : 3 * tensor + 3]
+        np.testing.assert_array_equal(shard.data, mine, err_msg=str((data, expert, tensor)))
+
+
+def test_replicated(mesh: Mesh) -> None:
+    array = jax.device_put(np.arange(3), replicated(mesh))
+    assert len(array.addressable_shards) == 8 and all(s.data.shape == (3,) for s in array.addressable_shards)
+
+
+def test_collision(mesh: Mesh) -> None:
+    with pytest.raises(ShardingError) as caught:
+        partition("VNF", (512, 8, 32), mesh)
+    assert str(caught.value) == "axes 'VNF': V and N both map to mesh axis 'tensor'"
+
+
+def test_collision_on_a_mesh_of_one() -> None:
+    """A declaration is wrong everywhere, not only where it is split."""
+    with pytest.raises(ShardingError, match="F and F both map"):
+        partition("FF", (3, 3), MeshSpec().build(jax.devices()))
+
+
+def test_size_that_does_not_divide(mesh: Mesh) -> None:
+    with pytest.raises(ShardingError) as caught:
+        sharding("DKH", (64, 3, 16), mesh)
+    assert str(caught.value) == (
+        "axis K of size 3 does not divide by mesh axis 'tensor' of size 2 (choose a --tensor that divides 3)"
+    )
+
+
+def test_letters_and_dimensions_must_agree(mesh: Mesh) -> None:
+    with pytest.raises(ShardingError) as caught:
+        partition("DF", (64, 32, 2), mesh)
+    assert str(caught.value) == "axes 'DF' name 2 dimensions; the shape (64, 32, 2) has 3"
+
+
+def test_other_rules(mesh: Mesh) -> None:
+    assert partition("DF", (64, 7), mesh, {"D": "data"}) == PartitionSpec("data", None)
+
+
+def test_rules_name_axes_of_the_mesh(mesh: Mesh) -> None:
+    assert set(RULES.values()) <= set(mesh.axis_names)
