@@ -188,7 +188,8 @@ lost >
   {He} looked (under the bench|in the grass|near the gate|behind the tree), but it was not there. {sad}
   // {meets} "(Why are you sad|What is wrong), {hero}?" asked {friend}. "I lost my {color} {toy}," said {hero}.
   "(Do not worry|Do not cry)," said {friend}. "(I will help you|We will find it together|Let us look for it)."
-  They looked (everywhere|here and there). At last, {friend} looked {hidden} and saw something {color}. It was the {toy}!
+  They looked (everywhere|here and there). At last, {friend} looked {hidden} and saw something {color}.
+  It was the {toy}!
   // {Hero} was so (happy|glad) that {he} (jumped up and down|laughed out loud). "Thank you, {friend}!" {he} said.
   (From that day on, {hero} took good care of {his} {toy}.|{close}) (||{who}|{lost_quiz}|{lost_quiz})
 lost_quiz:
@@ -197,11 +198,13 @@ lost_quiz:
 stuck >
   {Day}, {hero} was playing {at} with {his} {color} {flyer}.
   (A strong wind came|The wind blew hard), and the {flyer} flew up into a tall tree.
-  {Hero} (jumped as high as {he} could|shook the tree|threw a stone), but the {flyer} (did not come down|was too high). {sad}
+  {Hero} (jumped as high as {he} could|shook the tree|threw a stone), but the {flyer}
+  (did not come down|was too high). {sad}
   // {meets} "My {flyer} is stuck in the tree," said {hero}. {Friend} (looked up|thought for a moment).
   "I have an idea," {fhe} said. "We can use {tool}." {Friend} brought {tool} and {reach}. Down came the {flyer}!
   // "(Thank you|You are so clever), {friend}!" said {hero}. {close}
-  (||{who}|{q} Where was the {flyer}? {a} The {flyer} was stuck in a tall tree.|{q} What did {friend} use? {a} {Friend} used {tool}.)
+  (||{who}|{q} Where was the {flyer}? {a} The {flyer} was stuck in a tall tree.
+  |{q} What did {friend} use? {a} {Friend} used {tool}.)
 afraid >
   But {hero} was (afraid|scared) of {fear}. {alarm}, {he} (shut {his} eyes|began to shake|ran to {his} bed).
   // {Day}, {his} {elder} said, "Everyone is afraid of something. (Being brave means to try|You can be brave).
@@ -213,7 +216,8 @@ afraid >
 share >
   {Day}, {hero} had {many} {food}. {He} sat down {at} to eat them. {meets}
   {Friend} looked hungry. "I (forgot my lunch|lost my lunch|have nothing to eat)," {fhe} said.
-  // {Hero} wanted to eat all the {food}, but {he} (felt sorry for {friend}|wanted to be kind). "Let us share," said {hero}.
+  // {Hero} wanted to eat all the {food}, but {he} (felt sorry for {friend}|wanted to be kind).
+  "Let us share," said {hero}.
   {He} gave {half} {food} to {friend} and kept {half}. "(Thank you|You are so kind), {hero}!" said {friend}.
   // The next day, {hero} (was hungry|forgot {his} lunch). This time {friend} had {other} and shared it with {him}.
   They (learned|both knew) that (sharing is good|food tastes better with a friend). {close}
@@ -223,45 +227,58 @@ mend >
   {Hero} (ran too fast|was not careful), and the {breakable} {damage}. "Oh no! My {breakable}!" cried {friend}.
   // {Hero} felt (bad|very sorry). "I am sorry, {friend}," {he} said. "I will help you fix it."
   They went to {his} {elder}. "Can you help us?" asked {hero}. "Yes," said {his} {elder}. "We can {repair}."
-  They worked (together|hard|all afternoon). // Soon the {breakable} was as good as new. {Friend} (smiled|was happy again).
+  They worked (together|hard|all afternoon). // Soon the {breakable} was as good as new. {Friend}
+  (smiled|was happy again).
   "(I am not angry anymore|Thank you for fixing it)," {fhe} said. {close}
-  (||{who}|{q} What was broken? {a} The {color} {breakable} {damage}.|{q} Who helped them? {a} {Hero} asked {his} {elder} for help.)
+  (||{who}|{q} What was broken? {a} The {color} {breakable} {damage}.
+  |{q} Who helped them? {a} {Hero} asked {his} {elder} for help.)
 picnic >
-  {Day}, {hero} and {his} friend {friend} went to the {place} for a picnic. They brought {food} and a {color} blanket.
-  They had just sat down when (dark clouds came|it began to rain|big drops began to fall). "Oh no, our picnic!" cried {hero}.
+  {Day}, {hero} and {his} friend {friend} went to the {place} for a picnic.
+  They brought {food} and a {color} blanket.
+  They had just sat down when (dark clouds came|it began to rain|big drops began to fall).
+  "Oh no, our picnic!" cried {hero}.
   // "Follow me!" said {friend}. They ran as fast as they could and hid {shelter}. It was (dry|warm and dry) there.
   They put the {color} blanket on the ground, ate the {food} and told (funny stories|each other jokes).
-  // (At last|After a while), the rain stopped and a rainbow came out. "This was the best picnic ever," said ({hero}|{friend}).
+  // (At last|After a while), the rain stopped and a rainbow came out.
+  "This was the best picnic ever," said ({hero}|{friend}).
   {close} (||{who}|{q} Where did they hide? {a} They hid {shelter}.|{q} What did they eat? {a} They ate {food}.)
 stray >
   {Day}, {hero} was walking {at} when {he} heard a (small|tiny|soft) sound. "{cry}!" It was a {baby}.
   "Are you lost?" asked {hero}. The {baby} looked (sad|scared). It wanted its mother.
-  // {Hero} (gave it some water|held it gently|put {his} {color} scarf around it). "I will help you," {he} said. {meets}
+  // {Hero} (gave it some water|held it gently|put {his} {color} scarf around it). "I will help you," {he} said.
+  {meets}
   "Have you seen the mother of this {baby}?" asked {hero}. "Yes," said {friend}. "I saw her {nest}."
   They took the {baby} there. // {nest_mother} "{cry}!" said the {baby}. It was (so happy|safe again).
   "(Well done|You were very kind), {hero}," said {friend}. {close}
-  (||{who}|{q} What did {hero} find? {a} {Hero} found a {baby}.|{q} Where was the mother? {a} The mother was {nest}.)
+  (||{who}|{q} What did {hero} find? {a} {Hero} found a {baby}.
+  |{q} Where was the mother? {a} The mother was {nest}.)
 nest_mother:
   The mother was waiting {nest}.
   The mother came running to her {baby}.
 gift >
-  {His} best friend was a {fkind} named {friend}. {Day}, it was {friend}'s birthday, but {hero} had no money for a gift.
+  {His} best friend was a {fkind} named {friend}.
+  {Day}, it was {friend}'s birthday, but {hero} had no money for a gift.
   "I will make something," {he} said. {He} found {stuff} {source} and began to make a {craft}.
   It was not easy, but {hero} worked (all day|very hard|all morning) until it was done.
   // At the party, {hero} was (shy|worried). "What if {friend} does not like it?" {he} thought.
-  But when {friend} opened the box, {fhe} (smiled|laughed with joy). "A {craft} made of {stuff}! Did you make it?" {fhe} asked.
+  But when {friend} opened the box, {fhe} (smiled|laughed with joy). "A {craft} made of {stuff}! Did you make it?"
+  {fhe} asked.
   "Yes, I made it for you," said {hero}. // "It is the best gift of all," said {friend}. {close}
-  (||{who}|{q} What did {hero} make? {a} {Hero} made a {craft} of {stuff}.|{q} Who had a birthday? {a} It was {friend}'s birthday.)
+  (||{who}|{q} What did {hero} make? {a} {Hero} made a {craft} of {stuff}.
+  |{q} Who had a birthday? {a} It was {friend}'s birthday.)
 practice >
-  {Hero} wanted to learn to {skill}. {Day}, {he} tried for the first time, but {fail}. {He} tried again, but {fail} again.
+  {Hero} wanted to learn to {skill}. {Day}, {he} tried for the first time, but {fail}.
+  {He} tried again, but {fail} again.
   "I will never learn to {skill}," said {hero}. {sad} // {meets}
-  "Do not give up," said {friend}. "You only need to practice." So {hero} practiced every day (for a week|with {friend}).
+  "Do not give up," said {friend}. "You only need to practice."
+  So {hero} practiced every day (for a week|with {friend}).
   // Then {he} tried (again|once more). This time, {done}! "Look, {friend}! I can {skill}!" {he} shouted.
   {Friend} clapped {fhis} hands. {Hero} was (so happy|very proud). {close}
   (||{who}|{q} What did {hero} learn? {a} {Hero} learned to {skill}.)
 seed >
   {Day}, {his} {elder} gave {hero} a tiny seed. "Plant it in the garden and wait," {ehe} said.
-  {Hero} dug a (small|little) hole, put the seed in and gave it some water. The next day, {he} looked, but nothing was there.
+  {Hero} dug a (small|little) hole, put the seed in and gave it some water.
+  The next day, {he} looked, but nothing was there.
   // "When will it grow?" asked {hero}. "You must wait," said {his} {elder}. "Good things take time."
   So {hero} gave it water every day and (sang|talked) to it. The (sun|rain) came, and the (days|weeks) went by.
   // (At last|One morning), {hero} saw a small green leaf. It grew and grew and became a {plant}. It was {wonder}!
@@ -278,30 +295,39 @@ truth >
   "I broke the {fragile} with my ball and hid the pieces {secret}. I am sorry," {he} said.
   {His} {elder} (hugged {him}|took {his} hand). "(I am proud of you|Thank you). You told the truth."
   {Hero} felt (much better|happy again). From that day on, {he} always told the truth.
-  (||{who}|{q} What did {hero} break? {a} {Hero} broke the {color} {fragile}.|{q} Where were the pieces? {a} The pieces were {secret}.)
+  (||{who}|{q} What did {hero} break? {a} {Hero} broke the {color} {fragile}.
+  |{q} Where were the pieces? {a} The pieces were {secret}.)
 sick >
-  {Day}, {hero} went to the house of {his} friend {friend}. {He} wanted to play, but {friend} was in bed with {illness}.
+  {Day}, {hero} went to the house of {his} friend {friend}.
+  {He} wanted to play, but {friend} was in bed with {illness}.
   "I can not play today," said {friend}. {Hero} (felt sorry for {fhim}|wanted to help).
   // {He} ran home and made {remedy} with {his} {elder}. Then {hero} (carried|took) the {remedy} to {friend}.
   {Friend} drank it and smiled. {Hero} sat by the bed and told {fhim} a story about {dream}.
   // The next day, {friend} felt (much better|well again). "Your {remedy} helped me," said {friend}. {close}
-  (||{who}|{q} Who was sick? {a} {Friend} was in bed with {illness}.|{q} What did {hero} bring? {a} {Hero} brought {remedy}.)
+  (||{who}|{q} Who was sick? {a} {Friend} was in bed with {illness}.
+  |{q} What did {hero} bring? {a} {Hero} brought {remedy}.)
 key >
   {Day}, {hero} found a {metal} key {at}. "What does this key open?" {he} asked. {He} tried it on
   (the gate|the door of the house|an old door), but it did not fit. // {meets} {Hero} showed {fhim} the {metal} key.
-  "Let us (look|search) together," said {friend}. They walked and walked. At last, they found a {color} box {hidden}.
-  {Hero} put the key into the lock. Click! The box was open. // Inside was {treasure}. "(Wow|Look)!" said {friend}. {joy} {close}
-  (||{who}|{q} What was in the box? {a} There was {treasure} in the {color} box.|{q} What did {hero} find? {a} {Hero} found a {metal} key.)
+  "Let us (look|search) together," said {friend}. They walked and walked.
+  At last, they found a {color} box {hidden}.
+  {Hero} put the key into the lock. Click! The box was open. // Inside was {treasure}. "(Wow|Look)!" said {friend}.
+  {joy} {close}
+  (||{who}|{q} What was in the box? {a} There was {treasure} in the {color} box.
+  |{q} What did {hero} find? {a} {Hero} found a {metal} key.)
 race >
   {His} friend {friend} was a {fkind}. {Day}, {friend} said, "I am faster than you. Let us race to the {place}!"
   "(All right|Yes, let us race)," said {hero}. They ran as fast as they could. {Friend} was (far ahead|in front).
   // But then {friend} fell down and hurt {fhis} foot. {Hero} could win the race now, but {he} stopped.
   "Are you hurt?" asked {hero}. {He} helped {friend} up, and they walked to the {place} together.
-  // "You (could have won|did not win)," said {friend}. "But (you are a good friend|you helped me). Thank you, {hero}." {close}
+  // "You (could have won|did not win)," said {friend}. "But (you are a good friend|you helped me).
+  Thank you, {hero}." {close}
   (||{who}|{q} Where did they race? {a} They raced to the {place}.|{q} Who fell down? {a} {Friend} fell down.)
 bedtime >
-  One night, {hero} could not sleep. {He} (counted sheep|turned from side to side|looked at the ceiling), but {he} was wide awake.
-  {He} went to {his} {elder}. "I can not sleep," {he} said. // {His} {elder} gave {him} a cup of (warm milk|sweet tea)
+  One night, {hero} could not sleep. {He}
+  (counted sheep|turned from side to side|looked at the ceiling), but {he} was wide awake.
+  {He} went to {his} {elder}. "I can not sleep," {he} said. // {His}
+  {elder} gave {him} a cup of (warm milk|sweet tea)
   and told {him} a story about {dream}. {Hero} closed {his} eyes and listened. Soon {he} was asleep.
   // {He} dreamed of {dream}. In the morning, {hero} ran to {his} {elder}. "I had the best dream!" {he} said.
   {His} {elder} (smiled|laughed) and (hugged {him}|asked {him} to tell it all).
@@ -413,8 +439,11 @@ class Telling:
 
     def value(self, name: str) -> str:
         key = name[0].lower() + name[1:]
-        text = self.column(key) if key in self.grammar.tables else self.expand(self.rng.choice(self.grammar.choices[key]))
+        text = self.column(key) if key in self.grammar.tables else self.choice(key)
         return text if key == name else text[0].upper() + text[1:]
+
+    def choice(self, name: str) -> str:
+        return self.expand(self.rng.choice(self.grammar.choices[name]))
 
     def column(self, name: str) -> str:
         if name not in self.drawn:
@@ -426,11 +455,12 @@ class Telling:
 
 def sums(rng: random.Random) -> str:
     """Two to four small sums and differences, as questions with their answers."""
-    return "\n".join(sum_line(rng.randint(0, 10), rng.randint(0, 10), rng.random() < 0.5) for _ in range(rng.randint(2, 4)))
+    return "\n".join(sum_line(rng) for _ in range(rng.randint(2, 4)))
 
 
-def sum_line(a: int, b: int, add: bool) -> str:
-    exercise, result = (f"{a} + {b}", a + b) if add else (f"{a + b} - {b}", a)
+def sum_line(rng: random.Random) -> str:
+    a, b = rng.randint(0, 10), rng.randint(0, 10)
+    exercise, result = (f"{a} + {b}", a + b) if rng.random() < 0.5 else (f"{a + b} - {b}", a)
     return f"Question: What is {exercise}?\nAnswer: {exercise} = {result}."
 
 
@@ -444,6 +474,6 @@ def document(grammar: Grammar, rng: random.Random) -> str:
 
 
 def documents(seed: int, split: str, count: int) -> Iterator[str]:
-    """`count` documents; each depends on (seed, split, its index) alone, so a longer corpus begins with a shorter one."""
+    """`count` documents; each depends on (seed, split, index) alone: a longer corpus begins with a shorter one."""
     grammar = parse(GRAMMAR)
     return (document(grammar, random.Random(f"{seed}/{split}/{index}")) for index in range(count))

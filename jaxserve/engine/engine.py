@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from jaxserve.engine.plan import StepOutput, StepPlan, TokenEvent
 from jaxserve.engine.scheduler import Scheduler
+from jaxserve.errors import RequestIdInUseError
 from jaxserve.request import Request
 
 
@@ -36,6 +37,8 @@ class Engine:
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns its seed, drawn here when the client gave none. RequestError when it cannot run."""
+        if any(event.request_id == request.id for event in self._aborted):
+            raise RequestIdInUseError(f"request id {request.id!r}: its abort was not handed out yet")
         seed = request.params.seed if request.params.seed is not None else secrets.randbits(64)
         self.scheduler.submit(request, seed, self._clock())
         return seed

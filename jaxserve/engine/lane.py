@@ -17,6 +17,7 @@ class Lane:
         self._fingerprint = fingerprint
         self.caches = [PrefixCache(config.num_pages, config.page_size) for _ in range(page_groups)]
         self.running: list[Sequence] = []
+        self.blocked: Sequence | None = None  # lacked pages in the step before: it goes first, nobody is admitted
         self._free_rows = list(range(config.max_batch))
         heapify(self._free_rows)
 
@@ -34,7 +35,7 @@ class Lane:
 
     def hit(self, seq: Sequence) -> list[list[int]]:
         """Pages per group of the longest cached prefix; at least one token is left to compute."""
-        if not self._config.prefix_cache or seq.scoring:
+        if not self._config.prefix_cache or seq.scores_prompt:
             return [[] for _ in self.caches]
         full = (len(seq.tokens) - 1) // self._config.page_size
         self._extend_chains(seq, full)
@@ -97,8 +98,9 @@ class Lane:
         if not self._config.prefix_cache:
             return
         settled = seq.settled
-        if self._config.deterministic:  # only what a prefill step computed between fixed borders has known bits
-            settled = min(settled, seq.prompt_len // self._config.chunk_border * self._config.chunk_border)
+        if self._config.deterministic:  # only what prefill steps computed between fixed borders has known bits
+            border = self._config.chunk_border
+            settled = 0 if seq.scores_prompt else min(settled, seq.prompt_len // border * border)
         size = self._config.page_size
         full = settled // size
         for cache, chain, pages in zip(self.caches, seq.chains, seq.pages, strict=True):

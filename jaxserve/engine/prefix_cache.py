@@ -9,7 +9,7 @@ from jaxserve.engine.pages import PagePool
 
 def root_digest(fingerprint: str, group: int, salt: str) -> bytes:
     """The parent of a sequence's first page: model and stored dtype (fingerprint), page group, the client's salt."""
-    return sha256(f"{len(fingerprint)}:{fingerprint}:{group}:{salt}".encode()).digest()
+    return sha256(f"{len(fingerprint)}:{fingerprint}:{group}:{salt}".encode("utf-8", "surrogatepass")).digest()
 
 
 def child_digest(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -58,6 +58,7 @@ class _Draft:
         self.admissions: list[Admission] = []
         self.kind: StepKind = "decode"
         self.scheduled: set[int] = set()
+        self.streams = [0] * lanes  # decodes still to be scheduled: drafted tokens leave them their budget
 
     def wants(self, seq: Sequence) -> bool:
         return seq.row >= 0 and seq.runnable and seq.id not in self.scheduled and self.only in (None, kind_of(seq))
@@ -177,12 +178,17 @@ class Scheduler:
         return ("decode", "score", "prefill") if self._last_kind == "prefill" else ("decode", "prefill", "score")
 
     def _continue_running(self, draft: _Draft, lane: Lane) -> None:
-        """Decodes first: a long prompt must not hold up the streams. Then prompts, in rank order."""
-        for seq in [s for s in lane.running if s.decoding]:
-            if draft.wants(seq):
-                self._schedule(draft, lane, seq)
-        for seq in list(lane.running):
-            if draft.wants(seq) and not seq.decoding:
+        """Decodes first: a long prompt must not hold up the streams. Then prompts, in rank order.
+
+        Before all of them who lacked pages in the step before: nobody is scheduled yet whom it could not preempt.
+        """
+        wanting = [s for s in lane.running if draft.wants(s)]
+        wanting.sort(key=lambda s: (s is not lane.blocked, not s.decoding))
+        lane.blocked = None
+        draft.streams[lane.index] = sum(s.decoding for s in wanting)
+        for seq in wanting:
+            draft.streams[lane.index] -= seq.decoding
+            if draft.wants(seq):  # it may have been preempted meanwhile
                 self._schedule(draft, lane, seq)
 
     def _admit(self, draft: _Draft, now: float) -> None:
@@ -190,11 +196,9 @@ class Scheduler:
         for seq in list(self.waiting):
             if self._follows(seq):
                 continue
-            if draft.only not in (None, kind_of(seq)):
-                continue
-            found = self._choose_lane(draft, seq)
+            found = self._choose_lane(draft, seq) if draft.only in (None, kind_of(seq)) else None
             if found is None:
-                return
+                return  # nobody overtakes it
             lane, hit = found
             self.waiting.remove(seq)
             lane.enter(seq, hit)
@@ -217,7 +221,7 @@ class Scheduler:
         reserve = seq.prompt_len + seq.max_tokens if self.config.deterministic else len(seq.tokens) + 1
         best: tuple[tuple[int, int], Lane, list[list[int]]] | None = None
         for lane in self.lanes:
-            if not lane.has_row or draft.budgets[lane.index] == 0:
+            if not lane.has_row or lane.blocked or draft.budgets[lane.index] == 0:
                 continue
             hit = lane.hit(seq)
             if (
@@ -246,17 +250,23 @@ class Scheduler:
         size = self._size(draft, lane, seq)
         if size == 0:
             return
-        drafted = self._drafts(draft, lane, seq, size)
-        fresh = self._make_room(draft, lane, seq, seq.num_computed + size + len(drafted))
+        fresh = self._make_room(draft, lane, seq, seq.num_computed + size)
         if fresh is None:
+            if lane.blocked is None or seq.rank < lane.blocked.rank:
+                lane.blocked = seq
             return
-        self._add_chunk(draft, lane, seq, size, drafted, fresh)
+        drafted = self._drafts(draft, lane, seq, size)
+        more = lane.extend(seq, seq.num_computed + size + len(drafted))
+        if more is None:
+            drafted, more = [], []  # a draft is not worth a preemption
+        self._add_chunk(draft, lane, seq, size, drafted, fresh + more)
 
     def _drafts(self, draft: _Draft, lane: Lane, seq: Sequence, size: int) -> list[int]:
         """Proposed tokens to verify with the newest one: as many as budget and max_tokens leave use for."""
-        if self._proposer is None or not seq.waits_for_host or not seq.decoding:
+        if self._proposer is None or self.config.deterministic or not seq.waits_for_host or not seq.decoding:
             return []
-        most = min(draft.budgets[lane.index] - size, seq.max_tokens - seq.num_generated - 1)
+        spare = draft.budgets[lane.index] - draft.streams[lane.index]
+        most = min(spare - size, seq.max_tokens - seq.num_generated - 1)
         return self._proposer.propose(seq)[: max(most, 0)]
 
     def _make_room(
@@ -371,13 +381,13 @@ class Scheduler:
             return None  # ended while this step was in flight: its token is nobody's
         if not result.finite[i]:
             return self._end(seq, Finish(FinishReason.ERROR, error=_non_finite(seq)), now)
-        seq.settled = plan.starts[i] + computed
         event = TokenEvent(seq.request.id, seq.index, [])
-        if scores is not None and seq.scoring:
+        if scores is not None and seq.scores_prompt and seq.scored < seq.prompt_len - 1:
             start = plan.starts[i]  # before `scored` when a preempted prompt is computed again
             event.prompt_logprobs = scores[seq.scored - start : seq.prompt_len - 1 - start]
             seq.scored = max(seq.scored, min(start + size, seq.prompt_len - 1))
         finish = self._append(seq, event, tokens, result.logprobs[i] if result.logprobs else None, now)
+        seq.settled = min(plan.starts[i] + computed, len(seq.tokens))  # accepted drafts after an end are nobody's
         if not seq.preempted:
             lane.publish(seq)
         if finish is not None:
@@ -407,9 +417,11 @@ class Scheduler:
     def _end(self, seq: Sequence, finish: Finish, now: float) -> TokenEvent:
         seq.finish = finish
         seq.times.finished = now
+        if all(choice.finish for choice in self._requests[seq.request.id]):
+            del self._requests[seq.request.id]  # its id is free again, whatever is still in flight
         if seq.row < 0:
             self.waiting.remove(seq)
-            self._forget(seq)
+            del self._sequences[seq.id]
         else:
             self._release_when_idle(seq)
         return TokenEvent(seq.request.id, seq.index, [], finish=finish, times=seq.times)
@@ -421,15 +433,9 @@ class Scheduler:
         self.lanes[seq.lane].leave(seq)
         seq.preempted = False
         if seq.finish:
-            self._forget(seq)
+            del self._sequences[seq.id]
         else:
             insort(self.waiting, seq, key=lambda s: s.rank)
-
-    def _forget(self, seq: Sequence) -> None:
-        del self._sequences[seq.id]
-        siblings = self._requests[seq.request.id]
-        if all(s.id not in self._sequences for s in siblings):
-            del self._requests[seq.request.id]
 
     def flush_cache(self) -> None:
         """Forget every cached page that nobody holds."""

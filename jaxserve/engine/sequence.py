@@ -63,10 +63,14 @@ class Sequence:
         return self.newest_on_device and self.remaining == 1
 
     @property
+    def scores_prompt(self) -> bool:
+        """The client wants log-probabilities of the prompt; choice 0 computes them."""
+        return self.request.params.prompt_logprobs is not None and self.index == 0
+
+    @property
     def scoring(self) -> bool:
-        """The client wants log-probabilities of the prompt, and some are still missing."""
-        asked = self.request.params.prompt_logprobs is not None and self.index == 0
-        return asked and self.scored < self.prompt_len - 1
+        """Its next chunk has prompt tokens to score: by position, whatever was read meanwhile."""
+        return self.scores_prompt and self.num_computed < self.prompt_len
 
     @property
     def runnable(self) -> bool:

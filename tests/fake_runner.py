@@ -1,0 +1,265 @@
+"""A device that a person can check by hand: pages, tables and rows are lists, and the model is a checksum.
+
+    token at position e+1 = (sum over p = 0..e of (p + 1) * (token[p] + 1)  +  what the row's rules add)  mod VOCAB
+
+The sum runs over what is read back from the pages through the row's table, so a wrong page, stale content, a wrong
+prefix hit or a wrong fed-back token changes the answer, or breaks an assertion first. `naive` is the same arithmetic
+over a plain list of tokens.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isfinite, nan
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.plan import FED_BACK, Admission, LaneOutput, LanePlan, Logprob, StepKind, StepOutput, StepPlan
+from jaxserve.request import Request
+
+VOCAB = 97
+NO_PAGE = -1
+EXECUTABLES: dict[StepKind, int] = {"decode": 11, "prefill": 23, "score": 37}
+
+Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that wrote it
+EMPTY: Slot = (-1, 0, nan)
+Spoils = Callable[[int, int, int], bool]  # step number, lane, row: whether that row's result is not finite
+
+
+def weight(position: int, token: int) -> int:
+    """What one token adds to the checksum."""
+    return (position + 1) * (token + 1)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What moves a row's tokens beside the tokens before: in the device, the sampling fields of the row."""
+
+    offset: int
+    end_after: int
+    end_ids: frozenset[int]
+    allowed: tuple[int, ...] | None
+    penalised: bool
+
+    @staticmethod
+    def of_admission(a: Admission) -> "Rules":
+        offset = a.seed + 5 * a.choice + sum(int(value) * (token + 1) for token, value in a.bias)
+        return Rules(offset, a.prompt_tokens + a.min_tokens, frozenset(a.end_ids), a.allowed, a.history is not None)
+
+    @staticmethod
+    def of_request(request: Request, index: int, seed: int) -> "Rules":
+        p = request.params
+        offset = seed + 5 * index + sum(int(value) * (token + 1) for token, value in p.logit_bias.items())
+        allowed = None if p.allowed_token_ids is None else tuple(p.allowed_token_ids)
+        penalised = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) != (1, 0, 0)
+        return Rules(offset, len(request.prompt) + p.min_tokens, request.end_ids, allowed, penalised)
+
+    def choose(self, total: int, position: int, penalty: int) -> int:
+        """The token at `position`; end tokens are out before `end_after`, unless nothing else is allowed."""
+        value = total + self.offset + (penalty if self.penalised else 0)
+        if self.allowed is None and position >= self.end_after:
+            return value % VOCAB
+        barred = self.end_ids if position < self.end_after else frozenset()
+        allowed = range(VOCAB) if self.allowed is None else self.allowed
+        candidates = [token for token in allowed if token not in barred] or allowed
+        return candidates[value % len(candidates)]
+
+
+def naive(request: Request, index: int, seed: int, n: int) -> list[int]:
+    """The first n tokens of a choice, from a plain list and without any page."""
+    rules, tokens, prompt = Rules.of_request(request, index, seed), list(request.prompt), len(request.prompt)
+    for _ in range(n):
+        total = sum(weight(p, token) for p, token in enumerate(tokens))
+        tokens.append(rules.choose(total, len(tokens), penalty_of(tokens, prompt)))
+    return tokens[prompt:]
+
+
+def penalty_of(tokens: list[int] | tuple[int, ...], prompt: int) -> int:
+    """The prompt's tokens once, those of the output twice."""
+    return sum(t + 1 for t in tokens[:prompt]) + 2 * sum(t + 1 for t in tokens[prompt:])
+
+
+@dataclass
+class Row:
+    tables: list[list[int]]  # per page group
+    length: int
+    rules: Rules
+    penalty: int
+    token: int | None = None  # the newest
+
+
+@dataclass
+class Chunk:
+    row: Row
+    start: int
+    tokens: list[int]
+    samples: int
+    spoilt: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass
+class DeviceLane:
+    """Memory of one lane. Pages keep what was written to them until it is overwritten."""
+
+    page_size: int
+    pages: list[list[list[Slot]]]  # per page group, per page
+    rows: dict[int, Row] = field(default_factory=dict)
+
+    def admit(self, a: Admission, width: int) -> None:
+        tables = [[*pages, *[NO_PAGE] * (width - len(pages))] for pages in a.tables]
+        penalty = penalty_of(a.history or (), a.prompt_tokens)
+        self.rows[a.row] = Row(tables, a.length, Rules.of_admission(a), penalty)
+
+    def chunks(self, plan: LanePlan, kind: StepKind, spoilt: list[bool]) -> list[Chunk]:
+        """The plan's chunks as the device sees them: positions from the row's own length, tokens fed back to it."""
+        found, at = [], 0
+        for i, (row_id, size, samples) in enumerate(zip(plan.rows, plan.sizes, plan.samples, strict=True)):
+            row, sent = self.rows[row_id], plan.tokens[at : at + size]
+            assert len(sent) == size and 0 <= samples <= size, "columns do not fit together"
+            assert row.length == plan.starts[i], f"row {row_id} is {row.length} long; the plan says {plan.starts[i]}"
+            if kind == "decode":
+                assert sent == [FED_BACK], "a decode step knows one fed-back token per row"
+            tokens = [row.token if token == FED_BACK else token for token in sent]
+            assert None not in tokens, f"row {row_id} has no token to feed back"
+            found.append(Chunk(row, row.length, [token for token in tokens if token is not None], samples, spoilt[i]))
+            at += size
+        assert at == len(plan.tokens), "tokens that belong to no chunk"
+        assert len(set(plan.rows)) == len(plan.rows), "a row twice in one step"
+        return found
+
+    def place(self, plan: LanePlan) -> None:
+        for group, row, index, page in plan.fresh:
+            table = self.rows[row].tables[group]
+            assert table[index] == NO_PAGE and NO_PAGE not in table[:index], (
+                f"row {row}: page {index} of its table is not next"
+            )
+            table[index] = page
+
+    def write(self, chunks: list[Chunk], noise: Callable[[Chunk], float]) -> None:
+        written: set[tuple[int, int, int]] = set()
+        for chunk in chunks:
+            for group, table in enumerate(chunk.row.tables):
+                for position, token in enumerate(chunk.tokens, chunk.start):
+                    page, at = table[position // self.page_size], position % self.page_size
+                    assert page != NO_PAGE, f"position {position} has no page"
+                    assert (group, page, at) not in written, f"page {page} is written twice in one step"
+                    written.add((group, page, at))
+                    self.pages[group][page][at] = (position, token, noise(chunk))
+
+    def read(self, row: Row, positions: range) -> float:
+        """Checksum of these positions; every page group holds the same."""
+        totals = []
+        for pages, table in zip(self.pages, row.tables, strict=True):
+            total: float = 0
+            for position in positions:
+                slot = pages[table[position // self.page_size]][position % self.page_size]
+                assert slot[0] == position, f"position {position} reads what was written for position {slot[0]}"
+                total += weight(position, slot[1]) + slot[2]
+            totals.append(total)
+        assert len({repr(total) for total in totals}) == 1, f"page groups differ: {totals}"
+        return totals[0]
+
+    def verify(self, chunk: Chunk, offset: int) -> tuple[list[int], bool]:
+        """Accepted tokens and the one after them, and whether all was finite."""
+        row, first = chunk.row, chunk.end - max(chunk.samples, 1)
+        total = self.read(row, range(first)) + (nan if chunk.spoilt else 0)
+        new: list[int] = []
+        for position in range(first, chunk.end):
+            total += self.read(row, range(position, position + 1))
+            if not isfinite(total):
+                return [0] * min(chunk.samples, 1), False
+            if not chunk.samples:
+                return [], True
+            new.append(row.rules.choose(int(total) + offset, position + 1, row.penalty))
+            row.penalty += 2 * (new[-1] + 1)
+            if position + 1 < chunk.end and chunk.tokens[position + 1 - chunk.start] != new[-1]:
+                break
+        return new, True
+
+    def advance(self, chunk: Chunk, new: list[int]) -> None:
+        chunk.row.length = chunk.end - chunk.samples + len(new)
+        chunk.row.token = new[-1] if new else chunk.row.token
+
+
+class FakeRunner:
+    """Implements engine.Runner. A step runs when it is launched; its output is handed over when it is collected.
+
+    executables_differ: as on real hardware, the last bits depend on the kind of step and on the chunk's borders; what
+    was written by another kind of step, or cut otherwise, then leads to other tokens. spoils: rows that are not finite;
+    whatever such a step wrote makes every later reader non-finite too.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        page_groups: int = 1,
+        executables_differ: bool = False,
+        spoils: Spoils = lambda number, lane, row: False,
+    ):
+        self.config = config
+        self.executables_differ = executables_differ
+        self.spoils = spoils
+        self.lanes = [
+            DeviceLane(
+                config.page_size,
+                [[[EMPTY] * config.page_size for _ in range(config.num_pages)] for _ in range(page_groups)],
+            )
+            for _ in range(config.lanes)
+        ]
+        self._launched: deque[StepOutput] = deque()
+        self._newest = 0
+
+    def launch(self, plan: StepPlan) -> StepOutput:
+        assert len(self._launched) < 2, "more than one step runs ahead"
+        assert plan.number == self._newest + 1, f"step {plan.number} after step {self._newest}"
+        self._newest = plan.number
+        for admission in plan.admissions:
+            self.lanes[admission.lane].admit(admission, self.config.pages_per_row)
+        output = StepOutput(tuple(self._run(plan, lane) for lane in range(self.config.lanes)))
+        self._launched.append(output)
+        return output
+
+    def collect(self, plan: StepPlan, handle: StepOutput) -> StepOutput:
+        assert self._launched.popleft() is handle, "steps are collected in the order of their launch"
+        return handle
+
+    def close(self) -> None:
+        pass
+
+    def _run(self, plan: StepPlan, index: int) -> LaneOutput:
+        lane, columns = self.lanes[index], plan.lanes[index]
+        lane.place(columns)
+        spoilt = [self.spoils(plan.number, index, row) for row in columns.rows]
+        chunks = lane.chunks(columns, plan.kind, spoilt)
+        lane.write(chunks, lambda chunk: self._noise(plan.kind, chunk))
+        results = [lane.verify(chunk, self._noise_of_kind(plan.kind)) for chunk in chunks]
+        for chunk, (new, _) in zip(chunks, results, strict=True):
+            lane.advance(chunk, new)
+        output = LaneOutput([new for new, _ in results], [finite for _, finite in results])
+        if columns.logprobs:
+            output.logprobs = [
+                _logprobs(new, chunk.row.length) for chunk, new in zip(chunks, output.tokens, strict=True)
+            ]
+        if plan.kind == "score":
+            positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
+            output.prompt_logprobs = [
+                Logprob(t, -float(p), ()) for t, p in zip(columns.targets, positions, strict=True)
+            ]
+        return output
+
+    def _noise_of_kind(self, kind: StepKind) -> int:
+        return EXECUTABLES[kind] if self.executables_differ else 0
+
+    def _noise(self, kind: StepKind, chunk: Chunk) -> float:
+        if chunk.spoilt:
+            return nan
+        return EXECUTABLES[kind] + 3 * chunk.start + 7 * len(chunk.tokens) if self.executables_differ else 0
+
+
+def _logprobs(new: list[int], length: int) -> list[Logprob]:
+    """Minus the position of the token before: a number that a test can check."""
+    return [Logprob(token, -float(length - len(new) + n), ()) for n, token in enumerate(new)]

@@ -1,0 +1,134 @@
+"""Every step that an engine can plan has a shape; what is compiled for some prompts holds all of their steps."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.engine.buckets import Bucket, BucketPlan, choose
+from jaxserve.engine.plan import StepKind
+from jaxserve.errors import EngineError
+from jaxserve.request import Request, SamplingParams
+from tests.jaxserve.engine.driver import Driver, config_of
+
+
+def kinds(plan: BucketPlan, kind: str) -> list[tuple[int, int]]:
+    return [(b.rows, b.tokens) for b in plan.buckets if b.kind == kind]
+
+
+def test_sizes_double_and_end_at_the_limit() -> None:
+    plan = BucketPlan.of(config_of(max_batch=6, step_tokens=100))
+    assert kinds(plan, "decode") == [(2, 2), (4, 4), (6, 6)]
+    assert kinds(plan, "prefill") == [(6, 16), (6, 32), (6, 64), (6, 100)]
+    assert kinds(plan, "score") == [(6, 100)]
+
+
+def test_the_smallest_engine_has_one_of_each() -> None:
+    plan = BucketPlan.of(config_of(max_batch=1, step_tokens=1))
+    assert [str(b) for b in plan.buckets] == ["decode[2]", "prefill[2x16]", "score[2x16]"]
+
+
+def test_deterministic_engines_have_one_of_each() -> None:
+    plan = BucketPlan.of(config_of(max_batch=64, step_tokens=2048, deterministic=True))
+    assert [str(b) for b in plan.buckets] == ["decode[64]", "prefill[64x2048]", "score[64x2048]"]
+
+
+@pytest.mark.parametrize("prefer", ["latency", "balanced", "throughput"])
+def test_presets_compile_few_steps(prefer: str) -> None:
+    options = EngineOptions(prefer=prefer)  # type: ignore[arg-type]
+    config = resolve(options, max_positions=131072, lanes=1, affordable_tokens=10**6)
+    assert len(BucketPlan.of(config).buckets) <= 40
+
+
+def test_the_smallest_bucket_that_holds_a_step_is_chosen() -> None:
+    buckets = BucketPlan.of(config_of(max_batch=8, step_tokens=64)).buckets
+    assert choose(buckets, "decode", 3, 3) == Bucket("decode", 4, 4)
+    assert choose(buckets, "prefill", 3, 17) == Bucket("prefill", 8, 32)
+    assert choose(buckets, "prefill", 8, 64) == Bucket("prefill", 8, 64)
+    assert choose(reversed(buckets), "prefill", 1, 1) == Bucket("prefill", 8, 16)
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(9, 9), (1, 65)])
+def test_a_step_that_no_bucket_holds_is_an_error(rows: int, tokens: int) -> None:
+    buckets = BucketPlan.of(config_of(max_batch=8, step_tokens=64)).buckets
+    with pytest.raises(EngineError, match=f"no compiled prefill step holds {rows} rows and {tokens} tokens"):
+        choose(buckets, "prefill", rows, tokens)
+
+
+@settings(max_examples=200, derandomize=True)
+@given(st.integers(1, 300), st.integers(1, 5000), st.booleans(), st.data())
+def test_every_size_up_to_the_limits_has_a_bucket(
+    rows: int, tokens: int, deterministic: bool, data: st.DataObject
+) -> None:
+    tokens = max(rows, tokens)
+    buckets = BucketPlan.of(config_of(max_batch=rows, step_tokens=tokens, deterministic=deterministic)).buckets
+    r = data.draw(st.integers(1, rows))
+    t = data.draw(st.integers(r, tokens))
+    step_kinds: tuple[StepKind, ...] = ("prefill", "score")
+    for kind in step_kinds:
+        bucket = choose(buckets, kind, r, t)
+        assert bucket.rows >= r and bucket.tokens >= t
+    assert r <= choose(buckets, "decode", r, r).rows <= (max(rows, 2) if deterministic else max(2 * r, 2))
+
+
+@settings(max_examples=100, derandomize=True)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 9), st.integers(0, 8))
+def test_fresh_pages_hold_the_worst_chunks(sizes: list[int], page_size: int, offset: int) -> None:
+    """Chunks that each begin at the last position of a page but one, or anywhere else."""
+    begun = sum(-(-(offset % page_size + size) // page_size) - (offset % page_size > 0) for size in sizes)
+    assert begun <= Bucket("prefill", len(sizes), sum(sizes)).fresh_pages(page_size)
+
+
+# ---- what some prompts can reach
+
+
+def test_reachable_leaves_out_what_cannot_happen() -> None:
+    config = config_of(max_batch=8, step_tokens=64)
+    plan = BucketPlan.of(config)
+    alone = plan.reachable([(20, 100)], config=config, score=False)
+    assert [str(b) for b in alone] == ["decode[2]", "prefill[8x32]"]
+    scored = plan.reachable([(20, 100)], config=config, score=True)
+    assert [str(b) for b in scored] == ["decode[2]", "prefill[8x32]", "score[8x64]"]
+    three = plan.reachable([(20, 4), (5, 4), (5, 4)], config=config, score=False)
+    assert [str(b) for b in three] == ["decode[2]", "decode[4]", "prefill[8x16]", "prefill[8x32]", "prefill[8x64]"]
+
+
+PROMPTS = st.lists(
+    st.tuples(st.integers(1, 24), st.integers(1, 12), st.sampled_from([None, None, 0])), min_size=1, max_size=5
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> EngineConfig:
+    return config_of(
+        max_batch=draw(st.integers(1, 5)),
+        step_tokens=draw(st.integers(5, 40)),
+        num_pages=draw(st.integers(9, 20)),
+        lanes=draw(st.integers(1, 2)),
+        prefix_cache=draw(st.booleans()),
+        deterministic=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(configs(), PROMPTS)
+def test_prompts_never_leave_what_is_reachable_for_them(
+    config: EngineConfig, prompts: list[tuple[int, int, int | None]]
+) -> None:
+    """Preempted, chunked, mixed and scored: every step finds a bucket among those compiled for these prompts."""
+    driver = Driver(config)
+    for number, (length, most, scores) in enumerate(prompts):
+        params = SamplingParams(max_tokens=most, prompt_logprobs=scores, seed=number)
+        driver.submit(Request(id=str(number), prompt=tuple(range(number, number + length)), params=params))
+    driver.run()
+    score = any(scores is not None for _, _, scores in prompts)
+    buckets = BucketPlan.of(config).reachable([p[:2] for p in prompts], config=config, score=score)
+    assert set(buckets) <= set(BucketPlan.of(config).buckets)
+    for plan in driver.plans:
+        choose(buckets, plan.kind, plan.num_rows, plan.num_tokens)
+
+
+def test_buckets_are_plain_values() -> None:
+    assert dataclasses.astuple(Bucket("decode", 2, 2)) == ("decode", 2, 2)

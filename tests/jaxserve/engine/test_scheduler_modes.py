@@ -1,0 +1,120 @@
+"""The scheduler's two special modes in single situations: drafts to verify, and the same bits whatever the load."""
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+
+from tests.fake_runner import naive
+from tests.jaxserve.engine.driver import Driver, ScriptedProposer, config_of, request
+
+# ---- speculation
+
+
+def test_drafts_are_verified_and_cut_at_the_first_wrong_one() -> None:
+    driver = Driver(config_of(), proposer=ScriptedProposer())
+    driver.submit(request(salt="w", max_tokens=12))
+    driver.run()
+    sizes = [size for _, start, size in driver.results["a", 0].cuts if start >= 10]
+    assert max(sizes) > 1 and len(sizes) < 12
+
+
+def test_accepted_drafts_after_an_end_token_are_not_published() -> None:
+    """Their pages are written, but nobody can ever ask for them."""
+    source = request(prompt=(5,), salt="w", max_tokens=12)
+    for end in naive(source, 0, 1, 12)[:8]:
+        driver = Driver(config_of(page_size=1), proposer=ScriptedProposer())
+        driver.submit(dataclasses.replace(source, eos_ids=(end,)))
+        driver.run()
+        assert len(driver.scheduler.lanes[0].caches[0]) <= 1 + len(driver.results["a", 0].tokens)
+
+
+def test_drafts_do_not_take_the_budget_of_other_streams() -> None:
+    driver = Driver(config_of(max_batch=3, step_tokens=3, prefix_cache=False), proposer=ScriptedProposer())
+    for name, salt in (("d1", "w"), ("d2", "w"), ("plain", "")):
+        driver.submit(request(name, prompt=(1,), salt=salt, max_tokens=20))
+    driver.run()
+    steps = [n for n, plan in enumerate(driver.plans) for row in plan.lanes[0].rows if row == 2]
+    assert [after - before for before, after in pairwise(steps)] == [1] * 19, "the plain stream was held up"
+
+
+def test_drafts_do_not_preempt() -> None:
+    """The second is through before the first has tokens that need its pages; no draft of the first is ever right."""
+    driver = Driver(config_of(page_size=1, num_pages=17, prefix_cache=False), proposer=ScriptedProposer(wrong_every=1))
+    driver.submit(request("drafts", prompt=(1, 2, 3, 4), salt="w", max_tokens=13))
+    driver.submit(request("plain", prompt=(5, 6, 7, 8), max_tokens=7))
+    driver.run()
+    assert any(size > 1 for _, start, size in driver.results["drafts", 0].cuts if start)
+    assert [len(plan.admissions) for plan in driver.plans if plan.admissions] == [2]
+
+
+# ---- deterministic
+
+
+def test_deterministic_engines_reserve_and_cut_at_borders() -> None:
+    driver = Driver(config_of(deterministic=True, step_tokens=32))  # chunk_border 8
+    driver.submit(request("a", prompt=tuple(range(19)), max_tokens=6))
+    driver.run()
+    assert driver.results["a", 0].cuts[:3] == [("prefill", 0, 8), ("prefill", 8, 8), ("prefill", 16, 3)]
+    (admission,) = driver.plans[0].admissions
+    assert len(admission.tables[0]) == 7  # 25 tokens in pages of 4
+    driver.submit(request("b", prompt=(*range(13), 50, 51), max_tokens=1))
+    driver.run()
+    assert driver.results["b", 0].cuts == [("prefill", 8, 7)]  # 12 tokens in full pages, down to the border
+
+
+def test_deterministic_engines_do_not_draft() -> None:
+    driver = Driver(config_of(deterministic=True), proposer=ScriptedProposer())
+    driver.submit(request(salt="w", max_tokens=12))
+    driver.run()
+    assert all(size == 1 for kind, start, size in driver.results["a", 0].cuts if start >= 10)
+
+
+def test_deterministic_scores_come_from_the_same_steps_whatever_runs_beside_them() -> None:
+    """The last chunk, of one token, must not change its executable because the chunk before was read meanwhile."""
+    cuts = []
+    for others in (0, 1):
+        driver = Driver(config_of(deterministic=True, step_tokens=16))  # chunk_border 4
+        for number in range(others):
+            driver.submit(request(f"other {number}", max_tokens=20))
+            driver.step()
+        driver.submit(request("scored", prompt=tuple(range(40, 49)), prompt_logprobs=0))
+        driver.run()
+        cuts.append(driver.results["scored", 0].cuts[:3])
+    assert cuts[0] == cuts[1] == [("score", 0, 4), ("score", 4, 4), ("score", 8, 1)]
+
+
+def test_deterministic_engines_publish_no_pages_of_score_steps() -> None:
+    """Another executable wrote them: whoever found them would get other bits than from its own prefill."""
+    driver = Driver(config_of(deterministic=True, step_tokens=16))
+    driver.submit(request("scored", prompt_logprobs=0))
+    driver.run()
+    driver.submit(request("plain"))
+    driver.run()
+    assert driver.results["plain", 0].cuts[0] == ("prefill", 0, 4)
+
+
+def test_deterministic_scores_are_not_starved_by_prompts() -> None:
+    driver = Driver(config_of(deterministic=True, max_batch=2))
+    driver.submit(request("first", max_tokens=2))
+    driver.submit(request("scored", prompt_logprobs=0))
+    for number in range(100):
+        driver.submit(request(f"late {number}", max_tokens=2))
+        driver.step()
+        if driver.results["scored", 0].finish:
+            break
+    assert driver.results["scored", 0].finish, "still waits after 100 steps"
+
+
+@pytest.mark.parametrize("prompts", ["plain", "scored"])
+def test_deterministic_decodes_and_prompts_take_turns(prompts: str) -> None:
+    """A stream gets a token at least every other step while prompts keep coming."""
+    driver = Driver(config_of(deterministic=True))
+    driver.submit(request("stream", max_tokens=30))
+    while not driver.results["stream", 0].finish:
+        name = f"late {driver.steps}"
+        driver.submit(request(name, max_tokens=1, prompt_logprobs=0 if prompts == "scored" else None))
+        driver.step()
+    kinds = [plan.kind for plan in driver.plans]
+    streaming = kinds[kinds.index("decode") : len(kinds) - kinds[::-1].index("decode")]
+    assert all("decode" in pair for pair in pairwise(streaming))
