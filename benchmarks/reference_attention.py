@@ -21,9 +21,7 @@ from pallas_kernels.paged_attention.reference import Pages
 ROWS, HEADS, KV_HEADS, HEAD_DIM, WIDTH = 16, 16, 4, 64, 2048
 
 
-def gather_whole_table(
-    q: jax.Array, pages: Pages, tables: jax.Array, lengths: jax.Array, *, scale: float
-) -> jax.Array:
+def gather_whole_table(q: jax.Array, pages: Pages, tables: jax.Array, lengths: jax.Array, *, scale: float) -> jax.Array:
     """The obvious way: one gather of every page in the table, then dense attention with a mask."""
     k, v = (x[tables].swapaxes(1, 2).reshape(ROWS, KV_HEADS, WIDTH, HEAD_DIM) for x in pages)
     grouped = q.reshape(ROWS, KV_HEADS, HEADS // KV_HEADS, HEAD_DIM)

@@ -226,7 +226,17 @@ def test_one_bad_prompt_does_not_disturb_the_others(call) -> None:
 
 def test_as_a_program() -> None:
     """The module runs as its docstring says, from any folder."""
-    command = [sys.executable, "-m", "jaxserve.generate", "--model", str(BUNDLED), "--prompt", STORY, "--max-tokens", "5"]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxserve.generate",
+        "--model",
+        str(BUNDLED),
+        "--prompt",
+        STORY,
+        "--max-tokens",
+        "5",
+    ]
     done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["finish_reason"] in ("length", "stop")

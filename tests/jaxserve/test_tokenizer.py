@@ -224,12 +224,12 @@ def test_decoders_whose_tokens_depend_on_neighbours_are_refused(decoder: object,
     if decoder is not None:
         library.decoder = decoder
     library.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(TokenizerError, match="^tokenizer.json: decoder .* is not supported.*$"):
+    with pytest.raises(TokenizerError, match=r"^tokenizer\.json: decoder .* is not supported.*$"):
         load_tokenizer(tmp_path)
 
 
 def test_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="has neither tokenizer.json nor tokenizer.model; copy one") as caught:
+    with pytest.raises(TokenizerError, match=r"has neither tokenizer\.json nor tokenizer\.model; copy one") as caught:
         load_tokenizer(tmp_path)
     assert str(tmp_path) in str(caught.value)
 

@@ -115,7 +115,9 @@ def test_deterministic_mode_is_bit_identical_whatever_the_load() -> None:
         done = run(engine, some)
         engine.close()
         assert sum(o.last.times.cached for o in done.values() if o.last) > 0 or not prefix_cache or len(some) == 1
-        return {key[0]: [(entry.token, distribution(entry).tobytes()) for entry in o.logprobs] for key, o in done.items()}
+        return {
+            key[0]: [(entry.token, distribution(entry).tobytes()) for entry in o.logprobs] for key, o in done.items()
+        }
 
     everyone = outcomes(requests)
     assert outcomes(requests[:7]) == {key: everyone[key] for key in list(everyone)[:7]}

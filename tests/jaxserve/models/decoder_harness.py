@@ -31,13 +31,17 @@ class Decoder:
         width = -(-context // page_size)
         order = np.random.default_rng(0).permutation(rows * width).astype(np.int32)
         self.tables = jnp.asarray(order.reshape(1, rows, width))
-        one = reference.allocate(rows * width, self.spec.num_kv_heads, page_size, self.spec.head_dim, self.params["embed"].dtype)
+        one = reference.allocate(
+            rows * width, self.spec.num_kv_heads, page_size, self.spec.head_dim, self.params["embed"].dtype
+        )
         self.pages = tuple(jax.tree.map(lambda x: x[None], one) for _ in range(self.spec.num_layers))
         self._step = jax.jit(self._run, static_argnames="decode")
 
     def __call__(self, tokens: np.ndarray, start: int) -> np.ndarray:
         """tokens [R, C] at positions start..start+C-1 of every row -> logits [R, C, V]."""
-        values, self.pages = self._step(self.params, self.pages, jnp.asarray(tokens), jnp.int32(start), decode=tokens.shape[1] == 1)
+        values, self.pages = self._step(
+            self.params, self.pages, jnp.asarray(tokens), jnp.int32(start), decode=tokens.shape[1] == 1
+        )
         return np.asarray(values)
 
     def _run(self, params, pages, tokens, start, decode):
