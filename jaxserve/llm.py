@@ -15,7 +15,7 @@ from jaxserve.engine.plan import TokenEvent
 from jaxserve.engine.runner import DeviceRunner, Progress
 from jaxserve.errors import EngineError, RequestError
 from jaxserve.load import load
-from jaxserve.request import Request, SamplingParams, check_token_ids
+from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
 
 Prompt = str | Sequence[int]
@@ -92,14 +92,12 @@ class LLM:
     def prepare(self, prompt: Prompt, params: SamplingParams | None = None, name: str = "prompt") -> Prepared:
         """Tokenize and check one prompt; RequestError, with `name` as the field, when it could never run."""
         params = params or SamplingParams()
-        vocab = self.model.spec.vocab_size
         ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise RequestError(name, "has no tokens, and this tokenizer adds none (give some text)")
-        check_token_ids(name, ids, vocab)
-        text = prompt if isinstance(prompt, str) else self.model.tokenizer.decode(ids)
-        params.check_vocabulary(vocab)
         request = Request(id=f"{self._next_id}", prompt=tuple(ids), params=params, eos_ids=self.model.eos_ids)
+        request.check(self.model.spec.vocab_size, name)
+        text = prompt if isinstance(prompt, str) else self.model.tokenizer.decode(ids)
         self._next_id += 1
         self.engine.scheduler.max_tokens(request, name)
         return Prepared(request, text)

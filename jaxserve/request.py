@@ -85,7 +85,7 @@ class SamplingParams:
             raise RequestError("allowed_token_ids", "is empty: no token could ever be chosen")
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """RequestError when a token id that the parameters name is not of the model's vocabulary."""
+        """RequestError when the parameters name a token id that is not of the model's vocabulary."""
         sets = {
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids or (),
@@ -154,6 +154,14 @@ class Request:
     eos_ids: tuple[int, ...] = ()
     priority: int = 0
     salt: str = ""
+
+    def check(self, vocab_size: int, name: str = "prompt") -> None:
+        """RequestError when ids are out of range (`name` is the prompt's field) or the parameters contradict them."""
+        check_token_ids(name, self.prompt, vocab_size)
+        self.params.check_vocabulary(vocab_size)
+        allowed = self.params.allowed_token_ids
+        if allowed is not None and self.params.min_tokens and self.end_ids.issuperset(allowed):
+            raise RequestError("allowed_token_ids", "has only end tokens, and min_tokens keeps those out")
 
     @property
     def end_ids(self) -> frozenset[int]:

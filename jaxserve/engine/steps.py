@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int
 from jaxserve.engine.batch import Packed, download_layout, upload_layout
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.plan import FED_BACK
-from jaxserve.engine.sampling import RowSampling, Sampled, log_probabilities, sample, take_rows
+from jaxserve.engine.sampling import RowSampling, Sampled, log_probabilities, sample, silence, take_rows
 from jaxserve.engine.state import Rows, State
 from jaxserve.models.attention import Attend, Ragged
 from jaxserve.models.decoder import forward, logits
@@ -96,6 +96,7 @@ class StepBuilder:
         last = _take(hidden, jnp.maximum(place.starts[:, 1:] - 1, 0))
         values = self._logits(params, last.reshape(-1, last.shape[-1]))
         sampling = jax.tree.map(lambda field: take_rows(field, batch["rows"]), rows.sampling)
+        sampling = silence(sampling, batch["samples"].reshape(-1) == 0)
         return sample(values, sampling, rows.fields, batch["rows"], place.lengths.reshape(-1))
 
     def _logits(self, params: dict, hidden: jax.Array) -> jax.Array:

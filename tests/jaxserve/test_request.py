@@ -1,12 +1,13 @@
 """Bounds of sampling parameters: at, and just beyond."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jaxserve.errors import RequestError
-from jaxserve.request import SamplingParams
+from jaxserve.request import Request, SamplingParams
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, "temperature: is -0.1; it must be between 0.0 and 2.0"),
@@ -49,6 +50,13 @@ def test_refused(fields: dict[str, Any], message: str) -> None:
         SamplingParams(**fields)
     assert caught.value.field == message.split(":")[0].replace("\\", "")
     assert "\n" not in str(caught.value)
+
+
+def test_nothing_left_to_choose() -> None:
+    params = SamplingParams(allowed_token_ids=[2, 7], stop_token_ids=[7], min_tokens=1)
+    with pytest.raises(RequestError, match="allowed_token_ids: has only end tokens, and min_tokens keeps those out"):
+        Request(id="a", prompt=(1,), params=params, eos_ids=(2,)).check(vocab_size=10)
+    Request(id="a", prompt=(1,), params=replace(params, ignore_eos=True), eos_ids=(2,)).check(vocab_size=10)
 
 
 def test_every_bound_itself_is_allowed() -> None:
