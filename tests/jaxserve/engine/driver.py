@@ -83,6 +83,8 @@ class Driver:
         self.engine = Engine(self.scheduler, self, clock=lambda: 1.0)
         self.results: dict[tuple[str, int], Result] = {}  # by request id and choice
         self.plans: list[StepPlan] = []
+        self._owners: dict[int, str] = {}  # request ids by sequence
+        self._leaving: set[int] = set()  # sequences that ended or were preempted before this step
         self.steps = 0
 
     # ---- what clients do
@@ -110,8 +112,13 @@ class Driver:
 
     # ---- steps
 
+    def names(self, plan: StepPlan) -> list[str]:
+        """Ids of the requests that a plan has chunks for."""
+        return [self._owners[sequence] for lane in plan.lanes for sequence in lane.sequences]
+
     def step(self) -> list[TokenEvent]:
         """One step of the engine, and all checks."""
+        self._leaving = {s.id for lane in self.scheduler.lanes for s in lane.running if s.finish or s.preempted}
         busy, in_flight, launched = self.engine.has_work, self.engine._in_flight, len(self.plans)
         events = self.engine.step()
         self.steps += 1
@@ -142,7 +149,7 @@ class Driver:
         result.tokens += event.tokens
         result.logprobs += event.logprobs or ()
         result.prompt_logprobs += event.prompt_logprobs or ()
-        result.finish = event.finish
+        result.finish, result.times = event.finish, event.times
         if event.finish and not self.runner.executables_differ:
             check_result(result, self.scheduler.max_tokens(result.request))
 
@@ -159,6 +166,9 @@ class Driver:
             for sequence, row, start, size in zip(lane.sequences, lane.rows, lane.starts, lane.sizes, strict=True):
                 seq = self.scheduler._sequences[sequence]
                 assert not (self.config.deterministic and seq.times.preemptions)
+                assert seq.id not in self._leaving, "a sequence that leaves is given another step"
+                assert start + size < seq.prompt_len + seq.max_tokens, "the last token has nothing after it to compute"
+                self._owners[seq.id] = seq.request.id
                 result = self.results[seq.request.id, seq.index]
                 result.cuts.append((plan.kind, start, size))
                 result.spoilt |= self.runner.spoils(plan.number, index, row)
