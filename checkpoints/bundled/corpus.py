@@ -20,27 +20,23 @@ from typing import Final
 
 GRAMMAR: Final = """
 hero he him his kind =
-  (Lily|Mia|Anna|Sara) ; she ; her ; her ; (little|young) girl
-  (Emma|Lucy|Rosie|Nora) ; she ; her ; her ; (little|kind) girl
-  (Ella|Zoe|Alice|Mary) ; she ; her ; her ; (little|clever) girl
-  (Tim|Max|Ben|Leo) ; he ; him ; his ; (little|young) boy
-  (Jack|Sam|Finn|Noah) ; he ; him ; his ; (little|kind) boy
-  (Toby|Oliver|Theo|John) ; he ; him ; his ; (little|clever) boy
-  (Pip|Hoppy) ; he ; him ; his ; (little|white) rabbit
-  (Rusty|Fay) ; she ; her ; her ; (little|red) fox
-  (Bella|Honey) ; she ; her ; her ; (little|brown) bear
-  (Whiskers|Patch) ; he ; him ; his ; (gray|black) cat
-  (Dot|Penny) ; she ; her ; her ; (tiny|gray) mouse
-  (Rex|Biscuit) ; he ; him ; his ; (happy|brown) dog
+  (Lily|Mia) ; she ; her ; her ; (little|young) girl
+  (Emma|Rosie) ; she ; her ; her ; (kind|clever) girl
+  (Tim|Max) ; he ; him ; his ; (little|young) boy
+  (Jack|Sam) ; he ; him ; his ; (kind|clever) boy
+  Pip ; he ; him ; his ; (little|white) rabbit
+  Rusty ; he ; him ; his ; (little|red) fox
+  Honey ; she ; her ; her ; (little|brown) bear
+  Dot ; she ; her ; her ; (tiny|gray) mouse
 friend fhe fhim fhis fkind =
-  (Amy|Grace|Ruby|Ivy) ; she ; her ; her ; (girl|tall girl|friendly girl)
-  (Molly|Daisy|Kate|Sue) ; she ; her ; her ; (girl|funny girl|friendly girl)
-  (Tom|Jake|Billy|Oscar) ; he ; him ; his ; (boy|tall boy|friendly boy)
-  (Peter|Henry|Luke|Adam) ; he ; him ; his ; (boy|funny boy|friendly boy)
-  (Hoot|Olga) ; she ; her ; her ; (wise|big) owl
-  (Shelly|Tilly) ; she ; her ; her ; (slow|green) turtle
-  (Bruno|Grizzly) ; he ; him ; his ; (big|strong) bear
-  (Nutty|Hazel) ; she ; her ; her ; (quick|red) squirrel
+  (Amy|Grace) ; she ; her ; her ; (tall|friendly) girl
+  (Kate|Daisy) ; she ; her ; her ; (funny|friendly) girl
+  (Tom|Peter) ; he ; him ; his ; (tall|friendly) boy
+  (Billy|Oscar) ; he ; him ; his ; (funny|friendly) boy
+  Hoot ; she ; her ; her ; (wise|old) owl
+  Shelly ; she ; her ; her ; (slow|green) turtle
+  Bruno ; he ; him ; his ; (big|strong) bear
+  Hazel ; she ; her ; her ; (quick|red) squirrel
 elder ehe ehim =
   (mom|mother) ; she ; her
   (dad|father) ; he ; him
@@ -58,7 +54,7 @@ place at =
   meadow ; in the meadow
   playground ; at the playground
 color =
-  (red|blue|green|yellow|white|black|pink|purple|brown|silver)
+  (red|blue|green|yellow|white|black|pink|purple)
 toy =
   (ball|doll|boat|car|drum|teddy bear|hat|train|robot|horse)
 flyer =
@@ -459,17 +455,17 @@ def sums(rng: random.Random) -> str:
 
 
 def sum_line(rng: random.Random) -> str:
-    a, b = rng.randint(0, 10), rng.randint(0, 10)
+    a, b = rng.randint(0, 5), rng.randint(0, 5)
     exercise, result = (f"{a} + {b}", a + b) if rng.random() < 0.5 else (f"{a + b} - {b}", a)
     return f"Question: What is {exercise}?\nAnswer: {exercise} = {result}."
 
 
 def document(grammar: Grammar, rng: random.Random) -> str:
-    """A story (nine in ten), a few facts or a few sums; paragraphs are separated by one newline."""
+    """A story (84 in 100), a few facts or a few sums; paragraphs are separated by one newline."""
     kind = rng.random()
-    if kind < 0.05:
+    if kind < 0.08:
         return sums(rng)
-    text = Telling(grammar, rng).expand("{facts}" if kind < 0.1 else "{story}")
+    text = Telling(grammar, rng).expand("{facts}" if kind < 0.16 else "{story}")
     return PARAGRAPH.sub("\n", text).strip()
 
 

@@ -11,13 +11,12 @@ import argparse
 import dataclasses
 import functools
 import io
-import itertools
 import json
 import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +28,7 @@ import orbax.checkpoint as ocp
 import sentencepiece
 from flax import nnx
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from safetensors.flax import save_file
+from safetensors.flax import save as safetensors_bytes
 
 from checkpoints.bundled.corpus import documents
 
@@ -50,14 +49,25 @@ class Recipe:
     heads: int = 8  # N
     kv_heads: int = 4  # K
     head_dim: int = 16  # H
-    context: int = 512  # T
+    context: int = 512  # T of every tenth window, whose documents see each other: the longest context trained on
+    short_context: int = 256  # T of the others, whose documents are alone
+    long_every: int = 10
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
     batch: int = 1  # B: at this size many small steps learn more from a token than few large ones
-    peak_rate: float = 4e-3
+    peak_rate: float = 3e-3
     warmup_steps: int = 100
     weight_decay: float = 0.1
     checkpoint_every: int = 500
+
+
+@dataclass(frozen=True)
+class Way:
+    """How far a training has come."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,8 +77,12 @@ class Budget:
     steps: int | None
     minutes: float
 
-    def progress(self, step: int, seconds: float) -> float:
-        return seconds / (60 * self.minutes) if self.steps is None else step / self.steps
+    def __post_init__(self) -> None:
+        if not (self.minutes if self.steps is None else self.steps) > 0:
+            raise ValueError(f"{self}: a training has to last; give --steps or --minutes above 0")
+
+    def progress(self, way: Way) -> float:
+        return way.seconds / (60 * self.minutes) if self.steps is None else way.step / self.steps
 
 
 # The model. Attributes are named as in Hugging Face's LlamaForCausalLM, so that paths are tensor names.
@@ -84,21 +98,23 @@ def rotate(x: jax.Array, theta: float) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, block: int = 64) -> jax.Array:
-    """q [B, T, N, H], k and v [B, T, K, H] -> [B, T, N, H].
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array, block: int = 64) -> jax.Array:
+    """q [B, T, N, H], k and v [B, T, K, H], document [B, T] int32 -> [B, T, N, H]; a token sees its own document.
 
     A block of queries meets only the keys up to its end: half the work, and scores small enough for a CPU's cache.
     """
     blocks = []
     for start in range(0, q.shape[1], block):
         stop = min(start + block, q.shape[1])
-        seen = jnp.tri(stop - start, stop, start, dtype=bool)
-        blocks.append(jax.nn.dot_product_attention(q[:, start:stop], k[:, :stop], v[:, :stop], mask=seen[None, None]))
+        past = jnp.tri(stop - start, stop, start, dtype=bool)[None]
+        seen = past & (document[:, start:stop, None] == document[:, None, :stop])
+        blocks.append(jax.nn.dot_product_attention(q[:, start:stop], k[:, :stop], v[:, :stop], mask=seen[:, None]))
     return jnp.concatenate(blocks, axis=1)
 
 
-def linear(inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(inputs, outputs, use_bias=False, rngs=rngs)
+def linear(inputs: int, outputs: int, rngs: nnx.Rngs, scale: float = 1.0) -> nnx.Linear:
+    spread = nnx.initializers.variance_scaling(scale, "fan_in", "normal")
+    return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=spread, rngs=rngs)
 
 
 class Attention(nnx.Module):
@@ -107,20 +123,20 @@ class Attention(nnx.Module):
         self.q_proj = linear(recipe.model, recipe.heads * recipe.head_dim, rngs)
         self.k_proj = linear(recipe.model, recipe.kv_heads * recipe.head_dim, rngs)
         self.v_proj = linear(recipe.model, recipe.kv_heads * recipe.head_dim, rngs)
-        self.o_proj = linear(recipe.heads * recipe.head_dim, recipe.model, rngs)
+        self.o_proj = linear(recipe.heads * recipe.head_dim, recipe.model, rngs, scale=0.01)
 
-    def __call__(self, x: jax.Array) -> jax.Array:  # [B, T, D]
+    def __call__(self, x: jax.Array, document: jax.Array) -> jax.Array:  # [B, T, D]
         split = functools.partial(jnp.reshape, shape=(*x.shape[:2], -1, self.recipe.head_dim))
         q = rotate(split(self.q_proj(x)), self.recipe.rope_theta)
         k = rotate(split(self.k_proj(x)), self.recipe.rope_theta)
-        return self.o_proj(causal_attention(q, k, split(self.v_proj(x))).reshape(*x.shape[:2], -1))
+        return self.o_proj(causal_attention(q, k, split(self.v_proj(x)), document).reshape(*x.shape[:2], -1))
 
 
 class Mlp(nnx.Module):
     def __init__(self, recipe: Recipe, rngs: nnx.Rngs):
         self.gate_proj = linear(recipe.model, recipe.mlp, rngs)
         self.up_proj = linear(recipe.model, recipe.mlp, rngs)
-        self.down_proj = linear(recipe.mlp, recipe.model, rngs)
+        self.down_proj = linear(recipe.mlp, recipe.model, rngs, scale=0.01)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.down_proj(nnx.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -133,24 +149,29 @@ class Layer(nnx.Module):
         self.post_attention_layernorm = nnx.RMSNorm(recipe.model, epsilon=recipe.norm_epsilon, rngs=rngs)
         self.mlp = Mlp(recipe, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.self_attn(self.input_layernorm(x))
+    def __call__(self, x: jax.Array, document: jax.Array) -> jax.Array:
+        x = x + self.self_attn(self.input_layernorm(x), document)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Llama(nnx.Module):
-    """tokens [B, T] int32 -> logits [B, T, V] float32; the head is the embedding."""
+    """tokens [B, T] int32, alone [] bool -> logits [B, T, V] float32; the head is the embedding.
+
+    `alone` hides the documents of a window from each other: while they are mixed a small model is slow to find out
+    that a name is to be copied from its own story.
+    """
 
     def __init__(self, recipe: Recipe, rngs: nnx.Rngs):
-        small = nnx.initializers.normal(0.02)
-        self.embed_tokens = nnx.Embed(recipe.vocab, recipe.model, embedding_init=small, rngs=rngs)
+        unit = nnx.initializers.normal(recipe.model**-0.5)
+        self.embed_tokens = nnx.Embed(recipe.vocab, recipe.model, embedding_init=unit, rngs=rngs)
         self.layers = nnx.List([Layer(recipe, rngs) for _ in range(recipe.layers)])
         self.norm = nnx.RMSNorm(recipe.model, epsilon=recipe.norm_epsilon, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, alone: jax.Array) -> jax.Array:
+        document = jnp.where(alone, jnp.cumsum(tokens == BOS, axis=1), 0)
         x = self.embed_tokens(tokens)
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, document)
         return self.embed_tokens.attend(self.norm(x))
 
 
@@ -180,19 +201,17 @@ def train_tokenizer(recipe: Recipe, seed: int) -> bytes:
     return model.getvalue()
 
 
-def token_stream(tokenizer: bytes, texts: Iterable[str]) -> np.ndarray:
-    """[tokens] uint16: the documents one after the other, each between BOS and EOS."""
+def encoded(tokenizer: bytes, texts: Iterable[str]) -> list[np.ndarray]:
+    """[tokens] uint16 for each document: BOS, its text, EOS."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer)
-    return np.concatenate([np.array([BOS, *processor.encode(text), EOS], np.uint16) for text in texts])
+    return [np.array([BOS, *processor.encode(text), EOS], np.uint16) for text in texts]
 
 
-def batches(stream: np.ndarray, recipe: Recipe, seed: int, step: int) -> Iterator[np.ndarray]:
-    """For ever: [B, T+1] int32 windows that begin with a document; each depends on seed and its step alone."""
-    window = recipe.context + 1
-    starts = np.flatnonzero(stream[: len(stream) - recipe.context] == BOS)
-    for index in itertools.count(step):
-        drawn = np.random.default_rng((seed, index)).choice(starts, recipe.batch)
-        yield stream[drawn[:, None] + np.arange(window)].astype(np.int32)
+def windows(stream: np.ndarray, starts: np.ndarray, rows: int, context: int, key: tuple[int, int]) -> np.ndarray:
+    """[rows, context + 1] int32 from starts of documents in the stream, drawn by the key (seed, step) alone."""
+    whole = np.searchsorted(starts, len(stream) - context)  # the first start with too little behind it
+    drawn = starts[np.random.default_rng(key).integers(whole, size=rows)]
+    return stream[drawn[:, None] + np.arange(context + 1)].astype(np.int32)
 
 
 # The training: AdamW under a rate given at every step, so that a clock may end the schedule.
@@ -203,8 +222,8 @@ class Training:
     """One recipe's compiled functions. A state is (parameters, optimizer state), float32 pytrees."""
 
     start: Callable[[int], tuple]  # seed -> state
-    step: Callable[..., tuple]  # state (donated), tokens [B, T+1] int32, rate [] -> state, loss []
-    loss: Callable[..., jax.Array]  # parameters, tokens [1, T+1] int32 -> mean cross entropy in nats []
+    step: Callable[..., tuple]  # state (donated), tokens [B, T+1] int32, alone [] bool, rate [] -> state, loss []
+    losses: Callable[..., jax.Array]  # parameters, tokens [B, T+1], alone [] -> cross entropy in nats [B, T]
 
 
 def compile_training(recipe: Recipe) -> Training:
@@ -220,18 +239,18 @@ def compile_training(recipe: Recipe) -> Training:
         params = nnx.state(Llama(recipe, nnx.Rngs(seed)), nnx.Param)
         return params, adamw.init(params)
 
-    def loss(params: nnx.State, tokens: jax.Array) -> jax.Array:
-        logits = nnx.merge(graph, params)(tokens[:, :-1])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+    def losses(params: nnx.State, tokens: jax.Array, alone: jax.Array) -> jax.Array:
+        logits = nnx.merge(graph, params)(tokens[:, :-1], alone)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
 
-    def step(state: tuple, tokens: jax.Array, rate: jax.Array) -> tuple:
+    def step(state: tuple, tokens: jax.Array, alone: jax.Array, rate: jax.Array) -> tuple:
         params, moments = state
-        mean, gradient = jax.value_and_grad(loss)(params, tokens)
+        mean, gradient = jax.value_and_grad(lambda params: losses(params, tokens, alone).mean())(params)
         update, moments = adamw.update(gradient, moments, params)
         params = jax.tree.map(lambda leaf, change: leaf - rate * change, params, update)
         return (params, moments), mean
 
-    return Training(start, jax.jit(step, donate_argnums=0), jax.jit(loss))
+    return Training(start, jax.jit(step, donate_argnums=0), jax.jit(losses))
 
 
 def learning_rate(recipe: Recipe, step: int, progress: float) -> np.float32:
@@ -250,13 +269,18 @@ def claim(work: Path, run: dict) -> None:
     mark.write_text(json.dumps(run))
 
 
-def restore(manager: ocp.CheckpointManager, state: tuple) -> tuple[tuple, int, float]:
-    """The newest checkpoint's state, step and seconds of training, or the given state at step 0."""
+def restore(manager: ocp.CheckpointManager, state: tuple) -> tuple[tuple, Way]:
+    """The newest checkpoint, or the given state at the beginning of the way."""
     newest = manager.latest_step()
     if newest is None:
-        return state, 0, 0.0
-    saved = manager.restore(newest, args=ocp.args.StandardRestore({"state": state, "seconds": 0.0}))
-    return saved["state"], newest, saved["seconds"]
+        return state, Way()
+    like = {"state": state, "way": dataclasses.asdict(Way())}
+    saved = manager.restore(newest, args=ocp.args.StandardRestore(like))
+    return saved["state"], Way(**saved["way"])
+
+
+def save(manager: ocp.CheckpointManager, state: tuple, way: Way) -> None:
+    manager.save(way.step, args=ocp.args.StandardSave({"state": state, "way": dataclasses.asdict(way)}))
 
 
 def progress_bar() -> Progress:
@@ -264,34 +288,38 @@ def progress_bar() -> Progress:
     return Progress(text, BarColumn(), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn())
 
 
-def fit(recipe: Recipe, budget: Budget, seed: int, stream: np.ndarray, work: Path) -> tuple[nnx.State, dict]:
-    """Trains until the budget is spent; the parameters, and what training.json says of the way there."""
+def fit(recipe: Recipe, budget: Budget, seed: int, stream: np.ndarray, work: Path) -> tuple[nnx.State, Way]:
+    """Trains until the budget is spent; the parameters, and how far that was."""
     training = compile_training(recipe)
+    starts = np.flatnonzero(stream == BOS)
     options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
-    loss = math.nan
     with ocp.CheckpointManager(work.absolute() / "steps", options=options) as manager, progress_bar() as bar:
-        state, step, seconds = restore(manager, training.start(seed))
-        began = time.monotonic() - seconds
-        task = bar.add_task("", total=1.0, step=step, loss=loss)
-        for tokens in batches(stream, recipe, seed, step):
-            progress = budget.progress(step, time.monotonic() - began)
-            bar.update(task, completed=progress, step=step, loss=loss)
-            if progress >= 1:
-                break
-            state, mean = training.step(state, tokens, learning_rate(recipe, step, progress))
-            step, loss = step + 1, float(mean)
-            if step % recipe.checkpoint_every == 0:
-                manager.save(step, args=ocp.args.StandardSave({"state": state, "seconds": time.monotonic() - began}))
-    seen = step * recipe.batch * recipe.context
-    minutes = round((time.monotonic() - began) / 60, 1)
-    return state[0], {"steps": step, "tokens_seen": seen, "minutes": minutes}
+        state, way = restore(manager, training.start(seed))
+        began = time.monotonic() - way.seconds
+        task = bar.add_task("", total=1.0, step=way.step, loss=math.nan)
+        while (progress := budget.progress(way)) < 1:
+            alone = (way.step + 1) % recipe.long_every != 0
+            context = recipe.short_context if alone else recipe.context
+            tokens = windows(stream, starts, recipe.batch, context, (seed, way.step))
+            state, loss = training.step(state, tokens, alone, learning_rate(recipe, way.step, progress))
+            loss = float(loss)  # waits for the step, so that the clock is right
+            way = Way(way.step + 1, way.tokens + recipe.batch * context, time.monotonic() - began)
+            bar.update(task, completed=budget.progress(way), step=way.step, loss=loss)
+            if way.step % recipe.checkpoint_every == 0:
+                save(manager, state, way)
+    return state[0], way
 
 
-def held_out_loss(recipe: Recipe, params: nnx.State, stream: np.ndarray) -> float:
-    """Mean cross entropy in nats per token, over the stream's windows of T tokens."""
-    loss = compile_training(recipe).loss
-    rows = np.arange(0, len(stream) - recipe.context, recipe.context)[:, None] + np.arange(recipe.context + 1)
-    return float(np.mean([loss(params, stream[row].astype(np.int32)[None]) for row in rows]))
+def held_out_loss(recipe: Recipe, params: nnx.State, texts: list[np.ndarray]) -> float:
+    """Mean cross entropy in nats over the tokens after BOS of documents read one by one, each cut at T + 1 tokens."""
+    losses = compile_training(recipe).losses
+    measured = []
+    for text in texts:
+        row = np.full((1, recipe.context + 1), EOS, np.int32)
+        length = min(len(text), row.size)
+        row[0, :length] = text[:length]
+        measured.append(np.asarray(losses(params, row, True))[0, : length - 1])
+    return float(np.concatenate(measured).mean())
 
 
 # The folder, in Hugging Face's layout.
@@ -355,24 +383,26 @@ def write_folder(out: Path, recipe: Recipe, weights: nnx.State, tokenizer: bytes
     for name, content in jsons.items():
         (out / name).write_text(json.dumps(content, indent=2) + "\n")
     (out / "tokenizer.model").write_bytes(tokenizer)
-    save_file(tensors(weights), out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").write_bytes(safetensors_bytes(tensors(weights), metadata={"format": "pt"}))
 
 
 def train(recipe: Recipe, budget: Budget, seed: int, out: Path, work: Path, command: str) -> dict:
     """Everything from the corpus to the folder; returns what it wrote to training.json."""
     claim(work, {"seed": seed, "budget": dataclasses.asdict(budget), "recipe": dataclasses.asdict(recipe)})
     tokenizer = train_tokenizer(recipe, seed)
-    stream = token_stream(tokenizer, documents(seed, "train", recipe.documents))
+    stream = np.concatenate(encoded(tokenizer, documents(seed, "train", recipe.documents)))
     params, way = fit(recipe, budget, seed, stream, work)
     weights = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    held_out = token_stream(tokenizer, documents(seed, "held-out", recipe.held_out_documents))
+    held_out = encoded(tokenizer, documents(seed, "held-out", recipe.held_out_documents))
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights)
     account = {
         "command": command,
         "seed": seed,
-        **way,
+        "steps": way.step,
+        "tokens_seen": way.tokens,
+        "minutes": round(way.seconds / 60, 1),
         "held_out_loss": round(held_out_loss(recipe, rounded, held_out), 4),
-        "held_out_tokens": len(held_out),
+        "held_out_tokens": sum(len(text) - 1 for text in held_out),
         "corpus_tokens": len(stream),
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(weights)),
         "recipe": dataclasses.asdict(recipe),

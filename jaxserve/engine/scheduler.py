@@ -58,7 +58,7 @@ class _Draft:
         self.admissions: list[Admission] = []
         self.kind: StepKind = "decode"
         self.scheduled: set[int] = set()
-        self.streams = [0] * lanes  # decodes still to be scheduled: drafted tokens leave them their budget
+        self.streams = [0] * lanes  # decodes still to be scheduled: prompts and drafted tokens leave them their budget
 
     def wants(self, seq: Sequence) -> bool:
         return seq.row >= 0 and seq.runnable and seq.id not in self.scheduled and self.only in (None, kind_of(seq))
@@ -92,6 +92,7 @@ class Scheduler:
         self._next_sequence = 0
         self._steps = 0
         self._last_kind: StepKind = "decode"
+        self._last_prompts: StepKind = "score"  # the kind that prompts had last
 
     # ---- requests in, requests out
 
@@ -166,6 +167,7 @@ class Scheduler:
             if draft.scheduled:
                 self._steps += 1
                 self._last_kind = draft.kind
+                self._last_prompts = draft.kind if draft.kind != "decode" else self._last_prompts
                 return StepPlan(self._steps, draft.kind, draft.lanes, tuple(draft.admissions))
         return None
 
@@ -173,9 +175,8 @@ class Scheduler:
         """Kinds to try, in order. Mixed steps unless deterministic; there, prompts and decodes take turns."""
         if not self.config.deterministic:
             return (None,)
-        if self._last_kind == "decode":
-            return ("prefill", "score", "decode")
-        return ("decode", "score", "prefill") if self._last_kind == "prefill" else ("decode", "prefill", "score")
+        prompts: tuple[StepKind, ...] = ("prefill", "score") if self._last_prompts == "score" else ("score", "prefill")
+        return (*prompts, "decode") if self._last_kind == "decode" else ("decode", *prompts)
 
     def _continue_running(self, draft: _Draft, lane: Lane) -> None:
         """Decodes first: a long prompt must not hold up the streams. Then prompts, in rank order.
@@ -185,9 +186,10 @@ class Scheduler:
         wanting = [s for s in lane.running if draft.wants(s)]
         wanting.sort(key=lambda s: (s is not lane.blocked, not s.decoding))
         lane.blocked = None
-        draft.streams[lane.index] = sum(s.decoding for s in wanting)
+        streams = {s.id for s in wanting if s.decoding}
+        draft.streams[lane.index] = len(streams)
         for seq in wanting:
-            draft.streams[lane.index] -= seq.decoding
+            draft.streams[lane.index] -= seq.id in streams
             if draft.wants(seq):  # it may have been preempted meanwhile
                 self._schedule(draft, lane, seq)
 
@@ -236,7 +238,7 @@ class Scheduler:
 
     def _size(self, draft: _Draft, lane: Lane, seq: Sequence, hit_pages: int = 0) -> int:
         """Tokens of the sequence's next chunk; 0 when the budget does not allow it."""
-        budget = draft.budgets[lane.index]
+        budget = draft.budgets[lane.index] - (0 if seq.decoding else draft.streams[lane.index])
         start = seq.num_computed if seq.row >= 0 else hit_pages * self.config.page_size
         wanted = seq.num_tokens - start
         if not self.config.deterministic or seq.decoding:

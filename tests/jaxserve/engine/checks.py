@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import BucketPlan, choose
-from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, Logprob, StepKind, StepPlan
+from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, Logprob, StepKind, StepPlan, Times
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.request import Request
 from tests.fake_runner import FakeRunner, naive
@@ -25,7 +25,7 @@ class Result:
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     finish: Finish | None = None
-    cached: int = 0
+    times: Times | None = None
     asked_to_end: FinishReason | None = None
     spoilt: bool = False
     cuts: list[Cut] = field(default_factory=list)

@@ -1,15 +1,17 @@
 """Single situations, each small enough to follow by hand. Any traffic at all: test_scheduler_properties.py."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
 
+from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, StepPlan
 from jaxserve.errors import CapacityError, ContextLengthError, NonFiniteLogitsError, RequestError, RequestIdInUseError
 from jaxserve.request import Request, SamplingParams
 from tests.fake_runner import naive
-from tests.jaxserve.engine.driver import PROMPT, Driver, config_of, request
+from tests.jaxserve.engine.driver import PROMPT, Driver, ScriptedProposer, config_of, request
 
 
 def launched(driver: Driver) -> StepPlan | None:
@@ -205,9 +207,9 @@ def test_out_of_pages_the_last_in_rank_starts_over_from_what_is_cached() -> None
 
 
 def test_the_last_in_rank_gives_way_first_and_the_first_never() -> None:
-    driver = Driver(config_of(page_size=1, num_pages=13, max_context=13, prefix_cache=False))
+    driver = Driver(config_of(page_size=1, num_pages=12, max_context=12, prefix_cache=False))
     for name, length, priority in (("last", 4, 1), ("first", 3, -1), ("second", 2, 0)):
-        driver.submit(request(name, prompt=PROMPT[:length], priority=priority, max_tokens=9))
+        driver.submit(request(name, prompt=PROMPT[:length], priority=priority, max_tokens=8))
     queues: list[list[str]] = []
     while driver.engine.has_work:
         driver.step()
@@ -216,18 +218,48 @@ def test_the_last_in_rank_gives_way_first_and_the_first_never() -> None:
     assert ["second", "last"] in queues and not any("first" in queue for queue in queues)
 
 
-def test_a_blocked_prompt_is_not_starved_by_later_ones() -> None:
-    """Two streams grow while "a" is half way: its second chunk lacks a page. Then short requests come without end."""
-    driver = Driver(config_of(max_batch=8, step_tokens=8, page_size=1, num_pages=15, prefix_cache=False))
-    driver.submit(request("s1", prompt=(1,)))
-    driver.submit(request("s2", prompt=(1,)))
-    driver.submit(request("a", prompt=tuple(range(12)), max_tokens=1))
-    for number in range(200):
-        driver.submit(request(f"late {number}", prompt=(1,)))
+@pytest.mark.parametrize("pages", [8, 9, 10, 11])
+def test_one_that_waits_for_the_host_does_not_give_way_to_the_last_in_rank(pages: int) -> None:
+    driver = Driver(config_of(page_size=1, num_pages=pages, prefix_cache=False), proposer=ScriptedProposer(most=0))
+    driver.submit(request("first", prompt=(1,), salt="w", max_tokens=7))
+    driver.submit(request("last", prompt=(1,), max_tokens=7))
+    driver.run()
+    assert driver.results["first", 0].cuts == [("prefill", 0, 1)] + [("decode", n, 1) for n in range(1, 7)]
+
+
+def test_what_was_evicted_while_it_was_preempted_is_published_again() -> None:
+    driver = Driver(config_of(page_size=2, num_pages=8, max_context=16))
+    driver.submit(request("a", prompt=PROMPT[:4], max_tokens=8))
+    driver.submit(request("b", prompt=PROMPT[4:9], max_tokens=8))
+    while not any(seq.times.preemptions for seq in driver.scheduler.waiting):
         driver.step()
-        if driver.results["a", 0].finish:
-            break
-    assert driver.results["a", 0].finish, "still waits for one page after 200 steps"
+    driver.scheduler.flush_cache()
+    driver.run()
+    driver.submit(request("like b", prompt=PROMPT[4:9]))
+    driver.run()
+    assert driver.results["like b", 0].cuts[0] == ("prefill", 4, 1)
+
+
+def test_idle_pages_that_a_prefix_is_in_do_not_count_as_room_for_the_rest() -> None:
+    driver = Driver(config_of(num_pages=4, max_context=16))
+    driver.submit(request("before", prompt=PROMPT[:8], max_tokens=1))
+    driver.run()  # two pages idle, two free
+    driver.submit(request("one page", prompt=(1,), max_tokens=3))
+    driver.submit(request("after", prompt=(*PROMPT[:8], 1, 2, 3, 4), max_tokens=1))
+    driver.run()
+    begun = [[a.length for a in plan.admissions] for plan in driver.plans if plan.admissions]
+    assert begun == [[0], [0], [8]], "two more pages are needed, and one is free"
+
+
+def test_scores_of_a_prompt_that_starts_over_are_reported_once() -> None:
+    driver = Driver(config_of(page_size=1, num_pages=14, step_tokens=4))
+    driver.submit(request("stream", prompt=(1,), max_tokens=12, priority=-1))
+    driver.submit(request("scored", prompt=tuple(range(12)), max_tokens=1, prompt_logprobs=0))
+    while not any(seq.scored for seq in driver.scheduler.waiting):
+        driver.step()
+    assert 0 < len(driver.results["scored", 0].prompt_logprobs) < 11
+    driver.run()
+    assert [entry.token for entry in driver.results["scored", 0].prompt_logprobs] == list(range(1, 12))
 
 
 # ---- ends
@@ -296,6 +328,20 @@ def test_an_id_is_not_free_before_its_last_event_was_handed_out() -> None:
     driver.submit(request())
     driver.run()
     assert driver.results["a", 0].finish == Finish(FinishReason.LENGTH)
+
+
+def test_times_are_in_order_and_say_what_happened() -> None:
+    driver = Driver(config_of(page_size=2, num_pages=8, max_context=16))
+    driver.engine = Engine(driver.scheduler, driver, clock=itertools.count(1.0).__next__)
+    for name, prompt in (("a", PROMPT[:4]), ("b", PROMPT[4:9])):
+        driver.submit(request(name, prompt=prompt, max_tokens=8))
+    driver.run()
+    driver.submit(request("like b", prompt=PROMPT[4:9]))
+    driver.run()
+    for name, cached, preempted in (("a", 0, False), ("b", 0, True), ("like b", 4, False)):
+        times = driver.results[name, 0].times
+        assert times is not None and 0 < times.submitted < times.admitted < times.first_token < times.finished
+        assert times.cached == cached and (times.preemptions > 0) == preempted
 
 
 # ---- refusals
