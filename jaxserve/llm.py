@@ -1,7 +1,7 @@
 """LLM: the offline door. A model, an engine, prompts in, completions out."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from jaxserve.engine.plan import TokenEvent
 from jaxserve.engine.runner import DeviceRunner, Progress
 from jaxserve.errors import EngineError, RequestError
 from jaxserve.load import load
-from jaxserve.request import Request, SamplingParams
+from jaxserve.request import Request, SamplingParams, integers
+from jaxserve.tokenizer import TokenizerError
 from sharding.mesh import MeshSpec
 
 Prompt = str | Sequence[int]
@@ -29,6 +30,14 @@ class Prepared:
     text: str
 
 
+@dataclass(frozen=True)
+class _Live:
+    """A request that runs: events go to the inbox of whoever waits for them."""
+
+    prompt: Prepared
+    inbox: deque[TokenEvent]
+
+
 def _silent(done: int, total: int, what: str) -> None:
     pass
 
@@ -38,9 +47,10 @@ class LLM:
 
     model: a folder as Hugging Face publishes it. dtype: auto, float32, bfloat16. options: the engine's knobs.
     mesh: how many devices to spread over. on_load, on_compile: called with (done, total, what) as it gets ready.
-    Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, one line each. Steps are compiled when the
-    first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets no
-    environment variable and no jax.config.
+    Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, KernelError; later RequestError for what a
+    client can mend, EngineError once the LLM is closed or a step has failed. One line each. Steps are compiled when
+    the first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets
+    no environment variable and no jax.config.
     """
 
     def __init__(
@@ -61,7 +71,7 @@ class LLM:
             self.model.spec, self.model.params, devices, options or EngineOptions(), self.model.fingerprint
         )
         self._on_compile = on_compile
-        self._inboxes: dict[str, deque[TokenEvent]] = {}
+        self._live: dict[str, _Live] = {}
         self._next_id = 0
 
     # ---- the calls
@@ -91,73 +101,94 @@ class LLM:
 
     def prepare(self, prompt: Prompt, params: SamplingParams | None = None, name: str = "prompt") -> Prepared:
         """Tokenize and check one prompt; RequestError, with `name` as the field, when it could never run."""
+        self.engine.check_usable()
         params = params or SamplingParams()
-        ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not ids:
-            raise RequestError(name, "has no tokens, and this tokenizer adds none (give some text)")
-        request = Request(id=f"{self._next_id}", prompt=tuple(ids), params=params, eos_ids=self.model.eos_ids)
+        ids = self._encode(prompt, name)
+        request = Request(id=f"{self._next_id}", prompt=ids, params=params, eos_ids=self.model.eos_ids)
         request.check(self.model.spec.vocab_size, name)
         text = prompt if isinstance(prompt, str) else self.model.tokenizer.decode(ids)
         self._next_id += 1
         self.engine.scheduler.max_tokens(request, name)
         return Prepared(request, text)
 
+    def _encode(self, prompt: Prompt, name: str) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            try:
+                ids = tuple(self.model.tokenizer.encode(prompt))
+            except TokenizerError as error:
+                raise RequestError(name, str(error)) from None
+        else:
+            ids = integers(name, prompt)
+        if not ids:
+            raise RequestError(name, "has no tokens, and this tokenizer adds none (give some text)")
+        return ids
+
     def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
-        """Run checked prompts together and yield their news as it comes; an abandoned iterator aborts what is left."""
+        """Run checked prompts together and yield their news as it comes; an abandoned iterator aborts what is left.
+
+        Several iterators may be open at once; whichever is asked for its next piece moves all of them on.
+        """
         if not prompts:
             return
-        self.warm_up(prompts)
-        places = {p.request.id: i for i, p in enumerate(prompts)}
-        choices: dict[tuple[str, int], Assembler] = {}
+        self.warm_up([*(live.prompt for live in self._live.values()), *prompts])
+        choices: dict[str, dict[int, Assembler]] = {}  # request id -> those not finished
+        places: dict[str, int] = {}
         inbox: deque[TokenEvent] = deque()
         try:
-            for p in prompts:
-                self._inboxes[p.request.id] = inbox
+            for place, p in enumerate(prompts):
                 seed = self.engine.submit(p.request)
-                for index in range(p.request.params.n):
-                    choices[p.request.id, index] = Assembler(p.request, p.text, index, seed, self.model.tokenizer)
+                self._live[p.request.id], places[p.request.id] = _Live(p, inbox), place
+                choices[p.request.id] = {
+                    index: Assembler(p.request, p.text, index, seed, self.model.tokenizer)
+                    for index in range(p.request.params.n)
+                }
             while choices:
                 while not inbox:
                     self._pump()
                 event = inbox.popleft()
-                assembler = choices.get((event.request_id, event.index))
-                if assembler is None:
+                unfinished = choices.get(event.request_id, {})
+                if event.index not in unfinished:
                     continue  # its stop string came before this token
-                delta = self._take(event, assembler, places[event.request_id])
+                delta = self._take(event, unfinished[event.index], places[event.request_id])
                 if delta.completion:
-                    del choices[event.request_id, event.index]
+                    del unfinished[event.index]
+                if not unfinished:
+                    del choices[event.request_id], self._live[event.request_id]
                 yield delta
         finally:
-            self._abandon({request_id for request_id, _ in choices}, places)
+            self._abandon(choices)
 
     def _take(self, event: TokenEvent, assembler: Assembler, place: int) -> Delta:
+        tokens = () if assembler.stopped else tuple(event.tokens)
         text = assembler.push(event)
+        end = event
         if assembler.stopped and not event.finish:
-            event = self.engine.stop(event.request_id, event.index) or event
-        completion = assembler.completion(event) if event.finish else None
-        return Delta(place, event.index, text, tuple(event.tokens), completion)
+            end = self.engine.stop(event.request_id, event.index) or event
+        completion = assembler.completion(end) if end.finish else None
+        return Delta(place, event.index, text, tokens, completion)
 
     def _pump(self) -> None:
-        """One step of the engine; events go to the inbox of whoever waits for them."""
+        """One step of the engine; everybody gets their events."""
+        self.engine.check_usable()
         if not self.engine.has_work:
             raise EngineError("the engine is idle while a request waits for its end")
         for event in self.engine.step():
-            inbox = self._inboxes.get(event.request_id)
-            if inbox is not None:
-                inbox.append(event)
+            if event.request_id in self._live:
+                self._live[event.request_id].inbox.append(event)
 
-    def _abandon(self, unfinished: set[str], places: dict[str, int]) -> None:
-        for request_id in places:
-            del self._inboxes[request_id]
-        for request_id in unfinished:
+    def _abandon(self, request_ids: Iterable[str]) -> None:
+        """Abort what nobody waits for any more."""
+        for request_id in request_ids:
+            self._live.pop(request_id, None)
             self.engine.abort(request_id)
-        while unfinished and not self._inboxes and self.engine.has_work:
+        while not self._live and self.engine.has_work:
             self._pump()  # nobody else is running: see the aborted ones out, so that their pages are back
 
     # ---- getting ready, and figures
 
     def warm_up(self, prompts: Sequence[Prepared] | None = None) -> None:
         """Compile what these prompts can reach (None: everything), as far as that has not happened yet."""
+        self.engine.check_usable()
         plan = self.runner.buckets
         if not prompts:
             self.runner.warm_up(plan.buckets if prompts is None else (), self._on_compile)
@@ -178,7 +209,7 @@ class LLM:
         return 1 - live / computed if computed else 0.0
 
     def close(self) -> None:
-        """Free parameters, pages and rows."""
+        """Free parameters, pages and rows; a second time does nothing. Streams that are open end with EngineError."""
         self.engine.close()
 
     def __enter__(self) -> "LLM":

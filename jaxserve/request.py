@@ -1,8 +1,10 @@
 """What a client asks for: a prompt and sampling parameters, with the bounds that every door enforces."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Integral, Real
 
 from jaxserve.errors import RequestError
 
@@ -28,6 +30,8 @@ class SamplingParams:
 
     logprobs: how many alternatives to report with the chosen token; None reports nothing, 0 only the chosen token's.
     prompt_logprobs: the same for every prompt token but the first. max_tokens None: as many as the context leaves.
+    include_stop: the text keeps the stop string, or what the end token spells, that ended it.
+    RequestError names the field that is out of its bounds.
     """
 
     temperature: float = 1.0
@@ -53,36 +57,29 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
-            _check_number(name, getattr(self, name), low, high)
+            self._set(name, _number(name, getattr(self, name), low, high))
         for name, low, high in _COUNTS:
-            value = getattr(self, name)
-            if value is not None:
-                _check_count(name, value, low, high)
-        self._check_stops()
-        self._check_token_sets()
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens})")
-        if self.include_stop and not self.stop and not self.stop_token_ids:
-            raise RequestError("include_stop", "has no meaning without stop or stop_token_ids")
-
-    def _check_stops(self) -> None:
-        if isinstance(self.stop, str):
-            raise RequestError("stop", "is a string; give a list of strings")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError("stop", f"has {len(self.stop)} strings; the limit is {MAX_STOP_STRINGS}")
-        for text in self.stop:
-            if not text or len(text.encode("utf-8", "replace")) > MAX_STOP_BYTES:
-                raise RequestError("stop", f"each string must have 1 to {MAX_STOP_BYTES} bytes")
+            if getattr(self, name) is not None:
+                self._set(name, _count(name, getattr(self, name), low, high))
+        for name in ("include_stop", "ignore_eos", "echo"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(name, f"is {getattr(self, name)!r}; it must be true or false")
+        if self.top_p == 0:
+            raise RequestError("top_p", "is 0, which keeps no token; for the most probable token use temperature 0")
+        self._set("stop", _stop_strings(self.stop))
+        self._set("stop_token_ids", integers("stop_token_ids", self.stop_token_ids))
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
             raise RequestError("stop_token_ids", f"has {len(self.stop_token_ids)} ids; the limit is {MAX_STOP_TOKENS}")
+        self._set("logit_bias", _biases(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            self._set("allowed_token_ids", integers("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise RequestError("allowed_token_ids", "is empty: no token could ever be chosen")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens})")
 
-    def _check_token_sets(self) -> None:
-        if len(self.logit_bias) > MAX_BIASES:
-            raise RequestError("logit_bias", f"has {len(self.logit_bias)} entries; the limit is {MAX_BIASES}")
-        for token, bias in self.logit_bias.items():
-            _check_number(f"logit_bias[{token}]", bias, -100.0, 100.0)
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise RequestError("allowed_token_ids", "is empty: no token could ever be chosen")
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # frozen for everybody else: numpy's numbers become Python's here
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """RequestError when the parameters name a token id that is not of the model's vocabulary."""
@@ -114,30 +111,69 @@ _COUNTS = (
 )
 
 
-def _check_number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+def _number(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not -math.inf < value < math.inf:
         raise RequestError(name, f"is {value!r}; it must be a finite number")
     if not low <= value <= high:
         raise RequestError(name, f"is {value}; it must be between {low} and {high}")
-    if name == "top_p" and value == 0:
-        raise RequestError(name, "is 0, which keeps no token; for the most probable token use temperature 0")
+    return float(value)
 
 
-def _check_count(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _count(name: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise RequestError(name, f"is {value!r}; it must be an integer")
     if not low <= value <= high:
         raise RequestError(name, f"is {value}; it must be between {low} and {high}")
+    return int(value)
 
 
-def check_token_ids(name: str, ids: object, vocab_size: int) -> None:
-    """RequestError naming the first id that is not an integer in 0..vocab_size-1."""
-    for position, token in enumerate(ids):  # type: ignore[arg-type]
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise RequestError(name, f"entry {position} is {token!r}; the vocabulary has ids 0 to {vocab_size - 1}")
+def _entries(name: str, values: object, what: str) -> Iterable[object]:
+    if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Iterable):
+        raise RequestError(name, f"is {values!r:.80}; give a list of {what}")
+    return values
 
 
-PARAM_NAMES = tuple(f.name for f in fields(SamplingParams))
+def integers(name: str, values: object) -> tuple[int, ...]:
+    """A list of token ids as plain ints, whatever kind of integers it has; RequestError when it is something else."""
+    ids = tuple(_entries(name, values, "token ids"))
+    for position, token in enumerate(ids):
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise RequestError(name, f"entry {position} is {token!r:.80}; it must be an integer")
+    return tuple(map(int, ids))  # type: ignore[call-overload]
+
+
+def _stop_strings(values: object) -> tuple[str, ...]:
+    if isinstance(values, str):
+        raise RequestError("stop", "is a string; give a list of strings")
+    texts = tuple(_entries("stop", values, "strings"))
+    if len(texts) > MAX_STOP_STRINGS:
+        raise RequestError("stop", f"has {len(texts)} strings; the limit is {MAX_STOP_STRINGS}")
+    for position, text in enumerate(texts):
+        try:
+            size = len(text.encode("utf-8")) if isinstance(text, str) else 0
+        except UnicodeEncodeError:
+            raise RequestError("stop", f"entry {position} is {text!r}, which is not valid Unicode") from None
+        if not 1 <= size <= MAX_STOP_BYTES:
+            raise RequestError("stop", f"each entry must be a string of 1 to {MAX_STOP_BYTES} bytes")
+    return texts  # type: ignore[return-value]
+
+
+def _biases(values: object) -> dict[int, float]:
+    if not isinstance(values, Mapping):
+        raise RequestError("logit_bias", f"is {values!r:.80}; give a mapping of token ids to numbers")
+    if len(values) > MAX_BIASES:
+        raise RequestError("logit_bias", f"has {len(values)} entries; the limit is {MAX_BIASES}")
+    return {
+        token: _number(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        for token, bias in zip(integers("logit_bias", list(values)), values.values(), strict=True)
+    }
+
+
+def check_token_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    """RequestError naming the first id that is not in 0..vocab_size-1."""
+    for position, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise RequestError(name, f"entry {position} is {token}; the vocabulary has ids 0 to {vocab_size - 1}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +181,7 @@ class Request:
     """A prompt as token ids, on its way to the engine.
 
     priority: lower goes first; ties by arrival. salt: requests share cached pages only with requests of the same salt.
-    eos_ids: the model's end tokens; empty under ignore_eos.
+    prompt: plain ints (see `integers`). eos_ids: the model's end tokens, which count unless `params.ignore_eos`.
     """
 
     id: str
@@ -163,7 +199,7 @@ class Request:
         if allowed is not None and self.params.min_tokens and self.end_ids.issuperset(allowed):
             raise RequestError("allowed_token_ids", "has only end tokens, and min_tokens keeps those out")
 
-    @property
+    @cached_property
     def end_ids(self) -> frozenset[int]:
         """Token ids that end a choice."""
         eos = () if self.params.ignore_eos else self.eos_ids

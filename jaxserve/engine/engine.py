@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from jaxserve.engine.plan import StepOutput, StepPlan, TokenEvent
 from jaxserve.engine.scheduler import Scheduler
-from jaxserve.errors import RequestIdInUseError
+from jaxserve.errors import EngineError, RequestIdInUseError
 from jaxserve.request import Request
 
 
@@ -22,11 +22,17 @@ class Runner(Protocol):
         """Wait for a launched step's output."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what it holds on the device; a second time does nothing."""
+        ...
 
 
 class Engine:
-    """Drives a scheduler and a runner; one step is in flight while the host plans the next. Not thread-safe."""
+    """Drives a scheduler and a runner; one step is in flight while the host plans the next. Not thread-safe.
+
+    A step that an exception (or Ctrl-C) leaves half done ends the engine: the scheduler's account and the device's
+    pages may differ from then on, and a wrong token is worse than none.
+    """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic):
         self.scheduler = scheduler
@@ -34,9 +40,20 @@ class Engine:
         self._clock = clock
         self._in_flight: tuple[StepPlan, Any] | None = None
         self._aborted: list[TokenEvent] = []
+        self._ended = ""  # why no step can run any more
+
+    @property
+    def usable(self) -> bool:
+        return not self._ended
+
+    def check_usable(self) -> None:
+        """EngineError when the engine was closed or one of its steps failed."""
+        if self._ended:
+            raise EngineError(self._ended)
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns its seed, drawn here when the client gave none. RequestError when it cannot run."""
+        self.check_usable()
         if any(event.request_id == request.id for event in self._aborted):
             raise RequestIdInUseError(f"request id {request.id!r}: its abort was not handed out yet")
         seed = request.params.seed if request.params.seed is not None else secrets.randbits(64)
@@ -53,10 +70,17 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._in_flight is not None or bool(self._aborted)
+        return self.usable and (self.scheduler.has_work or self._in_flight is not None or bool(self._aborted))
 
     def step(self) -> list[TokenEvent]:
         """Launch the next step and return the events of the one before."""
+        self.check_usable()
+        self._ended = "a step of the engine was interrupted or failed; close the engine and make a new one"
+        events = self._step()
+        self._ended = ""
+        return events
+
+    def _step(self) -> list[TokenEvent]:
         plan = self.scheduler.plan(self._clock())
         launched = (plan, self.runner.launch(plan)) if plan else None
         previous, self._in_flight = self._in_flight, launched
@@ -67,4 +91,7 @@ class Engine:
         return events
 
     def close(self) -> None:
+        """Free what the runner holds. Requests that were not finished never will be."""
+        self._ended = "the engine is closed; make a new one"
+        self._in_flight = None
         self.runner.close()

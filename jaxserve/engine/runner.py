@@ -184,7 +184,7 @@ class DeviceRunner:
         padding.computed_tokens += bucket.tokens * self.config.lanes
 
     def close(self) -> None:
-        """Free the device memory of parameters and state. The runner is of no use afterwards."""
+        """Free the device memory of parameters and state; a second time does nothing."""
         for leaf in jax.tree.leaves(self._params):
             leaf.delete()
         self._params = {}
@@ -192,6 +192,8 @@ class DeviceRunner:
 
     def release_state(self) -> None:
         """Free pages and rows, and forget the compiled steps."""
+        if self._state is None:
+            return
         for leaf in jax.tree.leaves(self._state):
             leaf.delete()
         self._state, self._steps, self.writers = None, {}, {}

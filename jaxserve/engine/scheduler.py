@@ -214,7 +214,8 @@ class Scheduler:
     def _follows(self, seq: Sequence) -> bool:
         """A choice waits until choice 0 has published the prompt's pages that they share."""
         leader = seq.leader
-        if leader is None or leader.finish or not self.config.prefix_cache:
+        unit = self.config.chunk_border if self.config.deterministic else self.config.page_size
+        if leader is None or leader.finish or not self.config.prefix_cache or seq.prompt_len <= unit:
             return False
         return leader.num_generated == 0 or leader.settled < leader.prompt_len
 

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from jaxserve import LLM, EngineOptions, SamplingParams
-from jaxserve.errors import CapacityError, ContextLengthError, RequestError
+from jaxserve.errors import CapacityError, ContextLengthError, EngineError, RequestError, RequestIdInUseError
 from jaxserve.tokenizer import completion_text
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-stories"
@@ -64,8 +65,9 @@ def test_seed(llm: LLM) -> None:
 
 def test_token_ids_as_prompt(llm: LLM) -> None:
     ids = llm.model.tokenizer.encode(STORY)
-    by_ids, by_text = llm.generate([ids, STORY], GREEDY)
-    assert by_ids.token_ids == by_text.token_ids and by_ids.text == by_text.text
+    done = llm.generate([ids, np.array(ids, np.uint16), STORY], GREEDY)
+    assert len({(c.prompt_token_ids, c.token_ids, c.text) for c in done}) == 1
+    assert all(type(token) is int for c in done for token in c.prompt_token_ids)
 
 
 def test_stop_string_across_tokens(llm: LLM) -> None:
@@ -143,6 +145,37 @@ def test_two_streams_at_once(llm: LLM) -> None:
     assert texts == alone
 
 
+def test_a_stream_that_joins_others_has_its_steps_compiled(llm: LLM) -> None:
+    """Each alone needs small steps; together they need more rows and tokens than any of them said."""
+    with LLM(BUNDLED, options=OPTIONS) as fresh:
+        streams = [fresh.stream(prompt, GREEDY) for prompt in (STORY, "The dog" * 10, "A cat")]
+        texts = [next(stream).text for stream in streams]
+        texts = [text + "".join(d.text for d in stream) for text, stream in zip(texts, streams, strict=True)]
+        assert fresh.runner.compiles_after_ready == 0
+    assert texts == [c.text for c in llm.generate([STORY, "The dog" * 10, "A cat"], GREEDY)]
+
+
+def test_the_last_piece_before_a_stop_string_has_its_token(llm: LLM) -> None:
+    (free,) = llm.generate([STORY], GREEDY)
+    params = SamplingParams(temperature=0, max_tokens=24, stop=[free.text[9:14]])
+    deltas = list(llm.stream(STORY, params))
+    assert deltas[-1].completion is not None
+    assert [t for d in deltas for t in d.token_ids] == list(deltas[-1].completion.token_ids)
+
+
+def test_prepared_twice_is_an_id_twice(llm: LLM) -> None:
+    prepared = llm.prepare(STORY, GREEDY)
+    with pytest.raises(RequestIdInUseError, match="is in flight already"):
+        list(llm.run([prepared, prepared]))
+    open_one = llm.run([prepared])
+    first = next(open_one)
+    with pytest.raises(RequestIdInUseError):
+        list(llm.run([prepared]))
+    assert first.text + "".join(d.text for d in open_one) == llm.generate([STORY], GREEDY)[0].text
+    again = [d.completion for d in llm.run([prepared])]
+    assert again[-1] is not None and again[-1].text == llm.generate([STORY], GREEDY)[0].text
+
+
 def test_leaving_a_stream_frees_its_pages(llm: LLM) -> None:
     stream = llm.stream(STORY, SamplingParams(max_tokens=200, n=3))
     next(stream)
@@ -167,7 +200,11 @@ def test_more_prompts_than_rows_and_pages(llm: LLM) -> None:
         ([], SamplingParams(), RequestError, "has no tokens"),
         ([1, 5000], SamplingParams(), RequestError, "entry 1 is 5000; the vocabulary has ids 0 to"),
         ([1, -1], SamplingParams(), RequestError, "entry 1 is -1"),
-        ([1, "x"], SamplingParams(), RequestError, "entry 1 is 'x'"),
+        ([1, "x"], SamplingParams(), RequestError, "entry 1 is 'x'; it must be an integer"),
+        ([1, True], SamplingParams(), RequestError, "entry 1 is True; it must be an integer"),
+        (b"Once", SamplingParams(), RequestError, "is b'Once'; give a list of token ids"),
+        (None, SamplingParams(), RequestError, "is None; give a list of token ids"),
+        ("\ud800", SamplingParams(), RequestError, r"prompts\[1\]: .*half a surrogate pair"),
         ([1] * 5000, SamplingParams(), ContextLengthError, "5000 tokens and max_tokens 1 exceed the context"),
         (STORY, SamplingParams(max_tokens=100000), ContextLengthError, "lower max_tokens"),
         (STORY, SamplingParams(logit_bias={9999: 1.0}), RequestError, "logit_bias: entry 0 is 9999"),
@@ -200,6 +237,38 @@ def test_close_frees_the_device() -> None:
     llm = LLM(BUNDLED, options=OPTIONS)
     assert len({id(x) for x in jax.live_arrays()} - before) > 20
     llm.close()
+    assert not {id(x) for x in jax.live_arrays()} - before
+
+
+def test_closed_twice_and_used_afterwards() -> None:
+    llm = LLM(BUNDLED, options=OPTIONS)
+    stream = llm.stream(STORY, GREEDY)
+    next(stream)
+    llm.close()
+    llm.close()
+    for use in (lambda: next(stream), lambda: llm.generate([STORY]), llm.warm_up, lambda: llm.prepare(STORY)):
+        with pytest.raises(EngineError, match="the engine is closed"):
+            use()
+
+
+@pytest.mark.parametrize("where", ["launch", "collect"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+def test_a_step_that_breaks_ends_the_engine_and_hangs_nobody(
+    monkeypatch: pytest.MonkeyPatch, where: str, kind: type[BaseException]
+) -> None:
+    def broken(*_: object) -> None:
+        raise kind
+
+    before = {id(x) for x in jax.live_arrays()}
+    with LLM(BUNDLED, options=OPTIONS) as llm:
+        one, two = llm.stream(STORY, GREEDY), llm.stream("The dog", GREEDY)
+        next(one), next(two)
+        monkeypatch.setattr(llm.runner, where, broken)
+        with pytest.raises(kind):
+            list(one)
+        for use in (lambda: list(two), lambda: llm.generate([STORY], GREEDY)):
+            with pytest.raises(EngineError, match="interrupted or failed; close the engine"):
+                use()
     assert not {id(x) for x in jax.live_arrays()} - before
 
 

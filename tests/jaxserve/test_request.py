@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxserve.errors import RequestError
@@ -32,15 +33,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 21}, "logprobs: is 21"),
     ({"prompt_logprobs": -1}, "prompt_logprobs: is -1"),
     ({"stop": "text"}, "stop: is a string"),
-    ({"stop": [""]}, "stop: each string must have 1 to 256 bytes"),
-    ({"stop": ["x" * 257]}, "stop: each string must have 1 to 256 bytes"),
+    ({"stop": [""]}, "stop: each entry must be a string of 1 to 256 bytes"),
+    ({"stop": ["x" * 257]}, "stop: each entry must be a string of 1 to 256 bytes"),
     ({"stop": ["x"] * 17}, "stop: has 17 strings; the limit is 16"),
     ({"stop_token_ids": range(33)}, "stop_token_ids: has 33 ids; the limit is 32"),
     ({"logit_bias": {i: 1.0 for i in range(1025)}}, "logit_bias: has 1025 entries; the limit is 1024"),
     ({"logit_bias": {3: 101.0}}, r"logit_bias\[3\]: is 101.0"),
     ({"logit_bias": {3: math.inf}}, r"logit_bias\[3\]: is inf"),
     ({"allowed_token_ids": []}, "allowed_token_ids: is empty"),
-    ({"include_stop": True}, "include_stop: has no meaning without"),
+    ({"allowed_token_ids": 7}, "allowed_token_ids: is 7; give a list of token ids"),
+    ({"allowed_token_ids": [1, 2.0]}, "allowed_token_ids: entry 1 is 2.0; it must be an integer"),
+    ({"stop_token_ids": b"ab"}, "stop_token_ids: is b'ab'; give a list of token ids"),
+    ({"stop_token_ids": [True]}, "stop_token_ids: entry 0 is True; it must be an integer"),
+    ({"stop": 5}, "stop: is 5; give a list of strings"),
+    ({"stop": [5]}, "stop: each entry must be a string of 1 to 256 bytes"),
+    ({"stop": ["a", "\ud800"]}, r"stop: entry 1 is '\\ud800', which is not valid Unicode"),
+    ({"logit_bias": [1, 2]}, r"logit_bias: is \[1, 2\]; give a mapping of token ids to numbers"),
+    ({"logit_bias": {"3": 1.0}}, "logit_bias: entry 0 is '3'; it must be an integer"),
+    ({"logit_bias": {3: "much"}}, r"logit_bias\[3\]: is 'much'; it must be a finite number"),
+    ({"temperature": 10**400}, "temperature: is 1"),
+    ({"include_stop": 1}, "include_stop: is 1; it must be true or false"),
 ]
 
 
@@ -50,6 +62,22 @@ def test_refused(fields: dict[str, Any], message: str) -> None:
         SamplingParams(**fields)
     assert caught.value.field == message.split(":")[0].replace("\\", "")
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        top_k=np.int64(3),
+        seed=np.uint64(2**64 - 1),
+        stop_token_ids=np.array([4, 5]),
+        allowed_token_ids=np.array([1], np.uint16),
+        logit_bias={np.int32(7): np.float16(0.25)},
+    )
+    assert params == SamplingParams(
+        temperature=0.5, top_k=3, seed=2**64 - 1, stop_token_ids=(4, 5), allowed_token_ids=(1,), logit_bias={7: 0.25}
+    )
+    plain = (params.temperature, params.top_k, params.seed, *params.stop_token_ids, *params.logit_bias)
+    assert {type(value) for value in plain} == {float, int}
 
 
 def test_nothing_left_to_choose() -> None:
