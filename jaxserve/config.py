@@ -84,16 +84,21 @@ def resolve(options: EngineOptions, *, max_positions: int, lanes: int, affordabl
     if options.prefer not in PRESETS:
         raise ConfigError(f"--prefer {options.prefer!r}: choose one of {', '.join(PRESETS)}")
     preset = PRESETS[options.prefer]
-    context = _bounded("--max-context", options.max_context or max_positions, 1, max_positions)
+    context = _bounded("--max-context", options.max_context, 1, max_positions, max_positions)
     page_size = _bounded("--page-size", options.page_size, 1, 1024)
-    max_batch = _bounded("--max-batch", options.max_batch or preset.max_batch, 1, 4096)
-    wanted = options.cache_tokens or min(affordable_tokens, max_batch * _round_up(context, page_size))
+    max_batch = _bounded("--max-batch", options.max_batch, 1, 4096, preset.max_batch)
+    step_tokens = _bounded("--step-tokens", options.step_tokens, 1, 2**17, max(preset.step_tokens, max_batch))
+    if step_tokens < max_batch:
+        raise ConfigError(
+            f"--step-tokens {step_tokens} is less than --max-batch {max_batch}: every stream takes a token of each step"
+        )
+    useful = min(affordable_tokens, max_batch * _round_up(context, page_size))
+    wanted = _bounded("--cache-tokens", options.cache_tokens, 1, 2**50, useful)
     num_pages = wanted // page_size
     if num_pages < 1:
         raise ConfigError(
             f"--cache-tokens {wanted} is less than one page of {page_size} tokens (raise it, or lower --page-size)"
         )
-    step_tokens = max(options.step_tokens or preset.step_tokens, max_batch)
     if options.deterministic and step_tokens < page_size:
         raise ConfigError(
             f"--deterministic cuts prompts at page borders: a step of {step_tokens} tokens is less than "
@@ -112,7 +117,10 @@ def resolve(options: EngineOptions, *, max_positions: int, lanes: int, affordabl
     )
 
 
-def _bounded(flag: str, value: int, low: int, high: int) -> int:
+def _bounded(flag: str, value: int | None, low: int, high: int, default: int = 0) -> int:
+    """The value, or the default where it was left open."""
+    if value is None:
+        return default
     if not low <= value <= high:
         raise ConfigError(f"{flag} {value}: it must be between {low} and {high}")
     return value

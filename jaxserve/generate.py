@@ -1,6 +1,8 @@
 """python -m jaxserve.generate: text from a checkpoint, on whatever machine this is."""
 
 import argparse
+import errno
+import io
 import json
 import os
 import statistics
@@ -17,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from checkpoints.errors import CheckpointError
 from jaxserve.completion import Completion, Delta
 from jaxserve.config import PRESETS, EngineOptions
-from jaxserve.errors import JaxserveError, RequestError
+from jaxserve.errors import ConfigError, JaxserveError, RequestError
 from jaxserve.llm import LLM, Prepared
 from jaxserve.request import SamplingParams
 from jaxserve.tokenizer import Tokenizer, TokenizerError
@@ -25,24 +27,31 @@ from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec
 from sharding.rules import ShardingError
 
-BAD_INPUT = 2
+BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0, or 2 when something asked for cannot be done (each such thing is one line on standard error)."""
+    """Exit code: 0, or 2 when something asked for cannot be done (each such thing is one line on standard error).
+
+    130 after Ctrl-C, 141 when whoever reads standard output went away: what a shell reports for those signals.
+    """
     args = parser().parse_args(arguments)
     console = Console(stderr=True, highlight=False)
+    prepare_output(args.json)
     try:
-        prompts = read_prompts(args)
         params = sampling_params(args)
+        prompts = read_prompts(args)
         use_compilation_cache(args.compilation_cache)
         with open_llm(args, console) as llm:
             return run(llm, prompts, params, args.json, console)
     except EXPECTED as error:
         return _complain(error)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's own last flush succeeds
+        return PIPE_CLOSED
 
 
 def _complain(error: Exception) -> int:
@@ -64,7 +73,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _prompt_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--prompt", action="append", metavar="TEXT", help="may be given several times")
-    group.add_argument("--prompts-file", type=Path, metavar="F", help="one prompt per line")
+    group.add_argument(
+        "--prompts-file", type=Path, metavar="F", help="UTF-8, one prompt per line; empty lines are skipped"
+    )
     group.add_argument(
         "--json", action="store_true", help="one JSON object per completion, nothing else on standard output"
     )
@@ -93,7 +104,7 @@ def _sampling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--ignore-eos", action="store_true", default=None)
     group.add_argument("--n", type=int, metavar="N", help="completions per prompt")
     group.add_argument("--logprobs", type=int, metavar="K", help="log-probabilities with K alternatives (in --json)")
-    group.add_argument("--prompt-logprobs", type=int, metavar="K")
+    group.add_argument("--prompt-logprobs", type=int, metavar="K", help="the same of the prompt's tokens (in --json)")
     group.add_argument("--echo", action="store_true", default=None, help="text begins with the prompt")
 
 
@@ -112,7 +123,12 @@ def _engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--attention", help="auto, or the name of an implementation")
     group.add_argument("--data", type=int, default=1, help="mesh: data-parallel lanes")
     group.add_argument("--tensor", type=int, default=1, help="mesh: tensor parallelism")
-    group.add_argument("--compilation-cache", type=Path, metavar="DIR", default=default_compilation_cache())
+    group.add_argument(
+        "--compilation-cache",
+        type=Path,
+        metavar="DIR",
+        help="where compiled steps are kept (default: the user's cache)",
+    )
 
 
 def _ids(text: str) -> list[int]:
@@ -131,6 +147,9 @@ def _json_bias(text: str) -> dict[int, float]:
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     given = {f.name: getattr(args, f.name) for f in fields(SamplingParams) if getattr(args, f.name, None) is not None}
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in given and not args.json:
+            raise RequestError(f"--{name.replace('_', '-')}", "is shown in JSON only (add --json)")
     return SamplingParams(**given)
 
 
@@ -142,32 +161,68 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
 def read_prompts(args: argparse.Namespace) -> list[str]:
     prompts: list[str] = list(args.prompt or ())
     if args.prompts_file:
-        try:
-            text = args.prompts_file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RequestError("--prompts-file", f"{args.prompts_file}: {error}") from None
-        prompts += text.removesuffix("\n").split("\n") if text else []
-    elif not prompts:
-        if sys.stdin.isatty():
-            print("reading the prompt from standard input (end with Ctrl-D)", file=sys.stderr)
-        prompts = [sys.stdin.read().removesuffix("\n")]
-    if not prompts:
-        raise RequestError("--prompts-file", f"{args.prompts_file} has no lines (one prompt per line)")
-    return prompts
+        name = str(args.prompts_file)
+        text = _decode(_read_file(args.prompts_file), "--prompts-file", name).removeprefix("\ufeff")
+        prompts += filter(None, text.replace("\r\n", "\n").split("\n"))
+        if not prompts:
+            raise RequestError("--prompts-file", f"{name} has no prompts (one per line; empty lines are skipped)")
+    return prompts or [_read_standard_input()]
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RequestError("--prompts-file", f"{path}: {error.strerror}") from None
+
+
+def _read_standard_input() -> str:
+    if sys.stdin is None or sys.stdin.closed:
+        raise RequestError("--prompt", "is missing, and there is no standard input to read one from")
+    if sys.stdin.isatty():
+        print("reading the prompt from standard input (end with Ctrl-D)", file=sys.stderr)
+    return _decode(sys.stdin.buffer.read(), "standard input", "the prompt").removesuffix("\n")
+
+
+def _decode(text: bytes, field: str, what: str) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(field, f"{what} is not UTF-8 text (byte {error.start}: {error.reason})") from None
 
 
 # ---- getting ready
 
 
-def default_compilation_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jaxserve" / "xla"
+def prepare_output(as_json: bool) -> None:
+    """JSON is UTF-8 whatever the terminal speaks; of text, a letter that the terminal lacks becomes a question mark."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8" if as_json else None, errors="strict" if as_json else "replace")
 
 
-def use_compilation_cache(folder: Path) -> None:
+def use_compilation_cache(chosen: Path | None) -> None:
     """Keep compiled steps on disk, so that the next start finds them."""
+    folder = chosen or default_compilation_cache()
+    try:
+        if folder is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no home directory")
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        if chosen:
+            raise ConfigError(f"--compilation-cache {chosen}: {error.strerror}") from None
+        print(f"compiled steps are not kept: {folder or '~'}: {error.strerror} (--compilation-cache)", file=sys.stderr)
+        return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def default_compilation_cache() -> Path | None:
+    """The user's cache folder for jaxserve; None for a user without a home."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "jaxserve" / "xla" if os.path.isabs(base) else None
 
 
 def open_llm(args: argparse.Namespace, console: Console) -> LLM:
@@ -218,18 +273,19 @@ class _Bar:
 def run(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, console: Console) -> int:
     """Generate for every prompt that can run; the others get their error line and leave the rest undisturbed."""
     prepared: list[Prepared] = []
+    numbers: list[int] = []  # of the prompts that run, among all
     code = 0
-    for i, prompt in enumerate(prompts):
-        name = f"prompt {i + 1}" if len(prompts) > 1 else "prompt"
+    for number, prompt in enumerate(prompts):
         try:
-            prepared.append(llm.prepare(prompt, params, name))
-        except EXPECTED as error:
+            prepared.append(llm.prepare(prompt, params, f"prompt {number + 1}" if len(prompts) > 1 else "prompt"))
+            numbers.append(number)
+        except RequestError as error:
             code = _complain(error)
     printer = _JsonPrinter(llm.model.tokenizer) if as_json else _TextPrinter(alone=len(prompts) * params.n == 1)
     llm.warm_up(prepared)
     started, done = time.monotonic(), list[Completion]()
     for delta in _in_order(llm.run(prepared), [(i, k) for i in range(len(prepared)) for k in range(params.n)]):
-        printer.show(delta)
+        printer.show(numbers[delta.prompt_index], delta)
         if delta.completion:
             done.append(delta.completion)
             if delta.completion.error:
@@ -257,9 +313,10 @@ class _JsonPrinter:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
 
-    def show(self, delta: Delta) -> None:
+    def show(self, number: int, delta: Delta) -> None:
         if delta.completion:
-            print(json.dumps(delta.completion.to_json(self._tokenizer), ensure_ascii=False), flush=True)
+            done = {"prompt_index": number} | delta.completion.to_json(self._tokenizer)
+            print(json.dumps(done, ensure_ascii=False), flush=True)
 
 
 class _TextPrinter:
@@ -269,24 +326,31 @@ class _TextPrinter:
         self._alone = alone
         self._fresh = True
 
-    def show(self, delta: Delta) -> None:
+    def show(self, number: int, delta: Delta) -> None:
         if self._fresh and not self._alone:
-            print(f"--- prompt {delta.prompt_index + 1}, choice {delta.index + 1}")
+            print(f"--- prompt {number + 1}, choice {delta.index + 1}")
         print(delta.text, end="\n" if delta.completion else "", flush=True)
         self._fresh = delta.completion is not None
 
 
 def summary(done: list[Completion], seconds: float, padding: float) -> str:
-    """One line: tokens, rates, what came from the cache, and the share of computed tokens that were padding."""
+    """One line: tokens, rates, what came from the cache, and the share of computed tokens that were padding.
+
+    TTFT and time per token are medians over the completions that have one: a first token, a second token.
+    """
     prompts = {id(c.prompt_token_ids): c for c in done}.values()
     tokens_in, tokens_out = sum(len(c.prompt_token_ids) for c in prompts), sum(len(c.token_ids) for c in done)
-    ttft = statistics.median(c.timings.ttft for c in done)
-    tpot = statistics.median(c.timings.tpot for c in done)
+    ttft = _median([c.timings.ttft * 1e3 for c in done if c.token_ids], "TTFT {:.1f} ms")
+    tpot = _median([c.timings.tpot * 1e3 for c in done if len(c.token_ids) > 1], "{:.2f} ms per token")
     cached = sum(c.timings.cached_tokens for c in done)
     return (
-        f"{tokens_in} tokens in, {tokens_out} out | TTFT {ttft * 1e3:.1f} ms | {tpot * 1e3:.2f} ms per token | "
+        f"{tokens_in} tokens in, {tokens_out} out | {ttft}{tpot}"
         f"{tokens_out / seconds:.0f} tokens/s | {cached} cached | {padding:.0%} padding"
     )
+
+
+def _median(values: list[float], text: str) -> str:
+    return text.format(statistics.median(values)) + " | " if values else ""
 
 
 if __name__ == "__main__":

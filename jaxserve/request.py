@@ -112,17 +112,21 @@ _COUNTS = (
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not -math.inf < value < math.inf:
-        raise RequestError(name, f"is {value!r}; it must be a finite number")
-    if not low <= value <= high:
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise RequestError(name, f"is {value!r:.80}; it must be a finite number")
+    if not low <= number <= high:
         raise RequestError(name, f"is {value}; it must be between {low} and {high}")
-    return float(value)
+    return number
 
 
 def _count(name: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise RequestError(name, f"is {value!r}; it must be an integer")
-    if not low <= value <= high:
+        raise RequestError(name, f"is {value!r:.80}; it must be an integer")
+    if not low <= int(value) <= high:
         raise RequestError(name, f"is {value}; it must be between {low} and {high}")
     return int(value)
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import struct
 import subprocess
@@ -68,13 +69,14 @@ def test_json_is_one_object_per_completion_and_nothing_else(call) -> None:
 
 def test_prompts_file_and_standard_input(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "prompts.txt"
-    file.write_text(f"{STORY}\nThe dog\n")
+    file.write_bytes(f"\ufeff{STORY}\r\n\r\nThe dog\r\n".encode())
     greedy = ["--temperature", "0", "--max-tokens", "6", "--json"]
     _, from_file, _ = call("--prompts-file", str(file), *greedy)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("The dog"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The dog\n"), encoding="ascii"))
     _, from_stdin, _ = call(*greedy)
-    ids = [json.loads(line)["token_ids"] for line in (from_file + from_stdin).splitlines()]
-    assert len(ids) == 3 and ids[1] == ids[2]
+    done = [json.loads(line) for line in (from_file + from_stdin).splitlines()]
+    assert [(c["prompt_index"], c["prompt"]) for c in done] == [(0, STORY), (1, "The dog"), (0, "The dog")]
+    assert done[1]["token_ids"] == done[2]["token_ids"]
 
 
 def test_several_prompts_are_printed_in_order(call) -> None:
@@ -187,7 +189,21 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--prompt", STORY, "--data", "64"], "needs 64 devices; 8 are present"),
     (["--prompt", STORY, "--attention", "magic"], "attention 'magic' is not built in"),
     (["--prompt", STORY, "--page-size", "0"], "--page-size 0"),
+    (["--prompt", STORY, "--max-batch", "0"], "--max-batch 0: it must be between 1 and"),
+    (["--prompt", STORY, "--step-tokens", "0"], "--step-tokens 0: it must be between 1 and"),
+    (["--prompt", STORY, "--step-tokens", "1"], "--step-tokens 1 is less than --max-batch 2"),
+    (["--prompt", STORY, "--max-context", "0"], "--max-context 0: it must be between 1 and"),
+    (["--prompt", STORY, "--cache-tokens", "0"], "--cache-tokens 0: it must be between 1 and"),
     (["--prompt", STORY, "--cache-tokens", "3"], "less than one page"),
+    (["--prompt", STORY, "--logprobs", "2"], "--logprobs: is shown in JSON only (add --json)"),
+    (["--prompt", STORY, "--prompt-logprobs", "2"], "--prompt-logprobs: is shown in JSON only"),
+    (["--prompt", STORY, "--stop", "\udcff"], "not valid Unicode"),
+    (["--prompt", "\udcff"], "half a surrogate pair"),
+    (
+        ["--prompt", STORY, "--compilation-cache", "/dev/null/cache"],
+        "--compilation-cache /dev/null/cache: Not a directory",
+    ),
+    (["--prompts-file", "/dev/null"], "/dev/null has no prompts"),
     (["--prompt", STORY, "--cache-tokens", str(10**12)], "--cache-tokens asks for"),
     (["--prompt", STORY, "--max-context", "999999"], "--max-context 999999"),
 ]
@@ -222,22 +238,54 @@ def test_one_bad_prompt_does_not_disturb_the_others(call) -> None:
     ids = [[json.loads(line)["token_ids"] for line in out.splitlines()] for out in (good[1], mixed[1])]
     assert ids[0] == ids[1]
     assert "error: prompt 2: " in mixed[2]
+    assert [json.loads(line)["prompt_index"] for line in mixed[1].splitlines()] == [0, 2]
+
+
+def test_standard_input_that_cannot_be_read(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert_refused(call(), "there is no standard input to read one from")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
+    assert_refused(call(), "standard input: the prompt is not UTF-8 text (byte 3:")
+
+
+def test_a_prompts_file_that_is_not_text(call, tmp_path: Path) -> None:
+    (tmp_path / "latin1").write_bytes("caf\u00e9".encode("latin-1"))
+    assert_refused(call("--prompts-file", str(tmp_path / "latin1")), "latin1 is not UTF-8 text (byte 3:")
+    assert_refused(call("--prompts-file", str(tmp_path)), "Is a directory")
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly() -> None:
+    flags = ["--prompt", STORY, "--n", "4", "--json", "--max-tokens", "9"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(program(*flags), cwd=ROOT, stdout=pipe, stderr=pipe) as running:
+        assert running.stdout and running.stderr
+        running.stdout.close()
+        assert running.stderr.read() == b"" and running.wait() == 141
+
+
+def test_without_a_home_steps_are_compiled_but_not_kept() -> None:
+    env = {**os.environ, "XDG_CACHE_HOME": "", "HOME": "/dev/null"}
+    done = subprocess.run(program("--prompt", STORY, "--max-tokens", "2"), cwd=ROOT, env=env, capture_output=True)
+    assert done.returncode == 0 and done.stdout
+    assert done.stderr.startswith(b"compiled steps are not kept: /dev/null/.cache/jaxserve/xla: Not a directory")
+
+
+def test_json_is_utf8_whatever_the_terminal_speaks(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "XDG_CACHE_HOME": str(tmp_path)}
+    for flags, expected in ((["--json"], "caf\u00e9".encode()), ([], b"caf?")):
+        run = program("--prompt", "caf\u00e9", "--echo", "--max-tokens", "2", *flags)
+        done = subprocess.run(run, cwd=ROOT, env=env, capture_output=True)
+        assert done.returncode == 0 and expected in done.stdout
+
+
+def program(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "jaxserve.generate", "--model", str(BUNDLED), *SMALL, *flags]
 
 
 def test_as_a_program() -> None:
     """The module runs as its docstring says, from any folder."""
-    command = [
-        sys.executable,
-        "-m",
-        "jaxserve.generate",
-        "--model",
-        str(BUNDLED),
-        "--prompt",
-        STORY,
-        "--max-tokens",
-        "5",
-    ]
-    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    run = program("--prompt", STORY, "--max-tokens", "5", "--json")
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["finish_reason"] in ("length", "stop")
 
