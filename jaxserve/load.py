@@ -22,6 +22,7 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.family import Family, Tensor
 from jaxserve.models.spec import ModelSpec
+from jaxserve.request import MAX_EOS_IDS
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from sharding.params import ParamSpec
 
@@ -85,6 +86,8 @@ def load_params(
 def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
     """The family that config.json names, and its architecture."""
     named = config.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise ModelError(f"config.json: architectures is {named!r}; it must be a list of names")
     known = [name for name in named if name in FAMILIES]
     if not known:
         raise ModelError(
@@ -155,7 +158,9 @@ def _eos_ids(checkpoint: HFCheckpoint, tokenizer: Tokenizer, spec: ModelSpec) ->
         ids = source.get("eos_token_id")
         if ids is not None:
             ids = tuple(ids) if isinstance(ids, list) else (ids,)
-            if not all(isinstance(i, int) and 0 <= i < spec.vocab_size for i in ids) or len(ids) > 16:
-                raise ModelError(f"eos_token_id {ids!r}: at most 16 ids of the vocabulary (0 to {spec.vocab_size - 1})")
+            if not all(type(i) is int and 0 <= i < spec.vocab_size for i in ids) or len(ids) > MAX_EOS_IDS:
+                raise ModelError(
+                    f"eos_token_id {ids!r}: at most {MAX_EOS_IDS} ids of the vocabulary (0 to {spec.vocab_size - 1})"
+                )
             return ids
     return tokenizer.eos_ids

@@ -12,9 +12,9 @@ from jax import lax
 
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.plan import Admission, LaneOutput, LanePlan, Logprob
-from jaxserve.request import MAX_LOGPROBS, MAX_STOP_TOKENS
+from jaxserve.request import MAX_EOS_IDS, MAX_LOGPROBS, MAX_STOP_TOKENS
 
-MAX_END_IDS = MAX_STOP_TOKENS + 16  # with the model's own end tokens
+MAX_END_IDS = MAX_STOP_TOKENS + MAX_EOS_IDS
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ def build_engine(
 def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOptions) -> EngineConfig:
     """Resolve the options; the cache takes what rows can use, or what memory has room for if that is less.
 
-    The largest step's temporaries are asked of the compiler only when the cache comes near the limit: an answer costs
-    a compile.
+    The largest steps' temporaries are asked of the compiler only when the cache comes near the limit: each answer
+    costs a compile.
     """
     itemsize = params["embed"].dtype.itemsize
     per_token = token_bytes(spec, itemsize, mesh.shape["tensor"])
@@ -47,6 +47,7 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
     if weights + rows + cache < limit / 2:
         return wish
     probe = DeviceRunner(spec, params, resolved(wish.page_size), mesh)
-    temporaries = probe.temporaries(max(BucketPlan.of(wish).buckets, key=lambda b: b.tokens))
+    widest = {b.kind: b for b in sorted(BucketPlan.of(wish).buckets)}.values()  # the last of each kind
+    temporaries = max(probe.temporaries(bucket) for bucket in widest)
     probe.release_state()
     return resolved(affordable_tokens(limit, weights, rows, temporaries, per_token))

@@ -11,12 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxserve.errors import ModelError
+
 
 @dataclass(frozen=True)
 class Rope:
     """Unscaled rotary embedding. Subclasses scale the inverse frequencies; `attention_factor` scales cos and sin."""
 
     theta: float = 10000.0
+
+    def __post_init__(self) -> None:
+        """ModelError for numbers that give no frequencies."""
+        for name, value in vars(self).items():
+            absent = value is None or isinstance(value, bool) or (name.startswith("mscale") and value == 0)
+            if not absent and not 0 < value < math.inf:
+                raise ModelError(f"rope: {name} is {value}; it must be a positive number")
+        if self.theta <= 1:
+            raise ModelError(f"rope: theta is {self.theta}; it must be more than 1")
 
     def base(self, head_dim: int) -> np.ndarray:
         """theta^(-2i/H) for i < H/2, float64."""
@@ -47,6 +58,13 @@ class Llama3Rope(Rope):
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ModelError(
+                f"rope: low_freq_factor {self.low_freq_factor} is not below high_freq_factor {self.high_freq_factor}"
+            )
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
         base = self.base(head_dim)

@@ -57,6 +57,8 @@ class ModelSpec:
         ):
             if getattr(self, name) < 1:
                 raise ModelError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 < self.norm_eps < 1:
+            raise ModelError(f"norm_eps is {self.norm_eps}; it must be a small positive number")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(f"{self.num_heads} query heads do not divide by {self.num_kv_heads} kv heads")
         if self.head_dim % 2:

@@ -70,7 +70,10 @@ class ConfigReader:
         merged: dict[str, Any] = {}
         for name in ("rope_scaling", "rope_parameters"):
             self._seen.add(name)
-            merged |= self._config.get(name) or {}
+            given = self._config.get(name) or {}
+            if not isinstance(given, dict):
+                raise ModelError(f"config.json: {name} is {given!r}; it must be an object or null")
+            merged |= given
         if "rope_theta" not in merged:
             merged["rope_theta"] = self.take("rope_theta", default_theta)
         self.ignore("rope_theta")
@@ -80,12 +83,13 @@ class ConfigReader:
 def _rope(fields: dict[str, Any], max_positions: int) -> Rope:
     kind = fields.pop("rope_type", None) or fields.pop("type", None) or "default"
     fields.pop("type", None)
-    theta = float(fields.pop("rope_theta"))
-    if kind not in _ROPES:
+    if not isinstance(kind, str) or kind not in _ROPES:
         raise ModelError(f"config.json: rope type {kind!r} is not implemented (implemented: {', '.join(_ROPES)})")
     take = fields.pop
     try:
-        rope = _ROPES[kind](theta, take, max_positions)
+        rope = _ROPES[kind](float(take("rope_theta")), take, max_positions)
+    except ModelError as wrong:
+        raise ModelError(f"config.json: {wrong}") from None
     except KeyError as missing:
         raise ModelError(f"config.json: rope type {kind!r} lacks {missing}") from None
     except (TypeError, ValueError) as wrong:
@@ -99,8 +103,8 @@ def _rope(fields: dict[str, Any], max_positions: int) -> Rope:
 
 def _dynamic(theta: float, take: Callable, max_positions: int) -> Rope:
     """Frequencies change only beyond max_position_embeddings, where this runtime's context ends: unscaled within."""
-    take("factor")
     take("original_max_position_embeddings", None)
+    LinearRope(theta, factor=float(take("factor")))  # a checkpoint that is wrong there is wrong
     return Rope(theta)
 
 

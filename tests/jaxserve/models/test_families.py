@@ -37,6 +37,13 @@ def change_tensors(folder: Path, **tensors: np.ndarray | None) -> None:
     save_file({name: value for name, value in changed.items() if value is not None}, path)
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8,
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+    "original_max_position_embeddings": 64,
+}
 CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"logit_softcap": 30.0}, "fields that this family does not understand: logit_softcap"),
     ({"architectures": ["GPT2LMHeadModel"]}, "architectures .* are not implemented"),
@@ -50,6 +57,19 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8}}, "rope type 'llama3' lacks"),
     ({"rope_parameters": {"rope_theta": 1e4, "wobble": 2}}, "not understood: wobble"),
     ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, "wrong type"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "wrong type"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "config.json: rope: theta is 0.0"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1}}, "theta is 1.0; it must be more than 1"),
+    ({"rope_parameters": {"rope_type": ["linear"], "factor": 2}}, r"rope type \['linear'\] is not implemented"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "rope: factor is 0.0; it must be a positive number"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": -2}}, "rope: factor is -2.0"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": [2]}}, "rope type 'dynamic' has a field of the wrong type"),
+    ({"rope_parameters": LLAMA3 | {"high_freq_factor": 1}}, "low_freq_factor 1.0 is not below high_freq_factor 1.0"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "beta_fast": float("inf")}}, "beta_fast is inf"),
+    ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; it must be an object or null"),
+    ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; it must be an object or null"),
+    ({"rms_norm_eps": 0}, "norm_eps is 0.0; it must be a small positive number"),
+    ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list of names"),
     ({"vocab_size": 97}, r"tensor .*embed_tokens.* has shape \[96, 32\]; config.json makes it \[97, 32\]"),
     ({"num_hidden_layers": 99}, "lacks .* tensors: model.layers"),
     ({"num_hidden_layers": 1}, "tensors that config.json does not account for: model.layers.1"),
