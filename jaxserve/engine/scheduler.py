@@ -151,10 +151,6 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
-    @property
-    def num_running(self) -> int:
-        return sum(len(lane.running) for lane in self.lanes)
-
     # ---- planning
 
     def plan(self, now: float = 0.0) -> StepPlan | None:

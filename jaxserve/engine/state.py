@@ -100,8 +100,3 @@ def _zeros(spec: ModelSpec, config: EngineConfig, kernel: ModuleType, dtype: jnp
             ),
         ),
     )
-
-
-def nbytes(tree: object) -> int:
-    """Bytes of all arrays of a pytree, over all devices."""
-    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

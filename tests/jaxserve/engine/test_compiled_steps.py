@@ -1,15 +1,21 @@
 """What the compiler says of the steps: the state is updated in place, and nothing large stands beside it."""
 
+import math
+
 import jax
 import pytest
 
 from jaxserve.config import EngineOptions
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.state import nbytes
 from tests.jaxserve.engine.tiny import SPEC, make_engine
 
 LARGE = EngineOptions(max_batch=4, page_size=16, step_tokens=32, cache_tokens=2**18)
 BUCKETS = [Bucket("decode", 4, 4), Bucket("prefill", 4, 32), Bucket("score", 4, 32)]
+
+
+def nbytes(tree: object) -> int:
+    """Bytes of all arrays of a pytree, over all devices."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 @pytest.fixture(scope="module")

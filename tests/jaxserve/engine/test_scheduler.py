@@ -78,7 +78,7 @@ def test_an_end_that_is_read_late_wastes_one_token_and_frees_its_pages_after_it(
     assert driver.step() == []
     events = driver.step()  # launches the decode after it, then reads the end token
     assert events[0].finish == Finish(FinishReason.STOP, stopped_by=first)
-    assert driver.scheduler.num_running == 1 and driver.scheduler.lanes[0].available_pages() == 32 - 3
+    assert len(driver.scheduler.lanes[0].running) == 1 and driver.scheduler.lanes[0].available_pages() == 32 - 3
     assert driver.step() == [] and not driver.scheduler.has_work
     assert driver.scheduler.lanes[0].available_pages() == 32
 
