@@ -23,8 +23,9 @@ class Rope:
     def __post_init__(self) -> None:
         """ModelError for numbers that give no frequencies."""
         for name, value in vars(self).items():
-            absent = value is None or isinstance(value, bool) or (name.startswith("mscale") and value == 0)
-            if not absent and not 0 < value < math.inf:
+            if value is None or isinstance(value, bool) or (name.startswith("mscale") and value == 0):
+                continue  # left open, a switch, or "without"
+            if not 0 < value < math.inf:
                 raise ModelError(f"rope: {name} is {value}; it must be a positive number")
         if self.theta <= 1:
             raise ModelError(f"rope: theta is {self.theta}; it must be more than 1")
