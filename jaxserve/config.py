@@ -1,5 +1,6 @@
 """The operator's choices: what may be left open (EngineOptions), and what the engine runs with (EngineConfig)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,15 +43,23 @@ class EngineOptions:
     attention: str = "auto"
 
 
+@dataclass(frozen=True)
+class Pool:
+    """The pages of one page group in one lane. window: how many tokens a query sees of it; None: all before it."""
+
+    pages: int
+    window: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Resolved: every field is a fact. Sizes are per lane; num_pages is per page group."""
+    """Resolved: every field is a fact. Sizes are per lane; one pool per page group of the model."""
 
     lanes: int
     max_batch: int
     step_tokens: int
     page_size: int
-    num_pages: int
+    pools: tuple[Pool, ...]
     max_context: int
     prefix_cache: bool
     deterministic: bool
@@ -65,10 +74,28 @@ class EngineConfig:
         """Pages that `tokens` positions need."""
         return -(-tokens // self.page_size)
 
+    def pages_held(self, pool: Pool, tokens: int) -> int:
+        """The most pages of a pool that a sequence of so many tokens holds at a time.
+
+        Of a window: what its next query sees, the step in flight, and the step after.
+        """
+        return (
+            self.page_span(tokens) if pool.window is None else min(self.page_span(tokens), self._sliding(pool.window))
+        )
+
+    def _sliding(self, window: int) -> int:
+        return self.page_span(window + 2 * self.step_tokens) + 1
+
     @property
     def capacity(self) -> int:
-        """Tokens the pages of one lane hold."""
-        return self.num_pages * self.page_size
+        """The longest sequence, in tokens, for which one lane has pages."""
+        limits = (
+            self.max_context
+            if pool.window and pool.pages >= self._sliding(pool.window)
+            else pool.pages * self.page_size
+            for pool in self.pools
+        )
+        return min(limits)
 
     @property
     def chunk_border(self) -> int:
@@ -76,9 +103,18 @@ class EngineConfig:
         return max(self.page_size, self.step_tokens // 4 // self.page_size * self.page_size)
 
 
-def resolve(options: EngineOptions, *, max_positions: int, lanes: int, affordable_tokens: int) -> EngineConfig:
+def resolve(
+    options: EngineOptions,
+    *,
+    max_positions: int,
+    lanes: int,
+    affordable_tokens: int,
+    windows: Sequence[int | None] = (None,),
+) -> EngineConfig:
     """Fill in what was left open. affordable_tokens: KV tokens per lane for which there is memory.
 
+    windows: of each page group. A group with a window gets as many pages as its rows can hold, and as many again for
+    the windows of cached prefixes, if that is less than --cache-tokens.
     ConfigError when a choice contradicts the model, the memory or another choice.
     """
     if options.prefer not in PRESETS:
@@ -99,6 +135,11 @@ def resolve(options: EngineOptions, *, max_positions: int, lanes: int, affordabl
         raise ConfigError(
             f"--cache-tokens {wanted} is less than one page of {page_size} tokens (raise it, or lower --page-size)"
         )
+
+    def sliding(window: int) -> int:
+        in_steps = 2 * (-(-step_tokens // page_size) + max_batch)
+        return 2 * max_batch * (-(-window // page_size) + 1) + in_steps
+
     if options.deterministic and step_tokens < page_size:
         raise ConfigError(
             f"--deterministic cuts prompts at page borders: a step of {step_tokens} tokens is less than "
@@ -109,7 +150,7 @@ def resolve(options: EngineOptions, *, max_positions: int, lanes: int, affordabl
         max_batch=max_batch,
         step_tokens=step_tokens,
         page_size=page_size,
-        num_pages=num_pages,
+        pools=tuple(Pool(min(num_pages, sliding(window)) if window else num_pages, window) for window in windows),
         max_context=context,
         prefix_cache=options.prefix_cache,
         deterministic=options.deterministic,

@@ -3,8 +3,8 @@
     token at position e+1 = (sum over p = 0..e of (p + 1) * (token[p] + 1)  +  what the row's rules add)  mod VOCAB
 
 The sum runs over what is read back from the pages through the row's table, so a wrong page, stale content, a wrong
-prefix hit or a wrong fed-back token changes the answer, or breaks an assertion first. `naive` is the same arithmetic
-over a plain list of tokens.
+prefix hit or a wrong fed-back token changes the answer, or breaks an assertion first. If the first page group has a
+window, the sum begins where the window of position e does. `naive` is the same arithmetic over a plain list of tokens.
 """
 
 from collections import deque
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from math import isfinite, nan
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine.pages import NO_PAGE
 from jaxserve.engine.plan import FED_BACK, Admission, LaneOutput, LanePlan, Logprob, StepKind, StepOutput, StepPlan
 from jaxserve.request import Request
 
 VOCAB = 97
-NO_PAGE = -1
 EXECUTABLES: dict[StepKind, int] = {"decode": 11, "prefill": 23, "score": 37}
 
 Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that wrote it
@@ -64,13 +64,19 @@ class Rules:
         return candidates[value % len(candidates)]
 
 
-def naive(request: Request, index: int, seed: int, n: int) -> list[int]:
+def naive(request: Request, index: int, seed: int, n: int, window: int | None = None) -> list[int]:
     """The first n tokens of a choice, from a plain list and without any page."""
     rules, tokens, prompt = Rules.of_request(request, index, seed), list(request.prompt), len(request.prompt)
     for _ in range(n):
-        total = sum(weight(p, token) for p, token in enumerate(tokens))
+        seen = window_of(window, len(tokens) - 1)
+        total = sum(weight(p, tokens[p]) for p in seen)
         tokens.append(rules.choose(total, len(tokens), penalty_of(tokens, prompt)))
     return tokens[prompt:]
+
+
+def window_of(window: int | None, query: int) -> range:
+    """The positions that a query sees."""
+    return range(0 if window is None else max(0, query - window + 1), query + 1)
 
 
 def penalty_of(tokens: list[int] | tuple[int, ...], prompt: int) -> int:
@@ -105,6 +111,7 @@ class DeviceLane:
     """Memory of one lane. Pages keep what was written to them until it is overwritten."""
 
     page_size: int
+    windows: list[int | None]  # per page group
     pages: list[list[list[Slot]]]  # per page group, per page
     rows: dict[int, Row] = field(default_factory=dict)
 
@@ -133,7 +140,8 @@ class DeviceLane:
     def place(self, plan: LanePlan) -> None:
         for group, row, index, page in plan.fresh:
             table = self.rows[row].tables[group]
-            assert table[index] == NO_PAGE and NO_PAGE not in table[:index], (
+            behind = window_of(self.windows[group], self.rows[row].length).start // self.page_size
+            assert table[index] == NO_PAGE and NO_PAGE not in table[behind:index], (
                 f"row {row}: page {index} of its table is not next"
             )
             table[index] = page
@@ -149,26 +157,29 @@ class DeviceLane:
                     written.add((group, page, at))
                     self.pages[group][page][at] = (position, token, noise(chunk))
 
-    def read(self, row: Row, positions: range) -> float:
-        """Checksum of these positions; every page group holds the same."""
-        totals = []
-        for pages, table in zip(self.pages, row.tables, strict=True):
-            total: float = 0
-            for position in positions:
-                slot = pages[table[position // self.page_size]][position % self.page_size]
-                assert slot[0] == position, f"position {position} reads what was written for position {slot[0]}"
-                total += weight(position, slot[1]) + slot[2]
-            totals.append(total)
-        assert len({repr(total) for total in totals}) == 1, f"page groups differ: {totals}"
-        return totals[0]
+    def read(self, row: Row, query: int) -> float:
+        """Checksum of what the query at this position sees in the first group; in the others it sees the same."""
+        groups = [
+            {p: self._slot(pages, table, p) for p in window_of(window, query)}
+            for window, pages, table in zip(self.windows, self.pages, row.tables, strict=True)
+        ]
+        for other in groups[1:]:
+            common = groups[0].keys() & other.keys()
+            assert all(groups[0][p][:2] == other[p][:2] for p in common), "page groups differ"
+        unseen = sum(0 * slot[2] for other in groups[1:] for slot in other.values())  # NaN shows wherever it is
+        return sum(weight(p, slot[1]) + slot[2] for p, slot in groups[0].items()) + unseen
+
+    def _slot(self, pages: list[list[Slot]], table: list[int], position: int) -> Slot:
+        slot = pages[table[position // self.page_size]][position % self.page_size]
+        assert slot[0] == position, f"position {position} reads what was written for position {slot[0]}"
+        return slot
 
     def verify(self, chunk: Chunk, offset: int) -> tuple[list[int], bool]:
         """Accepted tokens and the one after them, and whether all was finite."""
-        row, first = chunk.row, chunk.end - max(chunk.samples, 1)
-        total = self.read(row, range(first)) + (nan if chunk.spoilt else 0)
-        new: list[int] = []
-        for position in range(first, chunk.end):
-            total += self.read(row, range(position, position + 1))
+        row, new = chunk.row, list[int]()
+        self.read(row, chunk.start)  # the query that reaches back furthest
+        for position in range(chunk.end - max(chunk.samples, 1), chunk.end):
+            total = self.read(row, position) + (nan if chunk.spoilt else 0)
             if not isfinite(total):
                 return [0] * min(chunk.samples, 1), False
             if not chunk.samples:
@@ -196,7 +207,6 @@ class FakeRunner:
         self,
         config: EngineConfig,
         *,
-        page_groups: int = 1,
         executables_differ: bool = False,
         spoils: Spoils = lambda number, lane, row: False,
     ):
@@ -206,10 +216,12 @@ class FakeRunner:
         self.lanes = [
             DeviceLane(
                 config.page_size,
-                [[[EMPTY] * config.page_size for _ in range(config.num_pages)] for _ in range(page_groups)],
+                [pool.window for pool in config.pools],
+                [[[EMPTY] * config.page_size for _ in range(pool.pages)] for pool in config.pools],
             )
             for _ in range(config.lanes)
         ]
+        self.window = config.pools[0].window
         self._launched: deque[StepOutput] = deque()
         self._newest = 0
 

@@ -197,7 +197,7 @@ def pack_admission(admission: Admission, layout: Packed, pages_per_row: int, voc
             "lane": a.lane,
             "row": a.row,
             "length": a.length,
-            "table": [_padded(list(pages), pages_per_row, 0) for pages in a.tables],
+            "table": [_padded([max(page, 0) for page in pages], pages_per_row, 0) for pages in a.tables],  # not NO_PAGE
             "key": np.array([a.seed >> 32, a.seed & 0xFFFFFFFF], np.uint32),
             "choice": a.choice,
             "temperature": a.temperature,

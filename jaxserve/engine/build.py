@@ -5,7 +5,7 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.memory import affordable_tokens, bytes_per_device, check_fits, device_limit, token_bytes
+from jaxserve.engine.memory import affordable_pages, bytes_per_device, cache_bytes, check_fits, device_limit
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.state import abstract_state
@@ -19,7 +19,7 @@ def build_engine(
     """The engine, and its runner for warm-up and figures. ConfigError when the options cannot be met."""
     config = plan_config(spec, params, mesh, options)
     runner = DeviceRunner(spec, params, config, mesh)
-    scheduler = Scheduler(config, page_groups=len(spec.page_groups()), fingerprint=fingerprint)
+    scheduler = Scheduler(config, fingerprint=fingerprint)
     return Engine(scheduler, runner), runner
 
 
@@ -29,18 +29,19 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
     The largest steps' temporaries are asked of the compiler only when the cache comes near the limit: each answer
     costs a compile.
     """
-    itemsize = params["embed"].dtype.itemsize
-    per_token = token_bytes(spec, itemsize, mesh.shape["tensor"])
+    itemsize, tensor = params["embed"].dtype.itemsize, mesh.shape["tensor"]
     limit, weights = device_limit(mesh), bytes_per_device(params)
+    windows = [group.window for group in spec.page_groups()]
 
     def resolved(tokens: int) -> EngineConfig:
-        return resolve(options, max_positions=spec.max_positions, lanes=mesh.shape["data"], affordable_tokens=tokens)
+        lanes, positions = mesh.shape["data"], spec.max_positions
+        return resolve(options, max_positions=positions, lanes=lanes, affordable_tokens=tokens, windows=windows)
 
     wish = resolved(2**62)
     kernel = dispatch.paged_attention(wish.attention)
     state = abstract_state(spec, wish, mesh, kernel, params["embed"].dtype)
     rows = bytes_per_device(state.rows)
-    cache = wish.capacity * per_token
+    cache = cache_bytes(spec, wish, itemsize, tensor)
     if options.cache_tokens:
         check_fits(limit, weights, rows, cache)
         return wish
@@ -50,4 +51,9 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
     widest = {b.kind: b for b in sorted(BucketPlan.of(wish).buckets)}.values()  # the last of each kind
     temporaries = max(probe.temporaries(bucket) for bucket in widest)
     probe.release_state()
-    return resolved(affordable_tokens(limit, weights, rows, temporaries, per_token))
+
+    def bytes_of(pages: int) -> int:
+        return cache_bytes(spec, resolved(pages * wish.page_size), itemsize, tensor)
+
+    most = max(pool.pages for pool in wish.pools)
+    return resolved(affordable_pages(limit, weights, rows, temporaries, bytes_of, most) * wish.page_size)

@@ -1,8 +1,10 @@
 """Lane: one index of the mesh's data axis, with its own pages, prefix cache and rows."""
 
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
-from jaxserve.config import EngineConfig
+from jaxserve.config import EngineConfig, Pool
+from jaxserve.engine.pages import NO_PAGE
 from jaxserve.engine.prefix_cache import PrefixCache, root_digest
 from jaxserve.engine.sequence import Sequence
 from jaxserve.errors import EngineError
@@ -11,11 +13,11 @@ from jaxserve.errors import EngineError
 class Lane:
     """Owns what a sequence occupies on the device; a sequence stays in its lane, page ids are local to it."""
 
-    def __init__(self, index: int, config: EngineConfig, page_groups: int, fingerprint: str):
+    def __init__(self, index: int, config: EngineConfig, fingerprint: str):
         self.index = index
         self._config = config
         self._fingerprint = fingerprint
-        self.caches = [PrefixCache(config.num_pages, config.page_size) for _ in range(page_groups)]
+        self.caches = [PrefixCache(pool.pages, config.page_size) for pool in config.pools]  # per page group
         self.running: list[Sequence] = []
         self.blocked: Sequence | None = None  # lacked pages in the step before: it goes first, nobody is admitted
         self._free_rows = list(range(config.max_batch))
@@ -34,7 +36,10 @@ class Lane:
         return min(cache.pool.available for cache in self.caches)
 
     def hit(self, seq: Sequence) -> list[list[int]]:
-        """Pages per group of the longest cached prefix; at least one token is left to compute."""
+        """Pages per group of the longest cached prefix; at least one token is left to compute.
+
+        A group with a window needs only the pages that the next token sees; NO_PAGE stands for those before.
+        """
         if not self._config.prefix_cache or seq.scores_prompt:
             return [[] for _ in self.caches]
         full = (len(seq.tokens) - 1) // self._config.page_size
@@ -42,24 +47,41 @@ class Lane:
         found = [
             cache.lookup(chain.digests[:full], seq.tokens) for cache, chain in zip(self.caches, seq.chains, strict=True)
         ]
-        length = min(len(pages) for pages in found)
-        if self._config.deterministic:
-            border = self._config.chunk_border // self._config.page_size
-            length = length // border * border
-        return [pages[:length] for pages in found]
+        step = self._config.chunk_border // self._config.page_size if self._config.deterministic else 1
+        length = next((n for n in range(full // step * step, 0, -step) if self._covered(found, n)), 0)
+        return [self._kept(pages[:length], first) for pages, first in zip(found, self._firsts(length), strict=True)]
+
+    def _firsts(self, pages: int) -> list[int]:
+        """Per group the first page that the token after so many full pages sees."""
+        return [self._first_seen(pool, pages * self._config.page_size) for pool in self._config.pools]
+
+    def _first_seen(self, pool: Pool, position: int) -> int:
+        return 0 if pool.window is None else max(0, position - pool.window + 1) // self._config.page_size
+
+    def _covered(self, found: list[list[int]], length: int) -> bool:
+        """Whether a prefix of so many pages is there in every group, as far as it will be seen."""
+        return all(NO_PAGE not in pages[first:length] for pages, first in zip(found, self._firsts(length), strict=True))
+
+    def _kept(self, pages: list[int], first: int) -> list[int]:
+        return [NO_PAGE] * first + pages[first:]
 
     def fits(self, seq: Sequence, hit: list[list[int]], tokens: int) -> bool:
         """Whether pages for `tokens` positions are available to a sequence that holds only `hit`."""
-        need = self._config.page_span(tokens)
-        return all(
-            need - len(pages) <= cache.pool.available - cache.pool.idle_among(pages)
-            for cache, pages in zip(self.caches, hit, strict=True)
-        )
+        for pool, cache, pages in zip(self._config.pools, self.caches, hit, strict=True):
+            held = [page for page in pages if page != NO_PAGE]
+            need = self._config.pages_held(pool, tokens)
+            if need - len(held) > cache.pool.available - cache.pool.idle_among(held):
+                return False
+            if pool.window and self._config.deterministic:  # its pages are not taken at admission, but are spoken for
+                need += sum(self._config.pages_held(pool, s.prompt_len + s.max_tokens) for s in self.running)
+                if need > pool.pages:
+                    return False
+        return True
 
     def enter(self, seq: Sequence, hit: list[list[int]]) -> None:
         """Give the sequence a row and its cached prefix."""
         for cache, pages in zip(self.caches, hit, strict=True):
-            cache.pool.share(pages)
+            cache.pool.share(page for page in pages if page != NO_PAGE)
         seq.lane, seq.row = self.index, heappop(self._free_rows)
         seq.pages = [list(pages) for pages in hit]
         seq.num_computed = seq.settled = len(hit[0]) * self._config.page_size
@@ -68,22 +90,40 @@ class Lane:
 
     def extend(self, seq: Sequence, tokens: int) -> list[tuple[int, int, int, int]] | None:
         """New pages (group, row, index, page) so that the sequence can hold `tokens` positions; None: too few pages."""
-        need = [self._config.page_span(tokens) - len(pages) for pages in seq.pages]
-        if any(n > cache.pool.available for n, cache in zip(need, self.caches, strict=True)):
+        return self._extend(seq, tokens, range(len(self.caches)))
+
+    def reserve(self, seq: Sequence, tokens: int) -> None:
+        """The same at admission, where the pages are sure to be there, and without the groups that slide a window."""
+        self._extend(seq, tokens, [g for g, pool in enumerate(self._config.pools) if pool.window is None])
+
+    def _extend(self, seq: Sequence, tokens: int, groups: Iterable[int]) -> list[tuple[int, int, int, int]] | None:
+        need = {group: max(self._config.page_span(tokens) - len(seq.pages[group]), 0) for group in groups}
+        if any(count > self.caches[group].pool.available for group, count in need.items()):
             return None
         fresh = []
-        for group, (count, cache, pages) in enumerate(zip(need, self.caches, seq.pages, strict=True)):
-            for page in cache.pool.allocate(max(count, 0)):
-                fresh.append((group, seq.row, len(pages), page))
-                pages.append(page)
+        for group, count in need.items():
+            for page in self.caches[group].pool.allocate(count):
+                fresh.append((group, seq.row, len(seq.pages[group]), page))
+                seq.pages[group].append(page)
         return fresh
+
+    def slide(self, seq: Sequence) -> None:
+        """Give back the pages that no query sees any more: no step that is in flight or to come begins before
+        `settled`."""
+        for pool, cache, pages in zip(self._config.pools, self.caches, seq.pages, strict=True):
+            end = self._first_seen(pool, seq.settled)
+            begin = end
+            while begin > 0 and pages[begin - 1] != NO_PAGE:
+                begin -= 1
+            cache.pool.release(pages[begin:end])
+            pages[begin:end] = [NO_PAGE] * (end - begin)
 
     def leave(self, seq: Sequence) -> None:
         """Take row and pages back. Nothing that is in flight may refer to them any more."""
         if seq.in_flight:
             raise EngineError(f"sequence {seq.id} leaves its row with {seq.in_flight} steps in flight")
         for cache, pages in zip(self.caches, seq.pages, strict=True):
-            cache.pool.release(pages)
+            cache.pool.release([page for page in pages if page != NO_PAGE])
         heappush(self._free_rows, seq.row)
         self.running.remove(seq)
         seq.lane = seq.row = -1
@@ -109,6 +149,8 @@ class Lane:
                 continue
             self._extend_chains(seq, full)
             for i in range(known, full):
+                if pages[i] == NO_PAGE:
+                    continue  # a cached prefix, behind the window from the beginning
                 cache.publish(chain.digests[i], seq.tokens[i * size : (i + 1) * size], pages[i])
             chain.published = full
 
@@ -122,4 +164,5 @@ class Lane:
         if sorted(rows) != list(range(self._config.max_batch)):
             raise EngineError(f"lane {self.index}: rows {sorted(rows)} are not each free or taken once")
         for group, cache in enumerate(self.caches):
-            cache.pool.check_invariants([seq.pages[group] for seq in self.running])
+            held = ([page for page in seq.pages[group] if page != NO_PAGE] for seq in self.running)
+            cache.pool.check_invariants(held)

@@ -1,10 +1,13 @@
 """How many pages a device has room for: planned from the compiler's numbers, not guessed as a fraction."""
 
 import os
+from bisect import bisect_right
+from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
 
+from jaxserve.config import EngineConfig
 from jaxserve.errors import ConfigError
 from jaxserve.models.spec import ModelSpec
 
@@ -37,9 +40,10 @@ def _product(shape: tuple[int, ...]) -> int:
     return size
 
 
-def token_bytes(spec: ModelSpec, itemsize: int, tensor: int) -> int:
-    """Bytes of K and V of one token on one device, all layers."""
-    return sum(group.page_bytes(1, itemsize) for group in spec.page_groups()) // tensor
+def cache_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int, tensor: int) -> int:
+    """Bytes of all pages of a lane on one device."""
+    groups = zip(spec.page_groups(), config.pools, strict=True)
+    return sum(pool.pages * group.page_bytes(config.page_size, itemsize) for group, pool in groups) // tensor
 
 
 def check_fits(limit: int, weights: int, rows: int, cache: int) -> None:
@@ -51,16 +55,20 @@ def check_fits(limit: int, weights: int, rows: int, cache: int) -> None:
         )
 
 
-def affordable_tokens(limit: int, weights: int, rows: int, temporaries: int, per_token: int) -> int:
-    """Tokens of cache that fit beside weights, rows and the largest step's temporaries; all in bytes of one device.
+def affordable_pages(
+    limit: int, weights: int, rows: int, temporaries: int, cache: Callable[[int], int], wanted: int
+) -> int:
+    """The most pages, up to `wanted`, whose cache fits beside weights, rows and the largest step's temporaries.
 
-    ConfigError when nothing is left.
+    cache: bytes of a cache of so many pages, growing with them. All bytes are of one device. ConfigError when not even
+    one page fits.
     """
     left = limit - weights - rows - temporaries
-    if left < per_token:
+    pages = bisect_right(range(1, wanted + 1), left, key=cache)
+    if pages == 0:
         raise ConfigError(
             f"no memory is left for the KV cache: {limit / 2**30:.2f} GiB per device, weights {weights / 2**30:.2f}, "
             f"rows {rows / 2**30:.2f}, temporaries of the largest step {temporaries / 2**30:.2f} GiB "
             "(lower --max-batch, use --prefer latency, or raise --tensor)"
         )
-    return left // per_token
+    return pages

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from jaxserve.engine.pages import PagePool
+from jaxserve.engine.pages import NO_PAGE, PagePool
 
 
 def root_digest(fingerprint: str, group: int, salt: str) -> bytes:
@@ -46,14 +46,13 @@ class PrefixCache:
         self._digest_of: dict[int, bytes] = {}
 
     def lookup(self, digests: Sequence[bytes], tokens: Sequence[int]) -> list[int]:
-        """Pages of the longest published prefix of the chain."""
-        pages: list[int] = []
-        for i, digest in enumerate(digests):
-            entry = self._entries.get(digest)
-            if entry is None or entry.tokens != tuple(tokens[i * self.page_size : (i + 1) * self.page_size]):
-                break
-            pages.append(entry.page)
-        return pages
+        """The published page of each link of the chain, NO_PAGE where there is none."""
+        return [self._find(digest, tokens, i * self.page_size) for i, digest in enumerate(digests)]
+
+    def _find(self, digest: bytes, tokens: Sequence[int], start: int) -> int:
+        entry = self._entries.get(digest)
+        same = entry is not None and entry.tokens == tuple(tokens[start : start + self.page_size])
+        return entry.page if entry and same else NO_PAGE
 
     def publish(self, digest: bytes, tokens: Sequence[int], page: int) -> None:
         """Make a full page findable. A page with the same content that was there first stays the one to be found."""

@@ -78,14 +78,12 @@ class Scheduler:
         self,
         config: EngineConfig,
         *,
-        page_groups: int = 1,
         fingerprint: str = "",
         proposer: Proposer | None = None,
     ):
         self.config = config
-        self.lanes = [Lane(i, config, page_groups, fingerprint) for i in range(config.lanes)]
+        self.lanes = [Lane(i, config, fingerprint) for i in range(config.lanes)]
         self.waiting: list[Sequence] = []
-        self._page_groups = page_groups
         self._proposer = proposer
         self._requests: dict[str, list[Sequence]] = {}
         self._sequences: dict[int, Sequence] = {}
@@ -107,7 +105,7 @@ class Scheduler:
                 self._next_sequence, request, index, seed, max_tokens, leader=choices[0] if choices else None
             )
             seq.tokens = list(request.prompt)
-            seq.chains = [Chain() for _ in range(self._page_groups)]
+            seq.chains = [Chain() for _ in self.config.pools]
             seq.waits_for_host = self._proposer is not None and self._proposer.waits(request)
             seq.times.submitted = now
             self._next_sequence += 1
@@ -203,7 +201,7 @@ class Scheduler:
             if not seq.times.admitted:
                 seq.times.admitted, seq.times.cached = now, seq.num_computed
             if self.config.deterministic:
-                lane.extend(seq, seq.prompt_len + seq.max_tokens)
+                lane.reserve(seq, seq.prompt_len + seq.max_tokens)
             draft.admissions.append(self._admission(seq))
             self._schedule(draft, lane, seq)
 
@@ -389,6 +387,7 @@ class Scheduler:
         seq.settled = min(plan.starts[i] + computed, len(seq.tokens))  # accepted drafts after an end are nobody's
         if not seq.preempted:
             lane.publish(seq)
+            lane.slide(seq)
         if finish is not None:
             ended = self._end(seq, finish, now)
             event.finish, event.times = ended.finish, ended.times

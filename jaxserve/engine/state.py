@@ -59,11 +59,11 @@ def new_state(abstract: State) -> State:
 
 def _zeros(spec: ModelSpec, config: EngineConfig, kernel: ModuleType, dtype: jnp.dtype) -> State:
     lanes, groups = config.lanes, spec.page_groups()
-    group_of = {layer: group for group in groups for layer in group.layers}
+    of_layer = {layer: at for at in zip(groups, config.pools, strict=True) for layer in at[0].layers}
 
     def layer_pages(layer: int) -> Pages:
-        group = group_of[layer]
-        one = kernel.allocate(config.num_pages, group.kv_heads, config.page_size, group.head_dim, dtype)
+        group, pool = of_layer[layer]
+        one = kernel.allocate(pool.pages, group.kv_heads, config.page_size, group.head_dim, dtype)
         return jax.tree.map(lambda x: jnp.zeros((lanes, *x.shape), x.dtype), one)
 
     def field(*shape: int, dtype: type = np.int32) -> jax.Array:

@@ -87,7 +87,15 @@ class StepBuilder:
             no_page = state.pages[group.layers[0]].k.shape[1]
             page, offset = jnp.where(place.live, entry, no_page), place.position % self.page_size
             ragged = Ragged(tables, place.lengths, place.starts, page, offset)
-            attend = Attend(ragged, self.mesh, self.kernel, bucket.kind == "decode", group.head_dim**-0.5)
+            attend = Attend(
+                ragged,
+                self.mesh,
+                self.kernel,
+                decode=bucket.kind == "decode",
+                scale=self.spec.score_scale,
+                window=group.window,
+                softcap=self.spec.attn_softcap,
+            )
             by_layer |= dict.fromkeys(group.layers, attend)
         return tuple(by_layer[i] for i in range(self.spec.num_layers))
 

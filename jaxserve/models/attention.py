@@ -15,7 +15,10 @@ from pallas_kernels.paged_attention.reference import Pages
 
 @flax.struct.dataclass
 class Ragged:
-    """Where the tokens of a step lie, for one page group. A leading axis A counts lanes."""
+    """Where the tokens of a step lie, for one page group. A leading axis A counts lanes.
+
+    With a window, table entries of pages that lie before what any query sees may name any page.
+    """
 
     tables: Int[Array, "A R W"]  # page of every page-sized stretch of a row
     lengths: Int[Array, "A R"]  # kv positions of the row once this step's tokens are written; 0 for an empty row
@@ -26,8 +29,10 @@ class Ragged:
 
 @flax.struct.dataclass
 class Rotation:
-    cos: Float[Array, "T H/2"]
-    sin: Float[Array, "T H/2"]
+    """Of the first 2 n dimensions of every head; the others stay as they are."""
+
+    cos: Float[Array, "T n"]
+    sin: Float[Array, "T n"]
 
 
 @flax.struct.dataclass
@@ -39,6 +44,8 @@ class Attend:
     kernel: ModuleType = flax.struct.field(pytree_node=False)
     decode: bool = flax.struct.field(pytree_node=False)  # one token per row: T = R
     scale: float = flax.struct.field(pytree_node=False)
+    window: int | None = flax.struct.field(pytree_node=False, default=None)
+    softcap: float | None = flax.struct.field(pytree_node=False, default=None)
 
     def __call__(
         self, q: Float[Array, "T N H"], k: Float[Array, "T K H"], v: Float[Array, "T K H"], pages: Pages
@@ -66,10 +73,11 @@ class Attend:
         """The same for one lane's tokens and one shard's heads; every lane axis has length 1 here."""
         pages, ragged = jax.tree.map(lambda x: x[0], (pages, ragged))
         pages = self.kernel.write(pages, k, v, ragged.page, ragged.offset)
+        knobs = dict(scale=self.scale, window=self.window, softcap=self.softcap)
         if self.decode:
-            out = self.kernel.decode(q, pages, ragged.tables, ragged.lengths, scale=self.scale)
+            out = self.kernel.decode(q, pages, ragged.tables, ragged.lengths, **knobs)
         else:
-            out = self.kernel.prefill(q, pages, ragged.tables, ragged.lengths, ragged.starts, scale=self.scale)
+            out = self.kernel.prefill(q, pages, ragged.tables, ragged.lengths, ragged.starts, **knobs)
         return out.astype(q.dtype), jax.tree.map(lambda x: x[None], pages)
 
 
@@ -79,9 +87,9 @@ def self_attention(
     q = _project("TD,DNH->TNH", x, weights, "q")
     k = _project("TD,DKH->TKH", x, weights, "k")
     v = _project("TD,DKH->TKH", x, weights, "v")
-    if spec.qk_norm:
-        q = rms_norm(q, weights["q_norm"], spec.norm_eps)
-        k = rms_norm(k, weights["k_norm"], spec.norm_eps)
+    if spec.qk_norm != "none":
+        q = rms_norm(q, weights["q_norm"], spec.norm_eps, spec.norm_plus_one)
+        k = rms_norm(k, weights["k_norm"], spec.norm_eps, spec.norm_plus_one)
     q, k = rotate(q, rotation.cos, rotation.sin), rotate(k, rotation.cos, rotation.sin)
     out, pages = attend(q, k, v, pages)
     return _project("TNH,NHD->TD", out, weights, "o"), pages

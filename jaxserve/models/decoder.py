@@ -7,37 +7,37 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve.models.attention import Attend, Rotation, self_attention
-from jaxserve.models.layers import einsum, rms_norm
+from jaxserve.models.layers import einsum, rms_norm, softcap
 from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.rope import tables
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.reference import Pages
 from sharding.params import ParamSpec
 
-LAYER_AXES = {
-    "attn_norm": "D",
-    "q": "DNH",
-    "k": "DKH",
-    "v": "DKH",
-    "o": "NHD",
-    "mlp_norm": "D",
-    "gate": "DF",
-    "up": "DF",
-    "down": "FD",
+PROJECTIONS = {"q": "DNH", "k": "DKH", "v": "DKH", "o": "NHD", "gate": "DF", "up": "DF", "down": "FD"}
+NORMS = {
+    "before": ("attn_norm", "mlp_norm"),
+    "after": ("attn_out_norm", "mlp_out_norm"),
+    "around": ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm"),
 }
+QK_NORMS = {"none": {}, "head": {"q_norm": "H", "k_norm": "H"}, "whole": {"q_norm": "NH", "k_norm": "KH"}}
+
+
+def layer_axes(spec: ModelSpec) -> dict[str, str]:
+    """Name -> axes of one layer's parameters."""
+    axes = PROJECTIONS | dict.fromkeys(NORMS[spec.norms], "D") | QK_NORMS[spec.qk_norm]
+    if spec.qkv_bias:
+        axes |= {"q_bias": "NH", "k_bias": "KH", "v_bias": "KH"}
+    if spec.out_bias:
+        axes |= {"o_bias": "D"}
+    if spec.mlp_bias:
+        axes |= {"gate_bias": "F", "up_bias": "F", "down_bias": "D"}
+    return axes
 
 
 def param_specs(spec: ModelSpec, dtype: jnp.dtype) -> dict:
     """{"embed", "layers": [one dict per layer], "norm", "head" unless tied}, a ParamSpec each."""
-    layer = dict(LAYER_AXES)
-    if spec.qkv_bias:
-        layer |= {"q_bias": "NH", "k_bias": "KH", "v_bias": "KH"}
-    if spec.out_bias:
-        layer |= {"o_bias": "D"}
-    if spec.qk_norm:
-        layer |= {"q_norm": "H", "k_norm": "H"}
-    if spec.mlp_bias:
-        layer |= {"gate_bias": "F", "up_bias": "F", "down_bias": "D"}
+    layer = layer_axes(spec)
     specs: dict = {
         "embed": _spec(spec, "VD", dtype),
         "layers": [
@@ -50,7 +50,7 @@ def param_specs(spec: ModelSpec, dtype: jnp.dtype) -> dict:
 
 def _spec(spec: ModelSpec, axes: str, dtype: jnp.dtype, name: str = "") -> ParamSpec:
     shape = tuple(spec.sizes()[letter] for letter in axes)
-    return ParamSpec(axes, shape, dtype, mean=1.0 if name.endswith("norm") else 0.0)
+    return ParamSpec(axes, shape, dtype, mean=1.0 if name.endswith("norm") and not spec.norm_plus_one else 0.0)
 
 
 def forward(
@@ -66,20 +66,32 @@ def forward(
     One Pages and one Attend per layer; layers of a page group share theirs.
     """
     x = params["embed"][tokens]
+    if spec.embed_scale != 1:
+        x = x * jnp.asarray(spec.embed_scale, x.dtype)  # rounded to x's dtype, as in training
     rotation = Rotation(*tables(spec.rope, spec.head_dim, positions))
+    in_window = Rotation(*tables(spec.window_rope, spec.head_dim, positions)) if spec.window_rope else rotation
     written = []
     for weights, layer_pages, attend in zip(params["layers"], pages, attends, strict=True):
-        normed = rms_norm(x, weights["attn_norm"], spec.norm_eps)
-        out, layer_pages = self_attention(spec, weights, normed, rotation, attend, layer_pages)
-        x = x + out
-        x = x + gated_mlp(weights, rms_norm(x, weights["mlp_norm"], spec.norm_eps))
+        turn = rotation if attend.window is None else in_window
+        out, layer_pages = self_attention(
+            spec, weights, _norm(spec, weights, "attn_norm", x), turn, attend, layer_pages
+        )
+        x = x + _norm(spec, weights, "attn_out_norm", out)
+        out = gated_mlp(weights, _norm(spec, weights, "mlp_norm", x), spec.activation)
+        x = x + _norm(spec, weights, "mlp_out_norm", out)
         written.append(layer_pages)
     return x, tuple(written)
 
 
+def _norm(spec: ModelSpec, weights: dict, name: str, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    """The layer's norm of this name, if its architecture has one there."""
+    return rms_norm(x, weights[name], spec.norm_eps, spec.norm_plus_one) if name in weights else x
+
+
 def logits(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
     """Final norm and head, float32."""
-    normed = rms_norm(hidden, params["norm"], spec.norm_eps)
-    if spec.tied_head:
-        return einsum("RD,VD->RV", normed, params["embed"])
-    return einsum("RD,DV->RV", normed, params["head"])
+    normed = _norm(spec, params, "norm", hidden)
+    head = (
+        einsum("RD,VD->RV", normed, params["embed"]) if spec.tied_head else einsum("RD,DV->RV", normed, params["head"])
+    )
+    return softcap(head, spec.final_softcap)

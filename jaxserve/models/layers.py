@@ -14,8 +14,21 @@ def einsum(subscripts: str, x: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.einsum(subscripts, x, weight, preferred_element_type=jnp.float32)
 
 
-def rms_norm(x: Float[Array, "*T D"], weight: Float[Array, "D"], eps: float) -> Float[Array, "*T D"]:
-    """Zhang and Sennrich 2019, in float32; the result has x's dtype."""
+def rms_norm(
+    x: Float[Array, "T *N"], weight: Float[Array, "*N"], eps: float, plus_one: bool = False
+) -> Float[Array, "T *N"]:
+    """Zhang and Sennrich 2019, in float32, over the last dimensions: as many as the weight has. The dtype is x's.
+
+    plus_one: multiply by 1 + weight, and round only then (as Gemma was trained).
+    """
     wide = x.astype(jnp.float32)
-    normed = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return normed.astype(x.dtype) * weight.astype(x.dtype).reshape((1,) * (x.ndim - 1) + weight.shape)
+    normed = wide * lax.rsqrt(jnp.mean(wide * wide, axis=tuple(range(-weight.ndim, 0)), keepdims=True) + eps)
+    weight = weight.reshape((1,) * (x.ndim - weight.ndim) + weight.shape)
+    if plus_one:
+        return (normed * (1 + weight.astype(jnp.float32))).astype(x.dtype)
+    return normed.astype(x.dtype) * weight.astype(x.dtype)
+
+
+def softcap(x: Float[Array, "*n"], cap: float | None) -> Float[Array, "*n"]:
+    """cap * tanh(x / cap): no value beyond cap (Gemma 2); None leaves x as it is."""
+    return x if cap is None else cap * jnp.tanh(x / cap)

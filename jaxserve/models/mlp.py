@@ -1,15 +1,22 @@
-"""The gated MLP (Shazeer 2020, SwiGLU)."""
+"""The gated MLP (Shazeer 2020: SwiGLU, and GeGLU with the tanh approximation)."""
+
+from collections.abc import Callable
+from functools import partial
 
 import jax
 from jaxtyping import Array, Float
 
 from jaxserve.models.layers import einsum
 
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
 
-def gated_mlp(weights: dict, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-    hidden = (jax.nn.silu(_linear("TD,DF->TF", x, weights, "gate")) * _linear("TD,DF->TF", x, weights, "up")).astype(
-        x.dtype
-    )
+
+def gated_mlp(weights: dict, x: Float[Array, "T D"], activation: str) -> Float[Array, "T D"]:
+    gate, up = (_linear("TD,DF->TF", x, weights, name) for name in ("gate", "up"))
+    hidden = (ACTIVATIONS[activation](gate) * up).astype(x.dtype)
     return _linear("TF,FD->TD", hidden, weights, "down").astype(x.dtype)
 
 

@@ -1,10 +1,11 @@
 """Rotary position embedding: the frequencies of every published scaling, and their application.
 
-Su et al. 2021 (RoFormer); Chen et al. 2023 (linear); Peng et al. 2023 (YaRN); Llama 3.1's piecewise scaling.
+Su et al. 2021 (RoFormer); Chen et al. 2023 (linear); Peng et al. 2023 (YaRN); Ding et al. 2024 (LongRoPE); Llama 3.1's
+piecewise scaling.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +17,37 @@ from jaxserve.errors import ModelError
 
 @dataclass(frozen=True)
 class Rope:
-    """Unscaled rotary embedding. Subclasses scale the inverse frequencies; `attention_factor` scales cos and sin."""
+    """Unscaled rotary embedding. Subclasses scale the inverse frequencies; `attention_factor` scales cos and sin.
+
+    rotated: share of a head's dimensions that are rotated, the first ones.
+    """
 
     theta: float = 10000.0
+    rotated: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
         """ModelError for numbers that give no frequencies."""
         for name, value in vars(self).items():
-            if value is None or isinstance(value, bool) or (name.startswith("mscale") and value == 0):
+            if value is None or isinstance(value, bool | tuple) or (name.startswith("mscale") and value == 0):
                 continue  # left open, a switch, or "without"
             if not 0 < value < math.inf:
                 raise ModelError(f"rope: {name} is {value}; it must be a positive number")
         if self.theta <= 1:
             raise ModelError(f"rope: theta is {self.theta}; it must be more than 1")
+        if self.rotated > 1:
+            raise ModelError(f"rope: {self.rotated} of the dimensions are rotated; it must be at most 1")
+
+    def dimensions(self, head_dim: int) -> int:
+        """How many dimensions of a head are rotated."""
+        return int(head_dim * self.rotated)
 
     def base(self, head_dim: int) -> np.ndarray:
-        """theta^(-2i/H) for i < H/2, float64."""
-        return self.theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        """theta^(-2i/d) for i < d/2, float64; d = dimensions(head_dim)."""
+        d = self.dimensions(head_dim)
+        return self.theta ** -(np.arange(0, d, 2, dtype=np.float64) / d)
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
-        """Radians per position of each pair of dimensions, [H/2] float32."""
+        """Radians per position of each rotated pair of dimensions, [d/2] float32."""
         return self.base(head_dim).astype(np.float32)
 
     @property
@@ -88,17 +100,18 @@ class YarnRope(Rope):
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
         base = self.base(head_dim)
-        low, high = self._dimension(self.beta_fast, head_dim), self._dimension(self.beta_slow, head_dim)
+        d = self.dimensions(head_dim)
+        low, high = self._dimension(self.beta_fast, d), self._dimension(self.beta_slow, d)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, head_dim - 1)
-        ramp = (np.arange(head_dim // 2) - low) / ((high - low) or 0.001)
+        low, high = max(low, 0), min(high, d - 1)
+        ramp = (np.arange(d // 2) - low) / ((high - low) or 0.001)
         keep = 1 - np.clip(ramp, 0, 1)
         return (keep * base + (1 - keep) * base / self.factor).astype(np.float32)
 
-    def _dimension(self, rotations: float, head_dim: int) -> float:
+    def _dimension(self, rotations: float, d: int) -> float:
         """The pair of dimensions that makes this many rotations over the original context."""
-        return head_dim * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
+        return d * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
 
     @property
     def attention_factor(self) -> float:
@@ -112,17 +125,38 @@ class YarnRope(Rope):
         return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
 
 
-def tables(
-    rope: Rope, head_dim: int, positions: Int[Array, "T"]
-) -> tuple[Float[Array, "T H/2"], Float[Array, "T H/2"]]:
+@dataclass(frozen=True)
+class LongRope(Rope):
+    """Ding et al. 2024 within the original context, where every pair of dimensions has its short factor.
+
+    Beyond it transformers turns to other factors for the whole sequence; this runtime's context ends there.
+    """
+
+    short_factors: tuple[float, ...] = ()
+    factor: float = 1.0  # by which training extended the original context
+    original_context: int = 4096
+    attention_scale: float | None = None
+
+    def inverse_frequencies(self, head_dim: int) -> np.ndarray:
+        return (self.base(head_dim) / np.asarray(self.short_factors)).astype(np.float32)
+
+    @property
+    def attention_factor(self) -> float:
+        if self.attention_scale is not None:
+            return self.attention_scale
+        return 1.0 if self.factor <= 1 else math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
+
+
+def tables(rope: Rope, head_dim: int, positions: Int[Array, "T"]) -> tuple[Float[Array, "T n"], Float[Array, "T n"]]:
     """cos and sin of every position's rotation, float32."""
     angles = positions[:, None].astype(jnp.float32) * rope.inverse_frequencies(head_dim)[None]
     return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
 
 
-def rotate(x: Float[Array, "T N H"], cos: Float[Array, "T H/2"], sin: Float[Array, "T H/2"]) -> Float[Array, "T N H"]:
-    """Rotate dimension i with dimension i + H/2 (the layout of Hugging Face checkpoints)."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+def rotate(x: Float[Array, "T N H"], cos: Float[Array, "T n"], sin: Float[Array, "T n"]) -> Float[Array, "T N H"]:
+    """Rotate dimension i with dimension i + n, for i < n (the layout of Hugging Face checkpoints)."""
+    n = cos.shape[-1]
+    first, second, rest = jnp.split(x.astype(jnp.float32), (n, 2 * n), axis=-1)
     cos, sin = cos[:, None], sin[:, None]
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
     return jax.lax.convert_element_type(rotated, x.dtype)

@@ -1,5 +1,6 @@
 """ModelSpec: the architecture of a checkpoint and nothing else (the operator's choices are in jaxserve.config)."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,10 +13,11 @@ class PageGroup:
     """Layers that share a page table, because they keep the same tokens of a sequence.
 
     A page of the group holds page_size tokens of K heads of head_dim for keys and for values, in every layer of it.
+    window: how many tokens a query sees, itself among them; None: all before it.
     """
 
     layers: tuple[int, ...]
-    kind: Literal["full"]
+    window: int | None
     kv_heads: int
     head_dim: int
 
@@ -38,11 +40,20 @@ class ModelSpec:
     norm_eps: float
     max_positions: int
     rope: Rope = field(default_factory=Rope)
+    windows: tuple[int | None, ...] = ()  # of each layer, as in PageGroup; empty: no layer has one
+    window_rope: Rope | None = None  # of the layers with a window, where it is another
     tied_head: bool = False
-    qk_norm: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    norms: Literal["before", "after", "around"] = "before"  # where the norms of attention and MLP stand
+    norm_plus_one: bool = False  # a norm multiplies by 1 + weight
+    qk_norm: Literal["none", "head", "whole"] = "none"  # norms of queries and keys: each head, or all heads together
+    activation: Literal["silu", "gelu_tanh"] = "silu"  # of the gated MLP
+    embed_scale: float = 1.0
+    attn_scale: float | None = None  # of the scores; None: head_dim^-0.5
+    attn_softcap: float | None = None  # scores s become cap * tanh(s / cap)
+    final_softcap: float | None = None  # the same for logits
 
     def __post_init__(self) -> None:
         for name in (
@@ -63,6 +74,14 @@ class ModelSpec:
             raise ModelError(f"{self.num_heads} query heads do not divide by {self.num_kv_heads} kv heads")
         if self.head_dim % 2:
             raise ModelError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
+        if len(self.windows) not in (0, self.num_layers):
+            raise ModelError(f"{len(self.windows)} windows for {self.num_layers} layers")
+        for name in ("attn_scale", "attn_softcap", "final_softcap", "embed_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ModelError(f"{name} is {value}; it must be a positive number")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ModelError(f"windows are {self.windows}; each must be at least 1 token")
 
     def sizes(self) -> dict[str, int]:
         """Size of every dimension that a weight can have, by letter."""
@@ -75,5 +94,12 @@ class ModelSpec:
             "F": self.d_mlp,
         }
 
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.attn_scale is None else self.attn_scale
+
     def page_groups(self) -> tuple[PageGroup, ...]:
-        return (PageGroup(tuple(range(self.num_layers)), "full", self.num_kv_heads, self.head_dim),)
+        """One group for the layers of each window, in the order in which they come."""
+        windows = self.windows or (None,) * self.num_layers
+        layers = {w: tuple(i for i, window in enumerate(windows) if window == w) for w in windows}
+        return tuple(PageGroup(its, window, self.num_kv_heads, self.head_dim) for window, its in layers.items())

@@ -25,6 +25,30 @@ class Pages(NamedTuple):
     v: jax.Array
 
 
+class Scores(NamedTuple):
+    """What becomes of a query's products with the keys, and which keys it sees."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    def __call__(self, products: jax.Array) -> jax.Array:
+        scaled = products * self.scale
+        return scaled if self.softcap is None else self.softcap * jnp.tanh(scaled / self.softcap)
+
+    def seen(self, query: jax.Array, key: jax.Array) -> jax.Array:
+        """Whether queries at these positions see keys at those."""
+        past = key <= query
+        return past if self.window is None else past & (key > query - self.window)
+
+    def first_seen(self, queries: jax.Array) -> jax.Array:
+        """The first position that any of the queries sees; those at -1 see none."""
+        if self.window is None:
+            return jnp.int32(0)
+        first = jnp.min(jnp.where(queries < 0, jnp.iinfo(jnp.int32).max, queries))
+        return jnp.maximum(first - self.window + 1, 0)
+
+
 def allocate(num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: jnp.dtype) -> Pages:
     """Zeroed pages. Zeroed arrays: unwritten memory may hold NaN, which a debugger would report."""
     shape = (num_pages, kv_heads, page_size, head_dim)
@@ -65,13 +89,18 @@ def decode(
     lengths: Int[Array, "R"],
     *,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Float[Array, "R N H"]:
-    """One query token per row, at position lengths - 1; rows of length 0 give zeros."""
+    """One query token per row, at position lengths - 1; rows of length 0 give zeros.
+
+    window: a query sees that many positions, its own the last; None: all. softcap: scores s become cap * tanh(s / cap).
+    """
     rows, heads, dim = q.shape
     kv_heads = pages.k.shape[1]
     grouped = q.reshape(rows, kv_heads, heads // kv_heads, dim)
     positions = jnp.broadcast_to((lengths - 1)[:, None], (rows, heads // kv_heads))
-    out = _flash(grouped, positions, pages, tables, jnp.max(lengths), scale)
+    out = _flash(grouped, positions, pages, tables, Scores(scale, window, softcap))
     return out.reshape(rows, heads, dim)
 
 
@@ -83,6 +112,8 @@ def prefill(
     starts: Int[Array, "R+1"],
     *,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Float[Array, "T N H"]:
     """Ragged chunks packed into T tokens; row r owns tokens starts[r]:starts[r+1], the last at position lengths[r] - 1.
 
@@ -93,6 +124,7 @@ def prefill(
     kv_heads = pages.k.shape[1]
     groups = heads // kv_heads
     tile = min(TILE_TOKENS, num_tokens)
+    scores = Scores(scale, window, softcap)
     sizes = starts[1:] - starts[:-1]
     tile_ends = jnp.cumsum((sizes + tile - 1) // tile)
     padded = jnp.pad(q, ((0, tile), (0, 0), (0, 0)))  # the last tile may reach past T
@@ -104,11 +136,10 @@ def prefill(
         position = lengths[row] - sizes[row] + nth * tile + jnp.arange(tile)
         queries = lax.dynamic_slice_in_dim(padded, first, tile).reshape(tile, kv_heads, groups, dim)
         queries = queries.transpose(1, 0, 2, 3).reshape(1, kv_heads, tile * groups, dim)
-        reach = jnp.minimum(position[-1] + 1, lengths[row])
         mine = position < lengths[row]
         # The tile's other queries must see nothing: what they see counts as live, and there NaN may lie.
         seen = jnp.repeat(jnp.where(mine, position, -1), groups)
-        result = _flash(queries, seen[None], pages, tables[row][None], reach, scale)
+        result = _flash(queries, seen[None], pages, tables[row][None], scores)
         result = result.reshape(kv_heads, tile, groups, dim).transpose(1, 0, 2, 3).reshape(tile, heads, dim)
         kept = lax.dynamic_slice_in_dim(out, first, tile)
         return lax.dynamic_update_slice_in_dim(out, jnp.where(mine[:, None, None], result, kept), first, 0)
@@ -121,12 +152,11 @@ def _flash(
     positions: Int[Array, "B M"],
     pages: Pages,
     tables: Int[Array, "B W"],
-    reach: Int[Array, ""],
-    scale: float,
+    score: Scores,
 ) -> Float[Array, "B K M H"]:
-    """Causal attention of M queries per row to the row's first `positions` + 1 kv positions; -1 sees none and gives 0.
+    """Causal attention of M queries per row at `positions` of it; a query at -1 sees nothing and gives 0.
 
-    reach: the largest of positions + 1, how far the walk goes.
+    The walk begins with the block in which the first window begins and ends with the block of the last query.
     """
     batch, kv_heads, queries, dim = q.shape
     page_size = pages.k.shape[2]
@@ -140,9 +170,9 @@ def _flash(
     def attend_block(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]):
         peak, total, acc = carry
         ids = lax.dynamic_slice_in_dim(tables, i * per_block, per_block, axis=1)
-        live = (i * block + jnp.arange(block))[None, None, None] <= positions[:, None, :, None]  # [B, 1, M, S]
-        scores = jnp.einsum("BKMH,BKSH->BKMS", q, gather(pages.k, ids), preferred_element_type=jnp.float32)
-        scores = jnp.where(live, scores * scale, MASKED)
+        live = score.seen(positions[:, None, :, None], i * block + jnp.arange(block)[None, None, None])  # [B, 1, M, S]
+        products = jnp.einsum("BKMH,BKSH->BKMS", q, gather(pages.k, ids), preferred_element_type=jnp.float32)
+        scores = jnp.where(live, score(products), MASKED)
         new_peak = jnp.maximum(peak, scores.max(-1))
         weights = jnp.where(live, jnp.exp(scores - new_peak[..., None]), 0.0)
         decay = jnp.exp(peak - new_peak)
@@ -156,6 +186,6 @@ def _flash(
         jnp.zeros((batch, kv_heads, queries)),
         jnp.zeros((batch, kv_heads, queries, dim)),
     )
-    blocks = (reach + block - 1) // block
-    _, total, acc = lax.fori_loop(0, blocks, attend_block, start)
+    blocks = (jnp.max(positions) + block) // block
+    _, total, acc = lax.fori_loop(score.first_seen(positions) // block, blocks, attend_block, start)
     return jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)[..., None].astype(jnp.float32) * acc

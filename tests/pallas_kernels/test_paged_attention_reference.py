@@ -26,14 +26,25 @@ class Shape:
     head_dim: int
     page_size: int
     width: int  # entries of a page table
+    window: int | None = None
+    softcap: float | None = None
 
     @property
     def context(self) -> int:
         return self.page_size * self.width
 
     @property
-    def scale(self) -> float:
-        return self.head_dim**-0.5
+    def knobs(self) -> dict[str, float | None]:
+        return dict(scale=self.head_dim**-0.5, window=self.window, softcap=self.softcap)
+
+    def scores(self, products: np.ndarray) -> np.ndarray:
+        scaled = products * self.head_dim**-0.5
+        return scaled if self.softcap is None else self.softcap * np.tanh(scaled / self.softcap)
+
+    def seen(self, queries: np.ndarray) -> np.ndarray:
+        """[M, S]: which positions the queries see."""
+        distance = queries[:, None] - np.arange(self.context)
+        return (distance >= 0) & (distance < (self.window or self.context))
 
 
 SHAPES = [
@@ -42,17 +53,25 @@ SHAPES = [
     Shape(heads=8, kv_heads=2, head_dim=16, page_size=16, width=9),
     Shape(heads=4, kv_heads=2, head_dim=64, page_size=64, width=2),
     Shape(heads=3, kv_heads=3, head_dim=128, page_size=100, width=2),
+    Shape(heads=4, kv_heads=2, head_dim=16, page_size=4, width=50, window=1),
+    Shape(heads=8, kv_heads=2, head_dim=16, page_size=8, width=25, window=64, softcap=2.0),
+    Shape(heads=4, kv_heads=1, head_dim=32, page_size=16, width=14, window=75),
+    Shape(heads=4, kv_heads=4, head_dim=8, page_size=32, width=4, softcap=1.5),
 ]
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"N{s.heads}K{s.kv_heads}Z{s.page_size}")
-DECODE = jax.jit(decode, static_argnames="scale")
-PREFILL = jax.jit(prefill, static_argnames="scale")
+every_shape = pytest.mark.parametrize(
+    "shape", SHAPES, ids=lambda s: f"N{s.heads}K{s.kv_heads}Z{s.page_size}W{s.window}"
+)
+KNOBS = ("scale", "window", "softcap")
+DECODE = jax.jit(decode, static_argnames=KNOBS)
+PREFILL = jax.jit(prefill, static_argnames=KNOBS)
 
 
 @dataclass
 class Case:
     """Rows with `cached` tokens in pages before the step and `new` ones in it; every number random, by row seed.
 
-    Pages lie in random order. Whatever is no live token is NaN: free pages, dead tails, unused entries of the tables.
+    Pages lie in random order. Whatever is no live token is NaN: free pages, dead tails, unused entries of the tables,
+    and what lies before the window of a row's first new token.
     """
 
     shape: Shape
@@ -82,7 +101,8 @@ class Case:
         for row, length in enumerate(self.lengths):
             used = -(-length // s.page_size)
             tables[row, :used], free = free[:used], free[used:]
-            for position in range(length):
+            behind = 0 if s.window is None else max(0, self.cached[row] - s.window + 1)
+            for position in range(behind, length):
                 at = tables[row, position // s.page_size], slice(None), position % s.page_size
                 pages[0][at], pages[1][at] = self.k[row][position], self.v[row][position]
         return tables, Pages(*pages)
@@ -95,25 +115,25 @@ class Case:
         """[R, N, H]; the query of an empty row is NaN."""
         nothing = np.full_like(self.q[0][0], np.nan)
         q = np.stack([self.q[row][n - 1] if n else nothing for row, n in enumerate(self.lengths)])
-        return np.asarray(DECODE(q, self.pages, self.tables, self.lengths, scale=self.shape.scale))
+        return np.asarray(DECODE(q, self.pages, self.tables, self.lengths, **self.shape.knobs))
 
     def prefilled(self) -> list[np.ndarray]:
         """Per row [new, N, H]. Queries that belong to no row are NaN, and must give zeros."""
         parts = [self.q[row][self.cached[row] : n] for row, n in enumerate(self.lengths)]
         padding = np.full((TOKENS - sum(self.new), *self.q[0].shape[1:]), np.nan, self.dtype)
         q = np.concatenate([*parts, padding])
-        out = PREFILL(q, self.pages, self.tables, self.lengths, self.starts, scale=self.shape.scale)
+        out = PREFILL(q, self.pages, self.tables, self.lengths, self.starts, **self.shape.knobs)
         *rows, rest = np.split(np.asarray(out), self.starts[1:])
         assert not rest.any()
         return rows
 
     def expected(self, row: int, positions: np.ndarray) -> np.ndarray:
         """Dense attention of a row's queries, [M, N, H] float64."""
-        groups, visible = self.shape.heads // self.shape.kv_heads, np.arange(self.shape.context) <= positions[:, None]
+        groups, visible = self.shape.heads // self.shape.kv_heads, self.shape.seen(positions)
         q, k, v = (x.astype(np.float64) for x in (self.q[row][positions], self.k[row], self.v[row]))
         out = np.empty(q.shape)
         for head in range(self.shape.heads):
-            scores = np.where(visible, q[:, head] @ k[:, head // groups].T * self.shape.scale, -np.inf)
+            scores = np.where(visible, self.shape.scores(q[:, head] @ k[:, head // groups].T), -np.inf)
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             out[:, head] = weights @ v[:, head // groups] / weights.sum(-1, keepdims=True)
         return out

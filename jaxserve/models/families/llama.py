@@ -59,7 +59,7 @@ def layer_tensors(spec: ModelSpec, layer: int) -> list[Tensor]:
         table |= {"self_attn.o_proj.bias": ("o_bias", "D")}
     if spec.mlp_bias:
         table |= {f"mlp.{name}_proj.bias": (f"{name}_bias", axes) for name, axes in _MLP_BIASES.items()}
-    if spec.qk_norm:
+    if spec.qk_norm == "head":
         table |= {"self_attn.q_norm.weight": ("q_norm", "H"), "self_attn.k_norm.weight": ("k_norm", "H")}
     return [
         Tensor(f"model.layers.{layer}.{name}", ("layers", layer, param), axes) for name, (param, axes) in table.items()

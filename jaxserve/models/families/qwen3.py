@@ -28,7 +28,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         max_positions=read.integer("max_position_embeddings"),
         rope=read.rope(default_theta=10000.0),
         tied_head=read.take("tie_word_embeddings", False, kind=bool),
-        qk_norm=True,
+        qk_norm="head",
         qkv_bias=bias,
         out_bias=bias,
     )

@@ -31,20 +31,20 @@ class Result:
     cuts: list[Cut] = field(default_factory=list)
 
 
-def truth(request: Request, index: int, seed: int, max_tokens: int) -> tuple[list[int], Finish]:
+def truth(request: Request, index: int, seed: int, max_tokens: int, window: int | None) -> tuple[list[int], Finish]:
     """All tokens of a choice that nobody disturbs, and why it ends."""
-    tokens = naive(request, index, seed, max_tokens)
+    tokens = naive(request, index, seed, max_tokens, window)
     for n, token in enumerate(tokens):
         if token in request.end_ids and n >= request.params.min_tokens:
             return tokens[: n + 1], Finish(FinishReason.STOP, stopped_by=token)
     return tokens, Finish(FinishReason.LENGTH)
 
 
-def check_result(result: Result, max_tokens: int) -> None:
+def check_result(result: Result, max_tokens: int, window: int | None) -> None:
     """The right end, and the tokens of the naive loop: all of them, or those before it was ended from outside."""
     finish = result.finish
     assert finish is not None
-    tokens, end = truth(result.request, result.index, result.seed, max_tokens)
+    tokens, end = truth(result.request, result.index, result.seed, max_tokens, window)
     whole = finish == end and not result.asked_to_end
     if result.asked_to_end:
         assert finish == Finish(result.asked_to_end)
@@ -66,7 +66,7 @@ def _check_logprobs(result: Result, whole: bool) -> None:
     assert result.prompt_logprobs == (scores if whole or result.tokens else scores[: len(result.prompt_logprobs)])
 
 
-def check_plan(plan: StepPlan, config: EngineConfig, page_groups: int) -> None:
+def check_plan(plan: StepPlan, config: EngineConfig) -> None:
     """Plain data of columns that fit together, the budget and a bucket."""
     json.dumps(dataclasses.asdict(plan))
     assert len(plan.lanes) == config.lanes and 0 < plan.num_tokens <= config.step_tokens
@@ -74,13 +74,14 @@ def check_plan(plan: StepPlan, config: EngineConfig, page_groups: int) -> None:
     for lane in plan.lanes:
         assert len({len(c) for c in (lane.sequences, lane.rows, lane.starts, lane.sizes, lane.samples)}) == 1
         assert sum(lane.sizes) == len(lane.tokens) == len(lane.targets)
-        for group in range(page_groups):
+        for group in range(len(config.pools)):
             assert sum(fresh[0] == group for fresh in lane.fresh) <= bucket.fresh_pages(config.page_size)
 
 
-def check_deterministic(kind: StepKind, lane: LanePlan, border: int) -> None:
-    """Never a mixed step, chunks cut at borders only, and every page taken at admission."""
-    assert not lane.fresh
+def check_deterministic(kind: StepKind, lane: LanePlan, config: EngineConfig) -> None:
+    """Never a mixed step, chunks cut at borders only, and every page taken at admission, but where a window slides."""
+    border = config.chunk_border
+    assert all(config.pools[group].window for group, *_ in lane.fresh)
     assert all((token == FED_BACK) == (kind == "decode") for token in lane.tokens), "mixed"
     for start, size in zip(lane.starts, lane.sizes, strict=True):
         assert kind == "decode" or start % border == 0, f"a chunk begins at {start}"
@@ -112,4 +113,4 @@ def check_rest(scheduler: Scheduler) -> None:
     assert not scheduler.has_work and not scheduler.waiting and not scheduler._requests and not scheduler._sequences
     for lane in scheduler.lanes:
         assert not lane.running and len(lane._free_rows) == scheduler.config.max_batch
-        assert all(cache.pool.available == scheduler.config.num_pages for cache in lane.caches)
+        assert all(cache.pool.available == cache.pool.num_pages for cache in lane.caches)

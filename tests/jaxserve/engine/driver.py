@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jaxserve.config import EngineConfig
+from jaxserve.config import EngineConfig, Pool
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import FinishReason, StepOutput, StepPlan, TokenEvent
 from jaxserve.engine.scheduler import Proposer, Scheduler
@@ -23,14 +23,14 @@ from tests.jaxserve.engine.checks import (
 PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
 
 
-def config_of(**changes: int | bool) -> EngineConfig:
-    """A small engine's configuration."""
+def config_of(*, num_pages: int = 32, windows: tuple[int | None, ...] = (None,), **changes: int | bool) -> EngineConfig:
+    """A small engine's configuration; every page group has so many pages."""
     base = EngineConfig(
         lanes=1,
         max_batch=4,
         step_tokens=16,
         page_size=4,
-        num_pages=32,
+        pools=tuple(Pool(num_pages, window) for window in windows),
         max_context=64,
         prefix_cache=True,
         deterministic=False,
@@ -56,15 +56,16 @@ def request(
 class ScriptedProposer:
     """Drafts for requests whose salt has a "w": up to `most` tokens, right ones but for every so many."""
 
-    def __init__(self, most: int = 4, wrong_every: int = 3):
-        self.most, self.wrong_every = most, wrong_every
+    def __init__(self, most: int = 4, wrong_every: int = 3, window: int | None = None):
+        self.most, self.wrong_every, self.window = most, wrong_every, window
 
     def waits(self, request: Request) -> bool:
         return "w" in request.salt
 
     def propose(self, seq: Sequence) -> list[int]:
         known = len(seq.tokens)
-        right = naive(seq.request, seq.index, seq.seed, seq.num_generated + self.most)[seq.num_generated :]
+        generated = seq.num_generated
+        right = naive(seq.request, seq.index, seq.seed, generated + self.most, self.window)[generated:]
         drafts = [
             token if (known + n + seq.id) % self.wrong_every else (token + 1) % VOCAB for n, token in enumerate(right)
         ]
@@ -74,12 +75,10 @@ class ScriptedProposer:
 class Driver:
     """An engine, its device, and what its clients saw. Stands between the two as the engine's runner."""
 
-    def __init__(
-        self, config: EngineConfig, *, page_groups: int = 1, proposer: Proposer | None = None, **runner_options: Any
-    ):
+    def __init__(self, config: EngineConfig, *, proposer: Proposer | None = None, **runner_options: Any):
         self.config = config
-        self.scheduler = Scheduler(config, page_groups=page_groups, fingerprint="fake", proposer=proposer)
-        self.runner = FakeRunner(config, page_groups=page_groups, **runner_options)
+        self.scheduler = Scheduler(config, fingerprint="fake", proposer=proposer)
+        self.runner = FakeRunner(config, **runner_options)
         self.engine = Engine(self.scheduler, self, clock=lambda: 1.0)
         self.results: dict[tuple[str, int], Result] = {}  # by request id and choice
         self.plans: list[StepPlan] = []
@@ -151,18 +150,18 @@ class Driver:
         result.prompt_logprobs += event.prompt_logprobs or ()
         result.finish, result.times = event.finish, event.times
         if event.finish and not self.runner.executables_differ:
-            check_result(result, self.scheduler.max_tokens(result.request))
+            check_result(result, self.scheduler.max_tokens(result.request), self.runner.window)
 
     # ---- the engine's runner
 
     def launch(self, plan: StepPlan) -> tuple[str, StepOutput]:
         """Check the plan before the device gets it."""
         self.plans.append(plan)
-        check_plan(plan, self.config, len(self.scheduler.lanes[0].caches))
+        check_plan(plan, self.config)
         check_order(plan, self.scheduler)
         for index, lane in enumerate(plan.lanes):
             if self.config.deterministic:
-                check_deterministic(plan.kind, lane, self.config.chunk_border)
+                check_deterministic(plan.kind, lane, self.config)
             for sequence, row, start, size in zip(lane.sequences, lane.rows, lane.starts, lane.sizes, strict=True):
                 seq = self.scheduler._sequences[sequence]
                 assert not (self.config.deterministic and seq.times.preemptions)

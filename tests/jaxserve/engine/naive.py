@@ -19,12 +19,11 @@ def forward(weights: dict, spec: ModelSpec, tokens: list[int]) -> np.ndarray:
     x = weights["embed"][tokens]
     angles = np.outer(np.arange(len(tokens)), spec.rope.inverse_frequencies(spec.head_dim))
     cos, sin = np.cos(angles)[:, None].astype(np.float32), np.sin(angles)[:, None].astype(np.float32)
-    for w in weights["layers"]:
+    for w, window in zip(weights["layers"], spec.windows or (None,) * spec.num_layers, strict=True):
         h = _norm(x, w["attn_norm"], spec.norm_eps)
         q, k, v = (np.einsum("td,dnh->tnh", h, w[name]) for name in "qkv")
-        if spec.qk_norm:
-            q, k = _norm(q, w["q_norm"], spec.norm_eps), _norm(k, w["k_norm"], spec.norm_eps)
-        x = x + np.einsum("tnh,nhd->td", _attention(_rotate(q, cos, sin), _rotate(k, cos, sin), v), w["o"])
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        x = x + np.einsum("tnh,nhd->td", _attention(q, k, v, window, spec.attn_softcap), w["o"])
         h = _norm(x, w["mlp_norm"], spec.norm_eps)
         gate = h @ w["gate"]
         x = x + (gate / (1 + np.exp(-gate)) * (h @ w["up"])) @ w["down"]
@@ -41,10 +40,15 @@ def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def _attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+def _attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None, softcap: float | None) -> np.ndarray:
     k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
     scores = np.einsum("tnh,snh->nts", q, k) / np.sqrt(np.float32(q.shape[-1]))
-    scores = np.where(np.tril(np.ones(scores.shape[1:], bool)), scores, -np.inf)
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
+    seen = np.tril(np.ones(scores.shape[1:], bool))
+    if window is not None:
+        seen &= ~np.tril(seen, -window)
+    scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return np.einsum("nts,snh->tnh", weights / weights.sum(-1, keepdims=True), v)
 

@@ -45,7 +45,7 @@ def test_writers_alias_the_state_too(runner) -> None:
 def test_pages_take_what_the_spec_says(runner) -> None:
     group = SPEC.page_groups()[0]
     config = runner.config
-    assert nbytes(runner.abstract.pages) == config.num_pages * group.page_bytes(config.page_size, 4)
+    assert nbytes(runner.abstract.pages) == config.pools[0].pages * group.page_bytes(config.page_size, 4)
 
 
 def test_a_compile_after_warm_up_is_counted(runner) -> None:

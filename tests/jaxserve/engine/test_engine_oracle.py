@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxserve.config import EngineOptions
+from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine import naive
@@ -14,6 +15,7 @@ from tests.jaxserve.engine.tiny import BASE, SPEC, Outcome, distribution, make_e
 
 BOUND = 1e-4
 EOS = (3,)
+WINDOWED = replace(SPEC, windows=(7, None), attn_softcap=3.0)  # two page groups
 
 
 def random_params(rng: np.random.Generator) -> SamplingParams:
@@ -60,20 +62,27 @@ def random_requests(seed: int, count: int) -> list[tuple[int, Request]]:
     return requests
 
 
-@pytest.fixture(scope="module")
-def weights() -> dict:
-    return naive.to_numpy(make_params(MeshSpec().build(jax.devices())))
+Answers = dict[tuple[str, int], naive.Answer]
 
 
-@pytest.fixture(scope="module")
-def answers(weights: dict) -> dict[tuple[str, int], naive.Answer]:
-    """The oracle's answers to the 64 requests that every engine below gets."""
-    found = {}
+def ask_the_oracle(spec: ModelSpec) -> Answers:
+    """Its answers to the 64 requests that every engine below gets."""
+    weights, found = naive.to_numpy(make_params(MeshSpec().build(jax.devices()), spec=spec)), {}
     for _, request in random_requests(0, 64):
         for i in range(request.params.n):
             p = request.params
-            found[request.id, i] = naive.generate(weights, SPEC, request, p.seed or 0, i, p.max_tokens or 0)
+            found[request.id, i] = naive.generate(weights, spec, request, p.seed or 0, i, p.max_tokens or 0)
     return found
+
+
+@pytest.fixture(scope="module")
+def answers() -> Answers:
+    return ask_the_oracle(SPEC)
+
+
+@pytest.fixture(scope="module")
+def windowed_answers() -> Answers:
+    return ask_the_oracle(WINDOWED)
 
 
 def check(outcome: Outcome, answer: naive.Answer, request: Request, index: int) -> None:
@@ -102,8 +111,10 @@ class Run:
     cached_tokens: int
 
 
-def run_and_check(options: EngineOptions, answers: dict, mesh: MeshSpec | None = None) -> Run:
-    engine, runner = make_engine(options, mesh)
+def run_and_check(
+    options: EngineOptions, answers: Answers, mesh: MeshSpec | None = None, spec: ModelSpec = SPEC
+) -> Run:
+    engine, runner = make_engine(options, mesh, spec)
     runner.warm_up(runner.buckets.buckets)
     arrivals = random_requests(0, 64)
     outcomes = run(engine, arrivals)
@@ -118,35 +129,54 @@ def run_and_check(options: EngineOptions, answers: dict, mesh: MeshSpec | None =
     return Run(sum(t.preemptions for t in times), sum(t.cached for t in times))
 
 
-def test_chunked_cached_overlapped(answers: dict) -> None:
+def test_chunked_cached_overlapped(answers: Answers) -> None:
     """Prompts of up to 65 tokens under a budget of 32, shared prefixes, arrivals while others decode."""
     done = run_and_check(BASE, answers)
     assert done.cached_tokens > 100
     assert done.preemptions == 0
 
 
-def test_preempted(answers: dict) -> None:
+def test_preempted(answers: Answers) -> None:
     """A pool that one and a half sequences fill."""
     done = run_and_check(replace(BASE, cache_tokens=128), answers)
     assert done.preemptions > 5
 
 
-def test_without_prefix_cache(answers: dict) -> None:
+def test_without_prefix_cache(answers: Answers) -> None:
     done = run_and_check(replace(BASE, prefix_cache=False), answers)
     assert done.cached_tokens == 0
 
 
-def test_other_buckets(answers: dict) -> None:
+def test_other_buckets(answers: Answers) -> None:
     run_and_check(replace(BASE, max_batch=3, step_tokens=48, page_size=16), answers)
 
 
-def test_deterministic_mode_gives_the_same_answers(answers: dict) -> None:
+def test_deterministic_mode_gives_the_same_answers(answers: Answers) -> None:
     run_and_check(replace(BASE, deterministic=True), answers)
 
 
-def test_tensor_parallel(answers: dict) -> None:
+def test_tensor_parallel(answers: Answers) -> None:
     run_and_check(BASE, answers, MeshSpec(tensor=2))
 
 
-def test_data_parallel_lanes(answers: dict) -> None:
+def test_data_parallel_lanes(answers: Answers) -> None:
     run_and_check(BASE, answers, MeshSpec(data=2))
+
+
+def test_two_page_groups_with_prefix_hits(windowed_answers: Answers) -> None:
+    """A layer that sees 7 tokens, in pages of 4, and one that sees all."""
+    done = run_and_check(BASE, windowed_answers, spec=WINDOWED)
+    assert done.cached_tokens > 100 and done.preemptions == 0
+
+
+def test_two_page_groups_preempted(windowed_answers: Answers) -> None:
+    done = run_and_check(replace(BASE, cache_tokens=128), windowed_answers, spec=WINDOWED)
+    assert done.preemptions > 5
+
+
+def test_two_page_groups_deterministic(windowed_answers: Answers) -> None:
+    run_and_check(replace(BASE, deterministic=True), windowed_answers, spec=WINDOWED)
+
+
+def test_two_page_groups_over_two_lanes_and_two_shards(windowed_answers: Answers) -> None:
+    run_and_check(BASE, windowed_answers, MeshSpec(data=2, tensor=2), spec=WINDOWED)

@@ -88,4 +88,4 @@ def test_a_hundred_thousand_steps_leak_nothing() -> None:
         traffic.step()
     assert not traffic.live and traffic.ended > STEPS // 10
     check_rest(scheduler)
-    assert len(scheduler.lanes[0].caches[0]) <= config.num_pages
+    assert len(scheduler.lanes[0].caches[0]) <= config.pools[0].pages

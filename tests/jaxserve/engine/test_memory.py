@@ -3,22 +3,34 @@
 import jax
 import pytest
 
-from jaxserve.config import EngineOptions
+from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine import build
-from jaxserve.engine.memory import affordable_tokens, bytes_per_device, device_limit, token_bytes
+from jaxserve.engine.memory import affordable_pages, bytes_per_device, cache_bytes, device_limit
 from jaxserve.engine.state import abstract_state
 from jaxserve.errors import ConfigError
 from pallas_kernels.paged_attention import reference
 from sharding.mesh import MeshSpec
-from tests.jaxserve.engine.tiny import SPEC, make_params
+from tests.jaxserve.engine.tiny import BASE, SPEC, make_params
 
 MESH = MeshSpec()
 
 
-def test_bytes_of_a_token() -> None:
+def test_bytes_of_the_cache() -> None:
     """Two layers, K and V, 2 heads of 8, float32; half of it on each of two tensor-parallel devices."""
-    assert token_bytes(SPEC, itemsize=4, tensor=1) == 2 * 2 * 2 * 8 * 4
-    assert token_bytes(SPEC, itemsize=4, tensor=2) == 2 * 2 * 8 * 4
+    config = resolve(BASE, max_positions=96, lanes=1, affordable_tokens=0)
+    assert cache_bytes(SPEC, config, itemsize=4, tensor=1) == 1024 * 2 * 2 * 2 * 8 * 4
+    assert cache_bytes(SPEC, config, itemsize=4, tensor=2) == 1024 * 2 * 2 * 8 * 4
+
+
+def test_a_window_takes_what_its_rows_can_hold() -> None:
+    """2 x 4 rows of 3 pages and one, and in two steps 8 whole pages and one begun by each row."""
+    config = resolve(BASE, max_positions=10**6, lanes=1, affordable_tokens=0, windows=(None, 10))
+    assert [(pool.pages, pool.window) for pool in config.pools] == [(256, None), (2 * 4 * (3 + 1) + 2 * (8 + 4), 10)]
+    assert config.pages_held(config.pools[0], 1000) == 250
+    assert config.pages_held(config.pools[1], 1000) == 20 == -(-(10 + 2 * 32) // 4) + 1
+    assert config.capacity == 1024
+    only = resolve(BASE, max_positions=10**6, lanes=1, affordable_tokens=0, windows=(10,))
+    assert only.capacity == 10**6, "a model that sees a window only can go on for ever"
 
 
 def test_bytes_per_device_counts_shards() -> None:
@@ -27,10 +39,13 @@ def test_bytes_per_device_counts_shards() -> None:
     assert bytes_per_device({"q": whole}) == whole.nbytes == 2 * bytes_per_device({"q": halved})
 
 
-def test_affordable_tokens() -> None:
-    assert affordable_tokens(limit=1000, weights=500, rows=100, temporaries=50, per_token=10) == 35
+def test_affordable_pages() -> None:
+    fixed = dict(weights=500, rows=100, temporaries=50)
+    assert affordable_pages(limit=1000, **fixed, cache=lambda pages: 10 * pages, wanted=99) == 35
+    assert affordable_pages(limit=1000, **fixed, cache=lambda pages: 10 * pages, wanted=9) == 9
+    assert affordable_pages(limit=1000, **fixed, cache=lambda pages: 10 * min(pages, 20) + pages, wanted=999) == 150
     with pytest.raises(ConfigError, match="no memory is left for the KV cache"):
-        affordable_tokens(limit=1000, weights=900, rows=100, temporaries=50, per_token=10)
+        affordable_pages(limit=655, **fixed, cache=lambda pages: 10 * pages, wanted=99)
 
 
 def test_the_host_lends_half_of_its_memory() -> None:

@@ -1,11 +1,13 @@
 """PrefixCache and the digests that pages are found by."""
 
 from hashlib import sha256
+from itertools import takewhile
 from struct import pack
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxserve.engine.pages import NO_PAGE
 from jaxserve.engine.prefix_cache import Chain, PrefixCache, child_digest, root_digest
 
 ROOT = root_digest("model", 0, "")
@@ -27,7 +29,9 @@ def published(cache: PrefixCache, tokens: list[int], root: bytes = ROOT) -> list
 
 
 def found(cache: PrefixCache, tokens: list[int], root: bytes = ROOT) -> list[int]:
-    return cache.lookup(chain_of(tokens, cache.page_size, root).digests, tokens)
+    """Pages up to the first that is missing."""
+    pages = cache.lookup(chain_of(tokens, cache.page_size, root).digests, tokens)
+    return list(takewhile(lambda page: page != NO_PAGE, pages))
 
 
 # ---- digests
@@ -129,3 +133,13 @@ def test_dropping_idle_pages_empties_the_cache_of_them() -> None:
     cache.pool.release(idle)
     cache.pool.drop_idle()
     assert found(cache, [1, 2]) == [] and found(cache, [3, 4]) == held and len(cache) == 1
+
+
+def test_a_page_is_found_behind_one_that_is_gone() -> None:
+    """What a window needs: the pages it sees, whatever became of those before."""
+    cache = PrefixCache(3, 2)
+    tokens = [1, 2, 3, 4, 5, 6]
+    first, second, third = published(cache, tokens)
+    cache.pool.release([second])
+    assert cache.pool.allocate(1) == [second]
+    assert cache.lookup(chain_of(tokens, 2, ROOT).digests, tokens) == [first, NO_PAGE, third]

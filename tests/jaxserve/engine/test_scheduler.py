@@ -7,6 +7,7 @@ import json
 import pytest
 
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.pages import NO_PAGE
 from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, StepPlan
 from jaxserve.errors import CapacityError, ContextLengthError, NonFiniteLogitsError, RequestError, RequestIdInUseError
 from jaxserve.request import Request, SamplingParams
@@ -260,6 +261,43 @@ def test_scores_of_a_prompt_that_starts_over_are_reported_once() -> None:
     assert 0 < len(driver.results["scored", 0].prompt_logprobs) < 11
     driver.run()
     assert [entry.token for entry in driver.results["scored", 0].prompt_logprobs] == list(range(1, 12))
+
+
+# ---- windows
+
+
+def test_a_window_holds_what_it_sees_and_no_more() -> None:
+    """Pages of 2, a window of 5: the token at position p sees p - 4 to p, which lie in three pages."""
+    driver = Driver(config_of(page_size=2, num_pages=32, windows=(5,), prefix_cache=False))
+    driver.submit(request(max_tokens=30))
+    held = []
+    while driver.engine.has_work:
+        driver.step()
+        held += [len([p for p in seq.pages[0] if p != NO_PAGE]) for seq in driver.scheduler.lanes[0].running]
+    assert set(held[2:]) == {3}
+
+
+def test_a_prompt_longer_than_a_window_s_pool_runs() -> None:
+    config = config_of(page_size=2, num_pages=10, windows=(5,), step_tokens=6, max_batch=1)
+    assert config.pages_held(config.pools[0], 1000) == 10 and config.capacity == 64
+    driver = Driver(config)
+    driver.submit(request(prompt=tuple(range(50)), max_tokens=8))
+    driver.run()
+    assert not driver.results["a", 0].times.preemptions
+
+
+@pytest.mark.parametrize(("lost", "hit"), [(0, 8), (1, 8), (2, 4), (3, 6)])
+def test_a_hit_needs_the_whole_prefix_of_one_group_and_what_a_window_sees_of_the_other(lost: int, hit: int) -> None:
+    """After 8 tokens in pages of 2 a window of 4 sees 5 to 8, in pages 2, 3 and the next."""
+    driver = Driver(config_of(page_size=2, windows=(None, 4)))
+    driver.submit(request("a", prompt=PROMPT, max_tokens=1))
+    driver.run()
+    full, window = driver.scheduler.lanes[0].caches
+    assert len(full) == len(window) == 5
+    del window._entries[window._digest_of.pop(lost)]  # its pages were taken in order
+    driver.submit(request("b", prompt=PROMPT, max_tokens=1))
+    driver.run()
+    assert driver.results["b", 0].cuts[0][1] == hit
 
 
 # ---- ends

@@ -19,9 +19,10 @@ class SteadyLoad:
     def __init__(self, seed: int, deterministic: bool):
         self.draw = random.Random(seed)
         draw, page_size = self.draw, self.draw.randint(1, 4)
+        max_batch = draw.randint(1, 8)
         options = EngineOptions(
-            max_batch=draw.randint(1, 8),
-            step_tokens=draw.randint(4, 16),
+            max_batch=max_batch,
+            step_tokens=draw.randint(max(4, max_batch), 16),
             page_size=page_size,
             cache_tokens=draw.randint(8, 40),
             max_context=24,

@@ -15,6 +15,7 @@ from tests.jaxserve.engine.driver import Driver, ScriptedProposer
 
 ODD_ENDS = tuple(range(3, VOCAB, 9))  # one token in nine ends a choice
 FEW_TOKENS = (1, 10, 11, 12, 13, 50, 60, 66)
+WINDOWS = ((None,), (None,), (None, None), (6,), (None, 5), (3, None), (9, 1))  # of the page groups
 BASES = ((5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20), (5, 6, 7, 8, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4))
 
 
@@ -23,7 +24,6 @@ class House:
     """An engine to be built."""
 
     config: EngineConfig
-    page_groups: int
     drafts: int  # most drafted tokens; 0: no proposer
     spoilt_step: int  # every so many steps some rows are not finite; 0: never
 
@@ -31,30 +31,31 @@ class House:
         def spoils(number: int, lane: int, row: int) -> bool:
             return self.spoilt_step > 0 and (number * 7 + lane * 3 + row) % self.spoilt_step == 0
 
-        proposer = ScriptedProposer(self.drafts) if self.drafts else None
-        return Driver(self.config, page_groups=self.page_groups, proposer=proposer, spoils=spoils)
+        window = self.config.pools[0].window
+        proposer = ScriptedProposer(self.drafts, window=window) if self.drafts else None
+        return Driver(self.config, proposer=proposer, spoils=spoils)
 
 
 @st.composite
 def configs(draw: st.DrawFn, deterministic: bool) -> EngineConfig:
-    page_size = draw(st.integers(1, 8))
+    page_size, max_batch = draw(st.integers(1, 8)), draw(st.integers(1, 4))
     options = EngineOptions(
-        max_batch=draw(st.integers(1, 4)),
-        step_tokens=draw(st.integers(page_size if deterministic else 1, 16)),
+        max_batch=max_batch,
+        step_tokens=draw(st.integers(max(page_size, max_batch) if deterministic else max_batch, 16)),
         page_size=page_size,
         cache_tokens=draw(st.integers(page_size, 40)),
         max_context=draw(st.integers(2, 40)),
         prefix_cache=draw(st.booleans()),
         deterministic=deterministic,
     )
-    return resolve(options, max_positions=40, lanes=draw(st.integers(1, 3)), affordable_tokens=1000)
+    lanes, windows = draw(st.integers(1, 3)), draw(st.sampled_from(WINDOWS))
+    return resolve(options, max_positions=40, lanes=lanes, affordable_tokens=1000, windows=windows)
 
 
 @st.composite
 def houses(draw: st.DrawFn) -> House:
     return House(
         draw(configs(deterministic=False)),
-        page_groups=draw(st.integers(1, 2)),
         drafts=draw(st.sampled_from([0, 0, 1, 4])),
         spoilt_step=draw(st.sampled_from([0, 0, 23])),
     )
@@ -132,10 +133,10 @@ def test_any_traffic(house: House, actions: list[tuple[str, Any]]) -> None:
 
 
 @settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(configs(deterministic=True), st.integers(1, 2), st.lists(ACTIONS, min_size=3, max_size=16))
-def test_any_traffic_deterministic(config: EngineConfig, page_groups: int, actions: list[tuple[str, Any]]) -> None:
+@given(configs(deterministic=True), st.lists(ACTIONS, min_size=3, max_size=16))
+def test_any_traffic_deterministic(config: EngineConfig, actions: list[tuple[str, Any]]) -> None:
     """The driver checks that no step is mixed, chunks keep to borders, nothing is preempted and pages are reserved."""
-    play(Driver(config, page_groups=page_groups), actions)
+    play(Driver(config), actions)
 
 
 @settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

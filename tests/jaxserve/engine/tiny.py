@@ -34,21 +34,25 @@ SPEC = ModelSpec(
 BASE = EngineOptions(max_batch=4, page_size=4, step_tokens=32, cache_tokens=1024)
 
 
-def make_params(mesh: jax.sharding.Mesh, dtype: jnp.dtype = jnp.float32) -> dict:
+def make_params(mesh: jax.sharding.Mesh, dtype: jnp.dtype = jnp.float32, spec: ModelSpec = SPEC) -> dict:
     """Weights spread so widely that the model has opinions: top-two gaps of about one."""
-    louder = map_specs(lambda spec: replace(spec, std=0.25), param_specs(SPEC, jnp.dtype(dtype)))
+    louder = map_specs(lambda param: replace(param, std=0.25), param_specs(spec, jnp.dtype(dtype)))
     return random_params(louder, mesh, seed=1)
 
 
-def make_engine(options: EngineOptions, mesh_spec: MeshSpec | None = None) -> tuple[Engine, DeviceRunner]:
+def make_engine(
+    options: EngineOptions, mesh_spec: MeshSpec | None = None, spec: ModelSpec = SPEC
+) -> tuple[Engine, DeviceRunner]:
     mesh = (mesh_spec or MeshSpec()).build(jax.devices())
-    config = resolve(options, max_positions=SPEC.max_positions, lanes=mesh.shape["data"], affordable_tokens=10**6)
-    return engine_of(config, mesh)
+    windows = [group.window for group in spec.page_groups()]
+    lanes, positions = mesh.shape["data"], spec.max_positions
+    config = resolve(options, max_positions=positions, lanes=lanes, affordable_tokens=10**6, windows=windows)
+    return engine_of(config, mesh, spec)
 
 
-def engine_of(config: EngineConfig, mesh: jax.sharding.Mesh) -> tuple[Engine, DeviceRunner]:
-    runner = DeviceRunner(SPEC, make_params(mesh), config, mesh)
-    return Engine(Scheduler(config, page_groups=len(SPEC.page_groups()), fingerprint="tiny"), runner), runner
+def engine_of(config: EngineConfig, mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC) -> tuple[Engine, DeviceRunner]:
+    runner = DeviceRunner(spec, make_params(mesh, spec=spec), config, mesh)
+    return Engine(Scheduler(config, fingerprint="tiny"), runner), runner
 
 
 class Outcome:

@@ -55,7 +55,18 @@ class Decoder:
             page=entry.reshape(1, -1),
             offset=(positions % self.page_size).reshape(1, -1),
         )
-        attend = Attend(ragged, self.mesh, reference, decode, self.spec.head_dim**-0.5)
-        attends = (attend,) * self.spec.num_layers
-        hidden, pages = forward(params, self.spec, pages, tokens.reshape(-1), positions.reshape(-1), attends)
+        attends: dict[int, Attend] = {}
+        for group in self.spec.page_groups():
+            attend = Attend(
+                ragged,
+                self.mesh,
+                reference,
+                decode=decode,
+                scale=self.spec.score_scale,
+                window=group.window,
+                softcap=self.spec.attn_softcap,
+            )
+            attends |= dict.fromkeys(group.layers, attend)
+        by_layer = tuple(attends[layer] for layer in range(self.spec.num_layers))
+        hidden, pages = forward(params, self.spec, pages, tokens.reshape(-1), positions.reshape(-1), by_layer)
         return logits(params, self.spec, hidden).reshape(rows, size, -1), pages
