@@ -41,6 +41,11 @@ class Rope:
         """How many dimensions of a head are rotated."""
         return int(head_dim * self.rotated)
 
+    def check(self, head_dim: int, max_positions: int) -> None:
+        """ModelError when heads of this size, or so many positions, cannot be rotated so."""
+        if self.dimensions(head_dim) % 2:
+            raise ModelError(f"rope: {self.rotated} of {head_dim} dimensions are not pairs")
+
     def base(self, head_dim: int) -> np.ndarray:
         """theta^(-2i/d) for i < d/2, float64; d = dimensions(head_dim)."""
         d = self.dimensions(head_dim)
@@ -136,6 +141,17 @@ class LongRope(Rope):
     factor: float = 1.0  # by which training extended the original context
     original_context: int = 4096
     attention_scale: float | None = None
+
+    def check(self, head_dim: int, max_positions: int) -> None:
+        super().check(head_dim, max_positions)
+        if max_positions > self.original_context:
+            raise ModelError(
+                f"rope: longrope is implemented within its original context of {self.original_context}, "
+                f"not for {max_positions} positions"
+            )
+        pairs = self.dimensions(head_dim) // 2
+        if len(self.short_factors) != pairs:
+            raise ModelError(f"rope: {len(self.short_factors)} factors for {pairs} pairs of rotated dimensions")
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
         return (self.base(head_dim) / np.asarray(self.short_factors)).astype(np.float32)

@@ -74,6 +74,8 @@ class ModelSpec:
             raise ModelError(f"{self.num_heads} query heads do not divide by {self.num_kv_heads} kv heads")
         if self.head_dim % 2:
             raise ModelError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
+        for rope in filter(None, (self.rope, self.window_rope)):
+            rope.check(self.head_dim, self.max_positions)
         if len(self.windows) not in (0, self.num_layers):
             raise ModelError(f"{len(self.windows)} windows for {self.num_layers} layers")
         for name in ("attn_scale", "attn_softcap", "final_softcap", "embed_scale"):

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from transformers import LlamaConfig, PretrainedConfig, Qwen3Config  # pyright: ignore[reportMissingImports]
+from transformers import (  # pyright: ignore[reportMissingImports]
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 
 @dataclass(frozen=True)
@@ -14,6 +24,7 @@ class Case:
 
     None: as transformers writes it. "type" or "rope_type": rope_theta and rope_scaling at the top, the kind of scaling
     under that key. "minimal": the few fields of the first Llama checkpoints, the rest left to the defaults.
+    "gemma3": a theta for each kind of layers at the top, and a pattern instead of layer_types.
     """
 
     name: str
@@ -85,8 +96,67 @@ def legacy_cases() -> Iterator[Case]:
     yield Case("qwen3_legacy_rope_type_yarn", qwen3(head_dim=16, rope_parameters=tuned_yarn_rope()), legacy="rope_type")
 
 
+WINDOW = 10  # shorter than the prompts, and no multiple of a page
+
+
+def gemma(kind: type[PretrainedConfig], **fields: Any) -> PretrainedConfig:
+    """Scores and logits large enough for the caps to show."""
+    odd = dict(head_dim=16, num_hidden_layers=4, query_pre_attn_scalar=4, sliding_window=WINDOW, pad_token_id=None)
+    odd["rms_norm_eps"] = 1e-4  # the embeddings are scaled up: a smaller one would not show
+    return kind(**{**tiny(), **odd, "hidden_activation": "gelu_pytorch_tanh", **fields})
+
+
+def phi3(**fields: Any) -> Phi3Config:
+    return Phi3Config(**{**tiny(), "rms_norm_eps": 1e-5, "pad_token_id": None, "rope_parameters": rope(), **fields})
+
+
+def long_rope() -> dict[str, Any]:
+    """12 of 16 dimensions rotated; the sequences end before the original context does."""
+    short, long = [1.0, 1.1, 1.3, 1.6, 2.0, 2.5], [1.0, 1.5, 2.5, 5.0, 9.0, 16.0]
+    figures = dict(partial_rotary_factor=0.75, original_max_position_embeddings=64)
+    return rope("longrope", short_factor=short, long_factor=long, **figures)
+
+
+def window_cases() -> Iterator[Case]:
+    """Mistral, and the window that Qwen keeps for the upper layers."""
+    upper = dict(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1, num_hidden_layers=3)
+    mistral = {**tiny(), "rms_norm_eps": 1e-5, "rope_parameters": rope()}
+    yield Case("mistral_window", MistralConfig(**mistral, sliding_window=WINDOW))
+    yield Case("mistral_no_window", MistralConfig(**{**mistral, "head_dim": 16}, sliding_window=None))
+    yield Case("mistral_legacy_rope_type", MistralConfig(**mistral, sliding_window=WINDOW), legacy="rope_type")
+    yield Case("qwen2_gqa", Qwen2Config(**tiny(), rope_parameters=rope(theta=1e6)))
+    yield Case("qwen2_tied", Qwen2Config(**tiny(), rope_parameters=rope(theta=1e6), tie_word_embeddings=True))
+    yield Case("qwen2_window", Qwen2Config(**{**tiny(), **upper}, rope_parameters=rope()))
+    yield Case("qwen3_window", qwen3(**upper))
+
+
+def gemma_cases() -> Iterator[Case]:
+    caps = dict(attn_logit_softcapping=4.0, final_logit_softcapping=6.0)
+    without = dict(attn_logit_softcapping=None, final_logit_softcapping=None)
+    ropes = dict(full_attention=rope("linear", 1e6, factor=8.0), sliding_attention=rope(theta=500.0))
+    thirds = dict(layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"])
+    yield Case("gemma2_caps", gemma(Gemma2Config, rope_parameters=rope(), **caps))
+    yield Case("gemma2_no_caps", gemma(Gemma2Config, rope_parameters=rope(theta=500.0), attention_bias=True, **without))
+    yield Case("gemma3_two_ropes", gemma(Gemma3TextConfig, rope_parameters=ropes, **thirds))
+    capped = dict(num_key_value_heads=1, final_logit_softcapping=6.0, sliding_window_pattern=2)
+    yield Case("gemma3_final_cap", gemma(Gemma3TextConfig, rope_parameters=ropes, **capped))
+    yield Case("gemma3_legacy", gemma(Gemma3TextConfig, rope_parameters=ropes, sliding_window_pattern=3), "gemma3")
+
+
+def fused_and_post_norm_cases() -> Iterator[Case]:
+    odd = dict(hidden_size=64, head_dim=16, max_position_embeddings=256, rope_parameters=long_rope())
+    yield Case("phi3_window", phi3(sliding_window=WINDOW))
+    yield Case("phi3_mha_tied", phi3(num_key_value_heads=4, tie_word_embeddings=True))
+    yield Case("phi3_longrope", phi3(**odd, original_max_position_embeddings=64))
+    yield Case("phi3_legacy_longrope", phi3(**odd, original_max_position_embeddings=64), legacy="type")
+    yield Case("olmo2_gqa", Olmo2Config(**tiny(), rope_parameters=rope(theta=5e5)))
+    yield Case("olmo2_mha_tied", Olmo2Config(**{**tiny(), "num_key_value_heads": 4}, tie_word_embeddings=True))
+
+
 def all_cases() -> Iterator[Case]:
-    return chain(llama_cases(), qwen3_cases(), legacy_cases())
+    """New ones at the end: a case's number is its seed."""
+    later = (window_cases(), gemma_cases(), fused_and_post_norm_cases())
+    return chain(llama_cases(), qwen3_cases(), legacy_cases(), *later)
 
 
 def published_ropes() -> dict[str, LlamaConfig]:

@@ -54,18 +54,25 @@ def load(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
+def norm_offset(config: PretrainedConfig) -> float:
+    """What a norm adds to its weight: Gemma multiplies by 1 + weight."""
+    return 1.0 if config.model_type.startswith("gemma") else 0.0
+
+
 @torch.no_grad()
 def randomize(model: PreTrainedModel, prompts: torch.Tensor, generator: torch.Generator) -> None:
     """Random weights, the final norm scaled so that logits have LOGIT_STD; tied weights are drawn once."""
+    offset = norm_offset(model.config)
     for name, weight in model.named_parameters():
         if name.endswith("norm.weight"):
-            weight.uniform_(0.5, 1.5, generator=generator)
+            weight.uniform_(0.5 - offset, 1.5 - offset, generator=generator)
         elif "embed_tokens" in name:
             weight.normal_(0.0, 0.02, generator=generator)  # small, as when published: the epsilon of the norms shows
         else:
             scale = 0.3 if name.endswith("bias") else 1.5 / math.sqrt(weight.shape[1])
             weight.normal_(0.0, scale, generator=generator)
-    model.model.norm.weight.mul_(LOGIT_STD / model(prompts).logits.std())
+    norm = model.model.norm.weight
+    norm.copy_((norm + offset) * LOGIT_STD / model(prompts).logits.std() - offset)
 
 
 @torch.no_grad()
@@ -99,11 +106,33 @@ def altered_configs(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedC
     altered = copy.deepcopy(config)
     altered.rms_norm_eps *= 10
     yield "rms_norm_eps", altered
-    for key, value in config.rope_parameters.items():
-        if key != "rope_type" and (key, config.rope_parameters["rope_type"]) != ("factor", "dynamic"):
+    for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
+        if getattr(config, name, None) is not None:
             altered = copy.deepcopy(config)
-            altered.rope_parameters[key] = 2 * value
-            yield key, altered
+            setattr(altered, name, 2 * getattr(config, name))
+            yield name, altered
+    if getattr(config, "sliding_window", None) is not None:
+        altered = copy.deepcopy(config)
+        altered.sliding_window += 1
+        yield "sliding_window", altered
+    yield from altered_ropes(config)
+
+
+def altered_ropes(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
+    """Every figure of every rope, but for those that mean nothing at these lengths or fix the weights' shapes."""
+    without_effect = {("factor", "dynamic"), ("long_factor", "longrope"), ("partial_rotary_factor", "longrope")}
+    ropes = config.rope_parameters
+    for layers in [""] if "rope_type" in ropes else ropes:
+        for key, value in (ropes[layers] if layers else ropes).items():
+            kind = (ropes[layers] if layers else ropes)["rope_type"]
+            if key == "rope_type" or (key, kind) in without_effect or (kind, value) == ("default", 1.0):
+                continue
+            altered = copy.deepcopy(config)
+            figures = altered.rope_parameters[layers] if layers else altered.rope_parameters
+            figures[key] = [2 * x for x in value] if isinstance(value, list) else 2 * value
+            if hasattr(altered, key):  # Phi-3 has it beside its rope as well, and believes that
+                setattr(altered, key, figures[key])
+            yield f"{layers} {key}", altered
 
 
 def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedModel]]:
@@ -115,7 +144,8 @@ def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedMode
     for name, _ in model.named_parameters():
         if name.endswith(("norm.weight", "bias")):
             altered = copy.deepcopy(model)
-            torch.nn.init.constant_(altered.get_parameter(name), 1.0 if name.endswith("norm.weight") else 0.0)
+            neutral = 1.0 - norm_offset(model.config) if name.endswith("norm.weight") else 0.0
+            torch.nn.init.constant_(altered.get_parameter(name), neutral)
             yield name, altered
 
 
@@ -150,6 +180,15 @@ def legacy_config(written: dict[str, Any], form: str) -> dict[str, Any]:
         late = {"head_dim", "num_key_value_heads", "attention_bias", "attention_dropout", "mlp_bias", "pretraining_tp"}
         return {key: value for key, value in sorted(fields.items()) if key not in late}
     figures = dict(written["rope_parameters"])
+    if form == "gemma3":
+        local, whole = figures["sliding_attention"], dict(figures["full_attention"])
+        pattern = written["layer_types"].index("full_attention") + 1
+        fields |= dict(rope_local_base_freq=local["rope_theta"], sliding_window_pattern=pattern)
+        fields |= dict(rope_theta=whole.pop("rope_theta"), rope_scaling=whole)
+        return {key: value for key, value in sorted(fields.items()) if not key.startswith("_")}
+    for name in ("partial_rotary_factor", "original_max_position_embeddings"):
+        if written["model_type"] == "phi3" and name in figures:
+            fields[name] = figures.pop(name)
     fields["rope_theta"] = figures.pop("rope_theta")
     fields["rope_scaling"] = {form: figures.pop("rope_type"), **figures}
     return dict(sorted(fields.items()))
@@ -209,12 +248,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the golden answers of Hugging Face transformers.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where (default: beside this file)")
     parser.add_argument("--babyllama", type=Path, metavar="DIR", help="a checkpoint in Hugging Face layout")
+    parser.add_argument("--only", default="", metavar="NAME", help="only the cases whose names begin with this")
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     for index, case in enumerate(all_cases()):
-        make_case(case, args.out / case.name, first_seed=1000 * index)
+        if case.name.startswith(args.only):
+            make_case(case, args.out / case.name, first_seed=1000 * index)
+    if args.only:
+        return
     write_json(args.out / "rope.json", {name: rope_answer(config) for name, config in published_ropes().items()})
     if args.babyllama:
         write_json(args.out / "babyllama_greedy.json", babyllama_answer(args.babyllama, steps=200))

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.family import ConfigReader, Family, Tensor
+from jaxserve.models.families.family import Family
+from jaxserve.models.families.names import tensors
+from jaxserve.models.families.reading import ConfigReader
 from jaxserve.models.spec import ModelSpec
 
 
@@ -33,40 +35,5 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read.finish()
     return spec
 
-
-def tensors(spec: ModelSpec) -> list[Tensor]:
-    rows = [Tensor("model.embed_tokens.weight", ("embed",), "VD"), Tensor("model.norm.weight", ("norm",), "D")]
-    if not spec.tied_head:
-        rows.append(Tensor("lm_head.weight", ("head",), "VD"))
-    return rows + [row for layer in range(spec.num_layers) for row in layer_tensors(spec, layer)]
-
-
-def layer_tensors(spec: ModelSpec, layer: int) -> list[Tensor]:
-    table = {
-        "input_layernorm.weight": ("attn_norm", "D"),
-        "self_attn.q_proj.weight": ("q", "(NH)D"),
-        "self_attn.k_proj.weight": ("k", "(KH)D"),
-        "self_attn.v_proj.weight": ("v", "(KH)D"),
-        "self_attn.o_proj.weight": ("o", "D(NH)"),
-        "post_attention_layernorm.weight": ("mlp_norm", "D"),
-        "mlp.gate_proj.weight": ("gate", "FD"),
-        "mlp.up_proj.weight": ("up", "FD"),
-        "mlp.down_proj.weight": ("down", "DF"),
-    }
-    if spec.qkv_bias:
-        table |= {f"self_attn.{name}_proj.bias": (f"{name}_bias", axes) for name, axes in _QKV_BIASES.items()}
-    if spec.out_bias:
-        table |= {"self_attn.o_proj.bias": ("o_bias", "D")}
-    if spec.mlp_bias:
-        table |= {f"mlp.{name}_proj.bias": (f"{name}_bias", axes) for name, axes in _MLP_BIASES.items()}
-    if spec.qk_norm == "head":
-        table |= {"self_attn.q_norm.weight": ("q_norm", "H"), "self_attn.k_norm.weight": ("k_norm", "H")}
-    return [
-        Tensor(f"model.layers.{layer}.{name}", ("layers", layer, param), axes) for name, (param, axes) in table.items()
-    ]
-
-
-_QKV_BIASES = {"q": "(NH)", "k": "(KH)", "v": "(KH)"}
-_MLP_BIASES = {"gate": "F", "up": "F", "down": "D"}
 
 FAMILY = Family(spec_from_hf, tensors, ignored_tensors=("rotary_emb.inv_freq",))

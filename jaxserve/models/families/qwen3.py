@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.family import ConfigReader, Family
-from jaxserve.models.families.llama import tensors
+from jaxserve.models.families.family import Family
+from jaxserve.models.families.names import tensors
+from jaxserve.models.families.qwen2 import upper_windows
+from jaxserve.models.families.reading import ConfigReader
 from jaxserve.models.spec import ModelSpec
 
 
@@ -12,9 +14,6 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     layers, bias = read.integer("num_hidden_layers"), read.take("attention_bias", False, kind=bool)
     read.expect("hidden_act", "silu")
-    read.expect("use_sliding_window", False)
-    read.expect("layer_types", None, ["full_attention"] * layers)
-    read.ignore("sliding_window", "max_window_layers")  # without use_sliding_window they mean nothing
     spec = ModelSpec(
         family="qwen3",
         vocab_size=read.integer("vocab_size"),
@@ -27,6 +26,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         norm_eps=float(read.take("rms_norm_eps", 1e-6)),
         max_positions=read.integer("max_position_embeddings"),
         rope=read.rope(default_theta=10000.0),
+        windows=upper_windows(read, layers),
         tied_head=read.take("tie_word_embeddings", False, kind=bool),
         qk_norm="head",
         qkv_bias=bias,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxserve.models.families.family import ConfigReader
+from jaxserve.models.families.reading import ConfigReader
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -15,7 +15,7 @@ CASES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.npz"))
 
 
 def test_the_cases_are_there() -> None:
-    assert len(CASES) == 22
+    assert len(CASES) == 40
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from checkpoints.errors import CheckpointError
 from checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
-from jaxserve.load import load_params, read_spec
+from jaxserve.load import load_params
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -53,7 +53,10 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": "64"}, "hidden_size is '64'"),
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be an integer of at least 1"),
     ({"num_attention_heads": 3}, "3 query heads do not divide by 2 kv heads"),
-    ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope type 'longrope' is not implemented"),
+    (
+        {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}},
+        "rope type 'proportional' is not implemented",
+    ),
     ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8}}, "rope type 'llama3' lacks"),
     ({"rope_parameters": {"rope_theta": 1e4, "wobble": 2}}, "not understood: wobble"),
     ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, "wrong type"),
@@ -85,10 +88,12 @@ def test_config_that_is_refused(folder: Path, fields: dict[str, Any], message: s
     assert "\n" not in str(caught.value)
 
 
-def test_qwen3_sliding_window_is_refused() -> None:
-    config = json.loads((GOLDEN / "qwen3_gqa" / "config.json").read_text()) | {"use_sliding_window": True}
-    with pytest.raises(ModelError, match="use_sliding_window = True is not implemented"):
-        read_spec(config)
+def test_parts_of_a_fused_tensor_must_fit(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / "phi3_window" / name, tmp_path / name)
+    change_config(tmp_path, num_key_value_heads=4)
+    with pytest.raises(ModelError, match=r"qkv_proj\.weight has shape \[64, 32\]; config\.json makes it \[96, 32\]"):
+        load_params(HFCheckpoint.open(tmp_path), one_device_mesh())
 
 
 def test_missing_tensor(folder: Path) -> None:

@@ -1,0 +1,227 @@
+"""config.json of published checkpoints: understood to the last field, and the published number of parameters."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from jaxserve.errors import ModelError
+from jaxserve.load import read_spec
+from jaxserve.models.decoder import param_specs
+from jaxserve.models.rope import LongRope
+from jaxserve.models.spec import ModelSpec
+from sharding.params import map_specs
+
+COMMON = {"initializer_range": 0.02, "use_cache": True, "attention_dropout": 0.0, "transformers_version": "4.44.0"}
+
+
+def sizes(d: int, mlp: int, layers: int, heads: int, kv: int, vocab: int, positions: int) -> dict[str, Any]:
+    return {
+        "hidden_size": d,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "vocab_size": vocab,
+        "max_position_embeddings": positions,
+    }
+
+
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    **sizes(4096, 14336, 32, 32, 8, 128256, 8192),
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": None,
+    "attention_bias": False,
+    "pretraining_tp": 1,
+    "tie_word_embeddings": False,
+}
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    **sizes(4096, 12288, 36, 32, 8, 151936, 40960),
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_window_layers": 36,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "attention_bias": False,
+}
+MISTRAL_7B_V01 = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    **sizes(4096, 14336, 32, 32, 8, 32000, 32768),
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+}
+MISTRAL_7B_V03 = {**MISTRAL_7B_V01, "vocab_size": 32768, "rope_theta": 1000000.0, "sliding_window": None}
+QWEN25_7B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    **sizes(3584, 18944, 28, 28, 4, 152064, 131072),
+    "hidden_act": "silu",
+    "max_window_layers": 28,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "use_mrope": False,
+    "use_sliding_window": False,
+}
+GEMMA_2_2B = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    **sizes(2304, 9216, 26, 8, 4, 256000, 8192),
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+}
+GEMMA_3_1B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    **sizes(1152, 6912, 26, 4, 1, 262144, 32768),
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+}
+PHI_3_MINI_4K = {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+    **sizes(3072, 8192, 32, 32, 32, 32064, 4096),
+    "attention_bias": False,
+    "embd_pdrop": 0.0,
+    "hidden_act": "silu",
+    "original_max_position_embeddings": 4096,
+    "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "sliding_window": 2047,
+    "tie_word_embeddings": False,
+}
+LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + i for i in range(48)]}
+PHI_4_MINI = {
+    **PHI_3_MINI_4K,
+    **sizes(3072, 8192, 32, 24, 8, 200064, 131072),
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "mlp_bias": False,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": LONG_ROPE,
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+}
+OLMO_2_7B = {
+    "architectures": ["Olmo2ForCausalLM"],
+    "model_type": "olmo2",
+    **sizes(4096, 11008, 32, 32, 32, 100352, 4096),
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 500000,
+    "tie_word_embeddings": False,
+}
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Llama 3 8B": (LLAMA_3_8B, 8_030_261_248),
+    "Qwen3 8B": (QWEN3_8B, 8_190_735_360),
+    "Mistral 7B v0.1": (MISTRAL_7B_V01, 7_241_732_096),
+    "Mistral 7B v0.3": (MISTRAL_7B_V03, 7_248_023_552),
+    "Qwen2.5 7B": (QWEN25_7B, 7_615_616_512),
+    "Gemma 2 2B": (GEMMA_2_2B, 2_614_341_888),
+    "Gemma 3 1B": (GEMMA_3_1B, 999_885_952),
+    "Phi-3 mini 4k": (PHI_3_MINI_4K, 3_821_079_552),
+    "Phi-4 mini": (PHI_4_MINI, 3_836_021_760),
+    "OLMo 2 7B": (OLMO_2_7B, 7_298_617_344),
+}
+
+
+def spec_of(config: dict[str, Any]) -> ModelSpec:
+    return read_spec(COMMON | config)[1]
+
+
+@pytest.mark.parametrize(("config", "parameters"), PUBLISHED.values(), ids=PUBLISHED)
+def test_every_field_is_understood_and_the_parameters_are_as_published(config: dict[str, Any], parameters: int) -> None:
+    counted = 0
+
+    def count(param) -> None:
+        nonlocal counted
+        counted += math.prod(param.shape)
+
+    map_specs(count, param_specs(spec_of(config), jnp.dtype(jnp.bfloat16)))
+    assert counted == parameters
+
+
+def test_page_groups() -> None:
+    def groups(config: dict[str, Any]) -> list[tuple[int | None, int]]:
+        return [(group.window, len(group.layers)) for group in spec_of(config).page_groups()]
+
+    assert groups(MISTRAL_7B_V01) == [(4096, 32)] and groups(MISTRAL_7B_V03) == [(None, 32)]
+    assert groups(GEMMA_2_2B) == [(4096, 13), (None, 13)]
+    assert groups(GEMMA_3_1B) == [(512, 22), (None, 4)]
+    assert groups(PHI_3_MINI_4K) == [(2047, 32)] and groups(PHI_4_MINI) == [(None, 32)], "a window over all is none"
+    assert groups(QWEN25_7B) == [(None, 28)], "a window that is not in use"
+
+
+def test_long_rope_ends_at_the_original_context() -> None:
+    spec = spec_of(PHI_4_MINI)
+    assert spec.max_positions == 4096 and isinstance(spec.rope, LongRope)
+    assert spec.rope.factor == 32 and spec.rope.dimensions(spec.head_dim) == 96
+
+
+REFUSED = [
+    (QWEN25_7B, {"use_mrope": True}, "use_mrope = True is not implemented"),
+    (QWEN25_7B, {"layer_types": ["linear_attention"] * 28}, "layer_types has linear_attention; implemented are"),
+    (QWEN25_7B, {"layer_types": ["full_attention"] * 27}, "27 windows for 28 layers"),
+    (LLAMA_3_8B, {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not implemented"),
+    (GEMMA_2_2B, {"hidden_activation": "relu"}, "hidden_activation = 'relu' is not implemented"),
+    (GEMMA_2_2B, {"final_logit_softcapping": -1.0}, "final_softcap is -1.0; it must be a positive number"),
+    (GEMMA_3_1B, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not implemented"),
+    (GEMMA_3_1B, {"sliding_window": 0}, "sliding_window is 0; it must be an integer of at least 1"),
+    (PHI_4_MINI, {"partial_rotary_factor": 1.5}, "it must be at most 1"),
+    (PHI_4_MINI, {"partial_rotary_factor": 0.5}, "48 factors for 32 pairs of rotated dimensions"),
+    (
+        PHI_4_MINI,
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": []}},
+        "1 short and 0 long",
+    ),
+    (OLMO_2_7B, {"attention_bias": True}, "attention_bias = True is not implemented"),
+]
+
+
+@pytest.mark.parametrize(("config", "fields", "message"), REFUSED, ids=[message for *_, message in REFUSED])
+def test_refused(config: dict[str, Any], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        spec_of(config | fields)
+    assert "\n" not in str(caught.value)
