@@ -11,11 +11,10 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine import naive
-from tests.jaxserve.engine.tiny import BASE, SPEC, Outcome, distribution, make_engine, make_params, run
+from tests.jaxserve.engine.tiny import BASE, SPEC, WINDOWED, Outcome, distribution, make_engine, make_params, run
 
 BOUND = 1e-4
 EOS = (3,)
-WINDOWED = replace(SPEC, windows=(7, None), attn_softcap=3.0)  # two page groups
 
 
 def random_params(rng: np.random.Generator) -> SamplingParams:

@@ -9,28 +9,28 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.plan import Admission, LaneOutput, LanePlan, StepPlan
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.request import Request, SamplingParams
-from tests.jaxserve.engine.tiny import BASE, SPEC, distribution, make_engine, run
+from tests.jaxserve.engine.tiny import BASE, SPEC, WINDOWED, distribution, make_engine, run
 
 PROMPTS = [[5, 1, 7, 7, 2, 9, 0, 4, 11], [8, 8, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13], [19]]
 
 
-@pytest.fixture(scope="module")
-def runner():
+@pytest.fixture(scope="module", params=[SPEC, WINDOWED], ids=["one page group", "two page groups"])
+def runner(request: pytest.FixtureRequest):
     """Only the largest bucket of each kind, so that every arrangement below runs the same executable."""
-    engine, runner = make_engine(BASE)
+    engine, runner = make_engine(BASE, spec=request.param)
     runner.warm_up([Bucket("decode", 4, 4), Bucket("prefill", 4, 32)])
     yield runner
     engine.close()
 
 
-def admission(row: int, sequence: int) -> Admission:
+def admission(row: int, sequence: int, groups: int) -> Admission:
     """Pages 5s.. of a sequence are its own whatever its row; neighbours use every optional feature."""
     busy = sequence != 0
     return Admission(
         lane=0,
         row=row,
         length=0,
-        tables=(tuple(range(5 * sequence, 5 * sequence + 5)),),
+        tables=(tuple(range(5 * sequence, 5 * sequence + 5)),) * groups,
         prompt_tokens=len(PROMPTS[sequence]),
         choice=sequence,
         seed=sequence,
@@ -52,7 +52,8 @@ def admission(row: int, sequence: int) -> Admission:
 
 def arrange(runner: DeviceRunner, order: list[int], rows: list[int]) -> dict[int, list[tuple[int, bytes]]]:
     """Prefill and six decode steps of these sequences in this packing order and these rows: token and bits per step."""
-    admissions = tuple(admission(row, s) for row, s in zip(rows, order, strict=True))
+    groups = len(runner.config.pools)
+    admissions = tuple(admission(row, s, groups) for row, s in zip(rows, order, strict=True))
     sizes = [len(PROMPTS[s]) for s in order]
     tokens = [token for s in order for token in PROMPTS[s]]
     seen: dict[int, list[tuple[int, bytes]]] = {s: [] for s in order}

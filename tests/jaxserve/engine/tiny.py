@@ -31,6 +31,7 @@ SPEC = ModelSpec(
     max_positions=96,
     rope=Rope(10000.0),
 )
+WINDOWED = replace(SPEC, windows=(7, None), attn_softcap=3.0)  # two page groups
 BASE = EngineOptions(max_batch=4, page_size=4, step_tokens=32, cache_tokens=1024)
 
 

@@ -53,10 +53,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": "64"}, "hidden_size is '64'"),
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be an integer of at least 1"),
     ({"num_attention_heads": 3}, "3 query heads do not divide by 2 kv heads"),
-    (
-        {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}},
-        "rope type 'proportional' is not implemented",
-    ),
+    ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "rope type 'spiral' is not implemented"),
     ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8}}, "rope type 'llama3' lacks"),
     ({"rope_parameters": {"rope_theta": 1e4, "wobble": 2}}, "not understood: wobble"),
     ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, "wrong type"),
