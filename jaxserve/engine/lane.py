@@ -94,7 +94,8 @@ class Lane:
 
     def reserve(self, seq: Sequence, tokens: int) -> None:
         """The same at admission, where the pages are sure to be there, and without the groups that slide a window."""
-        self._extend(seq, tokens, [g for g, pool in enumerate(self._config.pools) if pool.window is None])
+        if self._extend(seq, tokens, [g for g, pool in enumerate(self._config.pools) if pool.window is None]) is None:
+            raise EngineError(f"sequence {seq.id} was admitted without the pages for {tokens} tokens")
 
     def _extend(self, seq: Sequence, tokens: int, groups: Iterable[int]) -> list[tuple[int, int, int, int]] | None:
         need = {group: max(self._config.page_span(tokens) - len(seq.pages[group]), 0) for group in groups}

@@ -51,6 +51,25 @@ def test_deterministic_engines_reserve_and_cut_at_borders() -> None:
     assert driver.results["b", 0].cuts == [("prefill", 8, 7)]  # 12 tokens in full pages, down to the border
 
 
+def test_deterministic_engines_admit_into_a_window_what_it_holds_at_its_most() -> None:
+    """Pages of 2, a window of 6: of 14 tokens three or four pages at a time are held, but seven may be."""
+    config = config_of(deterministic=True, page_size=2, step_tokens=8, windows=(6,), num_pages=10)
+    assert config.pages_held(config.pools[0], 14) == 7
+    driver = Driver(config)
+    for name in "abc":
+        driver.submit(request(name, prompt=(1, 2), max_tokens=12))
+    driver.run()
+    assert [len(plan.admissions) for plan in driver.plans if plan.admissions] == [1, 1, 1]
+
+
+def test_deterministic_engines_take_prompts_longer_than_a_window_s_pool() -> None:
+    config = config_of(deterministic=True, page_size=2, num_pages=10, windows=(5,), step_tokens=6, max_batch=1)
+    driver = Driver(config)
+    driver.submit(request(prompt=tuple(range(50)), max_tokens=8))
+    driver.run()
+    assert driver.results["a", 0].finish
+
+
 def test_deterministic_engines_publish_no_pages_of_decode_steps() -> None:
     """Whoever comes with prompt and output as its prompt computes the output's positions by prefill."""
     driver = Driver(config_of(deterministic=True, step_tokens=16))  # chunk_border 4
