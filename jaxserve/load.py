@@ -6,6 +6,7 @@ The only file that knows both checkpoints and models.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,24 @@ def _load_tensor(row: Tensor, param: ParamSpec, stored: np.ndarray, spec: ModelS
     def shard(index: Any) -> np.ndarray:
         part = view[index]
         check_finite(row.name, part)
-        return np.ascontiguousarray(part, dtype=param.dtype)
+        return _in_order(part, param.dtype)
 
     return jax.make_array_from_callback(param.shape, param.sharding(mesh), shard)
+
+
+def _in_order(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A contiguous copy. In tiles where the view turns a matrix over: numpy alone takes three times as long there."""
+    copy = np.empty(view.shape, dtype)
+    near = int(np.argmin(view.strides)) if view.ndim else 0  # the dimension that is contiguous in the file
+    if near >= view.ndim - 1:
+        copy[...] = view
+        return copy
+    tile = [1] * view.ndim
+    tile[near], tile[-1] = 128, 32
+    for corner in product(*(range(0, size, step) for size, step in zip(view.shape, tile, strict=True))):
+        at = tuple(slice(start, start + step) for start, step in zip(corner, tile, strict=True))
+        copy[at] = view[at]
+    return copy
 
 
 def _eos_ids(checkpoint: HFCheckpoint, tokenizer: Tokenizer, spec: ModelSpec) -> tuple[int, ...]:
