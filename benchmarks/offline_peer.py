@@ -1,0 +1,52 @@
+"""transformers as its users run it offline: static batches, left padding, until the longest of the batch is done.
+
+Started by benchmarks.offline in an environment of its own (torch and transformers; nothing of jaxserve). Reads one JSON
+job per line and answers each with one JSON line.
+"""
+
+import json
+import sys
+import time
+
+import torch  # pyright: ignore[reportMissingImports]
+from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
+
+
+@torch.inference_mode()
+def generate(model: torch.nn.Module, prompts: list[list[int]], new_tokens: int) -> int:
+    """Greedy, blind to end tokens; prompts are of one length. Returns the tokens generated for each."""
+    ids = torch.tensor(prompts)
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        min_new_tokens=new_tokens,
+        max_new_tokens=new_tokens,
+        pad_token_id=0,
+    )
+    return out.shape[1] - ids.shape[1]
+
+
+def run(model: torch.nn.Module, job: dict) -> float:
+    """Seconds for all requests, `streams` at a time in the order given."""
+    began = time.perf_counter()
+    for start in range(0, len(job["lengths"]), job["streams"]):
+        lengths = job["lengths"][start : start + job["streams"]]
+        made = generate(model, job["prompts"][start : start + job["streams"]], max(lengths))
+        assert made == max(lengths), f"{made} tokens instead of {max(lengths)}"
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    folder, dtype, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    torch.set_num_threads(threads)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="eager"
+    ).eval()
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps({"seconds": run(model, json.loads(line))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
