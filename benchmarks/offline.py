@@ -6,8 +6,8 @@ PYTHON is the interpreter of an environment with torch and transformers. The mod
 weights, written to a temporary folder; the requests are 64 prompts of 128 random tokens with output lengths of the
 Azure conversation trace of 2023 scaled to 8..128, and the same with 64 tokens each. Both sides decode greedily, blind
 to end tokens. jaxserve gets all requests at once and runs `streams` of them together; transformers runs static batches
-of `streams`. Both processes stay up; they take turns, A B A B, after a check that the machine is idle. Tokens per second
-count what was asked for, not what a static batch computes beyond it.
+of `streams`. Both processes stay up; they take turns, A B A B, after a check that the machine is idle. Tokens per
+second count what was asked for, not what a static batch computes beyond it.
 """
 
 import argparse
