@@ -3,7 +3,8 @@
 JaxserveError
 ├── RequestError            INVALID_ARGUMENT     400  the client can mend it; `field` is the path in the request
 │   ├── ContextLengthError                            prompt and max_tokens exceed the context
-│   └── CapacityError                                 can never fit the page pool
+│   ├── CapacityError                                 can never fit the page pool
+│   └── ChatError                                     the chat template refuses the messages, or cannot render them
 ├── RequestIdInUseError     ALREADY_EXISTS       409
 ├── ConfigError             FAILED_PRECONDITION  400  the operator can mend it: a flag, a mesh, a size
 │   └── ModelError                                    the checkpoint is not one this runtime understands
@@ -34,6 +35,13 @@ class ContextLengthError(RequestError):
 
 class CapacityError(RequestError):
     reason = "EXCEEDS_KV_CAPACITY"
+
+
+class ChatError(RequestError):
+    reason = "CHAT_TEMPLATE"
+
+    def __init__(self, problem: str, field: str = "messages"):
+        super().__init__(field, problem)
 
 
 class RequestIdInUseError(JaxserveError):

@@ -1,4 +1,4 @@
-"""python -m jaxserve.generate: text from a checkpoint, on whatever machine this is."""
+"""python -m jaxserve.generate: text or a conversation from a checkpoint, on whatever machine this is."""
 
 import argparse
 import errno
@@ -8,15 +8,18 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from checkpoints.errors import CheckpointError
+from jaxserve.chat.conversation import HINT, Conversation, lines_of, typed_turns
 from jaxserve.completion import Completion, Delta
 from jaxserve.config import PRESETS, EngineOptions
 from jaxserve.errors import ConfigError, JaxserveError, RequestError
@@ -27,6 +30,7 @@ from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec
 from sharding.rules import ShardingError
 
+BUNDLED = Path(__file__).parents[1] / "checkpoints" / "bundled" / "tiny-chat"
 BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError)
 
@@ -41,9 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_output(args.json)
     try:
         params = sampling_params(args)
-        prompts = read_prompts(args)
+        check_chat_flags(args, params)
+        prompts = [] if args.chat else read_prompts(args)
+        turns = read_turns(args) if args.chat else []
         use_compilation_cache(args.compilation_cache)
         with open_llm(args, console) as llm:
+            if args.chat:
+                return talk(llm, turns, params, args, console)
             return run(llm, prompts, params, args.json, console)
     except EXPECTED as error:
         return _complain(error)
@@ -64,8 +72,15 @@ def _complain(error: Exception) -> int:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m jaxserve.generate", description="Generate text from a checkpoint.")
-    p.add_argument("--model", required=True, metavar="DIR", help="checkpoint folder as Hugging Face publishes it")
+    p.add_argument(
+        "--model",
+        type=Path,
+        default=BUNDLED,
+        metavar="DIR",
+        help="checkpoint folder as Hugging Face publishes it (default: the bundled model)",
+    )
     _prompt_flags(p.add_argument_group("prompts (default: standard input, as one prompt, without its last newline)"))
+    _chat_flags(p.add_argument_group("conversation"))
     _sampling_flags(p.add_argument_group("sampling"))
     _engine_flags(p.add_argument_group("engine"))
     return p
@@ -79,6 +94,17 @@ def _prompt_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--json", action="store_true", help="one JSON object per completion, nothing else on standard output"
     )
+
+
+def _chat_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--chat",
+        action="store_true",
+        help="prompts are turns of one conversation, answered in their order; standard input has one turn per line; "
+        f"at a terminal you type them ({HINT})",
+    )
+    group.add_argument("--system", metavar="TEXT", help="the system's message")
+    group.add_argument("--chat-template", type=Path, metavar="FILE", help="a Jinja template, instead of the model's")
 
 
 def _sampling_flags(group: argparse._ArgumentGroup) -> None:
@@ -158,6 +184,29 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
     return EngineOptions(**given)
 
 
+def check_chat_flags(args: argparse.Namespace, params: SamplingParams) -> None:
+    """RequestError for flags that a conversation has no use for, and those that only a conversation has."""
+    if not args.chat:
+        for flag in ("system", "chat_template"):
+            if getattr(args, flag) is not None:
+                raise RequestError(f"--{flag.replace('_', '-')}", "is for a conversation (add --chat)")
+    elif params.n > 1 or params.echo:
+        flag, what = ("--n", f"is {params.n}") if params.n > 1 else ("--echo", "is given")
+        raise RequestError(flag, f"{what}, but a turn of a conversation has one answer, and only that (leave it out)")
+
+
+def read_turns(args: argparse.Namespace) -> Iterable[str]:
+    """The turns of a conversation; those of standard input as they come."""
+    if args.prompt or args.prompts_file:
+        return read_prompts(args)
+    return typed_turns("" if args.json else "> ") if is_typed(args) else lines_of(_standard_input().buffer)
+
+
+def is_typed(args: argparse.Namespace) -> bool:
+    """Whether a person types the turns, and can end an answer."""
+    return not (args.prompt or args.prompts_file) and _standard_input().isatty()
+
+
 def read_prompts(args: argparse.Namespace) -> list[str]:
     prompts: list[str] = list(args.prompt or ())
     if args.prompts_file:
@@ -177,11 +226,15 @@ def _read_file(path: Path) -> bytes:
 
 
 def _read_standard_input() -> str:
+    if _standard_input().isatty():
+        print("reading the prompt from standard input (end with Ctrl-D)", file=sys.stderr)
+    return _decode(_standard_input().buffer.read(), "standard input", "the prompt").removesuffix("\n")
+
+
+def _standard_input() -> TextIO:
     if sys.stdin is None or sys.stdin.closed:
         raise RequestError("--prompt", "is missing, and there is no standard input to read one from")
-    if sys.stdin.isatty():
-        print("reading the prompt from standard input (end with Ctrl-D)", file=sys.stderr)
-    return _decode(sys.stdin.buffer.read(), "standard input", "the prompt").removesuffix("\n")
+    return sys.stdin
 
 
 def _decode(text: bytes, field: str, what: str) -> str:
@@ -233,6 +286,7 @@ def open_llm(args: argparse.Namespace, console: Console) -> LLM:
             dtype=args.dtype,
             options=engine_options(args),
             mesh=MeshSpec(data=args.data, tensor=args.tensor),
+            chat_template=args.chat_template,
             on_load=loading.update,
             on_compile=compiling.update,
         )
@@ -295,6 +349,19 @@ def run(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, con
     return code
 
 
+def talk(llm: LLM, turns: Iterable[str], params: SamplingParams, args: argparse.Namespace, console: Console) -> int:
+    """Answer the turns of a conversation, each before the next is read; one that cannot be answered is forgotten."""
+    llm.chat_template  # noqa: B018 (before anybody types: ChatError when there is none)
+    printer = _JsonPrinter(llm.model.tokenizer) if args.json else _TextPrinter(alone=True)
+    stream = partial(llm.stream, params=params)
+    conversation = Conversation(stream, printer, _complain, args.system, interactive=is_typed(args))
+    conversation.hold(turns)
+    if conversation.done:
+        seconds = sum(completion.timings.total for completion in conversation.done)
+        console.print(summary(conversation.done, seconds, llm.padding_share), style="dim", soft_wrap=True)
+    return BAD_INPUT if conversation.failed else 0
+
+
 def _in_order(deltas: Iterator[Delta], order: list[tuple[int, int]]) -> Iterator[Delta]:
     """One choice after the other: the first unfinished one live; what comes early for later ones waits for its turn."""
     early: dict[tuple[int, int], list[Delta]] = {key: [] for key in order}
@@ -318,6 +385,9 @@ class _JsonPrinter:
             done = {"prompt_index": number} | delta.completion.to_json(self._tokenizer)
             print(json.dumps(done, ensure_ascii=False), flush=True)
 
+    def cut(self) -> None:
+        """An answer that was interrupted has no completion, and no object."""
+
 
 class _TextPrinter:
     """Text as it comes, a headline before each choice unless there is only one."""
@@ -331,6 +401,9 @@ class _TextPrinter:
             print(f"--- prompt {number + 1}, choice {delta.index + 1}")
         print(delta.text, end="\n" if delta.completion else "", flush=True)
         self._fresh = delta.completion is not None
+
+    def cut(self) -> None:
+        print()
 
 
 def summary(done: list[Completion], seconds: float, padding: float) -> str:

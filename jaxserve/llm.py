@@ -1,12 +1,13 @@
-"""LLM: the offline door. A model, an engine, prompts in, completions out."""
+"""LLM: the offline door. A model, an engine, prompts and conversations in, completions out."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
+from jaxserve.chat import Chat, Message, Rendered
 from jaxserve.completion import Assembler, Completion, Delta
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import build_engine
@@ -19,7 +20,7 @@ from jaxserve.request import Request, SamplingParams, integers
 from jaxserve.tokenizer import TokenizerError
 from sharding.mesh import MeshSpec
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Sequence[Message]  # text, its token ids, or a conversation that awaits its answer
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class _Live:
     inbox: deque[TokenEvent]
 
 
+def _is_conversation(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
 def _silent(done: int, total: int, what: str) -> None:
     pass
 
@@ -46,7 +51,8 @@ class LLM:
     """A checkpoint ready to generate. Close it, or use it in a `with`, to free its device memory.
 
     model: a folder as Hugging Face publishes it. dtype: auto, float32, bfloat16. options: the engine's knobs.
-    mesh: how many devices to spread over. on_load, on_compile: called with (done, total, what) as it gets ready.
+    mesh: how many devices to spread over. chat_template: a file to use instead of the folder's chat template.
+    on_load, on_compile: called with (done, total, what) as it gets ready.
     Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, KernelError; later RequestError for what a
     client can mend, EngineError once the LLM is closed or a step has failed. One line each. Steps are compiled when
     the first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets
@@ -60,6 +66,7 @@ class LLM:
         dtype: str = "auto",
         options: EngineOptions | None = None,
         mesh: MeshSpec | None = None,
+        chat_template: str | Path | None = None,
         on_load: Progress = _silent,
         on_compile: Progress = _silent,
     ):
@@ -70,6 +77,7 @@ class LLM:
         self.engine, self.runner = build_engine(
             self.model.spec, self.model.params, devices, options or EngineOptions(), self.model.fingerprint
         )
+        self._chat = Chat(Path(model), self.model.tokenizer, Path(chat_template) if chat_template else None)
         self._on_compile = on_compile
         self._live: dict[str, _Live] = {}
         self._next_id = 0
@@ -86,12 +94,34 @@ class LLM:
         """
         if isinstance(prompts, str):
             raise RequestError("prompts", "is a string; give a list of prompts")
+        self.engine.check_usable()
+        names = [f"prompts[{i}]" for i in range(len(prompts))]
+        return self._complete(list(map(self._encode, prompts, names)), params, names)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """generate() for a conversation, or for a list of conversations.
+
+        A conversation is a list of {"role": ..., "content": ...}; the checkpoint's chat template makes a prompt of it,
+        which is the completion's `prompt`. Names of special tokens in the messages are text. RequestError names what
+        is wrong by its path, such as messages[2].role; ChatError is what the template has to say. To stream an answer,
+        give stream() a conversation.
+        """
+        self.engine.check_usable()
+        many = isinstance(messages, Sequence) and messages and all(isinstance(m, list | tuple) for m in messages)
+        named = {f"messages[{i}]": m for i, m in enumerate(messages)} if many else {"messages": messages}
+        return self._complete([self._chat.render(m, name) for name, m in named.items()], params, list(named))
+
+    def _complete(
+        self, prompts: list[Rendered], params: SamplingParams | Sequence[SamplingParams] | None, names: list[str]
+    ) -> list[Completion]:
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else params
         if len(each) != len(prompts):
             raise RequestError("params", f"{len(each)} for {len(prompts)} prompts; give one for all, or one per prompt")
-        prepared = [
-            self.prepare(prompt, p, f"prompts[{i}]") for i, (prompt, p) in enumerate(zip(prompts, each, strict=True))
-        ]
+        prepared = list(map(self._checked, prompts, each, names))
         done = {(d.prompt_index, d.index): d.completion for d in self.run(prepared) if d.completion}
         return [done[key] for key in sorted(done)]
 
@@ -99,29 +129,33 @@ class LLM:
         """The same for one prompt, piece by piece. Leaving the iterator early aborts the request."""
         return self.run([self.prepare(prompt, params)])
 
-    def prepare(self, prompt: Prompt, params: SamplingParams | None = None, name: str = "prompt") -> Prepared:
+    def prepare(self, prompt: Prompt, params: SamplingParams | None = None, name: str = "") -> Prepared:
         """Tokenize and check one prompt; RequestError, with `name` as the field, when it could never run."""
         self.engine.check_usable()
+        name = name or ("messages" if _is_conversation(prompt) else "prompt")
+        return self._checked(self._encode(prompt, name), params, name)
+
+    def _checked(self, prompt: Rendered, params: SamplingParams | None, name: str) -> Prepared:
+        if not prompt.token_ids:
+            raise RequestError(name, "has no tokens, and this tokenizer adds none (give some text)")
         params = params or SamplingParams()
-        ids = self._encode(prompt, name)
-        request = Request(id=f"{self._next_id}", prompt=ids, params=params, eos_ids=self.model.eos_ids)
+        request = Request(id=f"{self._next_id}", prompt=prompt.token_ids, params=params, eos_ids=self.model.eos_ids)
         request.check(self.model.spec.vocab_size, name)
-        text = prompt if isinstance(prompt, str) else self.model.tokenizer.decode(ids)
         self._next_id += 1
         self.engine.scheduler.max_tokens(request, name)
-        return Prepared(request, text)
+        return Prepared(request, prompt.text)
 
-    def _encode(self, prompt: Prompt, name: str) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            try:
-                ids = tuple(self.model.tokenizer.encode(prompt))
-            except TokenizerError as error:
-                raise RequestError(name, str(error)) from None
-        else:
+    def _encode(self, prompt: Prompt, name: str) -> Rendered:
+        if _is_conversation(prompt):
+            return self._chat.render(prompt, name)
+        tokenizer = self.model.tokenizer
+        if not isinstance(prompt, str):
             ids = integers(name, prompt)
-        if not ids:
-            raise RequestError(name, "has no tokens, and this tokenizer adds none (give some text)")
-        return ids
+            return Rendered(tokenizer.decode(ids), ids)
+        try:
+            return Rendered(prompt, tuple(tokenizer.encode(prompt)))
+        except TokenizerError as error:
+            raise RequestError(name, str(error)) from None
 
     def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
         """Run checked prompts together and yield their news as it comes; an abandoned iterator aborts what is left.
@@ -186,6 +220,11 @@ class LLM:
 
     # ---- getting ready, and figures
 
+    @property
+    def chat_template(self) -> str:
+        """The source of the template that conversations are rendered with; ChatError when there is none."""
+        return self._chat.template.source
+
     def warm_up(self, prompts: Sequence[Prepared] | None = None) -> None:
         """Compile what these prompts can reach (None: everything), as far as that has not happened yet."""
         self.engine.check_usable()
@@ -210,6 +249,7 @@ class LLM:
 
     def close(self) -> None:
         """Free parameters, pages and rows; a second time does nothing. Streams that are open end with EngineError."""
+        self._chat.close()
         self.engine.close()
 
     def __enter__(self) -> "LLM":

@@ -1,6 +1,10 @@
 """A tokenizer that a person can check by hand: one token for each UTF-8 byte."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from jaxserve.tokenizer import MARK
 
 
 class ByteTokenizer:
@@ -9,9 +13,19 @@ class ByteTokenizer:
     vocab_size = 258
     bos_id = 256
     eos_ids = (257,)
+    special_tokens = MappingProxyType({"<bos>": 256, "<eos>": 257})
+    added_tokens: Mapping[str, int] = MappingProxyType({})
 
     def encode(self, text: str) -> list[int]:
         return [self.bos_id, *text.encode("utf-8")]
+
+    def encode_special(self, text: str) -> list[int]:
+        parts = re.split("(<bos>|<eos>)", text)
+        return [i for part in parts for i in self._encode_part(part)]
+
+    def _encode_part(self, part: str) -> list[int]:
+        named = self.special_tokens.get(part)
+        return list(part.replace(MARK, "").encode("utf-8")) if named is None else [named]
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(token_id for token_id in ids if token_id < 256).decode("utf-8", "replace")

@@ -38,6 +38,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.request",
         "sharding",
     ),
+    "jaxserve.chat": ("jaxserve.chat", "jaxserve.completion", "jaxserve.errors", "jaxserve.tokenizer"),
+    "jaxserve.chat.worker": (),
     "jaxserve.completion": ("jaxserve.engine", "jaxserve.request", "jaxserve.tokenizer"),
     "jaxserve.llm": ("jaxserve", "sharding"),
     "jaxserve.generate": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
@@ -45,6 +47,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 HOST_HALF = (
     "jaxserve",
+    "jaxserve.chat",
+    "jaxserve.chat.conversation",
     "jaxserve.config",
     "jaxserve.errors",
     "jaxserve.request",

@@ -1,6 +1,7 @@
 """Tokenizers to test with: small ones made on the spot, and published ones where JAXSERVE_TEST_DATA has them."""
 
 import io
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -88,6 +89,15 @@ def train_sentencepiece(folder: Path, **options: Any) -> None:
         **options,
     )
     (folder / "tokenizer.model").write_bytes(model.getvalue())
+
+
+def append_special_tokens(file: Path, names: Sequence[str]) -> None:
+    """Adds special tokens to a tokenizer.json, with the ids after its last added token."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    first = 1 + max(token["id"] for token in content["added_tokens"])
+    off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content["added_tokens"] += [{"id": first + i, "content": n, "special": True, **off} for i, n in enumerate(names)]
+    file.write_text(json.dumps(content), encoding="utf-8")
 
 
 def _byte_level() -> tokenizers.Tokenizer:

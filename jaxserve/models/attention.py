@@ -92,7 +92,9 @@ def self_attention(
         k = rms_norm(k, weights["k_norm"], spec.norm_eps, spec.norm_plus_one)
     q, k = rotate(q, rotation.cos, rotation.sin), rotate(k, rotation.cos, rotation.sin)
     out, pages = attend(q, k, v, pages)
-    return _project("TNH,NHD->TD", out, weights, "o"), pages
+    # Heads flattened: contracting N and H as two dimensions makes XLA copy the weight in another order, every step.
+    flat = weights | {"o": weights["o"].reshape(-1, spec.d_model)}
+    return _project("TM,MD->TD", out.reshape(len(out), -1), flat, "o"), pages
 
 
 def _project(subscripts: str, x: jax.Array, weights: dict, name: str) -> jax.Array:

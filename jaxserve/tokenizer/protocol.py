@@ -1,7 +1,9 @@
 """What the rest of the project asks of a tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+MARK = "\ufdd0"  # a noncharacter of Unicode, for use inside of a program: see encode_special()
 
 
 class TokenizerError(ValueError):
@@ -30,12 +32,34 @@ class Tokenizer(Protocol):
         """The tokenizer's own end tokens; a checkpoint's generation config may name more."""
         ...
 
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Tokens that are no text, by name: their names are not taken for them in a prompt."""
+        ...
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Tokens that are text, by the name that spells them whatever stands around it: encode() takes it for them."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of text, with BOS and EOS exactly as the checkpoint says; names of special tokens inside are text.
 
         Raises:
             TokenizerError: the text is not valid Unicode, or the vocabulary cannot spell a special token's name
                 other than by that token.
+        """
+        ...
+
+    def encode_special(self, text: str) -> list[int]:
+        """Ids of text in which names of special tokens are those tokens, as a chat template writes them.
+
+        Nothing is added at the ends. A name with MARK inside is text, one of an added token too; every MARK is taken
+        out. What follows a special token does not open the text: it gets no dummy space, unless the tokenizer's files
+        say so. All this is what transformers does with a rendered template.
+
+        Raises:
+            TokenizerError: as encode().
         """
         ...
 

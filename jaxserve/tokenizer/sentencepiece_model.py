@@ -1,16 +1,20 @@
 """tokenizer.model: a SentencePiece model (Kudo and Richardson 2018), as Llama and Mistral publish it."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from jaxserve.tokenizer.protocol import TokenizerError
+from jaxserve.tokenizer.protobuf import user_defined_ids
+from jaxserve.tokenizer.protocol import MARK, TokenizerError
 from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
+from jaxserve.tokenizer.special import NamedToken, NameSplitter
 from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
 
 MODEL_FILE = "tokenizer.model"
 SPACE = "\u2581"  # SentencePiece's visible space
+NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # protobuf: normalizer_spec (3) { add_dummy_prefix (3): false }
 
 
 class SentencePieceTokenizer:
@@ -22,6 +26,7 @@ class SentencePieceTokenizer:
     def __init__(self, processor: SentencePieceProcessor, settings: TokenizerSettings) -> None:
         """Raises TokenizerError if the settings name tokens that the model lacks."""
         self._processor = processor
+        self._legacy = bool(settings.legacy)
         self.vocab_size: int = processor.vocab_size()
         self.bos_id = _special_id(processor, settings.bos_token, processor.bos_id())
         eos_id = _special_id(processor, settings.eos_token, processor.eos_id())
@@ -29,12 +34,45 @@ class SentencePieceTokenizer:
         default_prefix = () if self.bos_id is None else (self.bos_id,)
         self._prefix = affix(settings.add_bos_token, self.bos_id, default_prefix, "add_bos_token")
         self._suffix = affix(settings.add_eos_token, eos_id, (), "add_eos_token")
+        control = filter(processor.is_control, range(self.vocab_size))
+        self.special_tokens = {processor.id_to_piece(token_id): token_id for token_id in control}
         self._unknown = processor.decode([processor.unk_id()]).encode("utf-8")
         self._dropped_spaces = _dropped_spaces(processor)
 
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
         return [*self._prefix, *self._processor.encode(text), *self._suffix]
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """The model's user-defined symbols: of all ways to spell their name it takes that one."""
+        return self._user_defined
+
+    @cached_property
+    def _user_defined(self) -> dict[str, int]:
+        ids = user_defined_ids(self._processor.serialized_model_proto())
+        return {self._processor.id_to_piece(token_id): token_id for token_id in ids}
+
+    @cached_property
+    def _splitter(self) -> NameSplitter:
+        return NameSplitter(NamedToken(name, token_id) for name, token_id in self.special_tokens.items())
+
+    @cached_property
+    def _inner_processor(self) -> SentencePieceProcessor:
+        """For text that opens nothing. Protobuf merges what follows a message into it, and the last word counts."""
+        return SentencePieceProcessor(model_proto=self._processor.serialized_model_proto() + NO_DUMMY_PREFIX)
+
+    def encode_special(self, text: str) -> list[int]:
+        require_unicode(text)
+        return self._splitter.encode(text, self._encode_part)
+
+    def _encode_part(self, part: str, opening: bool) -> list[int]:
+        processor = self._processor if opening or self._legacy else self._inner_processor
+        text = part.replace(MARK, "")
+        if not any(name in text for name in self._user_defined):
+            return processor.encode(text)
+        first, *others = part.split(MARK)  # the library cannot be kept from their names: cut them
+        return [*processor.encode(first), *(i for other in others for i in self._inner_processor.encode(other))]
 
     def decode(self, ids: Sequence[int]) -> str:
         return text_of(self, ids)

@@ -17,6 +17,7 @@ class TokenizerSettings:
     eos_token: str | None = None
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
+    legacy: bool | None = None  # of SentencePiece: text after a special token has a dummy space, too
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
@@ -39,6 +40,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         eos_token=_token(path, fields, "eos_token"),
         add_bos_token=_flag(path, fields, "add_bos_token"),
         add_eos_token=_flag(path, fields, "add_eos_token"),
+        legacy=_flag(path, fields, "legacy"),
     )
 
 

@@ -3,13 +3,15 @@
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 
 import tokenizers
 
-from jaxserve.tokenizer.protocol import TokenizerError
+from jaxserve.tokenizer.protocol import MARK, TokenizerError
 from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
+from jaxserve.tokenizer.special import NamedToken, NameSplitter
 from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
 
 JSON_FILE = "tokenizer.json"
@@ -35,6 +37,8 @@ class JsonTokenizer:
         added = library.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._control = set(self._special) - {_unknown_id(library, fields["model"])}
+        self.special_tokens = {name: token_id for token_id, name in self._special.items()}
+        self.added_tokens = {token.content: token_id for token_id, token in added.items() if not token.special}
         prefix, suffix = _post_processor_affixes(library)
         self.bos_id = _special_id(library, settings.bos_token, prefix[0] if prefix else None)
         eos_id = _special_id(library, settings.eos_token, None)
@@ -45,10 +49,41 @@ class JsonTokenizer:
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
         ids = self._library.encode(text, add_special_tokens=False).ids
+        self._require_text(ids)
+        return [*self._prefix, *ids, *self._suffix]
+
+    def encode_special(self, text: str) -> list[int]:
+        require_unicode(text)
+        return self._splitter.encode(text, self._encode_part)
+
+    def _encode_part(self, part: str, opening: bool) -> list[int]:
+        text = part.replace(MARK, "")
+        if opening:
+            ids = self._plain_library.encode(text, add_special_tokens=False).ids
+        else:
+            ids = self._plain_library.encode(MARK + text, add_special_tokens=False).ids[1:]
+        self._require_text(ids)
+        return ids
+
+    @cached_property
+    def _splitter(self) -> NameSplitter:
+        added = self._library.get_added_tokens_decoder()
+        return NameSplitter(
+            NamedToken(token.content, token_id, token.lstrip, token.rstrip, token.single_word)
+            for token_id, token in added.items()
+        )
+
+    @cached_property
+    def _plain_library(self) -> tokenizers.Tokenizer:
+        """The tokenizer without its added tokens, but for MARK: what follows it is no opening of a text."""
+        library = tokenizers.Tokenizer.from_str(json.dumps(json.loads(self._library.to_str()) | {"added_tokens": []}))
+        library.add_tokens([tokenizers.AddedToken(MARK, normalized=False)])
+        return library
+
+    def _require_text(self, ids: Sequence[int]) -> None:
         if not self._control.isdisjoint(ids):  # a Unigram model takes the name for any other piece
             name = next(self._special[token_id] for token_id in ids if token_id in self._control)
             raise TokenizerError(f"text: holds {name!r}, which this tokenizer cannot spell as plain text; remove it")
-        return [*self._prefix, *ids, *self._suffix]
 
     def decode(self, ids: Sequence[int]) -> str:
         return text_of(self, ids)

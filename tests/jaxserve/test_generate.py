@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jaxserve.generate import main
+from jaxserve.completion import Delta
+from jaxserve.generate import _TextPrinter, main, parser
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-stories"
@@ -90,6 +92,104 @@ def test_deterministic_and_float32(call) -> None:
     alone = json.loads(call("--prompt", STORY, *flags)[1])
     among = [json.loads(line) for line in call("--prompt", "The dog", "--prompt", STORY, *flags)[1].splitlines()]
     assert among[1]["token_ids"] == alone["token_ids"] and among[1]["text"] == alone["text"]
+
+
+@pytest.fixture
+def chat(call, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """call() for a conversation, with a template that the bundled model has no opinion of."""
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ bos_token + m.role + ':' + m.content + eos_token }}{% endfor %}{{ bos_token }}"
+    )
+    flags = ["--chat", "--chat-template", str(template), "--temperature", "0", "--max-tokens", "8"]
+    return lambda *arguments: call(*flags, *arguments)
+
+
+class Terminal(io.StringIO):
+    """Somebody types these lines, and Ctrl-C where one is that."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> str:
+        line = super().readline(-1)
+        if line == "^C\n":
+            raise KeyboardInterrupt
+        return line
+
+
+def turns_of(out: str) -> list[tuple[str, str]]:
+    """Prompt and answer of each JSON line."""
+    return [(done["prompt"], done["text"]) for done in map(json.loads, out.splitlines())]
+
+
+def test_chat_keeps_its_history(chat) -> None:
+    code, out, err = chat("--prompt", "Hello", "--prompt", "And </s> then?", "--system", "Be kind", "--json")
+    (first, answer), (second, _) = turns_of(out)
+    assert code == 0 and answer
+    assert first == "<s>system:Be kind</s><s>user:Hello</s><s>"
+    assert second == first + f"assistant:{answer}</s><s>user:And </s> then?</s><s>"
+    numbers = [(done["prompt_index"], done["timings"]["cached_tokens"]) for done in map(json.loads, out.splitlines())]
+    assert numbers[0] == (0, 0) and numbers[1][0] == 1 and numbers[1][1] >= 16
+    assert f"{numbers[1][1]} cached" in err.replace("\n", " ")
+    assert chat("--prompt", "Hello", "--system", "Be kind")[1] == answer + "\n"
+
+
+def test_chat_from_standard_input(chat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines = "Hello\r\n\ncafé\n /reset\nAgain"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode()), encoding="ascii"))
+    code, piped, _ = chat("--json")
+    prompts = [prompt for prompt, _ in turns_of(piped)]
+    assert code == 0 and len(prompts) == 3
+    assert prompts[1].startswith(prompts[0]) and prompts[1].endswith("user:café</s><s>")
+    assert prompts[2] == "<s>user:Again</s><s>"
+    (tmp_path / "turns").write_text(lines)
+    from_file = chat("--json", "--prompts-file", str(tmp_path / "turns"))[1]
+    assert turns_of(from_file) == turns_of(piped)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello\ncaf\xe9\n")))
+    code, out, err = chat()
+    assert code == 2 and out and "error: standard input: line 2 is not UTF-8 text (byte 3:" in err
+
+
+def test_chat_at_a_terminal(chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [text for _, text in turns_of(chat("--json", "--prompt", "Hello", "--prompt", "More")[1])]
+    monkeypatch.setattr(sys, "stdin", Terminal("Hello\n\n^C\nMore\n/reset\nHello\n"))
+    code, out, err = chat()
+    assert code == 0 and out == f"> {answers[0]}\n> > > {answers[1]}\n> > {answers[0]}\n> "
+    assert "Ctrl-D" in err and "cached" in err
+
+
+def test_ctrl_c_ends_the_answer_only(chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, answer), (_, second) = turns_of(chat("--json", "--prompt", "Hello", "--prompt", "Hello")[1])
+    shown: list[str] = []
+    show = _TextPrinter.show
+
+    def interrupted(printer: _TextPrinter, number: int, delta: Delta) -> None:
+        show(printer, number, delta)
+        shown.append(delta.text)
+        if len(shown) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(_TextPrinter, "show", interrupted)
+    monkeypatch.setattr(sys, "stdin", Terminal("Hello\n/reset\nHello\nHello\n"))
+    before = signal.getsignal(signal.SIGINT)
+    code, out, _ = chat()
+    cut = "".join(shown[:3])
+    assert code == 0 and answer.startswith(cut) and cut != answer
+    assert out == f"> {cut}\n> > {answer}\n> {second}\n> "
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_turn_without_an_answer_is_forgotten(chat) -> None:
+    limits = ["--max-context", "64", "--json"]
+    code, out, err = chat("--prompt", "Hello", "--prompt", "word " * 80, "--prompt", "Hello", *limits)
+    (first, answer), (third, _) = turns_of(out)
+    assert code == 2 and "error: messages: " in err
+    assert third == first + f"assistant:{answer}</s><s>user:Hello</s><s>"
+
+
+def test_the_bundled_model_is_the_default() -> None:
+    assert parser().parse_args([]).model == ROOT / "checkpoints" / "bundled" / "tiny-chat"
 
 
 def assert_refused(result: tuple[int, str, str], message: str) -> None:
@@ -203,6 +303,12 @@ FLAGS: list[tuple[list[str], str]] = [
         ["--prompt", STORY, "--compilation-cache", "/dev/null/cache"],
         "--compilation-cache /dev/null/cache: Not a directory",
     ),
+    (["--prompt", STORY, "--system", "x"], "--system: is for a conversation (add --chat)"),
+    (["--prompt", STORY, "--chat-template", "x"], "--chat-template: is for a conversation (add --chat)"),
+    (["--chat", "--prompt", STORY, "--n", "2"], "--n: is 2, but a turn of a conversation has one answer"),
+    (["--chat", "--prompt", STORY, "--echo"], "--echo: is given, but a turn of a conversation has one answer"),
+    (["--chat", "--prompt", STORY], "has no chat template; give one with --chat-template FILE"),
+    (["--chat", "--prompt", STORY, "--chat-template", "/none"], "chat_template: /none: No such file or directory"),
     (["--prompts-file", "/dev/null"], "/dev/null has no prompts"),
     (["--prompt", STORY, "--cache-tokens", str(10**12)], "--cache-tokens asks for"),
     (["--prompt", STORY, "--max-context", "999999"], "--max-context 999999"),
@@ -243,7 +349,8 @@ def test_one_bad_prompt_does_not_disturb_the_others(call) -> None:
 
 def test_standard_input_that_cannot_be_read(call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert_refused(call(), "there is no standard input to read one from")
+    for flags in ([], ["--chat"]):
+        assert_refused(call(*flags), "there is no standard input to read one from")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
     assert_refused(call(), "standard input: the prompt is not UTF-8 text (byte 3:")
 

@@ -8,18 +8,26 @@ import numpy as np
 import pytest
 
 from jaxserve import LLM, EngineOptions, SamplingParams
-from jaxserve.errors import CapacityError, ContextLengthError, EngineError, RequestError, RequestIdInUseError
+from jaxserve.errors import CapacityError, ChatError, ContextLengthError, EngineError, RequestError, RequestIdInUseError
 from jaxserve.tokenizer import completion_text
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-stories"
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('the system speaks first') }}{% endif %}"
+    "{{ bos_token + message.role + ': ' + message.content + eos_token }}{% endfor %}{{ bos_token + 'assistant:' }}"
+)
+HELLO = [{"role": "user", "content": "Hello"}]
 OPTIONS = EngineOptions(max_batch=4, step_tokens=64, page_size=16, cache_tokens=1024)
 STORY = "Once upon a time"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(BUNDLED, options=OPTIONS) as llm:
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    template = tmp_path_factory.mktemp("chat") / "template.jinja"
+    template.write_text(TEMPLATE)
+    with LLM(BUNDLED, options=OPTIONS, chat_template=template) as llm:
         yield llm
         assert not llm.engine.has_work
         llm.engine.scheduler.check_invariants()
@@ -194,6 +202,53 @@ def test_more_prompts_than_rows_and_pages(llm: LLM) -> None:
     assert {c.finish_reason for c in done} <= {"length", "stop"}
 
 
+def test_chat(llm: LLM) -> None:
+    conversation = [*HELLO, {"role": "assistant", "content": "Hi </s>"}, {"role": "user", "content": "Bye"}]
+    (done,) = llm.chat(conversation, GREEDY)
+    assert done.prompt == "<s>user: Hello</s><s>assistant: Hi </s></s><s>user: Bye</s><s>assistant:"
+    assert [i for i in done.prompt_token_ids if i < 3] == [1, 2, 1, 2, 1, 2, 1], "a name in a message is text"
+    assert done.text == completion_text(llm.model.tokenizer, done.prompt_token_ids, done.token_ids) != ""
+    same = llm.generate([conversation, done.prompt_token_ids], GREEDY)
+    assert [c.token_ids for c in same] == [done.token_ids] * 2
+    assert "".join(delta.text for delta in llm.stream(conversation, GREEDY)) == done.text
+
+
+def test_chat_of_several_conversations(llm: LLM) -> None:
+    others = [[{"role": "system", "content": "Tell"}, *HELLO], HELLO]
+    params = [SamplingParams(temperature=0, max_tokens=n, n=2) for n in (3, 4)]
+    done = llm.chat(others, params)
+    assert [(c.prompt[:7], c.index, len(c.token_ids)) for c in done] == [
+        ("<s>syst", 0, 3), ("<s>syst", 1, 3), ("<s>user", 0, 4), ("<s>user", 1, 4)
+    ]  # fmt: skip
+    assert llm.chat_template == TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("messages", "kind", "message"),
+    [
+        ([], RequestError, r"^messages: is empty"),
+        ("Hello", RequestError, r"^messages: is 'Hello'"),
+        ([*HELLO, {"role": 1, "content": ""}], RequestError, r"^messages\[1\]\.role: is 1; it must be a string"),
+        ([HELLO, [*HELLO, {"role": "user"}]], RequestError, r"^messages\[1\]\[1\]\.content: is missing"),
+        ([HELLO, []], RequestError, r"^messages\[1\]: is empty"),
+        ([*HELLO, {"role": "system", "content": "x"}], ChatError, r"refuses: the system speaks first$"),
+        ([{"role": "user", "content": "word " * 2000}], ContextLengthError, r"^messages: .* exceed the context"),
+    ],
+)
+def test_conversation_that_is_refused(llm: LLM, messages, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        llm.chat(messages, GREEDY)
+    assert "\n" not in str(caught.value) and not llm.engine.has_work
+
+
+def test_chat_without_a_template() -> None:
+    with LLM(BUNDLED, options=OPTIONS) as bare:
+        for use in (lambda: bare.chat(HELLO), lambda: bare.stream(HELLO), lambda: bare.chat_template):
+            with pytest.raises(ChatError, match="has no chat template; give one with --chat-template FILE"):
+                use()
+        assert bare.generate([STORY], GREEDY)[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "kind", "message"),
     [
@@ -246,7 +301,13 @@ def test_closed_twice_and_used_afterwards() -> None:
     next(stream)
     llm.close()
     llm.close()
-    for use in (lambda: next(stream), lambda: llm.generate([STORY]), llm.warm_up, lambda: llm.prepare(STORY)):
+    for use in (
+        lambda: next(stream),
+        lambda: llm.generate([STORY]),
+        lambda: llm.chat(HELLO),
+        llm.warm_up,
+        lambda: llm.prepare(STORY),
+    ):
         with pytest.raises(EngineError, match="the engine is closed"):
             use()
 

@@ -1,0 +1,63 @@
+"""Marks in a client's strings, so that names of tokens there stay text whatever a template writes around them."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from jaxserve.tokenizer import MARK
+
+
+class Marker:
+    """Puts MARK where a client's string could become the name of a token, whole or together with its surroundings.
+
+    - A name inside a string gets a mark inside, in upper and lower case alike.
+    - A string that is a piece of a name gets one inside: the role "end" where the template writes '<|' + role + '|>'
+      and the tokenizer has <|end|>. Not the template's own words: "text" is a piece of <|endoftext|>.
+    - A string that begins or ends with a piece of a name gets one there, if the piece is more than letters and digits.
+
+    What no mark prevents: a template that takes letters out of the middle of a string, or puts them there.
+    """
+
+    def __init__(self, names: Iterable[str], words: Iterable[str]) -> None:
+        """names: of the tokens that a rendered text may hold; those of one letter are text anyway.
+
+        words: pieces of names that a template compares or looks up, and that must reach it as they are.
+        """
+        names = [name for name in sorted(names, key=len, reverse=True) if len(name) > 1]
+        self._inside = re.compile("|".join(map(re.escape, names)) or "(?!)", re.IGNORECASE)
+        self._all_names = "\0".join(names)
+        self._heads = frozenset(name[:size] for name in names for size in range(1, len(name)))
+        self._tails = frozenset(name[size:] for name in names for size in range(1, len(name)))
+        self._longest = len(names[0]) if names else 0
+        self._words = frozenset(words)
+
+    def marked(self, value: Any) -> Any:
+        """A copy of a plain value with the marks; the keys of objects get those inside only."""
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, dict):
+            return {self._broken(key): self.marked(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.marked(inner) for inner in value]
+        return value
+
+    def _text(self, text: str) -> str:
+        sizes = range(1, min(self._longest, len(text) + 1))
+        before = any(text[:size] in self._tails and not _is_word(text[:size]) for size in sizes)
+        after = any(text[-size:] in self._heads and not _is_word(text[-size:]) for size in sizes)
+        return MARK * before + self._broken(text) + MARK * after
+
+    def _broken(self, text: str) -> str:
+        if text and text not in self._words and text in self._all_names:
+            return _break(text)
+        while self._inside.search(text):  # again, as names may overlap
+            text = self._inside.sub(lambda found: _break(found[0]), text)
+        return text
+
+
+def _break(name: str) -> str:
+    return name[:1] + MARK + name[1:]
+
+
+def _is_word(text: str) -> bool:
+    return re.fullmatch(r"\w*", text) is not None

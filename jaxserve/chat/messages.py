@@ -1,0 +1,82 @@
+"""What a conversation may be: messages as plain JSON values, within bounds."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxserve.errors import RequestError
+from jaxserve.tokenizer import MARK
+
+MAX_MESSAGES = 4096
+MAX_DEPTH = 32  # of lists and objects inside a message
+MAX_INTEGER = 2**64 - 1
+
+Message = Mapping[str, Any]
+
+
+def plain_messages(messages: object, name: str = "messages") -> list[dict[str, Any]]:
+    """A copy of a conversation in plain values: each message an object with role and content, both strings.
+
+    Other fields (name, tool_calls, ...) are the template's business; those that are None are left out, as templates
+    expect it. A message with tool_calls needs no content. RequestError with the path of what is wrong.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError(name, f"is {messages!r:.80}; give a list of messages")
+    if not messages:
+        raise RequestError(name, "is empty; give at least one message")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(name, f"has {len(messages)} messages; the limit is {MAX_MESSAGES}")
+    return [_message(message, f"{name}[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: object, path: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(path, f"is {message!r:.80}; give an object with role and content")
+    _require_string(message, "role", path)
+    if not (message.get("tool_calls") and message.get("content") is None):
+        _require_string(message, "content", path)
+    return {key: value for key, value in _plain(message, path, 0).items() if value is not None}
+
+
+def _require_string(message: Mapping[Any, Any], field: str, path: str) -> None:
+    if field not in message:
+        raise RequestError(f"{path}.{field}", "is missing; it must be a string")
+    if not isinstance(message[field], str):
+        raise RequestError(f"{path}.{field}", f"is {message[field]!r:.80}; it must be a string")
+
+
+def _plain(value: object, path: str, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise RequestError(path, f"is nested more than {MAX_DEPTH} deep")
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        return _integer(value, path)
+    if isinstance(value, str):
+        return _text(value, path)
+    if isinstance(value, Mapping):
+        return {_key(key, path): _plain(inner, f"{path}.{key}", depth + 1) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return [_plain(inner, f"{path}[{i}]", depth + 1) for i, inner in enumerate(value)]
+    raise RequestError(path, f"is {value!r:.80}; give strings, numbers, true, false, null, lists and objects of them")
+
+
+def _integer(value: int, path: str) -> int:
+    if abs(value) > MAX_INTEGER:
+        raise RequestError(path, f"is an integer of {value.bit_length()} bits; the limit is 64")
+    return value
+
+
+def _key(key: object, path: str) -> str:
+    if not isinstance(key, str):
+        raise RequestError(path, f"has the key {key!r:.80}; keys must be strings")
+    return _text(key, path)
+
+
+def _text(text: str, path: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(path, f"character {error.start} is half a surrogate pair; send both halves") from None
+    if MARK in text:
+        raise RequestError(path, f"holds U+{ord(MARK):04X}, which is no character for interchange; remove it")
+    return str(text)

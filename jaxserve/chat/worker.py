@@ -1,0 +1,157 @@
+"""The process that renders chat templates: requests in, answers out, a line of JSON each.
+
+Templates come with checkpoints, from anybody. This process has Jinja's immutable sandbox, bounds on memory and
+processor time, and nothing to lose: whoever started it kills it when an answer takes too long. It is run by its path
+and imports nothing of jaxserve, so that it starts in a tenth of a second.
+
+The environment is the one that published templates are written for, that of transformers: blocks trimmed, loop
+controls, `raise_exception`, `strftime_now`, `tojson` that escapes no HTML, `{% generation %}` blocks.
+"""
+
+import json
+import math
+import re
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+CACHED_TEMPLATES = 8
+MAX_ERROR_LETTERS = 500
+
+
+class TooLong(Exception):
+    """The rendered text is over its bound."""
+
+
+class Refusal(TemplateError):
+    """What a template says by raise_exception, to the client."""
+
+
+class Generation(Extension):
+    """{% generation %} ... {% endgeneration %} marks an answer for training; here it is what stands inside."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def environment(mark: str) -> ImmutableSandboxedEnvironment:
+    """mark: the character that has to come through `tojson` as it is."""
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    made.filters["tojson"] = _json_filter(mark)
+    made.globals["raise_exception"] = _raise_exception
+    made.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+    return made
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise Refusal(str(message))
+
+
+def _json_filter(mark: str) -> Callable[..., str]:
+    foreign = re.compile(f"[^\0-\x7f{mark}]")
+
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+        return foreign.sub(lambda letter: json.dumps(letter[0])[1:-1], text) if ensure_ascii else text
+
+    return tojson
+
+
+class Renderer:
+    """Answers requests; each answer has `error`, one line, when there is none."""
+
+    def __init__(self, seconds: float, max_bytes: int, mark: str) -> None:
+        self._seconds, self._max_bytes = seconds, max_bytes
+        self._environment = environment(mark)
+        self._compiled: Callable[[str], Template] = lru_cache(CACHED_TEMPLATES)(self._environment.from_string)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        _allow_processor_time(self._seconds)
+        try:
+            if "variables" in request:
+                return {"text": self.render(request["template"], request["variables"])}
+            return self.strings(request["template"])
+        except Exception as error:
+            return {"error": explain(error)}
+
+    def render(self, template: str, variables: dict[str, Any]) -> str:
+        pieces, size = [], 0
+        for piece in self._compiled(template).generate(variables):
+            size += len(piece)
+            pieces.append(piece)
+            if size > self._max_bytes:  # letters, of one byte at least
+                break
+        text = "".join(pieces)
+        if size > self._max_bytes or len(text.encode("utf-8")) > self._max_bytes:
+            raise TooLong(f"it writes more than {self._max_bytes} bytes")
+        return text
+
+    def strings(self, template: str) -> dict[str, list[str]]:
+        """words: strings and names in the template's code; sought: those that it compares, or gives to a method."""
+        tree = self._environment.parse(template)
+        seeking = [*tree.find_all(nodes.Compare), *(call for call in tree.find_all(nodes.Call) if _is_method(call))]
+        attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+        return {
+            "words": sorted(attributes.union(_constants(tree))),
+            "sought": sorted({text for node in seeking for text in _constants(node)}),
+        }
+
+
+def _is_method(call: nodes.Call) -> bool:
+    return isinstance(call.node, nodes.Getattr)
+
+
+def _constants(node: nodes.Node) -> Iterator[str]:
+    return (constant.value for constant in node.find_all(nodes.Const) if isinstance(constant.value, str))
+
+
+def explain(error: Exception) -> str:
+    """One line for the client."""
+    match error:
+        case Refusal():
+            reason = f"the chat template refuses: {error}"
+        case TemplateSyntaxError():
+            reason = f"the chat template is no valid Jinja (line {error.lineno}: {error.message})"
+        case MemoryError():
+            reason = "the chat template needs too much memory"
+        case RecursionError():
+            reason = "the chat template recurses without end, or is nested too deep"
+        case _:
+            reason = f"the chat template failed: {error or type(error).__name__}"
+    return " ".join(reason[:MAX_ERROR_LETTERS].split())
+
+
+def _allow_processor_time(seconds: float) -> None:
+    """From now on, a second more than the one who waits allows: the kernel's word, should nobody be there to kill."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def main(seconds: str, max_bytes: str, memory: str, mark: str) -> None:
+    """seconds: of processor time for an answer; max_bytes: of a rendered text; memory: address space in bytes."""
+    resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    renderer = Renderer(float(seconds), int(max_bytes), mark)
+    print("{}", flush=True)  # ready
+    for line in sys.stdin.buffer:
+        print(json.dumps(renderer.answer(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,82 @@
+"""Where a folder keeps its chat template, and what it calls its tokens."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxserve.chat.source import read_template
+from jaxserve.errors import ChatError
+from tests.byte_tokenizer import ByteTokenizer
+
+NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "listed"}]
+
+
+def write(folder: Path, **files: object) -> None:
+    for name, content in files.items():
+        file = folder / name.replace("__", ".")
+        file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("files", "source"),
+    [
+        ({"tokenizer_config__json": {"chat_template": "config"}}, "config"),
+        ({"tokenizer_config__json": {"chat_template": NAMED}}, "listed"),
+        ({"chat_template__json": {"chat_template": "json"}, "tokenizer_config__json": {"chat_template": "c"}}, "json"),
+        ({"chat_template__jinja": "é\n", "chat_template__json": {"chat_template": "json"}}, "é\n"),
+    ],
+)
+def test_places(files: dict, source: str, tmp_path: Path) -> None:
+    write(tmp_path, **files)
+    assert read_template(tmp_path, ByteTokenizer()).source == source
+    write(tmp_path, other__jinja="other")
+    assert read_template(tmp_path, ByteTokenizer(), tmp_path / "other.jinja").source == "other"
+
+
+def test_tokens(tmp_path: Path) -> None:
+    write(tmp_path, chat_template__jinja="")
+    assert read_template(tmp_path, ByteTokenizer()).tokens == {"bos_token": "<bos>", "eos_token": "<eos>"}
+    settings = {
+        "eos_token": {"content": "</s>", "lstrip": False},
+        "pad_token": None,
+        "add_bos_token": True,
+        "x_token": "x",
+    }
+    write(tmp_path, tokenizer_config__json=settings, special_tokens_map__json={"eos_token": "old", "sep_token": "|"})
+    tokens = {"bos_token": "<bos>", "eos_token": "</s>", "x_token": "x", "sep_token": "|"}
+    assert read_template(tmp_path, ByteTokenizer()).tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "has no chat template; give one with --chat-template FILE"),
+        (
+            {"tokenizer_config__json": {"chat_template": None}},
+            "has no chat template; give one with --chat-template FILE",
+        ),
+        (
+            {"tokenizer_config__json": {"chat_template": NAMED[:1]}},
+            r"none of the chat templates \['tool_use'\] is called",
+        ),
+        ({"tokenizer_config__json": {"chat_template": 7}}, "is 7; expected a string, or a list"),
+        ({"tokenizer_config__json": {"chat_template": "x" * 262145}}, "has 262145 bytes; the limit is 262144"),
+        ({"chat_template__jinja": "x" * 262145}, "has 262145 bytes; the limit is 262144"),
+        ({"chat_template__json": "{"}, "chat_template.json: not readable as JSON"),
+        ({"chat_template__json": "[]"}, "chat_template.json: holds list where an object is expected"),
+    ],
+)
+def test_what_is_refused(files: dict, message: str, tmp_path: Path) -> None:
+    write(tmp_path, **files)
+    with pytest.raises(ChatError, match=message) as caught:
+        read_template(tmp_path, ByteTokenizer())
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ChatError, match=r"^chat_template: .*nowhere: No such file or directory$"):
+        read_template(tmp_path, ByteTokenizer(), tmp_path / "nowhere")
+    (tmp_path / "latin").write_bytes(b"\xe9")
+    with pytest.raises(ChatError, match=r"latin: is not UTF-8 text \(byte 0: "):
+        read_template(tmp_path, ByteTokenizer(), tmp_path / "latin")
