@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from jaxserve.cli.flags import parser
+from jaxserve.cli.output import TextPrinter
 from jaxserve.completion import Delta
-from jaxserve.generate import _TextPrinter, main, parser
+from jaxserve.generate import main
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-stories"
@@ -162,15 +164,15 @@ def test_chat_at_a_terminal(chat, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_ends_the_answer_only(chat, monkeypatch: pytest.MonkeyPatch) -> None:
     (_, answer), (_, second) = turns_of(chat("--json", "--prompt", "Hello", "--prompt", "Hello")[1])
     shown: list[str] = []
-    show = _TextPrinter.show
+    show = TextPrinter.show
 
-    def interrupted(printer: _TextPrinter, number: int, delta: Delta) -> None:
+    def interrupted(printer: TextPrinter, number: int, delta: Delta) -> None:
         show(printer, number, delta)
         shown.append(delta.text)
         if len(shown) == 3:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(_TextPrinter, "show", interrupted)
+    monkeypatch.setattr(TextPrinter, "show", interrupted)
     monkeypatch.setattr(sys, "stdin", Terminal("Hello\n/reset\nHello\nHello\n"))
     before = signal.getsignal(signal.SIGINT)
     code, out, _ = chat()

@@ -1,0 +1,35 @@
+"""Where compiled steps are kept between two starts."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import jax
+
+from jaxserve.errors import ConfigError
+
+
+def use_compilation_cache(chosen: Path | None) -> None:
+    """Keep compiled steps on disk, so that the next start finds them."""
+    folder = chosen or default_compilation_cache()
+    try:
+        if folder is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no home directory")
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        if chosen:
+            raise ConfigError(f"--compilation-cache {chosen}: {error.strerror}") from None
+        print(f"compiled steps are not kept: {folder or '~'}: {error.strerror} (--compilation-cache)", file=sys.stderr)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def default_compilation_cache() -> Path | None:
+    """The user's cache folder for jaxserve; None for a user without a home."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "jaxserve" / "xla" if os.path.isabs(base) else None

@@ -1,0 +1,138 @@
+"""The flags of generate, and what they say of sampling and of the engine."""
+
+import argparse
+import json
+from dataclasses import fields
+from pathlib import Path
+
+from jaxserve.chat.conversation import HINT
+from jaxserve.config import PRESETS, EngineOptions
+from jaxserve.errors import RequestError
+from jaxserve.request import SamplingParams
+
+BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m jaxserve.generate", description="Generate text from a checkpoint.")
+    p.add_argument(
+        "--model",
+        type=Path,
+        default=BUNDLED,
+        metavar="DIR",
+        help="checkpoint folder as Hugging Face publishes it (default: the bundled model)",
+    )
+    _prompt_flags(p.add_argument_group("prompts (default: standard input, as one prompt, without its last newline)"))
+    _chat_flags(p.add_argument_group("conversation"))
+    _sampling_flags(p.add_argument_group("sampling"))
+    _engine_flags(p.add_argument_group("engine"))
+    return p
+
+
+def _prompt_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--prompt", action="append", metavar="TEXT", help="may be given several times")
+    group.add_argument(
+        "--prompts-file", type=Path, metavar="F", help="UTF-8, one prompt per line; empty lines are skipped"
+    )
+    group.add_argument(
+        "--json", action="store_true", help="one JSON object per completion, nothing else on standard output"
+    )
+
+
+def _chat_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--chat",
+        action="store_true",
+        help="prompts are turns of one conversation, answered in their order; standard input has one turn per line; "
+        f"at a terminal you type them ({HINT})",
+    )
+    group.add_argument("--system", metavar="TEXT", help="the system's message")
+    group.add_argument("--chat-template", type=Path, metavar="FILE", help="a Jinja template, instead of the model's")
+
+
+def _sampling_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-tokens", type=int, metavar="N", help="default: until the model ends its text, or the context is full"
+    )
+    group.add_argument("--min-tokens", type=int, metavar="N", help="no end token before this many")
+    group.add_argument("--temperature", type=float, metavar="X", help="0: always the most probable token (default 1.0)")
+    group.add_argument("--seed", type=int, metavar="S")
+    group.add_argument("--top-k", type=int, metavar="K")
+    group.add_argument("--top-p", type=float, metavar="P")
+    group.add_argument("--min-p", type=float, metavar="P")
+    group.add_argument("--repetition-penalty", type=float, metavar="X")
+    group.add_argument("--presence-penalty", type=float, metavar="X")
+    group.add_argument("--frequency-penalty", type=float, metavar="X")
+    group.add_argument("--logit-bias", type=_json_bias, metavar="JSON", help='{"token id": bias, ...}')
+    group.add_argument("--allowed-token-ids", type=_ids, metavar="ID,ID,...")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
+    )
+    group.add_argument("--stop-token-ids", type=_ids, metavar="ID,ID,...")
+    group.add_argument("--include-stop", action="store_true", default=None, help="keep what ended the text in the text")
+    group.add_argument("--ignore-eos", action="store_true", default=None)
+    group.add_argument("--n", type=int, metavar="N", help="completions per prompt")
+    group.add_argument("--logprobs", type=int, metavar="K", help="log-probabilities with K alternatives (in --json)")
+    group.add_argument("--prompt-logprobs", type=int, metavar="K", help="the same of the prompt's tokens (in --json)")
+    group.add_argument("--echo", action="store_true", default=None, help="text begins with the prompt")
+
+
+def _engine_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--dtype", default="auto", help="auto (as stored), float32 or bfloat16")
+    group.add_argument("--prefer", choices=list(PRESETS), help="default: balanced")
+    group.add_argument("--max-batch", type=int, metavar="N", help="sequences that run together")
+    group.add_argument("--step-tokens", type=int, metavar="N", help="the most tokens one step computes")
+    group.add_argument("--page-size", type=int, metavar="N", help="tokens per page of the KV cache")
+    group.add_argument("--cache-tokens", type=int, metavar="N", help="size of the KV cache")
+    group.add_argument("--max-context", type=int, metavar="N", help="the longest prompt plus output")
+    group.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", default=None)
+    group.add_argument(
+        "--deterministic", action="store_true", default=None, help="same tokens bit for bit, whatever the load"
+    )
+    group.add_argument("--attention", help="auto, or the name of an implementation")
+    group.add_argument("--data", type=int, default=1, help="mesh: data-parallel lanes")
+    group.add_argument("--tensor", type=int, default=1, help="mesh: tensor parallelism")
+    group.add_argument(
+        "--compilation-cache",
+        type=Path,
+        metavar="DIR",
+        help="where compiled steps are kept (default: the user's cache)",
+    )
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids like 1,2,3") from None
+
+
+def _json_bias(text: str) -> dict[int, float]:
+    try:
+        return {int(token): float(bias) for token, bias in json.loads(text).items()}
+    except (ValueError, AttributeError, TypeError):
+        raise argparse.ArgumentTypeError(f'{text!r} is not an object like {{"17": -1.5}}') from None
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    given = {f.name: getattr(args, f.name) for f in fields(SamplingParams) if getattr(args, f.name, None) is not None}
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in given and not args.json:
+            raise RequestError(f"--{name.replace('_', '-')}", "is shown in JSON only (add --json)")
+    return SamplingParams(**given)
+
+
+def engine_options(args: argparse.Namespace) -> EngineOptions:
+    given = {f.name: getattr(args, f.name) for f in fields(EngineOptions) if getattr(args, f.name, None) is not None}
+    return EngineOptions(**given)
+
+
+def check_chat_flags(args: argparse.Namespace, params: SamplingParams) -> None:
+    """RequestError for flags that a conversation has no use for, and those that only a conversation has."""
+    if not args.chat:
+        for flag in ("system", "chat_template"):
+            if getattr(args, flag) is not None:
+                raise RequestError(f"--{flag.replace('_', '-')}", "is for a conversation (add --chat)")
+    elif params.n > 1 or params.echo:
+        flag, what = ("--n", f"is {params.n}") if params.n > 1 else ("--echo", "is given")
+        raise RequestError(flag, f"{what}, but a turn of a conversation has one answer, and only that (leave it out)")

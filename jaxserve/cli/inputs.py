@@ -1,0 +1,59 @@
+"""Prompts and turns from flags, files and standard input."""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TextIO
+
+from jaxserve.chat.conversation import lines_of, typed_turns
+from jaxserve.errors import RequestError
+
+
+def read_turns(args: argparse.Namespace) -> Iterable[str]:
+    """The turns of a conversation; those of standard input as they come."""
+    if args.prompt or args.prompts_file:
+        return read_prompts(args)
+    return typed_turns("" if args.json else "> ") if is_typed(args) else lines_of(_standard_input().buffer)
+
+
+def is_typed(args: argparse.Namespace) -> bool:
+    """Whether a person types the turns, and can end an answer."""
+    return not (args.prompt or args.prompts_file) and _standard_input().isatty()
+
+
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    prompts: list[str] = list(args.prompt or ())
+    if args.prompts_file:
+        name = str(args.prompts_file)
+        text = _decode(_read_file(args.prompts_file), "--prompts-file", name).removeprefix("\ufeff")
+        prompts += filter(None, text.replace("\r\n", "\n").split("\n"))
+        if not prompts:
+            raise RequestError("--prompts-file", f"{name} has no prompts (one per line; empty lines are skipped)")
+    return prompts or [_read_standard_input()]
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RequestError("--prompts-file", f"{path}: {error.strerror}") from None
+
+
+def _read_standard_input() -> str:
+    if _standard_input().isatty():
+        print("reading the prompt from standard input (end with Ctrl-D)", file=sys.stderr)
+    return _decode(_standard_input().buffer.read(), "standard input", "the prompt").removesuffix("\n")
+
+
+def _standard_input() -> TextIO:
+    if sys.stdin is None or sys.stdin.closed:
+        raise RequestError("--prompt", "is missing, and there is no standard input to read one from")
+    return sys.stdin
+
+
+def _decode(text: bytes, field: str, what: str) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(field, f"{what} is not UTF-8 text (byte {error.start}: {error.reason})") from None
