@@ -77,14 +77,15 @@ class EngineConfig:
     def pages_held(self, pool: Pool, tokens: int) -> int:
         """The most pages of a pool that a sequence of so many tokens holds at a time.
 
-        Of a window: what its next query sees, the step in flight, and the step after.
+        Of a window: what its next query sees, its chunk in flight, and the chunk after.
         """
         return (
             self.page_span(tokens) if pool.window is None else min(self.page_span(tokens), self._sliding(pool.window))
         )
 
     def _sliding(self, window: int) -> int:
-        return self.page_span(window + 2 * self.step_tokens) + 1
+        chunk = self.chunk_border if self.deterministic else self.step_tokens
+        return self.page_span(window + 2 * chunk) + 1
 
     @property
     def capacity(self) -> int:

@@ -52,7 +52,8 @@ def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lam
     checkpoint = HFCheckpoint.open(folder)
     tokenizer = load_tokenizer(folder)
     _, spec = read_spec(checkpoint.config)
-    if tokenizer.vocab_size > spec.vocab_size:
+    added = {*tokenizer.special_tokens.values(), *tokenizer.added_tokens.values()}
+    if any(token not in added for token in range(spec.vocab_size, tokenizer.vocab_size)):
         raise ModelError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model's vocabulary {spec.vocab_size} "
             "(the files are not of one checkpoint)"
@@ -94,7 +95,7 @@ def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
         raise ModelError(
             f"config.json: architectures {named!r} are not implemented (implemented: {', '.join(FAMILIES)})"
         )
-    if "quantization_config" in config:
+    if config.get("quantization_config"):
         raise ModelError(
             "config.json: quantization_config: quantized checkpoints are not implemented (use the unquantized one)"
         )

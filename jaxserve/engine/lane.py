@@ -48,7 +48,8 @@ class Lane:
             cache.lookup(chain.digests[:full], seq.tokens) for cache, chain in zip(self.caches, seq.chains, strict=True)
         ]
         step = self._config.chunk_border // self._config.page_size if self._config.deterministic else 1
-        length = next((n for n in range(full // step * step, 0, -step) if self._covered(found, n)), 0)
+        whole = min((_first_missing(pages) for pages in self._of_full_groups(found)), default=full)
+        length = next((n for n in range(whole // step * step, 0, -step) if self._covered(found, n)), 0)
         return [self._kept(pages[:length], first) for pages, first in zip(found, self._firsts(length), strict=True)]
 
     def _firsts(self, pages: int) -> list[int]:
@@ -58,9 +59,15 @@ class Lane:
     def _first_seen(self, pool: Pool, position: int) -> int:
         return 0 if pool.window is None else max(0, position - pool.window + 1) // self._config.page_size
 
+    def _of_full_groups(self, found: list[list[int]]) -> list[list[int]]:
+        return [pages for pool, pages in zip(self._config.pools, found, strict=True) if pool.window is None]
+
     def _covered(self, found: list[list[int]], length: int) -> bool:
-        """Whether a prefix of so many pages is there in every group, as far as it will be seen."""
-        return all(NO_PAGE not in pages[first:length] for pages, first in zip(found, self._firsts(length), strict=True))
+        """Whether of a prefix of so many pages every group with a window has what will be seen."""
+        return all(
+            pool.window is None or NO_PAGE not in pages[first:length]
+            for pool, pages, first in zip(self._config.pools, found, self._firsts(length), strict=True)
+        )
 
     def _kept(self, pages: list[int], first: int) -> list[int]:
         return [NO_PAGE] * first + pages[first:]
@@ -116,7 +123,7 @@ class Lane:
             begin = end
             while begin > 0 and pages[begin - 1] != NO_PAGE:
                 begin -= 1
-            cache.pool.release(pages[begin:end])
+            cache.pool.release(pages[begin:end], passed=True)
             pages[begin:end] = [NO_PAGE] * (end - begin)
 
     def leave(self, seq: Sequence) -> None:
@@ -167,3 +174,7 @@ class Lane:
         for group, cache in enumerate(self.caches):
             held = ([page for page in seq.pages[group] if page != NO_PAGE] for seq in self.running)
             cache.pool.check_invariants(held)
+
+
+def _first_missing(pages: list[int]) -> int:
+    return pages.index(NO_PAGE) if NO_PAGE in pages else len(pages)

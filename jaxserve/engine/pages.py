@@ -21,6 +21,7 @@ class PagePool:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * num_pages
         self._cached = [False] * num_pages
+        self._wanted = [False] * num_pages  # was shared since it holds what it holds
         self._forget = forget
 
     @property
@@ -44,7 +45,7 @@ class PagePool:
             page, _ = self._idle.popitem(last=False)
             self._cached[page] = False
             self._forget(page)
-        self._holders[page] = 1
+        self._holders[page], self._wanted[page] = 1, False
         return page
 
     def share(self, pages: Iterable[int]) -> None:
@@ -53,9 +54,14 @@ class PagePool:
             if self._holders[page] == 0:
                 del self._idle[page]
             self._holders[page] += 1
+            self._wanted[page] = True
 
-    def release(self, pages: list[int]) -> None:
-        """One holder less. Later pages of a sequence go first, so that eviction shortens prefixes from their end."""
+    def release(self, pages: list[int], passed: bool = False) -> None:
+        """One holder less. Later pages of a sequence go first, so that eviction shortens prefixes from their end.
+
+        passed: a window went past them in the middle of a sequence. Those that nobody ever shared are then the first
+        to be given away: one long prompt must not drive out what others share.
+        """
         for page in reversed(pages):
             if self._holders[page] < 1:
                 raise EngineError(f"page {page} is released more often than it was taken")
@@ -63,6 +69,8 @@ class PagePool:
             if self._holders[page] == 0:
                 if self._cached[page]:
                     self._idle[page] = None
+                    if passed and not self._wanted[page]:
+                        self._idle.move_to_end(page, last=False)
                 else:
                     self._free.append(page)
 

@@ -110,9 +110,10 @@ class Scheduler:
             seq.times.submitted = now
             self._next_sequence += 1
             choices.append(seq)
+        self._requests[request.id] = choices
+        for seq in choices:
             self._sequences[seq.id] = seq
             insort(self.waiting, seq, key=lambda s: s.rank)
-        self._requests[request.id] = choices
 
     def max_tokens(self, request: Request, name: str = "prompt") -> int:
         """max_tokens, or all that context and page pool leave; RequestError, with `name` as the field, without room."""

@@ -88,13 +88,17 @@ def self_attention(
     k = _project("TD,DKH->TKH", x, weights, "k")
     v = _project("TD,DKH->TKH", x, weights, "v")
     if spec.qk_norm != "none":
-        q = rms_norm(q, weights["q_norm"], spec.norm_eps, spec.norm_plus_one)
-        k = rms_norm(k, weights["k_norm"], spec.norm_eps, spec.norm_plus_one)
+        q, k = norm(spec, q, weights["q_norm"]), norm(spec, k, weights["k_norm"])
     q, k = rotate(q, rotation.cos, rotation.sin), rotate(k, rotation.cos, rotation.sin)
     out, pages = attend(q, k, v, pages)
     # Heads flattened: contracting N and H as two dimensions makes XLA copy the weight in another order, every step.
     flat = weights | {"o": weights["o"].reshape(-1, spec.d_model)}
     return _project("TM,MD->TD", out.reshape(len(out), -1), flat, "o"), pages
+
+
+def norm(spec: ModelSpec, x: Float[Array, "T *N"], weight: Float[Array, "*N"]) -> Float[Array, "T *N"]:
+    """The architecture's kind of RMS norm."""
+    return rms_norm(x, weight, spec.norm_eps, spec.norm_plus_one, spec.norm_rounds_last)
 
 
 def _project(subscripts: str, x: jax.Array, weights: dict, name: str) -> jax.Array:

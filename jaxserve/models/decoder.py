@@ -6,8 +6,8 @@ Layers are unrolled, one leaf per weight and layer: a scan over stacked weights 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxserve.models.attention import Attend, Rotation, self_attention
-from jaxserve.models.layers import einsum, rms_norm, softcap
+from jaxserve.models.attention import Attend, Rotation, norm, self_attention
+from jaxserve.models.layers import einsum, softcap
 from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.rope import tables
 from jaxserve.models.spec import ModelSpec
@@ -71,8 +71,9 @@ def forward(
     rotation = Rotation(*tables(spec.rope, spec.head_dim, positions))
     in_window = Rotation(*tables(spec.window_rope, spec.head_dim, positions)) if spec.window_rope else rotation
     written = []
-    for weights, layer_pages, attend in zip(params["layers"], pages, attends, strict=True):
-        turn = rotation if attend.window is None else in_window
+    kinds = spec.windows or (None,) * spec.num_layers
+    for weights, layer_pages, attend, window in zip(params["layers"], pages, attends, kinds, strict=True):
+        turn = rotation if window is None else in_window
         out, layer_pages = self_attention(
             spec, weights, _norm(spec, weights, "attn_norm", x), turn, attend, layer_pages
         )
@@ -85,7 +86,7 @@ def forward(
 
 def _norm(spec: ModelSpec, weights: dict, name: str, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
     """The layer's norm of this name, if its architecture has one there."""
-    return rms_norm(x, weights[name], spec.norm_eps, spec.norm_plus_one) if name in weights else x
+    return norm(spec, x, weights[name]) if name in weights else x
 
 
 def logits(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:

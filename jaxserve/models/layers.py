@@ -15,17 +15,17 @@ def einsum(subscripts: str, x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def rms_norm(
-    x: Float[Array, "T *N"], weight: Float[Array, "*N"], eps: float, plus_one: bool = False
+    x: Float[Array, "T *N"], weight: Float[Array, "*N"], eps: float, plus_one: bool = False, rounds_last: bool = False
 ) -> Float[Array, "T *N"]:
     """Zhang and Sennrich 2019, in float32, over the last dimensions: as many as the weight has. The dtype is x's.
 
-    plus_one: multiply by 1 + weight, and round only then (as Gemma was trained).
+    Rounded before the product with the weight, unless rounds_last; plus_one multiplies by 1 + weight and rounds then.
     """
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.mean(wide * wide, axis=tuple(range(-weight.ndim, 0)), keepdims=True) + eps)
     weight = weight.reshape((1,) * (x.ndim - weight.ndim) + weight.shape)
-    if plus_one:
-        return (normed * (1 + weight.astype(jnp.float32))).astype(x.dtype)
+    if plus_one or rounds_last:
+        return (normed * (float(plus_one) + weight.astype(jnp.float32))).astype(x.dtype)
     return normed.astype(x.dtype) * weight.astype(x.dtype)
 
 

@@ -40,7 +40,7 @@ class ModelSpec:
     norm_eps: float
     max_positions: int
     rope: Rope = field(default_factory=Rope)
-    windows: tuple[int | None, ...] = ()  # of each layer, as in PageGroup; empty: no layer has one
+    windows: tuple[int | None, ...] = ()  # of each layer, as in its config; empty: no layer has one
     window_rope: Rope | None = None  # of the layers with a window, where it is another
     tied_head: bool = False
     qkv_bias: bool = False
@@ -48,6 +48,7 @@ class ModelSpec:
     mlp_bias: bool = False
     norms: Literal["before", "after", "around"] = "before"  # where the norms of attention and MLP stand
     norm_plus_one: bool = False  # a norm multiplies by 1 + weight
+    norm_rounds_last: bool = False  # a norm's product with its weight is in float32 (that with 1 + weight always)
     qk_norm: Literal["none", "head", "whole"] = "none"  # norms of queries and keys: each head, or all heads together
     activation: Literal["silu", "gelu_tanh"] = "silu"  # of the gated MLP
     embed_scale: float = 1.0
@@ -101,7 +102,11 @@ class ModelSpec:
         return self.head_dim**-0.5 if self.attn_scale is None else self.attn_scale
 
     def page_groups(self) -> tuple[PageGroup, ...]:
-        """One group for the layers of each window, in the order in which they come."""
-        windows = self.windows or (None,) * self.num_layers
+        """One group for the layers of each window, in the order in which they come.
+
+        A window that the longest sequence fits in is none.
+        """
+        narrow = (w if w is not None and w < self.max_positions else None for w in self.windows)
+        windows = tuple(narrow) or (None,) * self.num_layers
         layers = {w: tuple(i for i, window in enumerate(windows) if window == w) for w in windows}
         return tuple(PageGroup(its, window, self.num_kv_heads, self.head_dim) for window, its in layers.items())

@@ -153,9 +153,16 @@ def fused_and_post_norm_cases() -> Iterator[Case]:
     yield Case("olmo2_mha_tied", Olmo2Config(**{**tiny(), "num_key_value_heads": 4}, tie_word_embeddings=True))
 
 
+def wide_window_cases() -> Iterator[Case]:
+    """A window over the whole context is none, but its layers still have the rope of their kind."""
+    ropes = dict(full_attention=rope(theta=1e6), sliding_attention=rope(theta=500.0))
+    wide = dict(sliding_window=128, sliding_window_pattern=2, rope_parameters=ropes)
+    yield Case("gemma3_wide_window", gemma(Gemma3TextConfig, **wide))
+
+
 def all_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
-    later = (window_cases(), gemma_cases(), fused_and_post_norm_cases())
+    later = (window_cases(), gemma_cases(), fused_and_post_norm_cases(), wide_window_cases())
     return chain(llama_cases(), qwen3_cases(), legacy_cases(), *later)
 
 

@@ -111,7 +111,7 @@ def altered_configs(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedC
             altered = copy.deepcopy(config)
             setattr(altered, name, 2 * getattr(config, name))
             yield name, altered
-    if getattr(config, "sliding_window", None) is not None:
+    if (getattr(config, "sliding_window", None) or config.max_position_embeddings) < config.max_position_embeddings:
         altered = copy.deepcopy(config)
         altered.sliding_window += 1
         yield "sliding_window", altered

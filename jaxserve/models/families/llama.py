@@ -14,6 +14,8 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     heads, d_model = read.integer("num_attention_heads"), read.integer("hidden_size")
     bias = read.take("attention_bias", False, kind=bool)
     read.expect("hidden_act", "silu")
+    read.expect("rope_interleaved", False)
+    read.ignore("is_llama_config")  # SmolLM2 says what it is
     read.ignore("pretraining_tp")  # how a matrix product was split in training: the same product
     spec = ModelSpec(
         family="llama",
@@ -21,7 +23,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         d_model=d_model,
         num_layers=read.integer("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=read.integer("num_key_value_heads", heads),
+        num_kv_heads=read.kv_heads(heads),
         head_dim=read.integer("head_dim", d_model // heads),
         d_mlp=read.integer("intermediate_size"),
         norm_eps=float(read.take("rms_norm_eps", 1e-6)),

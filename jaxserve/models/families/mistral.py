@@ -20,7 +20,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         d_model=d_model,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=read.integer("num_key_value_heads", 8),
+        num_kv_heads=read.kv_heads(heads, 8),
         head_dim=read.integer("head_dim", d_model // heads),
         d_mlp=read.integer("intermediate_size"),
         norm_eps=float(read.take("rms_norm_eps", 1e-6)),

@@ -22,7 +22,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         d_model=d_model,
         num_layers=read.integer("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=read.integer("num_key_value_heads", heads),
+        num_kv_heads=read.kv_heads(heads),
         head_dim=read.integer("head_dim", d_model // heads),
         d_mlp=read.integer("intermediate_size"),
         norm_eps=float(read.take("rms_norm_eps", 1e-5)),
@@ -30,6 +30,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         rope=read.rope(default_theta=10000.0),
         tied_head=read.take("tie_word_embeddings", False, kind=bool),
         norms="after",
+        norm_rounds_last=True,
         qk_norm="whole",
     )
     read.finish()

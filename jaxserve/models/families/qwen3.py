@@ -12,6 +12,7 @@ from jaxserve.models.spec import ModelSpec
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
+    heads = read.integer("num_attention_heads")
     layers, bias = read.integer("num_hidden_layers"), read.take("attention_bias", False, kind=bool)
     read.expect("hidden_act", "silu")
     spec = ModelSpec(
@@ -19,8 +20,8 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         vocab_size=read.integer("vocab_size"),
         d_model=read.integer("hidden_size"),
         num_layers=layers,
-        num_heads=read.integer("num_attention_heads"),
-        num_kv_heads=read.integer("num_key_value_heads", 32),
+        num_heads=heads,
+        num_kv_heads=read.kv_heads(heads, 32),
         head_dim=read.integer("head_dim", 128),
         d_mlp=read.integer("intermediate_size"),
         norm_eps=float(read.take("rms_norm_eps", 1e-6)),

@@ -7,13 +7,16 @@ from jaxserve.errors import ModelError
 from jaxserve.models.families.ropes import rope_of
 from jaxserve.models.rope import Rope
 
-# Fields of any config.json that change nothing in the forward pass of inference.
+# Fields of any config.json that change nothing in the forward pass of inference. Those of sampling are of the time
+# before generation_config.json; here counts what a request says.
 BOOKKEEPING: frozenset[str] = frozenset(
     "architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache initializer_range "
     "attention_dropout bos_token_id eos_token_id pad_token_id return_dict output_attentions output_hidden_states "
     "torchscript is_encoder_decoder is_decoder chunk_size_feed_forward id2label label2id problem_type "
     "_attn_implementation attn_implementation unsloth_version unsloth_fixed auto_map use_return_dict tf_legacy_loss "
-    "use_bfloat16 tie_encoder_decoder finetuning_task task_specific_params tokenizer_class prefix".split()
+    "use_bfloat16 tie_encoder_decoder finetuning_task task_specific_params tokenizer_class prefix "
+    "_attn_implementation_autoset _commit_hash neftune_noise_alpha unsloth_training_mode model_max_length "
+    "transformers.js_config max_length max_sequence_length do_sample temperature top_p top_k".split()
 )
 
 
@@ -49,6 +52,13 @@ class ConfigReader:
         if isinstance(value, bool) or value < 1:
             raise ModelError(f"config.json: {name} is {value!r}; it must be an integer of at least 1")
         return value
+
+    def kv_heads(self, heads: int, default: int | None = None) -> int:
+        """num_key_value_heads; null says as many as query heads, and so does an absent field without a default."""
+        if self._config.get("num_key_value_heads", default) is None:
+            self._seen.add("num_key_value_heads")
+            return heads
+        return self.integer("num_key_value_heads", default)
 
     def expect(self, name: str, *allowed: Any) -> None:
         """Accept a field only with a value that this decoder implements (or absent)."""
@@ -93,11 +103,8 @@ class ConfigReader:
         return given
 
     def window(self, name: str = "sliding_window", default: int | None = None) -> int | None:
-        """How many tokens a query sees; null says all, and so does a window that the longest context fits in."""
-        if self.nullable(name, default) is None:
-            return None
-        window = self.integer(name, default)
-        return window if window < self.integer("max_position_embeddings") else None
+        """How many tokens a query sees; null says all."""
+        return None if self.nullable(name, default) is None else self.integer(name, default)
 
     def windows(self, window: int | None, kinds: Sequence[str]) -> tuple[int | None, ...]:
         """The window of every layer. kinds: what the layers are where config.json has no layer_types."""

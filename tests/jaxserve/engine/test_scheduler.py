@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from jaxserve.config import Pool
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.pages import NO_PAGE
 from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, StepPlan
@@ -298,6 +299,20 @@ def test_a_hit_needs_the_whole_prefix_of_one_group_and_what_a_window_sees_of_the
     driver.submit(request("b", prompt=PROMPT, max_tokens=1))
     driver.run()
     assert driver.results["b", 0].cuts[0][1] == hit
+
+
+def test_a_long_prompt_does_not_drive_out_the_windows_that_others_share() -> None:
+    """The window's pool has 16 pages; 40 pages of a long prompt pass through it."""
+    driver = Driver(config_of(page_size=2, max_context=100, step_tokens=8, windows=(None, 4)))
+    driver = Driver(dataclasses.replace(driver.config, pools=(Pool(100), Pool(16, 4))))
+    for name in ("first", "second"):
+        driver.submit(request(name, prompt=(*PROMPT, 90, 91), max_tokens=2))
+        driver.run()
+    driver.submit(request("long", prompt=tuple(range(80)), max_tokens=1))
+    driver.run()
+    driver.submit(request("third", prompt=(*PROMPT, 92, 93), max_tokens=2))
+    driver.run()
+    assert driver.results["third", 0].cuts[0][1] == 10
 
 
 # ---- ends

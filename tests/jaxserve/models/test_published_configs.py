@@ -40,6 +40,19 @@ LLAMA_3_8B = {
     "pretraining_tp": 1,
     "tie_word_embeddings": False,
 }
+SMOLLM2_135M = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    **sizes(576, 1536, 30, 9, 3, 49152, 8192),
+    "hidden_act": "silu",
+    "is_llama_config": True,
+    "rms_norm_eps": 1e-5,
+    "rope_interleaved": False,
+    "rope_scaling": None,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
+}
 QWEN3_8B = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -155,6 +168,7 @@ OLMO_2_7B = {
 }
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "Llama 3 8B": (LLAMA_3_8B, 8_030_261_248),
+    "SmolLM2 135M": (SMOLLM2_135M, 134_515_008),
     "Qwen3 8B": (QWEN3_8B, 8_190_735_360),
     "Mistral 7B v0.1": (MISTRAL_7B_V01, 7_241_732_096),
     "Mistral 7B v0.3": (MISTRAL_7B_V03, 7_248_023_552),
@@ -194,6 +208,11 @@ def test_page_groups() -> None:
     assert groups(QWEN25_7B) == [(None, 28)], "a window that is not in use"
 
 
+def test_null_and_absent_kv_heads() -> None:
+    absent = {name: value for name, value in MISTRAL_7B_V01.items() if name != "num_key_value_heads"}
+    assert spec_of(absent).num_kv_heads == 8 and spec_of(absent | {"num_key_value_heads": None}).num_kv_heads == 32
+
+
 def test_long_rope_ends_at_the_original_context() -> None:
     spec = spec_of(PHI_4_MINI)
     assert spec.max_positions == 4096 and isinstance(spec.rope, LongRope)
@@ -204,6 +223,7 @@ REFUSED = [
     (QWEN25_7B, {"use_mrope": True}, "use_mrope = True is not implemented"),
     (QWEN25_7B, {"layer_types": ["linear_attention"] * 28}, "layer_types has linear_attention; implemented are"),
     (QWEN25_7B, {"layer_types": ["full_attention"] * 27}, "27 windows for 28 layers"),
+    (SMOLLM2_135M, {"rope_interleaved": True}, "rope_interleaved = True is not implemented"),
     (LLAMA_3_8B, {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not implemented"),
     (GEMMA_2_2B, {"hidden_activation": "relu"}, "hidden_activation = 'relu' is not implemented"),
     (GEMMA_2_2B, {"final_logit_softcapping": -1.0}, "final_softcap is -1.0; it must be a positive number"),
