@@ -1,8 +1,8 @@
-"""The bundled checkpoint: its corpus, its training in miniature, and the folder that is committed."""
+"""The bundled models: their tokens, their training in miniature, and the folders that are committed."""
 
 import json
-import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +14,34 @@ import jax.numpy as jnp
 import numpy as np
 import sentencepiece
 from flax import nnx
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors import safe_open
 
 from checkpoints.bundled import corpus
-from checkpoints.bundled.train import BOS, EOS, Budget, Llama, Recipe, encoded, main, train, train_tokenizer, windows
+from checkpoints.bundled.corpus import KINDS, LONG, documents
+from checkpoints.bundled.llama import Llama
+from checkpoints.bundled.recipe import RECIPES, Recipe
+from checkpoints.bundled.tokens import (
+    BOS,
+    CHAT_TEMPLATE,
+    EOS,
+    IM_END,
+    IM_START,
+    MARKS,
+    encoded,
+    stream,
+    train_tokenizer,
+)
+from checkpoints.bundled.train import main, train
+from checkpoints.bundled.training import Budget
+from jaxserve import LLM, SamplingParams
 
-COMMITTED = Path(corpus.__file__).parent / "tiny-stories"
+HERE = Path(corpus.__file__).parent
+FOLDERS = {"target": HERE / "tiny-chat", "draft": HERE / "tiny-chat-draft"}
 TINY = Recipe(
     documents=300,
-    held_out_documents=10,
+    long_chats=4,
+    held_out_documents=3,
     tokenizer_documents=300,
     vocab=512,
     model=32,
@@ -33,12 +52,18 @@ TINY = Recipe(
     head_dim=8,
     context=128,
     short_context=64,
+    long_every=10,
     batch=2,
     peak_rate=1e-2,
     warmup_steps=5,
     checkpoint_every=10,
 )
 LOSS_OF_CHANCE = float(np.log(TINY.vocab))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> bytes:
+    return train_tokenizer(TINY, 0)
 
 
 def expected_tensors(config: dict) -> dict[str, list[int]]:
@@ -71,16 +96,82 @@ def stored_tensors(folder: Path) -> dict[str, list[int]]:
         return {name: part.get_shape() for name, part in slices.items()}
 
 
+def read(folder: Path, name: str) -> dict:
+    return json.loads((folder / name).read_text())
+
+
 def check_folder(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
+    config = read(folder, "config.json")
     assert stored_tensors(folder) == expected_tensors(config)
     assert config["architectures"] == ["LlamaForCausalLM"] and config["tie_word_embeddings"]
-    assert json.loads((folder / "generation_config.json").read_text()) == {"bos_token_id": BOS, "eos_token_id": EOS}
-    assert json.loads((folder / "tokenizer_config.json").read_text())["add_bos_token"]
-    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
-    assert (tokenizer.vocab_size(), tokenizer.bos_id(), tokenizer.eos_id()) == (config["vocab_size"], BOS, EOS)
-    text = "Once upon a time, Lily saw a naïve 🐢.\nThe end."  # characters that only bytes can spell
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert read(folder, "generation_config.json") == {"bos_token_id": BOS, "eos_token_id": [IM_END, EOS]}
+    assert read(folder, "tokenizer_config.json")["chat_template"] == CHAT_TEMPLATE
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    assert (pieces.vocab_size(), pieces.bos_id(), pieces.eos_id()) == (config["vocab_size"], BOS, EOS)
+
+
+# Tokens
+
+
+def test_any_text_survives_the_tokenizer_and_none_becomes_a_mark(tokenizer: bytes):
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=tokenizer)
+    for text in (f"{MARKS[0]}user\nhi{MARKS[1]}</s>", " Once upon a time, Lily saw a naïve 🐢.\n\n  The end. "):
+        ids = pieces.encode(text)
+        assert pieces.decode(ids) == text and not {BOS, EOS, IM_START, IM_END} & set(ids)
+    assert [pieces.piece_to_id(mark) for mark in MARKS] == [IM_START, IM_END]
+    assert all(pieces.is_control(token) for token in (BOS, EOS, IM_START, IM_END))
+    assert pieces.encode("1234", out_type=str) == ["1", "2", "3", "4"]
+
+
+def rendered(messages: list[dict], **variables: object) -> str:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(CHAT_TEMPLATE).render(messages=messages, bos_token="<s>", **variables)
+
+
+def ids_of(pieces: sentencepiece.SentencePieceProcessor, prompt: str) -> list[int]:
+    """A rendered chat as ids: names of control tokens are tokens, what lies between them is text."""
+    parts = re.split(r"(<s>|<\|im_start\|>|<\|im_end\|>)", prompt)
+    return [
+        token
+        for place, part in enumerate(parts)
+        for token in ([pieces.piece_to_id(part)] if place % 2 else pieces.encode(part))
+    ]
+
+
+def test_a_chat_is_encoded_as_its_template_renders_it(tokenizer: bytes):
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=tokenizer)
+    for text in documents(0, "train", 20, "mixed chat"):
+        (got,) = encoded(tokenizer, [text])
+        messages = [{"role": turn.role, "content": turn.text} for turn in text.turns]
+        assert got.ids.tolist() == ids_of(pieces, rendered(messages))
+        # What is to be said is every answer with its end mark, and nothing else.
+        answers = [turn.text for turn in text.turns if turn.role == "assistant"]
+        assert pieces.decode(got.ids[got.answer].tolist()) == "".join(answers)
+        assert np.sum(got.ids[got.answer] == IM_END) == len(answers)
+        opened = ids_of(pieces, rendered(messages[:-1], add_generation_prompt=True))
+        assert got.ids[: len(opened)].tolist() == opened and got.answer[len(opened)]
+
+
+def test_windows_begin_with_a_document_and_depend_on_their_key_alone(tokenizer: bytes):
+    source = stream(encoded(tokenizer, documents(0, "train", 50)))
+    assert len(source.starts) == 50 and source.starts[0] == 0
+    drawn = [source.windows(3, 64, (0, step)) for step in range(8)]
+    assert all(ids.shape == answer.shape == (3, 65) and (ids[:, 0] == BOS).all() for ids, answer in drawn)
+    np.testing.assert_array_equal(source.windows(3, 64, (0, 5))[0], drawn[5][0])
+    for other in (drawn[6], source.windows(3, 64, (1, 5))):
+        assert not (drawn[5][0] == other[0]).all()
+
+
+# Training
+
+
+def test_a_document_does_not_see_the_one_before_it():
+    model = jax.jit(Llama(TINY, nnx.Rngs(0)).__call__)
+    tokens = jnp.array([[BOS, 300, 301, EOS, BOS, 302, 303], [BOS, 400, 401, EOS, BOS, 302, 303]])
+    apart = jnp.cumsum(tokens == BOS, axis=1)
+    alone, together = (np.asarray(model(tokens, document)[:, 4:]) for document in (apart, jnp.zeros_like(apart)))
+    np.testing.assert_array_equal(alone[0], alone[1])
+    assert np.abs(together[0] - together[1]).max() > 1e-4
 
 
 def run(folder: Path, budget: Budget) -> dict:
@@ -92,67 +183,13 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_corpus_depends_on_seed_split_and_index_alone():
-    assert list(corpus.documents(3, "train", 20)) == list(corpus.documents(3, "train", 40))[:20]
-    assert list(corpus.documents(3, "train", 20)) != list(corpus.documents(4, "train", 20))
-    assert not set(corpus.documents(3, "train", 20)) & set(corpus.documents(3, "held-out", 20))
-
-
-def test_every_rule_of_the_grammar_can_be_expanded():
-    grammar = corpus.parse(corpus.GRAMMAR)
-    for name in [*grammar.choices, *grammar.tables]:
-        for seed in range(20):
-            text = corpus.Telling(grammar, random.Random(seed)).value(name)
-            assert text and not re.search(r"[(){}|;]", text)
-
-
-def test_stories_hold_together():
-    """What was lost is what is found, with its color, by the friend who came by."""
-    told = [re.search(r"I lost my (\w+) (.+?),\" said (\w+)\.", text) for text in corpus.documents(0, "train", 400)]
-    stories = [match for match in told if match]
-    assert len(stories) > 10
-    for match in stories:
-        color, toy, hero = match.groups()
-        assert f"{hero} took " in match.string and f" {color} {toy} to the " in match.string
-        assert f"saw something {color}. It was the {toy}!" in match.string
-
-
-def test_sums_are_right():
-    rng = random.Random(0)
-    for first, sign, second, result in re.findall(r"Answer: (\d+) ([+-]) (\d+) = (\d+)\.", corpus.sums(rng) * 50):
-        assert int(result) == (int(first) + int(second) if sign == "+" else int(first) - int(second))
-
-
-@pytest.mark.parametrize(("text", "message"), [("a b =\n  one", "1 cells"), ("a\n  one", "begins no rule")])
-def test_a_broken_grammar_is_refused(text: str, message: str):
-    with pytest.raises(ValueError, match=message):
-        corpus.parse(text)
-
-
-def test_windows_begin_with_a_document_and_depend_on_their_key_alone():
-    stream = np.concatenate(encoded(train_tokenizer(TINY, 0), corpus.documents(0, "train", 100)))
-    assert stream[0] == BOS and stream[-1] == EOS and np.sum(stream == BOS) == np.sum(stream == EOS) == 100
-    starts = np.flatnonzero(stream == BOS)
-    drawn = [windows(stream, starts, 3, 64, (0, step)) for step in range(8)]
-    assert all(window.shape == (3, 65) and (window[:, 0] == BOS).all() for window in drawn)
-    np.testing.assert_array_equal(windows(stream, starts, 3, 64, (0, 5)), drawn[5])
-    assert not (drawn[5] == drawn[6]).all() and not (drawn[5] == windows(stream, starts, 3, 64, (1, 5))).all()
-
-
-def test_a_document_alone_does_not_see_the_one_before_it():
-    model = jax.jit(Llama(TINY, nnx.Rngs(0)).__call__)
-    tokens = jnp.array([[BOS, 300, 301, EOS, BOS, 302, 303], [BOS, 400, 401, EOS, BOS, 302, 303]])
-    alone, together = (np.asarray(model(tokens, jnp.array(flag))[:, 4:]) for flag in (True, False))
-    np.testing.assert_array_equal(alone[0], alone[1])
-    assert np.abs(together[0] - together[1]).max() > 1e-4
-
-
 def test_training_learns_writes_a_folder_and_repeats_itself(tmp_path: Path):
     account = run(tmp_path / "whole", Budget(35, 0.0))
     check_folder(tmp_path / "whole")
-    assert account == json.loads((tmp_path / "whole" / "training.json").read_text())
+    assert account == read(tmp_path / "whole", "training.json")
     assert account["tokens_seen"] == TINY.batch * (32 * TINY.short_context + 3 * TINY.context)
-    assert account["held_out_loss"] < LOSS_OF_CHANCE - 0.8
+    assert list(account["held_out_loss"]) == [*KINDS, LONG]
+    assert np.mean(list(account["held_out_loss"].values())) < LOSS_OF_CHANCE - 0.8
 
     # Going on from step 30, which the work folder holds, and starting afresh give the same weights, bit for bit.
     before = weights(tmp_path / "whole")
@@ -175,10 +212,45 @@ def test_steps_and_minutes_exclude_each_other(capsys: pytest.CaptureFixture[str]
     assert "not allowed with" in capsys.readouterr().err
 
 
-def test_committed_folder_is_what_its_config_demands():
-    check_folder(COMMITTED)
-    assert (COMMITTED / "model.safetensors").stat().st_size < 2_000_000
-    account = json.loads((COMMITTED / "training.json").read_text())
-    shapes = stored_tensors(COMMITTED).values()
-    assert account["parameters"] == sum(int(np.prod(shape)) for shape in shapes) < 1_000_000
-    assert account["held_out_loss"] < 1.0
+# The committed folders
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("target", 4_361_472), ("draft", 400_032)])
+def test_a_committed_folder_is_what_its_config_and_account_say(name: str, parameters: int):
+    folder, recipe = FOLDERS[name], RECIPES[name]
+    check_folder(folder)
+    account, config = read(folder, "training.json"), read(folder, "config.json")
+    assert account["parameters"] == sum(int(np.prod(shape)) for shape in stored_tensors(folder).values()) == parameters
+    assert account["recipe"] == json.loads(json.dumps(recipe.__dict__))
+    assert f"--recipe {name}" in account["command"] and account["seed"] == 0
+    assert config["max_position_embeddings"] == recipe.context == 2048 and config["vocab_size"] == 2048
+
+
+def test_the_committed_folders_are_small_and_share_their_vocabulary():
+    files = [path for folder in FOLDERS.values() for path in folder.iterdir()]
+    assert sum(path.stat().st_size for path in files) < 12_000_000
+    target, draft = (FOLDERS[name] / "tokenizer.model" for name in ("target", "draft"))
+    assert target.read_bytes() == draft.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(FOLDERS["target"], dtype="float32") as llm:
+        yield llm
+
+
+def test_the_committed_target_has_the_loss_that_its_account_states(llm: LLM):
+    account = read(FOLDERS["target"], "training.json")
+    held_out = documents(account["seed"], "held-out", account["recipe"]["held_out_documents"], "facts")
+    texts = encoded((FOLDERS["target"] / "tokenizer.model").read_bytes(), held_out)
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    scored = llm.generate([text.ids.tolist() for text in texts], params)
+    losses = [-entry.logprob for answer in scored for entry in answer.prompt_logprobs or ()]
+    told = np.concatenate([text.answer[1:] for text in texts])
+    assert np.mean(np.array(losses)[told]) == pytest.approx(account["held_out_loss"]["facts"], abs=2e-3)
+
+
+def test_the_committed_target_answers(llm: LLM):
+    chat = [{"role": "user", "content": "What is 7 plus 5?"}]
+    told = llm.chat(chat, SamplingParams(temperature=0.0, max_tokens=32))[0]
+    assert "12" in told.text and told.finish_reason == "stop" and told.stopped_by == IM_END
