@@ -22,7 +22,7 @@ from jaxserve.completion import Delta
 from jaxserve.generate import main
 
 ROOT = Path(__file__).parents[2]
-BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-stories"
+BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-chat-draft"
 SMALL = ["--max-batch", "2", "--step-tokens", "32", "--page-size", "16", "--cache-tokens", "512"]
 STORY = "Once upon a time"
 
@@ -126,15 +126,23 @@ def turns_of(out: str) -> list[tuple[str, str]]:
 
 
 def test_chat_keeps_its_history(chat) -> None:
-    code, out, err = chat("--prompt", "Hello", "--prompt", "And </s> then?", "--system", "Be kind", "--json")
+    system = "You are a kind and patient bear, and you like to tell long stories."
+    code, out, err = chat("--prompt", "Hello", "--prompt", "And </s> then?", "--system", system, "--json")
     (first, answer), (second, _) = turns_of(out)
     assert code == 0 and answer
-    assert first == "<s>system:Be kind</s><s>user:Hello</s><s>"
+    assert first == f"<s>system:{system}</s><s>user:Hello</s><s>"
     assert second == first + f"assistant:{answer}</s><s>user:And </s> then?</s><s>"
     numbers = [(done["prompt_index"], done["timings"]["cached_tokens"]) for done in map(json.loads, out.splitlines())]
     assert numbers[0] == (0, 0) and numbers[1][0] == 1 and numbers[1][1] >= 16
     assert f"{numbers[1][1]} cached" in err.replace("\n", " ")
-    assert chat("--prompt", "Hello", "--system", "Be kind")[1] == answer + "\n"
+    assert chat("--prompt", "Hello", "--system", system)[1] == answer + "\n"
+
+
+def test_chat_without_a_template(call, folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    assert_refused(
+        call("--chat", "--prompt", STORY, model=folder), "has no chat template; give one with --chat-template"
+    )
 
 
 def test_chat_from_standard_input(chat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -309,7 +317,6 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--prompt", STORY, "--chat-template", "x"], "--chat-template: is for a conversation (add --chat)"),
     (["--chat", "--prompt", STORY, "--n", "2"], "--n: is 2, but a turn of a conversation has one answer"),
     (["--chat", "--prompt", STORY, "--echo"], "--echo: is given, but a turn of a conversation has one answer"),
-    (["--chat", "--prompt", STORY], "has no chat template; give one with --chat-template FILE"),
     (["--chat", "--prompt", STORY, "--chat-template", "/none"], "chat_template: /none: No such file or directory"),
     (["--prompts-file", "/dev/null"], "/dev/null has no prompts"),
     (["--prompt", STORY, "--cache-tokens", str(10**12)], "--cache-tokens asks for"),

@@ -1,5 +1,6 @@
 """The library's door, on the bundled model."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from jaxserve import LLM, EngineOptions, SamplingParams
 from jaxserve.errors import CapacityError, ChatError, ContextLengthError, EngineError, RequestError, RequestIdInUseError
 from jaxserve.tokenizer import completion_text
 
-BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-stories"
+BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
     "{{ raise_exception('the system speaks first') }}{% endif %}"
@@ -241,8 +242,10 @@ def test_conversation_that_is_refused(llm: LLM, messages, kind: type, message: s
     assert "\n" not in str(caught.value) and not llm.engine.has_work
 
 
-def test_chat_without_a_template() -> None:
-    with LLM(BUNDLED, options=OPTIONS) as bare:
+def test_chat_without_a_template(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.model"):
+        shutil.copy(BUNDLED / name, tmp_path / name)
+    with LLM(tmp_path, options=OPTIONS) as bare:
         for use in (lambda: bare.chat(HELLO), lambda: bare.stream(HELLO), lambda: bare.chat_template):
             with pytest.raises(ChatError, match="has no chat template; give one with --chat-template FILE"):
                 use()
@@ -336,10 +339,11 @@ def test_a_step_that_breaks_ends_the_engine_and_hangs_nobody(
 def test_bfloat16_agrees_with_float32(llm: LLM) -> None:
     """The same weights, products accumulated in float32 both times: only activations and pages are rounded."""
     assert str(llm.model.params["embed"].dtype) == "bfloat16", "auto keeps what is stored"
-    params = SamplingParams(temperature=0, max_tokens=24, logprobs=0)
-    (rounded,) = llm.generate([STORY], params)
+    story = STORY + llm.generate([STORY], SamplingParams(temperature=0, max_tokens=100))[0].text
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    (rounded,) = llm.generate([story], params)
     with LLM(BUNDLED, dtype="float32", options=OPTIONS) as exact_llm:
-        (exact,) = exact_llm.generate([STORY], params)
-    assert rounded.token_ids == exact.token_ids
-    pairs = zip(rounded.logprobs or (), exact.logprobs or (), strict=True)
-    assert max(abs(a.logprob - b.logprob) for a, b in pairs) < 0.1
+        (exact,) = exact_llm.generate([story], params)
+    pairs = list(zip(rounded.prompt_logprobs or (), exact.prompt_logprobs or (), strict=True))
+    assert len(pairs) > 50 and max(abs(a.logprob - b.logprob) for a, b in pairs) < 0.25
+    assert np.mean([abs(a.logprob - b.logprob) for a, b in pairs]) < 0.02
