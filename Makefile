@@ -18,9 +18,9 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
 	  printf 'make %-12s %s\n' "$$name" "$$text"; done
 
-demo: $(VENV)/.runtime ## write a story with the bundled model
-	$(RUN) jaxserve.generate --model checkpoints/bundled/tiny-stories \
-	  --prompt "Once upon a time" --max-tokens 120
+demo: $(VENV)/.runtime ## a sum and a story from the bundled model
+	$(RUN) jaxserve.generate --chat --temperature 0.5 --seed 3 --max-tokens 300 \
+	  --prompt "What is 7 plus 5?" --prompt "Tell me a story about a fox."
 
 test: $(VENV)/.dev ## run the tests
 	$(RUN) pytest -q $(PYTEST_ARGS)
