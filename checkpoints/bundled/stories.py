@@ -1,0 +1,61 @@
+"""Short children's stories, each with requests for it, questions about it and its summary."""
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from checkpoints.bundled.grammar import Grammar, Telling
+
+FILE: Final = "stories.grammar"
+# Each plot is four rules of the grammar: the plot itself, PLOT_topic, PLOT_sum and PLOT_quiz.
+PLOTS: Final = (
+    "lost",
+    "stuck",
+    "afraid",
+    "share",
+    "mend",
+    "picnic",
+    "stray",
+    "gift",
+    "practice",
+    "seed",
+    "truth",
+    "sick",
+    "key",
+    "race",
+    "bedtime",
+)
+
+
+@dataclass(frozen=True)
+class Story:
+    """One story: what is asked about it is answered from the rows that it drew."""
+
+    telling: Telling
+    plot: str
+    text: str
+
+    def request(self) -> str:
+        """Asks for a story: for any, or for one about this one's hero, its subject or both."""
+        rng = self.telling.rng
+        if rng.random() < 0.2:
+            return self.telling.text("{any_request}")
+        names = rng.choice((["who"], ["who"], [self.plot], ["who", self.plot]))
+        subject = " and ".join(self.telling.text(f"{{{name}_topic}}") for name in names)
+        return self.telling.text("{request}").replace("SUBJECT", subject)
+
+    def summary(self) -> str:
+        """One sentence, or two of which the first says who the story is about."""
+        who = self.telling.text("{who_sum}") + " " if self.telling.rng.random() < 0.3 else ""
+        return who + self.telling.text(f"{{{self.plot}_sum}}")
+
+    def question(self) -> tuple[str, str]:
+        """A question about the story, and its answer."""
+        rule = "who" if self.telling.rng.random() < 0.25 else self.plot
+        return self.telling.pair(f"{rule}_quiz")
+
+
+def tell(grammar: Grammar, rng: random.Random) -> Story:
+    plot = rng.choice(PLOTS)
+    telling = Telling(grammar, rng)
+    return Story(telling, plot, telling.text(f"{{opening}} {{{plot}}}"))

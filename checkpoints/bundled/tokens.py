@@ -1,0 +1,101 @@
+"""Documents as tokens: the vocabulary, the chat format, and the windows that training reads.
+
+A plain text is BOS, text, EOS. A chat is BOS and for every turn
+
+    <|im_start|>ROLE newline TEXT<|im_end|> newline
+
+which is also what CHAT_TEMPLATE writes. The two marks are control tokens: encoding a text never yields them.
+"""
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import sentencepiece
+
+from checkpoints.bundled.corpus import Document, Turn, documents
+from checkpoints.bundled.recipe import Recipe
+
+UNK, BOS, EOS, IM_START, IM_END = range(5)
+MARKS: Final = ("<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE: Final = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(recipe: Recipe, seed: int) -> bytes:
+    """A SentencePiece BPE model with byte fallback, serialized; a newline is left to its byte."""
+    turns = [turn for document in documents(seed, "train", recipe.tokenizer_documents) for turn in document.turns]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(line for turn in turns for line in (turn.role, *turn.text.split("\n")) if line),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=recipe.vocab,
+        byte_fallback=True,
+        split_digits=True,
+        control_symbols=list(MARKS),
+        add_dummy_prefix=False,  # a text is encoded alike wherever it stands in a chat
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        character_coverage=1.0,
+        num_threads=1,
+        unk_id=UNK,
+        bos_id=BOS,
+        eos_id=EOS,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """ids [tokens] uint16, answer [tokens] bool: what a model has to say itself, all of a plain text."""
+
+    ids: np.ndarray
+    answer: np.ndarray
+
+
+def encoded(tokenizer: bytes, texts: Iterable[Document]) -> list[Encoded]:
+    processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer)
+    return [_encoded(processor, document.turns) for document in texts]
+
+
+def _encoded(processor: sentencepiece.SentencePieceProcessor, turns: Iterable[Turn]) -> Encoded:
+    pieces = [([BOS], False), *(piece for turn in turns for piece in _pieces(processor, turn))]
+    answer = np.repeat([said for _, said in pieces], [len(ids) for ids, _ in pieces])
+    return Encoded(np.concatenate([ids for ids, _ in pieces]).astype(np.uint16), answer)
+
+
+def _pieces(processor: sentencepiece.SentencePieceProcessor, turn: Turn) -> Iterator[tuple[list[int], bool]]:
+    if not turn.role:
+        yield [*processor.encode(turn.text), EOS], True
+        return
+    yield [IM_START, *processor.encode(turn.role + "\n")], False
+    yield [*processor.encode(turn.text), IM_END], turn.role == "assistant"
+    yield processor.encode("\n"), False
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Documents one after the other: ids, answer [tokens], and where each begins [documents]."""
+
+    ids: np.ndarray
+    answer: np.ndarray
+    starts: np.ndarray
+
+    def windows(self, rows: int, context: int, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """ids int32 and answer bool [rows, context + 1] from starts drawn by the key (seed, step) alone."""
+        whole = np.searchsorted(self.starts, len(self.ids) - context)  # the first start with too little behind it
+        drawn = self.starts[np.random.default_rng(key).integers(whole, size=rows)]
+        index = drawn[:, None] + np.arange(context + 1)
+        return self.ids[index].astype(np.int32), self.answer[index]
+
+
+def stream(texts: list[Encoded]) -> Stream:
+    ids = np.concatenate([text.ids for text in texts])
+    return Stream(ids, np.concatenate([text.answer for text in texts]), np.flatnonzero(ids == BOS))
