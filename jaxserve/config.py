@@ -53,9 +53,13 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Resolved: every field is a fact. Sizes are per lane; one pool per page group of the model."""
+    """Resolved: every field is a fact. Sizes are per lane; one pool per page group of the model.
+
+    min_rows: the fewest rows that a step is compiled for.
+    """
 
     lanes: int
+    min_rows: int
     max_batch: int
     step_tokens: int
     page_size: int
@@ -111,6 +115,7 @@ def resolve(
     lanes: int,
     affordable_tokens: int,
     windows: Sequence[int | None] = (None,),
+    min_rows: int = 1,
 ) -> EngineConfig:
     """Fill in what was left open. affordable_tokens: KV tokens per lane for which there is memory.
 
@@ -148,6 +153,7 @@ def resolve(
         )
     return EngineConfig(
         lanes=lanes,
+        min_rows=min_rows,
         max_batch=max_batch,
         step_tokens=step_tokens,
         page_size=page_size,

@@ -8,7 +8,6 @@ from jaxserve.engine.plan import StepKind
 from jaxserve.errors import EngineError
 
 MIN_TOKENS = 16
-MIN_ROWS = 2  # one row of bfloat16 takes a path ten times slower than two on a CPU
 
 
 @dataclass(frozen=True, order=True)
@@ -34,7 +33,7 @@ class BucketPlan:
     @staticmethod
     def of(config: EngineConfig) -> "BucketPlan":
         """Decode steps over doubling rows, prefill steps over doubling tokens; one of each under `deterministic`."""
-        rows = _doubling(MIN_ROWS, max(config.max_batch, MIN_ROWS))
+        rows = _doubling(config.min_rows, max(config.max_batch, config.min_rows))
         tokens = _doubling(MIN_TOKENS, max(config.step_tokens, MIN_TOKENS))
         if config.deterministic:
             rows, tokens = rows[-1:], tokens[-1:]

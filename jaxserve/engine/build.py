@@ -1,5 +1,6 @@
 """From a model on a mesh and the operator's options to an engine: the one place where sizes are decided."""
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
@@ -29,17 +30,25 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
     The largest steps' temporaries are asked of the compiler only when the cache comes near the limit: each answer
     costs a compile.
     """
-    itemsize, tensor = params["embed"].dtype.itemsize, mesh.shape["tensor"]
+    dtype = params["embed"].dtype
+    itemsize, tensor = dtype.itemsize, mesh.shape["tensor"]
     limit, weights = device_limit(mesh), bytes_per_device(params)
     windows = [group.window for group in spec.page_groups()]
 
     def resolved(tokens: int) -> EngineConfig:
         lanes, positions = mesh.shape["data"], spec.max_positions
-        return resolve(options, max_positions=positions, lanes=lanes, affordable_tokens=tokens, windows=windows)
+        return resolve(
+            options,
+            max_positions=positions,
+            lanes=lanes,
+            affordable_tokens=tokens,
+            windows=windows,
+            min_rows=min_rows(mesh, dtype),
+        )
 
     wish = resolved(2**62)
     kernel = dispatch.paged_attention(wish.attention)
-    state = abstract_state(spec, wish, mesh, kernel, params["embed"].dtype)
+    state = abstract_state(spec, wish, mesh, kernel, dtype)
     rows = bytes_per_device(state.rows)
     cache = cache_bytes(spec, wish, itemsize, tensor)
     if options.cache_tokens:
@@ -57,3 +66,8 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
 
     most = max(pool.pages for pool in wish.pools)
     return resolved(affordable_pages(limit, weights, rows, temporaries, bytes_of, most) * wish.page_size)
+
+
+def min_rows(mesh: Mesh, dtype: jnp.dtype) -> int:
+    """2 for bfloat16 on a CPU: XLA:CPU has no kernel for one row of it and takes ten times the time of two."""
+    return 2 if mesh.devices.flat[0].platform == "cpu" and dtype == jnp.bfloat16 else 1

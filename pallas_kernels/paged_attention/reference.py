@@ -63,6 +63,9 @@ def write(
     offset: Int[Array, "T"],
 ) -> Pages:
     """Store each token's k and v at (page, offset), in place when the pages are donated; page id P drops the token."""
+    if len(page) == 1:  # XLA makes a select of a scatter of one token, and copies the pages for it: add one to drop
+        page, offset = jnp.append(page, len(pages.k)), jnp.append(offset, 0)
+        k, v = (jnp.concatenate([x, x]) for x in (k, v))
     return Pages(
         pages.k.at[page, :, offset].set(k.astype(pages.k.dtype), mode="drop"),
         pages.v.at[page, :, offset].set(v.astype(pages.v.dtype), mode="drop"),

@@ -27,6 +27,7 @@ def config_of(*, num_pages: int = 32, windows: tuple[int | None, ...] = (None,),
     """A small engine's configuration; every page group has so many pages."""
     base = EngineConfig(
         lanes=1,
+        min_rows=1,
         max_batch=4,
         step_tokens=16,
         page_size=4,

@@ -20,14 +20,23 @@ def kinds(plan: BucketPlan, kind: str) -> list[tuple[int, int]]:
 
 def test_sizes_double_and_end_at_the_limit() -> None:
     plan = BucketPlan.of(config_of(max_batch=6, step_tokens=100))
-    assert kinds(plan, "decode") == [(2, 2), (4, 4), (6, 6)]
+    assert kinds(plan, "decode") == [(1, 1), (2, 2), (4, 4), (6, 6)]
     assert kinds(plan, "prefill") == [(6, 16), (6, 32), (6, 64), (6, 100)]
     assert kinds(plan, "score") == [(6, 100)]
 
 
 def test_the_smallest_engine_has_one_of_each() -> None:
     plan = BucketPlan.of(config_of(max_batch=1, step_tokens=1))
-    assert [str(b) for b in plan.buckets] == ["decode[2]", "prefill[2x16]", "score[2x16]"]
+    assert [str(b) for b in plan.buckets] == ["decode[1]", "prefill[1x16]", "score[1x16]"]
+
+
+def test_no_step_has_fewer_rows_than_asked() -> None:
+    assert [str(b) for b in BucketPlan.of(config_of(max_batch=1, step_tokens=1, min_rows=2)).buckets] == [
+        "decode[2]",
+        "prefill[2x16]",
+        "score[2x16]",
+    ]
+    assert kinds(BucketPlan.of(config_of(max_batch=6, min_rows=2)), "decode") == [(2, 2), (4, 4), (6, 6)]
 
 
 def test_deterministic_engines_have_one_of_each() -> None:
@@ -70,7 +79,7 @@ def test_every_size_up_to_the_limits_has_a_bucket(
     for kind in step_kinds:
         bucket = choose(buckets, kind, r, t)
         assert bucket.rows >= r and bucket.tokens >= t
-    assert r <= choose(buckets, "decode", r, r).rows <= (max(rows, 2) if deterministic else max(2 * r, 2))
+    assert r <= choose(buckets, "decode", r, r).rows <= (rows if deterministic else 2 * r)
 
 
 @settings(max_examples=100, derandomize=True)
@@ -88,11 +97,18 @@ def test_reachable_leaves_out_what_cannot_happen() -> None:
     config = config_of(max_batch=8, step_tokens=64)
     plan = BucketPlan.of(config)
     alone = plan.reachable([(20, 100)], config=config, score=False)
-    assert [str(b) for b in alone] == ["decode[2]", "prefill[8x32]"]
+    assert [str(b) for b in alone] == ["decode[1]", "prefill[8x32]"]
     scored = plan.reachable([(20, 100)], config=config, score=True)
-    assert [str(b) for b in scored] == ["decode[2]", "prefill[8x32]", "score[8x64]"]
+    assert [str(b) for b in scored] == ["decode[1]", "prefill[8x32]", "score[8x64]"]
     three = plan.reachable([(20, 4), (5, 4), (5, 4)], config=config, score=False)
-    assert [str(b) for b in three] == ["decode[2]", "decode[4]", "prefill[8x16]", "prefill[8x32]", "prefill[8x64]"]
+    assert [str(b) for b in three] == [
+        "decode[1]",
+        "decode[2]",
+        "decode[4]",
+        "prefill[8x16]",
+        "prefill[8x32]",
+        "prefill[8x64]",
+    ]
 
 
 PROMPTS = st.lists(

@@ -10,7 +10,8 @@ from jaxserve.engine.buckets import Bucket
 from tests.jaxserve.engine.tiny import SPEC, make_engine
 
 LARGE = EngineOptions(max_batch=4, page_size=16, step_tokens=32, cache_tokens=2**18)
-BUCKETS = [Bucket("decode", 4, 4), Bucket("prefill", 4, 32), Bucket("score", 4, 32)]
+BUCKETS = [Bucket("decode", 1, 1), Bucket("decode", 4, 4), Bucket("prefill", 4, 32), Bucket("score", 4, 32)]
+ALONE = [Bucket("prefill", 1, 32), Bucket("score", 1, 32)]  # of an engine with one row
 
 
 def nbytes(tree: object) -> int:
@@ -25,7 +26,7 @@ def runner():
     engine.close()
 
 
-@pytest.mark.parametrize("bucket", BUCKETS, ids=str)
+@pytest.mark.parametrize("bucket", [*BUCKETS, *ALONE], ids=str)
 def test_state_is_aliased_and_never_copied(runner, bucket: Bucket) -> None:
     """Aliased bytes are the state's bytes; temporaries stay under a tenth of one layer's pages (34 MB)."""
     memory = runner.lower_step(bucket).compile().memory_analysis()
