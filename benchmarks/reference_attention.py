@@ -16,19 +16,26 @@ from rich.console import Console
 from rich.table import Table
 
 from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.reference import Pages
+from pallas_kernels.paged_attention.api import Layout, Options, Pages, Ragged
 
 ROWS, HEADS, KV_HEADS, HEAD_DIM, WIDTH = 16, 16, 4, 64, 2048
 
 
-def gather_whole_table(q: jax.Array, pages: Pages, tables: jax.Array, lengths: jax.Array, *, scale: float) -> jax.Array:
+def gather_whole_table(
+    q: jax.Array, k: jax.Array, v: jax.Array, pages: Pages, ragged: Ragged, options: Options
+) -> jax.Array:
     """The obvious way: one gather of every page in the table, then dense attention with a mask."""
-    k, v = (x[tables].swapaxes(1, 2).reshape(ROWS, KV_HEADS, WIDTH, HEAD_DIM) for x in pages)
+    written = reference.write(pages, k, v, ragged.page, ragged.offset)
+    k, v = (x[ragged.tables].swapaxes(1, 2).reshape(ROWS, KV_HEADS, WIDTH, HEAD_DIM) for x in (written.k, written.v))
     grouped = q.reshape(ROWS, KV_HEADS, HEADS // KV_HEADS, HEAD_DIM)
-    scores = jnp.einsum("RKGH,RKSH->RKGS", grouped, k, preferred_element_type=jnp.float32) * scale
-    live = jnp.arange(WIDTH)[None] < lengths[:, None]
+    scores = jnp.einsum("RKGH,RKSH->RKGS", grouped, k, preferred_element_type=jnp.float32) * options.scale
+    live = jnp.arange(WIDTH)[None] < ragged.lengths[:, None]
     weights = jax.nn.softmax(jnp.where(live[:, None, None], scores, reference.MASKED), axis=-1).astype(v.dtype)
     return jnp.einsum("RKGS,RKSH->RKGH", weights, v, preferred_element_type=jnp.float32).reshape(q.shape)
+
+
+def walk(q: jax.Array, k: jax.Array, v: jax.Array, pages: Pages, ragged: Ragged, options: Options) -> jax.Array:
+    return reference.attend(q, k, v, pages, ragged, options).out
 
 
 def milliseconds(run: Callable[[], jax.Array], repeats: int = 10) -> float:
@@ -42,17 +49,20 @@ def milliseconds(run: Callable[[], jax.Array], repeats: int = 10) -> float:
 def compare(dtype: jnp.dtype, page_size: int, live: int) -> tuple[float, float]:
     """Best of five of each, taken in turns, in ms: (walk, gather)."""
     num_pages = ROWS * WIDTH // page_size
-    pages = reference.allocate(num_pages, KV_HEADS, page_size, HEAD_DIM, dtype)
-    order = np.random.default_rng(0).permutation(num_pages).astype(np.int32)
-    tables, lengths = jnp.asarray(order.reshape(ROWS, -1)), jnp.full((ROWS,), live, jnp.int32)
-    q = jnp.ones((ROWS, HEADS, HEAD_DIM), dtype)
-    steps = [jax.jit(f, static_argnames="scale") for f in (reference.decode, gather_whole_table)]
-    calls = [lambda step=step: step(q, pages, tables, lengths, scale=0.125) for step in steps]
+    layout = Layout(KV_HEADS, HEAD_DIM, page_size, dtype)
+    pages = reference.allocate(num_pages, layout)
+    tables = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(ROWS, -1)
+    lengths, starts = np.full(ROWS, live, np.int32), np.arange(ROWS + 1, dtype=np.int32)
+    last = tables[:, (live - 1) // page_size], np.full(ROWS, (live - 1) % page_size, np.int32)
+    ragged = Ragged(*jax.tree.map(jnp.asarray, (tables, lengths, starts, np.full(2, ROWS, np.int32), *last)))
+    q, new = jnp.ones((ROWS, HEADS, HEAD_DIM), dtype), jnp.ones((ROWS, KV_HEADS, HEAD_DIM), dtype)
+    steps = [jax.jit(f, static_argnames="options") for f in (walk, gather_whole_table)]
+    calls = [lambda step=step: step(q, new, new, pages, ragged, Options(layout, 0.125, decode=True)) for step in steps]
     for call in calls:
         jax.block_until_ready(call())
     rounds = [[milliseconds(call) for call in calls] for _ in range(5)]
-    walk, gather = (min(column) for column in zip(*rounds, strict=True))
-    return walk, gather
+    walked, gathered = (min(column) for column in zip(*rounds, strict=True))
+    return walked, gathered
 
 
 def main() -> None:
@@ -60,8 +70,8 @@ def main() -> None:
     for dtype in (jnp.float32, jnp.bfloat16):
         for page_size in (16, 64):
             for live in (200, 2000):
-                walk, gather = compare(jnp.dtype(dtype), page_size, live)
-                row = f"{walk:.2f}", f"{gather:.2f}", f"{gather / walk:.1f}x"
+                walked, gathered = compare(jnp.dtype(dtype), page_size, live)
+                row = f"{walked:.2f}", f"{gathered:.2f}", f"{gathered / walked:.1f}x"
                 table.add_row(jnp.dtype(dtype).name, str(page_size), str(live), *row)
     Console().print(table)
 

@@ -161,7 +161,7 @@ def resolve(
         max_context=context,
         prefix_cache=options.prefix_cache,
         deterministic=options.deterministic,
-        attention="reference" if options.attention == "auto" else options.attention,
+        attention=options.attention,
     )
 
 

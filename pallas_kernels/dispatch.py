@@ -1,21 +1,27 @@
-"""Which implementation of a kernel a step is lowered with."""
+"""Which implementation of a kernel a step is lowered with: by name, or by the platform of the mesh it is lowered for.
 
-from types import ModuleType
+Never by the default backend: steps are compiled for hardware that is not there.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
 from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention.api import KernelError, PagedAttention
+
+PAGED_ATTENTION: Final[Mapping[str, PagedAttention]] = MappingProxyType({"reference": reference})
+# What "auto" means on each platform.
+AUTO: Final[Mapping[str, str]] = MappingProxyType({"cpu": "reference", "gpu": "reference", "tpu": "reference"})
 
 
-class KernelError(ValueError):
-    """An implementation that is not built in, or that cannot take what it is given."""
-
-
-PAGED_ATTENTION: dict[str, ModuleType] = {"reference": reference}
-
-
-def paged_attention(name: str) -> ModuleType:
-    """The module that implements paged attention under this name; KernelError when there is none."""
-    if name not in PAGED_ATTENTION:
+def paged_attention(name: str, platform: str) -> PagedAttention:
+    """The implementation of this name, or of "auto" the platform's; KernelError when there is none: nothing else
+    takes its place.
+    """
+    chosen = AUTO.get(platform, "reference") if name == "auto" else name
+    if chosen not in PAGED_ATTENTION:
         raise KernelError(
-            f"attention {name!r} is not built in; choose one of {', '.join(PAGED_ATTENTION)} (--attention)"
+            f"attention {name!r} is not built in; choose auto or one of {', '.join(PAGED_ATTENTION)} (--attention)"
         )
-    return PAGED_ATTENTION[name]
+    return PAGED_ATTENTION[chosen]

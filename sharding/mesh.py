@@ -41,3 +41,8 @@ class MeshSpec:
             )
         grid = np.asarray(devices[: self.size]).reshape(self.data, self.expert, self.tensor)
         return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def platform(mesh: Mesh) -> str:
+    """What the mesh's devices are: "cpu", "gpu" or "tpu"; they need not be here."""
+    return mesh.devices.flat[0].platform

@@ -12,6 +12,7 @@ from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.state import abstract_state
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
+from sharding.mesh import platform
 
 
 def build_engine(
@@ -31,7 +32,7 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
     costs a compile.
     """
     dtype = params["embed"].dtype
-    itemsize, tensor = dtype.itemsize, mesh.shape["tensor"]
+    tensor = mesh.shape["tensor"]
     limit, weights = device_limit(mesh), bytes_per_device(params)
     windows = [group.window for group in spec.page_groups()]
 
@@ -47,10 +48,13 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
         )
 
     wish = resolved(2**62)
-    kernel = dispatch.paged_attention(wish.attention)
+    kernel = dispatch.paged_attention(wish.attention, platform(mesh))
+    for group in spec.page_groups():
+        layout = group.layout(wish.page_size, dtype, shards=tensor)
+        kernel.check(layout, spec.num_heads // tensor, wish.max_batch, wish.pages_per_row)
     state = abstract_state(spec, wish, mesh, kernel, dtype)
     rows = bytes_per_device(state.rows)
-    cache = cache_bytes(spec, wish, itemsize, tensor)
+    cache = cache_bytes(spec, wish, kernel, dtype, tensor)
     if options.cache_tokens:
         check_fits(limit, weights, rows, cache)
         return wish
@@ -62,7 +66,7 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
     probe.release_state()
 
     def bytes_of(pages: int) -> int:
-        return cache_bytes(spec, resolved(pages * wish.page_size), itemsize, tensor)
+        return cache_bytes(spec, resolved(pages * wish.page_size), kernel, dtype, tensor)
 
     most = max(pool.pages for pool in wish.pools)
     return resolved(affordable_pages(limit, weights, rows, temporaries, bytes_of, most) * wish.page_size)
@@ -70,4 +74,4 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
 
 def min_rows(mesh: Mesh, dtype: jnp.dtype) -> int:
     """2 for bfloat16 on a CPU: XLA:CPU has no kernel for one row of it and takes ten times the time of two."""
-    return 2 if mesh.devices.flat[0].platform == "cpu" and dtype == jnp.bfloat16 else 1
+    return 2 if platform(mesh) == "cpu" and dtype == jnp.bfloat16 else 1

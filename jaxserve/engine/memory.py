@@ -3,13 +3,16 @@
 import os
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ConfigError
 from jaxserve.models.spec import ModelSpec
+from pallas_kernels.paged_attention.api import Layout, PagedAttention
 
 HOST_SHARE = 0.5  # of a machine's memory, where the device is the host itself
 
@@ -40,10 +43,19 @@ def _product(shape: tuple[int, ...]) -> int:
     return size
 
 
-def cache_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int, tensor: int) -> int:
+def page_bytes(kernel: PagedAttention, layout: Layout) -> int:
+    """Bytes of one page of one layer, as the implementation lays it out."""
+    page = jax.eval_shape(partial(kernel.allocate, 1, layout))
+    return sum(leaf.dtype.itemsize * _product(leaf.shape) for leaf in jax.tree.leaves(page))
+
+
+def cache_bytes(spec: ModelSpec, config: EngineConfig, kernel: PagedAttention, dtype: jnp.dtype, tensor: int) -> int:
     """Bytes of all pages of a lane on one device."""
     groups = zip(spec.page_groups(), config.pools, strict=True)
-    return sum(pool.pages * group.page_bytes(config.page_size, itemsize) for group, pool in groups) // tensor
+    return sum(
+        pool.pages * len(group.layers) * page_bytes(kernel, group.layout(config.page_size, dtype, shards=tensor))
+        for group, pool in groups
+    )
 
 
 def check_fits(limit: int, weights: int, rows: int, cache: int) -> None:

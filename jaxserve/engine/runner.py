@@ -30,6 +30,7 @@ from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
+from sharding.mesh import platform
 from sharding.rules import replicated
 
 Progress = Callable[[int, int, str], None]  # done, total, what
@@ -59,8 +60,8 @@ class DeviceRunner:
         self._params = params
         self._dtype: jnp.dtype = params["embed"].dtype
         self._groups = len(spec.page_groups())
-        kernel = dispatch.paged_attention(config.attention)
-        self._builder = StepBuilder(spec, mesh, kernel, config.page_size)
+        kernel = dispatch.paged_attention(config.attention, platform(mesh))
+        self._builder = StepBuilder(spec, mesh, kernel, config.page_size, self._dtype)
         self.abstract = abstract_state(spec, config, mesh, kernel, self._dtype)
         self._state = new_state(self.abstract)
         self._admission = admission_layout(self._groups, config.pages_per_row)

@@ -1,7 +1,6 @@
 """What lives on the device between steps: one donated pytree of fixed structure, pages and rows."""
 
 from functools import partial
-from types import ModuleType
 
 import flax.struct
 import jax
@@ -15,7 +14,7 @@ from jaxserve.engine.batch import MAX_END_IDS
 from jaxserve.engine.sampling import RowFields, RowSampling
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
-from pallas_kernels.paged_attention.reference import Pages
+from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages
 from sharding.rules import sharding
 
 
@@ -36,18 +35,31 @@ class State:
     rows: Rows
 
 
-def abstract_state(spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: ModuleType, dtype: jnp.dtype) -> State:
+def abstract_state(
+    spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention, dtype: jnp.dtype
+) -> State:
     """The state's shapes, dtypes and shardings."""
-    shapes = jax.eval_shape(lambda: _zeros(spec, config, kernel, dtype))
-
-    def sharded(axes: str | None, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        lanes_only = NamedSharding(mesh, PartitionSpec("data"))
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding(axes, x.shape, mesh) if axes else lanes_only)
-
+    lanes_only = NamedSharding(mesh, PartitionSpec("data"))
+    rows = jax.eval_shape(partial(_zero_rows, spec, config))
+    by_layer: dict[int, Pages] = {}
+    for group, pool in zip(spec.page_groups(), config.pools, strict=True):
+        layout = group.layout(config.page_size, dtype)
+        by_layer |= dict.fromkeys(group.layers, _abstract_pages(kernel, layout, pool.pages, mesh))
     return State(
-        pages=jax.tree.map(partial(sharded, "APKZH"), shapes.pages),
-        rows=jax.tree.map(partial(sharded, None), shapes.rows),
+        pages=tuple(by_layer[layer] for layer in range(spec.num_layers)),
+        rows=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lanes_only), rows),
     )
+
+
+def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh: Mesh) -> Pages:
+    """One layer's pool, for all lanes of the mesh."""
+
+    def with_lanes(x: jax.ShapeDtypeStruct, axes: str) -> jax.ShapeDtypeStruct:
+        shape = (mesh.shape["data"], *x.shape)
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding("A" + axes, shape, mesh))
+
+    one_lane = jax.eval_shape(partial(kernel.allocate, num_pages, layout))
+    return jax.tree.map(with_lanes, one_lane, kernel.axes(layout))
 
 
 def new_state(abstract: State) -> State:
@@ -57,46 +69,35 @@ def new_state(abstract: State) -> State:
     return make()
 
 
-def _zeros(spec: ModelSpec, config: EngineConfig, kernel: ModuleType, dtype: jnp.dtype) -> State:
-    lanes, groups = config.lanes, spec.page_groups()
-    of_layer = {layer: at for at in zip(groups, config.pools, strict=True) for layer in at[0].layers}
-
-    def layer_pages(layer: int) -> Pages:
-        group, pool = of_layer[layer]
-        one = kernel.allocate(pool.pages, group.kv_heads, config.page_size, group.head_dim, dtype)
-        return jax.tree.map(lambda x: jnp.zeros((lanes, *x.shape), x.dtype), one)
-
+def _zero_rows(spec: ModelSpec, config: EngineConfig) -> Rows:
     def field(*shape: int, dtype: type = np.int32) -> jax.Array:
-        return jnp.zeros((lanes, config.max_batch, *shape), dtype)
+        return jnp.zeros((config.lanes, config.max_batch, *shape), dtype)
 
-    return State(
-        pages=tuple(layer_pages(layer) for layer in range(spec.num_layers)),
-        rows=Rows(
-            tables=tuple(field(config.pages_per_row) for _ in groups),
-            length=field(),
-            token=field(),
-            sampling=RowSampling(
-                key=field(2, dtype=np.uint32),
-                choice=field(),
-                temperature=field(dtype=np.float32),
-                top_k=field(),
-                top_p=field(dtype=np.float32),
-                min_p=field(dtype=np.float32),
-                repetition=field(dtype=np.float32),
-                presence=field(dtype=np.float32),
-                frequency=field(dtype=np.float32),
-                logprobs=field(),
-                end_after=field(),
-                end_ids=field(MAX_END_IDS),
-                biased=field(),
-                masked=field(),
-                penalised=field(),
-            ),
-            fields=RowFields(
-                counts=field(spec.vocab_size),
-                bias_ids=field(MAX_BIASES),
-                bias_values=field(MAX_BIASES, dtype=np.float32),
-                mask=field(-(-spec.vocab_size // 32), dtype=np.uint32),
-            ),
+    return Rows(
+        tables=tuple(field(config.pages_per_row) for _ in config.pools),
+        length=field(),
+        token=field(),
+        sampling=RowSampling(
+            key=field(2, dtype=np.uint32),
+            choice=field(),
+            temperature=field(dtype=np.float32),
+            top_k=field(),
+            top_p=field(dtype=np.float32),
+            min_p=field(dtype=np.float32),
+            repetition=field(dtype=np.float32),
+            presence=field(dtype=np.float32),
+            frequency=field(dtype=np.float32),
+            logprobs=field(),
+            end_after=field(),
+            end_ids=field(MAX_END_IDS),
+            biased=field(),
+            masked=field(),
+            penalised=field(),
+        ),
+        fields=RowFields(
+            counts=field(spec.vocab_size),
+            bias_ids=field(MAX_BIASES),
+            bias_values=field(MAX_BIASES, dtype=np.float32),
+            mask=field(-(-spec.vocab_size // 32), dtype=np.uint32),
         ),
     )

@@ -5,7 +5,6 @@ upload -> where every token lies -> decoder -> logits of the sampling rows -> to
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -19,9 +18,10 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.plan import FED_BACK
 from jaxserve.engine.sampling import RowSampling, Sampled, log_probabilities, sample, silence, take_rows
 from jaxserve.engine.state import Rows, State
-from jaxserve.models.attention import Attend, Ragged
+from jaxserve.models.attention import Attend
 from jaxserve.models.decoder import forward, logits
 from jaxserve.models.spec import ModelSpec
+from pallas_kernels.paged_attention.api import Options, PagedAttention, Ragged
 
 SCORE_TOKENS = 64  # hidden states per slice of the head, so that no [T, V] array exists
 
@@ -33,6 +33,7 @@ class _Place(NamedTuple):
 
     lengths: Int[Array, "A R"]  # of each chunk's row once the step is done; 0 for padding
     starts: Int[Array, "A R+1"]  # chunk r's tokens are starts[r]:starts[r+1]
+    split: Int[Array, "A 2"]  # leading chunks of one token; chunks that are none of padding
     chunk: Int[Array, "A T"]  # of each token
     position: Int[Array, "A T"]  # of each token in its sequence; 0 for padding
     live: Bool[Array, "A T"]  # whether it is a token at all
@@ -44,8 +45,9 @@ class StepBuilder:
 
     spec: ModelSpec
     mesh: Mesh
-    kernel: ModuleType
+    kernel: PagedAttention
     page_size: int
+    dtype: jnp.dtype  # of pages
 
     def step(self, bucket: Bucket) -> Callable[[dict, State, jax.Array], tuple[State, jax.Array]]:
         groups = len(self.spec.page_groups())
@@ -86,17 +88,15 @@ class StepBuilder:
             entry = jax.vmap(lambda t, chunk, i: t[chunk, i])(tables, place.chunk, index)
             no_page = state.pages[group.layers[0]].k.shape[1]
             page, offset = jnp.where(place.live, entry, no_page), place.position % self.page_size
-            ragged = Ragged(tables, place.lengths, place.starts, page, offset)
-            attend = Attend(
-                ragged,
-                self.mesh,
-                self.kernel,
-                decode=bucket.kind == "decode",
+            ragged = Ragged(tables, place.lengths, place.starts, place.split, page, offset)
+            options = Options(
+                group.layout(self.page_size, self.dtype, shards=self.mesh.shape["tensor"]),
                 scale=self.spec.score_scale,
                 window=group.window,
                 softcap=self.spec.attn_softcap,
+                decode=bucket.kind == "decode",
             )
-            by_layer |= dict.fromkeys(group.layers, attend)
+            by_layer |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, self.kernel, options))
         return tuple(by_layer[i] for i in range(self.spec.num_layers))
 
     def _sample(self, params: dict, rows: Rows, batch: Batch, hidden: jax.Array, place: _Place) -> Sampled:
@@ -161,7 +161,9 @@ def _locate(rows: Rows, batch: Batch, tokens: int) -> _Place:
     chunk = jnp.minimum(chunk, lengths.shape[-1] - 1)
     live = index[None] < starts[:, -1:]
     position = _take(lengths, chunk) - _take(starts[:, 1:], chunk) + index[None]
-    return _Place(lengths, starts, chunk, jnp.where(live, position, 0), live)
+    alone = jnp.cumprod(sizes == 1, axis=-1).sum(-1)
+    split = jnp.stack([alone, (sizes > 0).sum(-1)], axis=-1).astype(jnp.int32)
+    return _Place(lengths, starts, split, chunk, jnp.where(live, position, 0), live)
 
 
 def _advance(rows: Rows, batch: Batch, place: _Place, sampled: Sampled) -> Rows:

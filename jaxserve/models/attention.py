@@ -1,30 +1,15 @@
 """Self-attention over pages: projections, rotation, and the one place where kernels and page writes are called."""
 
-from types import ModuleType
-
 import flax.struct
 import jax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxserve.models.layers import einsum, rms_norm
 from jaxserve.models.rope import rotate
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.paged_attention.reference import Pages
-
-
-@flax.struct.dataclass
-class Ragged:
-    """Where the tokens of a step lie, for one page group. A leading axis A counts lanes.
-
-    With a window, table entries of pages that lie before what any query sees may name any page.
-    """
-
-    tables: Int[Array, "A R W"]  # page of every page-sized stretch of a row
-    lengths: Int[Array, "A R"]  # kv positions of the row once this step's tokens are written; 0 for an empty row
-    starts: Int[Array, "A R+1"]  # row r's tokens are starts[r]:starts[r+1]
-    page: Int[Array, "A T"]  # page that token t is written to; P (out of range) for padding
-    offset: Int[Array, "A T"]
+from pallas_kernels.paged_attention.api import Options, PagedAttention, Pages, Ragged
+from sharding.rules import partition
 
 
 @flax.struct.dataclass
@@ -39,13 +24,10 @@ class Rotation:
 class Attend:
     """What attention needs beside weights and activations: fixed for a compiled step, but for `ragged`."""
 
-    ragged: Ragged
+    ragged: Ragged  # every field with a leading axis A
     mesh: Mesh = flax.struct.field(pytree_node=False)
-    kernel: ModuleType = flax.struct.field(pytree_node=False)
-    decode: bool = flax.struct.field(pytree_node=False)  # one token per row: T = R
-    scale: float = flax.struct.field(pytree_node=False)
-    window: int | None = flax.struct.field(pytree_node=False, default=None)
-    softcap: float | None = flax.struct.field(pytree_node=False, default=None)
+    kernel: PagedAttention = flax.struct.field(pytree_node=False)
+    options: Options = flax.struct.field(pytree_node=False)  # of one shard's heads
 
     def __call__(
         self, q: Float[Array, "T N H"], k: Float[Array, "T K H"], v: Float[Array, "T K H"], pages: Pages
@@ -54,11 +36,9 @@ class Attend:
 
         T counts the tokens of all lanes, lane after lane; pages are [A, P, K, Z, H].
         """
-        heads, lanes, paged = (
-            PartitionSpec("data", "tensor"),
-            PartitionSpec("data"),
-            PartitionSpec("data", None, "tensor"),
-        )
+        heads, lanes = PartitionSpec("data", "tensor"), PartitionSpec("data")
+        axes = self.kernel.axes(self.options.layout)
+        paged = jax.tree.map(lambda x, letters: partition("A" + letters, x.shape, self.mesh), pages, axes)
         return jax.shard_map(
             self._one_lane,
             mesh=self.mesh,
@@ -72,13 +52,8 @@ class Attend:
     ) -> tuple[jax.Array, Pages]:
         """The same for one lane's tokens and one shard's heads; every lane axis has length 1 here."""
         pages, ragged = jax.tree.map(lambda x: x[0], (pages, ragged))
-        pages = self.kernel.write(pages, k, v, ragged.page, ragged.offset)
-        knobs = dict(scale=self.scale, window=self.window, softcap=self.softcap)
-        if self.decode:
-            out = self.kernel.decode(q, pages, ragged.tables, ragged.lengths, **knobs)
-        else:
-            out = self.kernel.prefill(q, pages, ragged.tables, ragged.lengths, ragged.starts, **knobs)
-        return out.astype(q.dtype), jax.tree.map(lambda x: x[None], pages)
+        out, pages, _ = self.kernel.attend(q, k, v, pages, ragged, self.options)
+        return out, jax.tree.map(lambda x: x[None], pages)
 
 
 def self_attention(

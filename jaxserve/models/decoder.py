@@ -11,7 +11,7 @@ from jaxserve.models.layers import einsum, softcap
 from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.rope import tables
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.paged_attention.reference import Pages
+from pallas_kernels.paged_attention.api import Pages
 from sharding.params import ParamSpec
 
 PROJECTIONS = {"q": "DNH", "k": "DKH", "v": "DKH", "o": "NHD", "gate": "DF", "up": "DF", "down": "FD"}

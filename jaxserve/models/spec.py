@@ -4,8 +4,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+import jax.numpy as jnp
+
 from jaxserve.errors import ModelError
 from jaxserve.models.rope import Rope
+from pallas_kernels.paged_attention.api import Layout
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,9 @@ class PageGroup:
     kv_heads: int
     head_dim: int
 
-    def page_bytes(self, page_size: int, itemsize: int) -> int:
-        return 2 * len(self.layers) * self.kv_heads * self.head_dim * page_size * itemsize
+    def layout(self, page_size: int, dtype: jnp.dtype, shards: int = 1) -> Layout:
+        """Of one layer's pages; of one shard's heads, where the heads are split."""
+        return Layout(self.kv_heads // shards, self.head_dim, page_size, dtype)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxserve.config import EngineOptions
@@ -44,9 +45,10 @@ def test_writers_alias_the_state_too(runner) -> None:
 
 
 def test_pages_take_what_the_spec_says(runner) -> None:
-    group = SPEC.page_groups()[0]
     config = runner.config
-    assert nbytes(runner.abstract.pages) == config.pools[0].pages * group.page_bytes(config.page_size, 4)
+    layout = SPEC.page_groups()[0].layout(config.page_size, jnp.dtype("float32"))
+    tokens = config.pools[0].pages * config.page_size
+    assert nbytes(runner.abstract.pages) == tokens * SPEC.num_layers * layout.token_bytes
 
 
 def test_a_compile_after_warm_up_is_counted(runner) -> None:

@@ -1,6 +1,7 @@
 """The cache's size is planned from the compiler's figures."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxserve.config import EngineOptions, resolve
@@ -18,8 +19,8 @@ MESH = MeshSpec()
 def test_bytes_of_the_cache() -> None:
     """Two layers, K and V, 2 heads of 8, float32; half of it on each of two tensor-parallel devices."""
     config = resolve(BASE, max_positions=96, lanes=1, affordable_tokens=0)
-    assert cache_bytes(SPEC, config, itemsize=4, tensor=1) == 1024 * 2 * 2 * 2 * 8 * 4
-    assert cache_bytes(SPEC, config, itemsize=4, tensor=2) == 1024 * 2 * 2 * 8 * 4
+    assert cache_bytes(SPEC, config, reference, jnp.dtype("float32"), tensor=1) == 1024 * 2 * 2 * 2 * 8 * 4
+    assert cache_bytes(SPEC, config, reference, jnp.dtype("float32"), tensor=2) == 1024 * 2 * 2 * 8 * 4
 
 
 def test_a_window_takes_what_its_rows_can_hold() -> None:

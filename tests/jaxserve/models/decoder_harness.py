@@ -9,10 +9,11 @@ from jax.sharding import Mesh
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.load import load_params, read_spec
-from jaxserve.models.attention import Attend, Ragged
+from jaxserve.models.attention import Attend
 from jaxserve.models.decoder import forward, logits
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention.api import Layout, Options, Ragged
 from sharding.mesh import MeshSpec
 
 
@@ -31,9 +32,9 @@ class Decoder:
         width = -(-context // page_size)
         order = np.random.default_rng(0).permutation(rows * width).astype(np.int32)
         self.tables = jnp.asarray(order.reshape(1, rows, width))
-        one = reference.allocate(
-            rows * width, self.spec.num_kv_heads, page_size, self.spec.head_dim, self.params["embed"].dtype
-        )
+        stored = self.params["embed"].dtype
+        self.layout = Layout(self.spec.num_kv_heads, self.spec.head_dim, page_size, stored)
+        one = reference.allocate(rows * width, self.layout)
         self.pages = tuple(jax.tree.map(lambda x: x[None], one) for _ in range(self.spec.num_layers))
         self._step = jax.jit(self._run, static_argnames="decode")
 
@@ -52,21 +53,14 @@ class Decoder:
             tables=self.tables,
             lengths=jnp.full((1, rows), start + size),
             starts=(jnp.arange(rows + 1) * size)[None],
+            split=jnp.array([[rows if size == 1 else 0, rows]]),
             page=entry.reshape(1, -1),
             offset=(positions % self.page_size).reshape(1, -1),
         )
         attends: dict[int, Attend] = {}
         for group in self.spec.page_groups():
-            attend = Attend(
-                ragged,
-                self.mesh,
-                reference,
-                decode=decode,
-                scale=self.spec.score_scale,
-                window=group.window,
-                softcap=self.spec.attn_softcap,
-            )
-            attends |= dict.fromkeys(group.layers, attend)
+            options = Options(self.layout, self.spec.score_scale, group.window, self.spec.attn_softcap, decode)
+            attends |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, reference, options))
         by_layer = tuple(attends[layer] for layer in range(self.spec.num_layers))
         hidden, pages = forward(params, self.spec, pages, tokens.reshape(-1), positions.reshape(-1), by_layer)
         return logits(params, self.spec, hidden).reshape(rows, size, -1), pages

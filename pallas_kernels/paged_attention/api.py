@@ -1,0 +1,175 @@
+"""The contract of paged attention: what every implementation is given, what it returns, and what it may refuse.
+
+An implementation is a module with the functions of `PagedAttention`. They work on one lane, one layer and one shard's
+heads, inside shard_map. How pages lie in memory is an implementation's own secret but for the leading axis P; `read`
+and `write_back` give and take them in canonical order.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+EIGHT_BITS = {jnp.dtype(jnp.int8): 127.0, jnp.dtype(jnp.float8_e4m3fn): 448.0}  # dtype -> its largest value
+
+
+class KernelError(ValueError):
+    """An implementation that is not built in, or that cannot take what it is given."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a page holds: page_size tokens of kv_heads heads.
+
+    dtype: as stored; int8 and float8_e4m3fn carry a float32 scale per token and head. value_dim: of latent pages, which
+    have no V: a token's value is the first value_dim numbers of its K (DeepSeek-V2's multi-head latent attention).
+    """
+
+    kv_heads: int  # K
+    head_dim: int  # H of queries and keys
+    page_size: int  # Z
+    dtype: jnp.dtype
+    value_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.value_dim is not None and not (self.kv_heads == 1 and 0 < self.value_dim <= self.head_dim):
+            raise KernelError(
+                f"latent pages have one head, whose first value_dim numbers are the value: "
+                f"kv_heads {self.kv_heads}, head_dim {self.head_dim}, value_dim {self.value_dim}"
+            )
+
+    @property
+    def scaled(self) -> bool:
+        return self.dtype in EIGHT_BITS
+
+    @property
+    def out_dim(self) -> int:
+        """Of attention's result, per head."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token takes in one layer, scales included, before any padding of an implementation."""
+        stored = 1 if self.value_dim is not None else 2
+        return stored * self.kv_heads * (self.head_dim * self.dtype.itemsize + 4 * self.scaled)
+
+
+class Pages(NamedTuple):
+    """One layer's pool. Canonically k and v are [P, K, Z, H] and their scales [P, K, Z] float32.
+
+    v is None for latent pages, scales are None unless the dtype has 8 bits. A pytree of arrays, or of what stands for
+    them: abstract values, shardings, letters of axes.
+    """
+
+    k: Any
+    v: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
+
+
+class Ragged(NamedTuple):
+    """Where the tokens of a step lie, for one page group. The model adds a leading axis A of lanes to every field.
+
+    Rows come in this order: those with one token (decodes), those with more (prompts, verified drafts), empty ones. Row
+    r owns tokens starts[r]:starts[r+1], the last of which is at position lengths[r] - 1. Table entries beyond a row's
+    length, and with a window those before what any of its queries sees, may name any page.
+    """
+
+    tables: Int[Array, "R W"]  # page of every page-sized stretch of a row
+    lengths: Int[Array, "R"]  # kv positions of the row once this step's tokens are written; 0 for an empty row
+    starts: Int[Array, "R+1"]
+    split: Int[Array, "2"]  # rows before the first have one token; rows before the second have any
+    page: Int[Array, "T"]  # page that token t is written to; P (out of range) for padding
+    offset: Int[Array, "T"]  # its place in that page
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is fixed when a step is compiled.
+
+    window: a query sees that many positions, its own the last; None: all before it. softcap: scores s become
+    cap * tanh(s / cap). decode: every row has one token or none, so that T = R and row r's is token r. lse: return the
+    logarithm of the softmax's denominator.
+    """
+
+    layout: Layout
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    decode: bool = False
+    lse: bool = False
+
+
+class Attended(NamedTuple):
+    """out is in the queries' dtype, zero for tokens that belong to no row; lse is float32, -inf for those."""
+
+    out: Float[Array, "T N V"]  # V: layout.out_dim
+    pages: Pages
+    lse: Float[Array, "T N"] | None = None
+
+
+class PagedAttention(Protocol):
+    """The functions of an implementation's module."""
+
+    @staticmethod
+    def check(layout: Layout, heads: int, rows: int, table_width: int) -> None:
+        """KernelError when it cannot take such pages, or so many query heads, rows or entries of a page table."""
+        ...
+
+    @staticmethod
+    def axes(layout: Layout) -> Pages:
+        """One letter of the legend per dimension of each array, as it lies in memory: K is split over shards."""
+        ...
+
+    @staticmethod
+    def allocate(num_pages: int, layout: Layout) -> Pages:
+        """Zeroed pages."""
+        ...
+
+    @staticmethod
+    def write(
+        pages: Pages,
+        k: Float[Array, "T K H"],
+        v: Float[Array, "T K H"] | None,
+        page: Int[Array, "T"],
+        offset: Int[Array, "T"],
+    ) -> Pages:
+        """Store each token's k and v at (page, offset), in place when the pages are donated; page P drops the token."""
+        ...
+
+    @staticmethod
+    def attend(
+        q: Float[Array, "T N H"],
+        k: Float[Array, "T K H"],
+        v: Float[Array, "T K H"] | None,
+        pages: Pages,
+        ragged: Ragged,
+        options: Options,
+        sinks: Float[Array, "N"] | None = None,
+    ) -> Attended:
+        """Write k and v into the pages, then let every query see its row's pages up to itself.
+
+        sinks: per query head, a score that takes part in the softmax and has no value (gpt-oss).
+        """
+        ...
+
+    @staticmethod
+    def read(pages: Pages, ids: Int[Array, "n"]) -> Pages:
+        """Copies of pages in canonical order [n, Z, K, H], scales [n, Z, K], whatever the layout in memory."""
+        ...
+
+    @staticmethod
+    def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages) -> Pages:
+        """The inverse of `read`."""
+        ...
+
+
+def quantize(x: Float[Array, "*n H"], dtype: jnp.dtype) -> tuple[Array, Float[Array, "*n"]]:
+    """x as 8-bit numbers and their scale per vector: the largest magnitude becomes the dtype's largest value."""
+    wide = x.astype(jnp.float32)
+    largest = EIGHT_BITS[jnp.dtype(dtype)]
+    scale = jnp.max(jnp.abs(wide), axis=-1) * np.float32(1 / largest)  # XLA would do so, but not everywhere
+    unit = wide / jnp.where(scale > 0, scale, 1)[..., None]
+    return (jnp.round(unit) if dtype == jnp.int8 else jnp.clip(unit, -largest, largest)).astype(dtype), scale

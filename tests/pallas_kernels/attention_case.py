@@ -1,0 +1,298 @@
+"""Cases of paged attention and what they must give: dense attention in numpy, float64, one head at a time.
+
+Any implementation of the contract is run through them. Pages lie in random order, and whatever no query may read is
+poison: free pages, dead tails, unused entries of the tables, and what lies before the window of a row's first token.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from pallas_kernels.paged_attention.api import Attended, Layout, Options, PagedAttention, Pages, Ragged
+
+TOKENS = 80  # of a ragged step
+ROWS = 5
+LARGEST = {np.dtype(np.int8): 127.0, np.dtype(ml_dtypes.float8_e4m3fn): 448.0}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """dtype: of queries, keys and values; stored: of pages."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    width: int  # entries of a page table
+    window: int | None = None
+    softcap: float | None = None
+    value_dim: int | None = None
+    sinks: bool = False
+    dtype: type = np.float32
+    stored: type = np.float32
+
+    def __str__(self) -> str:
+        extras = {"W": self.window, "cap": self.softcap, "latent": self.value_dim, "sinks": self.sinks or None}
+        said = "".join(f"-{name}{value}" for name, value in extras.items() if value is not None)
+        return f"N{self.heads}K{self.kv_heads}H{self.head_dim}Z{self.page_size}-{np.dtype(self.stored)}{said}"
+
+    @property
+    def context(self) -> int:
+        return self.page_size * self.width
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.kv_heads, self.head_dim, self.page_size, jnp.dtype(self.stored), self.value_dim)
+
+    def options(self, *, decode: bool) -> Options:
+        return Options(self.layout, self.head_dim**-0.5, self.window, self.softcap, decode, lse=True)
+
+    def scores(self, products: np.ndarray) -> np.ndarray:
+        scaled = products * self.head_dim**-0.5
+        return scaled if self.softcap is None else self.softcap * np.tanh(scaled / self.softcap)
+
+    def seen(self, queries: np.ndarray) -> np.ndarray:
+        """[M, S]: which positions the queries see."""
+        distance = queries[:, None] - np.arange(self.context)
+        return (distance >= 0) & (distance < (self.window or self.context))
+
+    def as_stored(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Vectors [..., H] as pages hold them, and their scales [...] where pages have some."""
+        if np.dtype(self.stored) not in LARGEST:
+            return x.astype(self.stored), None
+        wide = x.astype(np.float32)
+        scale = np.abs(wide).max(-1) * np.float32(1 / LARGEST[np.dtype(self.stored)])
+        unit = wide / np.where(scale > 0, scale, 1)[..., None]
+        with np.errstate(invalid="ignore"):  # NaN, in the rows of poisoned neighbours
+            return (np.rint(unit) if self.stored is np.int8 else unit).astype(self.stored), scale
+
+
+@cache
+def compiled(attention: PagedAttention, options: Options) -> Callable[..., Attended]:
+    return jax.jit(lambda *arguments: attention.attend(*arguments[:5], options, *arguments[5:]))
+
+
+@dataclass
+class Case:
+    """Rows with `cached` tokens in pages before the step and `new` ones in it; every number random, by row seed.
+
+    new: in the order that the contract wants, see `ordered`.
+    """
+
+    attention: PagedAttention
+    shape: Shape
+    cached: Sequence[int]
+    new: Sequence[int]
+    seeds: Sequence[int] = tuple(range(ROWS))
+    order: int = 0  # seed of the pages' order
+    q: list[np.ndarray] = field(init=False)
+    k: list[np.ndarray] = field(init=False)
+    v: list[np.ndarray] = field(init=False)
+    written: Pages = field(init=False)  # canonical pages after the step
+
+    def __post_init__(self) -> None:
+        s = self.shape
+        self.lengths = (np.add(self.cached, self.new) * (np.asarray(self.new) > 0)).astype(np.int32)
+        draws = [np.random.default_rng(seed) for seed in self.seeds]
+        self.k = [rng.normal(size=(s.context, s.kv_heads, s.head_dim)).astype(s.dtype) for rng in draws]
+        self.v = [rng.normal(size=(s.context, s.kv_heads, s.head_dim)).astype(s.dtype) for rng in draws]
+        self.q = [rng.normal(0, 2, (s.context, s.heads, s.head_dim)).astype(s.dtype) for rng in draws]
+        self.sinks = np.random.default_rng(77).normal(0, 2, s.heads).astype(np.float32) if s.sinks else None
+        self.tables, self.pages = self._paged()
+
+    def _paged(self) -> tuple[np.ndarray, Pages]:
+        """Canonical pages [P, K, Z, H] with the cached tokens that queries see, and tables for all tokens."""
+        s, rng = self.shape, np.random.default_rng(self.order)
+        free = rng.permutation(ROWS * s.width + 2)
+        tables = rng.choice(free, (ROWS, s.width)).astype(np.int32)
+        pages = _poisoned(s, len(free))
+        for row, length in enumerate(self.lengths):
+            used = -(-length // s.page_size)
+            tables[row, :used], free = free[:used], free[used:]
+            behind = 0 if s.window is None else max(0, self.cached[row] - s.window + 1)
+            if length:
+                self._store(pages, tables[row], row, np.arange(behind, self.cached[row]))
+        return tables, pages
+
+    def _store(self, pages: Pages, table: np.ndarray, row: int, positions: np.ndarray) -> None:
+        at = table[positions // self.shape.page_size], slice(None), positions % self.shape.page_size
+        for name, scale_name, vectors in (("k", "k_scale", self.k), ("v", "v_scale", self.v)):
+            if (pool := getattr(pages, name)) is None:
+                continue
+            pool[at], scale = self.shape.as_stored(vectors[row][positions])
+            if scale is not None:
+                getattr(pages, scale_name)[at] = scale
+
+    @property
+    def starts(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(self.new)]).astype(np.int32)
+
+    def run(self, tokens: int, *, decode: bool) -> Attended:
+        """The step: its new tokens packed into `tokens`. Queries that belong to no row are NaN."""
+        s, live = self.shape, int(self.starts[-1])
+        row = np.repeat(np.arange(ROWS), self.new)
+        position = np.concatenate([np.arange(n - size, n) for n, size in zip(self.lengths, self.new, strict=True)])
+        parts = [np.full((tokens, *x[0].shape[1:]), np.nan, s.dtype) for x in (self.q, self.k, self.v)]
+        for part, vectors in zip(parts, (self.q, self.k, self.v), strict=True):
+            part[:live] = [vectors[r][p] for r, p in zip(row, position, strict=True)] if live else 0
+        page, offset = np.full(tokens, len(self.pages.k), np.int32), np.zeros(tokens, np.int32)
+        page[:live] = self.tables[row, position // s.page_size]
+        offset[:live] = position % s.page_size
+        sizes = np.asarray(self.new)
+        split = np.array([np.cumprod(sizes == 1).sum(), (sizes > 0).sum()], np.int32)
+        ragged = Ragged(self.tables, self.lengths, self.starts, split, page, offset)
+        q, k, v = parts
+        pages = self._in_memory()
+        found = compiled(self.attention, s.options(decode=decode))(
+            q, k, None if s.value_dim else v, pages, ragged, self.sinks
+        )
+        self._check_pages(found.pages)
+        return found
+
+    def _in_memory(self) -> Pages:
+        """The pages as the implementation lays them out."""
+        num_pages = len(self.pages.k)
+        canonical = jax.tree.map(lambda x: jnp.asarray(x.swapaxes(1, 2)), self.pages)
+        return self.attention.write_back(
+            self.attention.allocate(num_pages, self.shape.layout), jnp.arange(num_pages), canonical
+        )
+
+    def _check_pages(self, after: Pages) -> None:
+        """New tokens are where they belong and nothing else has changed, bit for bit.
+
+        But for numbers of 8 bits and their scales: where a quotient lies between two of them, either will do. What
+        becomes of NaN in 8 bits nobody promises.
+        """
+        self.written = jax.tree.map(np.copy, self.pages)
+        for row, size in enumerate(self.new):
+            self._store(self.written, self.tables[row], row, np.arange(self.lengths[row] - size, self.lengths[row]))
+        canonical = self.attention.read(after, jnp.arange(len(self.pages.k)))
+        found = jax.tree.map(lambda x: np.asarray(x).swapaxes(1, 2), canonical)
+        for name, ours, theirs in zip(Pages._fields, found, self.written, strict=True):
+            if theirs is not None:
+                wrong = ~_same(ours, theirs)
+                for row in range(ROWS):
+                    if self.shape.layout.scaled and np.isnan(self.k[row]).any():
+                        wrong[self.tables[row][: -(-self.lengths[row] // self.shape.page_size)]] = False
+                assert not wrong.any(), f"{name}: {np.argwhere(wrong)[:3]}"
+        self.written = found
+
+    def _read(self, row: int, name: str) -> np.ndarray:
+        """A row's keys ("k") or values ("v") as they lie in pages after the step, [S, K, H] float64."""
+        positions = np.arange(self.shape.context)
+        at = self.tables[row][positions // self.shape.page_size], slice(None), positions % self.shape.page_size
+        stored, scale = getattr(self.written, name)[at].astype(np.float64), getattr(self.written, f"{name}_scale")
+        return stored if scale is None else stored * scale[at][..., None]
+
+    def decoded(self) -> tuple[np.ndarray, np.ndarray]:
+        """out [R, N, V] and lse [R, N]."""
+        found = self.run(ROWS, decode=True)
+        return np.asarray(found.out), np.asarray(found.lse)
+
+    def prefilled(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Per row out [new, N, V] and lse [new, N]. Tokens that belong to no row must give zeros."""
+        found = self.run(TOKENS, decode=False)
+        *out, rest = np.split(np.asarray(found.out), self.starts[1:])
+        assert not rest.any()
+        *lse, rest = np.split(np.asarray(found.lse), self.starts[1:])
+        assert (rest == -np.inf).all()
+        return out, lse
+
+    def expected(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Dense attention of a row's new queries: out [new, N, V] and lse [new, N], float64."""
+        s = self.shape
+        positions = np.arange(self.lengths[row] - self.new[row], self.lengths[row])
+        groups, visible = s.heads // s.kv_heads, s.seen(positions)
+        q, k = self.q[row][positions].astype(np.float64), self._read(row, "k")
+        v = self._read(row, "v") if s.value_dim is None else k[..., : s.value_dim]
+        k, v = (np.where(visible.any(0)[:, None, None], x, 0) for x in (k, v))  # poison
+        out, lse = np.empty((len(q), s.heads, v.shape[-1])), np.empty((len(q), s.heads))
+        for head in range(s.heads):
+            scores = np.where(visible, s.scores(q[:, head] @ k[:, head // groups].T), -np.inf)
+            weights = np.exp(scores)
+            total = weights.sum(-1) + (0 if self.sinks is None else np.exp(np.float64(self.sinks[head])))
+            out[:, head], lse[:, head] = weights @ v[:, head // groups] / total[:, None], np.log(total)
+        return out, lse
+
+
+def _same(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Where numbers in pages are what they have to be."""
+    a, b = ours.astype(np.float32), theirs.astype(np.float32)
+    if theirs.dtype == np.int8:
+        return np.abs(a - b) <= 1
+    if theirs.dtype in LARGEST:
+        return np.abs(a - b) <= np.maximum(np.abs(b) / 8, 2**-9)
+    return np.isclose(a, b, rtol=1e-6 if theirs.ndim == 3 else 0, atol=0, equal_nan=True)
+
+
+def _poisoned(s: Shape, num_pages: int) -> Pages:
+    """Pages of which nothing may be read: NaN, or numbers with NaN for a scale."""
+
+    def pool() -> tuple[np.ndarray, np.ndarray | None]:
+        shape = (num_pages, s.kv_heads, s.page_size)
+        if np.dtype(s.stored) in LARGEST:
+            return np.full((*shape, s.head_dim), 77, s.stored), np.full(shape, np.nan, np.float32)
+        return np.full((*shape, s.head_dim), np.nan, s.stored), None
+
+    k, k_scale = pool()
+    v, v_scale = pool() if s.value_dim is None else (None, None)
+    return Pages(k, v, k_scale, v_scale)
+
+
+def ordered(new: Sequence[int]) -> list[int]:
+    """Chunk sizes in the contract's order: single tokens, longer chunks, none."""
+    return sorted(new, key=lambda size: (size == 0, size != 1))
+
+
+def border_lengths(shape: Shape) -> st.SearchStrategy[list[int]]:
+    """Lengths around the borders of pages, of blocks of 64 and of the table; empty rows among them."""
+    borders = [n + d for n in (0, shape.page_size, 2 * shape.page_size, 64, 128, shape.context) for d in (-1, 0, 1)]
+    fitting = sorted({n for n in borders if 0 <= n <= shape.context})
+    return st.lists(st.sampled_from(fitting), min_size=ROWS, max_size=ROWS)
+
+
+@st.composite
+def decodes(draw: st.DrawFn, shape: Shape) -> tuple[list[int], list[int]]:
+    """cached and new tokens per row: one new token in each row that is not empty."""
+    lengths = sorted(draw(border_lengths(shape)), key=lambda length: length == 0)
+    return [max(n - 1, 0) for n in lengths], [min(n, 1) for n in lengths]
+
+
+@st.composite
+def chunks(draw: st.DrawFn, shape: Shape) -> tuple[list[int], list[int]]:
+    """cached and new tokens per row: prompts from the start, continuations, drafts, decodes and empty rows."""
+    new, left = [], TOKENS
+    for _ in range(ROWS):
+        size = min(draw(st.sampled_from([0, 0, 1, 1, 2, 5, 31, 32, 33, 50, 70])), left, shape.context)
+        new.append(size)
+        left -= size
+    new = ordered(new)
+    lengths = draw(border_lengths(shape))
+    return [max(length - size, 0) for length, size in zip(lengths, new, strict=True)], new
+
+
+def check_decode(case: Case, tolerance: float) -> None:
+    out, lse = case.decoded()
+    for row, size in enumerate(case.new):
+        if size:
+            expected = case.expected(row)
+            where = f"row {row} of lengths {case.lengths}"
+            np.testing.assert_allclose(out[row].astype(np.float64), expected[0][0], atol=tolerance, err_msg=where)
+            np.testing.assert_allclose(lse[row], expected[1][0], atol=10 * tolerance, err_msg=where)
+        else:
+            assert not out[row].any() and (lse[row] == (-np.inf if case.sinks is None else case.sinks)).all()
+
+
+def check_prefill(case: Case, tolerance: float) -> None:
+    for row, (out, lse) in enumerate(zip(*case.prefilled(), strict=True)):
+        if len(out):
+            expected = case.expected(row)
+            where = f"row {row} of {case.new} new after {case.cached}"
+            np.testing.assert_allclose(out.astype(np.float64), expected[0], atol=tolerance, err_msg=where)
+            np.testing.assert_allclose(lse, expected[1], atol=10 * tolerance, err_msg=where)
