@@ -20,6 +20,7 @@ class Lane:
         self.caches = [PrefixCache(pool.pages, config.page_size) for pool in config.pools]  # per page group
         self.running: list[Sequence] = []
         self.blocked: Sequence | None = None  # lacked pages in the step before: it goes first, nobody is admitted
+        self._has_windows = any(pool.window for pool in config.pools)
         self._free_rows = list(range(config.max_batch))
         heapify(self._free_rows)
 
@@ -80,7 +81,7 @@ class Lane:
             if need - len(held) > cache.pool.available - cache.pool.idle_among(held):
                 return False
             if pool.window and self._config.deterministic:  # its pages are not taken at admission, but are spoken for
-                need += sum(self._config.pages_held(pool, s.prompt_len + s.max_tokens) for s in self.running)
+                need += sum(self._config.pages_held(pool, s.limit) for s in self.running)
                 if need > pool.pages:
                     return False
         return True
@@ -92,12 +93,20 @@ class Lane:
         seq.lane, seq.row = self.index, heappop(self._free_rows)
         seq.pages = [list(pages) for pages in hit]
         seq.num_computed = seq.settled = len(hit[0]) * self._config.page_size
+        self._count_room(seq)
         self.running.append(seq)
         self.running.sort(key=lambda s: s.rank)
 
     def extend(self, seq: Sequence, tokens: int) -> list[tuple[int, int, int, int]] | None:
         """New pages (group, row, index, page) so that the sequence can hold `tokens` positions; None: too few pages."""
-        return self._extend(seq, tokens, range(len(self.caches)))
+        return [] if tokens <= seq.room else self._extend(seq, tokens, range(len(self.caches)))
+
+    def extend_by_one(self, seqs: list[Sequence]) -> list[tuple[int, int, int, int]] | None:
+        """New pages so that each of them can hold one more position; None, and nothing done, if too few are left."""
+        needy = [seq for seq in seqs if seq.num_computed >= seq.room]
+        if len(needy) > self.available_pages():
+            return None
+        return [page for seq in needy for page in self.extend(seq, seq.num_computed + 1) or ()]
 
     def reserve(self, seq: Sequence, tokens: int) -> None:
         """The same at admission, where the pages are sure to be there, and without the groups that slide a window."""
@@ -113,7 +122,20 @@ class Lane:
             for page in self.caches[group].pool.allocate(count):
                 fresh.append((group, seq.row, len(seq.pages[group]), page))
                 seq.pages[group].append(page)
+        self._count_room(seq)
         return fresh
+
+    def _count_room(self, seq: Sequence) -> None:
+        seq.room = min(map(len, seq.pages)) * self._config.page_size
+
+    def settle(self, seq: Sequence, position: int) -> None:
+        """The tokens before `position` are in pages for good: full pages can be found, passed ones come back."""
+        filled = seq.settled // self._config.page_size < position // self._config.page_size
+        seq.settled = position
+        if filled:
+            self.publish(seq)
+        if self._has_windows:
+            self.slide(seq)
 
     def slide(self, seq: Sequence) -> None:
         """Give back the pages that no query sees any more: no step that is in flight or to come begins before
@@ -136,7 +158,7 @@ class Lane:
         self.running.remove(seq)
         seq.lane = seq.row = -1
         seq.pages = []
-        seq.num_computed = seq.settled = 0
+        seq.num_computed = seq.settled = seq.room = 0
         seq.newest_on_device = False
         for chain in seq.chains:
             chain.published = 0

@@ -1,5 +1,6 @@
 """Which pages hold which tokens, so that a prompt that begins like an earlier one starts further on."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -14,7 +15,7 @@ def root_digest(fingerprint: str, group: int, salt: str) -> bytes:
 
 def child_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
     """Identity of a full page: everything before it, and its own tokens."""
-    return sha256(parent + b"".join(token.to_bytes(4, "little") for token in tokens)).digest()
+    return sha256(parent + struct.pack(f"<{len(tokens)}I", *tokens)).digest()
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ class _Draft:
         self.streams = [0] * lanes  # decodes still to be scheduled: prompts and drafted tokens leave them their budget
 
     def wants(self, seq: Sequence) -> bool:
-        return seq.row >= 0 and seq.runnable and seq.id not in self.scheduled and self.only in (None, kind_of(seq))
+        return seq.id not in self.scheduled and seq.row >= 0 and seq.runnable and self.only in (None, kind_of(seq))
 
 
 def kind_of(seq: Sequence) -> StepKind:
@@ -178,6 +178,8 @@ class Scheduler:
 
         Before all of them who lacked pages in the step before: nobody is scheduled yet whom it could not preempt.
         """
+        if lane.blocked is None and draft.only in (None, "decode"):
+            self._decode_all(draft, lane)
         wanting = [s for s in lane.running if draft.wants(s)]
         wanting.sort(key=lambda s: (s is not lane.blocked, not s.decoding))
         lane.blocked = None
@@ -187,6 +189,29 @@ class Scheduler:
             draft.streams[lane.index] -= seq.id in streams
             if draft.wants(seq):  # it may have been preempted meanwhile
                 self._schedule(draft, lane, seq)
+
+    def _decode_all(self, draft: _Draft, lane: Lane) -> None:
+        """Schedule every plain decode at once, if none of them can lack a page: what most steps are, and their cost."""
+        seqs = [seq for seq in lane.running if seq.streaming]
+        fresh = lane.extend_by_one(seqs)
+        if fresh is None:
+            return
+        plan, ids = draft.lanes[lane.index], [seq.id for seq in seqs]
+        plan.sequences += ids
+        plan.rows += [seq.row for seq in seqs]
+        plan.starts += [seq.num_computed for seq in seqs]
+        plan.sizes += [1] * len(seqs)
+        plan.samples += [1] * len(seqs)
+        plan.tokens += [FED_BACK] * len(seqs)
+        plan.targets += [0] * len(seqs)
+        plan.fresh += fresh
+        plan.logprobs |= any(seq.request.params.logprobs is not None for seq in seqs)
+        draft.budgets[lane.index] -= len(seqs)
+        draft.scheduled.update(ids)
+        for seq in seqs:
+            seq.num_computed += 1
+            seq.in_flight += 1
+            seq.unread += 1
 
     def _admit(self, draft: _Draft, now: float) -> None:
         """Waiting sequences enter in rank order while a lane has row, pages and budget for the first of them."""
@@ -202,7 +227,7 @@ class Scheduler:
             if not seq.times.admitted:
                 seq.times.admitted, seq.times.cached = now, seq.num_computed
             if self.config.deterministic:
-                lane.reserve(seq, seq.prompt_len + seq.max_tokens)
+                lane.reserve(seq, seq.limit)
             draft.admissions.append(self._admission(seq))
             self._schedule(draft, lane, seq)
 
@@ -216,7 +241,7 @@ class Scheduler:
 
     def _choose_lane(self, draft: _Draft, seq: Sequence) -> tuple[Lane, list[list[int]]] | None:
         """The lane with the longest cached prefix, then the most pages, among those that can take the sequence now."""
-        reserve = seq.prompt_len + seq.max_tokens if self.config.deterministic else len(seq.tokens) + 1
+        reserve = seq.limit if self.config.deterministic else len(seq.tokens) + 1
         best: tuple[tuple[int, int], Lane, list[list[int]]] | None = None
         for lane in self.lanes:
             if not lane.has_row or lane.blocked or draft.budgets[lane.index] == 0:
@@ -356,7 +381,8 @@ class Scheduler:
                 event = self._settle(lane, seq, lane_plan, result, i, next(scores), now)
                 if event is not None:
                     events.append(event)
-                self._release_when_idle(seq)
+                if seq.finish or seq.preempted:
+                    self._release_when_idle(seq)
         return events
 
     def _split_scores(self, plan: LanePlan, result: LaneOutput) -> Iterator[list | None]:
@@ -372,7 +398,8 @@ class Scheduler:
         """Commit chunk i of a lane's plan."""
         size, samples, tokens = plan.sizes[i], plan.samples[i], result.tokens[i]
         seq.in_flight -= 1
-        seq.unread -= samples > 0
+        if samples:
+            seq.unread -= 1
         computed = size if samples == 0 else size - samples + len(tokens)
         seq.num_computed -= size - computed  # rejected drafts
         if seq.finish:
@@ -384,32 +411,30 @@ class Scheduler:
             start = plan.starts[i]  # before `scored` when a preempted prompt is computed again
             event.prompt_logprobs = scores[seq.scored - start : seq.prompt_len - 1 - start]
             seq.scored = max(seq.scored, min(start + size, seq.prompt_len - 1))
-        finish = self._append(seq, event, tokens, result.logprobs[i] if result.logprobs else None, now)
-        seq.settled = min(plan.starts[i] + computed, len(seq.tokens))  # accepted drafts after an end are nobody's
+        if tokens:
+            seq.times.first_token = seq.times.first_token or now
+        finish = self._append(seq, event, tokens, result.logprobs[i] if result.logprobs else None)
         if not seq.preempted:
-            lane.publish(seq)
-            lane.slide(seq)
+            lane.settle(seq, min(plan.starts[i] + computed, len(seq.tokens)))  # drafts after an end are nobody's
         if finish is not None:
             ended = self._end(seq, finish, now)
             event.finish, event.times = ended.finish, ended.times
         return event if event.tokens or event.prompt_logprobs or event.finish else None
 
-    def _append(
-        self, seq: Sequence, event: TokenEvent, tokens: list[int], logprobs: list | None, now: float
-    ) -> Finish | None:
+    def _append(self, seq: Sequence, event: TokenEvent, tokens: list[int], logprobs: list | None) -> Finish | None:
         """Add tokens up to the one that ends the choice, if one does."""
-        wanted = seq.request.params.logprobs is not None
-        event.logprobs = [] if wanted else None
+        request, known = seq.request, seq.tokens
+        if request.params.logprobs is not None:
+            event.logprobs = []
+        first_end = seq.prompt_len + request.params.min_tokens  # an end token ends only behind so many
         for n, token in enumerate(tokens):
-            seq.tokens.append(token)
-            seq.times.first_token = seq.times.first_token or now
+            known.append(token)
             event.tokens.append(token)
             if event.logprobs is not None and logprobs:
                 event.logprobs.append(logprobs[n])
-            generated = len(seq.tokens) - seq.prompt_len
-            if token in seq.request.end_ids and generated > seq.request.params.min_tokens:
+            if token in request.end_ids and len(known) > first_end:
                 return Finish(FinishReason.STOP, stopped_by=token)
-            if generated >= seq.max_tokens:
+            if len(known) >= seq.limit:
                 return Finish(FinishReason.LENGTH)
         return None
 

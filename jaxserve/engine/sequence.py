@@ -30,6 +30,7 @@ class Sequence:
     in_flight: int = 0
     unread: int = 0  # sampled tokens in flight
     settled: int = 0  # positions whose pages are written by committed steps
+    room: int = 0  # positions for which it has pages
     lane: int = -1
     row: int = -1
     pages: list[list[int]] = field(default_factory=list)  # per page group
@@ -39,10 +40,12 @@ class Sequence:
     preempted: bool = False  # gives its pages back when nothing is in flight, and starts over
     finish: Finish | None = None
     times: Times = field(default_factory=Times)
+    prompt_len: int = field(init=False)
+    limit: int = field(init=False)  # prompt and output together never have more tokens
 
-    @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt)
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.request.prompt)
+        self.limit = self.prompt_len + self.max_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -63,6 +66,15 @@ class Sequence:
         return self.newest_on_device and self.remaining == 1
 
     @property
+    def streaming(self) -> bool:
+        """Its next chunk is one decode, which may be launched now whatever the host has yet to read."""
+        return (
+            self.newest_on_device
+            and self.num_computed + 1 == len(self.tokens) + self.unread < self.limit
+            and not (self.finish or self.preempted or self.waits_for_host)
+        )
+
+    @property
     def scores_prompt(self) -> bool:
         """The client wants log-probabilities of the prompt; choice 0 computes them."""
         return self.request.params.prompt_logprobs is not None and self.index == 0
@@ -77,7 +89,7 @@ class Sequence:
         """Whether its next chunk may be launched now."""
         if self.finish or self.preempted or (self.waits_for_host and self.in_flight):
             return False
-        return self.remaining > 0 and self.num_generated < self.max_tokens
+        return self.num_computed < self.num_tokens < self.limit
 
     @property
     def rank(self) -> tuple[int, int]:
