@@ -22,6 +22,7 @@ from jaxserve.errors import ModelError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.family import Family, Tensor
+from jaxserve.models.fused import PARTS, place
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_EOS_IDS
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
@@ -74,15 +75,24 @@ def load_params(
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
     params: Any = param_specs(spec, jnp.dtype(kept))
     total, done = sum(tensors[row.name].nbytes for row in table), 0
-    for row in table:
-        progress(done, total, row.name)
+    for path, rows in _by_parameter(table).items():
+        progress(done, total, rows[0].name)
         holder = params
-        for step in row.path[:-1]:
+        for step in path[:-1]:
             holder = holder[step]
-        holder[row.path[-1]] = _load_tensor(row, holder[row.path[-1]], tensors[row.name], spec, mesh)
-        done += tensors[row.name].nbytes
+        holder[path[-1]] = _load_parameter(rows, holder[path[-1]], tensors, spec, mesh)
+        done += sum(tensors[row.name].nbytes for row in rows)
     progress(total, total, "")
     return params
+
+
+def _by_parameter(table: list[Tensor]) -> dict[tuple[str | int, ...], list[Tensor]]:
+    """Rows of the weight-name table by the path of the parameter that they are, or are fused into."""
+    grouped: dict[tuple[str | int, ...], list[Tensor]] = {}
+    for row in table:
+        fused = PARTS.get(str(row.path[-1]))
+        grouped.setdefault((*row.path[:-1], fused.fused) if fused else row.path, []).append(row)
+    return grouped
 
 
 def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
@@ -141,32 +151,48 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def _load_tensor(row: Tensor, param: ParamSpec, stored: np.ndarray, spec: ModelSpec, mesh: Mesh) -> jax.Array:
-    if not _is_float(stored.dtype):
-        raise ModelError(f"tensor {row.name} is stored as {stored.dtype}; floating point is needed")
-    view = row.view(stored, spec.sizes(), param.axes)
+def _load_parameter(
+    rows: list[Tensor], param: ParamSpec, tensors: Mapping[str, np.ndarray], spec: ModelSpec, mesh: Mesh
+) -> jax.Array:
+    """A parameter from the tensors that it holds, each shard read from the memory map straight to where it belongs."""
+    views = [_view(row, tensors[row.name], param.axes, spec) for row in rows]
 
-    def shard(index: Any) -> np.ndarray:
-        part = view[index]
-        check_finite(row.name, part)
-        return _in_order(part, param.dtype)
+    def shard(index: tuple[slice, ...]) -> np.ndarray:
+        lengths = [len(range(size)[part]) for size, part in zip(param.shape, index, strict=True)]
+        whole = np.empty(lengths, param.dtype)
+        for row, (view, at) in zip(rows, views, strict=True):
+            part = view[tuple(slice(None) if own != slice(None) else i for i, own in zip(index, at, strict=True))]
+            check_finite(row.name, part)
+            _copy(part, whole[at])
+        return whole
 
     return jax.make_array_from_callback(param.shape, param.sharding(mesh), shard)
 
 
-def _in_order(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A contiguous copy. In tiles where the view turns a matrix over: numpy alone takes three times as long there."""
-    copy = np.empty(view.shape, dtype)
+def _view(row: Tensor, stored: np.ndarray, axes: str, spec: ModelSpec) -> tuple[np.ndarray, tuple[slice, ...]]:
+    """A checkpoint's tensor with the parameter's dimensions, and where along them it lies."""
+    if not _is_float(stored.dtype):
+        raise ModelError(f"tensor {row.name} is stored as {stored.dtype}; floating point is needed")
+    sizes, name = spec.sizes(), str(row.path[-1])
+    if name not in PARTS:
+        return row.view(stored, sizes, axes), (slice(None),) * len(axes)
+    part, where = place(name, sizes)
+    view = row.view(stored, sizes, axes.replace(part.axis, part.letter))
+    at = tuple(where if letter == part.axis else slice(None) for letter in axes)
+    return view if part.letter else np.expand_dims(view, axes.index(part.axis)), at
+
+
+def _copy(view: np.ndarray, target: np.ndarray) -> None:
+    """In tiles where the view turns a matrix over: numpy alone takes three times as long there."""
     near = int(np.argmin(view.strides)) if view.ndim else 0  # the dimension that is contiguous in the file
     if near >= view.ndim - 1:
-        copy[...] = view
-        return copy
+        target[...] = view
+        return
     tile = [1] * view.ndim
     tile[near], tile[-1] = 128, 32
     for corner in product(*(range(0, size, step) for size, step in zip(view.shape, tile, strict=True))):
         at = tuple(slice(start, start + step) for start, step in zip(corner, tile, strict=True))
-        copy[at] = view[at]
-    return copy
+        target[at] = view[at]
 
 
 def _eos_ids(checkpoint: HFCheckpoint, tokenizer: Tokenizer, spec: ModelSpec) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ A logical axis is one letter of the project's legend, the same that names dimens
     B, R rows      T query tokens   S kv positions   N query heads   K kv heads   G = N / K   H head dim
     D model        F mlp            E experts        X experts per token          V vocab     L layers
     P pages        Z page size      A lanes (indices of the data axis)
+    Q = G + 2      what a kv head has in a fused qkv weight: its queries, its key, its value
+    C = 2          gate and up in a fused weight
 """
 
 from collections.abc import Mapping

@@ -59,9 +59,8 @@ class Attend:
 def self_attention(
     spec: ModelSpec, weights: dict, x: Float[Array, "T D"], rotation: Rotation, attend: Attend, pages: Pages
 ) -> tuple[Float[Array, "T D"], Pages]:
-    q = _project("TD,DNH->TNH", x, weights, "q")
-    k = _project("TD,DKH->TKH", x, weights, "k")
-    v = _project("TD,DKH->TKH", x, weights, "v")
+    heads = _project("TD,DKQH->TKQH", x, weights, "qkv")  # of a kv head: its queries, its key, its value
+    q, k, v = heads[:, :, :-2].reshape(len(x), -1, spec.head_dim), heads[:, :, -2], heads[:, :, -1]
     if spec.qk_norm != "none":
         q, k = norm(spec, q, weights["q_norm"]), norm(spec, k, weights["k_norm"])
     q, k = rotate(q, rotation.cos, rotation.sin), rotate(k, rotation.cos, rotation.sin)

@@ -14,7 +14,7 @@ from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Pages
 from sharding.params import ParamSpec
 
-PROJECTIONS = {"q": "DNH", "k": "DKH", "v": "DKH", "o": "NHD", "gate": "DF", "up": "DF", "down": "FD"}
+PROJECTIONS = {"qkv": "DKQH", "o": "NHD", "gate_up": "DCF", "down": "FD"}
 NORMS = {
     "before": ("attn_norm", "mlp_norm"),
     "after": ("attn_out_norm", "mlp_out_norm"),
@@ -27,11 +27,11 @@ def layer_axes(spec: ModelSpec) -> dict[str, str]:
     """Name -> axes of one layer's parameters."""
     axes = PROJECTIONS | dict.fromkeys(NORMS[spec.norms], "D") | QK_NORMS[spec.qk_norm]
     if spec.qkv_bias:
-        axes |= {"q_bias": "NH", "k_bias": "KH", "v_bias": "KH"}
+        axes |= {"qkv_bias": "KQH"}
     if spec.out_bias:
         axes |= {"o_bias": "D"}
     if spec.mlp_bias:
-        axes |= {"gate_bias": "F", "up_bias": "F", "down_bias": "D"}
+        axes |= {"gate_up_bias": "CF", "down_bias": "D"}
     return axes
 
 

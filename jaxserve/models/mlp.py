@@ -15,8 +15,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def gated_mlp(weights: dict, x: Float[Array, "T D"], activation: str) -> Float[Array, "T D"]:
-    gate, up = (_linear("TD,DF->TF", x, weights, name) for name in ("gate", "up"))
-    hidden = (ACTIVATIONS[activation](gate) * up).astype(x.dtype)
+    both = _linear("TD,DCF->TCF", x, weights, "gate_up")
+    hidden = (ACTIVATIONS[activation](both[:, 0]) * both[:, 1]).astype(x.dtype)
     return _linear("TF,FD->TD", hidden, weights, "down").astype(x.dtype)
 
 

@@ -97,8 +97,11 @@ class ModelSpec:
             "D": self.d_model,
             "N": self.num_heads,
             "K": self.num_kv_heads,
+            "G": self.num_heads // self.num_kv_heads,
+            "Q": self.num_heads // self.num_kv_heads + 2,
             "H": self.head_dim,
             "F": self.d_mlp,
+            "C": 2,
         }
 
     @property

@@ -7,7 +7,7 @@ from jaxserve.models.spec import ModelSpec
 
 PRE_NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"}
 PROJECTIONS = {
-    "self_attn.q_proj": ("q", "(NH)D"),
+    "self_attn.q_proj": ("q", "(KGH)D"),
     "self_attn.k_proj": ("k", "(KH)D"),
     "self_attn.v_proj": ("v", "(KH)D"),
     "self_attn.o_proj": ("o", "D(NH)"),
@@ -15,7 +15,7 @@ PROJECTIONS = {
     "mlp.up_proj": ("up", "FD"),
     "mlp.down_proj": ("down", "DF"),
 }
-QKV_BIASES = {"q": "(NH)", "k": "(KH)", "v": "(KH)"}
+QKV_BIASES = {"q": "(KGH)", "k": "(KH)", "v": "(KH)"}
 MLP_BIASES = {"gate": "F", "up": "F", "down": "D"}
 QK_NORMS = {
     "none": {},

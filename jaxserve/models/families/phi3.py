@@ -57,7 +57,7 @@ def _layer_tensors(layer: int) -> list[Tensor]:
 
     return [
         *(row(name, param, "D") for name, param in PRE_NORMS.items()),
-        row("self_attn.qkv_proj", "q", "(NH)D", QKV, 0),
+        row("self_attn.qkv_proj", "q", "(KGH)D", QKV, 0),
         row("self_attn.qkv_proj", "k", "(KH)D", QKV, 1),
         row("self_attn.qkv_proj", "v", "(KH)D", QKV, 2),
         row("self_attn.o_proj", "o", "D(NH)"),

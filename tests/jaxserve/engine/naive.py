@@ -21,12 +21,13 @@ def forward(weights: dict, spec: ModelSpec, tokens: list[int]) -> np.ndarray:
     cos, sin = np.cos(angles)[:, None].astype(np.float32), np.sin(angles)[:, None].astype(np.float32)
     for w, window in zip(weights["layers"], spec.windows or (None,) * spec.num_layers, strict=True):
         h = _norm(x, w["attn_norm"], spec.norm_eps)
-        q, k, v = (np.einsum("td,dnh->tnh", h, w[name]) for name in "qkv")
+        heads = np.einsum("td,dkqh->tkqh", h, w["qkv"])
+        q, k, v = heads[:, :, :-2].reshape(len(x), -1, spec.head_dim), heads[:, :, -2], heads[:, :, -1]
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         x = x + np.einsum("tnh,nhd->td", _attention(q, k, v, window, spec.attn_softcap), w["o"])
         h = _norm(x, w["mlp_norm"], spec.norm_eps)
-        gate = h @ w["gate"]
-        x = x + (gate / (1 + np.exp(-gate)) * (h @ w["up"])) @ w["down"]
+        gate, up = h @ w["gate_up"][:, 0], h @ w["gate_up"][:, 1]
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ w["down"]
     x = _norm(x, weights["norm"], spec.norm_eps)
     return x @ (weights["embed"].T if spec.tied_head else weights["head"])
 

@@ -36,8 +36,8 @@ def test_a_window_takes_what_its_rows_can_hold() -> None:
 
 def test_bytes_per_device_counts_shards() -> None:
     one, two = MESH.build(jax.devices()), MeshSpec(tensor=2).build(jax.devices())
-    whole, halved = (make_params(mesh)["layers"][0]["q"] for mesh in (one, two))
-    assert bytes_per_device({"q": whole}) == whole.nbytes == 2 * bytes_per_device({"q": halved})
+    whole, halved = (make_params(mesh)["layers"][0]["qkv"] for mesh in (one, two))
+    assert bytes_per_device({"qkv": whole}) == whole.nbytes == 2 * bytes_per_device({"qkv": halved})
 
 
 def test_affordable_pages() -> None:
