@@ -23,7 +23,7 @@ ROWS, HEADS, KV_HEADS, HEAD_DIM, WIDTH = 16, 16, 4, 64, 2048
 
 def gather_whole_table(
     q: jax.Array, k: jax.Array, v: jax.Array, pages: Pages, ragged: Ragged, options: Options
-) -> jax.Array:
+) -> tuple[jax.Array, Pages]:
     """The obvious way: one gather of every page in the table, then dense attention with a mask."""
     written = reference.write(pages, k, v, ragged.page, ragged.offset)
     k, v = (x[ragged.tables].swapaxes(1, 2).reshape(ROWS, KV_HEADS, WIDTH, HEAD_DIM) for x in (written.k, written.v))
@@ -31,36 +31,49 @@ def gather_whole_table(
     scores = jnp.einsum("RKGH,RKSH->RKGS", grouped, k, preferred_element_type=jnp.float32) * options.scale
     live = jnp.arange(WIDTH)[None] < ragged.lengths[:, None]
     weights = jax.nn.softmax(jnp.where(live[:, None, None], scores, reference.MASKED), axis=-1).astype(v.dtype)
-    return jnp.einsum("RKGS,RKSH->RKGH", weights, v, preferred_element_type=jnp.float32).reshape(q.shape)
+    out = jnp.einsum("RKGS,RKSH->RKGH", weights, v, preferred_element_type=jnp.float32)
+    return out.reshape(q.shape), written
 
 
-def walk(q: jax.Array, k: jax.Array, v: jax.Array, pages: Pages, ragged: Ragged, options: Options) -> jax.Array:
-    return reference.attend(q, k, v, pages, ragged, options).out
+def walk(
+    q: jax.Array, k: jax.Array, v: jax.Array, pages: Pages, ragged: Ragged, options: Options
+) -> tuple[jax.Array, Pages]:
+    done = reference.attend(q, k, v, pages, ragged, options)
+    return done.out, done.pages
 
 
-def milliseconds(run: Callable[[], jax.Array], repeats: int = 10) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        out = run()
-    jax.block_until_ready(out)
-    return (time.perf_counter() - start) / repeats * 1e3
+class Contestant:
+    """A decode step that owns its pages: they are donated to every call, as in the engine."""
+
+    def __init__(self, step: Callable[..., tuple[jax.Array, Pages]], pages: Pages, arguments: tuple, options: Options):
+        self._step = jax.jit(step, static_argnames="options", donate_argnames="pages")
+        self._pages, self._arguments, self._options = pages, arguments, options
+
+    def milliseconds(self, repeats: int = 10) -> float:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            q, k, v, ragged = self._arguments
+            out, self._pages = self._step(q, k, v, pages=self._pages, ragged=ragged, options=self._options)
+        jax.block_until_ready(out)
+        return (time.perf_counter() - start) / repeats * 1e3
 
 
 def compare(dtype: jnp.dtype, page_size: int, live: int) -> tuple[float, float]:
     """Best of five of each, taken in turns, in ms: (walk, gather)."""
     num_pages = ROWS * WIDTH // page_size
     layout = Layout(KV_HEADS, HEAD_DIM, page_size, dtype)
-    pages = reference.allocate(num_pages, layout)
     tables = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(ROWS, -1)
     lengths, starts = np.full(ROWS, live, np.int32), np.arange(ROWS + 1, dtype=np.int32)
     last = tables[:, (live - 1) // page_size], np.full(ROWS, (live - 1) % page_size, np.int32)
-    ragged = Ragged(*jax.tree.map(jnp.asarray, (tables, lengths, starts, np.full(2, ROWS, np.int32), *last)))
+    ragged = Ragged(*map(jnp.asarray, (tables, lengths, starts, np.full(2, ROWS, np.int32), *last)))
     q, new = jnp.ones((ROWS, HEADS, HEAD_DIM), dtype), jnp.ones((ROWS, KV_HEADS, HEAD_DIM), dtype)
-    steps = [jax.jit(f, static_argnames="options") for f in (walk, gather_whole_table)]
-    calls = [lambda step=step: step(q, new, new, pages, ragged, Options(layout, 0.125, decode=True)) for step in steps]
-    for call in calls:
-        jax.block_until_ready(call())
-    rounds = [[milliseconds(call) for call in calls] for _ in range(5)]
+    contestants = [
+        Contestant(step, reference.allocate(num_pages, layout), (q, new, new, ragged), Options(layout, 0.125, most=1))
+        for step in (walk, gather_whole_table)
+    ]
+    for contestant in contestants:
+        contestant.milliseconds(1)
+    rounds = [[contestant.milliseconds() for contestant in contestants] for _ in range(5)]
     walked, gathered = (min(column) for column in zip(*rounds, strict=True))
     return walked, gathered
 

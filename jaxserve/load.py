@@ -157,7 +157,7 @@ def _load_parameter(
     """A parameter from the tensors that it holds, each shard read from the memory map straight to where it belongs."""
     views = [_view(row, tensors[row.name], param.axes, spec) for row in rows]
 
-    def shard(index: tuple[slice, ...]) -> np.ndarray:
+    def shard(index: Any) -> np.ndarray:
         lengths = [len(range(size)[part]) for size, part in zip(param.shape, index, strict=True)]
         whole = np.empty(lengths, param.dtype)
         for row, (view, at) in zip(rows, views, strict=True):

@@ -1,27 +1,50 @@
-"""Which implementation of a kernel a step is lowered with: by name, or by the platform of the mesh it is lowered for.
+"""Which implementation of a kernel a step is lowered with: by name, or the first that the platform's list has to offer.
 
-Never by the default backend: steps are compiled for hardware that is not there.
+The platform is that of the mesh the step is lowered for, never the default backend: steps are compiled for hardware
+that is not there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import KernelError, PagedAttention
+from pallas_kernels.paged_attention.api import Demand, KernelError, Options, PagedAttention
 
-PAGED_ATTENTION: Final[Mapping[str, PagedAttention]] = MappingProxyType({"reference": reference})
-# What "auto" means on each platform.
-AUTO: Final[Mapping[str, str]] = MappingProxyType({"cpu": "reference", "gpu": "reference", "tpu": "reference"})
+IMPLEMENTATIONS: Final[Mapping[str, PagedAttention]] = MappingProxyType({"reference": reference})
+# What "auto" tries on each platform, in this order.
+CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"cpu": ("reference",), "gpu": ("reference",), "tpu": ("reference",)}
+)
 
 
-def paged_attention(name: str, platform: str) -> PagedAttention:
-    """The implementation of this name, or of "auto" the platform's; KernelError when there is none: nothing else
-    takes its place.
+def paged_attention(name: str, platform: str, steps: Sequence[tuple[Options, Demand]]) -> str:
+    """The name of the implementation that takes all of these steps.
+
+    "auto": the first of the platform's candidates that can. A name is that one or KernelError: nothing takes its place.
     """
-    chosen = AUTO.get(platform, "reference") if name == "auto" else name
-    if chosen not in PAGED_ATTENTION:
-        raise KernelError(
-            f"attention {name!r} is not built in; choose auto or one of {', '.join(PAGED_ATTENTION)} (--attention)"
-        )
-    return PAGED_ATTENTION[chosen]
+    if name != "auto":
+        _check(name, steps)
+        return name
+    if platform not in CANDIDATES:
+        raise KernelError(f"no attention is known to run on {platform!r}; name one of {_known()} (--attention)")
+    *others, last = CANDIDATES[platform]
+    for candidate in others:
+        try:
+            _check(candidate, steps)
+        except KernelError:
+            continue
+        return candidate
+    _check(last, steps)
+    return last
+
+
+def _check(name: str, steps: Sequence[tuple[Options, Demand]]) -> None:
+    if name not in IMPLEMENTATIONS:
+        raise KernelError(f"attention {name!r} is not built in; choose auto or one of {_known()} (--attention)")
+    for options, demand in steps:
+        IMPLEMENTATIONS[name].check(options, demand)
+
+
+def _known() -> str:
+    return ", ".join(IMPLEMENTATIONS)

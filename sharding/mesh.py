@@ -46,3 +46,8 @@ class MeshSpec:
 def platform(mesh: Mesh) -> str:
     """What the mesh's devices are: "cpu", "gpu" or "tpu"; they need not be here."""
     return mesh.devices.flat[0].platform
+
+
+def device_kind(mesh: Mesh) -> str:
+    """The devices' model, in the vendor's words."""
+    return mesh.devices.flat[0].device_kind

@@ -1,9 +1,12 @@
 """From a model on a mesh and the operator's options to an engine: the one place where sizes are decided."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.engine.attention import choose_attention
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.memory import affordable_pages, bytes_per_device, cache_bytes, check_fits, device_limit
@@ -47,11 +50,9 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
             min_rows=min_rows(mesh, dtype),
         )
 
+    options = replace(options, attention=choose_attention(spec, resolved(2**62), mesh, dtype))
     wish = resolved(2**62)
-    kernel = dispatch.paged_attention(wish.attention, platform(mesh))
-    for group in spec.page_groups():
-        layout = group.layout(wish.page_size, dtype, shards=tensor)
-        kernel.check(layout, spec.num_heads // tensor, wish.max_batch, wish.pages_per_row)
+    kernel = dispatch.IMPLEMENTATIONS[wish.attention]
     state = abstract_state(spec, wish, mesh, kernel, dtype)
     rows = bytes_per_device(state.rows)
     cache = cache_bytes(spec, wish, kernel, dtype, tensor)

@@ -44,7 +44,7 @@ def _product(shape: tuple[int, ...]) -> int:
 
 
 def page_bytes(kernel: PagedAttention, layout: Layout) -> int:
-    """Bytes of one page of one layer, as the implementation lays it out."""
+    """Bytes of one page of one layer, as the implementation lays it out, without the padding of a chip's tiles."""
     page = jax.eval_shape(partial(kernel.allocate, 1, layout))
     return sum(leaf.dtype.itemsize * _product(leaf.shape) for leaf in jax.tree.leaves(page))
 

@@ -5,6 +5,7 @@ Columns of ints instead of an object per row: cheap to build, to log, to replay 
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 from typing import Literal
 
 StepKind = Literal["decode", "prefill", "score"]
@@ -13,7 +14,7 @@ FED_BACK = -1  # in LanePlan.tokens: the token that the device sampled last for 
 
 @dataclass(slots=True)
 class LanePlan:
-    """The chunks of one lane. Entry i of every column up to `samples` belongs to chunk i."""
+    """The chunks of one lane. Entry i of every column up to `samples` belongs to chunk i; single tokens come first."""
 
     sequences: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
@@ -25,6 +26,21 @@ class LanePlan:
     # New pages, one entry each: page group, row, index in the row's table, page id.
     fresh: list[tuple[int, int, int, int]] = field(default_factory=list)
     logprobs: bool = False  # some row wants log-probabilities
+
+    def put_single_tokens_first(self) -> None:
+        """Reorder the chunks so that those of one token come first: kernels take them apart."""
+        alone = [size == 1 for size in self.sizes]
+        if alone == sorted(alone, reverse=True):
+            return
+        order = sorted(range(len(alone)), key=lambda i: not alone[i])
+        ends = list(accumulate(self.sizes))
+        for name in ("tokens", "targets"):
+            column = getattr(self, name)
+            parts = [column[end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
+            setattr(self, name, [token for i in order for token in parts[i]])
+        for name in ("sequences", "rows", "starts", "samples", "sizes"):
+            column = getattr(self, name)
+            setattr(self, name, [column[i] for i in order])
 
 
 @dataclass(frozen=True, slots=True)

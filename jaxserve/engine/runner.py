@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine.attention import choose_attention
 from jaxserve.engine.batch import (
     admission_layout,
     allowed_bits,
@@ -30,7 +31,6 @@ from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
-from sharding.mesh import platform
 from sharding.rules import replicated
 
 Progress = Callable[[int, int, str], None]  # done, total, what
@@ -60,7 +60,7 @@ class DeviceRunner:
         self._params = params
         self._dtype: jnp.dtype = params["embed"].dtype
         self._groups = len(spec.page_groups())
-        kernel = dispatch.paged_attention(config.attention, platform(mesh))
+        kernel = dispatch.IMPLEMENTATIONS[choose_attention(spec, config, mesh, self._dtype)]
         self._builder = StepBuilder(spec, mesh, kernel, config.page_size, self._dtype)
         self.abstract = abstract_state(spec, config, mesh, kernel, self._dtype)
         self._state = new_state(self.abstract)

@@ -160,6 +160,8 @@ class Scheduler:
                 self._continue_running(draft, lane)
             self._admit(draft, now)
             if draft.scheduled:
+                for lane_plan in draft.lanes:
+                    lane_plan.put_single_tokens_first()
                 self._steps += 1
                 self._last_kind = draft.kind
                 self._last_prompts = draft.kind if draft.kind != "decode" else self._last_prompts

@@ -15,7 +15,7 @@ from jaxserve.engine.sampling import RowFields, RowSampling
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages
-from sharding.rules import sharding
+from sharding.rules import RULES, sharding
 
 
 @flax.struct.dataclass
@@ -31,7 +31,7 @@ class Rows:
 
 @flax.struct.dataclass
 class State:
-    pages: tuple[Pages, ...]  # per layer, [A, P, K, Z, H] each
+    pages: tuple[Pages, ...]  # per layer, every array with a leading axis A
     rows: Rows
 
 
@@ -43,7 +43,7 @@ def abstract_state(
     rows = jax.eval_shape(partial(_zero_rows, spec, config))
     by_layer: dict[int, Pages] = {}
     for group, pool in zip(spec.page_groups(), config.pools, strict=True):
-        layout = group.layout(config.page_size, dtype)
+        layout = group.layout(config.page_size, dtype, shards=mesh.shape["tensor"])
         by_layer |= dict.fromkeys(group.layers, _abstract_pages(kernel, layout, pool.pages, mesh))
     return State(
         pages=tuple(by_layer[layer] for layer in range(spec.num_layers)),
@@ -52,14 +52,16 @@ def abstract_state(
 
 
 def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh: Mesh) -> Pages:
-    """One layer's pool, for all lanes of the mesh."""
+    """One layer's pool for the whole mesh. layout: of one shard's heads, which the kernel may pad."""
 
-    def with_lanes(x: jax.ShapeDtypeStruct, axes: str) -> jax.ShapeDtypeStruct:
-        shape = (mesh.shape["data"], *x.shape)
+    def whole(x: jax.ShapeDtypeStruct, axes: str) -> jax.ShapeDtypeStruct:
+        sizes = (1, *x.shape)
+        shards = (mesh.shape[RULES[letter]] if letter in RULES else 1 for letter in "A" + axes)
+        shape = tuple(size * n for size, n in zip(sizes, shards, strict=True))
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding("A" + axes, shape, mesh))
 
-    one_lane = jax.eval_shape(partial(kernel.allocate, num_pages, layout))
-    return jax.tree.map(with_lanes, one_lane, kernel.axes(layout))
+    one_shard = jax.eval_shape(partial(kernel.allocate, num_pages, layout))
+    return jax.tree.map(whole, one_shard, kernel.axes(layout))
 
 
 def new_state(abstract: State) -> State:

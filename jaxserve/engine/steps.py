@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
+from jaxserve.engine.attention import attention_options
 from jaxserve.engine.batch import Packed, download_layout, upload_layout
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.plan import FED_BACK
@@ -21,7 +22,7 @@ from jaxserve.engine.state import Rows, State
 from jaxserve.models.attention import Attend
 from jaxserve.models.decoder import forward, logits
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.paged_attention.api import Options, PagedAttention, Ragged
+from pallas_kernels.paged_attention.api import PagedAttention, Ragged
 
 SCORE_TOKENS = 64  # hidden states per slice of the head, so that no [T, V] array exists
 
@@ -33,7 +34,7 @@ class _Place(NamedTuple):
 
     lengths: Int[Array, "A R"]  # of each chunk's row once the step is done; 0 for padding
     starts: Int[Array, "A R+1"]  # chunk r's tokens are starts[r]:starts[r+1]
-    split: Int[Array, "A 2"]  # leading chunks of one token; chunks that are none of padding
+    split: Int[Array, "A 2"]  # chunks of one token, which come first; chunks that are no padding
     chunk: Int[Array, "A T"]  # of each token
     position: Int[Array, "A T"]  # of each token in its sequence; 0 for padding
     live: Bool[Array, "A T"]  # whether it is a token at all
@@ -89,13 +90,8 @@ class StepBuilder:
             no_page = state.pages[group.layers[0]].k.shape[1]
             page, offset = jnp.where(place.live, entry, no_page), place.position % self.page_size
             ragged = Ragged(tables, place.lengths, place.starts, place.split, page, offset)
-            options = Options(
-                group.layout(self.page_size, self.dtype, shards=self.mesh.shape["tensor"]),
-                scale=self.spec.score_scale,
-                window=group.window,
-                softcap=self.spec.attn_softcap,
-                decode=bucket.kind == "decode",
-            )
+            most = 1 if bucket.kind == "decode" else None
+            options = attention_options(self.spec, group, self.mesh, self.page_size, self.dtype, most)
             by_layer |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, self.kernel, options))
         return tuple(by_layer[i] for i in range(self.spec.num_layers))
 
@@ -161,8 +157,7 @@ def _locate(rows: Rows, batch: Batch, tokens: int) -> _Place:
     chunk = jnp.minimum(chunk, lengths.shape[-1] - 1)
     live = index[None] < starts[:, -1:]
     position = _take(lengths, chunk) - _take(starts[:, 1:], chunk) + index[None]
-    alone = jnp.cumprod(sizes == 1, axis=-1).sum(-1)
-    split = jnp.stack([alone, (sizes > 0).sum(-1)], axis=-1).astype(jnp.int32)
+    split = jnp.stack([(sizes == 1).sum(-1), (sizes > 0).sum(-1)], axis=-1).astype(jnp.int32)
     return _Place(lengths, starts, split, chunk, jnp.where(live, position, 0), live)
 
 

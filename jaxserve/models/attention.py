@@ -34,7 +34,7 @@ class Attend:
     ) -> tuple[Float[Array, "T N H"], Pages]:
         """Write k and v into the pages, then attend to everything the row has there.
 
-        T counts the tokens of all lanes, lane after lane; pages are [A, P, K, Z, H].
+        T counts the tokens of all lanes, lane after lane; arrays of pages have a leading axis A.
         """
         heads, lanes = PartitionSpec("data", "tensor"), PartitionSpec("data")
         axes = self.kernel.axes(self.options.layout)

@@ -9,9 +9,11 @@ from jaxtyping import Array, Float
 def einsum(subscripts: str, x: jax.Array, weight: jax.Array) -> jax.Array:
     """Contract activations with a weight, accumulating in float32; the result is float32.
 
-    On a CPU bfloat16 operands with a float32 accumulator are faster than float32 operands from two rows on.
+    float32 operands stay what they are: without asking, GPUs and TPUs round them. On a CPU bfloat16 operands with a
+    float32 accumulator are faster than float32 operands from two rows on.
     """
-    return jnp.einsum(subscripts, x, weight, preferred_element_type=jnp.float32)
+    exact = lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
+    return jnp.einsum(subscripts, x, weight, precision=exact, preferred_element_type=jnp.float32)
 
 
 def rms_norm(

@@ -3,6 +3,11 @@
 An implementation is a module with the functions of `PagedAttention`. They work on one lane, one layer and one shard's
 heads, inside shard_map. How pages lie in memory is an implementation's own secret but for the leading axis P; `read`
 and `write_back` give and take them in canonical order.
+
+What may be anything, NaN included, and must not leak into what is returned: queries, keys and values of tokens that
+belong to no row; pages that no table names, the rest of a page behind a row's length, and their scales. Products are of
+the queries' dtype and accumulate in float32 (float32 operands at full precision); the softmax is float32; weights are
+rounded to the queries' dtype before they meet the values.
 """
 
 from dataclasses import dataclass
@@ -34,6 +39,7 @@ class Layout:
     value_dim: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
         if self.value_dim is not None and not (self.kv_heads == 1 and 0 < self.value_dim <= self.head_dim):
             raise KernelError(
                 f"latent pages have one head, whose first value_dim numbers are the value: "
@@ -48,12 +54,6 @@ class Layout:
     def out_dim(self) -> int:
         """Of attention's result, per head."""
         return self.head_dim if self.value_dim is None else self.value_dim
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes that one token takes in one layer, scales included, before any padding of an implementation."""
-        stored = 1 if self.value_dim is not None else 2
-        return stored * self.kv_heads * (self.head_dim * self.dtype.itemsize + 4 * self.scaled)
 
 
 class Pages(NamedTuple):
@@ -73,15 +73,16 @@ class Ragged(NamedTuple):
     """Where the tokens of a step lie, for one page group. The model adds a leading axis A of lanes to every field.
 
     Rows come in this order: those with one token (decodes), those with more (prompts, verified drafts), empty ones. Row
-    r owns tokens starts[r]:starts[r+1], the last of which is at position lengths[r] - 1. Table entries beyond a row's
-    length, and with a window those before what any of its queries sees, may name any page.
+    r owns tokens starts[r]:starts[r+1], the last of which is at position lengths[r] - 1. Entries of a table are pages
+    that exist; beyond a row's length, and with a window before what any of its queries sees, any of them. No page is
+    written by two rows in one step, nor read by a row and written by another.
     """
 
     tables: Int[Array, "R W"]  # page of every page-sized stretch of a row
     lengths: Int[Array, "R"]  # kv positions of the row once this step's tokens are written; 0 for an empty row
     starts: Int[Array, "R+1"]
-    split: Int[Array, "2"]  # rows before the first have one token; rows before the second have any
-    page: Int[Array, "T"]  # page that token t is written to; P (out of range) for padding
+    split: Int[Array, "2"]  # how many rows have one token; how many have any
+    page: Int[Array, "T"]  # where token t is written: its row's entry for its position; P (out of range) for padding
     offset: Int[Array, "T"]  # its place in that page
 
 
@@ -90,15 +91,15 @@ class Options:
     """What is fixed when a step is compiled.
 
     window: a query sees that many positions, its own the last; None: all before it. softcap: scores s become
-    cap * tanh(s / cap). decode: every row has one token or none, so that T = R and row r's is token r. lse: return the
-    logarithm of the softmax's denominator.
+    cap * tanh(s / cap). most: no row has more tokens than that; 1 is a decode step, where T = R and row r's is token r;
+    None: any number. lse: return the natural logarithm of the softmax's denominator, a sink's share included.
     """
 
     layout: Layout
     scale: float
     window: int | None = None
     softcap: float | None = None
-    decode: bool = False
+    most: int | None = None
     lse: bool = False
 
 
@@ -110,12 +111,22 @@ class Attended(NamedTuple):
     lse: Float[Array, "T N"] | None = None
 
 
+class Demand(NamedTuple):
+    """What else decides whether an implementation can take a step."""
+
+    heads: int  # N, of one shard
+    rows: int  # R
+    table_width: int  # W
+    dtype: jnp.dtype  # of queries
+    device_kind: str
+
+
 class PagedAttention(Protocol):
     """The functions of an implementation's module."""
 
     @staticmethod
-    def check(layout: Layout, heads: int, rows: int, table_width: int) -> None:
-        """KernelError when it cannot take such pages, or so many query heads, rows or entries of a page table."""
+    def check(options: Options, demand: Demand) -> None:
+        """KernelError when it cannot do this: which number, what the limit is and which flag changes it."""
         ...
 
     @staticmethod
@@ -157,12 +168,12 @@ class PagedAttention(Protocol):
 
     @staticmethod
     def read(pages: Pages, ids: Int[Array, "n"]) -> Pages:
-        """Copies of pages in canonical order [n, Z, K, H], scales [n, Z, K], whatever the layout in memory."""
+        """Copies of pages in canonical order [n, Z, K, H], scales [n, Z, K]; ids are pages that exist."""
         ...
 
     @staticmethod
     def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages) -> Pages:
-        """The inverse of `read`."""
+        """The inverse of `read`; page P drops what is given for it."""
         ...
 
 
@@ -170,6 +181,8 @@ def quantize(x: Float[Array, "*n H"], dtype: jnp.dtype) -> tuple[Array, Float[Ar
     """x as 8-bit numbers and their scale per vector: the largest magnitude becomes the dtype's largest value."""
     wide = x.astype(jnp.float32)
     largest = EIGHT_BITS[jnp.dtype(dtype)]
-    scale = jnp.max(jnp.abs(wide), axis=-1) * np.float32(1 / largest)  # XLA would do so, but not everywhere
+    scale = jnp.max(jnp.abs(wide), axis=-1) * np.float32(
+        1 / largest
+    )  # XLA rewrites a division by a constant to this, here and there
     unit = wide / jnp.where(scale > 0, scale, 1)[..., None]
     return (jnp.round(unit) if dtype == jnp.int8 else jnp.clip(unit, -largest, largest)).astype(dtype), scale

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.paged_attention.api import (
     Attended,
+    Demand,
     KernelError,
     Layout,
     Options,
@@ -28,15 +29,18 @@ BLOCK_TOKENS = 64  # kv positions per iteration
 TILE_TOKENS = 32  # query tokens of one row handled together in a ragged step
 
 
-def check(layout: Layout, heads: int, rows: int, table_width: int) -> None:
+def check(options: Options, demand: Demand) -> None:
     """Any size will do, as long as query heads share kv heads evenly."""
-    if heads % layout.kv_heads:
-        raise KernelError(f"{heads} query heads do not divide by {layout.kv_heads} kv heads")
+    kv_heads = options.layout.kv_heads
+    if demand.heads % kv_heads:
+        raise KernelError(f"{demand.heads} query heads do not divide by {kv_heads} kv heads")
 
 
 def axes(layout: Layout) -> Pages:
     scale = "PKZ" if layout.scaled else None
-    return Pages("PKZH", "PKZH", scale, scale) if layout.value_dim is None else Pages("PKZH", None, scale, None)
+    if layout.value_dim is None:
+        return Pages("PKZH", "PKZH", scale, scale)
+    return Pages("P_ZH", None, scale and "P_Z", None)  # one head, for every shard
 
 
 def allocate(num_pages: int, layout: Layout) -> Pages:
@@ -79,7 +83,7 @@ def read(pages: Pages, ids: Int[Array, "n"]) -> Pages:
 
 
 def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages) -> Pages:
-    return jax.tree.map(lambda pool, x: pool.at[ids].set(x.swapaxes(1, 2)), pages, canonical)
+    return jax.tree.map(lambda pool, x: pool.at[ids].set(x.swapaxes(1, 2), mode="drop"), pages, canonical)
 
 
 def attend(
@@ -94,7 +98,7 @@ def attend(
     pages = write(pages, k, v, ragged.page, ragged.offset)
     heads = q.shape[1]
     no_sink = jnp.full(heads, MASKED) if sinks is None else sinks.astype(jnp.float32)
-    attention = _decode if options.decode else _ragged
+    attention = _decode if options.most == 1 else _ragged
     out, lse = attention(q, pages, ragged, options, no_sink)
     return Attended(out.astype(q.dtype), pages, lse if options.lse else None)
 
@@ -199,7 +203,7 @@ def _flash(
         live = _seen(positions[:, None, :, None], i * block + jnp.arange(block)[None, None, None], options.window)
         anyone = live.any(2)  # [B, 1, S]
         keys = gather(pages.k, ids)
-        products = jnp.einsum("BKMH,BKSH->BKMS", q, keys.astype(q.dtype), preferred_element_type=jnp.float32)
+        products = _product("BKMH,BKSH->BKMS", q, keys.astype(q.dtype))
         if pages.k_scale is not None:
             products = products * gather(pages.k_scale, ids)[:, :, None]
         scores = jnp.where(live, _score(products, options), MASKED)
@@ -213,7 +217,7 @@ def _flash(
         values = jnp.where(anyone[..., None], values, 0).astype(q.dtype)
         if value_scale is not None:
             weights = weights * jnp.where(anyone, gather(value_scale, ids), 0)[:, :, None]
-        update = jnp.einsum("BKMS,BKSV->BKMV", weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
+        update = _product("BKMS,BKSV->BKMV", weights.astype(q.dtype), values)
         return _Running(peak, total, so_far.acc * decay[..., None] + update)
 
     # A sink is a score that comes before all others and has no value.
@@ -225,9 +229,14 @@ def _flash(
     )
     blocks = (jnp.max(positions) + block) // block
     end = lax.fori_loop(_first_seen(positions, options.window) // block, blocks, attend_block, start)
-    some = jnp.where(end.total > 0, end.total, 1)
-    out = jnp.where(end.total > 0, 1 / some, 0)[..., None] * end.acc
-    return out, jnp.where(end.total > 0, end.peak + jnp.log(some), -jnp.inf)
+    total = jnp.where(end.total == 0, 1, end.total)  # NaN stays: somebody has to notice
+    return end.acc / total[..., None], jnp.where(positions[:, None] < 0, -jnp.inf, end.peak + jnp.log(total))
+
+
+def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """float32 from operands of one dtype; without asking, GPUs and TPUs round float32 operands."""
+    exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jnp.einsum(subscripts, a, b, precision=exact, preferred_element_type=jnp.float32)
 
 
 def _score(products: jax.Array, options: Options) -> jax.Array:

@@ -50,11 +50,16 @@ class Shape:
     def layout(self) -> Layout:
         return Layout(self.kv_heads, self.head_dim, self.page_size, jnp.dtype(self.stored), self.value_dim)
 
+    @property
+    def scale(self) -> float:
+        """Not what anybody would guess."""
+        return 0.9 * self.head_dim**-0.5
+
     def options(self, *, decode: bool) -> Options:
-        return Options(self.layout, self.head_dim**-0.5, self.window, self.softcap, decode, lse=True)
+        return Options(self.layout, self.scale, self.window, self.softcap, 1 if decode else None, lse=True)
 
     def scores(self, products: np.ndarray) -> np.ndarray:
-        scaled = products * self.head_dim**-0.5
+        scaled = products * self.scale
         return scaled if self.softcap is None else self.softcap * np.tanh(scaled / self.softcap)
 
     def seen(self, queries: np.ndarray) -> np.ndarray:
@@ -75,14 +80,15 @@ class Shape:
 
 @cache
 def compiled(attention: PagedAttention, options: Options) -> Callable[..., Attended]:
-    return jax.jit(lambda *arguments: attention.attend(*arguments[:5], options, *arguments[5:]))
+    """attend(q, k, v, pages, ragged, sinks); the pages are donated."""
+    return jax.jit(lambda *arguments: attention.attend(*arguments[:5], options, *arguments[5:]), donate_argnums=3)
 
 
 @dataclass
 class Case:
     """Rows with `cached` tokens in pages before the step and `new` ones in it; every number random, by row seed.
 
-    new: in the order that the contract wants, see `ordered`.
+    new: in the order that the contract wants, see `ordered`. poisoned: rows of which every number is NaN.
     """
 
     attention: PagedAttention
@@ -91,6 +97,7 @@ class Case:
     new: Sequence[int]
     seeds: Sequence[int] = tuple(range(ROWS))
     order: int = 0  # seed of the pages' order
+    poisoned: Sequence[int] = ()
     q: list[np.ndarray] = field(init=False)
     k: list[np.ndarray] = field(init=False)
     v: list[np.ndarray] = field(init=False)
@@ -103,6 +110,8 @@ class Case:
         self.k = [rng.normal(size=(s.context, s.kv_heads, s.head_dim)).astype(s.dtype) for rng in draws]
         self.v = [rng.normal(size=(s.context, s.kv_heads, s.head_dim)).astype(s.dtype) for rng in draws]
         self.q = [rng.normal(0, 2, (s.context, s.heads, s.head_dim)).astype(s.dtype) for rng in draws]
+        for row in self.poisoned:
+            self.q[row][:] = self.k[row][:] = self.v[row][:] = np.nan
         self.sinks = np.random.default_rng(77).normal(0, 2, s.heads).astype(np.float32) if s.sinks else None
         self.tables, self.pages = self._paged()
 
@@ -177,9 +186,8 @@ class Case:
         for name, ours, theirs in zip(Pages._fields, found, self.written, strict=True):
             if theirs is not None:
                 wrong = ~_same(ours, theirs)
-                for row in range(ROWS):
-                    if self.shape.layout.scaled and np.isnan(self.k[row]).any():
-                        wrong[self.tables[row][: -(-self.lengths[row] // self.shape.page_size)]] = False
+                for row in self.poisoned if self.shape.layout.scaled else ():
+                    wrong[self.tables[row][: -(-self.lengths[row] // self.shape.page_size)]] = False
                 assert not wrong.any(), f"{name}: {np.argwhere(wrong)[:3]}"
         self.written = found
 
@@ -286,7 +294,7 @@ def check_decode(case: Case, tolerance: float) -> None:
             np.testing.assert_allclose(out[row].astype(np.float64), expected[0][0], atol=tolerance, err_msg=where)
             np.testing.assert_allclose(lse[row], expected[1][0], atol=10 * tolerance, err_msg=where)
         else:
-            assert not out[row].any() and (lse[row] == (-np.inf if case.sinks is None else case.sinks)).all()
+            assert not out[row].any() and (lse[row] == -np.inf).all()
 
 
 def check_prefill(case: Case, tolerance: float) -> None:

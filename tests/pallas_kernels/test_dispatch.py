@@ -1,19 +1,51 @@
 """An implementation by name or by platform, and never another one instead."""
 
+from types import SimpleNamespace
+
+import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import dispatch
-from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import KernelError
+from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options
+
+STEP = Options(Layout(2, 64, 16, jnp.dtype("float32")), 1.0), Demand(4, 8, 10, jnp.dtype("float32"), "some chip")
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-def test_auto_follows_the_platform(platform: str) -> None:
-    name = dispatch.AUTO[platform]
-    assert dispatch.paged_attention("auto", platform) is dispatch.paged_attention(name, platform)
+def implementation(most_rows: int) -> SimpleNamespace:
+    def check(options: Options, demand: Demand) -> None:
+        if demand.rows > most_rows:
+            raise KernelError(f"{demand.rows} rows are more than {most_rows}")
+
+    return SimpleNamespace(check=check)
 
 
-def test_a_name_is_what_it_says() -> None:
-    assert dispatch.paged_attention("reference", "tpu") is reference
-    with pytest.raises(KernelError, match=r"'flash' is not built in; choose auto or one of reference \(--attention\)"):
-        dispatch.paged_attention("flash", "cpu")
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    built_in = {"small": implementation(4), "large": implementation(8), "reference": implementation(100)}
+    monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", built_in)
+    monkeypatch.setattr(dispatch, "CANDIDATES", {"gpu": ("small", "reference"), "tpu": ("small", "large")})
+
+
+def rows(count: int) -> list[tuple[Options, Demand]]:
+    return [STEP, (STEP[0], STEP[1]._replace(rows=count))]
+
+
+def test_auto_is_the_first_of_the_platform_that_takes_every_step() -> None:
+    assert dispatch.paged_attention("auto", "tpu", rows(8)) == "large"
+    assert dispatch.paged_attention("auto", "gpu", rows(8)) == "reference"
+    assert dispatch.paged_attention("auto", "gpu", [(STEP[0], STEP[1]._replace(rows=4))]) == "small"
+
+
+def test_auto_says_why_nothing_will_do() -> None:
+    with pytest.raises(KernelError, match="9 rows are more than 8"):
+        dispatch.paged_attention("auto", "tpu", rows(9))
+    with pytest.raises(KernelError, match="no attention is known to run on 'abacus'; name one of small, large"):
+        dispatch.paged_attention("auto", "abacus", rows(1))
+
+
+def test_a_name_is_that_one_or_an_error() -> None:
+    assert dispatch.paged_attention("large", "gpu", rows(8)) == "large"
+    with pytest.raises(KernelError, match="8 rows are more than 4"):
+        dispatch.paged_attention("small", "tpu", rows(8))
+    with pytest.raises(KernelError, match=r"'flash' is not built in; choose auto or one of .* \(--attention\)"):
+        dispatch.paged_attention("flash", "gpu", rows(1))

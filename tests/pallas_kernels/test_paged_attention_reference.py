@@ -1,5 +1,6 @@
 """The reference attention keeps the contract: dense attention over pages, whatever the neighbours."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import KernelError, Layout, quantize
+from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options, Ragged, quantize
 from pallas_kernels.paged_attention.reference import allocate, read, write, write_back
 from tests.pallas_kernels.attention_case import (
     ROWS,
@@ -42,7 +43,7 @@ SHAPES = [
     Shape(heads=2, kv_heads=1, head_dim=576, page_size=64, width=2, value_dim=512),
     Shape(heads=4, kv_heads=2, head_dim=64, page_size=16, width=9, stored=np.int8),
     Shape(heads=4, kv_heads=2, head_dim=16, page_size=16, width=9, stored=ml_dtypes.float8_e4m3fn, window=20),
-    Shape(heads=3, kv_heads=1, head_dim=36, page_size=16, width=9, value_dim=32, stored=np.int8),
+    Shape(heads=3, kv_heads=1, head_dim=36, page_size=16, width=9, value_dim=32, stored=np.int8, sinks=True),
 ]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 few_examples = partial(settings, deadline=None, derandomize=True, database=None, max_examples=20)
@@ -68,7 +69,7 @@ def test_prefill_is_dense_attention(shape: Shape) -> None:
     check()
 
 
-@pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.int8], ids=str)
+@pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn], ids=str)
 def test_bfloat16_is_within_its_rounding(stored: type) -> None:
     """Products in float32; weights round to bfloat16 before they meet v: 2**-8 of values around 1."""
     shape = Shape(heads=8, kv_heads=2, head_dim=16, page_size=16, width=9, dtype=ml_dtypes.bfloat16, stored=stored)
@@ -85,11 +86,9 @@ def test_a_context_of_128k_tokens() -> None:
     q = rng.normal(size=(1, 1, 8)).astype(np.float32)
     pages = reference.Pages(*(jnp.asarray(x.reshape(-1, 1, 256, 8)) for x in (k, v)))
     ids = jnp.arange(length // 256, dtype=jnp.int32)
-    ragged = reference.Ragged(
-        ids[None], jnp.array([length]), jnp.array([0, 1]), jnp.array([1, 1]), ids[-1:], jnp.array([255])
-    )
+    ragged = Ragged(ids[None], jnp.array([length]), jnp.array([0, 1]), jnp.array([1, 1]), ids[-1:], jnp.array([255]))
     for window in (None, most):
-        options = reference.Options(layout, 1.0, window, decode=True)
+        options = Options(layout, 1.0, window, most=1)
         out = reference.attend(q, k[-1:], v[-1:], pages, ragged, options).out
         first = 0 if window is None else length - most
         weights = np.exp(np.float64(q[0] @ k[first:, 0].T))[0]
@@ -114,10 +113,9 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(shape: Shape) -> None:
                 every.insert(order, (mine, size, cached + new - size))
                 every = sorted(every, key=lambda row: (row[1] == 0, row[1] != 1))
                 seeds, sizes, before = (list(column) for column in zip(*every, strict=True))
-                case, at = Case(reference, shape, before, sizes, seeds, order), seeds.index(mine)
-                for row in range(ROWS):
-                    if poison and row != at:
-                        case.q[row][:] = case.k[row][:] = np.nan
+                at = seeds.index(mine)
+                poisoned = [row for row in range(ROWS) if row != at] if poison else []
+                case = Case(reference, shape, before, sizes, seeds, order, poisoned)
                 if many:
                     prefilled.add(case.prefilled()[0][at].tobytes())
                 else:
@@ -172,7 +170,6 @@ def test_pages_travel_in_canonical_order(layout: Layout) -> None:
     for old, new in zip(jax.tree.leaves(pages), jax.tree.leaves(moved), strict=True):
         np.testing.assert_array_equal(new[elsewhere], old[ids])
         np.testing.assert_array_equal(new[1:5], old[1:5])
-    assert layout.token_bytes * 6 * 4 == sum(x.nbytes for x in jax.tree.leaves(pages))
 
 
 @pytest.mark.parametrize(("dtype", "step"), [(jnp.int8, 0.5 / 127), (jnp.float8_e4m3fn, 2.0**-4)])
@@ -187,12 +184,35 @@ def test_eight_bits_are_within_their_rounding(dtype: type, step: float) -> None:
     assert (np.abs(back - x) <= bound * step * 1.001).all()
 
 
+def test_lse_is_for_those_who_ask() -> None:
+    case = Case(reference, SHAPES[2], cached=[40, 3, 0, 0, 0], new=[1, 1, 1, 0, 0])
+    asked = case.run(ROWS, decode=True)
+    plain = replace(SHAPES[2].options(decode=True), lse=False)
+    arguments = [jnp.zeros((2, heads, 16)) for heads in (8, 2, 2)]
+    ragged = Ragged(*(jnp.zeros(shape, jnp.int32) for shape in ((2, 9), 2, 3, 2, 2, 2)))
+    assert asked.lse is not None
+    assert reference.attend(*arguments, reference.allocate(9, SHAPES[2].layout), ragged, plain).lse is None
+
+
+def test_a_ragged_step_of_one_token() -> None:
+    case = Case(reference, SHAPES[2], cached=[40, 0, 0, 0, 0], new=[1, 0, 0, 0, 0])
+    found = case.run(1, decode=False)
+    np.testing.assert_allclose(found.out, case.expected(0)[0], atol=TOLERANCE)
+
+
+def test_nan_in_a_row_is_seen_by_that_row() -> None:
+    case = Case(reference, SHAPES[2], cached=[40, 3, 0, 0, 0], new=[1, 1, 0, 0, 0], poisoned=[0])
+    out, lse = case.decoded()
+    assert np.isnan(out[0]).all() and np.isnan(lse[0]).all() and np.isfinite(out[1]).all()
+
+
 # ---- what cannot be
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
+    layout = Layout(4, 64, 16, jnp.dtype(np.float32))
     with pytest.raises(KernelError, match="6 query heads do not divide by 4 kv heads"):
-        reference.check(Layout(4, 64, 16, jnp.dtype(np.float32)), heads=6, rows=4, table_width=10)
+        reference.check(Options(layout, 1.0), Demand(6, 4, 10, jnp.dtype(np.float32), "cpu"))
 
 
 @pytest.mark.parametrize(("kv_heads", "value_dim"), [(2, 32), (1, 65), (1, 0)])

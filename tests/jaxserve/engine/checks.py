@@ -74,6 +74,7 @@ def check_plan(plan: StepPlan, config: EngineConfig) -> None:
     for lane in plan.lanes:
         assert len({len(c) for c in (lane.sequences, lane.rows, lane.starts, lane.sizes, lane.samples)}) == 1
         assert sum(lane.sizes) == len(lane.tokens) == len(lane.targets)
+        assert min(lane.sizes, default=1) > 0 and lane.sizes == sorted(lane.sizes, key=lambda size: size != 1)
         for group in range(len(config.pools)):
             assert sum(fresh[0] == group for fresh in lane.fresh) <= bucket.fresh_pages(config.page_size)
 

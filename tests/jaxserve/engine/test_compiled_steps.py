@@ -3,7 +3,6 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from jaxserve.config import EngineOptions
@@ -46,9 +45,8 @@ def test_writers_alias_the_state_too(runner) -> None:
 
 def test_pages_take_what_the_spec_says(runner) -> None:
     config = runner.config
-    layout = SPEC.page_groups()[0].layout(config.page_size, jnp.dtype("float32"))
-    tokens = config.pools[0].pages * config.page_size
-    assert nbytes(runner.abstract.pages) == tokens * SPEC.num_layers * layout.token_bytes
+    token = 2 * SPEC.num_kv_heads * SPEC.head_dim * 4
+    assert nbytes(runner.abstract.pages) == config.pools[0].pages * config.page_size * SPEC.num_layers * token
 
 
 def test_a_compile_after_warm_up_is_counted(runner) -> None:

@@ -146,7 +146,7 @@ def test_a_cached_prefix_leaves_at_least_one_token_to_compute() -> None:
     driver.submit(request("other salt", prompt=PROMPT[:8], salt="x"))
     plan = launched(driver)
     assert plan is not None and [a.length for a in plan.admissions] == [4, 8, 0]
-    assert plan.lanes[0].starts == [4, 8, 0] and plan.lanes[0].sizes == [4, 1, 8]
+    assert plan.lanes[0].starts == [8, 4, 0] and plan.lanes[0].sizes == [1, 4, 8]  # single tokens first
     driver.run()
 
 

@@ -59,7 +59,9 @@ class Decoder:
         )
         attends: dict[int, Attend] = {}
         for group in self.spec.page_groups():
-            options = Options(self.layout, self.spec.score_scale, group.window, self.spec.attn_softcap, decode)
+            options = Options(
+                self.layout, self.spec.score_scale, group.window, self.spec.attn_softcap, 1 if decode else None
+            )
             attends |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, reference, options))
         by_layer = tuple(attends[layer] for layer in range(self.spec.num_layers))
         hidden, pages = forward(params, self.spec, pages, tokens.reshape(-1), positions.reshape(-1), by_layer)

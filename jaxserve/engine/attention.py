@@ -1,0 +1,34 @@
+"""Which attention an engine's steps use, and what each page group asks of it."""
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxserve.config import EngineConfig
+from jaxserve.models.spec import ModelSpec, PageGroup
+from pallas_kernels import dispatch
+from pallas_kernels.paged_attention.api import Demand, Options
+from sharding.mesh import device_kind, platform
+
+
+def attention_options(
+    spec: ModelSpec, group: PageGroup, mesh: Mesh, page_size: int, dtype: jnp.dtype, most: int | None
+) -> Options:
+    """Of one shard's heads. most: tokens per row, see Options."""
+    layout = group.layout(page_size, dtype, shards=mesh.shape["tensor"])
+    return Options(layout, spec.score_scale, group.window, spec.attn_softcap, most)
+
+
+def choose_attention(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype) -> str:
+    """The name of an implementation that can run every step of this engine; KernelError when the one asked for cannot.
+
+    config.attention: a name, or auto.
+    """
+    heads = spec.num_heads // mesh.shape["tensor"]
+    rows = max(config.max_batch, config.min_rows)
+    demand = Demand(heads, rows, config.pages_per_row, dtype, device_kind(mesh))
+    steps = [
+        (attention_options(spec, group, mesh, config.page_size, dtype, most), demand)
+        for group in spec.page_groups()
+        for most in (1, None)
+    ]
+    return dispatch.paged_attention(config.attention, platform(mesh), steps)
