@@ -5,7 +5,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxserve.models.layers import einsum, rms_norm
+from jaxserve.models.layers import project, rms_norm
 from jaxserve.models.rope import rotate
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Options, PagedAttention, Pages, Ragged
@@ -59,7 +59,7 @@ class Attend:
 def self_attention(
     spec: ModelSpec, weights: dict, x: Float[Array, "T D"], rotation: Rotation, attend: Attend, pages: Pages
 ) -> tuple[Float[Array, "T D"], Pages]:
-    heads = _project("TD,DKQH->TKQH", x, weights, "qkv")  # of a kv head: its queries, its key, its value
+    heads = project("TD,DKQH->TKQH", x, weights, "qkv").astype(x.dtype)  # of a kv head: its queries, its key, its value
     q, k, v = heads[:, :, :-2].reshape(len(x), -1, spec.head_dim), heads[:, :, -2], heads[:, :, -1]
     if spec.qk_norm != "none":
         q, k = norm(spec, q, weights["q_norm"]), norm(spec, k, weights["k_norm"])
@@ -67,16 +67,9 @@ def self_attention(
     out, pages = attend(q, k, v, pages)
     # Heads flattened: contracting N and H as two dimensions makes XLA copy the weight in another order, every step.
     flat = weights | {"o": weights["o"].reshape(-1, spec.d_model)}
-    return _project("TM,MD->TD", out.reshape(len(out), -1), flat, "o"), pages
+    return project("TM,MD->TD", out.reshape(len(out), -1), flat, "o").astype(x.dtype), pages
 
 
 def norm(spec: ModelSpec, x: Float[Array, "T *N"], weight: Float[Array, "*N"]) -> Float[Array, "T *N"]:
     """The architecture's kind of RMS norm."""
     return rms_norm(x, weight, spec.norm_eps, spec.norm_plus_one, spec.norm_rounds_last)
-
-
-def _project(subscripts: str, x: jax.Array, weights: dict, name: str) -> jax.Array:
-    y = einsum(subscripts, x, weights[name])
-    if f"{name}_bias" in weights:
-        y = y + weights[f"{name}_bias"].astype(y.dtype)[None]
-    return y.astype(x.dtype)

@@ -16,6 +16,12 @@ def einsum(subscripts: str, x: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.einsum(subscripts, x, weight, precision=exact, preferred_element_type=jnp.float32)
 
 
+def project(subscripts: str, x: jax.Array, weights: dict, name: str) -> jax.Array:
+    """The projection of that name and its bias, if it has one; float32."""
+    y = einsum(subscripts, x, weights[name])
+    return y + weights[f"{name}_bias"].astype(y.dtype)[None] if f"{name}_bias" in weights else y
+
+
 def rms_norm(
     x: Float[Array, "T *N"], weight: Float[Array, "*N"], eps: float, plus_one: bool = False, rounds_last: bool = False
 ) -> Float[Array, "T *N"]:
