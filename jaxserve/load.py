@@ -26,7 +26,7 @@ from jaxserve.models.fused import PARTS, place
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_EOS_IDS
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
-from sharding.params import ParamSpec
+from sharding.params import ParamSpec, is_param_spec
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, tensor
@@ -74,24 +74,28 @@ def load_params(
     table = _match(family, spec, tensors)
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
     params: Any = param_specs(spec, jnp.dtype(kept))
-    total, done = sum(tensors[row.name].nbytes for row in table), 0
+    total, done = sum(param.nbytes for param in jax.tree.leaves(params, is_leaf=is_param_spec)), 0
     for path, rows in _by_parameter(table).items():
         progress(done, total, rows[0].name)
         holder = params
         for step in path[:-1]:
             holder = holder[step]
+        done += holder[path[-1]].nbytes
         holder[path[-1]] = _load_parameter(rows, holder[path[-1]], tensors, spec, mesh)
-        done += sum(tensors[row.name].nbytes for row in rows)
     progress(total, total, "")
     return params
 
 
 def _by_parameter(table: list[Tensor]) -> dict[tuple[str | int, ...], list[Tensor]]:
-    """Rows of the weight-name table by the path of the parameter that they are, or are fused into."""
+    """Rows of the weight-name table by the path of the parameter that they are, or are parts of."""
     grouped: dict[tuple[str | int, ...], list[Tensor]] = {}
     for row in table:
         fused = PARTS.get(str(row.path[-1]))
         grouped.setdefault((*row.path[:-1], fused.fused) if fused else row.path, []).append(row)
+    for path, rows in grouped.items():
+        parts = {name for name, part in PARTS.items() if part.fused == path[-1]}
+        if parts and parts != {row.path[-1] for row in rows}:
+            raise ModelError(f"the weight-name table has no row for some of {', '.join(sorted(parts))} of {path}")
     return grouped
 
 

@@ -18,33 +18,29 @@ CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 
 
-def paged_attention(name: str, platform: str, steps: Sequence[tuple[Options, Demand]]) -> str:
-    """The name of the implementation that takes all of these steps.
+def choose(name: str, platform: str, steps: Sequence[tuple[Options, Demand]]) -> str:
+    """The name of the implementation of paged attention that takes all of these steps.
 
     "auto": the first of the platform's candidates that can. A name is that one or KernelError: nothing takes its place.
     """
-    if name != "auto":
-        _check(name, steps)
-        return name
-    if platform not in CANDIDATES:
-        raise KernelError(f"no attention is known to run on {platform!r}; name one of {_known()} (--attention)")
-    *others, last = CANDIDATES[platform]
+    known = ", ".join(IMPLEMENTATIONS)
+    if name != "auto" and name not in IMPLEMENTATIONS:
+        raise KernelError(f"attention {name!r} is not built in; choose auto or one of {known} (--attention)")
+    if name == "auto" and platform not in CANDIDATES:
+        raise KernelError(f"no attention is known to run on {platform!r}; name one of {known} (--attention)")
+    *others, last = CANDIDATES[platform] if name == "auto" else (name,)
     for candidate in others:
-        try:
-            _check(candidate, steps)
-        except KernelError:
-            continue
-        return candidate
-    _check(last, steps)
+        if _takes(IMPLEMENTATIONS[candidate], steps):
+            return candidate
+    for options, demand in steps:
+        IMPLEMENTATIONS[last].check(options, demand)
     return last
 
 
-def _check(name: str, steps: Sequence[tuple[Options, Demand]]) -> None:
-    if name not in IMPLEMENTATIONS:
-        raise KernelError(f"attention {name!r} is not built in; choose auto or one of {_known()} (--attention)")
-    for options, demand in steps:
-        IMPLEMENTATIONS[name].check(options, demand)
-
-
-def _known() -> str:
-    return ", ".join(IMPLEMENTATIONS)
+def _takes(implementation: PagedAttention, steps: Sequence[tuple[Options, Demand]]) -> bool:
+    try:
+        for options, demand in steps:
+            implementation.check(options, demand)
+    except KernelError:
+        return False
+    return True

@@ -17,7 +17,7 @@ from sharding.rules import sharding
 class ParamSpec:
     """A parameter before it exists.
 
-    axes: one letter of the legend per dimension, e.g. "DNH". std: spread of random initial values, for tests and
+    axes: one letter of the legend per dimension, e.g. "NHD". std: spread of random initial values, for tests and
     benchmarks; a norm weight has std 0 around `mean`.
     """
 

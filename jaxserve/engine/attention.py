@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine.buckets import BucketPlan
 from jaxserve.models.spec import ModelSpec, PageGroup
 from pallas_kernels import dispatch
 from pallas_kernels.paged_attention.api import Demand, Options
@@ -23,12 +24,13 @@ def choose_attention(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: j
 
     config.attention: a name, or auto.
     """
-    heads = spec.num_heads // mesh.shape["tensor"]
-    rows = max(config.max_batch, config.min_rows)
-    demand = Demand(heads, rows, config.pages_per_row, dtype, device_kind(mesh))
+    heads, kind = spec.num_heads // mesh.shape["tensor"], device_kind(mesh)
     steps = [
-        (attention_options(spec, group, mesh, config.page_size, dtype, most), demand)
+        (
+            attention_options(spec, group, mesh, config.page_size, dtype, bucket.most),
+            Demand(heads, bucket.rows, config.pages_per_row, dtype, kind),
+        )
         for group in spec.page_groups()
-        for most in (1, None)
+        for bucket in BucketPlan.of(config).buckets
     ]
-    return dispatch.paged_attention(config.attention, platform(mesh), steps)
+    return dispatch.choose(config.attention, platform(mesh), steps)

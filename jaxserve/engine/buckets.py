@@ -22,6 +22,11 @@ class Bucket:
         """The most pages that a step of this shape can begin, per page group."""
         return self.tokens // page_size + self.rows
 
+    @property
+    def most(self) -> int | None:
+        """The most tokens that one row can have; None: all of them."""
+        return 1 if self.kind == "decode" else None
+
     def __str__(self) -> str:
         return f"{self.kind}[{self.rows}]" if self.kind == "decode" else f"{self.kind}[{self.rows}x{self.tokens}]"
 

@@ -101,15 +101,24 @@ class Lane:
         """New pages (group, row, index, page) so that the sequence can hold `tokens` positions; None: too few pages."""
         return [] if tokens <= seq.room else self._extend(seq, tokens, range(len(self.caches)))
 
-    def extend_by_one(self, seqs: list[Sequence]) -> list[tuple[int, int, int, int]] | None:
-        """New pages so that each of them can hold one more position; None, and nothing done, if too few are left."""
-        needy = [seq for seq in seqs if seq.num_computed >= seq.room]
-        if len(needy) > self.available_pages():
-            return None
-        return [page for seq in needy for page in self.extend(seq, seq.num_computed + 1) or ()]
+    def has_page_for_everyone(self) -> bool:
+        """Whether every running sequence can have one more position."""
+        size = self._config.page_size
+        needy = [seq for seq in self.running if seq.num_computed >= seq.room]
+        return all(
+            sum(len(seq.pages[group]) * size <= seq.num_computed for seq in needy) <= cache.pool.available
+            for group, cache in enumerate(self.caches)
+        )
+
+    def must_extend(self, seq: Sequence, tokens: int) -> list[tuple[int, int, int, int]]:
+        """The same where the pages are sure to be there."""
+        fresh = self.extend(seq, tokens)
+        if fresh is None:
+            raise EngineError(f"sequence {seq.id} has no page for {tokens} tokens, and there should be one")
+        return fresh
 
     def reserve(self, seq: Sequence, tokens: int) -> None:
-        """The same at admission, where the pages are sure to be there, and without the groups that slide a window."""
+        """Pages at admission, where the pages are sure to be there, and without the groups that slide a window."""
         if self._extend(seq, tokens, [g for g, pool in enumerate(self._config.pools) if pool.window is None]) is None:
             raise EngineError(f"sequence {seq.id} was admitted without the pages for {tokens} tokens")
 

@@ -14,7 +14,10 @@ FED_BACK = -1  # in LanePlan.tokens: the token that the device sampled last for 
 
 @dataclass(slots=True)
 class LanePlan:
-    """The chunks of one lane. Entry i of every column up to `samples` belongs to chunk i; single tokens come first."""
+    """The chunks of one lane. Entry i of every column up to `samples` belongs to chunk i.
+
+    In a plan that is launched chunks of one token come first.
+    """
 
     sequences: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)

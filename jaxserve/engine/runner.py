@@ -138,6 +138,8 @@ class DeviceRunner:
         """Write the plan's admissions and start its step; returns before the device is done."""
         if any(samples > 1 for lane in plan.lanes for samples in lane.samples):
             raise EngineError("the compiled steps sample one token per row; verifying drafted tokens is not built in")
+        if any(lane.sizes != sorted(lane.sizes, key=_is_chunk) for lane in plan.lanes):
+            raise EngineError("chunks of one token have to come first in a plan")
         for admission in plan.admissions:
             self._admit(admission)
         bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens)
@@ -199,3 +201,7 @@ class DeviceRunner:
             leaf.delete()
         self._state, self._steps, self.writers = None, {}, {}
         self._compiles.close()
+
+
+def _is_chunk(size: int) -> bool:
+    return size != 1

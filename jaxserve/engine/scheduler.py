@@ -180,7 +180,7 @@ class Scheduler:
 
         Before all of them who lacked pages in the step before: nobody is scheduled yet whom it could not preempt.
         """
-        if lane.blocked is None and draft.only in (None, "decode"):
+        if lane.blocked is None and draft.only in (None, "decode") and lane.has_page_for_everyone():
             self._decode_all(draft, lane)
         wanting = [s for s in lane.running if draft.wants(s)]
         wanting.sort(key=lambda s: (s is not lane.blocked, not s.decoding))
@@ -193,11 +193,8 @@ class Scheduler:
                 self._schedule(draft, lane, seq)
 
     def _decode_all(self, draft: _Draft, lane: Lane) -> None:
-        """Schedule every plain decode at once, if none of them can lack a page: what most steps are, and their cost."""
+        """Schedule every plain decode at once, where none of them can lack a page: what most steps are made of."""
         seqs = [seq for seq in lane.running if seq.streaming]
-        fresh = lane.extend_by_one(seqs)
-        if fresh is None:
-            return
         plan, ids = draft.lanes[lane.index], [seq.id for seq in seqs]
         plan.sequences += ids
         plan.rows += [seq.row for seq in seqs]
@@ -206,7 +203,9 @@ class Scheduler:
         plan.samples += [1] * len(seqs)
         plan.tokens += [FED_BACK] * len(seqs)
         plan.targets += [0] * len(seqs)
-        plan.fresh += fresh
+        for seq in seqs:
+            if seq.num_computed >= seq.room:
+                plan.fresh += lane.must_extend(seq, seq.num_computed + 1)
         plan.logprobs |= any(seq.request.params.logprobs is not None for seq in seqs)
         draft.budgets[lane.index] -= len(seqs)
         draft.scheduled.update(ids)

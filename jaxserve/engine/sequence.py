@@ -30,7 +30,7 @@ class Sequence:
     in_flight: int = 0
     unread: int = 0  # sampled tokens in flight
     settled: int = 0  # positions whose pages are written by committed steps
-    room: int = 0  # positions for which it has pages
+    room: int = 0  # the end of its shortest table, in positions
     lane: int = -1
     row: int = -1
     pages: list[list[int]] = field(default_factory=list)  # per page group

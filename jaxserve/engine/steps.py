@@ -90,8 +90,7 @@ class StepBuilder:
             no_page = state.pages[group.layers[0]].k.shape[1]
             page, offset = jnp.where(place.live, entry, no_page), place.position % self.page_size
             ragged = Ragged(tables, place.lengths, place.starts, place.split, page, offset)
-            most = 1 if bucket.kind == "decode" else None
-            options = attention_options(self.spec, group, self.mesh, self.page_size, self.dtype, most)
+            options = attention_options(self.spec, group, self.mesh, self.page_size, self.dtype, bucket.most)
             by_layer |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, self.kernel, options))
         return tuple(by_layer[i] for i in range(self.spec.num_layers))
 

@@ -1,4 +1,4 @@
-"""Weights that several projections share, side by side, so that one matrix product reads them all.
+"""Weights that read the same input, side by side, so that one matrix product does for all.
 
 The fused axis is never split over the mesh: every kv head has its queries, its key and its value beside each other, so
 that splitting kv heads splits all three alike.

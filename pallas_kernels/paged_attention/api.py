@@ -5,7 +5,8 @@ heads, inside shard_map. How pages lie in memory is an implementation's own secr
 and `write_back` give and take them in canonical order.
 
 What may be anything, NaN included, and must not leak into what is returned: queries, keys and values of tokens that
-belong to no row; pages that no table names, the rest of a page behind a row's length, and their scales. Products are of
+belong to no row; and for a row every position that none of its queries sees, whatever page its entry names, also one
+that another row writes in this step. Products are of
 the queries' dtype and accumulate in float32 (float32 operands at full precision); the softmax is float32; weights are
 rounded to the queries' dtype before they meet the values.
 """

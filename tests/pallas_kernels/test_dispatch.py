@@ -19,7 +19,13 @@ def implementation(most_rows: int) -> SimpleNamespace:
     return SimpleNamespace(check=check)
 
 
-@pytest.fixture(autouse=True)
+@pytest.mark.parametrize("platform", dispatch.CANDIDATES)
+def test_every_candidate_exists(platform: str) -> None:
+    assert set(dispatch.CANDIDATES[platform]) <= set(dispatch.IMPLEMENTATIONS)
+    assert dispatch.choose("auto", platform, [STEP]) in dispatch.CANDIDATES[platform]
+
+
+@pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
     built_in = {"small": implementation(4), "large": implementation(8), "reference": implementation(100)}
     monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", built_in)
@@ -30,22 +36,25 @@ def rows(count: int) -> list[tuple[Options, Demand]]:
     return [STEP, (STEP[0], STEP[1]._replace(rows=count))]
 
 
+@pytest.mark.usefixtures("table")
 def test_auto_is_the_first_of_the_platform_that_takes_every_step() -> None:
-    assert dispatch.paged_attention("auto", "tpu", rows(8)) == "large"
-    assert dispatch.paged_attention("auto", "gpu", rows(8)) == "reference"
-    assert dispatch.paged_attention("auto", "gpu", [(STEP[0], STEP[1]._replace(rows=4))]) == "small"
+    assert dispatch.choose("auto", "tpu", rows(8)) == "large"
+    assert dispatch.choose("auto", "gpu", rows(8)) == "reference"
+    assert dispatch.choose("auto", "gpu", [(STEP[0], STEP[1]._replace(rows=4))]) == "small"
 
 
+@pytest.mark.usefixtures("table")
 def test_auto_says_why_nothing_will_do() -> None:
     with pytest.raises(KernelError, match="9 rows are more than 8"):
-        dispatch.paged_attention("auto", "tpu", rows(9))
+        dispatch.choose("auto", "tpu", rows(9))
     with pytest.raises(KernelError, match="no attention is known to run on 'abacus'; name one of small, large"):
-        dispatch.paged_attention("auto", "abacus", rows(1))
+        dispatch.choose("auto", "abacus", rows(1))
 
 
+@pytest.mark.usefixtures("table")
 def test_a_name_is_that_one_or_an_error() -> None:
-    assert dispatch.paged_attention("large", "gpu", rows(8)) == "large"
+    assert dispatch.choose("large", "gpu", rows(8)) == "large"
     with pytest.raises(KernelError, match="8 rows are more than 4"):
-        dispatch.paged_attention("small", "tpu", rows(8))
+        dispatch.choose("small", "tpu", rows(8))
     with pytest.raises(KernelError, match=r"'flash' is not built in; choose auto or one of .* \(--attention\)"):
-        dispatch.paged_attention("flash", "gpu", rows(1))
+        dispatch.choose("flash", "gpu", rows(1))

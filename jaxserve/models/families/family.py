@@ -13,10 +13,11 @@ from jaxserve.models.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Tensor:
-    """One row of a weight-name table: a tensor of the checkpoint, and the view of it that a parameter is.
+    """One row of a weight-name table: a tensor of the checkpoint, and the view of it that a parameter is, or holds.
 
-    path: where the parameter stands in the pytree. axes: the checkpoint's dimensions as letters, a dimension that
-    flattens two written in parentheses, e.g. "(NH)D" for a q_proj weight. parts: what the tensor's first dimension
+    path: where the parameter stands in the pytree; "q", "gate" and the like stand for their part of a fused one
+    (models/fused.py). axes: the checkpoint's dimensions as letters, a dimension that flattens several written in
+    parentheses, e.g. "(KGH)D" for a q_proj weight. parts: what the tensor's first dimension
     holds one after the other, where that is more than this parameter, e.g. NH, KH, KH; part: which of them it is.
     """
 

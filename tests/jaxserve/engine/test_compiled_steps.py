@@ -1,12 +1,17 @@
 """What the compiler says of the steps: the state is updated in place, and nothing large stands beside it."""
 
 import math
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxserve.config import EngineOptions
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.plan import LanePlan, StepPlan
+from jaxserve.engine.steps import _locate
+from jaxserve.errors import EngineError
 from tests.jaxserve.engine.tiny import SPEC, make_engine
 
 LARGE = EngineOptions(max_batch=4, page_size=16, step_tokens=32, cache_tokens=2**18)
@@ -54,3 +59,20 @@ def test_a_compile_after_warm_up_is_counted(runner) -> None:
     before = runner.compiles_after_ready
     jax.jit(lambda x: x + 17)(1.0)
     assert runner.compiles_after_ready > before
+
+
+def test_where_the_tokens_of_a_step_lie() -> None:
+    """Two decodes, a chunk of three at the end of five, and padding."""
+    rows = SimpleNamespace(length=jnp.array([[7, 0, 2, 4]], jnp.int32))
+    batch = {"rows": jnp.array([[0, 3, 2, 4]]), "sizes": jnp.array([[1, 1, 3, 0]])}
+    place = _locate(rows, batch, tokens=8)  # type: ignore[arg-type]
+    assert place.split.tolist() == [[2, 3]]
+    assert place.lengths.tolist() == [[8, 5, 5, 0]] and place.starts.tolist() == [[0, 1, 2, 5, 5]]
+    assert place.position.tolist() == [[7, 4, 2, 3, 4, 0, 0, 0]]
+    assert place.live.tolist() == [[True] * 5 + [False] * 3]
+
+
+def test_a_plan_out_of_order_is_refused(runner) -> None:
+    lane = LanePlan(sequences=[1, 2], rows=[0, 1], starts=[0, 4], sizes=[3, 1], samples=[1, 1], tokens=[5, 6, 7, -1])
+    with pytest.raises(EngineError, match="chunks of one token have to come first"):
+        runner.launch(StepPlan(1, "prefill", (lane,), ()))

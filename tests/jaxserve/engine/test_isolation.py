@@ -57,16 +57,19 @@ def arrange(runner: DeviceRunner, order: list[int], rows: list[int]) -> dict[int
     sizes = [len(PROMPTS[s]) for s in order]
     tokens = [token for s in order for token in PROMPTS[s]]
     seen: dict[int, list[tuple[int, bytes]]] = {s: [] for s in order}
-    plan = StepPlan(1, "prefill", (lane_plan(order, rows, sizes, tokens),), admissions)
+    prompts = lane_plan(order, rows, sizes, tokens)
+    prompts.put_single_tokens_first()
+    plan = StepPlan(1, "prefill", (prompts,), admissions)
     for step in range(7):
         output = runner.collect(plan, runner.launch(plan)).lanes[0]
-        record(seen, order, output)
+        record(seen, plan.lanes[0].sequences, output)
         plan = StepPlan(step + 2, "decode", (lane_plan(order, rows, [1] * len(order), [-1] * len(order)),), ())
     return seen
 
 
 def lane_plan(order: list[int], rows: list[int], sizes: list[int], tokens: list[int]) -> LanePlan:
-    return LanePlan(order, rows, [0] * len(order), sizes, [1] * len(order), tokens, [], [], logprobs=True)
+    columns = [list(column) for column in (order, rows, [0] * len(order), sizes, [1] * len(order))]
+    return LanePlan(*columns, tokens, [0] * len(tokens), [], logprobs=True)
 
 
 def record(seen: dict[int, list[tuple[int, bytes]]], order: list[int], output: LaneOutput) -> None:

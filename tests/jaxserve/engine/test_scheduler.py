@@ -425,3 +425,15 @@ def test_max_tokens_left_open_takes_what_context_and_pool_leave(length: int, mos
     driver.submit(request(prompt=tuple(range(length)), max_tokens=most))
     driver.run()
     assert len(driver.results["a", 0].tokens) == made
+
+
+def test_plain_decodes_are_planned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hot path: no sequence is looked at by itself once all of them stream, page borders included."""
+    driver = Driver(config_of())
+    for name in "abc":
+        driver.submit(request(name, max_tokens=20))
+    while not all(seq.streaming for seq in driver.scheduler.lanes[0].running) or driver.scheduler.waiting:
+        driver.step()
+    monkeypatch.setattr(driver.scheduler, "_schedule", lambda *arguments: pytest.fail("one by one"))
+    driver.run()
+    assert sum(plan.kind == "decode" for plan in driver.plans) >= 19
