@@ -46,7 +46,7 @@ SHAPES = [
     Shape(heads=3, kv_heads=1, head_dim=36, page_size=16, width=9, value_dim=32, stored=np.int8, sinks=True),
 ]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-few_examples = partial(settings, deadline=None, derandomize=True, database=None, max_examples=20)
+few_examples = partial(settings, deadline=None, derandomize=True, database=None, max_examples=10)
 
 
 @every_shape
