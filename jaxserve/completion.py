@@ -11,7 +11,10 @@ from jaxserve.tokenizer import StreamDecoder, Tokenizer
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds. queue: until admitted; ttft: until the first token; tpot: per token after it; total: until the end."""
+    """Seconds. queue: until admitted; ttft: until the first token; tpot: per token after it; total: until the end.
+
+    The end is known when the launch is done in which it came: with --decode-steps, up to so many steps later.
+    """
 
     queue: float
     ttft: float
@@ -131,6 +134,11 @@ class Assembler:
         self.prompt_logprobs += event.prompt_logprobs or ()
         return piece
 
+    @property
+    def token_count(self) -> int:
+        """Tokens of the choice: all so far, or those up to the one that completed a stop string."""
+        return self._decoder.stop_token_count or len(self.tokens)
+
     def _spelled(self, event: TokenEvent) -> Sequence[int]:
         """The event's tokens that belong to the text."""
         ended_by = event.finish.stopped_by if event.finish else None
@@ -141,7 +149,7 @@ class Assembler:
         """The finished choice; `event` carries finish and times."""
         assert event.finish is not None and event.times is not None
         params = self.request.params
-        count = self._decoder.stop_token_count or len(self.tokens)
+        count = self.token_count
         stopped_by = self._decoder.stopped if self.stopped else event.finish.stopped_by
         return Completion(
             prompt=self.prompt,

@@ -6,21 +6,27 @@ from typing import Literal
 
 from jaxserve.errors import ConfigError
 
+MAX_DECODE_STEPS = 64
 Prefer = Literal["latency", "balanced", "throughput"]
 
 
 @dataclass(frozen=True)
 class Preset:
-    """max_batch: rows. step_tokens: the most tokens one step computes: how long a prompt may hold up a stream."""
+    """max_batch: rows. step_tokens: the most tokens one step computes: how long a prompt may hold up a stream.
+
+    decode_steps: how many decode steps are launched as one while nobody else could run; tokens then arrive that many
+    at a time.
+    """
 
     max_batch: int
     step_tokens: int
+    decode_steps: int
 
 
 PRESETS: dict[str, Preset] = {
-    "latency": Preset(max_batch=4, step_tokens=128),
-    "balanced": Preset(max_batch=16, step_tokens=512),
-    "throughput": Preset(max_batch=64, step_tokens=2048),
+    "latency": Preset(max_batch=4, step_tokens=128, decode_steps=1),
+    "balanced": Preset(max_batch=16, step_tokens=512, decode_steps=1),
+    "throughput": Preset(max_batch=64, step_tokens=2048, decode_steps=8),
 }
 
 
@@ -29,12 +35,14 @@ class EngineOptions:
     """Flags as the operator gave them; None is "choose for me".
 
     cache_tokens: capacity of the KV cache of one lane in tokens. max_context: the longest prompt plus output.
+    decode_steps: see Preset.
     deterministic: the same tokens bit for bit whatever the load, at the price of padding and of reserving pages.
     """
 
     prefer: Prefer = "balanced"
     max_batch: int | None = None
     step_tokens: int | None = None
+    decode_steps: int | None = None
     page_size: int = 64
     cache_tokens: int | None = None
     max_context: int | None = None
@@ -62,6 +70,7 @@ class EngineConfig:
     min_rows: int
     max_batch: int
     step_tokens: int
+    decode_steps: int
     page_size: int
     pools: tuple[Pool, ...]
     max_context: int
@@ -134,6 +143,7 @@ def resolve(
         raise ConfigError(
             f"--step-tokens {step_tokens} is less than --max-batch {max_batch}: every stream takes a token of each step"
         )
+    decode_steps = _decode_steps(options, preset, step_tokens)
     useful = min(affordable_tokens, max_batch * _round_up(context, page_size))
     wanted = _bounded("--cache-tokens", options.cache_tokens, 1, 2**50, useful)
     num_pages = wanted // page_size
@@ -143,7 +153,7 @@ def resolve(
         )
 
     def sliding(window: int) -> int:
-        in_steps = 2 * (-(-step_tokens // page_size) + max_batch)
+        in_steps = 2 * (-(-max(step_tokens, max_batch * decode_steps) // page_size) + max_batch)
         return 2 * max_batch * (-(-window // page_size) + 1) + in_steps
 
     if options.deterministic and step_tokens < page_size:
@@ -156,6 +166,7 @@ def resolve(
         min_rows=min_rows,
         max_batch=max_batch,
         step_tokens=step_tokens,
+        decode_steps=decode_steps,
         page_size=page_size,
         pools=tuple(Pool(min(num_pages, sliding(window)) if window else num_pages, window) for window in windows),
         max_context=context,
@@ -163,6 +174,19 @@ def resolve(
         deterministic=options.deterministic,
         attention=options.attention,
     )
+
+
+def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int) -> int:
+    """One under `deterministic`: there, a decode step is one executable."""
+    if options.deterministic and (options.decode_steps or 1) > 1:
+        raise ConfigError(
+            f"--decode-steps {options.decode_steps}: --deterministic launches decode steps one by one (leave it out)"
+        )
+    default = 1 if options.deterministic else min(preset.decode_steps, step_tokens)
+    steps = _bounded("--decode-steps", options.decode_steps, 1, MAX_DECODE_STEPS, default)
+    if steps > step_tokens:  # pages behind a window are kept for as many tokens in flight as a step may have
+        raise ConfigError(f"--decode-steps {steps} is more than --step-tokens {step_tokens} (lower it, or raise that)")
+    return steps
 
 
 def _bounded(flag: str, value: int | None, low: int, high: int, default: int = 0) -> int:

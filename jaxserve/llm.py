@@ -193,8 +193,9 @@ class LLM:
             self._abandon(choices)
 
     def _take(self, event: TokenEvent, assembler: Assembler, place: int) -> Delta:
-        tokens = () if assembler.stopped else tuple(event.tokens)
+        known = assembler.token_count
         text = assembler.push(event)
+        tokens = tuple(event.tokens[: assembler.token_count - known])
         end = event
         if assembler.stopped and not event.finish:
             end = self.engine.stop(event.request_id, event.index) or event

@@ -53,6 +53,10 @@ class Rules:
         penalised = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) != (1, 0, 0)
         return Rules(offset, len(request.prompt) + p.min_tokens, request.end_ids, allowed, penalised)
 
+    def ends(self, token: int, position: int) -> bool:
+        """Whether this token, at this position, is the last one."""
+        return token in self.end_ids and position >= self.end_after
+
     def choose(self, total: int, position: int, penalty: int) -> int:
         """The token at `position`; end tokens are out before `end_after`, unless nothing else is allowed."""
         value = total + self.offset + (penalty if self.penalised else 0)
@@ -91,6 +95,7 @@ class Row:
     rules: Rules
     penalty: int
     token: int | None = None  # the newest
+    ended_in: int | None = None  # the launch in which it ended itself: the next one was planned before that was known
 
 
 @dataclass
@@ -120,13 +125,15 @@ class DeviceLane:
         penalty = penalty_of(a.history or (), a.prompt_tokens)
         self.rows[a.row] = Row(tables, a.length, Rules.of_admission(a), penalty)
 
-    def chunks(self, plan: LanePlan, kind: StepKind, spoilt: list[bool]) -> list[Chunk]:
+    def chunks(self, plan: LanePlan, kind: StepKind, spoilt: list[bool], number: int) -> list[Chunk]:
         """The plan's chunks as the device sees them: positions from the row's own length, tokens fed back to it."""
         found, at = [], 0
         for i, (row_id, size, samples) in enumerate(zip(plan.rows, plan.sizes, plan.samples, strict=True)):
             row, sent = self.rows[row_id], plan.tokens[at : at + size]
             assert len(sent) == size and 0 <= samples <= size, "columns do not fit together"
-            assert row.length == plan.starts[i], f"row {row_id} is {row.length} long; the plan says {plan.starts[i]}"
+            assert row.ended_in in (number, number - 1) or row.length == plan.starts[i], (
+                f"row {row_id} is {row.length} long; the plan says {plan.starts[i]}"
+            )
             if kind == "decode":
                 assert sent == [FED_BACK], "a decode step knows one fed-back token per row"
             tokens = [row.token if token == FED_BACK else token for token in sent]
@@ -246,7 +253,9 @@ class FakeRunner:
         lane, columns = self.lanes[index], plan.lanes[index]
         lane.place(columns)
         spoilt = [self.spoils(plan.number, index, row) for row in columns.rows]
-        chunks = lane.chunks(columns, plan.kind, spoilt)
+        if plan.steps > 1:
+            return self._several(plan, lane, columns, spoilt)
+        chunks = lane.chunks(columns, plan.kind, spoilt, plan.number)
         lane.write(chunks, lambda chunk: self._noise(plan.kind, chunk))
         results = [lane.verify(chunk, self._noise_of_kind(plan.kind)) for chunk in chunks]
         for chunk, (new, _) in zip(chunks, results, strict=True):
@@ -261,6 +270,39 @@ class FakeRunner:
             output.prompt_logprobs = [
                 Logprob(t, -float(p), ()) for t, p in zip(columns.targets, positions, strict=True)
             ]
+        return output
+
+    def _several(self, plan: StepPlan, lane: DeviceLane, columns: LanePlan, spoilt: list[bool]) -> LaneOutput:
+        """Decodes of the rows one after the other, each row until its size is reached or it ends."""
+        assert (
+            plan.kind == "decode" and columns.sizes == columns.samples and max(columns.sizes, default=1) <= plan.steps
+        )
+        assert columns.tokens == [FED_BACK] * sum(columns.sizes)
+        output = LaneOutput([[] for _ in columns.rows], [True] * len(columns.rows))
+        logprobs: list[list[Logprob]] = [[] for _ in columns.rows]
+        rows, stopped = [lane.rows[row] for row in columns.rows], set[int]()
+        for step in range(plan.steps):
+            going = [i for i, size in enumerate(columns.sizes) if step < size and i not in stopped]
+            one = LanePlan(
+                rows=[columns.rows[i] for i in going],
+                starts=[columns.starts[i] + step for i in going],
+                sizes=[1] * len(going),
+                samples=[1] * len(going),
+                tokens=[FED_BACK] * len(going),
+            )
+            now = [spoilt[i] and step == plan.number % columns.sizes[i] for i in going]  # in the first decode, or later
+            chunks = lane.chunks(one, "decode", now, plan.number)
+            lane.write(chunks, lambda chunk: self._noise("decode", chunk))
+            for i, chunk in zip(going, chunks, strict=True):
+                new, finite = lane.verify(chunk, self._noise_of_kind("decode"))
+                lane.advance(chunk, new)
+                output.tokens[i] += new
+                output.finite[i] &= finite
+                logprobs[i] += _logprobs(new, rows[i].length)
+                if not finite or rows[i].rules.ends(new[-1], rows[i].length):
+                    rows[i].ended_in = plan.number
+                    stopped.add(i)
+        output.logprobs = logprobs if columns.logprobs else None
         return output
 
     def _noise_of_kind(self, kind: StepKind) -> int:

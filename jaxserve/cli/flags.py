@@ -82,6 +82,7 @@ def _engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--prefer", choices=list(PRESETS), help="default: balanced")
     group.add_argument("--max-batch", type=int, metavar="N", help="sequences that run together")
     group.add_argument("--step-tokens", type=int, metavar="N", help="the most tokens one step computes")
+    group.add_argument("--decode-steps", type=int, metavar="N", help="decodes per launch, when nobody else could run")
     group.add_argument("--page-size", type=int, metavar="N", help="tokens per page of the KV cache")
     group.add_argument("--cache-tokens", type=int, metavar="N", help="size of the KV cache")
     group.add_argument("--max-context", type=int, metavar="N", help="the longest prompt plus output")

@@ -99,9 +99,11 @@ def pack_lane(
         "fresh_row": fresh_row,
         "fresh_index": fresh_index,
         "fresh_page": fresh_page,
-        "tokens": _padded(plan.tokens, bucket.tokens, 0),
-        "targets": _padded(plan.targets, bucket.tokens, 0),
     }
+    if bucket.kind != "decode":
+        values["tokens"] = _padded(plan.tokens, bucket.tokens, 0)
+    if bucket.kind == "score":
+        values["targets"] = _padded(plan.targets, bucket.tokens, 0)
     return layout.pack(values)
 
 
@@ -116,14 +118,14 @@ def _padded(column: list[int], size: int, fill: int) -> np.ndarray:
 
 def download_layout(bucket: Bucket) -> Packed:
     """Per chunk: tokens (n_new of them count), finite, log-probabilities; score steps: the same of every target."""
-    rows, top = bucket.rows, MAX_LOGPROBS
+    rows, steps, top = bucket.rows, bucket.steps, MAX_LOGPROBS
     fields: list[tuple[str, tuple[int, ...], type]] = [
         ("n_new", (rows,), np.int32),
-        ("tokens", (rows, 1), np.int32),
+        ("tokens", (rows, steps), np.int32),
         ("finite", (rows,), np.int32),
-        ("logprob", (rows, 1), np.float32),
-        ("top_ids", (rows, 1, top), np.int32),
-        ("top_logprobs", (rows, 1, top), np.float32),
+        ("logprob", (rows, steps), np.float32),
+        ("top_ids", (rows, steps, top), np.int32),
+        ("top_logprobs", (rows, steps, top), np.float32),
     ]
     if bucket.kind == "score":
         fields += [

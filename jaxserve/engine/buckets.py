@@ -8,19 +8,24 @@ from jaxserve.engine.plan import StepKind
 from jaxserve.errors import EngineError
 
 MIN_TOKENS = 16
+HALVES = 64
 
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """rows: chunks per lane. tokens: query tokens per lane, packed (decode: one per row)."""
+    """rows: chunks per lane. tokens: query tokens per lane, packed (decode: one per row).
+
+    steps: decode steps that are launched as one.
+    """
 
     kind: StepKind
     rows: int
     tokens: int
+    steps: int = 1
 
     def fresh_pages(self, page_size: int) -> int:
         """The most pages that a step of this shape can begin, per page group."""
-        return self.tokens // page_size + self.rows
+        return self.tokens * self.steps // page_size + self.rows
 
     @property
     def most(self) -> int | None:
@@ -28,7 +33,9 @@ class Bucket:
         return 1 if self.kind == "decode" else None
 
     def __str__(self) -> str:
-        return f"{self.kind}[{self.rows}]" if self.kind == "decode" else f"{self.kind}[{self.rows}x{self.tokens}]"
+        if self.kind == "decode":
+            return f"decode[{self.rows}]" + (f" x {self.steps}" if self.steps > 1 else "")
+        return f"{self.kind}[{self.rows}x{self.tokens}]"
 
 
 @dataclass(frozen=True)
@@ -37,15 +44,18 @@ class BucketPlan:
 
     @staticmethod
     def of(config: EngineConfig) -> "BucketPlan":
-        """Decode steps over doubling rows, prefill steps over doubling tokens; one of each under `deterministic`."""
+        """Decode steps over doubling rows, one by one and several as one; prefill steps over growing tokens.
+
+        One of each under `deterministic`.
+        """
         rows = _doubling(config.min_rows, max(config.max_batch, config.min_rows))
-        tokens = _doubling(MIN_TOKENS, max(config.step_tokens, MIN_TOKENS))
+        tokens = _growing(MIN_TOKENS, max(config.step_tokens, MIN_TOKENS))
         if config.deterministic:
             rows, tokens = rows[-1:], tokens[-1:]
         most = rows[-1]
         return BucketPlan(
             tuple(
-                [Bucket("decode", r, r) for r in rows]
+                [Bucket("decode", r, r, steps) for steps in sorted({1, config.decode_steps}) for r in rows]
                 + [Bucket("prefill", most, t) for t in tokens]
                 + [Bucket("score", most, tokens[-1])]
             )
@@ -57,7 +67,8 @@ class BucketPlan:
         alone = len(prompts) == 1  # nobody else: it is never preempted, so only its prompt is ever prefilled
         most = sum(prompt if alone else prompt + output for prompt, output in prompts)
         least = min(prompt for prompt, _ in prompts)
-        decode = self._span("decode", 1, rows)
+        longest = max(output for _, output in prompts)  # the prompt's step gives the first token of it
+        decode = tuple(b for b in self._span("decode", 1, rows) if b.steps < max(longest, 2))
         prefill = self._span("prefill", min(least, config.step_tokens), min(most, config.step_tokens))
         return decode + prefill + (self._span("score", 1, 1) if score else ())
 
@@ -69,12 +80,25 @@ class BucketPlan:
         return tuple(b for b in self.buckets if b.kind == kind and low <= b.tokens <= high)
 
 
-def choose(available: Iterable[Bucket], kind: StepKind, rows: int, tokens: int) -> Bucket:
-    """The smallest bucket that holds the step; EngineError when none of those compiled does."""
-    fitting = [b for b in available if b.kind == kind and b.rows >= rows and b.tokens >= tokens]
+def choose(available: Iterable[Bucket], kind: StepKind, rows: int, tokens: int, steps: int = 1) -> Bucket:
+    """The smallest bucket that holds the step; EngineError when none of those compiled does.
+
+    tokens: of all `steps` together.
+    """
+    fitting = [
+        b for b in available if b.kind == kind and b.steps == steps and b.rows >= rows and b.tokens * steps >= tokens
+    ]
     if not fitting:
-        raise EngineError(f"no compiled {kind} step holds {rows} rows and {tokens} tokens")
+        what = f"{kind} step" if steps == 1 else f"{kind} of {steps} steps"
+        raise EngineError(f"no compiled {what} holds {rows} rows and {tokens} tokens")
     return min(fitting)
+
+
+def _growing(first: int, last: int) -> list[int]:
+    """Doubling, and halfway between from HALVES on: there a step's time grows with its tokens."""
+    sizes = _doubling(first, last)
+    between = [size * 3 // 2 for size in sizes if size >= HALVES and size * 3 // 2 < last]
+    return sorted(sizes + between)
 
 
 def _doubling(first: int, last: int) -> list[int]:

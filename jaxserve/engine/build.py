@@ -9,6 +9,7 @@ from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.attention import choose_attention
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.lowering import Lowering, abstract
 from jaxserve.engine.memory import affordable_pages, bytes_per_device, cache_bytes, check_fits, device_limit
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
@@ -61,10 +62,9 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
         return wish
     if weights + rows + cache < limit / 2:
         return wish
-    probe = DeviceRunner(spec, params, resolved(wish.page_size), mesh)
+    probe = Lowering(spec, abstract(params), resolved(wish.page_size), mesh)  # a TPU's compiler refuses what cannot fit
     widest = {b.kind: b for b in sorted(BucketPlan.of(wish).buckets)}.values()  # the last of each kind
     temporaries = max(probe.temporaries(bucket) for bucket in widest)
-    probe.release_state()
 
     def bytes_of(pages: int) -> int:
         return cache_bytes(spec, resolved(pages * wish.page_size), kernel, dtype, tensor)

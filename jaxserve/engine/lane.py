@@ -101,12 +101,13 @@ class Lane:
         """New pages (group, row, index, page) so that the sequence can hold `tokens` positions; None: too few pages."""
         return [] if tokens <= seq.room else self._extend(seq, tokens, range(len(self.caches)))
 
-    def has_page_for_everyone(self) -> bool:
-        """Whether every running sequence can have one more position."""
-        size = self._config.page_size
-        needy = [seq for seq in self.running if seq.num_computed >= seq.room]
+    def has_page_for_everyone(self, tokens: int = 1) -> bool:
+        """Whether every running sequence can have so many more positions."""
+        span = self._config.page_span
+        needy = [seq for seq in self.running if seq.num_computed + tokens > seq.room]
         return all(
-            sum(len(seq.pages[group]) * size <= seq.num_computed for seq in needy) <= cache.pool.available
+            sum(max(span(seq.num_computed + tokens) - len(seq.pages[group]), 0) for seq in needy)
+            <= cache.pool.available
             for group, cache in enumerate(self.caches)
         )
 

@@ -16,14 +16,15 @@ FED_BACK = -1  # in LanePlan.tokens: the token that the device sampled last for 
 class LanePlan:
     """The chunks of one lane. Entry i of every column up to `samples` belongs to chunk i.
 
-    In a plan that is launched chunks of one token come first.
+    In a prefill or score step that is launched, chunks of one token come first. In a decode step, `sizes` (and
+    `samples`, which is the same) says how many decodes each row takes, each feeding the next.
     """
 
     sequences: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # position of the chunk's first token
     sizes: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)  # 0, or 1 + drafted tokens to verify
+    samples: list[int] = field(default_factory=list)  # 0, or 1 + drafted tokens to verify; decode steps: as sizes
     tokens: list[int] = field(default_factory=list)  # of all chunks, packed
     targets: list[int] = field(default_factory=list)  # score steps only: the token after each of `tokens`
     # New pages, one entry each: page group, row, index in the row's table, page id.
@@ -74,12 +75,13 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step for the device: admissions are written first, then the chunks run."""
+    """One launch for the device: admissions are written first, then the chunks run. steps: decodes of a row at most."""
 
     number: int
     kind: StepKind
     lanes: tuple[LanePlan, ...]
     admissions: tuple[Admission, ...]
+    steps: int = 1
 
     @property
     def num_rows(self) -> int:
@@ -105,7 +107,7 @@ class Logprob:
 class LaneOutput:
     """What the device returned for the chunks of one lane, in the plan's order."""
 
-    tokens: list[list[int]]  # accepted and sampled, per chunk; empty where the chunk samples nothing
+    tokens: list[list[int]]  # accepted and sampled, per chunk; none where it samples nothing, fewer where a row ended
     finite: list[bool]
     logprobs: list[list[Logprob]] | None = None  # like tokens; None when no row asked
     prompt_logprobs: list[Logprob] | None = None  # score steps: per packed token, of its target

@@ -6,14 +6,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.attention import choose_attention
 from jaxserve.engine.batch import (
-    admission_layout,
     allowed_bits,
     download_layout,
     pack_admission,
@@ -24,21 +21,19 @@ from jaxserve.engine.batch import (
 )
 from jaxserve.engine.buckets import Bucket, BucketPlan, choose
 from jaxserve.engine.compiles import CompileCounter
+from jaxserve.engine.lowering import Lowering, abstract
 from jaxserve.engine.plan import Admission, StepOutput, StepPlan
-from jaxserve.engine.state import abstract_state, new_state
-from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
-from jaxserve.errors import ConfigError, EngineError
+from jaxserve.engine.state import new_state
+from jaxserve.errors import EngineError
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
-from pallas_kernels import dispatch
-from sharding.rules import replicated
 
 Progress = Callable[[int, int, str], None]  # done, total, what
 
 
 @dataclass(slots=True)
 class Padding:
-    """What a bucket was used for: tokens that were asked for, and tokens that were computed."""
+    """What a bucket was used for: tokens that were planned, after an end among them too, and that were computed."""
 
     launches: int = 0
     live_tokens: int = 0
@@ -57,14 +52,9 @@ class DeviceRunner:
     def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh):
         self.spec, self.config, self.mesh = spec, config, mesh
         self.buckets = BucketPlan.of(config)
+        self.lowering = Lowering(spec, abstract(params), config, mesh)
         self._params = params
-        self._dtype: jnp.dtype = params["embed"].dtype
-        self._groups = len(spec.page_groups())
-        kernel = dispatch.IMPLEMENTATIONS[choose_attention(spec, config, mesh, self._dtype)]
-        self._builder = StepBuilder(spec, mesh, kernel, config.page_size, self._dtype)
-        self.abstract = abstract_state(spec, config, mesh, kernel, self._dtype)
-        self._state = new_state(self.abstract)
-        self._admission = admission_layout(self._groups, config.pages_per_row)
+        self._state = new_state(self.lowering.state)
         self.writers: dict[str, Any] = {}
         self._steps: dict[Bucket, Any] = {}
         self._compiles = CompileCounter()
@@ -93,63 +83,28 @@ class DeviceRunner:
         return self._compiles.count - self._expected_compiles
 
     def _compile_step(self, bucket: Bucket) -> None:
-        self._steps[bucket] = self.lower_step(bucket).compile()
+        self._steps[bucket] = self.lowering.step(bucket).compile()
         self.padding.setdefault(bucket, Padding())
 
-    def lower_step(self, bucket: Bucket) -> jax.stages.Lowered:
-        """The step of this shape, lowered for the mesh: to compile, or to look at."""
-        lane_axis = NamedSharding(self.mesh, PartitionSpec("data"))
-        size = upload_layout(bucket, self._groups, self.config.page_size).size
-        upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
-        shardings = jax.tree.map(lambda x: x.sharding, self.abstract)
-        step = jax.jit(self._builder.step(bucket), donate_argnums=1, out_shardings=(shardings, lane_axis))
-        return step.lower(self._abstract_params(), self.abstract, upload)
-
-    def temporaries(self, bucket: Bucket) -> int:
-        """Bytes of one device that a step of this shape needs beside parameters and state; compiles it."""
-        analysis = self.lower_step(bucket).compile().memory_analysis()
-        if analysis is None:
-            raise ConfigError("the compiler reports no memory figures for this device; give --cache-tokens")
-        return analysis.temp_size_in_bytes
-
-    def _abstract_params(self) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._params)
-
     def _compile_writers(self) -> None:
-        vocab = self.spec.vocab_size
-
-        def array(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(self.mesh))
-
-        shardings = jax.tree.map(lambda x: x.sharding, self.abstract)
-        writers: dict[str, tuple[Callable, tuple]] = {
-            "admit_row": (partial(admit_row, self._admission), (array(self._admission.size),)),
-            "set_counts": (set_counts, (array(2), array(vocab))),
-            "set_bias": (set_bias, (array(2), array(MAX_BIASES), array(MAX_BIASES, dtype=np.float32))),
-            "set_mask": (set_mask, (array(2), array(-(-vocab // 32), dtype=np.uint32))),
-        }
-        for name, (write, arguments) in writers.items():
-            jitted = jax.jit(write, donate_argnums=0, out_shardings=shardings)
-            self.writers[name] = jitted.lower(self.abstract, *arguments).compile()
+        self.writers = {name: writer.compile() for name, writer in self.lowering.writers().items()}
 
     # ---- running
 
     def launch(self, plan: StepPlan) -> Launched:
         """Write the plan's admissions and start its step; returns before the device is done."""
-        if any(samples > 1 for lane in plan.lanes for samples in lane.samples):
-            raise EngineError("the compiled steps sample one token per row; verifying drafted tokens is not built in")
-        if any(lane.sizes != sorted(lane.sizes, key=_is_chunk) for lane in plan.lanes):
-            raise EngineError("chunks of one token have to come first in a plan")
+        _check_decodes(plan) if plan.kind == "decode" else _check_chunks(plan)
         for admission in plan.admissions:
             self._admit(admission)
-        bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens)
-        layout = upload_layout(bucket, self._groups, self.config.page_size)
+        bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens, plan.steps)
+        groups = self.lowering.page_groups
+        layout = upload_layout(bucket, groups, self.config.page_size)
         pack = partial(
             pack_lane,
             bucket=bucket,
             layout=layout,
             page_size=self.config.page_size,
-            page_groups=self._groups,
+            page_groups=groups,
             no_row=self.config.max_batch,
         )
         upload = np.stack([pack(lane) for lane in plan.lanes])
@@ -160,7 +115,7 @@ class DeviceRunner:
 
     def _admit(self, a: Admission) -> None:
         vocab, at = self.spec.vocab_size, np.array([a.lane, a.row], np.int32)
-        self._write("admit_row", pack_admission(a, self._admission, self.config.pages_per_row, vocab))
+        self._write("admit_row", pack_admission(a, self.lowering.admission, self.config.pages_per_row, vocab))
         if a.history is not None:
             self._write("set_counts", at, token_counts(a, vocab))
         if a.bias:
@@ -184,7 +139,7 @@ class DeviceRunner:
         padding = self.padding[bucket]
         padding.launches += 1
         padding.live_tokens += sum(len(lane.tokens) for lane in plan.lanes)
-        padding.computed_tokens += bucket.tokens * self.config.lanes
+        padding.computed_tokens += bucket.tokens * bucket.steps * self.config.lanes
 
     def close(self) -> None:
         """Free the device memory of parameters and state; a second time does nothing."""
@@ -203,5 +158,16 @@ class DeviceRunner:
         self._compiles.close()
 
 
-def _is_chunk(size: int) -> bool:
-    return size != 1
+def _check_decodes(plan: StepPlan) -> None:
+    """EngineError for what the compiled decode steps cannot take."""
+    for lane in plan.lanes:
+        if lane.sizes != lane.samples or max(lane.sizes, default=1) > plan.steps:
+            raise EngineError(f"a decode step of {plan.steps} takes rows of {lane.sizes}, sampling {lane.samples}")
+
+
+def _check_chunks(plan: StepPlan) -> None:
+    """EngineError for what the compiled prefill and score steps cannot take."""
+    if any(samples > 1 for lane in plan.lanes for samples in lane.samples):
+        raise EngineError("the compiled steps sample one token per row; verifying drafted tokens is not built in")
+    if any(lane.sizes != sorted(lane.sizes, key=lambda size: size != 1) for lane in plan.lanes):
+        raise EngineError("chunks of one token have to come first in a plan")

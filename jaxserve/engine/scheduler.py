@@ -1,8 +1,9 @@
 """Which tokens the next step computes. No phases: `num_computed` chases `num_tokens`, a step hands out chunks.
 
-A decode is a chunk of 1, a prompt is cut into chunks under the step's token budget, a verification of k drafted tokens
-is a chunk of 1 + k, a prefix hit begins further on, and a preempted sequence starts over from what is still cached.
-Pages of a sequence that ended or was preempted come back when the last step launched with it is committed.
+A decode is a chunk of 1 (of several where decodes are launched as one, each feeding the next), a prompt is cut into
+chunks under the step's token budget, a verification of k drafted tokens is a chunk of 1 + k, a prefix hit begins
+further on, and a preempted sequence starts over from what is still cached. Pages of a sequence that ended or was
+preempted come back when the last step launched with it is committed.
 """
 
 from bisect import insort
@@ -51,8 +52,9 @@ class Proposer(Protocol):
 class _Draft:
     """A step while it is being planned."""
 
-    def __init__(self, lanes: int, budget: int, only: StepKind | None):
+    def __init__(self, lanes: int, budget: int, only: StepKind | None, steps: int):
         self.only = only
+        self.steps = steps  # decodes of a row at most
         self.lanes = tuple(LanePlan() for _ in range(lanes))
         self.budgets = [budget] * lanes
         self.admissions: list[Admission] = []
@@ -155,17 +157,18 @@ class Scheduler:
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """The next step, or None when nothing can be launched."""
         for only in self._turns():
-            draft = _Draft(len(self.lanes), self.config.step_tokens, only)
+            draft = _Draft(len(self.lanes), self.config.step_tokens, only, self._steps_at_once())
             for lane in self.lanes:
                 self._continue_running(draft, lane)
             self._admit(draft, now)
             if draft.scheduled:
-                for lane_plan in draft.lanes:
-                    lane_plan.put_single_tokens_first()
+                if draft.kind != "decode":
+                    for lane_plan in draft.lanes:
+                        lane_plan.put_single_tokens_first()
                 self._steps += 1
                 self._last_kind = draft.kind
                 self._last_prompts = draft.kind if draft.kind != "decode" else self._last_prompts
-                return StepPlan(self._steps, draft.kind, draft.lanes, tuple(draft.admissions))
+                return StepPlan(self._steps, draft.kind, draft.lanes, tuple(draft.admissions), draft.steps)
         return None
 
     def _turns(self) -> tuple[StepKind | None, ...]:
@@ -174,6 +177,21 @@ class Scheduler:
             return (None,)
         prompts: tuple[StepKind, ...] = ("prefill", "score") if self._last_prompts == "score" else ("score", "prefill")
         return (*prompts, "decode") if self._last_kind == "decode" else ("decode", *prompts)
+
+    def _steps_at_once(self) -> int:
+        """How many decode steps to launch as one: several only where all rows stream and nobody else could run.
+
+        Whoever waits for a row has to wait until one of these ends: several decodes as one delay it by less than so
+        many steps, and waiting is what it does most of the time.
+        """
+        together = self.config.decode_steps
+        if together == 1 or any(lane.blocked or (self.waiting and lane.has_row) for lane in self.lanes):
+            return 1
+        running = [seq for lane in self.lanes for seq in lane.running]
+        left = max((seq.limit - seq.num_tokens for seq in running if seq.streaming), default=0)
+        if left < together or any(seq.wants_single_steps for seq in running):
+            return 1
+        return together if all(lane.has_page_for_everyone(together) for lane in self.lanes) else 1
 
     def _continue_running(self, draft: _Draft, lane: Lane) -> None:
         """Decodes first: a long prompt must not hold up the streams. Then prompts, in rank order.
@@ -195,24 +213,26 @@ class Scheduler:
     def _decode_all(self, draft: _Draft, lane: Lane) -> None:
         """Schedule every plain decode at once, where none of them can lack a page: what most steps are made of."""
         seqs = [seq for seq in lane.running if seq.streaming]
-        plan, ids = draft.lanes[lane.index], [seq.id for seq in seqs]
+        plan, ids, sizes = draft.lanes[lane.index], [seq.id for seq in seqs], [1] * len(seqs)
+        if draft.steps > 1:  # otherwise it would be 1 for all: this is the hottest path of the host
+            sizes = [min(draft.steps, seq.limit - seq.num_tokens) for seq in seqs]
         plan.sequences += ids
         plan.rows += [seq.row for seq in seqs]
         plan.starts += [seq.num_computed for seq in seqs]
-        plan.sizes += [1] * len(seqs)
-        plan.samples += [1] * len(seqs)
-        plan.tokens += [FED_BACK] * len(seqs)
-        plan.targets += [0] * len(seqs)
-        for seq in seqs:
-            if seq.num_computed >= seq.room:
-                plan.fresh += lane.must_extend(seq, seq.num_computed + 1)
+        plan.sizes += sizes
+        plan.samples += sizes
+        plan.tokens += [FED_BACK] * sum(sizes)
+        plan.targets += [0] * sum(sizes)
+        for seq, size in zip(seqs, sizes, strict=True):
+            if seq.num_computed + size > seq.room:
+                plan.fresh += lane.must_extend(seq, seq.num_computed + size)
         plan.logprobs |= any(seq.request.params.logprobs is not None for seq in seqs)
         draft.budgets[lane.index] -= len(seqs)
         draft.scheduled.update(ids)
-        for seq in seqs:
-            seq.num_computed += 1
+        for seq, size in zip(seqs, sizes, strict=True):
+            seq.num_computed += size
             seq.in_flight += 1
-            seq.unread += 1
+            seq.unread += size
 
     def _admit(self, draft: _Draft, now: float) -> None:
         """Waiting sequences enter in rank order while a lane has row, pages and budget for the first of them."""
@@ -378,7 +398,9 @@ class Scheduler:
         for lane, lane_plan, result in zip(self.lanes, plan.lanes, output.lanes, strict=True):
             scores = self._split_scores(lane_plan, result)
             for i, sequence_id in enumerate(lane_plan.sequences):
-                seq = self._sequences[sequence_id]
+                seq, samples = self._sequences[sequence_id], lane_plan.samples[i]
+                seq.in_flight -= 1
+                seq.unread -= samples if plan.kind == "decode" else min(samples, 1)  # of a draft, one is sure to come
                 event = self._settle(lane, seq, lane_plan, result, i, next(scores), now)
                 if event is not None:
                     events.append(event)
@@ -398,16 +420,14 @@ class Scheduler:
     ) -> TokenEvent | None:
         """Commit chunk i of a lane's plan."""
         size, samples, tokens = plan.sizes[i], plan.samples[i], result.tokens[i]
-        seq.in_flight -= 1
-        if samples:
-            seq.unread -= 1
         computed = size if samples == 0 else size - samples + len(tokens)
-        seq.num_computed -= size - computed  # rejected drafts
+        seq.num_computed -= size - computed  # rejected drafts, decodes after an end
         if seq.finish:
             return None  # ended while this step was in flight: its token is nobody's
-        if not result.finite[i]:
-            return self._end(seq, Finish(FinishReason.ERROR, error=_non_finite(seq)), now)
         event = TokenEvent(seq.request.id, seq.index, [])
+        if not result.finite[i]:
+            self._append(seq, event, tokens[:-1], result.logprobs[i] if result.logprobs else None)
+            return self._finish(seq, event, Finish(FinishReason.ERROR, error=_non_finite(seq)), now)
         if scores is not None and seq.scores_prompt and seq.scored < seq.prompt_len - 1:
             start = plan.starts[i]  # before `scored` when a preempted prompt is computed again
             event.prompt_logprobs = scores[seq.scored - start : seq.prompt_len - 1 - start]
@@ -418,9 +438,14 @@ class Scheduler:
         if not seq.preempted:
             lane.settle(seq, min(plan.starts[i] + computed, len(seq.tokens)))  # drafts after an end are nobody's
         if finish is not None:
-            ended = self._end(seq, finish, now)
-            event.finish, event.times = ended.finish, ended.times
-        return event if event.tokens or event.prompt_logprobs or event.finish else None
+            return self._finish(seq, event, finish, now)
+        return event if event.tokens or event.prompt_logprobs else None
+
+    def _finish(self, seq: Sequence, event: TokenEvent, finish: Finish, now: float) -> TokenEvent:
+        """The event as the sequence's last."""
+        ended = self._end(seq, finish, now)
+        event.finish, event.times = ended.finish, ended.times
+        return event
 
     def _append(self, seq: Sequence, event: TokenEvent, tokens: list[int], logprobs: list | None) -> Finish | None:
         """Add tokens up to the one that ends the choice, if one does."""

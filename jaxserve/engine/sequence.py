@@ -67,12 +67,17 @@ class Sequence:
 
     @property
     def streaming(self) -> bool:
-        """Its next chunk is one decode, which may be launched now whatever the host has yet to read."""
+        """Its next chunk is a decode, which may be launched now whatever the host has yet to read."""
         return (
             self.newest_on_device
             and self.num_computed + 1 == len(self.tokens) + self.unread < self.limit
             and not (self.finish or self.preempted or self.waits_for_host)
         )
+
+    @property
+    def wants_single_steps(self) -> bool:
+        """Something is to be decided for it after the next step: a chunk of its prompt, a draft, its way back."""
+        return not self.streaming and (self.runnable or self.waits_for_host or self.preempted)
 
     @property
     def scores_prompt(self) -> bool:

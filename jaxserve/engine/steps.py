@@ -56,22 +56,55 @@ class StepBuilder:
 
         def run(params: dict, state: State, packed: Int[Array, "A n"]) -> tuple[State, Int[Array, "A m"]]:
             batch = upload.unpack(packed)
-            rows = _place_fresh_pages(state.rows, batch)
-            place = _locate(rows, batch, bucket.tokens)
-            tokens = self._tokens(rows, batch, place)
-            attends = self._attends(bucket, rows, batch, state, place)
-            hidden, pages = forward(
-                params, self.spec, state.pages, tokens.reshape(-1), place.position.reshape(-1), attends
-            )
-            per_lane = hidden.reshape(*tokens.shape, -1)
-            sampled = self._sample(params, rows, batch, per_lane, place)
-            rows = _advance(rows, batch, place, sampled)
-            results = _results(batch, sampled)
-            if bucket.kind == "score":
-                results |= self._scores(params, per_lane, batch["targets"])
-            return State(pages, rows), download.pack_on_device(results)
+            state = replace(state, rows=_place_fresh_pages(state.rows, batch))
+            if bucket.steps > 1:
+                state, results = self._several_decodes(bucket, params, state, batch)
+            else:
+                place = _locate(state.rows, batch, bucket.tokens)
+                state, results = self._compute(bucket, params, state, batch, place)
+            return state, download.pack_on_device(results)
 
         return run
+
+    def _compute(self, bucket: Bucket, params: dict, state: State, batch: Batch, place: _Place) -> tuple[State, Batch]:
+        """All of the batch's tokens once through the model; the state after it, and what is to be reported."""
+        rows = state.rows
+        tokens = self._tokens(rows, batch, place)
+        attends = self._attends(bucket, rows, batch, state, place)
+        hidden, pages = forward(params, self.spec, state.pages, tokens.reshape(-1), place.position.reshape(-1), attends)
+        per_lane = hidden.reshape(*tokens.shape, -1)
+        sampled = self._sample(params, rows, batch, per_lane, place)
+        results = _results(batch, sampled)
+        if bucket.kind == "score":
+            results |= self._scores(params, per_lane, batch["targets"])
+        return State(pages, _advance(rows, batch, place, sampled)), results
+
+    def _several_decodes(self, bucket: Bucket, params: dict, state: State, batch: Batch) -> tuple[State, Batch]:
+        """`bucket.steps` decodes, each feeding the next; sizes: how many of them each row may take.
+
+        A scan of fixed length: on a GPU, a loop with a condition would ask the host before every turn. A row that is
+        done takes part at its last position, but writes nothing and reports nothing.
+        """
+        ids, sizes = batch["rows"], batch["sizes"]
+
+        def decode(carry: tuple[State, jax.Array], step: jax.Array) -> tuple[tuple[State, jax.Array], Batch]:
+            state, going = carry
+            going = going & (step < sizes)
+            # A size of 0 would shift the packing: so a row that is done goes back by one, and is as long as before.
+            length = _add(state.rows.length, ids, jnp.where(going, 0, -1))
+            state = replace(state, rows=replace(state.rows, length=length))
+            one_each = batch | {"sizes": (sizes > 0).astype(jnp.int32), "samples": going.astype(jnp.int32)}
+            place = _locate(state.rows, one_each, bucket.tokens)
+            place = place._replace(live=place.live & going)  # token t is row t's
+            state, found = self._compute(bucket, params, state, one_each, place)
+            ended = _ended(state.rows, ids, found["tokens"][..., 0], place.lengths) | ~found["finite"]
+            return (state, going & ~ended), found | {"finite": found["finite"] | ~going}
+
+        (state, _), found = lax.scan(decode, (state, sizes > 0), jnp.arange(bucket.steps))
+        # [K, A, R] of rows; [K, A, R, 1, ...] of tokens become [A, R, K, ...]
+        per_row = {"n_new": found["n_new"].sum(0), "finite": found["finite"].all(0)}
+        per_token = {name: jnp.moveaxis(x[:, :, :, 0], 0, 2) for name, x in found.items() if name not in per_row}
+        return state, per_row | per_token
 
     def _tokens(self, rows: Rows, batch: Batch, place: _Place) -> Int[Array, "A T"]:
         """Ids from the upload, or the row's newest token where the host does not know it yet."""
@@ -103,9 +136,14 @@ class StepBuilder:
         return sample(values, sampling, rows.fields, batch["rows"], place.lengths.reshape(-1))
 
     def _logits(self, params: dict, hidden: jax.Array) -> jax.Array:
-        """Whole rows of the vocabulary on every shard: what samples reads all of it."""
-        whole = NamedSharding(self.mesh, PartitionSpec("data", None))
-        return lax.with_sharding_constraint(logits(params, self.spec, hidden), whole)
+        """Whole rows of the vocabulary on every shard: what samples reads all of it.
+
+        Each shard's part first: without being told, XLA:TPU gathered the head's weight instead of the logits.
+        """
+        values = logits(params, self.spec, hidden)
+        for axes in (("data", "tensor"), ("data", None)):
+            values = lax.with_sharding_constraint(values, NamedSharding(self.mesh, PartitionSpec(*axes)))
+        return values
 
     def _scores(self, params: dict, hidden: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
         """Log-probability of every token's target, the head running over slices of tokens."""
@@ -134,6 +172,11 @@ def _take(field: jax.Array, index: Int[Array, "A n"]) -> jax.Array:
 def _put(field: jax.Array, index: Int[Array, "A n"], value: jax.Array) -> jax.Array:
     """field[a, index[a, i]] = value[a, i], lane for lane; ids out of range are dropped (padding)."""
     return jax.vmap(lambda lane, ids, new: lane.at[ids].set(new, mode="drop"))(field, index, value)
+
+
+def _add(field: jax.Array, index: Int[Array, "A n"], value: jax.Array) -> jax.Array:
+    """field[a, index[a, i]] += value[a, i], lane for lane; ids out of range are dropped (padding)."""
+    return jax.vmap(lambda lane, ids, more: lane.at[ids].add(more, mode="drop"))(field, index, value)
 
 
 def _place_fresh_pages(rows: Rows, batch: Batch) -> Rows:
@@ -175,6 +218,14 @@ def _advance(rows: Rows, batch: Batch, place: _Place, sampled: Sampled) -> Rows:
         token=_put(rows.token, ids, token),
         fields=replace(rows.fields, counts=counts),
     )
+
+
+def _ended(
+    rows: Rows, ids: Int[Array, "A R"], tokens: Int[Array, "A R"], position: Int[Array, "A R"]
+) -> Bool[Array, "A R"]:
+    """Whether a row's new token, at this position, ends it: as the scheduler decides it."""
+    ends = (tokens[..., None] == _take(rows.sampling.end_ids, ids)).any(-1)
+    return ends & (position >= _take(rows.sampling.end_after, ids))
 
 
 def _results(batch: Batch, sampled: Sampled) -> Batch:

@@ -83,7 +83,9 @@ class Ragged(NamedTuple):
     lengths: Int[Array, "R"]  # kv positions of the row once this step's tokens are written; 0 for an empty row
     starts: Int[Array, "R+1"]
     split: Int[Array, "2"]  # how many rows have one token; how many have any
-    page: Int[Array, "T"]  # where token t is written: its row's entry for its position; P (out of range) for padding
+    # Where token t is written: its row's entry for its position; P (out of range): nothing is stored. That is padding,
+    # or the token of a row that was done before this step: its last position is in its pages, and its result nobody's.
+    page: Int[Array, "T"]
     offset: Int[Array, "T"]  # its place in that page
 
 

@@ -62,11 +62,19 @@ def write(
     page: Int[Array, "T"],
     offset: Int[Array, "T"],
 ) -> Pages:
-    new = _stored(pages, k, v)
-    if len(page) == 1:  # XLA makes a select of a scatter of one token, and copies the pages for it: add one to drop
-        page, offset = jnp.append(page, len(pages.k)), jnp.append(offset, 0)
-        new = jax.tree.map(lambda x: jnp.concatenate([x, x]), new)
-    return jax.tree.map(lambda pool, x: pool.at[page, :, offset].set(x, mode="drop"), pages, new)
+    num_pages, kv_heads, page_size, _ = pages.k.shape
+    rows = num_pages * kv_heads * page_size
+    index = ((page[:, None] * kv_heads + jnp.arange(kv_heads)[None]) * page_size + offset[:, None]).reshape(-1)
+    lonely = len(index) == 1  # XLA makes a select of a scatter of one row, and copies the pages for it: add one to drop
+    index = jnp.append(index, rows) if lonely else index
+
+    def put(pool: jax.Array, new: jax.Array) -> jax.Array:
+        """One index into rows of H: told as three, XLA:TPU laid the pool out anew for the scatter, and back."""
+        values = new.reshape(-1, *new.shape[2:])
+        values = jnp.concatenate([values, values]) if lonely else values
+        return pool.reshape(rows, *pool.shape[3:]).at[index].set(values, mode="drop").reshape(pool.shape)
+
+    return jax.tree.map(put, pages, _stored(pages, k, v))
 
 
 def _stored(pages: Pages, k: jax.Array, v: jax.Array | None) -> Pages:

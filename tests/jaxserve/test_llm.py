@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -54,7 +55,7 @@ def test_stream_joins_to_generate(llm: LLM) -> None:
 
 
 def test_order_of_prompts_and_choices(llm: LLM) -> None:
-    params = [SamplingParams(temperature=1, seed=1, n=2, max_tokens=n) for n in (12, 3, 7)]
+    params = [SamplingParams(temperature=1, seed=1, n=2, max_tokens=n, ignore_eos=True) for n in (12, 3, 7)]
     prompts = [STORY, "The dog", "A cat"]
     done = llm.generate(prompts, params)
     assert [(c.prompt, c.index) for c in done] == [(p, i) for p in prompts for i in range(2)]
@@ -92,6 +93,23 @@ def test_stop_string_across_tokens(llm: LLM) -> None:
         assert done.logprobs is not None and len(done.logprobs) == len(done.token_ids)
         streamed = "".join(d.text for d in llm.stream(STORY, params))
         assert streamed == expected
+
+
+@pytest.mark.parametrize("place", [3, 9, 14])
+def test_a_stop_string_among_several_decodes(llm: LLM, place: int) -> None:
+    """Wherever in a launch it is completed: the same end, and pieces that join to it."""
+    (free,) = llm.generate([STORY], GREEDY)
+    params = SamplingParams(temperature=0, max_tokens=24, stop=[free.text[place : place + 5]], logprobs=0)
+    (one_by_one,) = llm.generate([STORY], params)
+    with LLM(BUNDLED, options=replace(OPTIONS, decode_steps=8)) as together:
+        deltas = list(together.stream(STORY, params))
+        assert any(use.launches for bucket, use in together.runner.padding.items() if bucket.steps == 8)
+        assert not together.engine.has_work
+    done = deltas[-1].completion
+    assert done is not None and (done.text, done.token_ids) == (one_by_one.text, one_by_one.token_ids)
+    assert [t for d in deltas for t in d.token_ids] == list(done.token_ids)
+    assert "".join(d.text for d in deltas) == done.text
+    assert done.logprobs is not None and [entry.token for entry in done.logprobs] == list(done.token_ids)
 
 
 def test_stop_token_and_ignore_eos(llm: LLM) -> None:

@@ -206,6 +206,17 @@ def test_nan_in_a_row_is_seen_by_that_row() -> None:
     assert np.isnan(out[0]).all() and np.isnan(lse[0]).all() and np.isfinite(out[1]).all()
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_write_does_not_copy_the_pages(kv_heads: int, tokens: int) -> None:
+    """One token of one head is the scatter that XLA turns into a select and a copy."""
+    pages = jax.eval_shape(lambda: allocate(4096, Layout(kv_heads, 64, 16, jnp.dtype(np.float32))))
+    new, at = jax.ShapeDtypeStruct((tokens, kv_heads, 64), np.float32), jax.ShapeDtypeStruct((tokens,), np.int32)
+    memory = jax.jit(reference.write, donate_argnums=0).lower(pages, new, new, at, at).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == 2 * pages.k.size * 4
+    assert memory.temp_size_in_bytes < pages.k.size * 4 / 100
+
+
 # ---- what cannot be
 
 

@@ -69,12 +69,15 @@ def _check_logprobs(result: Result, whole: bool) -> None:
 def check_plan(plan: StepPlan, config: EngineConfig) -> None:
     """Plain data of columns that fit together, the budget and a bucket."""
     json.dumps(dataclasses.asdict(plan))
-    assert len(plan.lanes) == config.lanes and 0 < plan.num_tokens <= config.step_tokens
-    bucket = choose(BucketPlan.of(config).buckets, plan.kind, plan.num_rows, plan.num_tokens)
+    assert len(plan.lanes) == config.lanes and 0 < plan.num_tokens <= config.step_tokens * plan.steps
+    assert plan.steps in (1, config.decode_steps) and (plan.steps == 1 or plan.kind == "decode")
+    bucket = choose(BucketPlan.of(config).buckets, plan.kind, plan.num_rows, plan.num_tokens, plan.steps)
     for lane in plan.lanes:
         assert len({len(c) for c in (lane.sequences, lane.rows, lane.starts, lane.sizes, lane.samples)}) == 1
         assert sum(lane.sizes) == len(lane.tokens) == len(lane.targets)
-        assert min(lane.sizes, default=1) > 0 and lane.sizes == sorted(lane.sizes, key=lambda size: size != 1)
+        assert min(lane.sizes, default=1) > 0
+        assert plan.kind == "decode" or lane.sizes == sorted(lane.sizes, key=lambda size: size != 1)
+        assert max(lane.sizes, default=1) <= plan.steps or plan.kind != "decode"
         for group in range(len(config.pools)):
             assert sum(fresh[0] == group for fresh in lane.fresh) <= bucket.fresh_pages(config.page_size)
 

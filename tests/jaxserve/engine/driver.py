@@ -30,6 +30,7 @@ def config_of(*, num_pages: int = 32, windows: tuple[int | None, ...] = (None,),
         min_rows=1,
         max_batch=4,
         step_tokens=16,
+        decode_steps=1,
         page_size=4,
         pools=tuple(Pool(num_pages, window) for window in windows),
         max_context=64,
@@ -83,6 +84,7 @@ class Driver:
         self.engine = Engine(self.scheduler, self, clock=lambda: 1.0)
         self.results: dict[tuple[str, int], Result] = {}  # by request id and choice
         self.plans: list[StepPlan] = []
+        self.outputs: list[StepOutput] = []
         self._owners: dict[int, str] = {}  # request ids by sequence
         self._leaving: set[int] = set()  # sequences that ended or were preempted before this step
         self.steps = 0
@@ -179,7 +181,8 @@ class Driver:
     def collect(self, plan: StepPlan, handle: tuple[str, StepOutput]) -> StepOutput:
         snapshot, output = handle
         assert repr(plan) == snapshot, "the plan was changed after its launch"
-        return self.runner.collect(plan, output)
+        self.outputs.append(self.runner.collect(plan, output))
+        return self.outputs[-1]
 
     def close(self) -> None:
         self.runner.close()

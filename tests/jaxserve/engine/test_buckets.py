@@ -21,7 +21,7 @@ def kinds(plan: BucketPlan, kind: str) -> list[tuple[int, int]]:
 def test_sizes_double_and_end_at_the_limit() -> None:
     plan = BucketPlan.of(config_of(max_batch=6, step_tokens=100))
     assert kinds(plan, "decode") == [(1, 1), (2, 2), (4, 4), (6, 6)]
-    assert kinds(plan, "prefill") == [(6, 16), (6, 32), (6, 64), (6, 100)]
+    assert kinds(plan, "prefill") == [(6, 16), (6, 32), (6, 64), (6, 96), (6, 100)]
     assert kinds(plan, "score") == [(6, 100)]
 
 
@@ -82,12 +82,25 @@ def test_every_size_up_to_the_limits_has_a_bucket(
     assert r <= choose(buckets, "decode", r, r).rows <= (rows if deterministic else 2 * r)
 
 
+def test_how_many_decodes_are_launched_as_one() -> None:
+    def steps(**options: object) -> int:
+        resolved = resolve(EngineOptions(**options), max_positions=64, lanes=1, affordable_tokens=10**5)  # type: ignore[arg-type]
+        return resolved.decode_steps
+
+    assert [steps(prefer=prefer) for prefer in ("latency", "balanced", "throughput")] == [1, 1, 8]
+    assert steps(prefer="throughput", deterministic=True) == 1
+    assert steps(prefer="throughput", max_batch=2, step_tokens=4) == 4
+    assert steps(decode_steps=3) == 3
+
+
 @settings(max_examples=100, derandomize=True)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 9), st.integers(0, 8))
 def test_fresh_pages_hold_the_worst_chunks(sizes: list[int], page_size: int, offset: int) -> None:
     """Chunks that each begin at the last position of a page but one, or anywhere else."""
     begun = sum(-(-(offset % page_size + size) // page_size) - (offset % page_size > 0) for size in sizes)
     assert begun <= Bucket("prefill", len(sizes), sum(sizes)).fresh_pages(page_size)
+    rows = len(sizes)
+    assert begun <= Bucket("decode", rows, rows, steps=max(sizes)).fresh_pages(page_size)
 
 
 # ---- what some prompts can reach
@@ -100,6 +113,10 @@ def test_reachable_leaves_out_what_cannot_happen() -> None:
     assert [str(b) for b in alone] == ["decode[1]", "prefill[8x32]"]
     scored = plan.reachable([(20, 100)], config=config, score=True)
     assert [str(b) for b in scored] == ["decode[1]", "prefill[8x32]", "score[8x64]"]
+    together = BucketPlan.of(config_of(max_batch=8, step_tokens=64, decode_steps=8))
+    for output, steps in ((8, [1]), (9, [1, 8])):  # the first token is the prompt's step's
+        found = together.reachable([(20, output)], config=config, score=False)
+        assert [b.steps for b in found if b.kind == "decode"] == steps
     three = plan.reachable([(20, 4), (5, 4), (5, 4)], config=config, score=False)
     assert [str(b) for b in three] == [
         "decode[1]",
@@ -118,13 +135,15 @@ PROMPTS = st.lists(
 
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
+    deterministic = draw(st.booleans())
     return config_of(
         max_batch=draw(st.integers(1, 5)),
         step_tokens=draw(st.integers(5, 40)),
+        decode_steps=1 if deterministic else draw(st.sampled_from([1, 3, 5])),
         num_pages=draw(st.integers(9, 20)),
         lanes=draw(st.integers(1, 2)),
         prefix_cache=draw(st.booleans()),
-        deterministic=draw(st.booleans()),
+        deterministic=deterministic,
     )
 
 
@@ -143,8 +162,8 @@ def test_prompts_never_leave_what_is_reachable_for_them(
     buckets = BucketPlan.of(config).reachable([p[:2] for p in prompts], config=config, score=score)
     assert set(buckets) <= set(BucketPlan.of(config).buckets)
     for plan in driver.plans:
-        choose(buckets, plan.kind, plan.num_rows, plan.num_tokens)
+        choose(buckets, plan.kind, plan.num_rows, plan.num_tokens, plan.steps)
 
 
 def test_buckets_are_plain_values() -> None:
-    assert dataclasses.astuple(Bucket("decode", 2, 2)) == ("decode", 2, 2)
+    assert dataclasses.astuple(Bucket("decode", 2, 2)) == ("decode", 2, 2, 1)

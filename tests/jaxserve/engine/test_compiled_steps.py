@@ -15,7 +15,13 @@ from jaxserve.errors import EngineError
 from tests.jaxserve.engine.tiny import SPEC, make_engine
 
 LARGE = EngineOptions(max_batch=4, page_size=16, step_tokens=32, cache_tokens=2**18)
-BUCKETS = [Bucket("decode", 1, 1), Bucket("decode", 4, 4), Bucket("prefill", 4, 32), Bucket("score", 4, 32)]
+BUCKETS = [
+    Bucket("decode", 1, 1),
+    Bucket("decode", 4, 4),
+    Bucket("decode", 4, 4, steps=8),
+    Bucket("prefill", 4, 32),
+    Bucket("score", 4, 32),
+]
 ALONE = [Bucket("prefill", 1, 32), Bucket("score", 1, 32)]  # of an engine with one row
 
 
@@ -34,8 +40,8 @@ def runner():
 @pytest.mark.parametrize("bucket", [*BUCKETS, *ALONE], ids=str)
 def test_state_is_aliased_and_never_copied(runner, bucket: Bucket) -> None:
     """Aliased bytes are the state's bytes; temporaries stay under a tenth of one layer's pages (34 MB)."""
-    memory = runner.lower_step(bucket).compile().memory_analysis()
-    state = runner.abstract
+    memory = runner.lowering.step(bucket).compile().memory_analysis()
+    state = runner.lowering.state
     assert memory.alias_size_in_bytes == nbytes(state)
     assert memory.temp_size_in_bytes < nbytes(state.pages[0]) / 10
 
@@ -44,14 +50,14 @@ def test_writers_alias_the_state_too(runner) -> None:
     runner.warm_up([])
     for name, writer in runner.writers.items():
         memory = writer.memory_analysis()
-        assert memory.alias_size_in_bytes == nbytes(runner.abstract), name
-        assert memory.temp_size_in_bytes < nbytes(runner.abstract.pages[0]) / 10, name
+        assert memory.alias_size_in_bytes == nbytes(runner.lowering.state), name
+        assert memory.temp_size_in_bytes < nbytes(runner.lowering.state.pages[0]) / 10, name
 
 
 def test_pages_take_what_the_spec_says(runner) -> None:
     config = runner.config
     token = 2 * SPEC.num_kv_heads * SPEC.head_dim * 4
-    assert nbytes(runner.abstract.pages) == config.pools[0].pages * config.page_size * SPEC.num_layers * token
+    assert nbytes(runner.lowering.state.pages) == config.pools[0].pages * config.page_size * SPEC.num_layers * token
 
 
 def test_a_compile_after_warm_up_is_counted(runner) -> None:

@@ -122,7 +122,9 @@ def run_and_check(
             check(outcomes[request.id, i], answers[request.id, i], request, i)
     assert runner.compiles_after_ready == 0
     unused = [str(bucket) for bucket, use in runner.padding.items() if use.launches == 0]
-    assert not unused, "this run is meant to visit every bucket"
+    together = sum(use.launches for bucket, use in runner.padding.items() if bucket.steps > 1)
+    # Decodes in twos and threes are rarely alone: with several as one, no traffic of this kind meets all their buckets.
+    assert together > 10 if options.decode_steps else not unused, "this run is meant to visit every bucket"
     engine.close()
     times = [outcome.last.times for outcome in outcomes.values() if outcome.last]
     return Run(sum(t.preemptions for t in times), sum(t.cached for t in times))
@@ -133,6 +135,11 @@ def test_chunked_cached_overlapped(answers: Answers) -> None:
     done = run_and_check(BASE, answers)
     assert done.cached_tokens > 100
     assert done.preemptions == 0
+
+
+def test_several_decodes_as_one(answers: Answers) -> None:
+    """Rows that end by a token, by their length, or not at all among the decodes of a launch."""
+    run_and_check(replace(BASE, decode_steps=3), answers)
 
 
 def test_preempted(answers: Answers) -> None:
@@ -166,6 +173,10 @@ def test_two_page_groups_with_prefix_hits(windowed_answers: Answers) -> None:
     """A layer that sees 7 tokens, in pages of 4, and one that sees all."""
     done = run_and_check(BASE, windowed_answers, spec=WINDOWED)
     assert done.cached_tokens > 100 and done.preemptions == 0
+
+
+def test_two_page_groups_over_lanes_and_shards_with_several_decodes_as_one(windowed_answers: Answers) -> None:
+    run_and_check(replace(BASE, decode_steps=3), windowed_answers, MeshSpec(data=2, tensor=2), spec=WINDOWED)
 
 
 def test_two_page_groups_preempted(windowed_answers: Answers) -> None:

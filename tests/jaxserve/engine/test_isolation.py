@@ -18,7 +18,7 @@ PROMPTS = [[5, 1, 7, 7, 2, 9, 0, 4, 11], [8, 8, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 
 def runner(request: pytest.FixtureRequest):
     """Only the largest bucket of each kind, so that every arrangement below runs the same executable."""
     engine, runner = make_engine(BASE, spec=request.param)
-    runner.warm_up([Bucket("decode", 4, 4), Bucket("prefill", 4, 32)])
+    runner.warm_up([Bucket("decode", 4, 4), Bucket("decode", 4, 4, steps=3), Bucket("prefill", 4, 32)])
     yield runner
     engine.close()
 
@@ -50,8 +50,13 @@ def admission(row: int, sequence: int, groups: int) -> Admission:
     )
 
 
-def arrange(runner: DeviceRunner, order: list[int], rows: list[int]) -> dict[int, list[tuple[int, bytes]]]:
-    """Prefill and six decode steps of these sequences in this packing order and these rows: token and bits per step."""
+def arrange(
+    runner: DeviceRunner, order: list[int], rows: list[int], together: int = 1
+) -> dict[int, list[tuple[int, bytes]]]:
+    """Prefill and six decode steps of these sequences in this packing order and these rows: token and bits per step.
+
+    together: decodes per launch.
+    """
     groups = len(runner.config.pools)
     admissions = tuple(admission(row, s, groups) for row, s in zip(rows, order, strict=True))
     sizes = [len(PROMPTS[s]) for s in order]
@@ -60,28 +65,34 @@ def arrange(runner: DeviceRunner, order: list[int], rows: list[int]) -> dict[int
     prompts = lane_plan(order, rows, sizes, tokens)
     prompts.put_single_tokens_first()
     plan = StepPlan(1, "prefill", (prompts,), admissions)
-    for step in range(7):
+    for launch in range(1 + 6 // together):
         output = runner.collect(plan, runner.launch(plan)).lanes[0]
         record(seen, plan.lanes[0].sequences, output)
-        plan = StepPlan(step + 2, "decode", (lane_plan(order, rows, [1] * len(order), [-1] * len(order)),), ())
+        decodes = lane_plan(order, rows, [together] * len(order), [-1] * together * len(order), together)
+        plan = StepPlan(launch + 2, "decode", (decodes,), (), together)
     return seen
 
 
-def lane_plan(order: list[int], rows: list[int], sizes: list[int], tokens: list[int]) -> LanePlan:
-    columns = [list(column) for column in (order, rows, [0] * len(order), sizes, [1] * len(order))]
+def lane_plan(order: list[int], rows: list[int], sizes: list[int], tokens: list[int], samples: int = 1) -> LanePlan:
+    columns = [list(column) for column in (order, rows, [0] * len(order), sizes, [samples] * len(order))]
     return LanePlan(*columns, tokens, [0] * len(tokens), [], logprobs=True)
 
 
 def record(seen: dict[int, list[tuple[int, bytes]]], order: list[int], output: LaneOutput) -> None:
     assert output.logprobs is not None and all(output.finite)
     for i, sequence in enumerate(order):
-        seen[sequence].append((output.tokens[i][0], distribution(output.logprobs[i][0]).tobytes()))
+        seen[sequence] += [
+            (token, distribution(entry).tobytes())
+            for token, entry in zip(output.tokens[i], output.logprobs[i], strict=True)
+        ]
 
 
-def test_a_row_does_not_feel_its_neighbours(runner: DeviceRunner) -> None:
+@pytest.mark.parametrize("decodes", [1, 3])
+def test_a_row_does_not_feel_its_neighbours(runner: DeviceRunner, decodes: int) -> None:
     """Any subset, order and row of the same bucket: bit-identical distributions and tokens."""
-    together = arrange(runner, [0, 1, 2, 3], [0, 1, 2, 3])
+    together = arrange(runner, [0, 1, 2, 3], [0, 1, 2, 3], decodes)
     assert len({bits for _, bits in together[0]}) > 1, "the model says the same thing whatever happens"
+    assert max(map(len, together.values())) == 7
     arrangements = [
         ([0], [0]),
         ([0], [3]),
@@ -91,7 +102,7 @@ def test_a_row_does_not_feel_its_neighbours(runner: DeviceRunner) -> None:
         ([1, 3], [2, 0]),
     ]
     for order, rows in arrangements:
-        for sequence, steps in arrange(runner, order, rows).items():
+        for sequence, steps in arrange(runner, order, rows, decodes).items():
             assert steps == together[sequence], f"sequence {sequence} in order {order}, rows {rows}"
 
 

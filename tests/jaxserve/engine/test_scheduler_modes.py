@@ -1,4 +1,4 @@
-"""The scheduler's two special modes in single situations: drafts to verify, and the same bits whatever the load."""
+"""The scheduler's special modes in single situations: drafts, decodes launched together, the same bits at any load."""
 
 import dataclasses
 
@@ -34,6 +34,92 @@ def test_drafts_do_not_preempt() -> None:
     driver.run()
     assert any(size > 1 for _, start, size in driver.results["drafts", 0].cuts if start)
     assert [len(plan.admissions) for plan in driver.plans if plan.admissions] == [2]
+
+
+# ---- several decodes as one
+
+
+def test_decodes_are_launched_together_while_nobody_waits() -> None:
+    """Twelve tokens: one of the prompt's step, twice four, and the last three one by one."""
+    driver = Driver(config_of(decode_steps=4))
+    driver.submit(request(max_tokens=12))
+    driver.run()
+    assert [plan.steps for plan in driver.plans] == [1, 4, 4, 1, 1, 1]
+    assert [cut[1:] for cut in driver.results["a", 0].cuts] == [(0, 10), (10, 4), (14, 4), (18, 1), (19, 1), (20, 1)]
+
+
+def test_a_row_takes_no_more_of_them_than_it_has_tokens_left() -> None:
+    driver = Driver(config_of(decode_steps=4))
+    driver.submit(request("long", prompt=(1, 2), max_tokens=9))
+    driver.submit(request("short", prompt=(3, 4), max_tokens=3))
+    driver.run()
+    together = [plan.lanes[0].sizes for plan in driver.plans if plan.steps > 1]
+    assert together == [[4, 2], [4]]
+
+
+def test_who_comes_is_not_kept_waiting_by_more_than_what_is_launched() -> None:
+    driver = Driver(config_of(decode_steps=4))
+    driver.submit(request("a", max_tokens=40))
+    for _ in range(4):
+        driver.step()
+    driver.submit(request("b", prompt=tuple(range(30)), max_tokens=20))  # two steps of 16 tokens
+    for _ in range(5):
+        driver.step()
+    assert [plan.steps for plan in driver.plans] == [1, 4, 4, 4, 1, 1, 4, 4, 4]
+    driver.run()
+
+
+def test_an_end_among_them_ends_the_row_at_once() -> None:
+    """Its tokens after the end are never made; the launch that was on its way is nobody's."""
+    tokens = naive(request(max_tokens=12), 0, 1, 12)
+    driver = Driver(config_of(decode_steps=4))
+    driver.submit(dataclasses.replace(request(max_tokens=12), eos_ids=(tokens[2],)))
+    driver.run()
+    assert driver.results["a", 0].tokens == tokens[:3]
+    assert [plan.steps for plan in driver.plans] == [1, 4, 4]
+    assert len(driver.outputs[1].lanes[0].tokens[0]) == 2, "the device went on after the end"
+
+
+def test_good_tokens_before_one_that_is_not_finite_are_delivered() -> None:
+    """The fake's third launch (the second of four decodes) is spoilt in its fourth decode."""
+    driver = Driver(config_of(decode_steps=4), spoils=lambda number, lane, row: number == 3)
+    driver.submit(request(max_tokens=20))
+    driver.run()
+    result = driver.results["a", 0]
+    assert [plan.steps for plan in driver.plans] == [1, 4, 4, 4]
+    assert (
+        result.finish is not None and result.finish.error is not None and "after 18 tokens" in str(result.finish.error)
+    )
+    assert result.tokens == naive(request(max_tokens=20), 0, 1, 8)
+
+
+def test_one_that_waits_for_the_host_has_single_steps() -> None:
+    driver = Driver(config_of(decode_steps=4), proposer=ScriptedProposer())
+    driver.submit(request("plain", max_tokens=20))
+    driver.submit(request("drafts", salt="w", max_tokens=6))
+    driver.run()
+    together = [plan.steps > 1 for plan in driver.plans]
+    last = max(n for n, plan in enumerate(driver.plans) if "drafts" in driver.names(plan))
+    assert not any(together[: last + 1]) and any(together[last + 1 :])
+
+
+def test_who_waits_for_a_row_does_not_make_the_others_slow() -> None:
+    driver = Driver(config_of(decode_steps=4, max_batch=1))
+    driver.submit(request("a", max_tokens=21))
+    driver.submit(request("b", max_tokens=5))
+    driver.run()
+    assert sum(plan.steps > 1 for plan in driver.plans) == 6
+
+
+def test_they_are_not_worth_a_preemption() -> None:
+    """Pages for one more token each, but not for four."""
+    driver = Driver(config_of(decode_steps=4, page_size=2, num_pages=11, prefix_cache=False))
+    driver.submit(request("a", prompt=(1, 2, 3), max_tokens=9))
+    driver.submit(request("b", prompt=(4, 5, 6), max_tokens=9))
+    driver.run()
+    steps = [plan.steps for plan in driver.plans]
+    assert steps[:2] == [1, 4] and 1 in steps[2:]
+    assert all(result.times.preemptions == 0 for result in driver.results.values() if result.times)
 
 
 # ---- deterministic

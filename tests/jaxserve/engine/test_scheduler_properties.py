@@ -39,9 +39,11 @@ class House:
 @st.composite
 def configs(draw: st.DrawFn, deterministic: bool) -> EngineConfig:
     page_size, max_batch = draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    step_tokens = draw(st.integers(max(page_size, max_batch) if deterministic else max_batch, 16))
     options = EngineOptions(
         max_batch=max_batch,
-        step_tokens=draw(st.integers(max(page_size, max_batch) if deterministic else max_batch, 16)),
+        step_tokens=step_tokens,
+        decode_steps=None if deterministic else min(draw(st.sampled_from([1, 1, 2, 3, 5])), step_tokens),
         page_size=page_size,
         cache_tokens=draw(st.integers(page_size, 40)),
         max_context=draw(st.integers(2, 40)),

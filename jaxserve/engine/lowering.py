@@ -1,0 +1,82 @@
+"""The steps of an engine as the compiler sees them: shapes, dtypes and shardings. Nothing is allocated.
+
+So it works for devices that are not here: the mesh may be one of a topology description.
+"""
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.attention import choose_attention
+from jaxserve.engine.batch import Packed, admission_layout, upload_layout
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.state import State, abstract_state
+from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
+from jaxserve.errors import ConfigError
+from jaxserve.models.spec import ModelSpec
+from jaxserve.request import MAX_BIASES
+from pallas_kernels import dispatch
+from sharding.rules import replicated
+
+
+class Lowering:
+    """Lowers what an engine compiles. params: abstract values with shardings, in the structure of param_specs."""
+
+    def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh):
+        self.spec, self.config, self.mesh = spec, config, mesh
+        self.params = params
+        dtype: jnp.dtype = params["embed"].dtype
+        kernel = dispatch.IMPLEMENTATIONS[choose_attention(spec, config, mesh, dtype)]
+        self.page_groups = len(spec.page_groups())
+        self.admission: Packed = admission_layout(self.page_groups, config.pages_per_row)
+        self.state: State = abstract_state(spec, config, mesh, kernel, dtype)
+        self._builder = StepBuilder(spec, mesh, kernel, config.page_size, dtype)
+
+    @cached_property
+    def _state_shardings(self) -> Any:
+        return jax.tree.map(lambda x: x.sharding, self.state)
+
+    def step(self, bucket: Bucket) -> jax.stages.Lowered:
+        """(params, state, upload [A, n]) -> (state, download [A, m]), the state donated."""
+        lane_axis = NamedSharding(self.mesh, PartitionSpec("data"))
+        size = upload_layout(bucket, self.page_groups, self.config.page_size).size
+        upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
+        shardings = (self._state_shardings, lane_axis)
+        step = jax.jit(self._builder.step(bucket), donate_argnums=1, out_shardings=shardings)
+        return step.lower(self.params, self.state, upload)
+
+    def writers(self) -> dict[str, jax.stages.Lowered]:
+        """What writes a row's fields, by name: (state, *values) -> state, the state donated."""
+        vocab = self.spec.vocab_size
+
+        def array(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(self.mesh))
+
+        writers: dict[str, tuple[Callable, tuple]] = {
+            "admit_row": (partial(admit_row, self.admission), (array(self.admission.size),)),
+            "set_counts": (set_counts, (array(2), array(vocab))),
+            "set_bias": (set_bias, (array(2), array(MAX_BIASES), array(MAX_BIASES, dtype=np.float32))),
+            "set_mask": (set_mask, (array(2), array(-(-vocab // 32), dtype=np.uint32))),
+        }
+        return {
+            name: jax.jit(write, donate_argnums=0, out_shardings=self._state_shardings).lower(self.state, *values)
+            for name, (write, values) in writers.items()
+        }
+
+    def temporaries(self, bucket: Bucket) -> int:
+        """Bytes of one device that a step of this shape needs beside parameters and state; compiles it."""
+        analysis = self.step(bucket).compile().memory_analysis()
+        if analysis is None:
+            raise ConfigError("the compiler reports no memory figures for this device; give --cache-tokens")
+        return analysis.temp_size_in_bytes
+
+
+def abstract(params: Any) -> Any:
+    """Shapes, dtypes and shardings of parameters."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
