@@ -194,7 +194,8 @@ class Worker:
 def workers(folder: Path, peer: str, dtype: str, threads: int) -> Iterator[tuple[Worker, Worker]]:
     arguments = [str(folder), dtype, str(threads)]
     ours = [sys.executable, "-m", "benchmarks.offline", "--worker", *arguments]
-    theirs = [peer, str(Path(__file__).with_name("offline_peer.py")), *arguments]
+    # -P: transformers looks for a package called kernels, and must not find this folder's file.
+    theirs = [peer, "-P", str(Path(__file__).with_name("offline_peer.py")), *arguments]
     with ExitStack() as stack:
         pair = tuple(Worker(command, threads) for command in (ours, theirs))
         for worker in pair:
