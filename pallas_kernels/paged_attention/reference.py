@@ -63,16 +63,18 @@ def write(
     offset: Int[Array, "T"],
 ) -> Pages:
     num_pages, kv_heads, page_size, _ = pages.k.shape
-    rows = num_pages * kv_heads * page_size
-    index = ((page[:, None] * kv_heads + jnp.arange(kv_heads)[None]) * page_size + offset[:, None]).reshape(-1)
-    lonely = len(index) == 1  # XLA makes a select of a scatter of one row, and copies the pages for it: add one to drop
-    index = jnp.append(index, rows) if lonely else index
+    lonely = kv_heads == len(page) == 1  # XLA makes a select of a scatter of one row, and copies the pages for it
+    if lonely:  # so there is a second one, to be dropped
+        page, offset = jnp.append(page, num_pages), jnp.append(offset, 0)
+    # One index into rows of H, since XLA:TPU lays a pool out anew for a scatter with three, and back. But through a
+    # dimension of one XLA:CPU cannot reshape without a copy, and there no compiler minds the three.
+    rows = (page[:, None] * kv_heads + jnp.arange(kv_heads)[None]) * page_size + offset[:, None]
+    view, where = ((num_pages, 1, page_size), (page, 0, offset)) if kv_heads == 1 else ((-1,), (rows.reshape(-1),))
 
     def put(pool: jax.Array, new: jax.Array) -> jax.Array:
-        """One index into rows of H: told as three, XLA:TPU laid the pool out anew for the scatter, and back."""
         values = new.reshape(-1, *new.shape[2:])
         values = jnp.concatenate([values, values]) if lonely else values
-        return pool.reshape(rows, *pool.shape[3:]).at[index].set(values, mode="drop").reshape(pool.shape)
+        return pool.reshape(*view, *pool.shape[3:]).at[where].set(values, mode="drop").reshape(pool.shape)
 
     return jax.tree.map(put, pages, _stored(pages, k, v))
 
