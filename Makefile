@@ -1,22 +1,26 @@
 # Variables, on the command line or from the environment:
-#   PYTHON       interpreter for a new environment; otherwise the first of CANDIDATES that runs and is new enough
-#   VENV         folder of the environment
-#   JAX_VERSION  an exact jax for a new environment, e.g. 0.11.2; otherwise the newest that pyproject.toml allows
-#   PYTEST_ARGS  more arguments for pytest, e.g. PYTEST_ARGS="-k pages"
+#   PYTHON          interpreter for a new environment; otherwise the first of CANDIDATES that runs and is new enough
+#   VENV            folder of the environment
+#   JAX_VERSION     an exact jax for a new environment, e.g. 0.11.2; otherwise the newest that pyproject.toml allows
+#   DEVICELESS_JAX  the jax that steps are compiled with for chips that are not here
+#   PYTEST_ARGS     more arguments for pytest, e.g. PYTEST_ARGS="-k pages"
 VENV       ?= .venv
 CANDIDATES := python3.12 python3.13 python3
 OLDEST_JAX := 0.11.2
+DEVICELESS_JAX ?= $(OLDEST_JAX)
+DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
+COMPILERS  := 'jax[tpu]==$(JAX_VERSION)' $(foreach name,plugin pjrt,jax-cuda13-$(name)==$(JAX_VERSION)) nvidia-cuda-nvcc nvidia-nvvm
 
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
 PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
 INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: help demo test test-oldest check fmt clean
+.PHONY: help demo test test-oldest deviceless deviceless-full check fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
-	  printf 'make %-12s %s\n' "$$name" "$$text"; done
+	  printf 'make %-16s %s\n' "$$name" "$$text"; done
 
 demo: $(VENV)/.runtime ## a sum and a story from the bundled model
 	$(RUN) jaxserve.generate --chat --temperature 0.5 --seed 3 --max-tokens 300 \
@@ -27,6 +31,14 @@ test: $(VENV)/.dev ## run the tests
 
 test-oldest: ## run the tests on the oldest supported jax, in an environment of its own
 	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX)
+
+deviceless: ## compile small steps for TPUs and an H200 that are not here, in an environment of its own
+	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)
+	$(DEVICELESS)/bin/python -m pytest -q tests/deviceless $(PYTEST_ARGS)
+
+deviceless-full: ## the same for whole published models: hours; writes benchmarks/results/deviceless.md
+	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)
+	$(DEVICELESS)/bin/python -m benchmarks.deviceless --out benchmarks/results/deviceless.json
 
 check: $(VENV)/.dev ## check style, format and types
 	$(RUN) ruff check
@@ -49,6 +61,10 @@ $(VENV)/.runtime: pyproject.toml | $(VENV)/bin/pip
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/pip
 	$(INSTALL) '.[dev]' $(PIN)
 	@touch $(VENV)/.runtime $@
+
+$(VENV)/.compilers: $(VENV)/.dev
+	$(INSTALL) . $(PIN) $(COMPILERS)
+	@touch $@
 
 # A name on PATH proves nothing (a pyenv shim may refuse to run): every candidate is asked for its version.
 $(VENV)/bin/pip:

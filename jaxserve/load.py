@@ -170,7 +170,7 @@ def _load_parameter(
             _copy(part, whole[at])
         return whole
 
-    return jax.make_array_from_callback(param.shape, param.sharding(mesh), shard)
+    return jax.make_array_from_callback(param.shape, param.format(mesh), shard)
 
 
 def _view(row: Tensor, stored: np.ndarray, axes: str, spec: ModelSpec) -> tuple[np.ndarray, tuple[slice, ...]]:

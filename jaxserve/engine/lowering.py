@@ -78,5 +78,5 @@ class Lowering:
 
 
 def abstract(params: Any) -> Any:
-    """Shapes, dtypes and shardings of parameters."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+    """Shapes, dtypes, shardings and memory orders of parameters."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.format), params)

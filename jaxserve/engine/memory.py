@@ -1,5 +1,6 @@
 """How many pages a device has room for: planned from the compiler's numbers, not guessed as a fraction."""
 
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Callable
@@ -31,22 +32,13 @@ def device_limit(mesh: Mesh) -> int:
 
 def bytes_per_device(tree: object) -> int:
     """Bytes that a pytree of sharded arrays (or their abstract values) takes on one device."""
-    return sum(
-        int(leaf.dtype.itemsize * _product(leaf.sharding.shard_shape(leaf.shape))) for leaf in jax.tree.leaves(tree)
-    )
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
+    return sum(leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
 def page_bytes(kernel: PagedAttention, layout: Layout) -> int:
     """Bytes of one page of one layer, as the implementation lays it out, without the padding of a chip's tiles."""
     page = jax.eval_shape(partial(kernel.allocate, 1, layout))
-    return sum(leaf.dtype.itemsize * _product(leaf.shape) for leaf in jax.tree.leaves(page))
+    return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(page))
 
 
 def cache_bytes(spec: ModelSpec, config: EngineConfig, kernel: PagedAttention, dtype: jnp.dtype, tensor: int) -> int:

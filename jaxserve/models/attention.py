@@ -2,6 +2,7 @@
 
 import flax.struct
 import jax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
@@ -60,6 +61,8 @@ def self_attention(
     spec: ModelSpec, weights: dict, x: Float[Array, "T D"], rotation: Rotation, attend: Attend, pages: Pages
 ) -> tuple[Float[Array, "T D"], Pages]:
     heads = project("TD,DKQH->TKQH", x, weights, "qkv").astype(x.dtype)  # of a kv head: its queries, its key, its value
+    # Left free, XLA:TPU may turn the product over to suit the rotation, and copies the weight for it.
+    heads = with_layout_constraint(heads, Layout((0, 1, 2, 3)))
     q, k, v = heads[:, :, :-2].reshape(len(x), -1, spec.head_dim), heads[:, :, -2], heads[:, :, -1]
     if spec.qk_norm != "none":
         q, k = norm(spec, q, weights["q_norm"]), norm(spec, k, weights["k_norm"])

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.engine.compiles import CompileCounter
+from sharding import params
 from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec, is_param_spec, map_specs, random_params
 from sharding.rules import ShardingError
@@ -39,20 +40,20 @@ def test_map_specs_keeps_the_structure() -> None:
 
 def test_random_params_are_sharded_as_declared_and_spread_as_declared() -> None:
     mesh = MeshSpec(expert=2, tensor=4).build(jax.devices())
-    params = random_params(SPECS, mesh)
-    for spec, array in zip(jax.tree.leaves(SPECS, is_leaf=is_param_spec), jax.tree.leaves(params), strict=True):
+    drawn = random_params(SPECS, mesh)
+    for spec, array in zip(jax.tree.leaves(SPECS, is_leaf=is_param_spec), jax.tree.leaves(drawn), strict=True):
         assert (array.shape, array.dtype) == (spec.shape, spec.dtype)
         assert array.sharding == spec.sharding(mesh)
-    assert {shard.data.shape for shard in params["layers"][0]["up"].addressable_shards} == {(2, 64, 8)}
-    embed = np.asarray(params["embed"])
+    assert {shard.data.shape for shard in drawn["layers"][0]["up"].addressable_shards} == {(2, 64, 8)}
+    embed = np.asarray(drawn["embed"])
     assert abs(embed.mean() - 0.5) < 0.003 and abs(embed.std() - 0.1) < 0.003
-    np.testing.assert_array_equal(params["layers"][1]["norm"], np.ones(64, np.float32))
+    np.testing.assert_array_equal(drawn["layers"][1]["norm"], np.ones(64, np.float32))
 
 
 def test_random_params_depend_on_seed_and_leaf_but_not_on_the_mesh() -> None:
     def drawn(mesh: MeshSpec, seed: int) -> list[np.ndarray]:
-        params = random_params(SPECS, mesh.build(jax.devices()), seed)
-        return [np.asarray(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(params)]
+        leaves = jax.tree.leaves(random_params(SPECS, mesh.build(jax.devices()), seed))
+        return [np.asarray(leaf.astype(jnp.float32)) for leaf in leaves]
 
     one, eight, other = drawn(MeshSpec(), 3), drawn(MeshSpec(expert=2, tensor=4), 3), drawn(MeshSpec(), 4)
     for a, b in zip(one, eight, strict=True):
@@ -60,6 +61,25 @@ def test_random_params_depend_on_seed_and_leaf_but_not_on_the_mesh() -> None:
     embed, _, first, _, second = one
     assert np.abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.05
     assert np.abs(np.corrcoef(embed.ravel(), other[0].ravel())[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("axes", "order"),
+    [("DKQH", (1, 2, 0, 3)), ("DCF", (1, 0, 2)), ("EDF", (0, 1, 2)), ("DV", (0, 1)), ("NHD", (0, 1, 2)), ("D", (0,))],
+)
+def test_the_contracted_axis_lies_next_to_the_last(axes: str, order: tuple[int, ...]) -> None:
+    assert params.memory_order(axes) == order
+
+
+def test_weights_lie_in_memory_as_their_platform_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh, spec = MeshSpec(tensor=2).build(jax.devices()), ParamSpec("DCF", (4, 2, 6), jnp.dtype(jnp.float32), std=1.0)
+    plain = random_params([spec], mesh)[0]
+    monkeypatch.setattr(params, "REORDERED", {"cpu"})
+    reordered = random_params([spec], mesh)[0]
+    assert plain.format.layout.major_to_minor == (0, 1, 2)
+    assert reordered.format.layout.major_to_minor == (1, 0, 2) == spec.abstract(mesh).format.layout.major_to_minor
+    assert reordered.sharding == plain.sharding
+    np.testing.assert_array_equal(reordered, plain)
 
 
 def test_layers_of_one_shape_share_a_compile() -> None:

@@ -9,6 +9,7 @@ import pytest
 from jaxserve.config import EngineOptions
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
+from sharding import params
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine import naive
 from tests.jaxserve.engine.tiny import BASE, SPEC, WINDOWED, Outcome, distribution, make_engine, make_params, run
@@ -163,6 +164,11 @@ def test_deterministic_mode_gives_the_same_answers(answers: Answers) -> None:
 
 def test_tensor_parallel(answers: Answers) -> None:
     run_and_check(BASE, answers, MeshSpec(tensor=2))
+
+
+def test_weights_in_a_tpu_s_memory_order(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(params, "REORDERED", {"cpu"})
+    run_and_check(replace(BASE, decode_steps=3), answers, MeshSpec(tensor=2))
 
 
 def test_data_parallel_lanes(answers: Answers) -> None:

@@ -1,0 +1,79 @@
+"""What the first device of this machine can do, measured here, and what it and the software are called."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclass(frozen=True)
+class Limits:
+    """bandwidth: bytes/s, the faster of summing a large array and of negating it in place (read and written bytes).
+
+    flops: dense FLOP/s of a square product.
+    """
+
+    bandwidth: float
+    flops: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte from which on a step is bound by arithmetic."""
+        return self.flops / self.bandwidth
+
+
+def seconds(run: Callable[[], Any], repeats: int, rounds: int = 5) -> float:
+    """Of one call, the least of several rounds; the calls of a round are launched together."""
+    jax.block_until_ready(run())
+    best = float("inf")
+    for _ in range(rounds):
+        began = time.perf_counter()
+        for _ in range(repeats):
+            out = run()
+        jax.block_until_ready(out)
+        best = min(best, (time.perf_counter() - began) / repeats)
+    return best
+
+
+def measure_limits(dtype: jnp.dtype) -> Limits:
+    """Of products of this dtype with float32 accumulation."""
+    large = jax.default_backend() != "cpu"
+    size, width = (2**30, 8192) if large else (2**28, 1024)
+    a = jnp.ones((width, width), dtype)
+    product = jax.jit(lambda a: jnp.dot(a, a, preferred_element_type=jnp.float32))
+    return Limits(_bandwidth(size), 2 * width**3 / seconds(lambda: product(a), 10))
+
+
+def _bandwidth(size: int) -> float:
+    """Donated, since a new array costs a CPU its page faults."""
+    arrays = [jnp.zeros(size // 4, jnp.float32)]
+    negate, total = jax.jit(lambda x: -x, donate_argnums=0), jax.jit(lambda x: x.sum())
+
+    def negate_in_place() -> jax.Array:
+        arrays[0] = negate(arrays[0])
+        return arrays[0]
+
+    return max(size / seconds(lambda: total(arrays[0]), 10), 2 * size / seconds(negate_in_place, 10))
+
+
+def about() -> dict[str, str]:
+    """The device's name and `versions`."""
+    return {"device": jax.devices()[0].device_kind} | versions()
+
+
+def versions() -> dict[str, str]:
+    """jax, commit and date, for a file of results."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "jax": version("jax"),
+        "jaxlib": version("jaxlib"),
+        "commit": commit or "unknown",
+        "date": time.strftime("%Y-%m-%d"),
+    }

@@ -1,0 +1,152 @@
+"""What do the real compilers of TPUs and of an H200 say of the steps of published models? Nothing runs.
+
+    python -m benchmarks.deviceless [--model NAME ...] [--chip NAME ...] --out FILE.json
+
+In an environment with these compilers (`make deviceless-full`). For each model and chip, at the smallest tensor
+parallelism at which weights leave a quarter of the memory for pages: a decode step of 64 rows and a prefill step of
+2,048 tokens, bfloat16. What is in FILE already, from the same commit, is not compiled again; a table goes beside it,
+as FILE.md.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from benchmarks.device import versions
+from benchmarks.models import CONFIGS, abstract_params, spec_of
+from jaxserve.config import EngineOptions, resolve
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.inspection import inspect
+from jaxserve.engine.lowering import Lowering
+from jaxserve.engine.memory import bytes_per_device
+from sharding.absent import CHIPS, ENVIRONMENT, AbsentError, devices
+from sharding.mesh import MeshSpec
+
+MODELS = ("llama-3.1-8b", "qwen3-8b", "gemma-3-27b", "llama-3.1-70b")
+ROWS, TOKENS, CONTEXT = 64, 2048, 8192
+STEPS = (Bucket("decode", ROWS, ROWS), Bucket("prefill", ROWS, TOKENS))
+MEBI = 2**20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One compiled step. MiB are of one device; seconds are those of the compiler."""
+
+    model: str
+    chip: str
+    tensor: int
+    step: str
+    weights: int
+    state: int
+    in_place: bool
+    temporaries: int
+    copies: list[str]
+    kernels_per_layer: float
+    collectives: dict[str, int]
+    seconds: float
+
+
+def fitting(model: str, chip: str) -> int | None:
+    """The smallest tensor parallelism at which three quarters of a device hold its share of the weights; None: none."""
+    spec = spec_of(model)
+    for tensor in (1, 2, 4, 8):
+        mesh = MeshSpec(tensor=tensor).build(devices(chip, tensor))
+        if bytes_per_device(abstract_params(spec, mesh)) < 0.75 * CHIPS[chip].memory:
+            return tensor
+    return None
+
+
+def compile_step(model: str, chip: str, tensor: int, bucket: Bucket) -> Row:
+    spec, mesh = spec_of(model), MeshSpec(tensor=tensor).build(devices(chip, tensor))
+    options = EngineOptions(max_batch=ROWS, step_tokens=TOKENS, max_context=CONTEXT, cache_tokens=2 * CONTEXT)
+    windows = [group.window for group in spec.page_groups()]
+    config = resolve(options, max_positions=CONTEXT, lanes=1, affordable_tokens=2**20, windows=windows)
+    lowering = Lowering(spec, abstract_params(spec, mesh), config, mesh)
+    began = time.monotonic()
+    found = inspect(lowering.step(bucket).compile(), lowering)
+    return Row(
+        *(model, chip, tensor, str(bucket)),
+        weights=bytes_per_device(lowering.params) // MEBI,
+        state=bytes_per_device(lowering.state) // MEBI,
+        in_place=found.aliased >= bytes_per_device(lowering.state),
+        temporaries=found.temporaries // MEBI,
+        copies=list(found.copies),
+        kernels_per_layer=round(found.kernels / spec.num_layers, 1),
+        collectives=found.collectives,
+        seconds=round(time.monotonic() - began, 1),
+    )
+
+
+def cases(models: list[str], chips: list[str]) -> Iterator[tuple[str, str, int, Bucket]]:
+    for model in models:
+        for chip in chips:
+            tensor = fitting(model, chip)
+            if tensor is None:
+                print(f"{model} in bfloat16 fits no slice of {chip} with up to 8 devices")
+                continue
+            yield from ((model, chip, tensor, bucket) for bucket in STEPS)
+
+
+def markdown(account: dict[str, Any]) -> str:
+    """The rows as a table, behind a line that says what compiled them."""
+    about = ", ".join(f"{name} {value}" for name, value in account.items() if name != "rows")
+    head = ("model", "chip x tensor", "step", "weights", "state", "updated in place", "temporaries", "copies")
+    head += ("kernels per layer", "collectives")
+    lines = [
+        f"# Steps compiled for chips that are not here\n\n{about}. MiB per device; nothing was run or timed.\n",
+        "| " + " | ".join(head) + " |",
+        "|---" * len(head) + "|",
+    ]
+    for row in account["rows"]:
+        cells = (
+            *(
+                row["model"],
+                f"{row['chip']} x {row['tensor']}",
+                row["step"],
+                f"{row['weights']:,}",
+                f"{row['state']:,}",
+            ),
+            *("yes" if row["in_place"] else "NO", f"{row['temporaries']:,}", str(len(row["copies"]) or "none")),
+            *(str(row["kernels_per_layer"]), ", ".join(f"{n} {op}" for op, n in row["collectives"].items()) or "none"),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.deviceless", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--model", action="append", choices=list(CONFIGS), help=f"default: {', '.join(MODELS)}")
+    parser.add_argument("--chip", action="append", choices=list(CHIPS), help="default: all")
+    parser.add_argument("--out", type=Path, required=True, help="results as JSON; goes on from what is in it")
+    args = parser.parse_args()
+    os.environ.update(ENVIRONMENT)
+    jax.config.update("jax_platforms", "cpu")
+    account: dict[str, Any] = versions() | {"rows": []}
+    if args.out.exists() and (before := json.loads(args.out.read_text())).get("commit") == account["commit"]:
+        account["rows"] = before["rows"]
+    done = {(row["model"], row["chip"], row["step"]) for row in account["rows"]}
+    try:
+        for model, chip, tensor, bucket in cases(args.model or list(MODELS), args.chip or list(CHIPS)):
+            if (model, chip, str(bucket)) not in done:
+                row = compile_step(model, chip, tensor, bucket)
+                account["rows"].append(asdict(row))
+                args.out.write_text(json.dumps(account, indent=1) + "\n")
+                Console().print(row)
+                jax.clear_caches()
+    except AbsentError as error:
+        raise SystemExit(str(error)) from None
+    args.out.with_suffix(".md").write_text(markdown(account))
+
+
+if __name__ == "__main__":
+    main()

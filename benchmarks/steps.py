@@ -1,0 +1,202 @@
+"""How near to the hardware's limits are the compiled steps? Share of the roofline by batch.
+
+    python -m benchmarks.steps [--model llama-3.1-8b] [--rows 1 --rows 8 ...] [--context 2048] [--out FILE]
+
+Random weights are made on the device. A decode step has `rows` rows at `context` positions; a prefill step computes
+`--tokens` tokens of new prompts, shared out over the rows. The floor is counted, not measured: every weight and every
+live page read once, over the bandwidth of memory; or the products' FLOP, over the speed of a large product, if that is
+more. Both limits are measured in the same run. With --out, results are written after every case.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.device import Limits, about, measure_limits, seconds
+from benchmarks.models import CONFIGS, spec_of
+from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.plan import FED_BACK, Admission, LanePlan, StepPlan
+from jaxserve.engine.runner import DeviceRunner
+from jaxserve.models.decoder import param_specs
+from jaxserve.models.spec import ModelSpec
+from sharding.mesh import MeshSpec
+from sharding.params import random_params
+
+Kind = Literal["decode", "prefill"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """rows: sequences. context: positions of each before the step. tokens: computed by one step. steps: per launch."""
+
+    kind: Kind
+    rows: int
+    context: int
+    tokens: int
+    steps: int = 1
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step cannot do without: bytes read from memory, and FLOP of its products."""
+
+    bytes: int
+    flops: int
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.bytes
+
+    def floor(self, limits: Limits) -> float:
+        """Seconds."""
+        return max(self.bytes / limits.bandwidth, self.flops / limits.flops)
+
+
+@dataclass(frozen=True)
+class Result:
+    """milliseconds: of one step. share: of the roofline."""
+
+    case: Case
+    milliseconds: float
+    share: float
+    intensity: float
+
+
+def work_of(spec: ModelSpec, params: dict, case: Case) -> Work:
+    """Weights once, but of the embedding only the rows of the tokens, unless it is the head too; live pages once."""
+    itemsize = params["embed"].dtype.itemsize
+    sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(part)) for name, part in params.items()}
+    head = sizes["embed"] if spec.tied_head else sizes["head"]
+    layers = sizes["layers"]
+    tokens, per_row = case.tokens, case.tokens // case.rows
+    seen = live = 0
+    for group in spec.page_groups():
+        window = group.window or math.inf
+        ends = range(case.context + 1, case.context + per_row + 1)
+        seen += len(group.layers) * case.rows * sum(int(min(end, window)) for end in ends)  # positions, per query
+        live += len(group.layers) * case.rows * int(min(ends[-1], window + per_row - 1))
+    read = layers + head + tokens * spec.d_model * (not spec.tied_head)
+    pages = 2 * live * spec.num_kv_heads * spec.head_dim
+    products = 2 * tokens * layers + 2 * case.rows * head + 4 * seen * spec.num_heads * spec.head_dim
+    return Work((read + pages) * itemsize, products)
+
+
+def config_for(case: Case, launches: int, spec: ModelSpec) -> EngineConfig:
+    """Room for the rows, and for all that the launches add to them."""
+    longest = case.context + (case.tokens // case.rows) * case.steps * launches
+    page_size = 64
+    span = -(-longest // page_size) * page_size
+    options = EngineOptions(
+        max_batch=case.rows,
+        step_tokens=max(case.tokens, case.rows, case.steps),
+        decode_steps=case.steps,
+        max_context=longest,
+        cache_tokens=case.rows * span,
+        page_size=page_size,
+        prefix_cache=False,
+    )
+    return resolve(options, max_positions=max(longest, spec.max_positions), lanes=1, affordable_tokens=case.rows * span)
+
+
+def admissions(config: EngineConfig, case: Case) -> tuple[Admission, ...]:
+    """Greedy rows with all their pages, and `context` positions of zeros in them."""
+    pages = config.pages_per_row
+    plain: dict[str, Any] = dict(choice=0, seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+    plain |= dict(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logprobs=-1, min_tokens=0)
+    plain |= dict(prompt_tokens=1, end_ids=(), bias=(), allowed=None, history=None, length=case.context)
+    tables = [(tuple(range(row * pages, (row + 1) * pages)),) * len(config.pools) for row in range(case.rows)]
+    return tuple(Admission(lane=0, row=row, tables=table, **plain) for row, table in enumerate(tables))
+
+
+class Steps:
+    """A runner whose rows are all busy; every launch goes on from the one before."""
+
+    def __init__(self, spec: ModelSpec, params: dict, case: Case, launches: int):
+        self.config = config_for(case, launches, spec)
+        mesh = MeshSpec().build(jax.devices())
+        self.runner = DeviceRunner(spec, params, self.config, mesh)
+        rows = case.rows
+        bucket = Bucket("decode", rows, rows, case.steps) if case.kind == "decode" else self._prefill(case)
+        self.runner.warm_up([bucket])
+        size = case.steps if case.kind == "decode" else case.tokens // rows
+        token = FED_BACK if case.kind == "decode" else 1
+        samples = size if case.kind == "decode" else 1
+        self._lane = LanePlan(
+            *(list(range(rows)), list(range(rows)), [0] * rows, [size] * rows, [samples] * rows),
+            tokens=[token] * (size * rows),
+            targets=[0] * (size * rows),
+        )
+        self._kind: Kind = case.kind
+        self._steps = case.steps
+        self._admissions = admissions(self.config, case)
+
+    def _prefill(self, case: Case) -> Bucket:
+        return next(b for b in self.runner.buckets.buckets if b.kind == "prefill" and b.tokens >= case.tokens)
+
+    def launch(self) -> jax.Array:
+        plan = StepPlan(1, self._kind, (self._lane,), self._admissions, self._steps)
+        self._admissions = ()
+        return self.runner.launch(plan).output
+
+
+def measure(spec: ModelSpec, params: dict, case: Case, limits: Limits, repeats: int) -> Result:
+    rounds = 3
+    steps = Steps(spec, params, case, 1 + rounds * repeats)
+    try:
+        each = seconds(steps.launch, repeats, rounds) / case.steps
+    finally:
+        steps.runner.release_state()
+    work = work_of(spec, params, case)
+    return Result(case, round(each * 1e3, 3), round(work.floor(limits) / each, 3), round(work.intensity, 1))
+
+
+def show(results: list[Result], limits: Limits) -> None:
+    title = (
+        f"copy {limits.bandwidth / 1e9:.1f} GB/s, product {limits.flops / 1e9:.0f} GFLOP/s, ridge {limits.ridge:.0f}"
+    )
+    table = Table("step", "rows", "context", "tokens", "ms", "FLOP per byte", "of the roofline", "", title=title)
+    for r in results:
+        kind = r.case.kind + (f" x {r.case.steps}" if r.case.steps > 1 else "")
+        cells = (kind, r.case.rows, r.case.context, r.case.tokens, f"{r.milliseconds:.2f}", r.intensity)
+        table.add_row(*map(str, cells), f"{r.share:.0%}", "█" * round(20 * min(r.share, 1)))
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", choices=list(CONFIGS), default="llama-3.1-8b")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rows", action="append", type=int, help="default: 1, 8, 64 and 256")
+    parser.add_argument("--context", type=int, default=2048, help="positions of a decoding row (default 2048)")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a prefill step (default 2048)")
+    parser.add_argument("--decode-steps", type=int, default=1, help="decodes per launch (default 1)")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    args = parser.parse_args()
+    spec, dtype = spec_of(args.model), jnp.dtype(args.dtype)
+    limits = measure_limits(dtype)
+    params = random_params(param_specs(spec, dtype), MeshSpec().build(jax.devices()))
+    results: list[Result] = []
+    for rows in args.rows or (1, 8, 64, 256):
+        for case in (
+            Case("decode", rows, args.context, rows, args.decode_steps),
+            Case("prefill", rows, 0, args.tokens // rows * rows),
+        ):
+            results.append(measure(spec, params, case, limits, args.repeats if case.kind == "decode" else 3))
+            if args.out:
+                account = about() | {"model": args.model, "dtype": args.dtype, "limits": asdict(limits)}
+                args.out.write_text(json.dumps(account | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
+    show(results, limits)
+
+
+if __name__ == "__main__":
+    main()
