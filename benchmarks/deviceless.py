@@ -4,8 +4,8 @@
 
 In an environment with these compilers (`make deviceless-full`). For each model and chip, at the smallest tensor
 parallelism at which weights leave a quarter of the memory for pages: a decode step of 64 rows and a prefill step of
-2,048 tokens, bfloat16. What is in FILE already, from the same commit, is not compiled again; a table goes beside it,
-as FILE.md.
+1,536 tokens, bfloat16. What is in FILE already is not compiled again, so that it can be stopped and go on: remove the
+file when kernels or steps have changed. A table goes beside it, as FILE.md.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,19 @@ from sharding.absent import CHIPS, ENVIRONMENT, AbsentError, devices
 from sharding.mesh import MeshSpec
 
 MODELS = ("llama-3.1-8b", "qwen3-8b", "gemma-3-27b", "llama-3.1-70b")
-ROWS, TOKENS, CONTEXT = 64, 2048, 8192
+# Sizes that no weight has by chance: 1.5 * 2^10 tokens, a prime number of pages.
+ROWS, TOKENS, CONTEXT, PAGES = 64, 1536, 8192, 1031
 STEPS = (Bucket("decode", ROWS, ROWS), Bucket("prefill", ROWS, TOKENS))
 MEBI = 2**20
 
 
 @dataclass(frozen=True)
 class Row:
-    """One compiled step. MiB are of one device; seconds are those of the compiler."""
+    """One compiled step, by these versions. MiB are of one device; seconds are those of the compiler."""
 
+    commit: str
+    jax: str
+    compiler: str
     model: str
     chip: str
     tensor: int
@@ -66,13 +71,16 @@ def fitting(model: str, chip: str) -> int | None:
 
 def compile_step(model: str, chip: str, tensor: int, bucket: Bucket) -> Row:
     spec, mesh = spec_of(model), MeshSpec(tensor=tensor).build(devices(chip, tensor))
-    options = EngineOptions(max_batch=ROWS, step_tokens=TOKENS, max_context=CONTEXT, cache_tokens=2 * CONTEXT)
+    options = EngineOptions(
+        max_batch=ROWS, step_tokens=TOKENS, max_context=CONTEXT, page_size=64, cache_tokens=64 * PAGES
+    )
     windows = [group.window for group in spec.page_groups()]
     config = resolve(options, max_positions=CONTEXT, lanes=1, affordable_tokens=2**20, windows=windows)
     lowering = Lowering(spec, abstract_params(spec, mesh), config, mesh)
     began = time.monotonic()
     found = inspect(lowering.step(bucket).compile(), lowering)
     return Row(
+        *(versions()["commit"], version("jax"), compiler_of(chip)),
         *(model, chip, tensor, str(bucket)),
         weights=bytes_per_device(lowering.params) // MEBI,
         state=bytes_per_device(lowering.state) // MEBI,
@@ -95,17 +103,23 @@ def cases(models: list[str], chips: list[str]) -> Iterator[tuple[str, str, int, 
             yield from ((model, chip, tensor, bucket) for bucket in STEPS)
 
 
-def markdown(account: dict[str, Any]) -> str:
-    """The rows as a table, behind a line that says what compiled them."""
-    about = ", ".join(f"{name} {value}" for name, value in account.items() if name != "rows")
+def compiler_of(chip: str) -> str:
+    package = "libtpu" if CHIPS[chip].platform == "tpu" else "jax-cuda13-pjrt"
+    return f"{package} {version(package)}"
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The rows as a table, behind lines that say what compiled them."""
+    about = sorted({f"{row['commit']} with jax {row['jax']} and {row['compiler']}" for row in rows})
     head = ("model", "chip x tensor", "step", "weights", "state", "updated in place", "temporaries", "copies")
     head += ("kernels per layer", "collectives")
     lines = [
-        f"# Steps compiled for chips that are not here\n\n{about}. MiB per device; nothing was run or timed.\n",
+        "# Steps compiled for chips that are not here\n",
+        f"By `make deviceless-full`, at {'; '.join(about)}. MiB per device; nothing was run or timed.\n",
         "| " + " | ".join(head) + " |",
         "|---" * len(head) + "|",
     ]
-    for row in account["rows"]:
+    for row in rows:
         cells = (
             *(
                 row["model"],
@@ -131,21 +145,19 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     jax.config.update("jax_platforms", "cpu")
-    account: dict[str, Any] = versions() | {"rows": []}
-    if args.out.exists() and (before := json.loads(args.out.read_text())).get("commit") == account["commit"]:
-        account["rows"] = before["rows"]
-    done = {(row["model"], row["chip"], row["step"]) for row in account["rows"]}
+    rows: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.exists() else []
+    done = {(row["model"], row["chip"], row["step"]) for row in rows}
     try:
         for model, chip, tensor, bucket in cases(args.model or list(MODELS), args.chip or list(CHIPS)):
             if (model, chip, str(bucket)) not in done:
                 row = compile_step(model, chip, tensor, bucket)
-                account["rows"].append(asdict(row))
-                args.out.write_text(json.dumps(account, indent=1) + "\n")
+                rows.append(asdict(row))
+                args.out.write_text(json.dumps(rows, indent=1) + "\n")
+                args.out.with_suffix(".md").write_text(markdown(rows))
                 Console().print(row)
                 jax.clear_caches()
     except AbsentError as error:
         raise SystemExit(str(error)) from None
-    args.out.with_suffix(".md").write_text(markdown(account))
 
 
 if __name__ == "__main__":

@@ -1,47 +1,69 @@
-"""What does the host spend on a step? Microseconds of planning, packing, unpacking and committing a decode step.
+"""What does the host spend on a step? Microseconds of planning, launching, collecting and committing a decode step.
 
-    python -m benchmarks.host_path [--rows 1 --rows 64 --rows 256] [--steps 300] [--out FILE]
+    python -m benchmarks.host_path [--rows 1 --rows 64 --rows 256] [--steps 300] [--model NAME] [--out FILE]
 
-A scheduler drives a runner without a device: it packs every upload and unpacks a made-up download, as the real one
-does, so that what is left out is jax's own dispatch. Prompts of 100 tokens, pages of 64, every row decoding; the median
-over the steps, and the mean of the slowest hundredth: there, all rows fill a page at once and begin another.
+Without --model there is no device: launching packs the upload and collecting unpacks a made-up download, as the real
+runner does, so that what is left out is jax's own dispatch. With one, random weights of that shape decode on the first
+device; then collecting waits for it, and beside the wall time of a step stands that of the same launches one behind the
+other with no host between them: the difference is how long the device stands idle.
+
+Prompts of 100 tokens, pages of 64, every row decoding; the median over the steps, and the mean of the slowest
+hundredth: there, all rows fill a page at once and begin another.
 """
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.device import about, seconds
+from benchmarks.models import CONFIGS, spec_of
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.batch import download_layout, pack_lane, unpack_lane, upload_layout
 from jaxserve.engine.buckets import BucketPlan, choose
+from jaxserve.engine.engine import Runner
 from jaxserve.engine.plan import StepOutput, StepPlan
+from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
+from jaxserve.models.decoder import param_specs
 from jaxserve.request import Request, SamplingParams
+from sharding.mesh import MeshSpec
+from sharding.params import random_params
 
 PROMPT_TOKENS = 100
-PARTS = ("plan", "pack", "unpack", "commit")
+PARTS = ("plan", "launch", "collect", "commit")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Result:
-    """Microseconds per step: the median of each part and of all, and the mean of the slowest hundredth of all."""
+    """Microseconds per step: the median of each part and of all, and the mean of the slowest hundredth of all.
+
+    wall and device, of a model on a device: a step's time in the running engine, and back to back.
+    """
 
     rows: int
     parts: dict[str, float]
     median: float
     slowest: float
+    wall: float | None = None
+    device: float | None = None
+
+    @property
+    def idle(self) -> float | None:
+        """How long the device waits for the host in each step."""
+        return None if self.wall is None or self.device is None else max(0.0, self.wall - self.device)
 
 
 class Clock:
@@ -59,67 +81,128 @@ class Clock:
 
 def config_for(rows: int, steps: int) -> EngineConfig:
     """Room for everybody, and for all prompts in one step."""
-    tokens = rows * (PROMPT_TOKENS + steps + 128)
-    options = EngineOptions(max_batch=rows, step_tokens=rows * PROMPT_TOKENS, cache_tokens=tokens)
-    return resolve(options, max_positions=4096, lanes=1, affordable_tokens=tokens)
+    longest = PROMPT_TOKENS + steps + 128
+    options = EngineOptions(
+        max_batch=rows,
+        step_tokens=rows * PROMPT_TOKENS,
+        max_context=longest,
+        page_size=64,
+        cache_tokens=rows * -(-longest // 64) * 64,
+    )
+    return resolve(options, max_positions=4096, lanes=1, affordable_tokens=2**40)
 
 
-class Host:
-    """The host's half of an engine in full flight: every row decodes."""
+class NoDevice:
+    """A runner that does the host's half of its work."""
 
-    def __init__(self, rows: int, steps: int):
-        self.config = config_for(rows, steps)
-        self.scheduler = Scheduler(self.config)
-        self._buckets = BucketPlan.of(self.config).buckets
-        for number in range(rows):
-            sampling = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
-            prompt = tuple(np.random.default_rng(number).integers(1000, size=PROMPT_TOKENS).tolist())
-            self.scheduler.submit(Request(id=str(number), prompt=prompt, params=sampling), seed=number)
-        self.step(Clock())  # the prompts
+    def __init__(self, config: EngineConfig):
+        self.config = config
+        self._buckets = BucketPlan.of(config).buckets
 
-    def step(self, clock: Clock) -> None:
-        plan = clock.time("plan", self.scheduler.plan)
-        assert plan is not None and plan.num_rows == self.config.max_batch, "not every row is in the step"
-        clock.time("pack", lambda: self._pack(plan))
-        output = clock.time("unpack", lambda: self._unpack(plan))
-        clock.time("commit", lambda: self.scheduler.commit(plan, output))
-
-    def _pack(self, plan: StepPlan) -> np.ndarray:
+    def launch(self, plan: StepPlan) -> np.ndarray:
         bucket = choose(self._buckets, plan.kind, plan.num_rows, plan.num_tokens)
         layout = upload_layout(bucket, 1, self.config.page_size)
         sizes = dict(page_size=self.config.page_size, page_groups=1, no_row=self.config.max_batch)
         return np.stack([pack_lane(lane, bucket, layout, **sizes) for lane in plan.lanes])
 
-    def _unpack(self, plan: StepPlan) -> StepOutput:
+    def collect(self, plan: StepPlan, handle: np.ndarray) -> StepOutput:
         layout = download_layout(choose(self._buckets, plan.kind, plan.num_rows, plan.num_tokens))
         array = np.ones(layout.size, np.int32)  # of every row one token, id 1, finite
         return StepOutput(tuple(unpack_lane(lane, layout, array) for lane in plan.lanes))
 
+    def close(self) -> None:
+        pass
 
-def measure(rows: int, steps: int) -> Result:
-    host, clock = Host(rows, steps), Clock()
+
+class Loop:
+    """An engine in full flight, its parts timed: every row decodes; one step is on its way, the next is planned."""
+
+    def __init__(self, config: EngineConfig, runner: Runner, steps: int):
+        self.rows, self.runner = config.max_batch, runner
+        self.scheduler = Scheduler(config)
+        for number in range(self.rows):
+            sampling = SamplingParams(max_tokens=steps + 3, ignore_eos=True)
+            prompt = tuple(np.random.default_rng(number).integers(1000, size=PROMPT_TOKENS).tolist())
+            self.scheduler.submit(Request(id=str(number), prompt=prompt, params=sampling), seed=number)
+        self._flying = self._launch(Clock())  # the prompts
+        self.step(Clock())
+
+    def _launch(self, clock: Clock) -> tuple[StepPlan, Any]:
+        plan = clock.time("plan", self.scheduler.plan)
+        assert plan is not None and plan.num_rows == self.rows, "not every row is in the step"
+        return plan, clock.time("launch", lambda: self.runner.launch(plan))
+
+    def step(self, clock: Clock) -> StepPlan:
+        plan, handle = self._flying
+        self._flying = self._launch(clock)
+        output = clock.time("collect", lambda: self.runner.collect(plan, handle))
+        clock.time("commit", lambda: self.scheduler.commit(plan, output))
+        return self._flying[0]
+
+
+def run(loop: Loop, steps: int) -> tuple[Clock, float]:
+    """The parts' times, and the wall time of a step in seconds."""
+    clock, began = Clock(), time.perf_counter()
     for _ in range(steps):
-        host.step(clock)
+        loop.step(clock)
+    return clock, (time.perf_counter() - began) / steps
+
+
+def result(rows: int, clock: Clock, wall: float | None = None, device: float | None = None) -> Result:
     micro = {part: [second * 1e6 for second in clock.seconds[part]] for part in PARTS}
     whole = sorted(sum(step) for step in zip(*micro.values(), strict=True))
     medians = {part: round(statistics.median(values), 1) for part, values in micro.items()}
-    return Result(rows, medians, round(statistics.median(whole), 1), round(statistics.fmean(whole[-steps // 100 :]), 1))
+    slowest = statistics.fmean(whole[-max(1, len(whole) // 100) :])
+    outside = [None if x is None else round(x * 1e6, 1) for x in (wall, device)]
+    return Result(rows, medians, round(statistics.median(whole), 1), round(slowest, 1), *outside)
+
+
+def measure(rows: int, steps: int) -> Result:
+    config = config_for(rows, steps)
+    return result(rows, run(Loop(config, NoDevice(config), steps), steps)[0])
+
+
+def measure_model(name: str, dtype: str, rows: int, steps: int) -> Result:
+    """The engine's loop, and then its last plan launched again and again, whose tokens come back on the device."""
+    spec, mesh, alone = spec_of(name), MeshSpec().build(jax.devices()), min(steps, 50)
+    config = config_for(rows, steps)
+    runner = DeviceRunner(spec, random_params(param_specs(spec, jnp.dtype(dtype)), mesh), config, mesh)
+    buckets = runner.buckets.buckets
+    runner.warm_up([choose(buckets, "prefill", rows, rows * PROMPT_TOKENS), choose(buckets, "decode", rows, rows)])
+    loop = Loop(config, runner, steps)
+    clock, wall = run(loop, steps)
+    plan = loop.step(Clock())
+    device = seconds(lambda: runner.launch(plan).output, alone, rounds=2)
+    runner.close()
+    return result(rows, clock, wall, device)
+
+
+def show(results: list[Result]) -> None:
+    title = "microseconds of a decode step; slowest: 1 %; alone: back to back; idle: the device's wait for the host"
+    table = Table("rows", *PARTS, "all", "slowest", "wall", "alone", "idle", title=title)
+    for r in results:
+        outside = ("-" if x is None else f"{x:.0f}" for x in (r.wall, r.device, r.idle))
+        parts = (f"{r.parts[part]:.0f}" for part in PARTS)
+        table.add_row(str(r.rows), *parts, f"{r.median:.0f}", f"{r.slowest:.0f}", *outside)
+    Console().print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_path", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", action="append", type=int, help="default: 1, 64 and 256")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    parser.add_argument("--model", choices=list(CONFIGS), help="decode on a device; without it there is none")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--out", type=Path, help="write the results as JSON, after every case")
     args = parser.parse_args()
-    results = [measure(rows, args.steps) for rows in args.rows or (1, 64, 256)]
-    table = Table("rows", *PARTS, "all", "slowest 1 %", title="microseconds per decode step on the host")
-    for r in results:
-        table.add_row(str(r.rows), *(f"{r.parts[part]:.0f}" for part in PARTS), f"{r.median:.0f}", f"{r.slowest:.0f}")
-    Console().print(table)
-    if args.out:
-        about = {"python": platform.python_version(), "machine": platform.machine(), "steps": args.steps}
-        args.out.write_text(json.dumps(about | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
+    results: list[Result] = []
+    for rows in args.rows or (1, 64, 256):
+        model = args.model
+        results.append(measure_model(model, args.dtype, rows, args.steps) if model else measure(rows, args.steps))
+        if args.out:
+            account = about() | {"model": args.model, "dtype": args.dtype, "steps": args.steps}
+            args.out.write_text(json.dumps(account | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
+    show(results)
 
 
 if __name__ == "__main__":

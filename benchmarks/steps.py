@@ -11,6 +11,7 @@ more. Both limits are measured in the same run. With --out, results are written 
 import argparse
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -159,7 +160,8 @@ def measure(spec: ModelSpec, params: dict, case: Case, limits: Limits, repeats: 
     return Result(case, round(each * 1e3, 3), round(work.floor(limits) / each, 3), round(work.intensity, 1))
 
 
-def show(results: list[Result], limits: Limits) -> None:
+def show(results: list[Result], limits: Limits, picture: Path | None) -> None:
+    """A table with a bar for every share; as a picture too, where one is wanted."""
     title = (
         f"copy {limits.bandwidth / 1e9:.1f} GB/s, product {limits.flops / 1e9:.0f} GFLOP/s, ridge {limits.ridge:.0f}"
     )
@@ -168,7 +170,18 @@ def show(results: list[Result], limits: Limits) -> None:
         kind = r.case.kind + (f" x {r.case.steps}" if r.case.steps > 1 else "")
         cells = (kind, r.case.rows, r.case.context, r.case.tokens, f"{r.milliseconds:.2f}", r.intensity)
         table.add_row(*map(str, cells), f"{r.share:.0%}", "█" * round(20 * min(r.share, 1)))
-    Console().print(table)
+    console = Console(record=True)
+    console.print(table)
+    if picture:
+        console.save_svg(str(picture), title="share of the roofline by batch")
+
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    for rows in args.rows or (1, 8, 64, 256):
+        if args.kind in (None, "decode"):
+            yield Case("decode", rows, args.context, rows, args.decode_steps)
+        if args.kind in (None, "prefill"):
+            yield Case("prefill", rows, 0, args.tokens // rows * rows)
 
 
 def main() -> None:
@@ -178,24 +191,21 @@ def main() -> None:
     parser.add_argument("--rows", action="append", type=int, help="default: 1, 8, 64 and 256")
     parser.add_argument("--context", type=int, default=2048, help="positions of a decoding row (default 2048)")
     parser.add_argument("--tokens", type=int, default=2048, help="of a prefill step (default 2048)")
+    parser.add_argument("--kind", choices=("decode", "prefill"), help="default: both")
     parser.add_argument("--decode-steps", type=int, default=1, help="decodes per launch (default 1)")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    parser.add_argument("--out", type=Path, help="write the results as JSON, and the table as a picture beside it")
     args = parser.parse_args()
     spec, dtype = spec_of(args.model), jnp.dtype(args.dtype)
     limits = measure_limits(dtype)
     params = random_params(param_specs(spec, dtype), MeshSpec().build(jax.devices()))
     results: list[Result] = []
-    for rows in args.rows or (1, 8, 64, 256):
-        for case in (
-            Case("decode", rows, args.context, rows, args.decode_steps),
-            Case("prefill", rows, 0, args.tokens // rows * rows),
-        ):
-            results.append(measure(spec, params, case, limits, args.repeats if case.kind == "decode" else 3))
-            if args.out:
-                account = about() | {"model": args.model, "dtype": args.dtype, "limits": asdict(limits)}
-                args.out.write_text(json.dumps(account | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
-    show(results, limits)
+    for case in cases(args):
+        results.append(measure(spec, params, case, limits, args.repeats if case.kind == "decode" else 3))
+        if args.out:
+            account = about() | {"model": args.model, "dtype": args.dtype, "limits": asdict(limits)}
+            args.out.write_text(json.dumps(account | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
+    show(results, limits, args.out and args.out.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

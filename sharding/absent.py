@@ -38,16 +38,16 @@ class Chip:
     memory: int
     bandwidth: float
     flops: float
-    topologies: tuple[str, ...] = ()  # of a TPU, by ascending size
+    topologies: tuple[str, ...] = ()  # slices of a TPU from one host of four chips on, by ascending size
 
 
 CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
     {
-        "v4": Chip("tpu", 16 * GIB, 0.6e12, 137e12, ("v4:1x1x1", "v4:1x2x1", "v4:2x2x1", "v4:2x2x2")),
-        "v5e": Chip("tpu", 16 * GIB, 0.81e12, 197e12, ("v5e:1x1", "v5e:2x2", "v5e:2x4", "v5e:4x4")),
-        "v5p": Chip("tpu", 95 * GIB, 2.8e12, 459e12, ("v5p:1x1x1", "v5p:2x2x1", "v5p:2x2x2")),
-        "v6e": Chip("tpu", 32 * GIB, 1.6e12, 918e12, ("v6e:1x1", "v6e:1x2", "v6e:2x2", "v6e:2x4")),
-        "7x": Chip("tpu", 96 * GIB, 3.7e12, 1153e12, ("tpu7x:1x1x1", "tpu7x:1x2x1", "tpu7x:2x2x1", "tpu7x:2x2x2")),
+        "v4": Chip("tpu", 16 * GIB, 0.6e12, 137e12, ("v4:2x2x1", "v4:2x2x2")),
+        "v5e": Chip("tpu", 16 * GIB, 0.81e12, 197e12, ("v5e:2x2", "v5e:2x4", "v5e:4x4")),
+        "v5p": Chip("tpu", 95 * GIB, 2.8e12, 459e12, ("v5p:2x2x1", "v5p:2x2x2")),
+        "v6e": Chip("tpu", 32 * GIB, 1.6e12, 918e12, ("v6e:2x2", "v6e:2x4")),
+        "7x": Chip("tpu", 96 * GIB, 3.7e12, 1153e12, ("tpu7x:2x2x1", "tpu7x:2x2x2")),
         "h200": Chip("gpu", 141 * 10**9, 4.8e12, 989e12),
     }
 )

@@ -17,7 +17,7 @@ from jaxserve.errors import ConfigError
 
 # Bytes. Smaller weights (norms, biases) may be copied: it costs nothing, and activations have their sizes too.
 LARGE = 2**20
-INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = \(?(\w+)\[([\d,]*)\](\S*) .*?([a-z][\w\-]*)\(")
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = \(?\w+\[([\d,]*)\]\S* .*?([a-z][\w\-]*)\(")
 HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 CALLED = re.compile(r"calls=%?([\w.\-]+)")
 MOVES = {"copy", "copy-start", "transpose", "all-gather", "all-gather-start"}
@@ -52,7 +52,6 @@ class Inspection:
 class _Instruction:
     name: str
     elements: int
-    layout: str
     op: str
     line: str
 
@@ -87,8 +86,8 @@ def _computations(text: str) -> Iterator[tuple[str, list[_Instruction]]]:
             name, body = header[1], []
             yield name, body
         elif name and (found := INSTRUCTION.match(line)):
-            elements = math.prod(int(n) for n in found[3].split(",") if n)
-            body.append(_Instruction(found[1], elements, found[4], found[5], line))
+            elements = math.prod(int(n) for n in found[2].split(",") if n)
+            body.append(_Instruction(found[1], elements, found[3], line))
 
 
 def _sizes(arrays: Any) -> set[int]:
@@ -102,12 +101,13 @@ def _shard(x: jax.ShapeDtypeStruct) -> int:
 
 
 def _copies(i: _Instruction, weights: set[int], pages: set[int], computations: dict[str, list[_Instruction]]) -> bool:
-    """Whether an instruction makes a second copy of a weight or of pages. A prefetch into a TPU's own memory is none.
+    """Whether an instruction makes a second copy of a weight or of pages: not a trip to a TPU core's own memory.
 
     Known by the number of elements. Activations may have as many as a weight, so what computes is no copy of one; but
     whatever makes an array of the pages' size without writing in place is one of pages, if it is only by a select.
     """
-    if i.elements not in weights | pages or (i.op in ("copy", "copy-start") and NEAR.search(i.layout)):
+    result = i.line.partition(f" {i.op}(")[0]
+    if i.elements not in weights | pages or (i.op in ("copy", "copy-start") and NEAR.search(result)):
         return False
     if i.op != "fusion":
         return i.op in MOVES

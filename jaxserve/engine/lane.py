@@ -20,7 +20,7 @@ class Lane:
         self.caches = [PrefixCache(pool.pages, config.page_size) for pool in config.pools]  # per page group
         self.running: list[Sequence] = []
         self.blocked: Sequence | None = None  # lacked pages in the step before: it goes first, nobody is admitted
-        self._has_windows = any(pool.window for pool in config.pools)
+        self.has_windows = any(pool.window for pool in config.pools)
         self._free_rows = list(range(config.max_batch))
         heapify(self._free_rows)
 
@@ -144,7 +144,7 @@ class Lane:
         seq.settled = position
         if filled:
             self.publish(seq)
-        if self._has_windows:
+        if self.has_windows:
             self.slide(seq)
 
     def slide(self, seq: Sequence) -> None:

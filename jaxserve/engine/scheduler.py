@@ -397,8 +397,13 @@ class Scheduler:
         events = []
         for lane, lane_plan, result in zip(self.lanes, plan.lanes, output.lanes, strict=True):
             scores = self._split_scores(lane_plan, result)
+            plain = plan.kind == "decode" and plan.steps == 1 and not (result.logprobs or lane.has_windows)
             for i, sequence_id in enumerate(lane_plan.sequences):
                 seq, samples = self._sequences[sequence_id], lane_plan.samples[i]
+                tokens = result.tokens[i]
+                if plain and tokens and result.finite[i] and seq.takes_decoded(tokens[0], self.config.page_size):
+                    events.append(TokenEvent(seq.request.id, seq.index, tokens))
+                    continue
                 seq.in_flight -= 1
                 seq.unread -= samples if plan.kind == "decode" else min(samples, 1)  # of a draft, one is sure to come
                 event = self._settle(lane, seq, lane_plan, result, i, next(scores), now)

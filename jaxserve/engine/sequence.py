@@ -100,3 +100,20 @@ class Sequence:
     def rank(self) -> tuple[int, int]:
         """Order of service: priority, then arrival."""
         return self.request.priority, self.id
+
+    def takes_decoded(self, token: int, page_size: int) -> bool:
+        """Commit a decode of which nothing comes but its token; False, and nothing is done, where more may come."""
+        position = len(self.tokens)  # where its page is written up to
+        if (
+            self.finish
+            or self.preempted
+            or position + 1 >= self.limit
+            or position % page_size == 0
+            or token in self.request.end_ids
+        ):
+            return False
+        self.tokens.append(token)
+        self.settled = position
+        self.in_flight -= 1
+        self.unread -= 1
+        return True

@@ -14,37 +14,9 @@ from hypothesis import strategies as st
 from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options, Ragged, quantize
 from pallas_kernels.paged_attention.reference import allocate, read, write, write_back
-from tests.pallas_kernels.attention_case import (
-    ROWS,
-    Case,
-    Shape,
-    check_decode,
-    check_prefill,
-    chunks,
-    decodes,
-)
+from tests.pallas_kernels.attention_case import ROWS, SHAPES, TOLERANCE, Case, Shape, check_decode, check_prefill
+from tests.pallas_kernels.attention_sizes import chunks, decodes
 
-TOLERANCE = 1e-5  # scores of up to 20 carry float32's rounding into the exponent
-
-SHAPES = [
-    Shape(heads=4, kv_heads=4, head_dim=8, page_size=1, width=70),
-    Shape(heads=6, kv_heads=1, head_dim=80, page_size=3, width=31),
-    Shape(heads=8, kv_heads=2, head_dim=16, page_size=16, width=9),
-    Shape(heads=4, kv_heads=2, head_dim=64, page_size=64, width=2),
-    Shape(heads=3, kv_heads=3, head_dim=128, page_size=100, width=2),
-    Shape(heads=2, kv_heads=1, head_dim=192, page_size=256, width=1),
-    Shape(heads=2, kv_heads=2, head_dim=256, page_size=32, width=3),
-    Shape(heads=4, kv_heads=2, head_dim=96, page_size=16, width=9, sinks=True),
-    Shape(heads=4, kv_heads=2, head_dim=16, page_size=4, width=50, window=1),
-    Shape(heads=4, kv_heads=2, head_dim=16, page_size=8, width=25, window=64, softcap=2.0),
-    Shape(heads=8, kv_heads=1, head_dim=32, page_size=16, width=14, window=75, sinks=True),
-    Shape(heads=4, kv_heads=4, head_dim=8, page_size=32, width=4, softcap=1.5),
-    Shape(heads=5, kv_heads=1, head_dim=36, page_size=16, width=9, value_dim=32),
-    Shape(heads=2, kv_heads=1, head_dim=576, page_size=64, width=2, value_dim=512),
-    Shape(heads=4, kv_heads=2, head_dim=64, page_size=16, width=9, stored=np.int8),
-    Shape(heads=4, kv_heads=2, head_dim=16, page_size=16, width=9, stored=ml_dtypes.float8_e4m3fn, window=20),
-    Shape(heads=3, kv_heads=1, head_dim=36, page_size=16, width=9, value_dim=32, stored=np.int8, sinks=True),
-]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 few_examples = partial(settings, deadline=None, derandomize=True, database=None, max_examples=10)
 

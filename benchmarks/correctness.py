@@ -1,0 +1,119 @@
+"""Are the answers right on the device at hand? Against somebody else's, before anything is timed.
+
+    python -m benchmarks.correctness
+
+Needs no test runner. Attention: every feature, by every implementation that this device has, against dense float64
+attention. Logits: a tiny model of every family, prompt in two chunks and 32 decode steps, against transformers'.
+Engine: the tokens of the same prompts, decoded one by one and eight at a time. The exit status is 1 when something is
+wrong.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from checkpoints.hf import HFCheckpoint
+from jaxserve.config import EngineOptions, resolve
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.runner import DeviceRunner
+from jaxserve.engine.scheduler import Scheduler
+from jaxserve.load import load_params, read_spec
+from jaxserve.request import Request, SamplingParams
+from pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS
+from pallas_kernels.paged_attention.api import Demand, KernelError
+from sharding.mesh import MeshSpec
+from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
+from tests.pallas_kernels.attention_case import ROWS, SHAPES, Case, Shape, check_decode, check_prefill
+
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
+MODELS = (
+    *("llama_gqa", "mistral_window", "qwen2_gqa", "qwen3_head_dim"),
+    *("gemma2_caps", "gemma3_two_ropes", "phi3_window", "olmo2_gqa"),
+)
+ENGINES = ("llama_gqa", "gemma3_two_ropes")
+ATTENTION_BOUND = 5e-5  # a device's own exp; the CPU's is held to 1e-5 by the tests
+LOGITS_BOUND = 1e-4
+Check = tuple[str, Callable[[], None]]
+
+
+def attention_checks() -> Iterator[Check]:
+    for name in CANDIDATES[jax.devices()[0].platform]:
+        for shape in SHAPES:
+            yield f"attention {name} {shape}", lambda name=name, shape=shape: check_attention(name, shape)
+
+
+def check_attention(name: str, shape: Shape) -> None:
+    """Nothing to check where the implementation says that it cannot take the shape."""
+    kernel = IMPLEMENTATIONS[name]
+    demand = Demand(shape.heads, ROWS, shape.width, shape.layout.dtype, jax.devices()[0].device_kind)
+    full = min(shape.context, 128)
+    try:
+        for decode in (True, False):
+            kernel.check(shape.options(decode=decode), demand)
+    except KernelError:
+        return
+    check_decode(Case(kernel, shape, [full - 1, 15, 16, 0, 0], [1, 1, 1, 1, 0]), ATTENTION_BOUND)
+    check_prefill(Case(kernel, shape, [full - 1, 0, 16, full - 20, 0], [1, 33, 17, 20, 0]), ATTENTION_BOUND)
+
+
+def check_logits(model: str) -> None:
+    golden = np.load(GOLDEN / model / "golden.npz")
+    prompts, tokens = golden["prompts"], golden["tokens"]
+    decoder = Decoder(GOLDEN / model, one_device_mesh(), rows=2, context=64, page_size=8)
+    found = np.concatenate([decoder(prompts[:, :10], 0), decoder(prompts[:, 10:], 10)], axis=1)
+    np.testing.assert_allclose(found, golden["prompt_logits"], atol=LOGITS_BOUND)
+    for i in range(tokens.shape[1]):
+        found = decoder(tokens[:, i : i + 1], prompts.shape[1] + i)[:, 0]
+        np.testing.assert_allclose(found, golden["decode_logits"][:, i], atol=LOGITS_BOUND)
+
+
+def check_engine(model: str, decode_steps: int) -> None:
+    golden = np.load(GOLDEN / model / "golden.npz")
+    prompts, tokens = golden["prompts"].tolist(), golden["tokens"].tolist()
+    checkpoint, mesh = HFCheckpoint.open(GOLDEN / model), MeshSpec().build(jax.devices())
+    spec = read_spec(checkpoint.config)[1]
+    options = EngineOptions(max_batch=4, step_tokens=32, page_size=8, cache_tokens=1024, decode_steps=decode_steps)
+    windows = [group.window for group in spec.page_groups()]
+    config = resolve(options, max_positions=64, lanes=1, affordable_tokens=1024, windows=windows)
+    runner = DeviceRunner(spec, load_params(checkpoint, mesh, "float32"), config, mesh)
+    runner.warm_up(runner.buckets.buckets)
+    engine = Engine(Scheduler(config), runner)
+    params = SamplingParams(temperature=0.0, max_tokens=len(tokens[0]), ignore_eos=True)
+    for row, prompt in enumerate(prompts):
+        engine.submit(Request(id=str(row), prompt=tuple(prompt), params=params))
+    found: dict[str, list[int]] = {str(row): [] for row in range(len(prompts))}
+    while engine.has_work:
+        for event in engine.step():
+            found[event.request_id] += event.tokens
+    engine.close()
+    assert list(found.values()) == tokens, f"{found} instead of {tokens}"
+
+
+def checks() -> Iterator[Check]:
+    yield from attention_checks()
+    for model in MODELS:
+        yield f"logits {model}", lambda model=model: check_logits(model)
+    for model in ENGINES:
+        for steps in (1, 8):
+            yield f"engine {model}, {steps} at once", lambda model=model, steps=steps: check_engine(model, steps)
+
+
+def main() -> None:
+    console, wrong, done = Console(soft_wrap=True), 0, 0
+    for name, check in checks():
+        done += 1
+        try:
+            check()
+            console.print(f"right {name}", markup=False)
+        except AssertionError as error:
+            wrong += 1
+            console.print(f"WRONG {name}: {str(error).strip()[:400]}", markup=False)
+    console.print(f"{done - wrong} of {done} right on {jax.devices()[0].device_kind}")
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# For a GPU that is at hand for a few minutes: correctness first, then every benchmark of the device.
+#
+#   benchmarks/run_gpu.sh OUT     writes OUT/*.json after each case and prints the tables last; ends within 8 minutes
+#
+# PYTHON chooses the interpreter (python3). It needs jax with CUDA, flax, orbax, grpcio, sentencepiece, tokenizers,
+# safetensors, jaxtyping and rich.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+out=${1:?"usage: benchmarks/run_gpu.sh OUT"}
+python=${PYTHON:-python3}
+mkdir -p "$out"
+failed=()
+
+part() { # NAME SECONDS MODULE ARGUMENTS...
+  local name=$1 seconds=$2
+  shift 2
+  timeout "$seconds" "$python" -m "$@" >"$out/$name.log" 2>&1 || failed+=("$name")
+}
+
+part correctness 150 benchmarks.correctness
+part kernels 60 benchmarks.kernels --out "$out/kernels.json"
+part steps 130 benchmarks.steps --out "$out/steps.json"
+part steps_together 50 benchmarks.steps --rows 1 --rows 64 --decode-steps 8 --kind decode --out "$out/steps_together.json"
+part host_path 20 benchmarks.host_path --out "$out/host_path.json"
+part device_idle 60 benchmarks.host_path --model llama-3.1-8b --rows 1 --rows 64 --steps 100 --out "$out/device_idle.json"
+
+for log in "$out"/*.log; do
+  echo "== $(basename "$log" .log)"
+  tail -n 20 "$log"
+done
+if ((${#failed[@]})); then
+  echo "FAILED or out of time: ${failed[*]}"
+  exit 1
+fi
