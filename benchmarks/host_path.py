@@ -37,6 +37,7 @@ from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
 from sharding.params import random_params
@@ -162,9 +163,9 @@ def measure(rows: int, steps: int) -> Result:
     return result(rows, run(Loop(config, NoDevice(config), steps), steps)[0])
 
 
-def measure_model(name: str, dtype: str, rows: int, steps: int) -> Result:
+def measure_model(spec: ModelSpec, dtype: str, rows: int, steps: int) -> Result:
     """The engine's loop, and then its last plan launched again and again, whose tokens come back on the device."""
-    spec, mesh, alone = spec_of(name), MeshSpec().build(jax.devices()), min(steps, 50)
+    mesh, alone = MeshSpec().build(jax.devices()), min(steps, 50)
     config = config_for(rows, steps)
     runner = DeviceRunner(spec, random_params(param_specs(spec, jnp.dtype(dtype)), mesh), config, mesh)
     buckets = runner.buckets.buckets
@@ -192,15 +193,20 @@ def main() -> None:
     parser.add_argument("--rows", action="append", type=int, help="default: 1, 64 and 256")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--model", choices=list(CONFIGS), help="decode on a device; without it there is none")
+    parser.add_argument("--layers", type=int, help="only so many of the model's (default: all)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path, help="write the results as JSON, after every case")
     args = parser.parse_args()
     results: list[Result] = []
     for rows in args.rows or (1, 64, 256):
-        model = args.model
-        results.append(measure_model(model, args.dtype, rows, args.steps) if model else measure(rows, args.steps))
+        if args.model:
+            spec = spec_of(args.model, args.layers)
+            results.append(measure_model(spec, args.dtype, rows, args.steps))
+        else:
+            results.append(measure(rows, args.steps))
         if args.out:
-            account = about() | {"model": args.model, "dtype": args.dtype, "steps": args.steps}
+            shape = {"model": args.model, "layers": args.layers, "dtype": args.dtype}
+            account = about() | shape | {"steps": args.steps}
             args.out.write_text(json.dumps(account | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
     show(results)
 

@@ -1,6 +1,7 @@
 """Shapes of published models, as their config.json gives them, and specs of them without a checkpoint."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -74,8 +75,10 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
 )
 
 
-def spec_of(name: str) -> ModelSpec:
-    return read_spec(CONFIGS[name])[1]
+def spec_of(name: str, layers: int | None = None) -> ModelSpec:
+    """Of the whole model, or of its first layers: its steps compile the faster."""
+    spec = read_spec(CONFIGS[name])[1]
+    return replace(spec, num_layers=layers, windows=spec.windows and spec.windows[:layers]) if layers else spec
 
 
 def abstract_params(spec: ModelSpec, mesh: Mesh, dtype: str = "bfloat16") -> dict:

@@ -18,12 +18,12 @@ part() { # NAME SECONDS MODULE ARGUMENTS...
   timeout "$seconds" "$python" -m "$@" >"$out/$name.log" 2>&1 || failed+=("$name")
 }
 
-part correctness 150 benchmarks.correctness
-part kernels 60 benchmarks.kernels --out "$out/kernels.json"
-part steps 130 benchmarks.steps --out "$out/steps.json"
-part steps_together 50 benchmarks.steps --rows 1 --rows 64 --decode-steps 8 --kind decode --out "$out/steps_together.json"
-part host_path 20 benchmarks.host_path --out "$out/host_path.json"
-part device_idle 60 benchmarks.host_path --model llama-3.1-8b --rows 1 --rows 64 --steps 100 --out "$out/device_idle.json"
+part correctness 140 benchmarks.correctness
+part kernels 50 benchmarks.kernels --out "$out/kernels.json"
+part steps 160 benchmarks.steps --layers 8 --out "$out/steps.json"
+part together 40 benchmarks.steps --layers 8 --rows 1 --rows 64 --kind decode --decode-steps 8 --out "$out/together.json"
+part host_path 15 benchmarks.host_path --out "$out/host_path.json"
+part idle 60 benchmarks.host_path --model llama-3.1-8b --layers 8 --steps 100 --out "$out/idle.json"
 
 for log in "$out"/*.log; do
   echo "== $(basename "$log" .log)"

@@ -1,6 +1,6 @@
 """How near to the hardware's limits are the compiled steps? Share of the roofline by batch.
 
-    python -m benchmarks.steps [--model llama-3.1-8b] [--rows 1 --rows 8 ...] [--context 2048] [--out FILE]
+    python -m benchmarks.steps [--model llama-3.1-8b] [--layers 8] [--rows 1 --rows 8 ...] [--context 2048] [--out FILE]
 
 Random weights are made on the device. A decode step has `rows` rows at `context` positions; a prefill step computes
 `--tokens` tokens of new prompts, shared out over the rows. The floor is counted, not measured: every weight and every
@@ -187,6 +187,7 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=list(CONFIGS), default="llama-3.1-8b")
+    parser.add_argument("--layers", type=int, help="only so many of the model's (default: all)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", action="append", type=int, help="default: 1, 8, 64 and 256")
     parser.add_argument("--context", type=int, default=2048, help="positions of a decoding row (default 2048)")
@@ -196,14 +197,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--out", type=Path, help="write the results as JSON, and the table as a picture beside it")
     args = parser.parse_args()
-    spec, dtype = spec_of(args.model), jnp.dtype(args.dtype)
+    spec, dtype = spec_of(args.model, args.layers), jnp.dtype(args.dtype)
     limits = measure_limits(dtype)
     params = random_params(param_specs(spec, dtype), MeshSpec().build(jax.devices()))
     results: list[Result] = []
     for case in cases(args):
         results.append(measure(spec, params, case, limits, args.repeats if case.kind == "decode" else 3))
         if args.out:
-            account = about() | {"model": args.model, "dtype": args.dtype, "limits": asdict(limits)}
+            shape = {"model": args.model, "layers": spec.num_layers, "dtype": args.dtype}
+            account = about() | shape | {"limits": asdict(limits)}
             args.out.write_text(json.dumps(account | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
     show(results, limits, args.out and args.out.with_suffix(".svg"))
 
