@@ -12,12 +12,14 @@ from typing import Any, Final
 
 from jax.experimental import topologies
 
-# What libtpu has to find before it is loaded, so that it looks for no TPU. The entry points set it.
+# What libtpu has to find before it is loaded, so that it looks for no TPU and lets others do the same. The entry points
+# set it.
 ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType(
     {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
         "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }
 )
 GIB: Final = 2**30
@@ -61,9 +63,7 @@ def devices(name: str, count: int) -> list[Any]:
     try:
         found = _gpus(name, count) if chip.platform == "gpu" else _tpus(chip, count)
     except RuntimeError as error:
-        raise AbsentError(
-            f"no compiler for {name} (make deviceless installs it; libtpu serves one process at a time): {error}"
-        ) from None
+        raise AbsentError(f"no compiler for {name} (make deviceless installs it): {error}") from None
     if len(found) < count:
         raise AbsentError(f"{count} devices of {name}: the largest slice that is described here has {len(found)}")
     return found[:count]

@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding
 
+from sharding.mesh import platform
 from sharding.rules import sharding
 
 # Platforms with weights in `memory_order`. Elsewhere the order is that of the axes, which keeps a fused product one.
@@ -39,10 +40,13 @@ class ParamSpec:
         return sharding(self.axes, self.shape, mesh)
 
     def format(self, mesh: Mesh) -> Format:
-        """Sharding, and the order of dimensions in the devices' memory."""
-        platform = mesh.devices.flat[0].platform
-        order = memory_order(self.axes) if platform in REORDERED else tuple(range(len(self.axes)))
-        return Format(Layout(order), self.sharding(mesh))
+        """Sharding, and the order of dimensions in the devices' memory where it is not that of the axes.
+
+        Only there, since jax loads an array of a given layout on a slower way.
+        """
+        order, plain = memory_order(self.axes), tuple(range(len(self.axes)))
+        reordered = order != plain and platform(mesh) in REORDERED
+        return Format(Layout(order) if reordered else None, self.sharding(mesh))
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.format(mesh))

@@ -53,13 +53,15 @@ def temporaries_bound(bucket: Bucket) -> int:
 def cases() -> Iterator[ParameterSet]:
     for (chip, tensor), bucket in product(CHIPS, STEPS):
         marks = [] if bucket == DECODE else [pytest.mark.slow]
-        if chip == "7x" and (bucket.steps > 1 or bucket.kind == "score"):
-            # Weights arrive in tiles of 8 rows, the compiler wants 16 in a loop, and nothing here can ask for those;
-            # LIBTPU_INIT_ARGS=--xla_tpu_impure_enable_large_2nd_minor_layout=false makes it content with 8.
-            marks.append(
-                pytest.mark.xfail(reason="XLA copies weights into larger tiles", raises=AssertionError, strict=True)
-            )
         yield pytest.param(chip, tensor, bucket, marks=marks, id=f"{chip}x{tensor}-{bucket}")
+
+
+def copies_weights(chip: str, bucket: Bucket) -> bool:
+    """On a 7x weights arrive in tiles of 8 rows, the compiler wants 16 in a loop, and nothing here can ask for those.
+
+    LIBTPU_INIT_ARGS=--xla_tpu_impure_enable_large_2nd_minor_layout=false makes it content with 8.
+    """
+    return chip == "7x" and (bucket.steps > 1 or bucket.kind == "score")
 
 
 @pytest.mark.deviceless
@@ -69,7 +71,8 @@ def test_in_place_and_without_copies(chip: str, tensor: int, bucket: Bucket) -> 
     found = inspect(steps.step(bucket).compile(), steps)
     assert found.aliased >= bytes_per_device(steps.state)  # a TPU pads to tiles
     assert found.fresh <= download_layout(bucket).size * 4 + 2**16
-    assert found.copies == ()
-    assert found.temporaries < temporaries_bound(bucket)
-    reduced = found.collectives.get("all-reduce", 0)
-    assert reduced in ((2 * SPEC.num_layers, 2 * SPEC.num_layers + 1) if tensor > 1 else (0,))  # and the embedding
+    if not copies_weights(chip, bucket):
+        assert found.copies == ()
+        assert found.temporaries < temporaries_bound(bucket)
+    exchanges = {"all-reduce": 2 * SPEC.num_layers + 1, "all-gather": 2 if bucket.kind == "score" else 1}
+    assert found.collectives == (exchanges if tensor > 1 else {})  # two per layer, the embedding; the logits
