@@ -1,5 +1,6 @@
 """What the first device of this machine can do, measured here, and what it and the software are called."""
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 class Limits:
     """bandwidth: bytes/s, the faster of summing a large array and of negating it in place (read and written bytes).
 
-    flops: dense FLOP/s of a square product.
+    flops: dense FLOP/s of a square product of random numbers: a GPU is faster on equal ones, which take less power.
     """
 
     bandwidth: float
@@ -28,11 +29,13 @@ class Limits:
         return self.flops / self.bandwidth
 
 
-def seconds(run: Callable[[], Any], repeats: int, rounds: int = 5) -> float:
-    """Of one call, the least of several rounds; the calls of a round are launched together."""
+def seconds(run: Callable[[], Any], repeats: int, rounds: int = 5, before: Callable[[], None] = lambda: None) -> float:
+    """Of one call, the least of several rounds; the calls of a round are launched together. before: of each round."""
+    before()
     jax.block_until_ready(run())
     best = float("inf")
     for _ in range(rounds):
+        before()
         began = time.perf_counter()
         for _ in range(repeats):
             out = run()
@@ -45,8 +48,9 @@ def measure_limits(dtype: jnp.dtype) -> Limits:
     """Of products of this dtype with float32 accumulation."""
     large = jax.default_backend() != "cpu"
     size, width = (2**30, 8192) if large else (2**28, 1024)
-    a = jnp.ones((width, width), dtype)
-    product = jax.jit(lambda a: jnp.dot(a, a, preferred_element_type=jnp.float32))
+    a = jax.random.normal(jax.random.key(0), (width, width), jnp.float32).astype(dtype)
+    exact = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None  # as the model asks
+    product = jax.jit(lambda a: jnp.dot(a, a, precision=exact, preferred_element_type=jnp.float32))
     return Limits(_bandwidth(size), 2 * width**3 / seconds(lambda: product(a), 10))
 
 
@@ -68,12 +72,18 @@ def about() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """jax, commit and date, for a file of results."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    """jax, commit and date, for a file of results. COMMIT in the environment speaks for a copy without git."""
     return {
         "jax": version("jax"),
         "jaxlib": version("jaxlib"),
-        "commit": commit or "unknown",
+        "commit": os.environ.get("COMMIT") or _commit() or "unknown",
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""

@@ -4,8 +4,8 @@
 
 Without --model there is no device: launching packs the upload and collecting unpacks a made-up download, as the real
 runner does, so that what is left out is jax's own dispatch. With one, random weights of that shape decode on the first
-device; then collecting waits for it, and beside the wall time of a step stands that of the same launches one behind the
-other with no host between them: the difference is how long the device stands idle.
+device; then collecting waits for it, and beside the mean wall time of a step stands that of launching one step as many
+times, from the same lengths on, with no more host between than packing: the difference is the device's idle time.
 
 Prompts of 100 tokens, pages of 64, every row decoding; the median over the steps, and the mean of the slowest
 hundredth: there, all rows fill a page at once and begin another.
@@ -17,7 +17,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.device import about, seconds
+from benchmarks.device import about
 from benchmarks.models import CONFIGS, spec_of
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.batch import download_layout, pack_lane, unpack_lane, upload_layout
@@ -63,8 +63,8 @@ class Result:
 
     @property
     def idle(self) -> float | None:
-        """How long the device waits for the host in each step."""
-        return None if self.wall is None or self.device is None else max(0.0, self.wall - self.device)
+        """How long the device waits for the host in each step; below 0 by as much as the two measurements err."""
+        return None if self.wall is None or self.device is None else self.wall - self.device
 
 
 class Clock:
@@ -80,9 +80,9 @@ class Clock:
         return done
 
 
-def config_for(rows: int, steps: int) -> EngineConfig:
+def config_for(rows: int, steps: int, spec: ModelSpec | None = None) -> EngineConfig:
     """Room for everybody, and for all prompts in one step."""
-    longest = PROMPT_TOKENS + steps + 128
+    longest = PROMPT_TOKENS + steps + 8
     options = EngineOptions(
         max_batch=rows,
         step_tokens=rows * PROMPT_TOKENS,
@@ -90,7 +90,8 @@ def config_for(rows: int, steps: int) -> EngineConfig:
         page_size=64,
         cache_tokens=rows * -(-longest // 64) * 64,
     )
-    return resolve(options, max_positions=4096, lanes=1, affordable_tokens=2**40)
+    windows = [group.window for group in spec.page_groups()] if spec else (None,)
+    return resolve(options, max_positions=4096, lanes=1, affordable_tokens=2**40, windows=windows)
 
 
 class NoDevice:
@@ -126,6 +127,7 @@ class Loop:
             prompt = tuple(np.random.default_rng(number).integers(1000, size=PROMPT_TOKENS).tolist())
             self.scheduler.submit(Request(id=str(number), prompt=prompt, params=sampling), seed=number)
         self._flying = self._launch(Clock())  # the prompts
+        self.admissions = self._flying[0].admissions
         self.step(Clock())
 
     def _launch(self, clock: Clock) -> tuple[StepPlan, Any]:
@@ -164,16 +166,22 @@ def measure(rows: int, steps: int) -> Result:
 
 
 def measure_model(spec: ModelSpec, dtype: str, rows: int, steps: int) -> Result:
-    """The engine's loop, and then its last plan launched again and again, whose tokens come back on the device."""
-    mesh, alone = MeshSpec().build(jax.devices()), min(steps, 50)
-    config = config_for(rows, steps)
+    """The engine's loop, and then its last plan again and again, whose tokens come back on the device."""
+    config, mesh = config_for(rows, steps, spec), MeshSpec().build(jax.devices())
     runner = DeviceRunner(spec, random_params(param_specs(spec, jnp.dtype(dtype)), mesh), config, mesh)
     buckets = runner.buckets.buckets
     runner.warm_up([choose(buckets, "prefill", rows, rows * PROMPT_TOKENS), choose(buckets, "decode", rows, rows)])
     loop = Loop(config, runner, steps)
     clock, wall = run(loop, steps)
     plan = loop.step(Clock())
-    device = seconds(lambda: runner.launch(plan).output, alone, rounds=2)
+    for admission in loop.admissions:
+        runner.admit(replace(admission, length=PROMPT_TOKENS))
+    runner.wait()
+    began = time.perf_counter()
+    for _ in range(steps):
+        runner.launch(plan)
+    runner.wait()
+    device = (time.perf_counter() - began) / steps
     runner.close()
     return result(rows, clock, wall, device)
 

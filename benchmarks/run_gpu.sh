@@ -3,11 +3,12 @@
 #
 #   benchmarks/run_gpu.sh OUT     writes OUT/*.json after each case and prints the tables last; ends within 8 minutes
 #
-# PYTHON chooses the interpreter (python3). It needs jax with CUDA, flax, orbax, grpcio, sentencepiece, tokenizers,
-# safetensors, jaxtyping and rich.
+# PYTHON chooses the interpreter (python3), COMMIT names the code of a copy without git. Needs jax with CUDA and what
+# the engine imports (flax, sentencepiece, tokenizers, safetensors, jaxtyping, rich); no test runner, no server.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-out=${1:?"usage: benchmarks/run_gpu.sh OUT"}
+out=$(realpath -m "${1:?"usage: benchmarks/run_gpu.sh OUT"}")
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+export COLUMNS=150
 python=${PYTHON:-python3}
 mkdir -p "$out"
 failed=()
@@ -27,6 +28,7 @@ part idle 60 benchmarks.host_path --model llama-3.1-8b --layers 8 --steps 100 --
 
 for log in "$out"/*.log; do
   echo "== $(basename "$log" .log)"
+  grep WRONG "$log"
   tail -n 20 "$log"
 done
 if ((${#failed[@]})); then

@@ -2,10 +2,11 @@
 
     python -m benchmarks.steps [--model llama-3.1-8b] [--layers 8] [--rows 1 --rows 8 ...] [--context 2048] [--out FILE]
 
-Random weights are made on the device. A decode step has `rows` rows at `context` positions; a prefill step computes
-`--tokens` tokens of new prompts, shared out over the rows. The floor is counted, not measured: every weight and every
-live page read once, over the bandwidth of memory; or the products' FLOP, over the speed of a large product, if that is
-more. Both limits are measured in the same run. With --out, results are written after every case.
+Random weights are made on the device. A decode step has `rows` rows at `context` positions, half a round before and
+half a round behind it; a prefill step computes `--tokens` tokens of new prompts, shared out over the rows. The floor is
+counted, not measured: every weight and every live page read once, over the bandwidth of memory; or the products' FLOP,
+over the speed of a large product, if that is more. Both limits are measured in the same run. With --out, results are
+written after every case.
 """
 
 import argparse
@@ -92,8 +93,8 @@ def work_of(spec: ModelSpec, params: dict, case: Case) -> Work:
 
 
 def config_for(case: Case, launches: int, spec: ModelSpec) -> EngineConfig:
-    """Room for the rows, and for all that the launches add to them."""
-    longest = case.context + (case.tokens // case.rows) * case.steps * launches
+    """Room for the rows, and for all that the launches of a round add to them."""
+    longest = case.context + (case.tokens // case.rows) * case.steps * (launches + 1)
     page_size = 64
     span = -(-longest // page_size) * page_size
     options = EngineOptions(
@@ -105,21 +106,23 @@ def config_for(case: Case, launches: int, spec: ModelSpec) -> EngineConfig:
         page_size=page_size,
         prefix_cache=False,
     )
-    return resolve(options, max_positions=max(longest, spec.max_positions), lanes=1, affordable_tokens=case.rows * span)
+    positions, windows = max(longest, spec.max_positions), [group.window for group in spec.page_groups()]
+    return resolve(options, max_positions=positions, lanes=1, affordable_tokens=case.rows * span, windows=windows)
 
 
-def admissions(config: EngineConfig, case: Case) -> tuple[Admission, ...]:
-    """Greedy rows with all their pages, and `context` positions of zeros in them."""
-    pages = config.pages_per_row
+def admissions(config: EngineConfig, case: Case, length: int) -> list[Admission]:
+    """Greedy rows with all their pages, and `length` positions of zeros in them. Pages behind a window are shared."""
+    count = config.pages_per_row
     plain: dict[str, Any] = dict(choice=0, seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
     plain |= dict(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logprobs=-1, min_tokens=0)
-    plain |= dict(prompt_tokens=1, end_ids=(), bias=(), allowed=None, history=None, length=case.context)
-    tables = [(tuple(range(row * pages, (row + 1) * pages)),) * len(config.pools) for row in range(case.rows)]
-    return tuple(Admission(lane=0, row=row, tables=table, **plain) for row, table in enumerate(tables))
+    plain |= dict(prompt_tokens=1, end_ids=(), bias=(), allowed=None, history=None, length=length)
+    ids = [range(row * count, (row + 1) * count) for row in range(case.rows)]
+    tables = [tuple(tuple(page % pool.pages for page in row) for pool in config.pools) for row in ids]
+    return [Admission(lane=0, row=row, tables=table, **plain) for row, table in enumerate(tables)]
 
 
 class Steps:
-    """A runner whose rows are all busy; every launch goes on from the one before."""
+    """A runner whose rows are all busy; every launch goes on from the one before, until `rewind`."""
 
     def __init__(self, spec: ModelSpec, params: dict, case: Case, launches: int):
         self.config = config_for(case, launches, spec)
@@ -138,22 +141,26 @@ class Steps:
         )
         self._kind: Kind = case.kind
         self._steps = case.steps
-        self._admissions = admissions(self.config, case)
+        behind = launches * case.steps // 2 if case.kind == "decode" else 0
+        self._admissions = admissions(self.config, case, max(case.context - behind, 0))
 
     def _prefill(self, case: Case) -> Bucket:
         return next(b for b in self.runner.buckets.buckets if b.kind == "prefill" and b.tokens >= case.tokens)
 
+    def rewind(self) -> None:
+        """Rows as long as they were."""
+        for admission in self._admissions:
+            self.runner.admit(admission)
+        self.runner.wait()
+
     def launch(self) -> jax.Array:
-        plan = StepPlan(1, self._kind, (self._lane,), self._admissions, self._steps)
-        self._admissions = ()
-        return self.runner.launch(plan).output
+        return self.runner.launch(StepPlan(1, self._kind, (self._lane,), (), self._steps)).output
 
 
 def measure(spec: ModelSpec, params: dict, case: Case, limits: Limits, repeats: int) -> Result:
-    rounds = 3
-    steps = Steps(spec, params, case, 1 + rounds * repeats)
+    steps = Steps(spec, params, case, repeats)
     try:
-        each = seconds(steps.launch, repeats, rounds) / case.steps
+        each = seconds(steps.launch, repeats, rounds=3, before=steps.rewind) / case.steps
     finally:
         steps.runner.release_state()
     work = work_of(spec, params, case)
@@ -163,7 +170,7 @@ def measure(spec: ModelSpec, params: dict, case: Case, limits: Limits, repeats: 
 def show(results: list[Result], limits: Limits, picture: Path | None) -> None:
     """A table with a bar for every share; as a picture too, where one is wanted."""
     title = (
-        f"copy {limits.bandwidth / 1e9:.1f} GB/s, product {limits.flops / 1e9:.0f} GFLOP/s, ridge {limits.ridge:.0f}"
+        f"memory {limits.bandwidth / 1e9:.1f} GB/s, product {limits.flops / 1e9:.0f} GFLOP/s, ridge {limits.ridge:.0f}"
     )
     table = Table("step", "rows", "context", "tokens", "ms", "FLOP per byte", "of the roofline", "", title=title)
     for r in results:
@@ -202,7 +209,7 @@ def main() -> None:
     params = random_params(param_specs(spec, dtype), MeshSpec().build(jax.devices()))
     results: list[Result] = []
     for case in cases(args):
-        results.append(measure(spec, params, case, limits, args.repeats if case.kind == "decode" else 3))
+        results.append(measure(spec, params, case, limits, args.repeats if case.kind == "decode" else 1))
         if args.out:
             shape = {"model": args.model, "layers": spec.num_layers, "dtype": args.dtype}
             account = about() | shape | {"limits": asdict(limits)}

@@ -31,26 +31,25 @@ class AbsentError(ValueError):
 
 @dataclass(frozen=True)
 class Chip:
-    """One device as jax counts them: of a v4 and a 7x, whose chips have two cores, one core.
+    """One device as the compiler describes it: of a v4 and a 7x, whose chips have two cores, one core.
 
-    memory in bytes, bandwidth in bytes/s, flops in dense bfloat16 FLOP/s; as their makers publish them.
+    On a v4 that is here, jax joins the two cores of a chip into one device; nobody describes that one without it.
+    memory: bytes, as the makers publish them.
     """
 
     platform: str
     memory: int
-    bandwidth: float
-    flops: float
     topologies: tuple[str, ...] = ()  # slices of a TPU from one host of four chips on, by ascending size
 
 
 CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
     {
-        "v4": Chip("tpu", 16 * GIB, 0.6e12, 137e12, ("v4:2x2x1", "v4:2x2x2")),
-        "v5e": Chip("tpu", 16 * GIB, 0.81e12, 197e12, ("v5e:2x2", "v5e:2x4", "v5e:4x4")),
-        "v5p": Chip("tpu", 95 * GIB, 2.8e12, 459e12, ("v5p:2x2x1", "v5p:2x2x2")),
-        "v6e": Chip("tpu", 32 * GIB, 1.6e12, 918e12, ("v6e:2x2", "v6e:2x4")),
-        "7x": Chip("tpu", 96 * GIB, 3.7e12, 1153e12, ("tpu7x:2x2x1", "tpu7x:2x2x2")),
-        "h200": Chip("gpu", 141 * 10**9, 4.8e12, 989e12),
+        "v4": Chip("tpu", 16 * GIB, ("v4:2x2x1", "v4:2x2x2")),
+        "v5e": Chip("tpu", 16 * GIB, ("v5e:2x2", "v5e:2x4", "v5e:4x4")),
+        "v5p": Chip("tpu", 95 * GIB, ("v5p:2x2x1", "v5p:2x2x2")),
+        "v6e": Chip("tpu", 32 * GIB, ("v6e:2x2", "v6e:2x4")),
+        "7x": Chip("tpu", 96 * GIB, ("tpu7x:2x2x1", "tpu7x:2x2x2")),
+        "h200": Chip("gpu", 141 * 10**9),
     }
 )
 

@@ -95,7 +95,7 @@ class DeviceRunner:
         """Write the plan's admissions and start its step; returns before the device is done."""
         _check_decodes(plan) if plan.kind == "decode" else _check_chunks(plan)
         for admission in plan.admissions:
-            self._admit(admission)
+            self.admit(admission)
         bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens, plan.steps)
         groups = self.lowering.page_groups
         layout = upload_layout(bucket, groups, self.config.page_size)
@@ -113,7 +113,8 @@ class DeviceRunner:
         self._count(bucket, plan)
         return Launched(bucket, output)
 
-    def _admit(self, a: Admission) -> None:
+    def admit(self, a: Admission) -> None:
+        """Write a row's fields, before any step that has it."""
         vocab, at = self.spec.vocab_size, np.array([a.lane, a.row], np.int32)
         self._write("admit_row", pack_admission(a, self.lowering.admission, self.config.pages_per_row, vocab))
         if a.history is not None:
@@ -134,6 +135,10 @@ class DeviceRunner:
         return StepOutput(
             tuple(unpack_lane(lane, layout, values) for lane, values in zip(plan.lanes, array, strict=True))
         )
+
+    def wait(self) -> None:
+        """Until the device has done all that was launched."""
+        jax.block_until_ready(self._state)
 
     def _count(self, bucket: Bucket, plan: StepPlan) -> None:
         padding = self.padding[bucket]
