@@ -1,4 +1,4 @@
-"""Chips that are not here: their figures, and devices to compile for with their real compilers.
+"""Chips that are not here: their memory, and devices to compile for with their real compilers.
 
 The compilers are libtpu and jax's CUDA plugin with NVIDIA's nvcc; `make deviceless` installs them into an environment
 of their own. What is compiled so can be looked at, never run, and says nothing about time.
