@@ -88,6 +88,16 @@ def _logprob_json(entry: Logprob, tokenizer: Tokenizer) -> dict[str, Any]:
     return one(entry.token, entry.logprob) | {"top": [one(token, logprob) for token, logprob in entry.top]}
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What became final of one choice with an event. logprobs: one for each token; None where nobody asked."""
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[Logprob] | None = None
+    prompt_logprobs: Sequence[Logprob] | None = None
+
+
 @dataclass(frozen=True)
 class Delta:
     """News of one choice of one prompt; `completion` comes with the last."""
@@ -122,17 +132,24 @@ class Assembler:
         """A stop string is complete: the engine has to be told."""
         return self._decoder.stopped is not None
 
-    def push(self, event: TokenEvent) -> str:
-        """Take in an event; returns the text that became final with it."""
-        piece = "" if self.pieces or not self.request.params.echo else self.prompt
-        piece += self._decoder.push(self._spelled(event))
+    def push(self, event: TokenEvent) -> Piece:
+        """Take in an event; returns what became final with it: nothing after a stop string."""
+        known, params = self.token_count, self.request.params
+        text = "" if self.pieces or not params.echo else self.prompt
+        text += self._decoder.push(self._spelled(event))
         if event.finish is not None and not self.stopped:
-            piece += self._decoder.finish()
-        self.pieces.append(piece)
+            text += self._decoder.finish()
+        self.pieces.append(text)
         self.tokens += event.tokens
         self.logprobs += event.logprobs or ()
         self.prompt_logprobs += event.prompt_logprobs or ()
-        return piece
+        fresh = slice(known, self.token_count)
+        return Piece(
+            text,
+            self.tokens[fresh],
+            None if params.logprobs is None else self._trim(self.logprobs[fresh], params.logprobs),
+            self._trim(event.prompt_logprobs, params.prompt_logprobs) if event.prompt_logprobs else None,
+        )
 
     @property
     def token_count(self) -> int:
@@ -170,6 +187,6 @@ class Assembler:
             error=event.finish.error,
         )
 
-    def _trim(self, entries: list[Logprob], alternatives: int | None) -> list[Logprob]:
+    def _trim(self, entries: Sequence[Logprob], alternatives: int | None) -> list[Logprob]:
         """As many alternatives as were asked for; the device always returns the most that can be asked."""
         return [Logprob(e.token, e.logprob, tuple(t for t in e.top[:alternatives] if t[0] >= 0)) for e in entries]

@@ -6,6 +6,16 @@ JaxserveError
 │   ├── CapacityError                                 can never fit the page pool
 │   └── ChatError                                     the chat template refuses the messages, or cannot render them
 ├── RequestIdInUseError     ALREADY_EXISTS       409
+├── ModelNotFoundError      NOT_FOUND            404  another model was asked for than the one that is served
+├── CredentialError         UNAUTHENTICATED      401  no token, or a wrong one
+├── AdminOnlyError          PERMISSION_DENIED    403  a client's token where an admin's is needed
+├── QueueFullError          RESOURCE_EXHAUSTED   429  too much waits already; try again after `retry_after`
+├── SlowConsumerError       RESOURCE_EXHAUSTED   429  the client does not read what was made for it
+├── DeadlineError           DEADLINE_EXCEEDED    504  passed, or sure to pass
+├── UnavailableError        UNAVAILABLE          503  not ready; try again after `retry_after`
+│   ├── LoadingError                                  loading or compiling
+│   ├── DrainingError                                 about to end
+│   └── RestartingError                               the device died or a step hangs
 ├── ConfigError             FAILED_PRECONDITION  400  the operator can mend it: a flag, a mesh, a size
 │   └── ModelError                                    the checkpoint is not one this runtime understands
 └── EngineError             INTERNAL             500
@@ -19,6 +29,7 @@ class JaxserveError(Exception):
     code = "INTERNAL"
     http_status = 500
     reason = "INTERNAL"
+    retry_after: float | None = None  # seconds after which a client may try again; None: it need not
 
 
 class RequestError(JaxserveError, ValueError):
@@ -26,7 +37,13 @@ class RequestError(JaxserveError, ValueError):
 
     def __init__(self, field: str, problem: str):
         super().__init__(f"{field}: {problem}")
-        self.field = field
+        self.field, self.problem = field, problem
+
+    def under(self, path: str) -> "RequestError":
+        """The error itself, whose `field` turns out to lie inside the message at `path`."""
+        self.field = f"{path}.{self.field}"
+        self.args = (f"{self.field}: {self.problem}",)
+        return self
 
 
 class ContextLengthError(RequestError):
@@ -46,6 +63,51 @@ class ChatError(RequestError):
 
 class RequestIdInUseError(JaxserveError):
     code, http_status, reason = "ALREADY_EXISTS", 409, "REQUEST_ID_IN_USE"
+
+
+class ModelNotFoundError(JaxserveError):
+    code, http_status, reason = "NOT_FOUND", 404, "MODEL_NOT_FOUND"
+
+
+class CredentialError(JaxserveError):
+    code, http_status, reason = "UNAUTHENTICATED", 401, "NO_VALID_TOKEN"
+
+
+class AdminOnlyError(JaxserveError):
+    code, http_status, reason = "PERMISSION_DENIED", 403, "ADMIN_ONLY"
+
+
+class QueueFullError(JaxserveError):
+    code, http_status, reason = "RESOURCE_EXHAUSTED", 429, "QUEUE_FULL"
+
+    def __init__(self, problem: str, retry_after: float):
+        super().__init__(problem)
+        self.retry_after = retry_after
+
+
+class SlowConsumerError(JaxserveError):
+    code, http_status, reason = "RESOURCE_EXHAUSTED", 429, "SLOW_CONSUMER"
+
+
+class DeadlineError(JaxserveError):
+    code, http_status, reason = "DEADLINE_EXCEEDED", 504, "DEADLINE"
+
+
+class UnavailableError(JaxserveError):
+    code, http_status, reason = "UNAVAILABLE", 503, "LOADING"
+    retry_after = 5.0
+
+
+class LoadingError(UnavailableError):
+    reason = "LOADING"
+
+
+class DrainingError(UnavailableError):
+    reason = "DRAINING"
+
+
+class RestartingError(UnavailableError):
+    reason = "ENGINE_RESTARTING"
 
 
 class ConfigError(JaxserveError, ValueError):

@@ -17,7 +17,8 @@ from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
 from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, summary
 from jaxserve.completion import Completion, Delta
 from jaxserve.errors import JaxserveError, RequestError
-from jaxserve.llm import LLM, Prepared
+from jaxserve.llm import LLM
+from jaxserve.prompts import Prepared
 from jaxserve.request import SamplingParams
 from jaxserve.tokenizer import TokenizerError
 from pallas_kernels.dispatch import KernelError

@@ -1,7 +1,7 @@
 """LLM: the offline door. A model, an engine, prompts and conversations in, completions out."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,19 +16,9 @@ from jaxserve.engine.plan import TokenEvent
 from jaxserve.engine.runner import DeviceRunner, Progress
 from jaxserve.errors import EngineError, RequestError
 from jaxserve.load import load
-from jaxserve.request import Request, SamplingParams, integers
-from jaxserve.tokenizer import TokenizerError
+from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
+from jaxserve.request import SamplingParams
 from sharding.mesh import MeshSpec
-
-Prompt = str | Sequence[int] | Sequence[Message]  # text, its token ids, or a conversation that awaits its answer
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A prompt that was checked: it can run."""
-
-    request: Request
-    text: str
 
 
 @dataclass(frozen=True)
@@ -37,10 +27,6 @@ class _Live:
 
     prompt: Prepared
     inbox: deque[TokenEvent]
-
-
-def _is_conversation(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _silent(done: int, total: int, what: str) -> None:
@@ -78,6 +64,13 @@ class LLM:
             self.model.spec, self.model.params, devices, options or EngineOptions(), self.model.fingerprint
         )
         self._chat = Chat(Path(model), self.model.tokenizer, Path(chat_template) if chat_template else None)
+        self._prompts = Prompts(
+            self.model.tokenizer,
+            self._chat,
+            self.model.eos_ids,
+            self.model.spec.vocab_size,
+            self.engine.scheduler.max_tokens,
+        )
         self._on_compile = on_compile
         self._live: dict[str, _Live] = {}
         self._next_id = 0
@@ -96,7 +89,7 @@ class LLM:
             raise RequestError("prompts", "is a string; give a list of prompts")
         self.engine.check_usable()
         names = [f"prompts[{i}]" for i in range(len(prompts))]
-        return self._complete(list(map(self._encode, prompts, names)), params, names)
+        return self._complete(list(map(self._prompts.encode, prompts, names)), params, names)
 
     def chat(
         self,
@@ -132,30 +125,12 @@ class LLM:
     def prepare(self, prompt: Prompt, params: SamplingParams | None = None, name: str = "") -> Prepared:
         """Tokenize and check one prompt; RequestError, with `name` as the field, when it could never run."""
         self.engine.check_usable()
-        name = name or ("messages" if _is_conversation(prompt) else "prompt")
-        return self._checked(self._encode(prompt, name), params, name)
+        name = name or ("messages" if is_conversation(prompt) else "prompt")
+        return self._checked(self._prompts.encode(prompt, name), params, name)
 
     def _checked(self, prompt: Rendered, params: SamplingParams | None, name: str) -> Prepared:
-        if not prompt.token_ids:
-            raise RequestError(name, "has no tokens, and this tokenizer adds none (give some text)")
-        params = params or SamplingParams()
-        request = Request(id=f"{self._next_id}", prompt=prompt.token_ids, params=params, eos_ids=self.model.eos_ids)
-        request.check(self.model.spec.vocab_size, name)
         self._next_id += 1
-        self.engine.scheduler.max_tokens(request, name)
-        return Prepared(request, prompt.text)
-
-    def _encode(self, prompt: Prompt, name: str) -> Rendered:
-        if _is_conversation(prompt):
-            return self._chat.render(prompt, name)
-        tokenizer = self.model.tokenizer
-        if not isinstance(prompt, str):
-            ids = integers(name, prompt)
-            return Rendered(tokenizer.decode(ids), ids)
-        try:
-            return Rendered(prompt, tuple(tokenizer.encode(prompt)))
-        except TokenizerError as error:
-            raise RequestError(name, str(error)) from None
+        return self._prompts.check(prompt, params or SamplingParams(), name, id=str(self._next_id))
 
     def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
         """Run checked prompts together and yield their news as it comes; an abandoned iterator aborts what is left.
@@ -193,14 +168,11 @@ class LLM:
             self._abandon(choices)
 
     def _take(self, event: TokenEvent, assembler: Assembler, place: int) -> Delta:
-        known = assembler.token_count
-        text = assembler.push(event)
-        tokens = tuple(event.tokens[: assembler.token_count - known])
-        end = event
+        piece, end = assembler.push(event), event
         if assembler.stopped and not event.finish:
             end = self.engine.stop(event.request_id, event.index) or event
         completion = assembler.completion(end) if end.finish else None
-        return Delta(place, event.index, text, tokens, completion)
+        return Delta(place, event.index, piece.text, tuple(piece.token_ids), completion)
 
     def _pump(self) -> None:
         """One step of the engine; everybody gets their events."""
@@ -244,9 +216,8 @@ class LLM:
     @property
     def padding_share(self) -> float:
         """Share of the computed tokens that nobody asked for, over all launches so far."""
-        computed = sum(p.computed_tokens for p in self.runner.padding.values())
-        live = sum(p.live_tokens for p in self.runner.padding.values())
-        return 1 - live / computed if computed else 0.0
+        total = self.runner.total
+        return 1 - total.live_tokens / total.computed_tokens if total.computed_tokens else 0.0
 
     def close(self) -> None:
         """Free parameters, pages and rows; a second time does nothing. Streams that are open end with EngineError."""

@@ -37,6 +37,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic):
         self.scheduler = scheduler
         self.runner = runner
+        self.waited = 0.0  # seconds spent waiting for outputs, in all
         self._clock = clock
         self._in_flight: tuple[StepPlan, Any] | None = None
         self._aborted: list[TokenEvent] = []
@@ -86,8 +87,11 @@ class Engine:
         previous, self._in_flight = self._in_flight, launched
         events, self._aborted = self._aborted, []
         if previous:
+            began = self._clock()
             output = self.runner.collect(*previous)
-            events += self.scheduler.commit(previous[0], output, self._clock())
+            now = self._clock()
+            self.waited += now - began
+            events += self.scheduler.commit(previous[0], output, now)
         return events
 
     def close(self) -> None:

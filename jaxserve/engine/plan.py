@@ -156,4 +156,4 @@ class TokenEvent:
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
     finish: Finish | None = None
-    times: Times | None = None  # with finish
+    times: Times | None = None  # with the first token and with finish

@@ -60,6 +60,8 @@ class DeviceRunner:
         self._compiles = CompileCounter()
         self._expected_compiles = 0
         self.padding: dict[Bucket, Padding] = {}
+        self.total = Padding()  # of all buckets
+        self.collected: Bucket | None = None  # whose output was read last
 
     # ---- compiling
 
@@ -132,6 +134,7 @@ class DeviceRunner:
     def collect(self, plan: StepPlan, handle: Launched) -> StepOutput:
         """The step's results on the host; waits for the device."""
         array, layout = np.asarray(handle.output), download_layout(handle.bucket)
+        self.collected = handle.bucket
         return StepOutput(
             tuple(unpack_lane(lane, layout, values) for lane, values in zip(plan.lanes, array, strict=True))
         )
@@ -141,10 +144,11 @@ class DeviceRunner:
         jax.block_until_ready(self._state)
 
     def _count(self, bucket: Bucket, plan: StepPlan) -> None:
-        padding = self.padding[bucket]
-        padding.launches += 1
-        padding.live_tokens += sum(len(lane.tokens) for lane in plan.lanes)
-        padding.computed_tokens += bucket.tokens * bucket.steps * self.config.lanes
+        live, computed = sum(len(lane.tokens) for lane in plan.lanes), bucket.tokens * bucket.steps * self.config.lanes
+        for padding in (self.padding[bucket], self.total):
+            padding.launches += 1
+            padding.live_tokens += live
+            padding.computed_tokens += computed
 
     def close(self) -> None:
         """Free the device memory of parameters and state; a second time does nothing."""

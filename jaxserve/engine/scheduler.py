@@ -437,8 +437,8 @@ class Scheduler:
             start = plan.starts[i]  # before `scored` when a preempted prompt is computed again
             event.prompt_logprobs = scores[seq.scored - start : seq.prompt_len - 1 - start]
             seq.scored = max(seq.scored, min(start + size, seq.prompt_len - 1))
-        if tokens:
-            seq.times.first_token = seq.times.first_token or now
+        if tokens and not seq.times.first_token:
+            seq.times.first_token, event.times = now, seq.times
         finish = self._append(seq, event, tokens, result.logprobs[i] if result.logprobs else None)
         if not seq.preempted:
             lane.settle(seq, min(plan.starts[i] + computed, len(seq.tokens)))  # drafts after an end are nobody's

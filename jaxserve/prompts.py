@@ -1,0 +1,72 @@
+"""From a prompt as a client gives it to a request that can run: the same checks at every door."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxserve.chat import Chat, Message, Rendered
+from jaxserve.errors import RequestError
+from jaxserve.request import Request, SamplingParams, check_token_ids, integers
+from jaxserve.tokenizer import Tokenizer, TokenizerError
+
+Prompt = str | Sequence[int] | Sequence[Message]  # text, its token ids, or a conversation that awaits its answer
+MaxTokens = Callable[[Request, str], int]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prompt that was checked: it can run."""
+
+    request: Request
+    text: str
+
+
+def is_conversation(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a model's prompts become. max_tokens: the scheduler's, which knows context and capacity."""
+
+    tokenizer: Tokenizer
+    chat: Chat
+    eos_ids: tuple[int, ...]
+    vocab_size: int
+    max_tokens: MaxTokens
+
+    def encode(self, prompt: Prompt, name: str) -> Rendered:
+        """Text and token ids; RequestError with `name` as the field. From any thread."""
+        if is_conversation(prompt):
+            return self.chat.render(prompt, name)
+        if not isinstance(prompt, str):
+            ids = integers(name, prompt)
+            return Rendered(self.decode(ids, name), ids)
+        try:
+            return Rendered(prompt, tuple(self.tokenizer.encode(prompt)))
+        except TokenizerError as error:
+            raise RequestError(name, str(error)) from None
+
+    def decode(self, ids: Sequence[int], name: str) -> str:
+        """The text of token ids, without special tokens; RequestError, with `name` as the field, for unknown ones."""
+        check_token_ids(name, ids, self.vocab_size)
+        return self.tokenizer.decode(ids)
+
+    def check(
+        self,
+        prompt: Rendered,
+        params: SamplingParams,
+        name: str,
+        *,
+        id: str,
+        priority: int = 0,
+        salt: str = "",
+    ) -> Prepared:
+        """RequestError, with `name` as the prompt's field, when it could never run."""
+        if not prompt.token_ids:
+            raise RequestError(name, "has no tokens, and this tokenizer adds none (give some text)")
+        request = Request(
+            id=id, prompt=prompt.token_ids, params=params, eos_ids=self.eos_ids, priority=priority, salt=salt
+        )
+        request.check(self.vocab_size, name)
+        self.max_tokens(request, name)
+        return Prepared(request, prompt.text)

@@ -1,0 +1,119 @@
+"""jaxserve.v1.InferenceService over grpc.aio."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from grpc.aio import AbortError, ServicerContext
+
+from jaxserve.errors import JaxserveError, SlowConsumerError
+from jaxserve.server.answer import Answer
+from jaxserve.server.gate import Gate
+from jaxserve.server.news import Done
+from jaxserve.server.service import Service
+from jaxserve.server.status import presentable, trailers
+from jaxserve.server.wire import StreamEvent, Writer, call_of, check_known, input_of, located, score_call_of
+from jaxserve.v1 import inference_pb2 as pb
+from jaxserve.v1 import inference_pb2_grpc
+
+Method = Callable[[Any, Any, ServicerContext], Awaitable[Any]]
+
+
+def answering(method: Method) -> Method:
+    """Refuse unknown fields, and turn errors into statuses. Cancellation passes through."""
+
+    @wraps(method)
+    async def answered(self: Any, request: Message, context: ServicerContext) -> Any:
+        try:
+            check_known(request)
+            return await method(self, request, context)
+        except (AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            await end(context, located(presentable(error)))
+
+    return answered
+
+
+async def end(context: ServicerContext, error: JaxserveError) -> None:
+    """End the call with the error's status."""
+    await context.abort(grpc.StatusCode[error.code], str(error), trailers(error))
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    def __init__(self, gate: Gate):
+        self._gate = gate
+
+    @answering
+    async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> pb.GenerateResponse:
+        return pb.GenerateResponse(**await self._whole(request, context))
+
+    @answering
+    async def Chat(self, request: pb.ChatRequest, context: ServicerContext) -> pb.ChatResponse:
+        return pb.ChatResponse(**await self._whole(request, context))
+
+    @answering
+    async def GenerateStream(self, request: pb.GenerateStreamRequest, context: ServicerContext) -> None:
+        await self._stream(request, context, pb.GenerateStreamResponse)
+
+    @answering
+    async def ChatStream(self, request: pb.ChatStreamRequest, context: ServicerContext) -> None:
+        await self._stream(request, context, pb.ChatStreamResponse)
+
+    @answering
+    async def Score(self, request: pb.ScoreRequest, context: ServicerContext) -> pb.ScoreResponse:
+        service = self._gate.enter().service
+        with await service.answer(score_call_of(request, context.time_remaining())) as answer:
+            completion = (await _done(answer)).completions[0]
+        scores = completion.prompt_logprobs or ()
+        return pb.ScoreResponse(
+            request_id=answer.id,
+            token_ids=completion.prompt_token_ids,
+            logprobs=Writer(answer.id, service.prompts.tokenizer).logprobs(scores),
+            total_logprob=sum(entry.logprob for entry in scores),
+        )
+
+    @answering
+    async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext) -> pb.TokenizeResponse:
+        service = self._gate.look().service
+        rendered = await service.encode(*input_of(request))
+        return pb.TokenizeResponse(token_ids=rendered.token_ids, prompt=rendered.text)
+
+    @answering
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: ServicerContext) -> pb.DetokenizeResponse:
+        service = self._gate.look().service
+        ids = list(request.token_ids)
+        return pb.DetokenizeResponse(text=await service.beside(partial(service.prompts.decode, ids, "token_ids")))
+
+    async def _whole(self, request: Any, context: ServicerContext) -> dict[str, Any]:
+        service = self._gate.enter().service
+        with await service.answer(call_of(request, context.time_remaining())) as answer:
+            return Writer(answer.id, service.prompts.tokenizer).whole(await _done(answer))
+
+    async def _stream(self, request: Any, context: ServicerContext, event: StreamEvent) -> None:
+        service = self._gate.enter().service
+        with await service.answer(call_of(request, context.time_remaining())) as answer:
+            writer = Writer(answer.id, service.prompts.tokenizer)
+            async for news in answer:
+                for message in writer.stream(news, event):
+                    await _write(context, message, service)
+
+
+async def _done(answer: Answer) -> Done:
+    async for news in answer:
+        if isinstance(news, Done):
+            return news
+    raise AssertionError("an answer ends with Done or an error")
+
+
+async def _write(context: ServicerContext, message: Message, service: Service) -> None:
+    """A client that reads too slowly loses its stream; the engine never waits for it."""
+    seconds = service.limits.slow_client_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            await context.write(message)
+    except TimeoutError:
+        raise SlowConsumerError(f"a message was not read within {seconds:g} s (--slow-client-seconds)") from None

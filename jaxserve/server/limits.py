@@ -1,0 +1,29 @@
+"""The bounds that hold before a request is looked at, and while it is served. Each is a flag."""
+
+from dataclasses import dataclass, field, fields
+
+MEBI = 2**20
+
+
+def _bound[T: float](default: T, what: str) -> T:
+    return field(default=default, metadata={"what": what})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Defaults on purpose for everything: nothing of a client's is unbounded. Sizes are bytes, times seconds."""
+
+    max_waiting_requests: int = _bound(1024, "requests that wait for their first token")
+    max_waiting_tokens: int = _bound(2**20, "prompt tokens of requests that wait for their first token")
+    max_prompt_bytes: int = _bound(8 * MEBI, "text of a prompt, or of a conversation, before it is tokenized")
+    max_message_bytes: int = _bound(32 * MEBI, "a gRPC message, an HTTP body")
+    max_header_bytes: int = _bound(16 * 1024, "metadata of a call, headers of an HTTP request")
+    max_streams_per_connection: int = _bound(1024, "calls at a time on one gRPC connection")
+    max_unread_tokens: int = _bound(4096, "tokens made for a stream that its client has not read")
+    slow_client_seconds: float = _bound(30.0, "how long one message of a stream may take to be read")
+    max_request_seconds: float = _bound(3600.0, "age of a request")
+
+    @classmethod
+    def table(cls) -> list[tuple[str, float, str]]:
+        """(flag, default, what it bounds), for --help and the documentation."""
+        return [(f"--{f.name.replace('_', '-')}", f.default, f.metadata["what"]) for f in fields(cls)]  # type: ignore[misc]

@@ -1,0 +1,46 @@
+"""What a ready server has behind its gate."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jaxserve.server.engine_thread import EngineThread
+from jaxserve.server.service import Service
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What clients may know of the model."""
+
+    name: str
+    architecture: str
+    parameters: int
+    dtype: str
+    vocab_size: int
+    max_context: int
+    eos_ids: tuple[int, ...]
+    has_chat_template: bool
+
+
+@dataclass(frozen=True)
+class EngineCard:
+    """What operators may know of the engine."""
+
+    versions: dict[str, str]
+    mesh: dict[str, int]
+    device_kind: str
+    buckets: list[str]
+    max_batch: int
+    step_tokens: int
+    page_size: int
+    cache_tokens: int
+
+
+@dataclass(frozen=True)
+class Served:
+    service: Service
+    thread: EngineThread
+    model: ModelCard
+    engine: EngineCard
+    compiles_after_ready: Callable[[], int]
+    since: float = field(default_factory=time.monotonic)

@@ -1,0 +1,102 @@
+"""What a client hears of its request, and the box where it lies until it is read."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from jaxserve.completion import Completion, Piece
+from jaxserve.engine.plan import Logprob
+from jaxserve.errors import JaxserveError, SlowConsumerError
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first: the prompt was computed, or a part of it whose log-probabilities were asked for."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of the prompt's tokens from position `start` on."""
+
+    start: int
+    entries: list[Logprob]
+
+
+@dataclass(slots=True)
+class Update:
+    """What became final of one choice since the reader looked last."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.token_ids += piece.token_ids
+        if piece.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *piece.logprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The last. padding_share: of what the engine computed while the request was there; bucket: of its last step."""
+
+    completions: tuple[Completion, ...]
+    padding_share: float
+    bucket: str
+
+
+News = Started | PromptScores | Update | Done
+
+
+class Outbox:
+    """News of one request for one reader. Writing never waits; updates of a choice that nobody read yet become one.
+
+    Lives on the event loop. SlowConsumerError, to the writer, when more than `max_tokens` lie unread.
+    """
+
+    def __init__(self, max_tokens: int):
+        self._max_tokens = max_tokens
+        self._first: list[News] = []
+        self._updates: dict[int, Update] = {}
+        self._unread = 0
+        self._done: Done | None = None
+        self._error: JaxserveError | None = None
+        self._filled = asyncio.Event()
+
+    def put(self, news: Started | PromptScores) -> None:
+        self._first.append(news)
+        self._filled.set()
+
+    def update(self, index: int, piece: Piece) -> None:
+        self._unread += len(piece.token_ids)
+        if self._unread > self._max_tokens:
+            raise SlowConsumerError(
+                f"{self._unread} tokens lie unread; the limit is {self._max_tokens} (read faster, or raise "
+                "--max-unread-tokens)"
+            )
+        self._updates.setdefault(index, Update(index)).add(piece)
+        self._filled.set()
+
+    def finish(self, done: Done) -> None:
+        self._done = done
+        self._filled.set()
+
+    def fail(self, error: JaxserveError) -> None:
+        """What lies unread is still read before it."""
+        self._error = self._error or error
+        self._filled.set()
+
+    async def take(self) -> list[News]:
+        """All that is there, at least one; the error that ended the request when there is nothing else."""
+        await self._filled.wait()
+        news: list[News] = [*self._first, *self._updates.values(), *([self._done] if self._done else ())]
+        if not news and self._error:
+            raise self._error
+        self._first, self._updates, self._unread = [], {}, 0
+        if not self._error:
+            self._filled.clear()
+        return news

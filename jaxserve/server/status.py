@@ -1,0 +1,62 @@
+"""One map from errors to what clients see of them: a gRPC status with google.rpc details, or an HTTP status."""
+
+import logging
+import math
+import secrets
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2 as details
+from google.rpc.status_pb2 import Status
+
+from jaxserve.errors import EngineError, JaxserveError, NonFiniteLogitsError, RequestError
+
+DOMAIN = "jaxserve"
+log = logging.getLogger(__name__)
+
+
+def presentable(error: BaseException) -> JaxserveError:
+    """The error as a client may see it: of a bug, no more than an id that is in the log with the traceback."""
+    if isinstance(error, JaxserveError) and (not isinstance(error, EngineError) or _is_of_request(error)):
+        return error
+    incident = secrets.token_hex(6)
+    log.error("incident %s", incident, exc_info=error)
+    return EngineError(f"internal error (incident {incident})")
+
+
+def _is_of_request(error: JaxserveError) -> bool:
+    return isinstance(error, NonFiniteLogitsError)
+
+
+def status_of(error: JaxserveError) -> Status:
+    """The status with exactly one ErrorInfo."""
+    entries: list[Message] = [details.ErrorInfo(reason=error.reason, domain=DOMAIN)]
+    if isinstance(error, RequestError):
+        violation = details.BadRequest.FieldViolation(field=error.field, description=error.problem)
+        entries.append(details.BadRequest(field_violations=[violation]))
+    if error.retry_after is not None:
+        delay = Duration(nanos=0)
+        delay.FromMilliseconds(pushback_ms(error.retry_after))
+        entries.append(details.RetryInfo(retry_delay=delay))
+    code = grpc.StatusCode[error.code].value[0]
+    return Status(code=code, message=str(error), details=[_packed(entry) for entry in entries])
+
+
+def trailers(error: JaxserveError) -> tuple[tuple[str, str | bytes], ...]:
+    """Trailing metadata of a call that ends with this error."""
+    pairs: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", status_of(error).SerializeToString())]
+    if error.retry_after is not None:
+        pairs.append(("grpc-retry-pushback-ms", str(pushback_ms(error.retry_after))))
+    return tuple(pairs)
+
+
+def pushback_ms(seconds: float) -> int:
+    return math.ceil(seconds * 1000)
+
+
+def _packed(message: Message) -> Any:
+    packed = Any()
+    packed.Pack(message)
+    return packed

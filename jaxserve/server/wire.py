@@ -1,0 +1,256 @@
+"""Between jaxserve.v1 messages and the service's calls and news."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from jaxserve.completion import Completion
+from jaxserve.engine.plan import Logprob
+from jaxserve.errors import JaxserveError, RequestError
+from jaxserve.prompts import Prompt
+from jaxserve.request import SamplingParams
+from jaxserve.server.news import Done, News, PromptScores, Started, Update
+from jaxserve.server.service import Call
+from jaxserve.tokenizer import Tokenizer
+from jaxserve.v1 import common_pb2, inference_pb2
+
+ENTRIES = 16384  # log-probabilities in one message of a stream: stock clients refuse messages of more than 4 MiB
+REASONS = {
+    "stop": common_pb2.FINISH_REASON_STOP,
+    "length": common_pb2.FINISH_REASON_LENGTH,
+    "abort": common_pb2.FINISH_REASON_ABORTED,
+}
+MESSAGES = ("logit_bias", "allowed_token_ids", "stop", "stop_token_ids")
+SAMPLING = tuple(field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields)
+SCALARS = tuple(name for name in SAMPLING if name not in MESSAGES)
+
+
+class StreamEvent(Protocol):
+    """The class of a stream's messages: GenerateStreamResponse or ChatStreamResponse."""
+
+    def __call__(
+        self,
+        *,
+        prompt_info: inference_pb2.PromptInfo | None = None,
+        delta: inference_pb2.Delta | None = None,
+        finish_info: inference_pb2.FinishInfo | None = None,
+        prompt_logprobs: inference_pb2.PromptLogprobs | None = None,
+    ) -> Message: ...
+
+
+# ---- in
+
+
+def check_known(message: Message, path: str = "") -> None:
+    """RequestError for a field that this server does not know: what it asks for would be dropped in silence."""
+    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]
+        raise RequestError(path or "request", f"has a field of number {unknown.field_number}, which is not known here")
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        inside = f"{path}.{field.name}" if path else field.name
+        for i, entry in enumerate(value if field.is_repeated else [value]):
+            check_known(entry, f"{inside}[{i}]" if field.is_repeated else inside)
+
+
+def call_of(request: Any, timeout: float | None) -> Call:
+    """Of a GenerateRequest, ChatRequest or one of their streams."""
+    prompt, field = _chat(request) if hasattr(request, "messages") else prompt_of(request)
+    return Call(
+        prompt=prompt,
+        prompt_field=field,
+        params=sampling_of(request.sampling),
+        request_id=request.request_id,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        timeout=timeout,
+    )
+
+
+def score_call_of(request: inference_pb2.ScoreRequest, timeout: float | None) -> Call:
+    """One token is generated, and forgotten: the prompt's log-probabilities come with it."""
+    prompt, field = prompt_of(request)
+    try:
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=request.top_logprobs)
+    except RequestError as error:
+        raise RequestError("top_logprobs", error.problem) from None
+    return Call(
+        prompt=prompt,
+        prompt_field=field,
+        params=params,
+        request_id=request.request_id,
+        priority=request.priority,
+        timeout=timeout,
+    )
+
+
+def prompt_of(request: Any) -> tuple[Prompt, str]:
+    """The prompt, and its path in the message."""
+    match request.WhichOneof("prompt"):
+        case "text":
+            return request.text, "text"
+        case "token_ids":
+            return list(request.token_ids.ids), "token_ids.ids"
+    raise RequestError("prompt", "is missing; set text or token_ids")
+
+
+def input_of(request: inference_pb2.TokenizeRequest) -> tuple[Prompt, str]:
+    """What is to be tokenized, and its path in the message."""
+    match request.WhichOneof("input"):
+        case "text":
+            return request.text, "text"
+        case "conversation":
+            path = "conversation.messages"
+            return messages_of(request.conversation.messages, path), path
+    raise RequestError("input", "is missing; set text or conversation")
+
+
+def _chat(request: Any) -> tuple[Prompt, str]:
+    return messages_of(request.messages, "messages"), "messages"
+
+
+def messages_of(messages: Iterable[inference_pb2.ChatMessage], path: str) -> list[dict[str, str]]:
+    found = [{"role": message.role, "content": message.content} for message in messages]
+    if not found:
+        raise RequestError(path, "is empty; give at least one message")
+    return found
+
+
+def sampling_of(message: common_pb2.SamplingParams) -> SamplingParams:
+    """What was set; the rest by default."""
+    given: dict[str, Any] = {name: getattr(message, name) for name in SCALARS if message.HasField(name)}
+    if message.logit_bias:
+        given["logit_bias"] = dict(message.logit_bias)
+    if message.HasField("allowed_token_ids"):
+        given["allowed_token_ids"] = list(message.allowed_token_ids.ids)
+    if message.stop:
+        given["stop"] = list(message.stop)
+    if message.stop_token_ids:
+        given["stop_token_ids"] = list(message.stop_token_ids)
+    return SamplingParams(**given)
+
+
+def located(error: JaxserveError) -> JaxserveError:
+    """With the field's path in the message: sampling parameters lie in a message of their own."""
+    if isinstance(error, RequestError) and error.field.partition("[")[0] in SAMPLING:
+        return error.under("sampling")
+    return error
+
+
+# ---- out
+
+
+class Writer:
+    """Messages of one request. id: the client's, or the server's."""
+
+    def __init__(self, id: str, tokenizer: Tokenizer):
+        self._id, self._tokenizer = id, tokenizer
+        self._cached = 0
+
+    def stream(self, news: News, event: StreamEvent) -> Iterator[Message]:
+        """The messages that tell it: one, but for log-probabilities that are too large for one."""
+        match news:
+            case Update():
+                for delta in self._deltas(news):
+                    yield event(delta=delta)
+            case Started():
+                self._cached = news.cached_tokens
+                yield event(
+                    prompt_info=inference_pb2.PromptInfo(
+                        request_id=self._id, prompt_tokens=news.prompt_tokens, cached_prompt_tokens=news.cached_tokens
+                    )
+                )
+            case PromptScores():
+                for start, entries in _cut(news.entries):
+                    yield event(
+                        prompt_logprobs=inference_pb2.PromptLogprobs(
+                            start=news.start + start, entries=self.logprobs(entries)
+                        )
+                    )
+            case Done():
+                finishes = [self._finish(completion, news) for completion in news.completions]
+                yield event(finish_info=inference_pb2.FinishInfo(choices=finishes, usage=self.usage(news)))
+
+    def whole(self, done: Done) -> dict[str, Any]:
+        """The fields of a GenerateResponse or ChatResponse."""
+        return {
+            "request_id": self._id,
+            "choices": [self._choice(completion, done) for completion in done.completions],
+            "usage": self.usage(done),
+            "prompt_logprobs": self.logprobs(done.completions[0].prompt_logprobs or ()),
+        }
+
+    def usage(self, done: Done) -> common_pb2.Usage:
+        first = done.completions[0]
+        return common_pb2.Usage(
+            prompt_tokens=len(first.prompt_token_ids),
+            cached_prompt_tokens=first.timings.cached_tokens,
+            completion_tokens=sum(len(completion.token_ids) for completion in done.completions),
+        )
+
+    def logprobs(self, entries: Iterable[Logprob]) -> list[common_pb2.TokenLogprob]:
+        return [
+            common_pb2.TokenLogprob(
+                chosen=self._logprob(entry.token, entry.logprob), top=[self._logprob(*pair) for pair in entry.top]
+            )
+            for entry in entries
+        ]
+
+    def _logprob(self, token: int, logprob: float) -> common_pb2.Logprob:
+        return common_pb2.Logprob(token_id=token, token=self._tokenizer.token_text(token), logprob=logprob)
+
+    def _deltas(self, update: Update) -> Iterator[inference_pb2.Delta]:
+        if update.logprobs is None:
+            yield inference_pb2.Delta(index=update.index, text=update.text, token_ids=update.token_ids)
+            return
+        text = update.text
+        for start, entries in _cut(update.logprobs) or [(0, [])]:
+            tokens = update.token_ids[start : start + len(entries)]
+            yield inference_pb2.Delta(index=update.index, text=text, token_ids=tokens, logprobs=self.logprobs(entries))
+            text = ""
+
+    def _choice(self, completion: Completion, done: Done) -> inference_pb2.Choice:
+        return inference_pb2.Choice(
+            index=completion.index,
+            text=completion.text,
+            token_ids=completion.token_ids,
+            logprobs=self.logprobs(completion.logprobs or ()),
+            finish=self._finish(completion, done),
+        )
+
+    def _finish(self, completion: Completion, done: Done) -> common_pb2.ChoiceFinish:
+        finish = common_pb2.ChoiceFinish(
+            index=completion.index,
+            reason=REASONS[completion.finish_reason],
+            seed=completion.seed,
+            timings=_timings(completion, done),
+        )
+        if isinstance(completion.stopped_by, str):
+            finish.stop_string = completion.stopped_by
+        elif completion.stopped_by is not None:
+            finish.stop_token_id = completion.stopped_by
+        return finish
+
+
+def _timings(completion: Completion, done: Done) -> common_pb2.Timings:
+    times = completion.timings
+    return common_pb2.Timings(
+        queue_seconds=times.queue,
+        prefill_seconds=max(0.0, times.ttft - times.queue) if times.ttft else 0.0,
+        first_token_seconds=times.ttft,
+        decode_seconds=times.total - times.ttft if times.ttft else 0.0,
+        total_seconds=times.total,
+        preemptions=times.preemptions,
+        padding_share=done.padding_share,
+        bucket=done.bucket,
+    )
+
+
+def _cut(entries: Sequence[Logprob]) -> list[tuple[int, Sequence[Logprob]]]:
+    """Parts that fit a message each, and where they begin."""
+    if not entries:
+        return []
+    size = max(1, ENTRIES // (1 + max(len(entry.top) for entry in entries)))
+    return [(start, entries[start : start + size]) for start in range(0, len(entries), size)]

@@ -1,0 +1,144 @@
+"""A server over the fake device and the byte tokenizer: everything but a model."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpc import aio
+
+from jaxserve.chat import Chat
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.plan import StepOutput, StepPlan
+from jaxserve.engine.scheduler import Scheduler
+from jaxserve.prompts import Prompts
+from jaxserve.server.engine_thread import EngineThread
+from jaxserve.server.forecast import Forecast
+from jaxserve.server.gate import Gate
+from jaxserve.server.grpc_admin import AdminServicer
+from jaxserve.server.grpc_server import Health, bind, new_server
+from jaxserve.server.grpc_service import InferenceServicer
+from jaxserve.server.limits import Limits
+from jaxserve.server.model import EngineCard, ModelCard, Served
+from jaxserve.server.profiler import Profiler
+from jaxserve.server.service import Observer, Service
+from jaxserve.server.tokens import Tokens
+from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
+from jaxserve.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.byte_tokenizer import ByteTokenizer
+from tests.fake_runner import FakeRunner
+from tests.jaxserve.engine.driver import config_of
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+MODEL = ModelCard("fake", "Fake", 0, "int32", ByteTokenizer.vocab_size, 512, ByteTokenizer.eos_ids, True)
+ENGINE = EngineCard({"jaxserve": "0"}, {"data": 1}, "fake", [], 4, 16, 4, 2048)
+
+
+class SlowRunner(FakeRunner):
+    """The fake device with a clock: a step takes so long. hook: called before each launch."""
+
+    def __init__(self, *args: Any, seconds: float = 0.0, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.seconds, self.steps = seconds, 0
+        self.hook: Callable[[int], None] = lambda number: None
+
+    def launch(self, plan: StepPlan) -> StepOutput:
+        self.steps += 1
+        self.hook(self.steps)
+        return super().launch(plan)
+
+    def collect(self, plan: StepPlan, handle: StepOutput) -> StepOutput:
+        time.sleep(self.seconds)
+        return super().collect(plan, handle)
+
+
+@dataclass
+class Running:
+    """A server that answers, and what is behind it."""
+
+    service: Service
+    engine: Engine
+    runner: SlowRunner
+    gate: Gate
+    address: str
+    channel: aio.Channel
+    failures: list[BaseException] = field(default_factory=list)
+
+    @property
+    def inference(self) -> InferenceServiceStub:
+        return InferenceServiceStub(self.channel)
+
+    @property
+    def admin(self) -> AdminServiceStub:
+        return AdminServiceStub(self.channel)
+
+    async def at_rest(self, seconds: float = 5.0) -> None:
+        """Wait until nothing runs, and check that everything was given back."""
+        until = time.monotonic() + seconds
+        while self.service.in_flight or self.engine.has_work or self.service.loads.pages_used:
+            assert time.monotonic() < until, (self.service.in_flight, self.engine.has_work, self.service.loads)
+            await asyncio.sleep(0.002)
+        self.engine.scheduler.check_invariants()
+        assert self.service.waiting_tokens == 0 and self.service._waiting == 0 and not self.service._timers
+
+
+@asynccontextmanager
+async def running(
+    folder: Path,
+    *,
+    limits: Limits | None = None,
+    tokens: Tokens | None = None,
+    seconds: float = 0.0,
+    observers: tuple[Observer, ...] = (),
+    **config: Any,
+) -> AsyncIterator[Running]:
+    """folder: an empty one. seconds: of one step of the device. config: of the engine (see `config_of`)."""
+    limits = limits or Limits()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    configured = config_of(**{"max_context": 512, "num_pages": 512, "step_tokens": 64} | config)
+    runner = SlowRunner(configured, seconds=seconds)
+    engine = Engine(Scheduler(configured), runner)
+    loop = asyncio.get_running_loop()
+    failures: list[BaseException] = []
+
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        gate.fail()
+
+    thread = EngineThread(
+        engine,
+        lambda news: loop.call_soon_threadsafe(service.take, news) and None,
+        lambda error: loop.call_soon_threadsafe(failed, error) and None,
+    )
+    tokenizer = ByteTokenizer()
+    prompts = Prompts(
+        tokenizer,
+        Chat(folder, tokenizer),
+        tokenizer.eos_ids,
+        tokenizer.vocab_size,
+        engine.scheduler.max_tokens,
+    )
+    service = Service(prompts, thread, Forecast(configured.step_tokens), limits, observers)
+    gate = Gate()
+    health = Health()
+    server = new_server(
+        limits, tokens or Tokens(), health, InferenceServicer(gate), AdminServicer(gate, Profiler(None), gate.drain)
+    )
+    port = bind(server, "127.0.0.1", 0, None, "--port")
+    await health.start()
+    await server.start()
+    thread.start()
+    gate.open(Served(service, thread, MODEL, ENGINE, lambda: 0))
+    address = f"127.0.0.1:{port}"
+    try:
+        async with aio.insecure_channel(address) as channel:
+            yield Running(service, engine, runner, gate, address, channel, failures)
+    finally:
+        await server.stop(0)
+        assert thread.close()
+        service.close()
+        prompts.chat.close()
