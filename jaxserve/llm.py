@@ -64,7 +64,7 @@ class LLM:
             self.model.spec, self.model.params, devices, options or EngineOptions(), self.model.fingerprint
         )
         self._chat = Chat(Path(model), self.model.tokenizer, Path(chat_template) if chat_template else None)
-        self._prompts = Prompts(
+        self.prompts = Prompts(
             self.model.tokenizer,
             self._chat,
             self.model.eos_ids,
@@ -89,7 +89,7 @@ class LLM:
             raise RequestError("prompts", "is a string; give a list of prompts")
         self.engine.check_usable()
         names = [f"prompts[{i}]" for i in range(len(prompts))]
-        return self._complete(list(map(self._prompts.encode, prompts, names)), params, names)
+        return self._complete(list(map(self.prompts.encode, prompts, names)), params, names)
 
     def chat(
         self,
@@ -126,11 +126,11 @@ class LLM:
         """Tokenize and check one prompt; RequestError, with `name` as the field, when it could never run."""
         self.engine.check_usable()
         name = name or ("messages" if is_conversation(prompt) else "prompt")
-        return self._checked(self._prompts.encode(prompt, name), params, name)
+        return self._checked(self.prompts.encode(prompt, name), params, name)
 
     def _checked(self, prompt: Rendered, params: SamplingParams | None, name: str) -> Prepared:
         self._next_id += 1
-        return self._prompts.check(prompt, params or SamplingParams(), name, id=str(self._next_id))
+        return self.prompts.check(prompt, params or SamplingParams(), name, id=str(self._next_id))
 
     def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
         """Run checked prompts together and yield their news as it comes; an abandoned iterator aborts what is left.

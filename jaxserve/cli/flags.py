@@ -15,18 +15,22 @@ BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m jaxserve.generate", description="Generate text from a checkpoint.")
-    p.add_argument(
+    model_flag(p)
+    _prompt_flags(p.add_argument_group("prompts (default: standard input, as one prompt, without its last newline)"))
+    _chat_flags(p.add_argument_group("conversation"))
+    sampling_flags(p.add_argument_group("sampling"))
+    engine_flags(p.add_argument_group("engine"))
+    return p
+
+
+def model_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--model",
         type=Path,
         default=BUNDLED,
         metavar="DIR",
         help="checkpoint folder as Hugging Face publishes it (default: the bundled model)",
     )
-    _prompt_flags(p.add_argument_group("prompts (default: standard input, as one prompt, without its last newline)"))
-    _chat_flags(p.add_argument_group("conversation"))
-    _sampling_flags(p.add_argument_group("sampling"))
-    _engine_flags(p.add_argument_group("engine"))
-    return p
 
 
 def _prompt_flags(group: argparse._ArgumentGroup) -> None:
@@ -50,7 +54,7 @@ def _chat_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--chat-template", type=Path, metavar="FILE", help="a Jinja template, instead of the model's")
 
 
-def _sampling_flags(group: argparse._ArgumentGroup) -> None:
+def sampling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--max-tokens", type=int, metavar="N", help="default: until the model ends its text, or the context is full"
     )
@@ -77,7 +81,7 @@ def _sampling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--echo", action="store_true", default=None, help="text begins with the prompt")
 
 
-def _engine_flags(group: argparse._ArgumentGroup) -> None:
+def engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dtype", default="auto", help="auto (as stored), float32 or bfloat16")
     group.add_argument("--prefer", choices=list(PRESETS), help="default: balanced")
     group.add_argument("--max-batch", type=int, metavar="N", help="sequences that run together")

@@ -84,6 +84,11 @@ class DeviceRunner:
         """Compiles of the whole process since this runner exists, but for its own warm-ups."""
         return self._compiles.count - self._expected_compiles
 
+    @property
+    def found_compiled(self) -> int:
+        """Steps that the persistent cache had."""
+        return self._compiles.hits
+
     def _compile_step(self, bucket: Bucket) -> None:
         self._steps[bucket] = self.lowering.step(bucket).compile()
         self.padding.setdefault(bucket, Padding())

@@ -75,8 +75,6 @@ class Service:
         self._numbers = itertools.count(1)
         self._timers: dict[Answer, asyncio.TimerHandle] = {}
         self._tokenizing = ThreadPoolExecutor(2, "tokenize")
-        self.idle = asyncio.Event()
-        self.idle.set()
 
     # ---- requests
 
@@ -194,13 +192,11 @@ class Service:
     def _enter(self, request_id: str) -> None:
         self._ids.add(request_id)
         self._waiting += 1
-        self.idle.clear()
 
     def _leave(self, request_id: str) -> None:
         """Of a request that never became an answer."""
         self._ids.discard(request_id)
         self._waiting -= 1
-        self._note_idle()
 
     def _refuse(self, error: JaxserveError) -> None:
         for observer in self._observers:
@@ -244,11 +240,6 @@ class Service:
             self._stop_waiting(answer)
         for observer in self._observers:
             observer.ended(answer, error)
-        self._note_idle()
-
-    def _note_idle(self) -> None:
-        if not self._ids:
-            self.idle.set()
 
 
 def _check_size(name: str, text: str, limit: int) -> None:

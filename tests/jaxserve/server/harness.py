@@ -15,6 +15,7 @@ from jaxserve.chat import Chat
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.engine.scheduler import Scheduler
+from jaxserve.errors import RestartingError
 from jaxserve.prompts import Prompts
 from jaxserve.server.engine_thread import EngineThread
 from jaxserve.server.forecast import Forecast
@@ -108,6 +109,7 @@ async def running(
     def failed(error: BaseException) -> None:
         failures.append(error)
         gate.fail()
+        service.fail_all(RestartingError("the engine has failed"))
 
     thread = EngineThread(
         engine,

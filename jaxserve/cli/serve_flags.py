@@ -1,0 +1,109 @@
+"""The flags of serve."""
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from jaxserve.cli.flags import engine_flags, model_flag
+from jaxserve.errors import ConfigError
+from jaxserve.server.limits import Limits
+from jaxserve.server.tokens import Tokens
+
+MAX_TOKEN_BYTES = 4096
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="python -m jaxserve.serve", description="Serve a checkpoint over gRPC, and over HTTP as OpenAI's API."
+    )
+    model_flag(p)
+    p.add_argument("--served-model-name", metavar="NAME", help="what clients call the model (default: its folder)")
+    p.add_argument("--chat-template", type=Path, metavar="FILE", help="a Jinja template, instead of the model's")
+    _address_flags(p.add_argument_group("addresses"))
+    _security_flags(p.add_argument_group("credentials"))
+    _operation_flags(p.add_argument_group("operation"))
+    _limit_flags(p.add_argument_group("limits"))
+    engine_flags(p.add_argument_group("engine"))
+    return p
+
+
+def _address_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="default: this machine only, 127.0.0.1")
+    group.add_argument("--port", type=int, default=50051, metavar="N", help="of gRPC; 0: any (default 50051)")
+    group.add_argument("--http-port", type=int, default=8000, metavar="N", help="of HTTP; 0: any (default 8000)")
+    group.add_argument("--no-http", action="store_true", help="gRPC only")
+    group.add_argument("--admin-port", type=int, metavar="N", help="AdminService on a port of its own")
+
+
+def _security_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--token-file", type=Path, metavar="F", help="clients have to send the token in this file")
+    group.add_argument("--admin-token-file", type=Path, metavar="F", help="the same for AdminService")
+    group.add_argument("--tls-cert", type=Path, metavar="F", help="PEM: the server's certificate chain")
+    group.add_argument("--tls-key", type=Path, metavar="F", help="PEM: its key")
+    group.add_argument("--tls-client-ca", type=Path, metavar="F", help="PEM: clients need a certificate of this CA")
+
+
+def _operation_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--drain-timeout", type=_seconds, default=30.0, metavar="S", help="for running requests after SIGTERM (30)"
+    )
+    group.add_argument(
+        "--step-timeout", type=_seconds, default=60.0, metavar="S", help="of one step, then the server gives up (60)"
+    )
+    group.add_argument("--profile-dir", type=Path, metavar="DIR", help="where StartProfile may write")
+    group.add_argument("--log-format", choices=("text", "json"), default="text")
+    group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+
+
+def _limit_flags(group: argparse._ArgumentGroup) -> None:
+    for flag, default, what in Limits.table():
+        kind = _count if isinstance(default, int) else _seconds
+        group.add_argument(flag, type=kind, default=default, metavar="N", help=f"{what} ({default:g})")
+
+
+def _count(text: str) -> int:
+    return int(_positive(text, int))
+
+
+def _seconds(text: str) -> float:
+    return _positive(text, float)
+
+
+def _positive(text: str, kind: Any) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = 0
+    if not 0 < value < 2**62:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def limits(args: argparse.Namespace) -> Limits:
+    return Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
+
+
+def tokens(args: argparse.Namespace) -> Tokens:
+    """ConfigError when a file cannot be read, or holds no token."""
+    client, admin = (_token(args, name) for name in ("token_file", "admin_token_file"))
+    return Tokens(client, admin)
+
+
+def _token(args: argparse.Namespace, name: str) -> str | None:
+    path: Path | None = getattr(args, name)
+    if path is None:
+        return None
+    token = read_file(path, f"--{name.replace('_', '-')}").decode("utf-8", "replace").strip()
+    if not (token.isascii() and token.isprintable() and 1 <= len(token) <= MAX_TOKEN_BYTES) or " " in token:
+        raise ConfigError(
+            f"--{name.replace('_', '-')} {path}: holds no token (one line of 1 to {MAX_TOKEN_BYTES} ASCII letters)"
+        )
+    return token
+
+
+def read_file(path: Path, flag: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror}") from None

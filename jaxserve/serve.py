@@ -1,0 +1,115 @@
+"""python -m jaxserve.serve: a checkpoint behind gRPC and HTTP, until it is told to stop."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from rich.console import Console
+
+from checkpoints.errors import CheckpointError
+from jaxserve.cli.compilation_cache import use_compilation_cache
+from jaxserve.cli.flags import engine_options
+from jaxserve.cli.output import Bar
+from jaxserve.cli.serve_flags import limits, parser, tokens
+from jaxserve.errors import JaxserveError
+from jaxserve.llm import LLM
+from jaxserve.server import log
+from jaxserve.server.assembly import assemble
+from jaxserve.server.gate import Gate, Phase
+from jaxserve.server.lifecycle import FAILED, Lifecycle
+from jaxserve.server.listeners import Listeners
+from jaxserve.server.log import RequestLog
+from jaxserve.server.metrics import Metrics
+from jaxserve.server.model import EngineCard, ModelCard, Served
+from jaxserve.tokenizer import TokenizerError
+from pallas_kernels.dispatch import KernelError
+from sharding.mesh import MeshSpec
+from sharding.rules import ShardingError
+
+BAD_INPUT = 2
+EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 after a drain, 2 when something asked for cannot be done, 70 when the engine failed."""
+    args = parser().parse_args(arguments)
+    log.configure(args.log_format, args.log_level)
+    try:
+        with ExitStack() as resources:
+            code = asyncio.run(serve(args, Console(stderr=True, highlight=False), resources))
+            if code == FAILED:
+                os._exit(code)  # the engine's thread may hang for ever, and whatever waits for it
+            return code
+    except EXPECTED as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+async def serve(args: argparse.Namespace, console: Console, resources: ExitStack) -> int:
+    """resources: closes the model in the end."""
+    use_compilation_cache(args.compilation_cache)
+    gate, loop = Gate(), asyncio.get_running_loop()
+    metrics = Metrics(lambda: gate.served.compiles_after_ready() if gate.served else 0)
+    listeners = Listeners(gate, limits(args), tokens(args), metrics.render)
+    lifecycle = Lifecycle(gate, listeners.stop, args.drain_timeout, args.step_timeout)
+    await listeners.start(args, lifecycle.drain)
+    lifecycle.watch_signals()
+
+    def load() -> Served:
+        llm = resources.enter_context(open_llm(args, console))
+        name = args.served_model_name or args.model.resolve().name
+        compile_all(llm, console)
+        served = assemble(llm, name, limits(args), (metrics, RequestLog()), loop, lifecycle.fail)
+        introduce(served.model, served.engine, console)
+        return served
+
+    def changed(phase: Phase) -> None:
+        listeners.tell(phase)
+        if phase is Phase.READY:
+            console.print(f"ready: {listeners.addresses}", soft_wrap=True)
+
+    gate.changed = changed
+    try:
+        return await lifecycle.run(load)
+    except BaseException:
+        await listeners.stop(0)
+        raise
+
+
+def open_llm(args: argparse.Namespace, console: Console) -> LLM:
+    with Bar(console, "loading") as loading:
+        return LLM(
+            args.model,
+            dtype=args.dtype,
+            options=engine_options(args),
+            mesh=MeshSpec(data=args.data, tensor=args.tensor),
+            chat_template=args.chat_template,
+            on_load=loading.update,
+        )
+
+
+def compile_all(llm: LLM, console: Console) -> None:
+    """Every step that the engine can ever launch."""
+    buckets = llm.runner.buckets.buckets
+    with Bar(console, "compiling") as bar:
+        llm.runner.warm_up(buckets, bar.update)
+    console.print(f"{len(buckets)} steps compiled, {llm.runner.found_compiled} compiles found in the cache")
+
+
+def introduce(model: ModelCard, engine: EngineCard, console: Console) -> None:
+    mesh = " x ".join(f"{axis} {size}" for axis, size in engine.mesh.items())
+    lines = (
+        f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M parameters, {model.dtype}",
+        f"mesh     {mesh} on {engine.device_kind}",
+        f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context {model.max_context}",
+        f"cache    {engine.cache_tokens:,} tokens in pages of {engine.page_size}",
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

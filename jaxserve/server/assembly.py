@@ -1,0 +1,84 @@
+"""From a loaded model to what stands behind the gate."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from importlib.metadata import version
+
+import jax
+
+from jaxserve.errors import JaxserveError
+from jaxserve.llm import LLM
+from jaxserve.server.engine_thread import EngineThread, Tally
+from jaxserve.server.forecast import Forecast
+from jaxserve.server.limits import Limits
+from jaxserve.server.model import EngineCard, ModelCard, Served
+from jaxserve.server.service import Observer, Service
+from sharding.mesh import device_kind
+
+PACKAGES = ("jaxserve", "jax", "jaxlib", "grpcio")
+
+
+def assemble(
+    llm: LLM,
+    name: str,
+    limits: Limits,
+    observers: tuple[Observer, ...],
+    loop: asyncio.AbstractEventLoop,
+    failed: Callable[[BaseException], None],
+) -> Served:
+    """Service and engine thread over a model whose steps are compiled; news and failures reach the loop."""
+    runner, config = llm.runner, llm.runner.config
+    service: Service
+
+    def tally() -> Tally:
+        return Tally(runner.total.live_tokens, runner.total.computed_tokens, str(runner.collected))
+
+    thread = EngineThread(
+        llm.engine,
+        lambda news: _tell(loop, lambda: service.take(news)),
+        lambda error: _tell(loop, lambda: failed(error)),
+        tally,
+    )
+    service = Service(llm.prompts, thread, Forecast(config.step_tokens * config.lanes), limits, observers)
+    return Served(service, thread, model_card(llm, name), engine_card(llm), lambda: runner.compiles_after_ready)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, job: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(job)
+
+
+def model_card(llm: LLM, name: str) -> ModelCard:
+    spec = llm.model.spec
+    return ModelCard(
+        name=name,
+        architecture=spec.family,
+        parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(llm.model.params)),
+        dtype=str(llm.model.params["embed"].dtype),
+        vocab_size=spec.vocab_size,
+        max_context=llm.runner.config.max_context,
+        eos_ids=llm.model.eos_ids,
+        has_chat_template=_has_chat_template(llm),
+    )
+
+
+def _has_chat_template(llm: LLM) -> bool:
+    try:
+        return bool(llm.chat_template)
+    except JaxserveError:
+        return False
+
+
+def engine_card(llm: LLM) -> EngineCard:
+    config = llm.runner.config
+    return EngineCard(
+        versions={package: version(package) for package in PACKAGES},
+        mesh=dict(llm.model.mesh.shape),
+        device_kind=device_kind(llm.model.mesh),
+        buckets=[str(bucket) for bucket in llm.runner.buckets.buckets],
+        max_batch=config.max_batch,
+        step_tokens=config.step_tokens,
+        page_size=config.page_size,
+        cache_tokens=config.lanes * max(pool.pages for pool in config.pools) * config.page_size,
+    )

@@ -1,0 +1,105 @@
+"""From an empty process to a server that is ready, and from there to its end.
+
+loading --(every step compiled)--> ready --(SIGTERM, SIGINT, Drain)--> draining --> exit 0
+any of them --(the engine failed, or a step hangs)--> exit 70, for a supervisor to start it again
+"""
+
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from jaxserve.errors import DrainingError, RestartingError
+from jaxserve.server.gate import Gate, Phase
+from jaxserve.server.model import Served
+
+FAILED = 70  # sysexits.h: an internal software error
+GRACE = 1.0  # seconds for statuses to reach their clients
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Lifecycle:
+    """Runs a server on the event loop that it is made on. Times are seconds.
+
+    stop_listening: closes the servers within the seconds that it is given.
+    """
+
+    gate: Gate
+    stop_listening: Callable[[float], Awaitable[None]]
+    drain_timeout: float = 30.0
+    step_timeout: float = 60.0
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _failure: BaseException | None = None
+
+    def drain(self) -> None:
+        """Begin to end: no new requests; those that run may finish."""
+        self.gate.drain()
+        self._stop.set()
+
+    def fail(self, error: BaseException) -> None:
+        """The engine is lost: everybody is told, and the process ends."""
+        if self._failure is None:
+            log.critical("the engine has failed", exc_info=error)
+            self._failure = error
+            self.gate.fail()
+            self._stop.set()
+
+    def watch_signals(self) -> None:
+        """The first SIGTERM or SIGINT drains, the second ends the process at once."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self.gate.phase is Phase.LOADING or self._stop.is_set():
+            log.warning("ended by %s", number.name)
+            os._exit(0 if self.gate.phase is Phase.LOADING else 128 + number)
+        log.info("draining after %s, for %g s at most", number.name, self.drain_timeout)
+        self.drain()
+
+    async def run(self, load: Callable[[], Served]) -> int:
+        """Load, serve until told to stop, drain; returns the exit code. What `load` raises passes through."""
+        served = await asyncio.to_thread(load)
+        if not self._stop.is_set():
+            served.thread.start()
+            self.gate.open(served)
+        watching = asyncio.create_task(self._watch(served))
+        await self._stop.wait()
+        watching.cancel()
+        if self._failure is None:
+            await self._finish_requests(served)
+        if self._failure is not None:
+            return await self._die(served)
+        await self.stop_listening(GRACE)
+        served.service.close()
+        if not served.thread.close():
+            log.error("the engine's step did not end")
+            return FAILED
+        return 0
+
+    async def _finish_requests(self, served: Served) -> None:
+        """Until nothing runs, or the time is over, or the engine fails meanwhile."""
+        left = self.drain_timeout
+        while left > 0 and served.service.in_flight and self._failure is None:
+            await asyncio.sleep(min(0.05, left))
+            left -= 0.05
+        if served.service.in_flight:
+            log.warning("%d requests did not finish in time", served.service.in_flight)
+            served.service.fail_all(DrainingError(f"the server ends; --drain-timeout {self.drain_timeout:g} has passed"))
+
+    async def _die(self, served: Served) -> int:
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        served.service.fail_all(RestartingError("the engine has failed; the server restarts (try again soon)"))
+        await self.stop_listening(GRACE)
+        return FAILED
+
+    async def _watch(self, served: Served) -> None:
+        """A step that does not end is a device that died."""
+        while True:
+            await asyncio.sleep(min(1.0, self.step_timeout / 4))
+            if served.thread.stuck_for > self.step_timeout:
+                self.fail(TimeoutError(f"a step takes longer than --step-timeout {self.step_timeout:g} s"))

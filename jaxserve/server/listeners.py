@@ -1,0 +1,78 @@
+"""Every address that the server listens on."""
+
+import argparse
+import asyncio
+from collections.abc import Callable
+
+from grpc import aio
+
+from jaxserve.server.gate import Gate, Phase
+from jaxserve.server.grpc_admin import AdminServicer
+from jaxserve.server.grpc_server import Health, bind, new_server
+from jaxserve.server.grpc_service import InferenceServicer
+from jaxserve.server.http_app import new_app
+from jaxserve.server.http_server import HttpServer
+from jaxserve.server.limits import Limits
+from jaxserve.server.profiler import Profiler
+from jaxserve.server.tls import Tls
+from jaxserve.server.tokens import Tokens
+
+
+class Listeners:
+    """gRPC, AdminService where it has a port of its own, and HTTP. They answer from the start: LOADING at first."""
+
+    def __init__(self, gate: Gate, limits: Limits, tokens: Tokens, metrics: Callable[[], bytes]):
+        self._gate, self._limits, self._tokens, self._metrics = gate, limits, tokens, metrics
+        self._health = Health()
+        self._grpc: list[aio.Server] = []
+        self._http: HttpServer | None = None
+        self._profiler: Profiler | None = None
+        self._telling: set[asyncio.Task[None]] = set()
+        self.addresses = ""
+
+    async def start(self, args: argparse.Namespace, drain: Callable[[], None]) -> None:
+        """Bind all of them, then listen. ConfigError when a port is taken or a certificate is not one."""
+        tls = Tls.of(args.tls_cert, args.tls_key, args.tls_client_ca)
+        credentials = tls.credentials() if tls else None
+        self._profiler = Profiler(args.profile_dir)
+        inference, admin = InferenceServicer(self._gate), AdminServicer(self._gate, self._profiler, drain)
+        apart = args.admin_port is not None
+        found = {"gRPC": self._add(inference, None if apart else admin, args.host, args.port, credentials, "--port")}
+        if apart:
+            found["admin"] = self._add(None, admin, args.host, args.admin_port, credentials, "--admin-port")
+        if not args.no_http:
+            app = new_app(self._gate, self._tokens, self._limits, self._metrics)
+            self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
+            found["HTTP"] = self._http.port
+        self.addresses = ", ".join(f"{name} {args.host}:{port}" for name, port in found.items())
+        await self._health.start()
+        for server in self._grpc:
+            await server.start()
+        if self._http:
+            self._http.start()
+
+    def _add(
+        self,
+        inference: InferenceServicer | None,
+        admin: AdminServicer | None,
+        host: str,
+        port: int,
+        credentials: object,
+        flag: str,
+    ) -> int:
+        server = new_server(self._limits, self._tokens, self._health, inference, admin)
+        self._grpc.append(server)
+        return bind(server, host, port, credentials, flag)  # type: ignore[arg-type]
+
+    def tell(self, phase: Phase) -> None:
+        """Health checks answer by the new phase."""
+        task = asyncio.get_running_loop().create_task(self._health.tell(phase))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def stop(self, grace: float) -> None:
+        """Close all; open calls have so many seconds."""
+        if self._profiler:
+            await self._profiler.close()
+        stopping = [server.stop(grace) for server in self._grpc] + ([self._http.stop(grace)] if self._http else [])
+        await asyncio.gather(*stopping)

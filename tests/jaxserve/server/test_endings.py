@@ -1,0 +1,239 @@
+"""However a request ends: one terminal status, all pages back, no task or thread left."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from jaxserve.server.limits import Limits
+from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
+from tests.jaxserve.server.harness import Running, running
+
+KINDS = {"unary": 1, "stream": 1, "n=4": 4}  # choices
+TOKENS = 24
+Ending = Callable[[Running, str], Awaitable[str]]
+
+
+def sampling(n: int, **given: Any) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(seed=1, max_tokens=TOKENS, n=n, ignore_eos=True, **given)
+
+
+def start(server: Running, kind: str, **options: Any) -> Any:
+    """The call, under way."""
+    params, timeout = sampling(KINDS[kind]), options.pop("timeout", None)
+    fields: dict[str, Any] = {"text": "hello there", "sampling": params, "request_id": "one"} | options
+    if kind == "unary":
+        return server.inference.Generate(inference_pb2.GenerateRequest(**fields), timeout=timeout)
+    return server.inference.GenerateStream(inference_pb2.GenerateStreamRequest(**fields), timeout=timeout)
+
+
+async def outcome(call: Any, kind: str) -> str:
+    """The status's name, after everything was read; FinishInfo is there exactly when it is OK."""
+    finished = 0
+    try:
+        if kind == "unary":
+            await call
+            finished = 1
+        else:
+            while (event := await call.read()) is not aio.EOF:
+                assert not finished, "something comes after FinishInfo"
+                finished += event.WhichOneof("event") == "finish_info"
+    except aio.AioRpcError:
+        assert not finished
+    except asyncio.CancelledError:
+        assert call.cancelled()
+    code = await call.code()
+    assert (code is grpc.StatusCode.OK) == bool(finished)
+    return code.name
+
+
+async def ok(server: Running, kind: str) -> str:
+    return await outcome(start(server, kind), kind)
+
+
+def cancelled_at(tokens: int) -> Ending:
+    """After so many tokens of the first choice, or steps where they are not seen."""
+
+    async def ending(server: Running, kind: str) -> str:
+        call = start(server, kind)
+        if kind == "unary":
+            while server.runner.steps < tokens:
+                await asyncio.sleep(0.001)
+        else:
+            seen = 0
+            while seen < tokens:
+                event = await call.read()
+                seen += len(event.delta.token_ids) if event.delta.index == 0 else 0
+        call.cancel()
+        return await outcome(call, kind)
+
+    return ending
+
+
+async def deadline(server: Running, kind: str) -> str:
+    server.runner.seconds = 0.02
+    return await outcome(start(server, kind, timeout=0.15), kind)
+
+
+async def aborted(server: Running, kind: str) -> str:
+    server.runner.seconds = 0.01
+    call = start(server, kind)
+    while server.runner.steps < 5:
+        await asyncio.sleep(0.001)
+    response = await server.admin.Abort(admin_pb2.AbortRequest(request_ids=["one", "nobody"]))
+    assert list(response.aborted_request_ids) == ["one"]
+    return await outcome(call, kind)
+
+
+async def not_finite(server: Running, kind: str) -> str:
+    server.runner.spoils = lambda number, lane, row: number == 6
+    return await outcome(start(server, kind), kind)
+
+
+async def engine_fails(server: Running, kind: str) -> str:
+    def explode(number: int) -> None:
+        if number == 6:
+            raise RuntimeError("the device died")
+
+    server.runner.hook = explode
+    return await outcome(start(server, kind), kind)
+
+
+async def client_killed(server: Running, kind: str) -> str:
+    """The connection goes away, without a goodbye of the call."""
+    server.runner.seconds = 0.005
+    async with aio.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        alone = Running(server.service, server.engine, server.runner, server.gate, server.address, channel)
+        call = start(alone, kind)
+        while server.runner.steps < 5:
+            await asyncio.sleep(0.001)
+        await channel.close()
+    return await outcome(call, kind)
+
+
+ENDINGS: dict[str, tuple[Ending, str]] = {
+    "ok": (ok, "OK"),
+    "cancel at the first": (cancelled_at(1), "CANCELLED"),
+    "cancel at the fifth": (cancelled_at(5), "CANCELLED"),
+    "cancel at the last": (cancelled_at(TOKENS - 1), "CANCELLED or OK"),
+    "deadline": (deadline, "DEADLINE_EXCEEDED"),
+    "abort": (aborted, "OK"),
+    "not finite": (not_finite, "INTERNAL"),
+    "engine fails": (engine_fails, "UNAVAILABLE"),
+    "client killed": (client_killed, "CANCELLED"),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ending(tmp_path: Path, kind: str, name: str) -> None:
+    ending, expected = ENDINGS[name]
+
+    async def main() -> None:
+        async with running(tmp_path, seconds=0.002, max_batch=8) as server:
+            tasks = len(asyncio.all_tasks())
+            assert await ending(server, kind) in expected.split(" or ")
+            if name == "engine fails":
+                assert not server.service.in_flight and len(server.failures) == 1
+                return
+            server.runner.spoils = lambda number, lane, row: False
+            server.runner.seconds = 0
+            await server.at_rest()
+            assert await ok(server, kind) == "OK"  # everybody else is served as before
+            await server.at_rest()
+            await asyncio.sleep(0.02)
+            assert len(asyncio.all_tasks()) <= tasks + 1
+
+    before = set(threading.enumerate())
+    asyncio.run(main())
+    assert not [t for t in threading.enumerate() if t not in before and t.name == "engine"]
+
+
+def test_a_thousand_cancels(tmp_path: Path) -> None:
+    """Rapid resets: nothing stays behind."""
+
+    async def main() -> None:
+        async with running(tmp_path, max_batch=4) as server:
+            for _ in range(100):
+                calls = [start(server, "stream", request_id="") for _ in range(10)]
+                await asyncio.sleep(0)
+                for call in calls:
+                    call.cancel()
+            await server.at_rest(20)
+            assert not server.service._answers and not server.service._ids
+
+    asyncio.run(main())
+
+
+def test_an_id_in_flight_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, seconds=0.01) as server:
+            first = start(server, "stream")
+            await first.read()
+            assert await outcome(start(server, "unary"), "unary") == "ALREADY_EXISTS"
+            assert await outcome(first, "stream") == "OK"
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_queue_limits(tmp_path: Path) -> None:
+    async def main() -> None:
+        limits = Limits(max_waiting_requests=3)
+        async with running(tmp_path, limits=limits, seconds=0.02, max_batch=1) as server:
+            calls = [start(server, "unary", request_id="") for _ in range(8)]
+            outcomes = await asyncio.gather(*(outcome(call, "unary") for call in calls))
+            assert outcomes.count("RESOURCE_EXHAUSTED") == 5 and outcomes.count("OK") == 3
+            refused = calls[outcomes.index("RESOURCE_EXHAUSTED")]
+            assert int(dict(await refused.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_waiting_tokens_are_limited(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, limits=Limits(max_waiting_tokens=250), seconds=0.02, max_batch=1) as server:
+            calls = [start(server, "unary", request_id="", text="x" * 99) for _ in range(4)]
+            outcomes = await asyncio.gather(*(outcome(call, "unary") for call in calls))
+            assert outcomes == ["OK", "OK", "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED"]
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, seconds=0.05, max_batch=1) as server:
+            assert await outcome(start(server, "unary"), "unary") == "OK"  # now the step's time is known
+            steps = server.runner.steps
+            call = start(server, "unary", text="x" * 400, request_id="", timeout=0.2)  # seven steps at best
+            assert await outcome(call, "unary") == "DEADLINE_EXCEEDED"
+            assert server.runner.steps == steps
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_priorities(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, seconds=0.003, max_batch=1) as server:
+            order: list[int] = []
+
+            async def one(priority: int) -> None:
+                await outcome(start(server, "unary", request_id="", priority=priority), "unary")
+                order.append(priority)
+
+            first = asyncio.create_task(one(0))
+            while not server.runner.steps:
+                await asyncio.sleep(0.001)
+            await asyncio.gather(first, *(one(priority) for priority in (5, 1, -3)))
+            assert order == [0, -3, 1, 5]
+            await server.at_rest()
+
+    asyncio.run(main())
