@@ -10,6 +10,7 @@ from jaxserve.engine.plan import Times, TokenEvent
 from jaxserve.errors import JaxserveError
 from jaxserve.prompts import Prepared
 from jaxserve.server.engine_thread import Tally
+from jaxserve.server.incidents import presentable
 from jaxserve.server.news import Done, News, Outbox, PromptScores, Started
 from jaxserve.tokenizer import Tokenizer
 
@@ -125,8 +126,7 @@ class Answer:
     def _finish_choice(self, assembler: Assembler, event: TokenEvent, tally: Tally) -> None:
         assert event.finish
         if event.finish.error:
-            error = event.finish.error
-            return self.fail(error if isinstance(error, JaxserveError) else JaxserveError(str(error)))
+            return self.fail(presentable(event.finish.error))
         self.completions.append(assembler.completion(event))
         del self._assemblers[event.index]
         if not self._assemblers:

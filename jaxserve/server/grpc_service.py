@@ -12,9 +12,10 @@ from grpc.aio import AbortError, ServicerContext
 from jaxserve.errors import JaxserveError, SlowConsumerError
 from jaxserve.server.answer import Answer
 from jaxserve.server.gate import Gate
+from jaxserve.server.incidents import presentable
 from jaxserve.server.news import Done
 from jaxserve.server.service import Service
-from jaxserve.server.status import presentable, trailers
+from jaxserve.server.status import trailers
 from jaxserve.server.wire import StreamEvent, Writer, call_of, check_known, input_of, located, score_call_of
 from jaxserve.v1 import inference_pb2 as pb
 from jaxserve.v1 import inference_pb2_grpc

@@ -17,6 +17,7 @@ from jaxserve.request import SamplingParams
 from jaxserve.server.answer import Answer
 from jaxserve.server.engine_thread import EngineThread, Loads, StepNews, Tally
 from jaxserve.server.forecast import Forecast
+from jaxserve.server.incidents import presentable
 from jaxserve.server.limits import Limits
 from jaxserve.server.news import Outbox
 
@@ -208,13 +209,16 @@ class Service:
         """What a step brought, once per step."""
         self.loads, self.tally = news.loads, news.tally
         self._forecast.saw_step(news.seconds)
-        for observer in self._observers:
-            observer.stepped(news)
         now = time.monotonic()
         for event in news.events:
             answer = self._answers.get(event.request_id)
             if answer is not None:
-                self._hand_over(answer, event, now)
+                try:
+                    self._hand_over(answer, event, now)
+                except Exception as error:  # of this request alone
+                    answer.fail(presentable(error))
+        for observer in self._observers:
+            observer.stepped(news)
 
     def _hand_over(self, answer: Answer, event: TokenEvent, now: float) -> None:
         waited, first = not answer.started, event.index not in answer.newest

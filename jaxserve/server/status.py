@@ -1,8 +1,6 @@
 """One map from errors to what clients see of them: a gRPC status with google.rpc details, or an HTTP status."""
 
-import logging
 import math
-import secrets
 
 import grpc
 from google.protobuf.any_pb2 import Any
@@ -11,23 +9,9 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2 as details
 from google.rpc.status_pb2 import Status
 
-from jaxserve.errors import EngineError, JaxserveError, NonFiniteLogitsError, RequestError
+from jaxserve.errors import JaxserveError, RequestError
 
 DOMAIN = "jaxserve"
-log = logging.getLogger(__name__)
-
-
-def presentable(error: BaseException) -> JaxserveError:
-    """The error as a client may see it: of a bug, no more than an id that is in the log with the traceback."""
-    if isinstance(error, JaxserveError) and (not isinstance(error, EngineError) or _is_of_request(error)):
-        return error
-    incident = secrets.token_hex(6)
-    log.error("incident %s", incident, exc_info=error)
-    return EngineError(f"internal error (incident {incident})")
-
-
-def _is_of_request(error: JaxserveError) -> bool:
-    return isinstance(error, NonFiniteLogitsError)
 
 
 def status_of(error: JaxserveError) -> Status:

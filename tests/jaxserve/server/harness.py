@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -45,10 +46,13 @@ class SlowRunner(FakeRunner):
     def __init__(self, *args: Any, seconds: float = 0.0, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.seconds, self.steps = seconds, 0
+        self.launches: Counter[str] = Counter()  # by the client's request id
+        self.names: Callable[[int], str] = str  # of a sequence's request
         self.hook: Callable[[int], None] = lambda number: None
 
     def launch(self, plan: StepPlan) -> StepOutput:
         self.steps += 1
+        self.launches.update(self.names(sequence) for lane in plan.lanes for sequence in lane.sequences)
         self.hook(self.steps)
         return super().launch(plan)
 
@@ -102,7 +106,9 @@ async def running(
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     configured = config_of(**{"max_context": 512, "num_pages": 512, "step_tokens": 64} | config)
     runner = SlowRunner(configured, seconds=seconds)
-    engine = Engine(Scheduler(configured), runner)
+    scheduler = Scheduler(configured)
+    runner.names = lambda sequence: scheduler._sequences[sequence].request.id.split("#")[0]
+    engine = Engine(scheduler, runner)
     loop = asyncio.get_running_loop()
     failures: list[BaseException] = []
 

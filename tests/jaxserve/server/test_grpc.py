@@ -91,17 +91,13 @@ def test_chat_renders_the_template(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as server:
             messages = [inference_pb2.ChatMessage(role="user", content="hi")]
-            response = await server.inference.Chat(
-                inference_pb2.ChatRequest(messages=messages, sampling=sampling())
-            )
+            response = await server.inference.Chat(inference_pb2.ChatRequest(messages=messages, sampling=sampling()))
             assert response.usage.prompt_tokens == len("user: hi\n")
             tokenized = await server.inference.Tokenize(
                 inference_pb2.TokenizeRequest(conversation=inference_pb2.Conversation(messages=messages))
             )
             assert tokenized.prompt == "user: hi\n"
-            text = await server.inference.Detokenize(
-                inference_pb2.DetokenizeRequest(token_ids=tokenized.token_ids)
-            )
+            text = await server.inference.Detokenize(inference_pb2.DetokenizeRequest(token_ids=tokenized.token_ids))
             assert text.text == "user: hi\n"
 
     asyncio.run(main())
@@ -127,7 +123,7 @@ def test_score(tmp_path: Path) -> None:
         ({"text": "x", "sampling": {"temperature": 2.1}}, "INVALID_ARGUMENT", "INVALID_FIELD", "sampling.temperature"),
         ({"text": "x", "sampling": {"top_k": -1}}, "INVALID_ARGUMENT", "INVALID_FIELD", "sampling.top_k"),
         ({"token_ids": {"ids": [1, 258]}}, "INVALID_ARGUMENT", "INVALID_FIELD", "token_ids.ids"),
-        ({"text": "x", "sampling": {"stop_token_ids": [999]}}, "INVALID_ARGUMENT", "INVALID_FIELD", "sampling.stop_token_ids"),
+        ({"text": "x", "sampling": {"stop_token_ids": [9**9]}}, "INVALID_ARGUMENT", "INVALID_FIELD", "sampling.stop_token_ids"),  # noqa: E501
         ({"text": "x" * 600}, "INVALID_ARGUMENT", "CONTEXT_LENGTH_EXCEEDED", "text"),
         ({"text": "x", "request_id": "r" * 129}, "INVALID_ARGUMENT", "INVALID_FIELD", "request_id"),
         ({"text": "x", "priority": 101}, "INVALID_ARGUMENT", "INVALID_FIELD", "priority"),

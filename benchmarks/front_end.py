@@ -1,0 +1,248 @@
+"""What does the front end cost, when the device is perfect? And what does the engine feel of it?
+
+    python -m benchmarks.front_end [--streams 256] [--step-ms 50] [--steps 100] [--loop asyncio|uvloop]
+                                   [--switch-interval-us 5000] [--out FILE]
+
+The server runs in a process of its own: the real engine and service, gRPC, the bundled model's tokenizer, and a device
+that takes exactly so long for a step and answers with made-up tokens. Another process reads all streams. Reported are
+the server's CPU time per message, split by thread; how late its event loop wakes up; how much longer than the device's
+a step takes, which is the time that the engine's thread waits for the host, the interpreter lock among it; and whether
+every token that was made arrived.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+from grpc import aio
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.device import about
+from benchmarks.host_path import NoDevice
+from jaxserve.chat import Chat
+from jaxserve.cli.flags import BUNDLED
+from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.plan import StepOutput, StepPlan
+from jaxserve.engine.scheduler import Scheduler
+from jaxserve.prompts import Prompts
+from jaxserve.server.engine_thread import EngineThread, StepNews
+from jaxserve.server.forecast import Forecast
+from jaxserve.server.gate import Gate
+from jaxserve.server.grpc_server import Health, bind, new_server
+from jaxserve.server.grpc_service import InferenceServicer
+from jaxserve.server.limits import Limits
+from jaxserve.server.metrics import Metrics
+from jaxserve.server.model import EngineCard, ModelCard, Served
+from jaxserve.server.service import Service
+from jaxserve.server.tokens import Tokens
+from jaxserve.tokenizer import load_tokenizer
+from jaxserve.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+
+LAG_EVERY = 0.005  # seconds
+PROMPT = "Once upon a time"
+
+
+@dataclass
+class Result:
+    """Microseconds of CPU per message; milliseconds of lag and of a step beyond the device's."""
+
+    streams: int
+    step_ms: float
+    loop: str
+    switch_interval_us: float
+    messages: int
+    tokens_made: int
+    tokens_delivered: int
+    cpu_us_per_message: float
+    loop_us_per_message: float
+    engine_us_per_message: float
+    lag_p50_ms: float
+    lag_p99_ms: float
+    step_over_p50_ms: float
+    step_over_p99_ms: float
+
+
+class SteadyDevice(NoDevice):
+    """A step takes `seconds` from the end of the one before, or from its launch if that is later."""
+
+    def __init__(self, config: EngineConfig, seconds: float):
+        super().__init__(config)
+        self._seconds, self._free = seconds, 0.0
+        self._due: dict[int, float] = {}
+        self.ends: list[float] = []
+
+    def launch(self, plan: StepPlan) -> np.ndarray:
+        self._free = max(self._free, time.monotonic()) + self._seconds
+        self._due[plan.number] = self._free
+        return super().launch(plan)
+
+    def collect(self, plan: StepPlan, handle: np.ndarray) -> StepOutput:
+        time.sleep(max(0.0, self._due.pop(plan.number) - time.monotonic()))
+        self.ends.append(time.monotonic())
+        return super().collect(plan, handle)
+
+
+# ---- the server's process
+
+
+async def serve(streams: int, steps: int, seconds: float) -> None:
+    options = EngineOptions(max_batch=streams, step_tokens=streams * 16, max_context=steps + 64, prefix_cache=False)
+    config = resolve(options, max_positions=4096, lanes=1, affordable_tokens=2**40)
+    tokenizer, device, gate, loop = (
+        load_tokenizer(BUNDLED),
+        SteadyDevice(config, seconds),
+        Gate(),
+        asyncio.get_running_loop(),
+    )
+    engine = Engine(Scheduler(config), device)
+    made, engine_cpu = 0, 0.0
+
+    def deliver(news: StepNews) -> None:
+        nonlocal made, engine_cpu
+        made += sum(len(event.tokens) for event in news.events)
+        engine_cpu = time.thread_time()
+        loop.call_soon_threadsafe(service.take, news)
+
+    thread = EngineThread(engine, deliver, lambda error: loop.call_soon_threadsafe(print, repr(error)) and None)
+    prompts = Prompts(tokenizer, Chat(BUNDLED, tokenizer), (), tokenizer.vocab_size, engine.scheduler.max_tokens)
+    observers = (Metrics(lambda: 0),)
+    service = Service(prompts, thread, Forecast(config.step_tokens), Limits(), observers)
+    server = new_server(Limits(), Tokens(), Health(), InferenceServicer(gate), None)
+    port = bind(server, "127.0.0.1", 0, None, "--port")
+    await server.start()
+    thread.start()
+    card = ModelCard("fake", "fake", 0, "int32", tokenizer.vocab_size, config.max_context, (), False)
+    gate.open(Served(service, thread, card, EngineCard({}, {}, "fake", [], streams, 0, 64, 0), lambda: 0))
+    print(json.dumps({"port": port}), flush=True)
+    lags: list[float] = []
+    watching = asyncio.create_task(watch_lag(lags))
+    await asyncio.to_thread(sys.stdin.readline)  # the driver has sent its requests
+    began = time.process_time(), time.thread_time(), engine_cpu, len(device.ends), made
+    lags.clear()
+    await asyncio.to_thread(sys.stdin.readline)  # ... and has read what it wanted
+    watching.cancel()
+    over = [1e3 * (b - a - seconds) for a, b in zip(device.ends[began[3] :], device.ends[began[3] + 1 :], strict=False)]
+    figures = {
+        "cpu": time.process_time() - began[0],
+        "loop": time.thread_time() - began[1],
+        "engine": engine_cpu - began[2],
+        "made": made,
+        "lag_p50_ms": 1e3 * statistics.median(lags),
+        "lag_p99_ms": 1e3 * float(np.quantile(lags, 0.99)),
+        "step_over_p50_ms": statistics.median(over),
+        "step_over_p99_ms": float(np.quantile(over, 0.99)),
+    }
+    print(json.dumps(figures), flush=True)
+    await server.stop(0)
+    thread.close()
+
+
+async def watch_lag(lags: list[float]) -> None:
+    while True:
+        due = time.monotonic() + LAG_EVERY
+        await asyncio.sleep(LAG_EVERY)
+        lags.append(time.monotonic() - due)
+
+
+# ---- the driver's process
+
+
+async def read_all(port: int, streams: int, steps: int, begin: threading.Event) -> tuple[int, int]:
+    """Messages and tokens of all streams; begin: set when every one of them has begun."""
+    started, messages, tokens = 0, 0, 0
+
+    async def one(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
+        nonlocal started, messages, tokens
+        sampling = common_pb2.SamplingParams(max_tokens=steps, ignore_eos=True, seed=1)
+        request = inference_pb2.GenerateStreamRequest(text=PROMPT, sampling=sampling)
+        first = True
+        async for event in stub.GenerateStream(request):
+            if first:
+                first, started = False, started + 1
+                if started == streams:
+                    begin.set()
+            messages += 1
+            tokens += len(event.delta.token_ids)
+
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        await asyncio.gather(*(one(stub) for _ in range(streams)))
+    return messages, tokens
+
+
+def drive(args: argparse.Namespace) -> Result:
+    command = [sys.executable, "-m", "benchmarks.front_end", "--serve"]
+    for name in ("streams", "step_ms", "steps", "loop", "switch_interval_us"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+        port = json.loads(process.stdout.readline())["port"]
+        begin, stdin = threading.Event(), process.stdin
+
+        def tell() -> None:
+            stdin.write("begin\n")
+            stdin.flush()
+
+        waiting = threading.Thread(target=lambda: (begin.wait(), tell()))
+        waiting.start()
+        messages, tokens = asyncio.run(read_all(port, args.streams, args.steps, begin))
+        waiting.join()
+        tell()
+        figures = json.loads(process.stdout.readline())
+    return Result(
+        args.streams,
+        args.step_ms,
+        args.loop,
+        args.switch_interval_us,
+        messages,
+        figures.pop("made"),
+        tokens,
+        *(round(1e6 * figures.pop(part) / messages, 1) for part in ("cpu", "loop", "engine")),
+        **{name: round(value, 2) for name, value in figures.items()},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.front_end", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--step-ms", type=float, default=50.0)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
+    parser.add_argument("--switch-interval-us", type=float, default=5000.0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        sys.setswitchinterval(args.switch_interval_us * 1e-6)
+        work = serve(args.streams, args.steps, args.step_ms * 1e-3)
+        if args.loop == "uvloop":
+            import uvloop
+
+            uvloop.run(work)
+        else:
+            asyncio.run(work)
+        return
+    result = drive(args)
+    table = Table("", "", title="one front end")
+    for name, value in asdict(result).items():
+        table.add_row(name, str(value))
+    Console().print(table)
+    if args.out:
+        args.out.write_text(
+            json.dumps(about() | {"grpcio": grpc.__version__, "result": asdict(result)}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
