@@ -16,7 +16,7 @@ PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
 INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: help demo test test-oldest deviceless deviceless-full check fmt clean
+.PHONY: help demo test test-oldest deviceless deviceless-full check protos fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -43,7 +43,14 @@ deviceless-full: ## the same for whole published models: hours; writes benchmark
 check: $(VENV)/.dev ## check style, format and types
 	$(RUN) ruff check
 	$(RUN) ruff format --check
+	$(VENV)/bin/buf lint
+	$(VENV)/bin/buf breaking --against tests/golden/jaxserve_v1.binpb
 	$(RUN) pyright --pythonpath $(VENV)/bin/python
+
+protos: $(VENV)/.dev ## generate jaxserve/v1/*_pb2* and docs/api.md from the .proto files
+	$(RUN) grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. jaxserve/v1/*.proto
+	rm jaxserve/v1/common_pb2_grpc.py # has no service
+	$(VENV)/bin/python docs/make_api.py
 
 fmt: $(VENV)/.dev ## fix what can be fixed, and format
 	$(RUN) ruff check --fix

@@ -5,7 +5,7 @@ JaxserveError
 │   ├── ContextLengthError                            prompt and max_tokens exceed the context
 │   ├── CapacityError                                 can never fit the page pool
 │   └── ChatError                                     the chat template refuses the messages, or cannot render them
-├── RequestIdInUseError     ALREADY_EXISTS       409
+├── RequestIdInUseError     ALREADY_EXISTS       409  a request with this id has not ended yet
 ├── ModelNotFoundError      NOT_FOUND            404  another model was asked for than the one that is served
 ├── CredentialError         UNAUTHENTICATED      401  no token, or a wrong one
 ├── AdminOnlyError          PERMISSION_DENIED    403  a client's token where an admin's is needed

@@ -13,7 +13,7 @@ from checkpoints.errors import CheckpointError
 from jaxserve.cli.compilation_cache import use_compilation_cache
 from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import Bar
-from jaxserve.cli.serve_flags import limits, parser, tokens
+from jaxserve.server.flags import limits, parser, tokens
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.server import log

@@ -51,14 +51,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.completion": ("jaxserve.engine", "jaxserve.request", "jaxserve.tokenizer"),
     "jaxserve.llm": ("jaxserve", "sharding"),
     "jaxserve.generate": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
+    "jaxserve.v1": ("jaxserve.v1",),
+    "jaxserve.client": ("jaxserve.client", "jaxserve.cli", "jaxserve.errors", "jaxserve.request", "jaxserve.v1"),
+    "jaxserve.server": ("jaxserve", "sharding.mesh"),
+    "jaxserve.serve": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
     "jaxserve": ("jaxserve",),
 }
 HOST_HALF = (
     "jaxserve",
     "jaxserve.chat",
     "jaxserve.chat.conversation",
+    "jaxserve.client",
     "jaxserve.config",
     "jaxserve.errors",
+    "jaxserve.prompts",
     "jaxserve.request",
     "jaxserve.tokenizer",
     "jaxserve.engine.buckets",
@@ -69,6 +75,8 @@ HOST_HALF = (
     "jaxserve.engine.prefix_cache",
     "jaxserve.engine.scheduler",
     "jaxserve.engine.sequence",
+    "jaxserve.server.service",
+    "jaxserve.server.grpc_service",
 )
 UNSAFE_CALLS = ("eval", "exec", "pickle.load", "pickle.loads", "serialize_executable")
 

@@ -1,0 +1,156 @@
+"""python docs/make_api.py: writes docs/api.md from the .proto files, the errors and the limits.
+
+Needs grpcio-tools (an extra of development). A test compares the file with what this writes.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+    SourceCodeInfo,
+)
+from grpc_tools import protoc
+
+from jaxserve import errors
+from jaxserve.server.limits import Limits
+
+ROOT = Path(__file__).parent.parent
+PROTOS = ("inference", "common", "admin")
+MESSAGE, ENUM, SERVICE = 4, 5, 6  # field numbers of FileDescriptorProto
+FIELD, NESTED = 2, 3  # of DescriptorProto
+TYPES = {
+    number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()
+}  # fmt: skip
+
+HEAD = """# jaxserve.v1 and its HTTP face
+
+Written by `python docs/make_api.py` from `jaxserve/v1/*.proto`, the tree of errors and the table of limits: change
+those, not this file. What every field may be is said with it; a value out of its bounds, and a field that the server
+does not know, is `INVALID_ARGUMENT` with the field's path, and nothing else is disturbed by it.
+
+"""
+
+
+def document() -> str:
+    return HEAD + "\n".join([*services(), *status_map(), *limits(), *messages()])
+
+
+def descriptors() -> dict[str, FileDescriptorProto]:
+    """The .proto files, with their comments."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "all.binpb"
+        includes = [f"-I{ROOT}", f"-I{files('grpc_tools') / '_proto'}"]
+        names = [f"jaxserve/v1/{name}.proto" for name in PROTOS]
+        code = protoc.main(["protoc", *includes, "--include_source_info", f"--descriptor_set_out={out}", *names])
+        assert code == 0, "protoc failed"
+        found = FileDescriptorSet.FromString(out.read_bytes())
+    return {Path(file.name).stem: file for file in found.file}
+
+
+def comment(file: FileDescriptorProto, *path: int) -> str:
+    """What stands before the declaration at this path, as one line."""
+    for location in file.source_code_info.location:
+        if list(location.path) == list(path):
+            return _joined(location)
+    return ""
+
+
+def _joined(location: SourceCodeInfo.Location) -> str:
+    paragraphs = location.leading_comments.strip().split("\n\n")
+    return " ".join(" ".join(line.strip() for line in part.splitlines()) for part in paragraphs)
+
+
+def services() -> Iterator[str]:
+    for file in descriptors().values():
+        for i, service in enumerate(file.service):
+            yield f"## {service.name}\n\n{comment(file, SERVICE, i)}\n"
+            yield "| call | takes | returns | |\n|---|---|---|---|"
+            for j, method in enumerate(service.method):
+                takes, returns = (name.rsplit(".", 1)[1] for name in (method.input_type, method.output_type))
+                stream = "stream of " if method.server_streaming else ""
+                yield f"| {method.name} | {takes} | {stream}{returns} | {comment(file, SERVICE, i, 2, j)} |"
+            yield ""
+
+
+def status_map() -> Iterator[str]:
+    yield "## Statuses\n"
+    yield "An error is a google.rpc.Status with exactly one ErrorInfo (domain `jaxserve`, the reason below), BadRequest"
+    yield "with the field's path where a field is wrong, RetryInfo and `grpc-retry-pushback-ms` where a later try may do.\n"
+    yield "| gRPC | HTTP | reason | when |\n|---|---|---|---|"
+    for kind in _walk(errors.JaxserveError):
+        if kind is not errors.ModelError:  # a start that fails
+            yield f"| {kind.code} | {kind.http_status} | {kind.reason} | {_when(kind)} |"
+    yield ""
+
+
+def _walk(kind: type[errors.JaxserveError]) -> Iterator[type[errors.JaxserveError]]:
+    for inner in kind.__subclasses__():
+        if inner.__module__ == errors.__name__:
+            if inner is not errors.UnavailableError:
+                yield inner
+            yield from _walk(inner)
+
+
+def _when(kind: type) -> str:
+    """From the tree in the docstring of the errors."""
+    for line in (errors.__doc__ or "").splitlines():
+        words = line.replace("│", " ").replace("├──", " ").replace("└──", " ").split()
+        if words and words[0] == kind.__name__:
+            rest = [w for w in words[1:] if w not in (kind.code, str(kind.http_status))]
+            return " ".join(rest) or "a bug: the text is generic, with an id that is in the server's log"
+    return ""
+
+
+def limits() -> Iterator[str]:
+    yield "## Limits\n"
+    yield "On by default; each is a flag of `python -m jaxserve.serve`.\n"
+    yield "| flag | default | of what |\n|---|---|---|"
+    for flag, default, what in Limits.table():
+        yield f"| `{flag}` | {default:,} | {what} |"
+    yield ""
+
+
+def messages() -> Iterator[str]:
+    yield "## Messages\n"
+    for file in descriptors().values():
+        for i, message in enumerate(file.message_type):
+            yield f"### {message.name}\n\n{comment(file, MESSAGE, i)}\n"
+            if message.field:
+                yield "| field | type | |\n|---|---|---|"
+                yield from (_row(file, i, j, message) for j in range(len(message.field)))
+                yield ""
+        for i, enum in enumerate(file.enum_type):
+            yield f"### {enum.name}\n\n{comment(file, ENUM, i)}\n"
+            yield "| value | |\n|---|---|"
+            yield from (f"| {v.name} | {comment(file, ENUM, i, 2, j)} |" for j, v in enumerate(enum.value))
+            yield ""
+
+
+def _row(file: FileDescriptorProto, i: int, j: int, message: DescriptorProto) -> str:
+    field = message.field[j]
+    return f"| {field.name} | {_type(field, message)} | {comment(file, MESSAGE, i, FIELD, j)} |"
+
+
+def _type(field: FieldDescriptorProto, message: DescriptorProto) -> str:
+    name = field.type_name.rsplit(".", 1)[-1] if field.type_name else TYPES[field.type]
+    for nested in message.nested_type:
+        if nested.name == name and nested.options.map_entry:
+            key, value = (_type(inner, nested) for inner in nested.field)
+            return f"map of {key} to {value}"
+    if field.label == FieldDescriptorProto.LABEL_REPEATED:
+        return f"repeated {name}"
+    if field.proto3_optional:
+        return f"optional {name}"
+    if field.HasField("oneof_index"):
+        return f"{name} (one of {message.oneof_decl[field.oneof_index].name})"
+    return name
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "api.md").write_text(document(), encoding="utf-8")

@@ -1,0 +1,25 @@
+"""The documents that are written by programs are those that the programs write."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_api_md_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs" / "make_api.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "api.md").read_text() == module.document(), "run python docs/make_api.py"
+
+
+def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
+    protos = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "jaxserve" / "v1").glob("*.proto"))]
+    outs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *outs, *protos], cwd=ROOT, check=True)
+    for path in (ROOT / "jaxserve" / "v1").glob("*_pb2*"):
+        made = tmp_path / path.relative_to(ROOT)
+        assert path.read_text() == made.read_text(), f"{path.name}: run make protos"
