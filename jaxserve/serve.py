@@ -13,11 +13,11 @@ from checkpoints.errors import CheckpointError
 from jaxserve.cli.compilation_cache import use_compilation_cache
 from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import Bar
-from jaxserve.server.flags import limits, parser, tokens
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.server import log
-from jaxserve.server.assembly import assemble
+from jaxserve.server.assembly import assemble, engine_card, model_card
+from jaxserve.server.flags import limits, parser, tokens
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.lifecycle import FAILED, Lifecycle
 from jaxserve.server.listeners import Listeners
@@ -60,11 +60,11 @@ async def serve(args: argparse.Namespace, console: Console, resources: ExitStack
 
     def load() -> Served:
         llm = resources.enter_context(open_llm(args, console))
-        name = args.served_model_name or args.model.resolve().name
+        model, engine = model_card(llm, args.served_model_name or args.model.resolve().name), engine_card(llm)
+        introduce(model, engine, console)
         compile_all(llm, console)
-        served = assemble(llm, name, limits(args), (metrics, RequestLog()), loop, lifecycle.fail)
-        introduce(served.model, served.engine, console)
-        return served
+        service, thread = assemble(llm, limits(args), (metrics, RequestLog()), loop, lifecycle.fail)
+        return Served(service, thread, model, engine, lambda: llm.runner.compiles_after_ready)
 
     def changed(phase: Phase) -> None:
         listeners.tell(phase)

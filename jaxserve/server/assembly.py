@@ -12,7 +12,7 @@ from jaxserve.llm import LLM
 from jaxserve.server.engine_thread import EngineThread, Tally
 from jaxserve.server.forecast import Forecast
 from jaxserve.server.limits import Limits
-from jaxserve.server.model import EngineCard, ModelCard, Served
+from jaxserve.server.model import EngineCard, ModelCard
 from jaxserve.server.service import Observer, Service
 from sharding.mesh import device_kind
 
@@ -21,12 +21,11 @@ PACKAGES = ("jaxserve", "jax", "jaxlib", "grpcio")
 
 def assemble(
     llm: LLM,
-    name: str,
     limits: Limits,
     observers: tuple[Observer, ...],
     loop: asyncio.AbstractEventLoop,
     failed: Callable[[BaseException], None],
-) -> Served:
+) -> tuple[Service, EngineThread]:
     """Service and engine thread over a model whose steps are compiled; news and failures reach the loop."""
     runner, config = llm.runner, llm.runner.config
     service: Service
@@ -41,7 +40,7 @@ def assemble(
         tally,
     )
     service = Service(llm.prompts, thread, Forecast(config.step_tokens * config.lanes), limits, observers)
-    return Served(service, thread, model_card(llm, name), engine_card(llm), lambda: runner.compiles_after_ready)
+    return service, thread
 
 
 def _tell(loop: asyncio.AbstractEventLoop, job: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +71,12 @@ class Running:
     gate: Gate
     address: str
     channel: aio.Channel
+    served: Served
+    health: Health
+    stop: Callable[[float], Awaitable[None]]
+    open: Callable[[], None]
+    failed: Callable[[BaseException], None] | None = None  # instead of telling everybody
+    drain: Callable[[], None] = lambda: None  # what the call Drain does
     failures: list[BaseException] = field(default_factory=list)
 
     @property
@@ -98,6 +104,7 @@ async def running(
     limits: Limits | None = None,
     tokens: Tokens | None = None,
     seconds: float = 0.0,
+    opened: bool = True,
     observers: tuple[Observer, ...] = (),
     **config: Any,
 ) -> AsyncIterator[Running]:
@@ -110,10 +117,14 @@ async def running(
     runner.names = lambda sequence: scheduler._sequences[sequence].request.id.split("#")[0]
     engine = Engine(scheduler, runner)
     loop = asyncio.get_running_loop()
-    failures: list[BaseException] = []
+
+    def drain() -> None:
+        found.drain()
 
     def failed(error: BaseException) -> None:
-        failures.append(error)
+        found.failures.append(error)
+        if found.failed:
+            return found.failed(error)
         gate.fail()
         service.fail_all(RestartingError("the engine has failed"))
 
@@ -131,20 +142,28 @@ async def running(
         engine.scheduler.max_tokens,
     )
     service = Service(prompts, thread, Forecast(configured.step_tokens), limits, observers)
-    gate = Gate()
-    health = Health()
+    health, gate = Health(), Gate()
+    telling: set[asyncio.Task[None]] = set()
+    gate.changed = lambda phase: telling.add(loop.create_task(health.tell(phase)))
     server = new_server(
-        limits, tokens or Tokens(), health, InferenceServicer(gate), AdminServicer(gate, Profiler(None), gate.drain)
+        limits, tokens or Tokens(), health, InferenceServicer(gate), AdminServicer(gate, Profiler(None), drain)
     )
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await health.start()
     await server.start()
-    thread.start()
-    gate.open(Served(service, thread, MODEL, ENGINE, lambda: 0))
+    served = Served(service, thread, MODEL, ENGINE, lambda: 0)
+
+    def open_gate() -> None:
+        thread.start()
+        gate.open(served)
+
     address = f"127.0.0.1:{port}"
     try:
         async with aio.insecure_channel(address) as channel:
-            yield Running(service, engine, runner, gate, address, channel, failures)
+            found = Running(service, engine, runner, gate, address, channel, served, health, server.stop, open_gate)
+            if opened:
+                open_gate()
+            yield found
     finally:
         await server.stop(0)
         assert thread.close()

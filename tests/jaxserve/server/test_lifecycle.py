@@ -1,0 +1,235 @@
+"""The server's life: loading, ready, draining, failed."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from jaxserve.errors import ConfigError
+from jaxserve.server.gate import Phase
+from jaxserve.server.grpc_server import INFERENCE, bind, new_server
+from jaxserve.server.lifecycle import FAILED, Lifecycle
+from jaxserve.server.limits import Limits
+from jaxserve.server.tokens import Tokens
+from jaxserve.v1 import admin_pb2, inference_pb2
+from tests.jaxserve.server.harness import MODEL, Running, running
+from tests.jaxserve.server.test_endings import outcome, start
+
+Status = health_pb2.HealthCheckResponse.ServingStatus
+
+
+async def health(server: Running, service: str = INFERENCE) -> str:
+    stub = health_pb2_grpc.HealthStub(server.channel)
+    return Status.Name((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
+
+
+@contextlib.asynccontextmanager
+async def living(server: Running, **times: float) -> AsyncIterator[tuple[Lifecycle, "asyncio.Task[int]"]]:
+    """The lifecycle of a server that is loaded; its task returns the exit code."""
+
+    lifecycle = Lifecycle(server.gate, server.stop, **times)
+    server.failed, server.drain = lifecycle.fail, lifecycle.drain
+    task = asyncio.create_task(lifecycle.run(lambda: server.served))
+    await asyncio.sleep(0.05)
+    yield lifecycle, task
+    task.cancel()
+
+
+def test_loading_is_unavailable(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, opened=False) as server:
+            assert await health(server, "") == "SERVING"
+            assert await health(server) == "NOT_SERVING"
+            call = start(server, "unary")
+            assert await outcome(call, "unary") == "UNAVAILABLE"
+            assert int(dict(await call.trailing_metadata())["grpc-retry-pushback-ms"]) == 5000
+            server.open()
+            await asyncio.sleep(0.01)
+            assert await health(server) == "SERVING"
+            assert await outcome(start(server, "unary"), "unary") == "OK"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("by", ["signal", "Drain"])
+@pytest.mark.parametrize("kind", ["unary", "stream", "n=4"])
+def test_draining_finishes_what_runs_and_refuses_the_rest(tmp_path: Path, kind: str, by: str) -> None:
+    async def main() -> None:
+        async with running(tmp_path, seconds=0.01, opened=False) as server, living(server) as (lifecycle, task):
+            call = start(server, kind)
+            while server.runner.steps < 3:
+                await asyncio.sleep(0.001)
+            if by == "signal":
+                lifecycle.drain()
+            else:
+                assert (await server.admin.Drain(admin_pb2.DrainRequest())).requests == 1
+            await asyncio.sleep(0.02)
+            assert await health(server) == "NOT_SERVING" and await health(server, "") == "SERVING"
+            late = start(server, "unary", request_id="late")
+            assert await outcome(late, "unary") == "UNAVAILABLE"
+            assert await outcome(call, kind) == "OK"
+            assert await task == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream", "n=4"])
+def test_what_does_not_finish_in_time_is_told_so(tmp_path: Path, kind: str) -> None:
+    async def main() -> None:
+        async with (
+            running(tmp_path, seconds=0.05, opened=False) as server,
+            living(server, drain_timeout=0.1) as (lifecycle, task),
+        ):
+            call = start(server, kind)
+            while not server.runner.steps:
+                await asyncio.sleep(0.001)
+            lifecycle.drain()
+            assert await outcome(call, kind) == "UNAVAILABLE"
+            assert await task == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream", "n=4"])
+def test_a_step_that_hangs_ends_the_server(tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    release = threading.Event()
+
+    def hang(number: int) -> None:
+        if number == 4:
+            release.wait(20)
+
+    async def main() -> None:
+        async with (
+            running(tmp_path, opened=False) as server,
+            living(server, step_timeout=0.2) as (_, task),
+        ):
+            server.runner.hook = hang
+            began = time.monotonic()
+            assert await outcome(start(server, kind), kind) == "UNAVAILABLE"
+            assert await task == FAILED
+            assert time.monotonic() - began < 10
+            assert server.gate.phase is Phase.FAILED
+            release.set()
+
+    asyncio.run(main())
+    assert "Current thread" in capfd.readouterr().err  # the stacks of all threads
+
+
+def test_an_engine_that_fails_ends_the_server(tmp_path: Path) -> None:
+    def explode(number: int) -> None:
+        if number == 4:
+            raise RuntimeError("the device died")
+
+    async def main() -> None:
+        async with running(tmp_path, opened=False) as server, living(server) as (_, task):
+            server.runner.hook = explode
+            assert await outcome(start(server, "stream"), "stream") == "UNAVAILABLE"
+            assert await task == FAILED
+
+    asyncio.run(main())
+
+
+def test_what_load_raises_passes_through(tmp_path: Path) -> None:
+    def load() -> Any:
+        raise ConfigError("--max-batch 0")
+
+    async def main() -> None:
+        async with running(tmp_path, opened=False) as server:
+            with pytest.raises(ConfigError, match="--max-batch"):
+                await Lifecycle(server.gate, server.stop).run(load)
+
+    asyncio.run(main())
+
+
+def test_a_port_is_not_shared(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as server:
+            port = int(server.address.rsplit(":")[1])
+            other = new_server(Limits(), Tokens(), server.health, None, None)
+            with pytest.raises(ConfigError, match=f"--port {port}: cannot listen"):
+                bind(other, "127.0.0.1", port, None, "--port")
+            await other.stop(0)
+
+    asyncio.run(main())
+
+
+TOKENS = Tokens(client="c-token", admin="a-token")
+
+
+@pytest.mark.parametrize(
+    "token, generate, admin",
+    [
+        (None, "UNAUTHENTICATED", "UNAUTHENTICATED"),
+        ("Bearer wrong", "UNAUTHENTICATED", "UNAUTHENTICATED"),
+        ("c-token", "UNAUTHENTICATED", "UNAUTHENTICATED"),
+        ("Bearer c-token", "OK", "PERMISSION_DENIED"),
+        ("Bearer a-token", "OK", "OK"),
+    ],
+)
+def test_tokens(tmp_path: Path, token: str | None, generate: str, admin: str) -> None:
+    async def main() -> None:
+        async with running(tmp_path, tokens=TOKENS) as server:
+            metadata = [("authorization", token)] if token else []
+            request = inference_pb2.TokenizeRequest(text="x")
+            assert await code(server.inference.Tokenize(request, metadata=metadata)) == generate
+            question = admin_pb2.GetModelInfoRequest()
+            assert await code(server.admin.GetModelInfo(question, metadata=metadata)) == admin
+            assert await health(server) == "SERVING"
+            stream = server.inference.GenerateStream(
+                inference_pb2.GenerateStreamRequest(text="x"), metadata=metadata, timeout=5
+            )
+            await stream.read() if generate == "OK" else None
+            assert generate == "OK" or await code(_all(stream)) == generate
+
+    asyncio.run(main())
+
+
+async def _all(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+async def code(call: Any) -> str:
+    try:
+        await call
+    except aio.AioRpcError as error:
+        return error.code().name
+    return grpc.StatusCode.OK.name
+
+
+def test_admin_without_a_token_of_its_own_is_closed_to_clients() -> None:
+    Tokens().check(None, admin=True)
+    with pytest.raises(Exception, match="admin's token"):
+        Tokens(client="c").check("Bearer c", admin=True)
+
+
+def test_admin_answers(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, seconds=0.01) as server:
+            model = await server.admin.GetModelInfo(admin_pb2.GetModelInfoRequest())
+            assert (model.name, model.vocab_size) == (MODEL.name, MODEL.vocab_size)
+            info = await server.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
+            assert info.limits["max_waiting_requests"] == Limits().max_waiting_requests
+            assert info.compiles_after_ready == 0
+            call = start(server, "n=4")
+            await call.read()
+            loads = await server.admin.GetLoads(admin_pb2.GetLoadsRequest())
+            assert loads.running == 4 and loads.requests == 1 and 0 < loads.pages_used < loads.pages_total
+            assert await outcome(call, "n=4") == "OK"
+            await server.at_rest()
+            pool = server.engine.scheduler.lanes[0].caches[0].pool
+            assert pool._idle
+            await server.admin.FlushCache(admin_pb2.FlushCacheRequest())
+            assert not pool._idle
+            with pytest.raises(aio.AioRpcError, match="--profile-dir"):
+                await server.admin.StartProfile(admin_pb2.StartProfileRequest())
+
+    asyncio.run(main())
