@@ -107,4 +107,5 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         # A client whose machine went away says no goodbye.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.ping_timeout_ms", 20_000),  # the same for gRPC's own pings, which otherwise take 60 s
     ]

@@ -123,7 +123,8 @@ class Service:
             answer.fail(error)
 
     def close(self) -> None:
-        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        """Wait for what is being tokenized: a conversation's rendering has its own time limit."""
+        self._tokenizing.shutdown(cancel_futures=True)
 
     @property
     def in_flight(self) -> int:

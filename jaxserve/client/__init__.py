@@ -1,0 +1,67 @@
+"""The client of jaxserve's gRPC API; it needs no jax.
+
+from jaxserve.client import Client
+
+with Client("127.0.0.1:50051") as client:
+    print(client.generate("Once upon a time", max_tokens=32).choices[0].text)
+    for event in client.stream("Once upon a time", temperature=0):
+        ...
+"""
+
+from jaxserve.client.aio import AsyncClient, AsyncStream
+from jaxserve.client.asking import Messages, Options, Prompt
+from jaxserve.client.channel import TLS
+from jaxserve.client.client import Client, Stream
+from jaxserve.client.failures import CallError
+from jaxserve.client.joining import join
+from jaxserve.client.results import (
+    Choice,
+    ChoiceFinish,
+    Delta,
+    Event,
+    Finish,
+    Loads,
+    Logprob,
+    ModelInfo,
+    PromptInfo,
+    PromptLogprobs,
+    Result,
+    Score,
+    ServerInfo,
+    Timings,
+    Tokenized,
+    TokenLogprob,
+    Usage,
+)
+from jaxserve.request import SamplingParams
+
+__all__ = [
+    "TLS",
+    "AsyncClient",
+    "AsyncStream",
+    "CallError",
+    "Choice",
+    "ChoiceFinish",
+    "Client",
+    "Delta",
+    "Event",
+    "Finish",
+    "Loads",
+    "Logprob",
+    "Messages",
+    "ModelInfo",
+    "Options",
+    "Prompt",
+    "PromptInfo",
+    "PromptLogprobs",
+    "Result",
+    "SamplingParams",
+    "Score",
+    "ServerInfo",
+    "Stream",
+    "Timings",
+    "TokenLogprob",
+    "Tokenized",
+    "Usage",
+    "join",
+]

@@ -1,0 +1,188 @@
+"""What can be asked: for each method the call's name, its message, made and checked before anything is sent, and how
+its answer is read. Both clients say these things; they differ only in how they wait."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, TypedDict
+
+from google.protobuf.message import Message
+
+from jaxserve.client.reading import event_of, plain, result_of, score_of
+from jaxserve.client.results import Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
+from jaxserve.errors import RequestError
+from jaxserve.request import SamplingParams, check_token_ids, integers
+from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
+
+Prompt = str | Sequence[int]  # text, or token ids
+Messages = Sequence[Mapping[str, str]]  # each with role and content
+HEADER = ("request_id", "priority", "cache_salt")
+IDS = 2**32  # token ids of a message are below this
+DEFAULTS = SamplingParams()
+
+
+class Options(TypedDict, total=False):
+    """Of a request: seconds it may take, its id, priority and cache salt; single fields of SamplingParams, which
+    come before those of `params`."""
+
+    timeout: float | None
+    request_id: str
+    priority: int
+    cache_salt: str
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int] | None
+    seed: int | None
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop: bool
+    ignore_eos: bool
+    min_tokens: int
+    max_tokens: int | None
+    n: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool
+
+
+@dataclass(frozen=True)
+class Ask[T]:
+    """method: service and name. read: makes the result of an answer; of a stream, the event of each message.
+
+    repeatable: whether it may be asked again when nobody knows what became of it.
+    """
+
+    method: str
+    message: Message
+    read: Callable[[Any], T]
+    repeatable: bool = True
+
+
+def generate(prompt: Prompt, params: SamplingParams | None, options: Options) -> Ask[Result]:
+    message = _request(inference_pb2.GenerateRequest, _prompt(prompt), params, options)
+    return Ask("inference.Generate", message, result_of)
+
+
+def stream(prompt: Prompt, params: SamplingParams | None, options: Options) -> Ask[Event]:
+    message = _request(inference_pb2.GenerateStreamRequest, _prompt(prompt), params, options)
+    return Ask("inference.GenerateStream", message, event_of)
+
+
+def chat(messages: Messages, params: SamplingParams | None, options: Options) -> Ask[Result]:
+    message = _request(inference_pb2.ChatRequest, {"messages": _messages(messages)}, params, options)
+    return Ask("inference.Chat", message, result_of)
+
+
+def chat_stream(messages: Messages, params: SamplingParams | None, options: Options) -> Ask[Event]:
+    message = _request(inference_pb2.ChatStreamRequest, {"messages": _messages(messages)}, params, options)
+    return Ask("inference.ChatStream", message, event_of)
+
+
+def score(prompt: Prompt, top_logprobs: int, request_id: str, priority: int) -> Ask[Score]:
+    given = {"top_logprobs": top_logprobs, "request_id": request_id, "priority": priority}
+    return Ask("inference.Score", _built(inference_pb2.ScoreRequest, _prompt(prompt) | given), score_of)
+
+
+def tokenize(text: str | Messages) -> Ask[Tokenized]:
+    if isinstance(text, str):
+        given: dict[str, Any] = {"text": text}
+    else:
+        given = {"conversation": inference_pb2.Conversation(messages=_messages(text))}
+    return Ask("inference.Tokenize", _built(inference_pb2.TokenizeRequest, given), partial(plain, Tokenized))
+
+
+def detokenize(token_ids: Sequence[int]) -> Ask[str]:
+    message = inference_pb2.DetokenizeRequest(token_ids=_ids("token_ids", token_ids))
+    return Ask("inference.Detokenize", message, lambda answer: answer.text)
+
+
+def abort(request_ids: Sequence[str]) -> Ask[tuple[str, ...]]:
+    if isinstance(request_ids, str):
+        raise RequestError("request_ids", f"is {request_ids!r:.80}; give a list of ids")
+    message = _built(admin_pb2.AbortRequest, {"request_ids": list(request_ids)})
+    return Ask("admin.Abort", message, lambda answer: tuple(answer.aborted_request_ids))
+
+
+def model_info() -> Ask[ModelInfo]:
+    return Ask("admin.GetModelInfo", admin_pb2.GetModelInfoRequest(), partial(plain, ModelInfo))
+
+
+def server_info() -> Ask[ServerInfo]:
+    return Ask("admin.GetServerInfo", admin_pb2.GetServerInfoRequest(), partial(plain, ServerInfo))
+
+
+def loads() -> Ask[Loads]:
+    return Ask("admin.GetLoads", admin_pb2.GetLoadsRequest(), partial(plain, Loads))
+
+
+def flush_cache() -> Ask[None]:
+    return Ask("admin.FlushCache", admin_pb2.FlushCacheRequest(), lambda answer: None)
+
+
+def drain() -> Ask[int]:
+    """The second time might reach the server that has taken the first one's place."""
+    return Ask("admin.Drain", admin_pb2.DrainRequest(), lambda answer: answer.requests, repeatable=False)
+
+
+# ---- messages
+
+
+def _request[M: Message](kind: type[M], prompt: dict[str, Any], params: SamplingParams | None, options: Options) -> M:
+    """Of one of the four requests that generate."""
+    header = {name: value for name, value in options.items() if name in HEADER}
+    given: dict[str, Any] = {name: value for name, value in options.items() if name not in (*HEADER, "timeout")}
+    sampling = _sampling(replace(params or DEFAULTS, **given))
+    return _built(kind, {**prompt, "sampling": sampling, **header})
+
+
+def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
+    """What differs from the default; the server's are the same."""
+    params.check_vocabulary(IDS)
+    values = {field.name: getattr(params, field.name) for field in fields(params)}
+    chosen = {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
+    if "allowed_token_ids" in chosen:
+        chosen["allowed_token_ids"] = common_pb2.TokenIds(ids=chosen["allowed_token_ids"])
+    return common_pb2.SamplingParams(**chosen)
+
+
+def _prompt(prompt: Prompt) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        return {"text": prompt}
+    return {"token_ids": common_pb2.TokenIds(ids=_ids("prompt", prompt))}
+
+
+def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    ids = integers(name, values)
+    check_token_ids(name, ids, IDS)
+    return ids
+
+
+def _messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError("messages", f"is {messages!r:.80}; give a list of messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, str], path: str) -> inference_pb2.ChatMessage:
+    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+        raise RequestError(path, f"is {message!r:.80}; give an object with role and content, and nothing else")
+    return _built(inference_pb2.ChatMessage, dict(message), f"{path}.")
+
+
+def _built[M: Message](kind: type[M], given: dict[str, Any], path: str = "") -> M:
+    """A message field by field, so that a value which cannot be sent is an error with the field's name."""
+    message = kind()
+    for name, value in given.items():
+        try:
+            if value is None:
+                raise TypeError("there is no default for it")
+            message.MergeFrom(kind(**{name: value}))
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"{path}{name}", f"is {value!r:.80}, which cannot be sent ({error})") from None
+    return message

@@ -1,0 +1,67 @@
+"""The flags of the client at a terminal."""
+
+import argparse
+from pathlib import Path
+
+from jaxserve.cli.flags import sampling_flags
+from jaxserve.cli.inputs import read_prompts
+from jaxserve.client.base import ADDRESS
+from jaxserve.client.channel import TLS
+from jaxserve.client.client import Client
+from jaxserve.errors import RequestError
+from jaxserve.request import SamplingParams
+
+STANDARD_INPUT = "-"
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m jaxserve.client", description="Ask a server of jaxserve for text.")
+    p.add_argument(
+        "prompt",
+        nargs="?",
+        default=STANDARD_INPUT,
+        metavar="PROMPT",
+        help="- or none: standard input, without its last newline",
+    )
+    p.add_argument("--chat", action="store_true", help="the prompt is a user's message, for the chat template")
+    p.add_argument("--system", metavar="TEXT", help="the system's message (with --chat)")
+    p.add_argument("--json", action="store_true", help="one JSON object, nothing else on standard output")
+    p.add_argument("--stats", action="store_true", help="latencies as the client sees them, on standard error")
+    _server_flags(p.add_argument_group("server"))
+    sampling_flags(p.add_argument_group("sampling"))
+    return p
+
+
+def _server_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--address", default=ADDRESS, metavar="HOST:PORT", help=f"default: {ADDRESS}")
+    group.add_argument("--token-file", type=Path, metavar="FILE", help="has the token that the server asks for")
+    group.add_argument("--tls-ca", type=Path, metavar="FILE", help="certificates that vouch for the server")
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate of the client")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
+    group.add_argument("--timeout", type=float, metavar="SECONDS", help="for all of it (default: any)")
+
+
+def new_client(args: argparse.Namespace) -> Client:
+    files = {"ca": args.tls_ca, "certificate": args.tls_cert, "key": args.tls_key}
+    tls = TLS(**files) if any(files.values()) else None
+    return Client(args.address, token=_token(args.token_file), tls=tls, timeout=args.timeout)
+
+
+def read_prompt(args: argparse.Namespace) -> str:
+    given = [] if args.prompt == STANDARD_INPUT else [args.prompt]
+    return read_prompts(argparse.Namespace(prompt=given, prompts_file=None))[0]
+
+
+def check_flags(args: argparse.Namespace, params: SamplingParams) -> None:
+    """RequestError for flags that do not go together."""
+    if args.system is not None and not args.chat:
+        raise RequestError("--system", "is for a conversation (add --chat)")
+    if params.n > 1 and not args.json:
+        raise RequestError("--n", f"is {params.n}, and only one text can be shown as it comes (add --json)")
+
+
+def _token(path: Path | None) -> str | None:
+    try:
+        return path.read_text("utf-8", "replace").strip() if path else None
+    except OSError as error:
+        raise RequestError("--token-file", f"{path}: {error.strerror}") from None

@@ -1,0 +1,265 @@
+"""The channel's options by what they do, TLS, and waiting for a server."""
+
+import asyncio
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from jaxserve.client import TLS, CallError, Client, Finish, base
+from jaxserve.errors import ConfigError
+from jaxserve.v1 import common_pb2, inference_pb2_grpc
+from jaxserve.v1 import inference_pb2 as pb
+from tests.jaxserve.client.test_client import GREEDY, Looping, both, opened
+from tests.jaxserve.server.harness import running
+
+PREFACE = len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+PING, ACK = 6, 1
+
+
+class Large(inference_pb2_grpc.InferenceServiceServicer):
+    """Answers with as many bytes of text as the prompt says."""
+
+    def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> pb.GenerateResponse:
+        finish = common_pb2.ChoiceFinish(reason=common_pb2.FINISH_REASON_STOP)
+        return pb.GenerateResponse(choices=[pb.Choice(text="x" * int(request.text), finish=finish)])
+
+
+@contextmanager
+def serving(credentials: grpc.ServerCredentials | None = None) -> Iterator[int]:
+    """Its port."""
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool, options=[("grpc.max_send_message_length", -1)])
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(Large(), server)
+        add = (lambda a: server.add_secure_port(a, credentials)) if credentials else server.add_insecure_port
+        port = add("127.0.0.1:0")
+        server.start()
+        try:
+            yield port
+        finally:
+            server.stop(0).wait()
+
+
+def test_answers_up_to_64_mebibytes() -> None:
+    with serving() as port, Client(f"127.0.0.1:{port}") as client:
+        assert len(client.generate(str(60 * 2**20)).choices[0].text) == 60 * 2**20
+        with pytest.raises(CallError, match="larger than max") as caught:
+            client.generate(str(65 * 2**20))
+        assert caught.value.code == "RESOURCE_EXHAUSTED"
+
+
+class Wire:
+    """What goes between a client and a server; after `cut` nothing does, and nobody is told."""
+
+    def __init__(self) -> None:
+        self.sent = bytearray()  # by the client
+        self.cut = False
+        self.address = ""
+        self._pumps: list[asyncio.Task[None]] = []
+
+    async def connect(self, client: asyncio.StreamReader, back: asyncio.StreamWriter, port: int) -> None:
+        server, there = await asyncio.open_connection("127.0.0.1", port)
+        self._pumps += [
+            asyncio.create_task(self._pump(client, there, self.sent.extend)),
+            asyncio.create_task(self._pump(server, back, lambda data: None)),
+        ]
+
+    async def _pump(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, note: Callable[[bytes], object]
+    ) -> None:
+        try:
+            while data := await source.read(65536):
+                if not self.cut:
+                    note(data)
+                    target.write(data)
+        finally:
+            target.close()
+
+    async def close(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def pings(self) -> int:
+        """Of the client: PING frames that are no answers."""
+        count, at = 0, PREFACE
+        while at + 9 <= len(self.sent):
+            length, kind, flags = int.from_bytes(self.sent[at : at + 3]), self.sent[at + 3], self.sent[at + 4]
+            count += kind == PING and not flags & ACK
+            at += 9 + length
+        return count
+
+
+@asynccontextmanager
+async def wired(address: str) -> AsyncIterator[Wire]:
+    wire, port = Wire(), int(address.rpartition(":")[2])
+    server = await asyncio.start_server(lambda reader, writer: wire.connect(reader, writer, port), "127.0.0.1", 0)
+    wire.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield wire
+    finally:
+        await wire.close()
+        server.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same options, with another idea of time."""
+    fast = {"grpc.keepalive_time_ms": 100, "grpc.keepalive_timeout_ms": 300, "grpc.http2.ping_timeout_ms": 300}
+    assert fast.keys() <= dict(base.OPTIONS).keys()
+    monkeypatch.setattr(base, "OPTIONS", tuple((dict(base.OPTIONS) | fast).items()))
+
+
+@pytest.mark.slow
+def test_pings_go_on_while_nothing_comes(tmp_path: Path, impatient: None) -> None:
+    async def main() -> None:
+        async with running(tmp_path, seconds=4.2) as server, wired(server.address) as wire:
+            async with Looping(wire.address) as client:
+                events = await client.events("stream", "x", **GREEDY | {"max_tokens": 1})
+                assert isinstance(events[-1], Finish)
+            assert wire.pings() >= 4  # one a second, which is gRPC's bound; without max_pings_without_data: 3 for ever
+
+    asyncio.run(main())
+
+
+def test_a_silent_connection_is_noticed(tmp_path: Path, impatient: None) -> None:
+    async def main() -> None:
+        async with running(tmp_path, seconds=0.02) as server, wired(server.address) as wire:
+            async with Looping(wire.address, retries=0) as client:
+                call = asyncio.create_task(client.events("stream", "x", **GREEDY | {"max_tokens": 400}))
+                await asyncio.sleep(0.1)
+                wire.cut, began = True, time.monotonic()
+                with pytest.raises(CallError, match="ping timeout") as caught:
+                    await call
+                assert caught.value.code == "UNAVAILABLE" and time.monotonic() - began < 2
+            await wire.close()
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+@both
+def test_wait_ready(tmp_path: Path, kind: type) -> None:
+    async def main() -> None:
+        async with running(tmp_path, opened=False) as server, opened(kind, server.address) as client:
+            with pytest.raises(CallError, match=r"not ready within 0.2 s: NOT_SERVING") as caught:
+                await client.wait_ready(0.2)
+            assert caught.value.code == "DEADLINE_EXCEEDED"
+            waiting = asyncio.create_task(client.wait_ready(5))
+            await asyncio.sleep(0.15)
+            server.open()
+            await waiting
+            assert (await client.generate("x", **GREEDY)).usage.completion_tokens == 8
+
+    asyncio.run(main())
+
+
+@both
+def test_wait_ready_for_a_server_that_is_not_there_yet(tmp_path: Path, kind: type) -> None:
+    async def main() -> None:
+        listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        listener.close()
+        await listener.wait_closed()
+        async with opened(kind, f"127.0.0.1:{port}") as client:
+            with pytest.raises(CallError, match="refused"):
+                await client.wait_ready(0.3)
+            async with running(tmp_path) as server, relayed(port, server.address):
+                began = time.monotonic()
+                await client.wait_ready(5)
+                assert time.monotonic() - began < 2
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def relayed(port: int, address: str) -> AsyncIterator[None]:
+    """The server at `address`, on another port too."""
+    wire, there = Wire(), int(address.rpartition(":")[2])
+    server = await asyncio.start_server(lambda reader, writer: wire.connect(reader, writer, there), "127.0.0.1", port)
+    try:
+        yield
+    finally:
+        await wire.close()
+        server.close()
+
+
+@both
+def test_wait_ready_does_not_wait_for_what_is_no_such_server(kind: type) -> None:
+    async def main() -> None:
+        with serving() as port:  # without health
+            async with opened(kind, f"127.0.0.1:{port}") as client:
+                with pytest.raises(CallError) as caught:
+                    await client.wait_ready(5)
+                assert caught.value.code == "UNIMPLEMENTED"
+
+    asyncio.run(main())
+
+
+def signed(folder: Path, name: str) -> tuple[Path, Path]:
+    """A certificate that signs itself, and its key."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", "-x509", *curve, *subject, *files], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
+@both
+def test_tls(tmp_path: Path, kind: type) -> None:
+    (server, server_key), (own, own_key) = signed(tmp_path, "server"), signed(tmp_path, "client")
+    pair = [(server_key.read_bytes(), server.read_bytes())]
+
+    async def answers(port: int, tls: TLS | None) -> bool:
+        async with opened(kind, f"127.0.0.1:{port}", tls=tls, retries=0, token="secret") as client:
+            try:
+                return bool((await client.generate("1")).choices)
+            except CallError as error:
+                assert error.code == "UNAVAILABLE"
+                return False
+
+    async def main() -> None:
+        with serving(grpc.ssl_server_credentials(pair)) as port:
+            assert await answers(port, TLS(ca=server))
+            assert not await answers(port, TLS(ca=own)) and not await answers(port, None)
+        with serving(grpc.ssl_server_credentials(pair, own.read_bytes(), True)) as port:
+            assert await answers(port, TLS(ca=server, certificate=own, key=own_key))
+            assert not await answers(port, TLS(ca=server))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"tls": TLS(certificate="a.pem")}, "key"),
+        ({"tls": TLS(key="a.pem")}, "certificate"),
+        ({"tls": TLS(ca="/does/not/exist")}, "/does/not/exist"),
+        ({"token": ""}, "token"),
+        ({"token": "two\nlines"}, "token"),
+    ],
+)
+def test_what_an_operator_has_to_mend(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Client("127.0.0.1:1", **given)
+
+
+def test_a_loop_of_its_own() -> None:
+    """An event loop per run: nothing of the first is left in the second."""
+
+    async def main() -> None:
+        async with Looping("127.0.0.1:1", retries=0) as client:
+            with pytest.raises(CallError):
+                await client.loads()
+
+    for _ in range(2):
+        asyncio.run(main())

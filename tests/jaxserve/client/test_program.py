@@ -1,0 +1,169 @@
+"""python -m jaxserve.client, called as a person would."""
+
+import asyncio
+import io
+import json
+import re
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.client.__main__ import main as program
+from jaxserve.server.tokens import Tokens
+from tests.byte_tokenizer import ByteTokenizer
+from tests.jaxserve.client.test_client import TEXT, expected
+from tests.jaxserve.server.harness import Running, running
+
+ROOT = Path(__file__).parents[3]
+FLAGS = ["--temperature", "0", "--seed", "1", "--max-tokens", "8", "--ignore-eos"]
+LONG = ["--temperature", "0", "--max-tokens", "400", "--ignore-eos"]
+Call = Callable[..., Coroutine[Any, Any, tuple[int, str, str]]]
+Story = Callable[[Running, Call], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """Runs a story with a server, and with a way to call the program: exit code, standard output, standard error."""
+
+    def run(story: Story, **config: Any) -> None:
+        async def main() -> None:
+            async with running(tmp_path, **config) as server:
+
+                def called(arguments: tuple[str, ...]) -> int:
+                    try:
+                        return program(["--address", server.address, *arguments])
+                    except SystemExit as stop:  # argparse
+                        return int(stop.code or 0)
+
+                async def call(*arguments: str) -> tuple[int, str, str]:
+                    code = await asyncio.to_thread(called, arguments)
+                    return code, *capsys.readouterr()
+
+                await story(server, call)
+                await server.at_rest()
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_text(tell: Callable[..., None]) -> None:
+    async def story(server: Running, call: Call) -> None:
+        assert await call(TEXT, *FLAGS) == (0, ByteTokenizer().decode(expected()) + "\n", "")
+
+    tell(story)
+
+
+def test_a_conversation_and_stats(tell: Callable[..., None]) -> None:
+    async def story(server: Running, call: Call) -> None:
+        code, out, err = await call("hi", "--chat", "--system", "Be brief.", "--stats", *FLAGS)
+        rendered = list(b"system: Be brief.\nuser: hi\n")
+        assert (code, out) == (0, ByteTokenizer().decode(expected(rendered)) + "\n")
+        line = (
+            rf"{len(rendered)} tokens in, 8 out \| TTFT [\d.]+ ms \| [\d.]+ ms per token \| \d+ tokens/s \| 0 cached\n"
+        )
+        assert re.fullmatch(line, err)
+        rate = float(err.split(" | ")[3].split()[0])
+        assert 8 / 1.0 < rate < 8 / 0.16  # eight steps
+
+    tell(story, seconds=0.02)
+
+
+def test_json(tell: Callable[..., None]) -> None:
+    async def story(server: Running, call: Call) -> None:
+        code, out, err = await call(TEXT, "--json", "--n", "2", "--logprobs", "0", *FLAGS)
+        assert (code, err) == (0, "")
+        answer = json.loads(out)
+        assert [tuple(choice["token_ids"]) for choice in answer["choices"]] == [expected(index=0), expected(index=1)]
+        assert answer["usage"]["completion_tokens"] == 16 and len(answer["choices"][1]["logprobs"]) == 8
+        assert {"request_id", "choices", "usage", "prompt_logprobs"} == set(answer)
+
+    tell(story)
+
+
+def test_standard_input(tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(server: Running, call: Call) -> None:
+        for arguments in ((), ("-",)):
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode() + b"\n"), encoding="ascii"))
+            assert await call(*arguments, *FLAGS) == (0, ByteTokenizer().decode(expected()) + "\n", "")
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="ascii"))
+        code, out, err = await call(*FLAGS)
+        assert (code, out) == (2, "") and "UTF-8" in err
+
+    tell(story)
+
+
+def test_a_token_file(tell: Callable[..., None], tmp_path: Path) -> None:
+    file, empty = tmp_path / "token", tmp_path / "empty"
+    file.write_text("secret\n")
+    empty.write_text("\n")
+
+    async def story(server: Running, call: Call) -> None:
+        assert (await call(TEXT, "--token-file", str(file), *FLAGS))[0] == 0
+        for arguments, problem in (((), "token"), (("--token-file", str(empty)), "empty")):
+            code, out, err = await call(TEXT, *arguments, *FLAGS)
+            assert (code, out) == (2, "") and problem in err and err.startswith("error: ") and err.count("\n") == 1
+
+    tell(story, tokens=Tokens("secret"))
+
+
+WRONG = [
+    (["--temperature", "3"], "temperature"),
+    (["--n", "2"], "--json"),
+    (["--logprobs", "1"], "--json"),
+    (["--system", "x"], "--chat"),
+    (["--timeout", "0"], "timeout"),
+    (["--token-file", "/does/not/exist"], "--token-file"),
+    (["--tls-ca", "/does/not/exist"], "/does/not/exist"),
+    (["--tls-key", "/does/not/exist"], "certificate"),
+    (["--stop-token-ids", "999"], "stop_token_ids"),  # says the server
+    (["--timeout", "0.05", "--max-tokens", "400", "--ignore-eos"], "deadline"),
+]
+
+
+def test_what_cannot_be_done_is_one_line(tell: Callable[..., None]) -> None:
+    async def story(server: Running, call: Call) -> None:
+        for arguments, problem in WRONG:
+            code, _, err = await call(TEXT, *arguments)
+            assert code == 2 and problem in err.lower() and err.startswith("error: ") and err.count("\n") == 1, err
+
+    tell(story, seconds=0.01)
+
+
+def test_an_aborted_answer_is_no_success(tell: Callable[..., None]) -> None:
+    async def story(server: Running, call: Call) -> None:
+        called = asyncio.create_task(call(TEXT, *LONG))
+        while not (found := list(server.service._ids)) or not server.service.loads.running:
+            await asyncio.sleep(0.01)
+        assert server.service.abort(found[0])
+        code, out, err = await called
+        assert code == 2 and out.endswith("\n") and "aborted" in err
+
+    tell(story, seconds=0.01)
+
+
+async def started(address: str, *arguments: str) -> asyncio.subprocess.Process:
+    """The program in a process of its own, which has written something."""
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    command = [sys.executable, "-m", "jaxserve.client", "--address", address, TEXT, *LONG, *arguments]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, **pipes)
+    assert process.stdout and await process.stdout.read(1)
+    return process
+
+
+def test_ctrl_c_and_a_closed_pipe(tell: Callable[..., None]) -> None:
+    async def story(server: Running, call: Call) -> None:
+        first, second = await asyncio.gather(started(server.address), started(server.address))
+        first.send_signal(signal.SIGINT)
+        _, err = await first.communicate()
+        assert (first.returncode, err) == (130, b"")
+        assert second.stdout and second.stderr
+        second.stdout._transport.close()  # type: ignore[attr-defined]
+        assert await second.stderr.read() == b"" and await second.wait() == 141
+        await server.at_rest(1.0)
+
+    tell(story, seconds=0.02)

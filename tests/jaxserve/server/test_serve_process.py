@@ -1,0 +1,216 @@
+"""python -m jaxserve.serve as an operator runs it: a process, its signals, and clients that nobody here wrote."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from jaxserve.client import Client
+from jaxserve.errors import JaxserveError
+
+ROOT = Path(__file__).parents[3]
+DRAFT = ROOT / "checkpoints" / "bundled" / "tiny-chat-draft"
+SMALL = ["--max-batch", "2", "--step-tokens", "64", "--max-context", "512", "--dtype", "float32"]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@dataclass
+class Process:
+    popen: "subprocess.Popen[str]"
+    grpc: str
+    http: str
+    lines: list[str]
+    reader: threading.Thread
+
+    def client(self) -> Client:
+        """Once it is ready."""
+        client = Client(self.grpc)
+        while True:
+            assert self.popen.poll() is None, "".join(self.lines)
+            with contextlib.suppress(JaxserveError):
+                client.wait_ready(timeout=2)
+                return client
+
+    def wait(self, seconds: float = 30) -> tuple[int, str]:
+        """Exit code, and everything it wrote."""
+        try:
+            code = self.popen.wait(seconds)
+        finally:
+            self.popen.kill()
+            self.popen.wait()
+            self.reader.join()
+            assert self.popen.stderr
+            self.popen.stderr.close()
+        return code, "".join(self.lines)
+
+
+def launch(*flags: str) -> Process:
+    port, http = free_port(), free_port()
+    cache = ROOT / ".pytest_cache" / "xla-serve"
+    command = [sys.executable, "-m", "jaxserve.serve", "--model", str(DRAFT), "--port", str(port)]
+    command += ["--http-port", str(http), "--compilation-cache", str(cache), *SMALL, *flags]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    popen = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, env=environment)
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(popen.stderr or ()), daemon=True)
+    reader.start()
+    return Process(popen, f"127.0.0.1:{port}", f"http://127.0.0.1:{http}", lines, reader)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Process]:
+    """One that is ready; SIGTERM ends it with 0 and leaves nothing behind."""
+    process = launch("--log-format", "json")
+    try:
+        process.client().close()
+        yield process
+    finally:
+        children = _children(process.popen.pid)
+        process.popen.send_signal(signal.SIGTERM)
+        code, text = process.wait()
+        assert code == 0, text
+        assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return response.read()
+
+
+def buf(server: Process, method: str, message: dict[str, Any]) -> list[dict[str, Any]]:
+    """What buf curl says, which learns the messages by reflection."""
+    command = [str(Path(sys.executable).parent / "buf"), "curl", "--http2-prior-knowledge", "--protocol", "grpc"]
+    url = f"http://{server.grpc}/jaxserve.v1.{method}"
+    done = subprocess.run([*command, "-d", json.dumps(message), url], capture_output=True, text=True, check=False)
+    text, found = done.stdout + done.stderr, []
+    decoder = json.JSONDecoder()
+    while text := text.lstrip():
+        value, end = decoder.raw_decode(text)
+        found.append(value)
+        text = text[end:]
+    return found
+
+
+def test_every_client_gets_the_same_text(server: Process) -> None:
+    with server.client() as client:
+        expected = client.generate("Once upon a time", temperature=0, max_tokens=24, logprobs=2)
+    text = expected.choices[0].text
+    assert len(text) > 20
+    sampling = {"temperature": 0, "maxTokens": 24}
+    (unary,) = buf(server, "InferenceService/Generate", {"text": "Once upon a time", "sampling": sampling})
+    assert unary["choices"][0]["text"] == text
+    events = buf(server, "InferenceService/GenerateStream", {"text": "Once upon a time", "sampling": sampling})
+    assert "promptInfo" in events[0] and "finishInfo" in events[-1]
+    assert "".join(event.get("delta", {}).get("text", "") for event in events) == text
+    with openai.OpenAI(base_url=f"{server.http}/v1", api_key="-", max_retries=0) as sdk:
+        completion = sdk.completions.create(
+            model="tiny-chat-draft", prompt="Once upon a time", temperature=0, max_tokens=24, logprobs=2
+        )
+        assert completion.choices[0].text == text
+        pieces = sdk.completions.create(
+            model="tiny-chat-draft", prompt="Once upon a time", temperature=0, max_tokens=24, stream=True
+        )
+        assert "".join(piece.choices[0].text for piece in pieces) == text
+        chat = sdk.chat.completions.create(
+            model="tiny-chat-draft",
+            messages=[{"role": "user", "content": "What is 7 plus 5?"}],
+            temperature=0,
+            max_tokens=16,
+        )
+    with server.client() as client:
+        answer = client.chat([{"role": "user", "content": "What is 7 plus 5?"}], temperature=0, max_tokens=16)
+    assert chat.choices[0].message.content == answer.choices[0].text
+
+
+def test_metrics_and_nothing_compiled_while_serving(server: Process) -> None:
+    with server.client() as client:
+        client.generate(
+            "x", max_tokens=8, n=2, logprobs=3, prompt_logprobs=2, logit_bias={5: 1.0}, repetition_penalty=1.2
+        )
+        assert client.server_info().compiles_after_ready == 0
+    metrics = get(f"{server.http}/metrics").decode()
+    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
+    assert float(values["jaxserve:generation_tokens_total"]) >= 16
+    assert float(values["jaxserve:time_to_first_token_seconds_count"]) >= 1
+    assert float(values["jaxserve:compiles_after_ready"]) == 0
+    assert get(f"{server.http}/health")
+
+
+def test_logs_are_json_and_without_prompts(server: Process) -> None:
+    secret = "quiet zebras"
+    with server.client() as client:
+        client.generate(secret, max_tokens=2, request_id="logged")
+        with pytest.raises(JaxserveError):
+            client.generate(secret * 200, max_tokens=2)
+    entries = [json.loads(line) for line in list(server.lines) if line.startswith("{")]
+    assert any(entry.get("request_id") == "logged" and entry["completion_tokens"] == 2 for entry in entries)
+    assert any(entry["message"] == "refused" for entry in entries)
+    assert not any("zebra" in line for line in server.lines)
+
+
+@pytest.mark.slow
+def test_sigterm_lets_a_stream_finish() -> None:
+    process = launch()
+    with process.client() as client:
+        pieces = []
+        with client.stream("Once upon a time", max_tokens=300, ignore_eos=True, temperature=0) as stream:
+            for event in stream:
+                if not pieces:
+                    process.popen.send_signal(signal.SIGTERM)
+                pieces.append(event)
+        assert pieces[-1].usage.completion_tokens == 300  # type: ignore[union-attr]
+    code, text = process.wait()
+    assert code == 0 and "draining after SIGTERM" in text and "ready: gRPC" in text
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_it_at_once() -> None:
+    process = launch()
+    with (
+        process.client() as client,
+        pytest.raises(JaxserveError),
+        client.stream("x", max_tokens=500, ignore_eos=True) as stream,
+    ):
+        for number, _ in enumerate(stream):
+            if number in (1, 3):
+                process.popen.send_signal(signal.SIGTERM)
+    assert process.wait(5)[0] == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--model", "/nowhere"], "/nowhere"),
+        (["--host", "256.1.1.1"], "cannot listen"),
+        (["--token-file", "/nowhere"], "--token-file /nowhere: No such file"),
+        (["--tls-cert", "x.pem"], "--tls-cert and --tls-key go together"),
+        (["--max-batch", "0"], "--max-batch 0"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(flags: list[str], message: str) -> None:
+    process = launch(*flags)
+    code, text = process.wait(120)
+    assert code == 2
+    assert [line for line in text.splitlines() if line.startswith("error: ")][-1].find(message) > 0, text
+    assert "Traceback" not in text
