@@ -16,7 +16,7 @@ PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
 INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: help demo test test-oldest deviceless deviceless-full check protos fmt clean
+.PHONY: help demo test test-oldest deviceless deviceless-full soak check protos fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -39,6 +39,9 @@ deviceless: ## compile small steps for TPUs and an H200 that are not here, in an
 deviceless-full: ## the same for whole published models: hours; writes benchmarks/results/deviceless.md
 	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)
 	$(DEVICELESS)/bin/python -m benchmarks.deviceless --out benchmarks/results/deviceless.json
+
+soak: $(VENV)/.dev ## ten minutes of mixed traffic against a server: nothing may grow
+	$(RUN) benchmarks.soak
 
 check: $(VENV)/.dev ## check style, format and types
 	$(RUN) ruff check
