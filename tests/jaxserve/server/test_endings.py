@@ -1,6 +1,8 @@
 """However a request ends: one terminal status, all pages back, no task or thread left."""
 
 import asyncio
+import gc
+import resource
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -155,18 +157,28 @@ def test_ending(tmp_path: Path, kind: str, name: str) -> None:
     assert not [t for t in threading.enumerate() if t not in before and t.name == "engine"]
 
 
-def test_a_thousand_cancels(tmp_path: Path) -> None:
-    """Rapid resets: nothing stays behind."""
+@pytest.mark.slow
+def test_ten_thousand_cancels(tmp_path: Path) -> None:
+    """Rapid resets: nothing stays behind, and memory is flat."""
+
+    def memory() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    async def cancels(server: Running, number: int) -> int:
+        for _ in range(number // 10):
+            calls = [start(server, "stream", request_id="") for _ in range(10)]
+            await asyncio.sleep(0)
+            for call in calls:
+                call.cancel()
+        await server.at_rest(30)
+        assert not server.service._answers and not server.service._ids
+        gc.collect()
+        return memory()
 
     async def main() -> None:
         async with running(tmp_path, max_batch=4) as server:
-            for _ in range(100):
-                calls = [start(server, "stream", request_id="") for _ in range(10)]
-                await asyncio.sleep(0)
-                for call in calls:
-                    call.cancel()
-            await server.at_rest(20)
-            assert not server.service._answers and not server.service._ids
+            before = await cancels(server, 3000)
+            assert await cancels(server, 7000) - before < 4 * 2**20
 
     asyncio.run(main())
 
