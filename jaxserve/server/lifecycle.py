@@ -89,7 +89,9 @@ class Lifecycle:
             left -= 0.05
         if served.service.in_flight:
             log.warning("%d requests did not finish in time", served.service.in_flight)
-            served.service.fail_all(DrainingError(f"the server ends; --drain-timeout {self.drain_timeout:g} has passed"))
+            served.service.fail_all(
+                DrainingError(f"the server ends; --drain-timeout {self.drain_timeout:g} has passed")
+            )
 
     async def _die(self, served: Served) -> int:
         faulthandler.dump_traceback(sys.stderr, all_threads=True)

@@ -73,7 +73,11 @@ class RequestLog:
         }
         if answer.completions:
             times = answer.completions[0].timings
-            fields |= {"cached_tokens": times.cached_tokens, "ttft": round(times.ttft, 4), "total": round(times.total, 4)}
+            fields |= {
+                "cached_tokens": times.cached_tokens,
+                "ttft": round(times.ttft, 4),
+                "total": round(times.total, 4),
+            }
         log.info(_outcome(answer, error), extra={"fields": fields})
 
 

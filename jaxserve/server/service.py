@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import secrets
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +25,7 @@ from jaxserve.server.news import Outbox
 MAX_ID_BYTES = 128
 MAX_SALT_BYTES = 128
 MAX_PRIORITY = 100
+SLICE = 32  # events handled in one turn of the event loop: what else is due waits for no more
 SHORT = 2048  # letters or tokens that are encoded on the event loop
 
 
@@ -75,6 +77,7 @@ class Service:
         self._waiting = 0
         self._numbers = itertools.count(1)
         self._timers: dict[Answer, asyncio.TimerHandle] = {}
+        self._events: deque[tuple[TokenEvent, Tally, float]] = deque()
         self._tokenizing = ThreadPoolExecutor(2, "tokenize")
 
     # ---- requests
@@ -210,20 +213,28 @@ class Service:
         """What a step brought, once per step."""
         self.loads, self.tally = news.loads, news.tally
         self._forecast.saw_step(news.seconds)
-        now = time.monotonic()
-        for event in news.events:
-            answer = self._answers.get(event.request_id)
-            if answer is not None:
-                try:
-                    self._hand_over(answer, event, now)
-                except Exception as error:  # of this request alone
-                    answer.fail(presentable(error))
+        idle, now = not self._events, time.monotonic()
+        self._events.extend((event, news.tally, now) for event in news.events)
+        if idle:
+            self._take_some()
         for observer in self._observers:
             observer.stepped(news)
 
-    def _hand_over(self, answer: Answer, event: TokenEvent, now: float) -> None:
+    def _take_some(self) -> None:
+        """A slice of the events, in order; then whoever else is due on the event loop, the writers among them."""
+        for _ in range(min(SLICE, len(self._events))):
+            event, tally, now = self._events.popleft()
+            if answer := self._answers.get(event.request_id):
+                try:
+                    self._hand_over(answer, event, tally, now)
+                except Exception as error:  # of this request alone
+                    answer.fail(presentable(error))
+        if self._events:
+            asyncio.get_running_loop().call_soon(self._take_some)
+
+    def _hand_over(self, answer: Answer, event: TokenEvent, tally: Tally, now: float) -> None:
         waited, first = not answer.started, event.index not in answer.newest
-        tokens = answer.take(event, self.tally)
+        tokens = answer.take(event, tally)
         if waited and answer.times:
             self._stop_waiting(answer)
             self._forecast.saw_prompt(answer.prompt_tokens, answer.times.cached)
