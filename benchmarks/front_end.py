@@ -23,7 +23,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-from grpc import aio
+from grpc import aio  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.table import Table
 

@@ -81,7 +81,8 @@ def services() -> Iterator[str]:
 def status_map() -> Iterator[str]:
     yield "## Statuses\n"
     yield "An error is a google.rpc.Status with exactly one ErrorInfo (domain `jaxserve`, the reason below), BadRequest"
-    yield "with the field's path where a field is wrong, RetryInfo and `grpc-retry-pushback-ms` where a later try may do.\n"
+    yield "with the field's path where a field is wrong, RetryInfo and `grpc-retry-pushback-ms` where a later try may"
+    yield "do. Over HTTP it is OpenAI's error object with the reason in small letters, `param` and `Retry-After`.\n"
     yield "| gRPC | HTTP | reason | when |\n|---|---|---|---|"
     for kind in _walk(errors.JaxserveError):
         if kind is not errors.ModelError:  # a start that fails

@@ -4,14 +4,14 @@ import argparse
 import asyncio
 from collections.abc import Callable
 
-from grpc import aio
+from grpc import aio  # type: ignore[attr-defined]
 
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.grpc_admin import AdminServicer
 from jaxserve.server.grpc_server import Health, bind, new_server
 from jaxserve.server.grpc_service import InferenceServicer
-from jaxserve.server.http_app import new_app
-from jaxserve.server.http_server import HttpServer
+from jaxserve.server.http.app import new_app
+from jaxserve.server.http.server import HttpServer
 from jaxserve.server.limits import Limits
 from jaxserve.server.profiler import Profiler
 from jaxserve.server.tls import Tls

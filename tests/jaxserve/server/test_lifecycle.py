@@ -220,9 +220,9 @@ def test_admin_answers(tmp_path: Path) -> None:
             assert info.limits["max_waiting_requests"] == Limits().max_waiting_requests
             assert info.compiles_after_ready == 0
             call = start(server, "n=4")
-            await call.read()
-            loads = await server.admin.GetLoads(admin_pb2.GetLoadsRequest())
-            assert loads.running == 4 and loads.requests == 1 and 0 < loads.pages_used < loads.pages_total
+            while (loads := await server.admin.GetLoads(admin_pb2.GetLoadsRequest())).running < 4:
+                await asyncio.sleep(0.001)
+            assert loads.requests == 1 and 0 < loads.pages_used < loads.pages_total
             assert await outcome(call, "n=4") == "OK"
             await server.at_rest()
             pool = server.engine.scheduler.lanes[0].caches[0].pool

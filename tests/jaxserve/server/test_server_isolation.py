@@ -99,9 +99,10 @@ async def while_(trouble: Trouble, server: Running) -> AsyncIterator[None]:
     await task
 
 
-@pytest.mark.parametrize(
-    "trouble", [stopped_reader, resets, invalid_flood, too_large, garbage, half_open_connections], ids=lambda f: f.__name__
-)  # fmt: skip
+TROUBLES = (stopped_reader, resets, invalid_flood, too_large, garbage, half_open_connections)
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
 def test_others_do_not_feel(tmp_path: Path, trouble: Trouble) -> None:
     async def main() -> None:
         async with running(tmp_path, limits=LIMITS, seconds=0.002, max_batch=8, prefix_cache=False) as server:

@@ -1,0 +1,129 @@
+"""Line charts as SVG, side by side: x from 0, y logarithmic."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 460, 340  # of a chart, pixels
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 44  # around its axes
+LEGEND = 22  # height of a row
+COLOURS = ("#1f6fb4", "#d1601f", "#2f8f4e", "#8a4fb0", "#b02a3c", "#6b6b6b")
+STYLE = "font-family:sans-serif;font-size:12px"
+
+
+@dataclass(frozen=True)
+class Line:
+    """points: (x, y) in the order in which they are joined; y above 0. series: lines of the same have one colour."""
+
+    name: str
+    series: str
+    points: Sequence[tuple[float, float]]
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """From values to pixels. x: from 0 to `right`, a multiple of `step`; y: from `low` to `high`, powers of ten."""
+
+    step: float
+    right: float
+    low: float
+    high: float
+
+    @staticmethod
+    def around(points: Sequence[tuple[float, float]]) -> "Axes":
+        ys = [y for _, y in points] or [1.0]
+        low, high = 10.0 ** math.floor(math.log10(min(ys))), 10.0 ** math.ceil(math.log10(max(ys)))
+        most = max((x for x, _ in points), default=1.0) or 1.0
+        step = _above(most / 5)
+        return Axes(step, step * math.ceil(most / step), low, high if high > low else 10 * low)
+
+    def x(self, value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * value / self.right
+
+    def y(self, value: float) -> float:
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+
+    def x_ticks(self) -> list[float]:
+        return [self.step * i for i in range(round(self.right / self.step) + 1)]
+
+    def y_ticks(self) -> list[float]:
+        powers = range(round(math.log10(self.low)), round(math.log10(self.high)) + 1)
+        steps = (1, 2, 5) if len(powers) <= 4 else (1,)
+        return [t for power in powers for step in steps if (t := step * 10.0**power) <= self.high * 1.0001]
+
+
+def _above(value: float) -> float:
+    """The next number at or above that begins with 1, 2 or 5 and goes on with zeros."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next((step * power for step in (1, 2, 5) if step * power >= value * 0.9999), 10 * power)
+
+
+def picture(charts: Sequence[Chart]) -> str:
+    """SVG. A colour for each series, the same in all charts, and one legend below."""
+    lines = {line.name: line for chart in charts for line in chart.lines}
+    series = list(dict.fromkeys(line.series for line in lines.values()))
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(series)}
+    width, height = WIDTH * len(charts), HEIGHT + LEGEND * -(-len(lines) // 2) + 8
+    parts = [f'<rect width="{width}" height="{height}" fill="white"/>']
+    for i, chart in enumerate(charts):
+        parts += [f'<g transform="translate({WIDTH * i} 0)">', *_chart(chart, colours), "</g>"]
+    parts += _legend(list(lines.values()), colours)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return "\n".join([f'{head} style="{STYLE}">', *parts, "</svg>\n"])
+
+
+def _chart(chart: Chart, colours: dict[str, str]) -> Iterator[str]:
+    axes = Axes.around([point for line in chart.lines for point in line.points])
+    bottom, middle = HEIGHT - BOTTOM, (LEFT + WIDTH - RIGHT) / 2
+    for value in axes.x_ticks():
+        yield _rule(axes.x(value), TOP, axes.x(value), bottom)
+        yield _text(axes.x(value), bottom + 16, f"{value:g}", "middle")
+    for value in axes.y_ticks():
+        yield _rule(LEFT, axes.y(value), WIDTH - RIGHT, axes.y(value))
+        yield _text(LEFT - 6, axes.y(value) + 4, f"{value:g}", "end")
+    yield _text(middle, 20, chart.title, "middle", ' font-weight="bold"')
+    yield _text(middle, HEIGHT - 8, chart.x_label, "middle")
+    turned = f' transform="rotate(-90 14 {(TOP + bottom) / 2:.0f})"'
+    yield _text(14, (TOP + bottom) / 2, chart.y_label, "middle", turned)
+    for line in chart.lines:
+        yield from _line(line, axes, colours[line.series])
+
+
+def _line(line: Line, axes: Axes, colour: str) -> Iterator[str]:
+    places = [(axes.x(x), axes.y(y)) for x, y in line.points]
+    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    yield f'<polyline points="{joined}" fill="none" stroke="{colour}" stroke-width="1.8"{_dash(line)}/>'
+    for (x, y), (px, py) in zip(line.points, places, strict=True):
+        told = escape(f"{line.name}: {x:.4g}, {y:.4g}")
+        yield f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{colour}"><title>{told}</title></circle>'
+
+
+def _legend(lines: Sequence[Line], colours: dict[str, str]) -> Iterator[str]:
+    for i, line in enumerate(lines):
+        x, y = LEFT + WIDTH // 2 * (i % 2), HEIGHT + LEGEND * (i // 2) + 12
+        colour = colours[line.series]
+        yield f'<line x1="{x}" y1="{y}" x2="{x + 30}" y2="{y}" stroke="{colour}" stroke-width="1.8"{_dash(line)}/>'
+        yield _text(x + 38, y + 4, line.name, "start")
+
+
+def _dash(line: Line) -> str:
+    return ' stroke-dasharray="6 4"' if line.dashed else ""
+
+
+def _rule(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#dddddd"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'

@@ -1,0 +1,1 @@
+"""OpenAI's API over starlette, and what vLLM's clients expect beside it."""

@@ -1,0 +1,61 @@
+"""The HTTP face: OpenAI's API, what vLLM's clients expect beside it, health and metrics."""
+
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from jaxserve.errors import JaxserveError
+from jaxserve.server.gate import Gate
+from jaxserve.server.http.errors import refusal, refuse_route
+from jaxserve.server.http.generation import Generation
+from jaxserve.server.http.ids import EchoId
+from jaxserve.server.http.info import Info
+from jaxserve.server.http.tokens import Tokenization
+from jaxserve.server.limits import Limits
+from jaxserve.server.tokens import Tokens
+
+HEALTH = "/health"
+
+
+def new_app(gate: Gate, tokens: Tokens, limits: Limits, metrics: Callable[[], bytes]) -> Starlette:
+    """The ASGI application over what stands behind the gate. metrics: renders Prometheus's text format."""
+    generation, tokenization, info = Generation(gate, limits), Tokenization(gate, limits), Info(gate, metrics)
+    app = Starlette(
+        routes=[
+            Route("/v1/completions", generation.completions, methods=["POST"]),
+            Route("/v1/chat/completions", generation.chat, methods=["POST"]),
+            Route("/v1/embeddings", info.embeddings, methods=["POST"]),
+            Route("/v1/models", info.models),
+            Route("/v1/models/{id:path}", info.model),  # names have slashes
+            Route("/tokenize", tokenization.tokenize, methods=["POST"]),
+            Route("/detokenize", tokenization.detokenize, methods=["POST"]),
+            Route("/version", info.version),
+            Route("/metrics", info.metrics),
+            Route(HEALTH, info.health),
+        ],
+        middleware=[Middleware(EchoId), Middleware(TokenCheck, tokens)],
+        exception_handlers={HTTPException: refuse_route},
+    )
+    app.router.redirect_slashes = False  # a path that is not there is an error, for a POST too
+    return app
+
+
+class TokenCheck:
+    """Asks every request but health checks for its token."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens):
+        self._app, self._tokens = app, tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._app
+        if scope["type"] == "http" and scope["path"] != HEALTH:
+            try:
+                self._tokens.check(Headers(scope=scope).get("authorization"), admin=False)
+            except JaxserveError as error:
+                answer = refusal(error)
+        await answer(scope, receive, send)

@@ -1,0 +1,68 @@
+"""What can be asked of the server itself: models, health, metrics, version."""
+
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxserve.server.gate import Gate, Phase
+from jaxserve.server.http.body import MEDIA_TYPE
+from jaxserve.server.http.calls import check_model
+from jaxserve.server.http.errors import NotBuiltInError, answering
+from jaxserve.server.http.json import dumps
+from jaxserve.server.model import ModelCard
+
+PROMETHEUS = "text/plain; version=0.0.4"
+
+
+class Info:
+    """metrics: renders Prometheus's text format."""
+
+    def __init__(self, gate: Gate, metrics: Callable[[], bytes]):
+        self._gate, self._metrics = gate, metrics
+        self._created, self._version = int(time.time()), version("jaxserve")
+
+    @answering
+    async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._card(self._gate.look().model)]})
+
+    @answering
+    async def model(self, request: Request) -> Response:
+        served = self._gate.look()
+        check_model(request.path_params["id"], served)
+        return _json(self._card(served.model))
+
+    @answering
+    async def health(self, request: Request) -> Response:
+        phase = self._gate.phase
+        return _json({"status": str(phase)}, 200 if phase is Phase.READY else 503)
+
+    @answering
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics(), media_type=PROMETHEUS)
+
+    @answering
+    async def version(self, request: Request) -> Response:
+        return _json({"version": self._version})
+
+    @answering
+    async def embeddings(self, request: Request) -> Response:
+        raise NotBuiltInError("the models that are served here make no embeddings")
+
+    def _card(self, model: ModelCard) -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "jaxserve",
+            "root": model.name,
+            "parent": None,
+            "max_model_len": model.max_context,
+        }
+
+
+def _json(value: dict[str, Any], status: int = 200) -> Response:
+    return Response(dumps(value), status, media_type=MEDIA_TYPE)

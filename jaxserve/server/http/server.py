@@ -1,0 +1,68 @@
+"""uvicorn on the event loop that is there already."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+from jaxserve.errors import ConfigError
+from jaxserve.server.limits import Limits
+from jaxserve.server.tls import Tls
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the lifecycle's."""
+        yield
+
+
+class HttpServer:
+    """Listens from its creation on; ConfigError when the port is taken."""
+
+    def __init__(self, app: Starlette, host: str, port: int, tls: Tls | None, limits: Limits):
+        self._socket = _listen(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=limits.max_header_bytes,
+            timeout_keep_alive=30,
+        )
+        config.load()
+        config.ssl = tls.context() if tls else None
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+
+    async def stop(self, grace: float) -> None:
+        """Close; open responses have so many seconds."""
+        self._server.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]
+        self._server.should_exit = True
+        if self._task:
+            await self._task
+        self._socket.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # or asyncio leaves TCP_NODELAY off
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--http-port {port}: cannot listen on {host}:{port}: {error.strerror}") from None
+    listener.setblocking(False)
+    return listener

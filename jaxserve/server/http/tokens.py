@@ -1,0 +1,44 @@
+"""POST /tokenize and /detokenize, as vLLM has them."""
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxserve.errors import RequestError
+from jaxserve.server.gate import Gate
+from jaxserve.server.http.body import MEDIA_TYPE, read
+from jaxserve.server.http.calls import check_model, conversation
+from jaxserve.server.http.errors import answering
+from jaxserve.server.http.json import dumps
+from jaxserve.server.http.types import DetokenizeBody, TokenizeBody
+from jaxserve.server.limits import Limits
+
+
+class Tokenization:
+    def __init__(self, gate: Gate, limits: Limits):
+        self._gate, self._limits = gate, limits
+
+    @answering
+    async def tokenize(self, request: Request) -> Response:
+        served = self._gate.look()
+        body = await read(request, TokenizeBody, self._limits)
+        check_model(body.model, served)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("prompt", "is missing; give either prompt or messages")
+        if body.messages is None:
+            rendered = await served.service.encode(body.prompt or "", "prompt")
+        else:
+            rendered = await served.service.encode(conversation(body.messages), "messages")
+        ids = list(rendered.token_ids)
+        found = {"tokens": ids, "count": len(ids), "max_model_len": served.model.max_context}
+        return Response(dumps(found), media_type=MEDIA_TYPE)
+
+    @answering
+    async def detokenize(self, request: Request) -> Response:
+        served = self._gate.look()
+        body = await read(request, DetokenizeBody, self._limits)
+        check_model(body.model, served)
+        service = served.service
+        text = await service.beside(partial(service.prompts.decode, body.tokens, "tokens"))
+        return Response(dumps({"prompt": text}), media_type=MEDIA_TYPE)
