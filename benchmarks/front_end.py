@@ -1,23 +1,26 @@
 """What does the front end cost, when the device is perfect? And what does the engine feel of it?
 
     python -m benchmarks.front_end [--streams 256] [--step-ms 50] [--steps 100] [--loop asyncio|uvloop]
-                                   [--switch-interval-us 5000] [--out FILE]
+                                   [--switch-interval-us 5000] [--bare] [--out FILE]
 
 The server runs in a process of its own: the real engine and service, gRPC, the bundled model's tokenizer, and a device
 that takes exactly so long for a step and answers with made-up tokens. Another process reads all streams. Reported are
 the server's CPU time per message, split by thread; how late its event loop wakes up; how much longer than the device's
 a step takes, which is the time that the engine's thread waits for the host, the interpreter lock among it; and whether
-every token that was made arrived.
+every token that was made arrived. --bare: no engine and no service, only handlers that write a ready message at every
+step: what gRPC alone costs.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,6 +64,7 @@ class Result:
     step_ms: float
     loop: str
     switch_interval_us: float
+    bare: bool
     messages: int
     tokens_made: int
     tokens_delivered: int
@@ -96,6 +100,59 @@ class SteadyDevice(NoDevice):
 # ---- the server's process
 
 
+class Bare(inference_pb2_grpc.InferenceServiceServicer):
+    """Streams of a ready message, one a step. made: how many were written."""
+
+    def __init__(self, seconds: float):
+        self._seconds, self.made = seconds, 0
+        self._step = asyncio.Event()
+
+    async def GenerateStream(self, request: inference_pb2.GenerateStreamRequest, context: aio.ServicerContext) -> None:
+        delta = inference_pb2.Delta(text="word", token_ids=[1])
+        message = inference_pb2.GenerateStreamResponse(delta=delta)
+        for _ in range(request.sampling.max_tokens):
+            step = self._step
+            await step.wait()
+            await context.write(message)
+            self.made += 1
+
+    async def tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            step, self._step = self._step, asyncio.Event()
+            step.set()
+
+
+async def serve_bare(seconds: float) -> None:
+    server, bare = aio.server(), Bare(seconds)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(bare, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    ticking = asyncio.create_task(bare.tick())
+    print(json.dumps({"port": port}), flush=True)
+    figures = await watch(lambda: 0.0)
+    ticking.cancel()
+    print(json.dumps(figures | {"made": bare.made, "step_over_p50_ms": 0.0, "step_over_p99_ms": 0.0}), flush=True)
+    await server.stop(0)
+
+
+async def watch(engine_cpu: Callable[[], float]) -> dict[str, float]:
+    """CPU seconds and lags between two lines from the driver: all streams have begun, and all have ended."""
+    await asyncio.to_thread(sys.stdin.readline)
+    lags: list[float] = []
+    watching = asyncio.create_task(watch_lag(lags))
+    began = time.process_time(), time.thread_time(), engine_cpu()
+    await asyncio.to_thread(sys.stdin.readline)
+    watching.cancel()
+    return {
+        "cpu": time.process_time() - began[0],
+        "loop": time.thread_time() - began[1],
+        "engine": engine_cpu() - began[2],
+        "lag_p50_ms": 1e3 * statistics.median(lags),
+        "lag_p99_ms": 1e3 * float(np.quantile(lags, 0.99)),
+    }
+
+
 async def serve(streams: int, steps: int, seconds: float) -> None:
     options = EngineOptions(max_batch=streams, step_tokens=streams * 16, max_context=steps + 64, prefix_cache=False)
     config = resolve(options, max_positions=4096, lanes=1, affordable_tokens=2**40)
@@ -125,24 +182,11 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
     card = ModelCard("fake", "fake", 0, "int32", tokenizer.vocab_size, config.max_context, (), False)
     gate.open(Served(service, thread, card, EngineCard({}, {}, "fake", [], streams, 0, 64, 0), lambda: 0))
     print(json.dumps({"port": port}), flush=True)
-    lags: list[float] = []
-    watching = asyncio.create_task(watch_lag(lags))
-    await asyncio.to_thread(sys.stdin.readline)  # the driver has sent its requests
-    began = time.process_time(), time.thread_time(), engine_cpu, len(device.ends), made
-    lags.clear()
-    await asyncio.to_thread(sys.stdin.readline)  # ... and has read what it wanted
-    watching.cancel()
-    over = [1e3 * (b - a - seconds) for a, b in zip(device.ends[began[3] :], device.ends[began[3] + 1 :], strict=False)]
-    figures = {
-        "cpu": time.process_time() - began[0],
-        "loop": time.thread_time() - began[1],
-        "engine": engine_cpu - began[2],
-        "made": made,
-        "lag_p50_ms": 1e3 * statistics.median(lags),
-        "lag_p99_ms": 1e3 * float(np.quantile(lags, 0.99)),
-        "step_over_p50_ms": statistics.median(over),
-        "step_over_p99_ms": float(np.quantile(over, 0.99)),
-    }
+    figures = await watch(lambda: engine_cpu)
+    ends = device.ends[2:]
+    over = [1e3 * (after - before - seconds) for before, after in itertools.pairwise(ends)]
+    figures |= {"step_over_p50_ms": statistics.median(over), "step_over_p99_ms": float(np.quantile(over, 0.99))}
+    figures["made"] = made
     print(json.dumps(figures), flush=True)
     await server.stop(0)
     thread.close()
@@ -159,7 +203,7 @@ async def watch_lag(lags: list[float]) -> None:
 
 
 async def read_all(port: int, streams: int, steps: int, begin: threading.Event) -> tuple[int, int]:
-    """Messages and tokens of all streams; begin: set when every one of them has begun."""
+    """Messages after the beginning, and tokens of all streams; begin: set when every one of them has begun."""
     started, messages, tokens = 0, 0, 0
 
     async def one(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
@@ -172,7 +216,7 @@ async def read_all(port: int, streams: int, steps: int, begin: threading.Event) 
                 first, started = False, started + 1
                 if started == streams:
                     begin.set()
-            messages += 1
+            messages += started == streams
             tokens += len(event.delta.token_ids)
 
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -185,6 +229,7 @@ def drive(args: argparse.Namespace) -> Result:
     command = [sys.executable, "-m", "benchmarks.front_end", "--serve"]
     for name in ("streams", "step_ms", "steps", "loop", "switch_interval_us"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    command += ["--bare"] if args.bare else []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin and process.stdout
         port = json.loads(process.stdout.readline())["port"]
@@ -205,6 +250,7 @@ def drive(args: argparse.Namespace) -> Result:
         args.step_ms,
         args.loop,
         args.switch_interval_us,
+        args.bare,
         messages,
         figures.pop("made"),
         tokens,
@@ -220,12 +266,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
     parser.add_argument("--switch-interval-us", type=float, default=5000.0)
+    parser.add_argument("--bare", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         sys.setswitchinterval(args.switch_interval_us * 1e-6)
-        work = serve(args.streams, args.steps, args.step_ms * 1e-3)
+        seconds = args.step_ms * 1e-3
+        work = serve_bare(seconds) if args.bare else serve(args.streams, args.steps, seconds)
         if args.loop == "uvloop":
             import uvloop
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+import uvloop
 from rich.console import Console
 
 from checkpoints.errors import CheckpointError
@@ -39,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.configure(args.log_format, args.log_level)
     try:
         with ExitStack() as resources:
-            code = asyncio.run(serve(args, Console(stderr=True, highlight=False), resources))
+            code = asyncio.run(
+                serve(args, Console(stderr=True, highlight=False), resources), loop_factory=uvloop.new_event_loop
+            )
             if code == FAILED:
                 os._exit(code)  # the engine's thread may hang for ever, and whatever waits for it
             return code

@@ -9,12 +9,11 @@ import grpc
 from google.protobuf.message import Message
 from grpc.aio import AbortError, ServicerContext
 
-from jaxserve.errors import JaxserveError, SlowConsumerError
+from jaxserve.errors import JaxserveError
 from jaxserve.server.answer import Answer
 from jaxserve.server.gate import Gate
 from jaxserve.server.incidents import presentable
 from jaxserve.server.news import Done
-from jaxserve.server.service import Service
 from jaxserve.server.status import trailers
 from jaxserve.server.wire import StreamEvent, Writer, call_of, check_known, input_of, located, score_call_of
 from jaxserve.v1 import inference_pb2 as pb
@@ -98,9 +97,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         service = self._gate.enter().service
         with await service.answer(call_of(request, context.time_remaining())) as answer:
             writer = Writer(answer.id, service.prompts.tokenizer)
-            async for news in answer:
-                for message in writer.stream(news, event):
-                    await _write(context, message, service)
+            async with service.slow_clients.watching() as write:
+                async for news in answer:
+                    for message in writer.stream(news, event):
+                        with write:
+                            await context.write(message)
 
 
 async def _done(answer: Answer) -> Done:
@@ -108,13 +109,3 @@ async def _done(answer: Answer) -> Done:
         if isinstance(news, Done):
             return news
     raise AssertionError("an answer ends with Done or an error")
-
-
-async def _write(context: ServicerContext, message: Message, service: Service) -> None:
-    """A client that reads too slowly loses its stream; the engine never waits for it."""
-    seconds = service.limits.slow_client_seconds
-    try:
-        async with asyncio.timeout(seconds):
-            await context.write(message)
-    except TimeoutError:
-        raise SlowConsumerError(f"a message was not read within {seconds:g} s (--slow-client-seconds)") from None

@@ -1,6 +1,7 @@
 """What a client hears of its request, and the box where it lies until it is read."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxserve.completion import Completion, Piece
@@ -49,6 +50,10 @@ class Done:
     bucket: str
 
 
+def _own(entries: Sequence[Logprob] | None) -> list[Logprob] | None:
+    return None if entries is None else list(entries)
+
+
 News = Started | PromptScores | Update | Done
 
 
@@ -65,11 +70,11 @@ class Outbox:
         self._unread = 0
         self._done: Done | None = None
         self._error: JaxserveError | None = None
-        self._filled = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # waits for something to read
 
     def put(self, news: Started | PromptScores) -> None:
         self._first.append(news)
-        self._filled.set()
+        self._wake()
 
     def update(self, index: int, piece: Piece) -> None:
         self._unread += len(piece.token_ids)
@@ -78,25 +83,36 @@ class Outbox:
                 f"{self._unread} tokens lie unread; the limit is {self._max_tokens} (read faster, or raise "
                 "--max-unread-tokens)"
             )
-        self._updates.setdefault(index, Update(index)).add(piece)
-        self._filled.set()
+        if index in self._updates:
+            self._updates[index].add(piece)
+        else:
+            self._updates[index] = Update(index, piece.text, list(piece.token_ids), _own(piece.logprobs))
+        self._wake()
 
     def finish(self, done: Done) -> None:
         self._done = done
-        self._filled.set()
+        self._wake()
 
     def fail(self, error: JaxserveError) -> None:
         """What lies unread is still read before it."""
         self._error = self._error or error
-        self._filled.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def take(self) -> list[News]:
         """All that is there, at least one; the error that ended the request when there is nothing else."""
-        await self._filled.wait()
-        news: list[News] = [*self._first, *self._updates.values(), *([self._done] if self._done else ())]
-        if not news and self._error:
+        while not (self._first or self._updates or self._done or self._error):
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        news: list[News] = [*self._first, *self._updates.values()]
+        if self._done:
+            news.append(self._done)
+        elif not news and self._error:
             raise self._error
-        self._first, self._updates, self._unread = [], {}, 0
-        if not self._error:
-            self._filled.clear()
+        if self._first:
+            self._first = []
+        self._updates, self._unread = {}, 0
         return news

@@ -21,6 +21,7 @@ from jaxserve.server.forecast import Forecast
 from jaxserve.server.incidents import presentable
 from jaxserve.server.limits import Limits
 from jaxserve.server.news import Outbox
+from jaxserve.server.slow_clients import SlowClients
 
 MAX_ID_BYTES = 128
 MAX_SALT_BYTES = 128
@@ -70,6 +71,7 @@ class Service:
     ):
         self.prompts, self.limits = prompts, limits
         self.loads, self.tally = Loads(), Tally()
+        self.slow_clients = SlowClients(limits.slow_client_seconds)
         self._thread, self._forecast, self._observers = thread, forecast, observers
         self._answers: dict[str, Answer] = {}  # by the engine's id
         self._ids: set[str] = set()  # the clients' ids, those that are still being tokenized among them

@@ -1,7 +1,7 @@
 """tokenizer.model: a SentencePiece model (Kudo and Richardson 2018), as Llama and Mistral publish it."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
@@ -38,6 +38,7 @@ class SentencePieceTokenizer:
         self.special_tokens = {processor.id_to_piece(token_id): token_id for token_id in control}
         self._unknown = processor.decode([processor.unk_id()]).encode("utf-8")
         self._dropped_spaces = _dropped_spaces(processor)
+        self._spelled = cache(self._spell)  # asked for every token of every stream
 
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
@@ -85,7 +86,10 @@ class SentencePieceTokenizer:
         return readable(self.token_bytes(token_id)[0])
 
     def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
-        if not 0 <= token_id < self.vocab_size or self._processor.is_control(token_id):
+        return self._spelled(token_id, opening) if 0 <= token_id < self.vocab_size else (b"", opening)
+
+    def _spell(self, token_id: int, opening: bool) -> tuple[bytes, bool]:
+        if self._processor.is_control(token_id):
             return b"", opening
         if self._processor.is_unknown(token_id):
             return self._unknown, False

@@ -21,6 +21,8 @@ class StopFinder:
 
     def push(self, piece: str) -> str:
         """Text that has become final, in O(len(piece)) steps for each stop string; nothing once one is found."""
+        if not self._patterns:
+            return piece
         if self.found is not None:
             return ""
         text = self._held + piece

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class JsonTokenizer:
         self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
         self._prefix = affix(settings.add_bos_token, self.bos_id, prefix, "add_bos_token")
         self._suffix = affix(settings.add_eos_token, eos_id, suffix, "add_eos_token")
+        self._spelled = cache(self._spell)  # asked for every token of every stream
 
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
@@ -94,6 +95,9 @@ class JsonTokenizer:
         return self._special.get(token_id) or readable(self.token_bytes(token_id)[0])
 
     def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
+        return self._spelled(token_id, opening) if 0 <= token_id < self.vocab_size else (b"", opening)
+
+    def _spell(self, token_id: int, opening: bool) -> tuple[bytes, bool]:
         token = self._token(token_id)
         if token is None or token_id in self._special:
             return b"", opening
