@@ -3,6 +3,7 @@
 Needs grpcio-tools (an extra of development). A test compares the file with what this writes.
 """
 
+import json
 import tempfile
 from collections.abc import Iterator
 from importlib.resources import files
@@ -16,9 +17,15 @@ from google.protobuf.descriptor_pb2 import (
     SourceCodeInfo,
 )
 from grpc_tools import protoc
+from starlette.routing import Route
 
 from jaxserve import errors
+from jaxserve.server.gate import Gate
+from jaxserve.server.http.app import new_app
+from jaxserve.server.http.fields import IGNORED, ONLY
+from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling
 from jaxserve.server.limits import Limits
+from jaxserve.server.tokens import Tokens
 
 ROOT = Path(__file__).parent.parent
 PROTOS = ("inference", "common", "admin")
@@ -27,6 +34,19 @@ FIELD, NESTED = 2, 3  # of DescriptorProto
 TYPES = {
     number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()
 }  # fmt: skip
+
+ROUTES = {
+    "/v1/completions": "one prompt or several, as text or token ids; `stream`, `echo`, `logprobs`",
+    "/v1/chat/completions": "a conversation, by the checkpoint's chat template; `stream`, `logprobs`, `top_logprobs`",
+    "/v1/embeddings": "501: no family that is served embeds",
+    "/v1/models": "the model that is served",
+    "/v1/models/{id:path}": "the same by name",
+    "/tokenize": "`prompt` or `messages` to `tokens`",
+    "/detokenize": "`tokens` to `prompt`",
+    "/version": "of jaxserve",
+    "/metrics": "Prometheus",
+    "/health": "200 when ready, 503 otherwise; without a token",
+}
 
 HEAD = """# jaxserve.v1 and its HTTP face
 
@@ -38,7 +58,7 @@ does not know, is `INVALID_ARGUMENT` with the field's path, and nothing else is 
 
 
 def document() -> str:
-    return HEAD + "\n".join([*services(), *status_map(), *limits(), *messages()])
+    return HEAD + "\n".join([*services(), *status_map(), *limits(), *http(), *messages()])
 
 
 def descriptors() -> dict[str, FileDescriptorProto]:
@@ -114,6 +134,38 @@ def limits() -> Iterator[str]:
     yield "| flag | default | of what |\n|---|---|---|"
     for flag, default, what in Limits.table():
         yield f"| `{flag}` | {default:,} | {what} |"
+    yield ""
+
+
+def http() -> Iterator[str]:
+    """Routes and fields, from the application itself."""
+    yield "## OpenAI's API over HTTP\n"
+    yield "The same service. A field that is null counts as left out; one that is not below is an error that names it."
+    yield "`X-Request-Timeout` (seconds) is the deadline; `x-request-id` is sent back. Errors are OpenAI's error objects,"
+    yield "in the middle of a stream as an event. Bounds are those of SamplingParams; 64 prompts a call at most.\n"
+    yield "| method | path | |\n|---|---|---|"
+    app = new_app(Gate(), Tokens(), Limits(), bytes)
+    for route in app.routes:
+        assert isinstance(route, Route)
+        method = "POST" if "POST" in (route.methods or ()) else "GET"
+        yield f"| {method} | {route.path} | {ROUTES[route.path]} |"
+    yield ""
+    own = (
+        CompletionBody.model_fields.keys() - Sampling.model_fields.keys(),
+        (ChatBody.model_fields.keys() - Sampling.model_fields.keys()),
+    )
+    for name, fields in (
+        ("both", Sampling.model_fields),
+        ("/v1/completions", own[0]),
+        ("/v1/chat/completions", own[1]),
+    ):
+        yield f"- {name}: " + ", ".join(f"`{field}`" for field in sorted(fields))
+    yield ""
+    yield "Accepted, and without effect here:\n"
+    yield from (f"- `{field}`: {why}" for field, why in IGNORED.items())
+    yield "\nAccepted only where they ask for what happens anyway:\n"
+    for field, values in ONLY.items():
+        yield f"- `{field}`: " + " or ".join(f"`{json.dumps(value)}`" for value in (*values, None))
     yield ""
 
 

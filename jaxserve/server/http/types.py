@@ -61,7 +61,7 @@ Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class Body(BaseModel):
-    """ignored, only: see http_fields. Types are never converted, but for integers where a number is asked for."""
+    """ignored, only: see fields.py. Types are never converted, but for integers where a number is asked for."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
