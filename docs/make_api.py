@@ -141,8 +141,8 @@ def http() -> Iterator[str]:
     """Routes and fields, from the application itself."""
     yield "## OpenAI's API over HTTP\n"
     yield "The same service. A field that is null counts as left out; one that is not below is an error that names it."
-    yield "`X-Request-Timeout` (seconds) is the deadline; `x-request-id` is sent back. Errors are OpenAI's error objects,"
-    yield "in the middle of a stream as an event. Bounds are those of SamplingParams; 64 prompts a call at most.\n"
+    yield "`X-Request-Timeout` (seconds) is the deadline; `x-request-id` is sent back. Errors are OpenAI's error"
+    yield "objects, in the middle of a stream as an event. Bounds are those of SamplingParams; 64 prompts a call.\n"
     yield "| method | path | |\n|---|---|---|"
     app = new_app(Gate(), Tokens(), Limits(), bytes)
     for route in app.routes:

@@ -60,12 +60,19 @@ class Prompts:
         id: str,
         priority: int = 0,
         salt: str = "",
+        deadline: float | None = None,
     ) -> Prepared:
         """RequestError, with `name` as the prompt's field, when it could never run."""
         if not prompt.token_ids:
             raise RequestError(name, "has no tokens, and this tokenizer adds none (give some text)")
         request = Request(
-            id=id, prompt=prompt.token_ids, params=params, eos_ids=self.eos_ids, priority=priority, salt=salt
+            id=id,
+            prompt=prompt.token_ids,
+            params=params,
+            eos_ids=self.eos_ids,
+            priority=priority,
+            salt=salt,
+            deadline=deadline,
         )
         request.check(self.vocab_size, name)
         self.max_tokens(request, name)

@@ -186,6 +186,8 @@ class Request:
     """A prompt as token ids, on its way to the engine.
 
     priority: lower goes first; ties by arrival. salt: requests share cached pages only with requests of the same salt.
+    deadline: on the engine's monotonic clock; whoever set it aborts the request then, the engine only leaves the time
+    for that: it launches several decodes as one only when no deadline lies inside.
     prompt: plain ints (see `integers`). eos_ids: the model's end tokens, which count unless `params.ignore_eos`.
     """
 
@@ -195,6 +197,7 @@ class Request:
     eos_ids: tuple[int, ...] = ()
     priority: int = 0
     salt: str = ""
+    deadline: float | None = None
 
     def check(self, vocab_size: int, name: str = "prompt") -> None:
         """RequestError when ids are out of range (`name` is the prompt's field) or the parameters contradict them."""

@@ -91,6 +91,8 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}
         self._next_sequence = 0
         self._steps = 0
+        self._several_since: float | None = None  # when the last plan was made, if it had several decodes
+        self._several_seconds = 0.0
         self._last_kind: StepKind = "decode"
         self._last_prompts: StepKind = "score"  # the kind that prompts had last
 
@@ -157,7 +159,7 @@ class Scheduler:
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """The next step, or None when nothing can be launched."""
         for only in self._turns():
-            draft = _Draft(len(self.lanes), self.config.step_tokens, only, self._steps_at_once())
+            draft = _Draft(len(self.lanes), self.config.step_tokens, only, self._steps_at_once(now))
             for lane in self.lanes:
                 self._continue_running(draft, lane)
             self._admit(draft, now)
@@ -166,10 +168,17 @@ class Scheduler:
                     for lane_plan in draft.lanes:
                         lane_plan.put_single_tokens_first()
                 self._steps += 1
+                self._note_several(draft.steps, now)
                 self._last_kind = draft.kind
                 self._last_prompts = draft.kind if draft.kind != "decode" else self._last_prompts
                 return StepPlan(self._steps, draft.kind, draft.lanes, tuple(draft.admissions), draft.steps)
         return None
+
+    def _note_several(self, steps: int, now: float) -> None:
+        """Learn how long a launch of several decodes takes, from one to the next."""
+        if steps > 1 and self._several_since is not None:
+            self._several_seconds = now - self._several_since
+        self._several_since = now if steps > 1 else None
 
     def _turns(self) -> tuple[StepKind | None, ...]:
         """Kinds to try, in order. Mixed steps unless deterministic; there, prompts and decodes take turns."""
@@ -178,8 +187,10 @@ class Scheduler:
         prompts: tuple[StepKind, ...] = ("prefill", "score") if self._last_prompts == "score" else ("score", "prefill")
         return (*prompts, "decode") if self._last_kind == "decode" else ("decode", *prompts)
 
-    def _steps_at_once(self) -> int:
+    def _steps_at_once(self, now: float) -> int:
         """How many decode steps to launch as one: several only where all rows stream and nobody else could run.
+
+        And only where no row's deadline lies inside, as far as the time between the last two such launches tells.
 
         Whoever waits for a row has to wait until one of these ends: several decodes as one delay it by less than so
         many steps, and waiting is what it does most of the time.
@@ -190,6 +201,9 @@ class Scheduler:
         running = [seq for lane in self.lanes for seq in lane.running]
         left = max((seq.limit - seq.num_tokens for seq in running if seq.streaming), default=0)
         if left < together or any(seq.wants_single_steps for seq in running):
+            return 1
+        ends = now + 2 * self._several_seconds  # one is in flight
+        if any(seq.request.deadline is not None and seq.request.deadline < ends for seq in running):
             return 1
         return together if all(lane.has_page_for_everyone(together) for lane in self.lanes) else 1
 

@@ -165,6 +165,7 @@ class Service:
             id=f"{request_id}#{next(self._numbers)}",
             priority=call.priority,
             salt=call.cache_salt,
+            deadline=None if call.timeout is None else time.monotonic() + call.timeout,
         )
         tokens = len(prepared.request.prompt)
         self._check_room(tokens, call.timeout)

@@ -149,7 +149,8 @@ class Driver:
         result = self.results[event.request_id, event.index]
         assert result.finish is None, f"news of {event.request_id!r} after its end"
         assert event.tokens or event.prompt_logprobs or event.finish, "no news"
-        assert (event.times is None) == (event.finish is None)
+        is_first = bool(event.tokens) and not result.tokens
+        assert (event.times is not None) == (is_first or event.finish is not None)
         result.tokens += event.tokens
         result.logprobs += event.logprobs or ()
         result.prompt_logprobs += event.prompt_logprobs or ()

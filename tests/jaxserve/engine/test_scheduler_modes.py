@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from tests.fake_runner import naive
+from jaxserve.engine.scheduler import Scheduler
+from tests.fake_runner import FakeRunner, naive
 from tests.jaxserve.engine.driver import PROMPT, Driver, ScriptedProposer, config_of, request
 
 # ---- speculation
@@ -91,6 +92,20 @@ def test_good_tokens_before_one_that_is_not_finite_are_delivered() -> None:
         result.finish is not None and result.finish.error is not None and "after 18 tokens" in str(result.finish.error)
     )
     assert result.tokens == naive(request(max_tokens=20), 0, 1, 8)
+
+
+def test_a_deadline_that_lies_inside_has_single_steps() -> None:
+    """A launch of several takes 10 s here; one is in flight when the next is planned, so 20 s are kept free."""
+    scheduler, now, steps = Scheduler(config_of(decode_steps=4)), 0.0, []
+    runner = FakeRunner(scheduler.config)
+    timed = dataclasses.replace(request(max_tokens=40), deadline=55.0)
+    scheduler.submit(timed, 1, now)
+    while plan := scheduler.plan(now):
+        scheduler.commit(plan, runner.collect(plan, runner.launch(plan)), now)
+        steps.append((now, plan.steps))
+        now += 10.0 if plan.steps > 1 else 1.0
+    assert steps[:5] == [(0, 1), (1, 4), (11, 4), (21, 4), (31, 4)]
+    assert {several for began, several in steps if began > 35} == {1}
 
 
 def test_one_that_waits_for_the_host_has_single_steps() -> None:
