@@ -115,11 +115,12 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     head += ("kernels per layer", "collectives")
     lines = [
         "# Steps compiled for chips that are not here\n",
-        f"By `make deviceless-full`, at {'; '.join(about)}. MiB per device; nothing was run or timed.\n",
+        f"By `make deviceless-full`, at {'; '.join(about)}. MiB per device; nothing was run or timed.",
+        "A model is left out on a chip of which eight do not hold its weights and pages beside them.\n",
         "| " + " | ".join(head) + " |",
         "|---" * len(head) + "|",
     ]
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (MODELS.index(row["model"]), list(CHIPS).index(row["chip"]), row["step"])):
         cells = (
             *(
                 row["model"],

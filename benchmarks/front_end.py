@@ -172,7 +172,9 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
         loop.call_soon_threadsafe(service.take, news)
 
     thread = EngineThread(engine, deliver, lambda error: loop.call_soon_threadsafe(print, repr(error)) and None)
-    prompts = Prompts(tokenizer, Chat(BUNDLED, tokenizer), (), tokenizer.vocab_size, engine.scheduler.max_tokens)
+    prompts = Prompts(
+        tokenizer, Chat(BUNDLED, tokenizer), (), tokenizer.vocab_size, config.max_context, engine.scheduler.max_tokens
+    )
     observers = (Metrics(lambda: 0),)
     service = Service(prompts, thread, Forecast(config.step_tokens), Limits(), observers)
     server = new_server(Limits(), Tokens(), Health(), InferenceServicer(gate), None)

@@ -11,6 +11,7 @@ JaxserveError
 ├── AdminOnlyError          PERMISSION_DENIED    403  a client's token where an admin's is needed
 ├── QueueFullError          RESOURCE_EXHAUSTED   429  too much waits already; try again after `retry_after`
 ├── SlowConsumerError       RESOURCE_EXHAUSTED   429  the client does not read what was made for it
+├── AbortedError            CANCELLED            499  ended by AdminService.Abort where no answer could say so
 ├── DeadlineError           DEADLINE_EXCEEDED    504  passed, or sure to pass
 ├── UnavailableError        UNAVAILABLE          503  not ready; try again after `retry_after`
 │   ├── LoadingError                                  loading or compiling
@@ -87,6 +88,10 @@ class QueueFullError(JaxserveError):
 
 class SlowConsumerError(JaxserveError):
     code, http_status, reason = "RESOURCE_EXHAUSTED", 429, "SLOW_CONSUMER"
+
+
+class AbortedError(JaxserveError):
+    code, http_status, reason = "CANCELLED", 499, "ABORTED"
 
 
 class DeadlineError(JaxserveError):

@@ -69,6 +69,7 @@ class LLM:
             self._chat,
             self.model.eos_ids,
             self.model.spec.vocab_size,
+            self.runner.config.max_context,
             self.engine.scheduler.max_tokens,
         )
         self._on_compile = on_compile

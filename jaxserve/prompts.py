@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxserve.chat import Chat, Message, Rendered
-from jaxserve.errors import RequestError
+from jaxserve.errors import ContextLengthError, RequestError
 from jaxserve.request import Request, SamplingParams, check_token_ids, integers
 from jaxserve.tokenizer import Tokenizer, TokenizerError
 
@@ -32,6 +32,7 @@ class Prompts:
     chat: Chat
     eos_ids: tuple[int, ...]
     vocab_size: int
+    max_context: int
     max_tokens: MaxTokens
 
     def encode(self, prompt: Prompt, name: str) -> Rendered:
@@ -39,6 +40,10 @@ class Prompts:
         if is_conversation(prompt):
             return self.chat.render(prompt, name)
         if not isinstance(prompt, str):
+            if len(prompt) > self.max_context:  # before anything is done with each of them
+                raise ContextLengthError(
+                    name, f"has {len(prompt)} tokens; the context is {self.max_context} (shorten it)"
+                )
             ids = integers(name, prompt)
             return Rendered(self.decode(ids, name), ids)
         try:

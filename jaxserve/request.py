@@ -15,6 +15,7 @@ MAX_STOP_TOKENS = 32
 MAX_EOS_IDS = 16  # of the model
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+MAX_ALLOWED_IDS = 2**18  # no vocabulary has more
 MAX_SEED = 2**64 - 1
 
 
@@ -68,12 +69,10 @@ class SamplingParams:
         if self.top_p == 0:
             raise RequestError("top_p", "is 0, which keeps no token; for the most probable token use temperature 0")
         self._set("stop", _stop_strings(self.stop))
-        self._set("stop_token_ids", integers("stop_token_ids", self.stop_token_ids))
-        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
-            raise RequestError("stop_token_ids", f"has {len(self.stop_token_ids)} ids; the limit is {MAX_STOP_TOKENS}")
+        self._set("stop_token_ids", integers("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
         self._set("logit_bias", _biases(self.logit_bias))
         if self.allowed_token_ids is not None:
-            self._set("allowed_token_ids", integers("allowed_token_ids", self.allowed_token_ids))
+            self._set("allowed_token_ids", integers("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS))
             if not self.allowed_token_ids:
                 raise RequestError("allowed_token_ids", "is empty: no token could ever be chosen")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -138,9 +137,14 @@ def _entries(name: str, values: object, what: str) -> Iterable[object]:
     return values
 
 
-def integers(name: str, values: object) -> tuple[int, ...]:
-    """A list of token ids as plain ints, whatever kind of integers it has; RequestError when it is something else."""
+def integers(name: str, values: object, limit: int | None = None) -> tuple[int, ...]:
+    """A list of token ids as plain ints, whatever kind of integers it has; RequestError when it is something else.
+
+    limit: how many it may have, which is asked before any of them is looked at.
+    """
     ids = tuple(_entries(name, values, "token ids"))
+    if limit is not None and len(ids) > limit:
+        raise RequestError(name, f"has {len(ids)} ids; the limit is {limit}")
     for position, token in enumerate(ids):
         if isinstance(token, bool) or not isinstance(token, Integral):
             raise RequestError(name, f"entry {position} is {token!r:.80}; it must be an integer")

@@ -1,16 +1,17 @@
 """The one thread that touches the engine. Others leave it jobs; it hands over the news of each step at once."""
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import Finish, FinishReason, TokenEvent
-from jaxserve.errors import JaxserveError
+from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.request import Request
 
 
@@ -64,7 +65,8 @@ class EngineThread:
         self._immediate: list[TokenEvent] = []  # events that no step brings
         self._told = Loads()
         self._wake = threading.Condition()
-        self._closing = False
+        self._closing = self._ended = False
+        self._calls: set[Future[Any]] = set()
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -85,7 +87,11 @@ class EngineThread:
     def call[T](self, function: Callable[[Engine], T]) -> "Future[T]":
         """Run a function between two steps."""
         future: Future[T] = Future()
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
         self._add(lambda: _fulfil(future, lambda: function(self._engine)))
+        if self._ended:
+            self._give_up()
         return future
 
     @property
@@ -118,6 +124,15 @@ class EngineThread:
                 self._step()
         except BaseException as error:
             self._failed(error)
+        finally:
+            self._ended = True
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Whoever waits for a call is told that it will never be made."""
+        for future in list(self._calls):
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(RestartingError("the engine has ended; the server restarts"))
 
     def _wait_for_work(self) -> bool:
         with self._wake:
@@ -161,6 +176,8 @@ class EngineThread:
 
 
 def _fulfil(future: "Future[Any]", function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return  # whoever asked went away
     try:
         future.set_result(function())
     except Exception as error:

@@ -30,10 +30,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _address_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="default: this machine only, 127.0.0.1")
-    group.add_argument("--port", type=int, default=50051, metavar="N", help="of gRPC; 0: any (default 50051)")
-    group.add_argument("--http-port", type=int, default=8000, metavar="N", help="of HTTP; 0: any (default 8000)")
+    group.add_argument("--port", type=_port, default=50051, metavar="N", help="of gRPC; 0: any (default 50051)")
+    group.add_argument("--http-port", type=_port, default=8000, metavar="N", help="of HTTP; 0: any (default 8000)")
     group.add_argument("--no-http", action="store_true", help="gRPC only")
-    group.add_argument("--admin-port", type=int, metavar="N", help="AdminService on a port of its own")
+    group.add_argument("--admin-port", type=_port, metavar="N", help="AdminService on a port of its own")
 
 
 def _security_flags(group: argparse._ArgumentGroup) -> None:
@@ -60,6 +60,12 @@ def _limit_flags(group: argparse._ArgumentGroup) -> None:
     for flag, default, what in Limits.table():
         kind = _count if isinstance(default, int) else _seconds
         group.add_argument(flag, type=kind, default=default, metavar="N", help=f"{what} ({default:g})")
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 2**16):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
+    return int(text)
 
 
 def _count(text: str) -> int:

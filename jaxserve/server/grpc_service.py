@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc.aio import AbortError, ServicerContext
 
-from jaxserve.errors import JaxserveError
+from jaxserve.errors import AbortedError, JaxserveError
 from jaxserve.server.answer import Answer
 from jaxserve.server.gate import Gate
 from jaxserve.server.incidents import presentable
@@ -68,6 +68,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         service = self._gate.enter().service
         with await service.answer(score_call_of(request, context.time_remaining())) as answer:
             completion = (await _done(answer)).completions[0]
+        if completion.finish_reason == "abort":
+            raise AbortedError(f"request {answer.id!r} was aborted before all of it was scored")
         scores = completion.prompt_logprobs or ()
         return pb.ScoreResponse(
             request_id=answer.id,

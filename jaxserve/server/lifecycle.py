@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -69,9 +70,9 @@ class Lifecycle:
             self.gate.open(served)
         watching = asyncio.create_task(self._watch(served))
         await self._stop.wait()
-        watching.cancel()
         if self._failure is None:
             await self._finish_requests(served)
+        watching.cancel()
         if self._failure is not None:
             return await self._die(served)
         await self.stop_listening(GRACE)
@@ -83,11 +84,10 @@ class Lifecycle:
 
     async def _finish_requests(self, served: Served) -> None:
         """Until nothing runs, or the time is over, or the engine fails meanwhile."""
-        left = self.drain_timeout
-        while left > 0 and served.service.in_flight and self._failure is None:
-            await asyncio.sleep(min(0.05, left))
-            left -= 0.05
-        if served.service.in_flight:
+        until = time.monotonic() + self.drain_timeout
+        while time.monotonic() < until and served.service.in_flight and self._failure is None:
+            await asyncio.sleep(min(0.05, self.drain_timeout))
+        if served.service.in_flight and self._failure is None:
             log.warning("%d requests did not finish in time", served.service.in_flight)
             served.service.fail_all(
                 DrainingError(f"the server ends; --drain-timeout {self.drain_timeout:g} has passed")

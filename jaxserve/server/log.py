@@ -38,7 +38,14 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
-        return " ".join([super().formatMessage(record), *(f"{key}={value}" for key, value in fields.items())])
+        shown = (f"{key}={_one_line(value)}" for key, value in fields.items())
+        return " ".join([super().formatMessage(record), *shown])
+
+
+def _one_line(value: object) -> str:
+    """Clients choose their ids: nothing of theirs may look like another line."""
+    text = str(value)
+    return text if text.isprintable() and " " not in text else json.dumps(text)
 
 
 def configure(format: Format, level: str) -> None:

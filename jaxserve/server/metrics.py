@@ -40,7 +40,7 @@ class Metrics:
         self._success = counter("request_success", "finished choices", ("finished_reason",))
         self._failures = counter("request_failure", "requests that ended with an error or were refused", ("reason",))
         self._cancelled = counter("request_cancelled", "requests whose client went away")
-        self._ttft = histogram("time_to_first_token_seconds", "from admission to the first token", LONG)
+        self._ttft = histogram("time_to_first_token_seconds", "from the end of tokenizing to the first token", LONG)
         self._itl = histogram("inter_token_latency_seconds", "between messages of a choice, per token", SHORT)
         self._tpot = histogram("request_time_per_output_token_seconds", "mean of a choice after its first", SHORT)
         self._e2e = histogram("e2e_request_latency_seconds", "from arrival in the engine to the end")
@@ -78,7 +78,7 @@ class Metrics:
             self._itl.observe(seconds / tokens)
 
     def ended(self, answer: Answer, error: JaxserveError | None) -> None:
-        if answer.started and answer.times:
+        if answer.times and answer.times.admitted:
             self._prompt_tokens.inc(answer.prompt_tokens)
             self._queries.inc(answer.prompt_tokens)
             self._hits.inc(answer.times.cached)
@@ -91,7 +91,7 @@ class Metrics:
             self._success.labels(completion.finish_reason).inc()
             self._preemptions.inc(times.preemptions)
             self._e2e.observe(times.total)
-            self._queue.observe(times.queue)
+            self._queue.observe(times.queue or times.total)  # one that was never admitted waited all the time
             if times.ttft:
                 self._prefill.observe(max(0.0, times.ttft - times.queue))
                 self._decode.observe(times.total - times.ttft)

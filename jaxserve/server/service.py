@@ -32,7 +32,7 @@ SHORT = 2048  # letters or tokens that are encoded on the event loop
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A request at the door. timeout: seconds that the client will wait; None: as long as the limits allow.
+    """A request at the door. timeout: seconds that the client will wait from now; None: as long as the limits allow.
 
     prompt_field: the prompt's path in the client's message, for errors.
     """
@@ -44,6 +44,12 @@ class Call:
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
+    arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def deadline(self) -> float | None:
+        """On the monotonic clock."""
+        return None if self.timeout is None else self.arrived + self.timeout
 
 
 class Observer(Protocol):
@@ -74,9 +80,10 @@ class Service:
         self.slow_clients = SlowClients(limits.slow_client_seconds)
         self._thread, self._forecast, self._observers = thread, forecast, observers
         self._answers: dict[str, Answer] = {}  # by the engine's id
-        self._ids: set[str] = set()  # the clients' ids, those that are still being tokenized among them
-        self._waiting_tokens = 0
-        self._waiting = 0
+        self._requests: dict[str, Answer | None] = {}  # by the client's id; None while it is tokenized
+        self._waiting: set[str] = set()  # those of them without a first token
+        self._aborted: set[str] = set()  # those of them that were aborted while they were tokenized
+        self._failure: JaxserveError | None = None
         self._numbers = itertools.count(1)
         self._timers: dict[Answer, asyncio.TimerHandle] = {}
         self._events: deque[tuple[TokenEvent, Tally, float]] = deque()
@@ -89,25 +96,37 @@ class Service:
         request_id = call.request_id or f"req-{secrets.token_hex(8)}"
         try:
             self._check(call, request_id)
-            self._enter(request_id)
         except JaxserveError as error:
             self._refuse(error)
             raise
+        self._requests[request_id] = None
+        self._waiting.add(request_id)
         try:
-            rendered = await self.encode(call.prompt, call.prompt_field)
-            return self._submit(call, request_id, rendered)
+            return self._submit(call, request_id, await self._rendered(call))
         except BaseException as error:
-            self._leave(request_id)
+            self._forget(request_id)
             if isinstance(error, JaxserveError):
                 self._refuse(error)
             raise
 
     def abort(self, request_id: str) -> bool:
         """End a request by its client's id; its answer finishes with reason abort. Whether it was in flight."""
-        found = [answer for answer in self._answers.values() if answer.id == request_id]
-        for answer in found:
+        if request_id not in self._requests:
+            return False
+        if answer := self._requests[request_id]:
             self._thread.abort(answer.prepared.request.id)
-        return bool(found)
+        else:
+            self._aborted.add(request_id)
+        return True
+
+    async def _rendered(self, call: Call) -> Rendered:
+        """The prompt as token ids, before the deadline."""
+        try:
+            left = None if call.deadline is None else call.deadline - time.monotonic()
+            async with asyncio.timeout(left):
+                return await self.encode(call.prompt, call.prompt_field)
+        except TimeoutError:
+            raise DeadlineError("the deadline passed while the prompt was tokenized") from None
 
     async def encode(self, prompt: Prompt, name: str) -> Rendered:
         """Text and token ids of a prompt; long ones, and conversations, beside the event loop."""
@@ -124,6 +143,8 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, function)
 
     def fail_all(self, error: JaxserveError) -> None:
+        """End every request, and whatever is still being tokenized."""
+        self._failure = error
         for answer in list(self._answers.values()):
             answer.fail(error)
 
@@ -133,12 +154,17 @@ class Service:
 
     @property
     def in_flight(self) -> int:
-        return len(self._ids)
+        return len(self._requests)
 
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of requests without a first token."""
-        return self._waiting_tokens
+        return self._tokens_ahead(MAX_PRIORITY)
+
+    def _tokens_ahead(self, priority: int) -> int:
+        """Those of requests that go before a new one of this priority."""
+        waiting = [answer for id in self._waiting if (answer := self._requests[id])]
+        return sum(a.prompt_tokens for a in waiting if a.prepared.request.priority <= priority)
 
     # ---- admission
 
@@ -147,16 +173,18 @@ class Service:
         _check_size("cache_salt", call.cache_salt, MAX_SALT_BYTES)
         if abs(call.priority) > MAX_PRIORITY:
             raise RequestError("priority", f"is {call.priority}; it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
-        if request_id in self._ids:
+        if request_id in self._requests:
             raise RequestIdInUseError(f"request_id {request_id!r} is in flight already")
-        if self._waiting >= self.limits.max_waiting_requests:
-            raise self._full(f"{self._waiting} requests wait already; the limit is --max-waiting-requests")
+        if len(self._waiting) >= self.limits.max_waiting_requests:
+            raise self._full(f"{len(self._waiting)} requests wait already, as many as --max-waiting-requests allows")
 
     def _full(self, problem: str) -> QueueFullError:
-        seconds = self._forecast.seconds_to_first_token(self._waiting_tokens, 0)
+        seconds = self._forecast.seconds_to_first_token(self.waiting_tokens, 0)
         return QueueFullError(problem, min(max(seconds, 0.1), 60.0))
 
     def _submit(self, call: Call, request_id: str, rendered: Rendered) -> Answer:
+        if self._failure:
+            raise self._failure
         params = call.params if call.params.seed is not None else replace(call.params, seed=secrets.randbits(64))
         prepared = self.prompts.check(
             rendered,
@@ -165,46 +193,46 @@ class Service:
             id=f"{request_id}#{next(self._numbers)}",
             priority=call.priority,
             salt=call.cache_salt,
-            deadline=None if call.timeout is None else time.monotonic() + call.timeout,
+            deadline=call.deadline,
         )
-        tokens = len(prepared.request.prompt)
-        self._check_room(tokens, call.timeout)
+        self._check_room(len(prepared.request.prompt), call)
         outbox = Outbox(self.limits.max_unread_tokens)
         answer = Answer(
             request_id, prepared, self.prompts.tokenizer, self._thread, outbox, self.tally, self._on_answer_ended
         )
-        self._answers[prepared.request.id] = answer
-        self._waiting_tokens += tokens
-        self._start_timer(answer, call.timeout)
+        self._answers[prepared.request.id] = self._requests[request_id] = answer
+        self._start_timer(answer, call.deadline)
         self._thread.submit(prepared.request)
+        if request_id in self._aborted:
+            self._thread.abort(prepared.request.id)
         return answer
 
-    def _check_room(self, tokens: int, timeout: float | None) -> None:
-        if self._waiting_tokens and self._waiting_tokens + tokens > self.limits.max_waiting_tokens:
+    def _check_room(self, tokens: int, call: Call) -> None:
+        waiting = self.waiting_tokens
+        if waiting and waiting + tokens > self.limits.max_waiting_tokens:
             raise self._full(
-                f"{self._waiting_tokens} prompt tokens wait already; with {tokens} more they exceed "
+                f"{waiting} prompt tokens wait already; with {tokens} more they exceed "
                 f"--max-waiting-tokens {self.limits.max_waiting_tokens}"
             )
-        forecast = self._forecast.seconds_to_first_token(self._waiting_tokens, tokens)
-        if timeout is not None and forecast > timeout:
+        if call.deadline is None:
+            return
+        left = call.deadline - time.monotonic()
+        forecast = self._forecast.seconds_to_first_token(self._tokens_ahead(call.priority), tokens)
+        if forecast > left:
             raise DeadlineError(
-                f"the first token would come in {forecast:.2f} s at best, the deadline leaves {timeout:.2f} s"
+                f"the first token would come in {forecast:.2f} s at best, the deadline leaves {left:.2f} s"
             )
 
-    def _start_timer(self, answer: Answer, timeout: float | None) -> None:
-        seconds = min(self.limits.max_request_seconds, self.limits.max_request_seconds if timeout is None else timeout)
-        whose = "--max-request-seconds" if timeout is None or seconds < timeout else "its deadline"
-        error = DeadlineError(f"the request ran for {seconds:.2f} s, which is {whose}")
-        self._timers[answer] = asyncio.get_running_loop().call_later(seconds, answer.fail, error)
+    def _start_timer(self, answer: Answer, deadline: float | None) -> None:
+        seconds, what = self.limits.max_request_seconds, "--max-request-seconds has passed"
+        if deadline is not None and deadline - time.monotonic() < seconds:
+            seconds, what = deadline - time.monotonic(), "the deadline has passed"
+        self._timers[answer] = asyncio.get_running_loop().call_later(seconds, answer.fail, DeadlineError(what))
 
-    def _enter(self, request_id: str) -> None:
-        self._ids.add(request_id)
-        self._waiting += 1
-
-    def _leave(self, request_id: str) -> None:
-        """Of a request that never became an answer."""
-        self._ids.discard(request_id)
-        self._waiting -= 1
+    def _forget(self, request_id: str) -> None:
+        del self._requests[request_id]
+        self._waiting.discard(request_id)
+        self._aborted.discard(request_id)
 
     def _refuse(self, error: JaxserveError) -> None:
         for observer in self._observers:
@@ -215,7 +243,8 @@ class Service:
     def take(self, news: StepNews) -> None:
         """What a step brought, once per step."""
         self.loads, self.tally = news.loads, news.tally
-        self._forecast.saw_step(news.seconds)
+        if any(event.tokens for event in news.events):
+            self._forecast.saw_step(news.seconds)
         idle, now = not self._events, time.monotonic()
         self._events.extend((event, news.tally, now) for event in news.events)
         if idle:
@@ -236,27 +265,22 @@ class Service:
             asyncio.get_running_loop().call_soon(self._take_some)
 
     def _hand_over(self, answer: Answer, event: TokenEvent, tally: Tally, now: float) -> None:
-        waited, first = not answer.started, event.index not in answer.newest
+        waited, first = answer.id in self._waiting, event.index not in answer.newest
         tokens = answer.take(event, tally)
         if waited and answer.times:
-            self._stop_waiting(answer)
-            self._forecast.saw_prompt(answer.prompt_tokens, answer.times.cached)
+            self._waiting.discard(answer.id)
+            if answer.times.admitted:
+                self._forecast.saw_prompt(answer.prompt_tokens, answer.times.cached)
         if tokens:
             seconds = now - answer.newest.get(event.index, answer.submitted)
             answer.newest[event.index] = now
             for observer in self._observers:
                 observer.received(answer, tokens, first, seconds)
 
-    def _stop_waiting(self, answer: Answer) -> None:
-        self._waiting -= 1
-        self._waiting_tokens -= answer.prompt_tokens
-
     def _on_answer_ended(self, answer: Answer, error: JaxserveError | None) -> None:
         del self._answers[answer.prepared.request.id]
-        self._ids.discard(answer.id)
+        self._forget(answer.id)
         self._timers.pop(answer).cancel()
-        if not answer.started:
-            self._stop_waiting(answer)
         for observer in self._observers:
             observer.ended(answer, error)
 
@@ -268,7 +292,7 @@ def _check_size(name: str, text: str, limit: int) -> None:
 
 
 def _content_size(prompt: Prompt) -> int:
-    """Bytes of a conversation's texts; 0 for token ids, which the context bounds."""
+    """Bytes of a conversation's values; 0 for token ids, which the context bounds."""
     if not is_conversation(prompt):
         return 0
-    return sum(len(str(message.get("content", "")).encode("utf-8", "replace")) for message in prompt)  # type: ignore[union-attr]
+    return sum(len(str(value).encode("utf-8", "replace")) for message in prompt for value in message.values())  # type: ignore[union-attr]

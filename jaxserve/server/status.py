@@ -21,7 +21,7 @@ def status_of(error: JaxserveError) -> Status:
         violation = details.BadRequest.FieldViolation(field=error.field, description=error.problem)
         entries.append(details.BadRequest(field_violations=[violation]))
     if error.retry_after is not None:
-        delay = Duration(nanos=0)
+        delay = Duration()
         delay.FromMilliseconds(pushback_ms(error.retry_after))
         entries.append(details.RetryInfo(retry_delay=delay))
     code = grpc.StatusCode[error.code].value[0]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jaxserve.errors import AdminOnlyError, CredentialError
 
-SCHEME = "Bearer "
+SCHEME = "bearer "  # in any case (RFC 7235)
 
 
 @dataclass(frozen=True)
@@ -33,4 +33,4 @@ def _same(given: str, token: str | None) -> bool:
 
 
 def _token(authorization: str | None) -> str:
-    return authorization[len(SCHEME) :] if authorization and authorization.startswith(SCHEME) else ""
+    return authorization[len(SCHEME) :] if authorization and authorization[: len(SCHEME)].lower() == SCHEME else ""

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from jaxserve.chat.messages import MAX_MESSAGES
 from jaxserve.completion import Completion
 from jaxserve.engine.plan import Logprob
 from jaxserve.errors import JaxserveError, RequestError
@@ -51,6 +52,8 @@ def check_known(message: Message, path: str = "") -> None:
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
         inside = f"{path}.{field.name}" if path else field.name
+        if field.is_repeated and len(value) > MAX_MESSAGES:
+            raise RequestError(inside, f"has {len(value)} entries; the limit is {MAX_MESSAGES}")
         for i, entry in enumerate(value if field.is_repeated else [value]):
             check_known(entry, f"{inside}[{i}]" if field.is_repeated else inside)
 

@@ -105,4 +105,5 @@ class CompletionWriter:
 
 def _emptied(completion: Completion) -> Completion:
     """Of max_tokens 0: what was generated goes, the prompt that is echoed stays."""
-    return replace(completion, text=completion.prompt, logprobs=(), finish_reason="length", stopped_by=None)
+    reason = completion.finish_reason if completion.finish_reason == "abort" else "length"
+    return replace(completion, text=completion.prompt, logprobs=(), finish_reason=reason, stopped_by=None)

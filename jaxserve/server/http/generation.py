@@ -41,19 +41,25 @@ class Generation:
 
     @answering
     async def completions(self, request: Request) -> Response:
-        served = self._gate.enter()
-        body = await read(request, CompletionBody, self._limits)
+        body, timeout = await self._body(request, CompletionBody)
         id = body.request_id or new_id()
-        return await self._reply(request, served, body, id, completion_calls(body, id, timeout_of(request)))
+        return await self._reply(request, body, id, completion_calls(body, id, timeout))
 
     @answering
     async def chat(self, request: Request) -> Response:
-        served = self._gate.enter()
-        body = await read(request, ChatBody, self._limits)
+        body, timeout = await self._body(request, ChatBody)
         id = body.request_id or new_id()
-        return await self._reply(request, served, body, id, chat_calls(body, id, timeout_of(request)))
+        return await self._reply(request, body, id, chat_calls(body, id, timeout))
 
-    async def _reply(self, request: Request, served: Served, body: Sampling, id: str, calls: list[Call]) -> Response:
+    async def _body[T: Sampling](self, request: Request, kind: type[T]) -> tuple[T, float | None]:
+        """The body, and the seconds that the client still waits."""
+        self._gate.enter()
+        timeout, began = timeout_of(request), time.monotonic()
+        body = await read(request, kind, self._limits)
+        return body, None if timeout is None else timeout - (time.monotonic() - began)
+
+    async def _reply(self, request: Request, body: Sampling, id: str, calls: list[Call]) -> Response:
+        served = self._gate.enter()  # the body may have taken its time
         check_model(body.model, served)
         async with AsyncExitStack() as stack:
             work = _stream if body.stream else _whole

@@ -94,7 +94,7 @@ class Running:
             assert time.monotonic() < until, (self.service.in_flight, self.engine.has_work, self.service.loads)
             await asyncio.sleep(0.002)
         self.engine.scheduler.check_invariants()
-        assert self.service.waiting_tokens == 0 and self.service._waiting == 0 and not self.service._timers
+        assert not (self.service.waiting_tokens or self.service._waiting or self.service._timers)
 
 
 @asynccontextmanager
@@ -139,6 +139,7 @@ async def running(
         Chat(folder, tokenizer),
         tokenizer.eos_ids,
         tokenizer.vocab_size,
+        configured.max_context,
         engine.scheduler.max_tokens,
     )
     service = Service(prompts, thread, Forecast(configured.step_tokens), limits, observers)

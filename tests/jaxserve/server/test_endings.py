@@ -173,7 +173,7 @@ def test_ten_thousand_cancels(tmp_path: Path) -> None:
             while len(asyncio.all_tasks()) > 100:  # a cancelled call is over for its client long before grpc is done
                 await asyncio.sleep(0.001)
         await server.at_rest(30)
-        assert not server.service._answers and not server.service._ids
+        assert not server.service._answers and not server.service._requests
         server.runner.launches.clear()
         gc.collect()
         return len(gc.get_objects()), memory()
@@ -234,13 +234,73 @@ def test_waiting_tokens_are_limited(tmp_path: Path) -> None:
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> None:
+    """Behind prompts of 18 steps at least; one that goes before them is not refused, nor one with nobody ahead."""
+
     async def main() -> None:
-        async with running(tmp_path, seconds=0.05, max_batch=1) as server:
-            assert await outcome(start(server, "unary"), "unary") == "OK"  # now the step's time is known
-            steps = server.runner.steps
-            call = start(server, "unary", text="x" * 400, request_id="", timeout=0.2)  # seven steps at best
-            assert await outcome(call, "unary") == "DEADLINE_EXCEEDED"
-            assert server.runner.steps == steps
+        async with running(tmp_path, seconds=0.05, max_batch=1, prefix_cache=False) as server:
+            alone = start(server, "unary", timeout=60)
+            assert await outcome(alone, "unary") == "OK"  # now the step's time is known
+            before = [start(server, "unary", request_id="", text="x" * 400) for _ in range(3)]
+            while not server.service.loads.running:
+                await asyncio.sleep(0.001)
+            late = start(server, "unary", text="x" * 10, timeout=0.5)
+            assert await outcome(late, "unary") == "DEADLINE_EXCEEDED"
+            assert "at best" in await late.details() and server.runner.launches["one"] == TOKENS
+            first = start(server, "unary", text="x" * 10, timeout=30, priority=-1)
+            assert await outcome(first, "unary") == "OK"
+            assert [await outcome(call, "unary") for call in before] == ["OK"] * 3
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_aborted_while_it_is_tokenized(tmp_path: Path) -> None:
+    """A conversation is rendered beside the event loop; it ends as any other that was aborted, and never runs."""
+    release = threading.Event()
+
+    async def main() -> None:
+        async with running(tmp_path) as server:
+            tokenizer = server.service.prompts.tokenizer
+            encode = tokenizer.encode_special
+            tokenizer.encode_special = lambda text: (release.wait(20), encode(text))[1]  # type: ignore[method-assign]
+            messages = [inference_pb2.ChatMessage(role="u", content="hi")]
+            request = inference_pb2.ChatStreamRequest(request_id="one", messages=messages, sampling=sampling(1))
+            call = server.inference.ChatStream(request)
+            while not server.service.in_flight:
+                await asyncio.sleep(0.001)
+            response = await server.admin.Abort(admin_pb2.AbortRequest(request_ids=["one"]))
+            assert list(response.aborted_request_ids) == ["one"]
+            release.set()
+            events = [event async for event in call]
+            (choice,) = events[-1].finish_info.choices
+            assert choice.reason == common_pb2.FINISH_REASON_ABORTED and not server.runner.launches["one"]
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_score_that_is_aborted_has_no_total(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, seconds=0.02, step_tokens=16) as server:
+            call = server.inference.Score(inference_pb2.ScoreRequest(text="x" * 200, request_id="one"))
+            while server.runner.steps < 3:
+                await asyncio.sleep(0.001)
+            await server.admin.Abort(admin_pb2.AbortRequest(request_ids=["one"]))
+            assert await outcome(call, "unary") == "CANCELLED" and "aborted" in await call.details()
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_call_that_gives_up_on_the_engine_does_not_end_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, seconds=0.2) as server:
+            call = start(server, "stream")
+            await call.read()
+            flush = server.admin.FlushCache(admin_pb2.FlushCacheRequest(), timeout=0.02)
+            assert await outcome(flush, "unary") == "DEADLINE_EXCEEDED"
+            server.runner.seconds = 0
+            assert await outcome(call, "stream") == "OK" and not server.failures
             await server.at_rest()
 
     asyncio.run(main())

@@ -43,9 +43,12 @@ PLACES: dict[str, Callable[[Running], tuple[Any, str, int]]] = {  # whose method
     "commit": lambda server: (server.engine.scheduler, "commit", 4),
     "page.alloc": lambda server: (server.engine.scheduler.lanes[0].caches[0].pool, "allocate", 2),
     "tokenizer.encode": lambda server: (server.service.prompts.tokenizer, "encode", 1),
-    "tokenizer.decode": lambda server: (server.service.prompts.tokenizer, "token_bytes", 20),
+    **{  # the prompt's two ends are read first, then the first token, and so on
+        f"tokenizer.decode, call {n}": lambda server, n=n: (server.service.prompts.tokenizer, "token_bytes", n)
+        for n in (1, 2, 3, 4, 5, 6, 7, 8, 20)
+    },
 }
-OF_THE_REQUEST = ("tokenizer.encode", "tokenizer.decode")
+OF_THE_REQUEST = tuple(place for place in PLACES if place.startswith("tokenizer"))
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -137,6 +137,35 @@ def test_an_engine_that_fails_ends_the_server(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+def test_an_engine_that_is_lost_while_draining(tmp_path: Path, how: str) -> None:
+    """Clients hear of the engine, not of the drain, and the exit code says so."""
+    release = threading.Event()
+
+    def lose(number: int) -> None:
+        if number == 8:
+            if how == "fails":
+                raise RuntimeError("the device died")
+            release.wait(20)
+
+    async def main() -> None:
+        async with (
+            running(tmp_path, seconds=0.01, opened=False) as server,
+            living(server, drain_timeout=15, step_timeout=0.2) as (lifecycle, task),
+        ):
+            server.runner.hook = lose
+            call = start(server, "stream")
+            while server.runner.steps < 3:
+                await asyncio.sleep(0.001)
+            lifecycle.drain()
+            assert await outcome(call, "stream") == "UNAVAILABLE"
+            assert "engine has failed" in await call.details()
+            assert await task == FAILED
+            release.set()
+
+    asyncio.run(main())
+
+
 def test_what_load_raises_passes_through(tmp_path: Path) -> None:
     def load() -> Any:
         raise ConfigError("--max-batch 0")
