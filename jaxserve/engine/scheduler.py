@@ -91,6 +91,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}
         self._next_sequence = 0
         self._steps = 0
+        self.preemptions = 0  # in all
         self._several_since: float | None = None  # when the last plan was made, if it had several decodes
         self._several_seconds = 0.0
         self._last_kind: StepKind = "decode"
@@ -343,6 +344,7 @@ class Scheduler:
     def _preempt(self, lane: Lane, seq: Sequence) -> None:
         seq.preempted = True
         seq.times.preemptions += 1
+        self.preemptions += 1
         self._release_when_idle(seq)
 
     def _add_chunk(

@@ -26,12 +26,13 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Choices with a row and without one; pages of all groups and lanes."""
+    """Choices with a row and without one; pages of all groups and lanes. preemptions: so far."""
 
     running: int = 0
     waiting: int = 0
     pages_used: int = 0
     pages_total: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,7 @@ class EngineThread:
             waiting=len(scheduler.waiting),
             pages_used=total - sum(pool.available for pool in pools),
             pages_total=total,
+            preemptions=scheduler.preemptions,
         )
 
 

@@ -48,13 +48,14 @@ def _refusing(error: JaxserveError) -> grpc.RpcMethodHandler:
 
 
 class Health:
-    """grpc.health.v1: "" says that the process lives, the service's name whether it is ready."""
+    """grpc.health.v1: "" says that the process lives, InferenceService's name whether it is ready."""
 
     def __init__(self) -> None:
         self.servicer = health.HealthServicer()
 
     async def start(self) -> None:
         await self.servicer.set("", Serving.SERVING)
+        await self.servicer.set(ADMIN, Serving.SERVING)  # it answers in every phase
         await self.tell(Phase.LOADING)
 
     async def tell(self, phase: Phase) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import grpc
@@ -81,14 +81,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     @answering
     async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext) -> pb.TokenizeResponse:
         service = self._gate.look().service
-        rendered = await service.encode(*input_of(request))
+        rendered = await service.tokenize(*input_of(request))
         return pb.TokenizeResponse(token_ids=rendered.token_ids, prompt=rendered.text)
 
     @answering
     async def Detokenize(self, request: pb.DetokenizeRequest, context: ServicerContext) -> pb.DetokenizeResponse:
         service = self._gate.look().service
         ids = list(request.token_ids)
-        return pb.DetokenizeResponse(text=await service.beside(partial(service.prompts.decode, ids, "token_ids")))
+        return pb.DetokenizeResponse(text=await service.detokenize(ids, "token_ids"))
 
     async def _whole(self, request: Any, context: ServicerContext) -> dict[str, Any]:
         service = self._gate.enter().service

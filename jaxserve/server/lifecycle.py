@@ -27,13 +27,14 @@ log = logging.getLogger(__name__)
 class Lifecycle:
     """Runs a server on the event loop that it is made on. Times are seconds.
 
-    stop_listening: closes the servers within the seconds that it is given.
+    stop_listening: closes the servers within the seconds that it is given. exit: ends the process at once.
     """
 
     gate: Gate
     stop_listening: Callable[[float], Awaitable[None]]
     drain_timeout: float = 30.0
     step_timeout: float = 60.0
+    exit: Callable[[int], object] = os._exit
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _failure: BaseException | None = None
 
@@ -58,16 +59,15 @@ class Lifecycle:
     def _on_signal(self, number: signal.Signals) -> None:
         if self.gate.phase is Phase.LOADING or self._stop.is_set():
             log.warning("ended by %s", number.name)
-            os._exit(0 if self.gate.phase is Phase.LOADING else 128 + number)
+            self.exit(0 if self.gate.phase is Phase.LOADING else 128 + number)
         log.info("draining after %s, for %g s at most", number.name, self.drain_timeout)
         self.drain()
 
     async def run(self, load: Callable[[], Served]) -> int:
         """Load, serve until told to stop, drain; returns the exit code. What `load` raises passes through."""
-        served = await asyncio.to_thread(load)
-        if not self._stop.is_set():
-            served.thread.start()
-            self.gate.open(served)
+        served = await self._loaded(load)
+        served.thread.start()
+        self.gate.open(served)
         watching = asyncio.create_task(self._watch(served))
         await self._stop.wait()
         if self._failure is None:
@@ -81,6 +81,18 @@ class Lifecycle:
             log.error("the engine's step did not end")
             return FAILED
         return 0
+
+    async def _loaded(self, load: Callable[[], Served]) -> Served:
+        """What load returns; told to stop meanwhile, the process ends: a compiler cannot be interrupted."""
+        loading = asyncio.create_task(asyncio.to_thread(load))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self._stop.is_set():
+            log.warning("told to end while loading")
+            await self.stop_listening(GRACE)
+            self.exit(0)
+        return await loading
 
     async def _finish_requests(self, served: Served) -> None:
         """Until nothing runs, or the time is over, or the engine fails meanwhile."""

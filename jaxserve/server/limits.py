@@ -19,6 +19,7 @@ class Limits:
     max_message_bytes: int = _bound(32 * MEBI, "a gRPC message")
     max_body_bytes: int = _bound(8 * MEBI, "an HTTP body: JSON takes long to read, and nobody else runs meanwhile")
     max_header_bytes: int = _bound(16 * 1024, "metadata of a call, headers of an HTTP request")
+    max_http_connections: int = _bound(1024, "HTTP connections at a time")
     max_streams_per_connection: int = _bound(1024, "calls at a time on one gRPC connection")
     max_unread_tokens: int = _bound(4096, "tokens made for a stream that its client has not read")
     slow_client_seconds: float = _bound(30.0, "how long one message of a stream may take to be read")

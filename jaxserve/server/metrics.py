@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.answer import Answer
-from jaxserve.server.engine_thread import StepNews, Tally
+from jaxserve.server.engine_thread import Loads, StepNews, Tally
 
 PREFIX = "jaxserve:"
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)  # seconds
@@ -51,7 +51,7 @@ class Metrics:
         self._computed = counter("computed_tokens", "tokens that the device computed, padding among them")
         self._host = histogram("step_host_seconds", "of a step, not spent waiting for the device", HOST)
         gauge("compiles_after_ready", "steps compiled while serving: 0, or something is wrong").set_function(compiles)
-        self._tally = Tally()
+        self._tally, self._loads = Tally(), Loads()
 
     def render(self) -> bytes:
         """Prometheus's text format."""
@@ -65,6 +65,8 @@ class Metrics:
         self._waiting.set(news.loads.waiting)
         self._usage.set(news.loads.pages_used / max(news.loads.pages_total, 1))
         self._host.observe(news.host_seconds)
+        self._preemptions.inc(news.loads.preemptions - self._loads.preemptions)
+        self._loads = news.loads
         computed = news.tally.computed_tokens - self._tally.computed_tokens
         self._computed.inc(computed)
         self._padding.inc(max(0, computed - (news.tally.live_tokens - self._tally.live_tokens)))
@@ -89,7 +91,6 @@ class Metrics:
         for completion in answer.completions:
             times = completion.timings
             self._success.labels(completion.finish_reason).inc()
-            self._preemptions.inc(times.preemptions)
             self._e2e.observe(times.total)
             self._queue.observe(times.queue or times.total)  # one that was never admitted waited all the time
             if times.ttft:

@@ -27,6 +27,7 @@ MAX_ID_BYTES = 128
 MAX_SALT_BYTES = 128
 MAX_PRIORITY = 100
 SLICE = 32  # events handled in one turn of the event loop: what else is due waits for no more
+MAX_ASIDE = 64  # calls of Tokenize and Detokenize that wait for their turn
 SHORT = 2048  # letters or tokens that are encoded on the event loop
 
 
@@ -88,6 +89,8 @@ class Service:
         self._timers: dict[Answer, asyncio.TimerHandle] = {}
         self._events: deque[tuple[TokenEvent, Tally, float]] = deque()
         self._tokenizing = ThreadPoolExecutor(2, "tokenize")
+        self._beside = ThreadPoolExecutor(1, "beside")  # what must not hold up the admission of requests
+        self._aside = 0
 
     # ---- requests
 
@@ -130,17 +133,32 @@ class Service:
 
     async def encode(self, prompt: Prompt, name: str) -> Rendered:
         """Text and token ids of a prompt; long ones, and conversations, beside the event loop."""
-        size = len(prompt.encode("utf-8", "replace")) if isinstance(prompt, str) else _content_size(prompt)
-        if size > self.limits.max_prompt_bytes:
-            limit = self.limits.max_prompt_bytes
-            raise RequestError(name, f"has {size} bytes of text; the limit is {limit} (--max-prompt-bytes)")
+        self._check_prompt_size(prompt, name)
+        work = partial(self.prompts.encode, prompt, name)
         if is_conversation(prompt) or len(prompt) > SHORT:
-            return await self.beside(partial(self.prompts.encode, prompt, name))
-        return self.prompts.encode(prompt, name)
+            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+        return work()
 
-    async def beside[T](self, function: "partial[T]") -> T:
-        """Run what takes long on a thread of the tokenizers."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, function)
+    async def tokenize(self, prompt: Prompt, name: str) -> Rendered:
+        """The same for its own sake; QueueFullError when many wait for that."""
+        self._check_prompt_size(prompt, name)
+        return await self._one_aside(partial(self.prompts.encode, prompt, name))
+
+    async def detokenize(self, ids: list[int], name: str) -> str:
+        return await self._one_aside(partial(self.prompts.decode, ids, name))
+
+    async def _one_aside[T](self, work: "partial[T]") -> T:
+        if self._aside >= MAX_ASIDE:
+            raise QueueFullError(f"{MAX_ASIDE} calls wait to be tokenized already", 1.0)
+        self._aside += 1
+        try:
+            return await self.beside(work)
+        finally:
+            self._aside -= 1
+
+    async def beside[T](self, work: "partial[T]") -> T:
+        """Run what takes long, and belongs to no request that waits, on a thread of its own."""
+        return await asyncio.get_running_loop().run_in_executor(self._beside, work)
 
     def fail_all(self, error: JaxserveError) -> None:
         """End every request, and whatever is still being tokenized."""
@@ -150,7 +168,8 @@ class Service:
 
     def close(self) -> None:
         """Wait for what is being tokenized: a conversation's rendering has its own time limit."""
-        self._tokenizing.shutdown(cancel_futures=True)
+        for executor in (self._tokenizing, self._beside):
+            executor.shutdown(cancel_futures=True)
 
     @property
     def in_flight(self) -> int:
@@ -177,6 +196,12 @@ class Service:
             raise RequestIdInUseError(f"request_id {request_id!r} is in flight already")
         if len(self._waiting) >= self.limits.max_waiting_requests:
             raise self._full(f"{len(self._waiting)} requests wait already, as many as --max-waiting-requests allows")
+
+    def _check_prompt_size(self, prompt: Prompt, name: str) -> None:
+        size = len(prompt.encode("utf-8", "replace")) if isinstance(prompt, str) else _content_size(prompt)
+        if size > self.limits.max_prompt_bytes:
+            limit = self.limits.max_prompt_bytes
+            raise RequestError(name, f"has {size} bytes of text; the limit is {limit} (--max-prompt-bytes)")
 
     def _full(self, problem: str) -> QueueFullError:
         seconds = self._forecast.seconds_to_first_token(self.waiting_tokens, 0)

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.gate import Gate
-from jaxserve.server.http.errors import refusal, refuse_route
+from jaxserve.server.http.errors import HeadersTooLargeError, refusal, refuse_route
 from jaxserve.server.http.generation import Generation
 from jaxserve.server.http.ids import EchoId
 from jaxserve.server.http.info import Info
@@ -38,11 +38,29 @@ def new_app(gate: Gate, tokens: Tokens, limits: Limits, metrics: Callable[[], by
             Route("/metrics", info.metrics),
             Route(HEALTH, info.health),
         ],
-        middleware=[Middleware(EchoId), Middleware(TokenCheck, tokens)],
+        middleware=[Middleware(EchoId), Middleware(HeaderLimit, limits), Middleware(TokenCheck, tokens)],
         exception_handlers={HTTPException: refuse_route},
     )
     app.router.redirect_slashes = False  # a path that is not there is an error, for a POST too
     return app
+
+
+class HeaderLimit:
+    """h11 limits only what is still incomplete when it arrives."""
+
+    def __init__(self, app: ASGIApp, limits: Limits):
+        self._app, self._limit = app, limits.max_header_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._app
+        if scope["type"] == "http":
+            size = (
+                len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
+            )
+            if size > self._limit:
+                problem = f"path and headers have {size} bytes; the limit is {self._limit} (--max-header-bytes)"
+                answer = refusal(HeadersTooLargeError(problem))
+        await answer(scope, receive, send)
 
 
 class TokenCheck:

@@ -7,6 +7,7 @@ JaxserveError                  and, of HTTP alone:
 ├── BodyTimeoutError        408
 ├── BodyTooLargeError       413
 ├── MediaTypeError          415
+├── HeadersTooLargeError    431
 ├── NotBuiltInError         501
 └── RequestError
     ├── UnknownFieldError   400  a name that this server does not know
@@ -60,6 +61,10 @@ class BodyTooLargeError(JaxserveError):
 
 class MediaTypeError(JaxserveError):
     code, http_status, reason = "INVALID_ARGUMENT", 415, "UNSUPPORTED_MEDIA_TYPE"
+
+
+class HeadersTooLargeError(JaxserveError):
+    code, http_status, reason = "RESOURCE_EXHAUSTED", 431, "HEADERS_TOO_LARGE"
 
 
 class NotBuiltInError(JaxserveError):

@@ -37,6 +37,7 @@ class HttpServer:
             proxy_headers=False,
             h11_max_incomplete_event_size=limits.max_header_bytes,
             timeout_keep_alive=30,
+            limit_concurrency=limits.max_http_connections,
         )
         config.load()
         config.ssl = tls.context() if tls else None

@@ -1,7 +1,5 @@
 """POST /tokenize and /detokenize, as vLLM has them."""
 
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,9 +25,9 @@ class Tokenization:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("prompt", "is missing; give either prompt or messages")
         if body.messages is None:
-            rendered = await served.service.encode(body.prompt or "", "prompt")
+            rendered = await served.service.tokenize(body.prompt or "", "prompt")
         else:
-            rendered = await served.service.encode(conversation(body.messages), "messages")
+            rendered = await served.service.tokenize(conversation(body.messages), "messages")
         ids = list(rendered.token_ids)
         found = {"tokens": ids, "count": len(ids), "max_model_len": served.model.max_context}
         return Response(dumps(found), media_type=MEDIA_TYPE)
@@ -39,6 +37,5 @@ class Tokenization:
         served = self._gate.look()
         body = await read(request, DetokenizeBody, self._limits)
         check_model(body.model, served)
-        service = served.service
-        text = await service.beside(partial(service.prompts.decode, body.tokens, "tokens"))
+        text = await served.service.detokenize(body.tokens, "tokens")
         return Response(dumps({"prompt": text}), media_type=MEDIA_TYPE)

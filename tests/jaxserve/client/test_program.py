@@ -137,7 +137,7 @@ def test_what_cannot_be_done_is_one_line(tell: Callable[..., None]) -> None:
 def test_an_aborted_answer_is_no_success(tell: Callable[..., None]) -> None:
     async def story(server: Running, call: Call) -> None:
         called = asyncio.create_task(call(TEXT, *LONG))
-        while not (found := list(server.service._ids)) or not server.service.loads.running:
+        while not (found := list(server.service._requests)) or not server.service.loads.running:
             await asyncio.sleep(0.01)
         assert server.service.abort(found[0])
         code, out, err = await called

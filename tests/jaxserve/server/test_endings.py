@@ -14,6 +14,7 @@ import pytest
 from grpc import aio
 
 from jaxserve.server.limits import Limits
+from jaxserve.server.service import MAX_ASIDE
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.jaxserve.server.harness import Running, running
 
@@ -302,6 +303,30 @@ def test_a_call_that_gives_up_on_the_engine_does_not_end_it(tmp_path: Path) -> N
             server.runner.seconds = 0
             assert await outcome(call, "stream") == "OK" and not server.failures
             await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_tokenizing_for_its_own_sake_is_bounded_and_apart(tmp_path: Path) -> None:
+    """However many ask for it: requests are tokenized on threads of their own."""
+    release = threading.Event()
+
+    async def main() -> None:
+        async with running(tmp_path) as server:
+            tokenizer = server.service.prompts.tokenizer
+            decode = tokenizer.decode
+            tokenizer.decode = lambda ids: (release.wait(20), decode(ids))[1]  # type: ignore[method-assign]
+            request = inference_pb2.DetokenizeRequest(token_ids=[1])
+            calls = [server.inference.Detokenize(request) for _ in range(MAX_ASIDE + 3)]
+            tasks = [asyncio.create_task(outcome(call, "unary")) for call in calls]
+            while sum(task.done() for task in tasks) < 3:
+                await asyncio.sleep(0.001)
+            messages = [inference_pb2.ChatMessage(role="u", content="hi")]
+            chat = inference_pb2.ChatRequest(messages=messages, sampling=sampling(1))
+            assert await outcome(server.inference.Chat(chat), "unary") == "OK"
+            release.set()
+            outcomes = await asyncio.gather(*tasks)
+            assert outcomes.count("RESOURCE_EXHAUSTED") == 3 and outcomes.count("OK") == MAX_ASIDE
 
     asyncio.run(main())
 

@@ -222,6 +222,10 @@ def test_sizes_and_media_types(tmp_path: Path) -> None:
             large = {"prompt": "x" * 2000}
             assert await refused(http, COMPLETIONS, large, canary) == (413, None, "request_too_large")
 
+            headers = {"x-large": "x" * Limits().max_header_bytes}
+            response = await http.post(COMPLETIONS, {"prompt": "x"}, headers=headers)
+            assert (response.status_code, response.json()["error"]["code"]) == (431, "headers_too_large")
+
             async def unannounced() -> AsyncIterator[bytes]:
                 for _ in range(5):
                     yield b" " * 500

@@ -166,6 +166,30 @@ def test_an_engine_that_is_lost_while_draining(tmp_path: Path, how: str) -> None
     asyncio.run(main())
 
 
+def test_drain_while_loading_ends_at_once(tmp_path: Path) -> None:
+    release, codes = threading.Event(), []
+
+    async def main() -> None:
+        async with running(tmp_path, opened=False) as server:
+
+            def load() -> Any:
+                release.wait(20)
+                return server.served
+
+            def leave(code: int) -> None:
+                codes.append(code)
+                release.set()  # a process would be gone
+
+            lifecycle = Lifecycle(server.gate, server.stop, exit=leave)
+            task = asyncio.create_task(lifecycle.run(load))
+            await asyncio.sleep(0.05)
+            lifecycle.drain()
+            await asyncio.wait_for(task, 10)
+            assert codes == [0]
+
+    asyncio.run(main())
+
+
 def test_what_load_raises_passes_through(tmp_path: Path) -> None:
     def load() -> Any:
         raise ConfigError("--max-batch 0")
