@@ -1,7 +1,6 @@
 """python -m jaxserve.generate: text or a conversation from a checkpoint, on whatever machine this is."""
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +11,7 @@ from rich.console import Console
 from checkpoints.errors import CheckpointError
 from jaxserve.chat.conversation import Conversation
 from jaxserve.cli.compilation_cache import use_compilation_cache
+from jaxserve.cli.exits import BAD_INPUT, complain, exit_code
 from jaxserve.cli.flags import check_chat_flags, engine_options, parser, sampling_params
 from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
 from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, summary
@@ -25,7 +25,6 @@ from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec
 from sharding.rules import ShardingError
 
-BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError)
 
 
@@ -37,28 +36,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     console = Console(stderr=True, highlight=False)
     prepare_output(args.json)
-    try:
-        params = sampling_params(args)
-        check_chat_flags(args, params)
-        prompts = [] if args.chat else read_prompts(args)
-        turns = read_turns(args) if args.chat else []
-        use_compilation_cache(args.compilation_cache)
-        with open_llm(args, console) as llm:
-            if args.chat:
-                return talk(llm, turns, params, args, console)
-            return run(llm, prompts, params, args.json, console)
-    except EXPECTED as error:
-        return _complain(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's own last flush succeeds
-        return PIPE_CLOSED
+    return exit_code(lambda: generate(args, console), EXPECTED)
 
 
-def _complain(error: Exception) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return BAD_INPUT
+def generate(args: argparse.Namespace, console: Console) -> int:
+    params = sampling_params(args)
+    check_chat_flags(args, params)
+    prompts = [] if args.chat else read_prompts(args)
+    turns = read_turns(args) if args.chat else []
+    use_compilation_cache(args.compilation_cache)
+    with open_llm(args, console) as llm:
+        if args.chat:
+            return talk(llm, turns, params, args, console)
+        return run(llm, prompts, params, args.json, console)
 
 
 def open_llm(args: argparse.Namespace, console: Console) -> LLM:
@@ -85,7 +75,7 @@ def run(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, con
             prepared.append(llm.prepare(prompt, params, f"prompt {number + 1}" if len(prompts) > 1 else "prompt"))
             numbers.append(number)
         except RequestError as error:
-            code = _complain(error)
+            code = complain(error)
     printer = JsonPrinter(llm.model.tokenizer) if as_json else TextPrinter(alone=len(prompts) * params.n == 1)
     llm.warm_up(prepared)
     started, done = time.monotonic(), list[Completion]()
@@ -94,7 +84,7 @@ def run(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, con
         if delta.completion:
             done.append(delta.completion)
             if delta.completion.error:
-                code = _complain(delta.completion.error)
+                code = complain(delta.completion.error)
     if done:
         console.print(summary(done, time.monotonic() - started, llm.padding_share), style="dim", soft_wrap=True)
     return code
@@ -105,7 +95,7 @@ def talk(llm: LLM, turns: Iterable[str], params: SamplingParams, args: argparse.
     llm.chat_template  # noqa: B018 (before anybody types: ChatError when there is none)
     printer = JsonPrinter(llm.model.tokenizer) if args.json else TextPrinter(alone=True)
     stream = partial(llm.stream, params=params)
-    conversation = Conversation(stream, printer, _complain, args.system, interactive=is_typed(args))
+    conversation = Conversation(stream, printer, complain, args.system, interactive=is_typed(args))
     conversation.hold(turns)
     if conversation.done:
         seconds = sum(completion.timings.total for completion in conversation.done)

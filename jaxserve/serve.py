@@ -12,6 +12,7 @@ from rich.console import Console
 
 from checkpoints.errors import CheckpointError
 from jaxserve.cli.compilation_cache import use_compilation_cache
+from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import Bar
 from jaxserve.errors import JaxserveError
@@ -30,7 +31,6 @@ from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec
 from sharding.rules import ShardingError
 
-BAD_INPUT = 2
 EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError)
 
 
@@ -38,17 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 after a drain, 2 when something asked for cannot be done, 70 when the engine failed."""
     args = parser().parse_args(arguments)
     log.configure(args.log_format, args.log_level)
-    try:
-        with ExitStack() as resources:
-            code = asyncio.run(
-                serve(args, Console(stderr=True, highlight=False), resources), loop_factory=uvloop.new_event_loop
-            )
-            if code == FAILED:
-                os._exit(code)  # the engine's thread may hang for ever, and whatever waits for it
-            return code
-    except EXPECTED as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+    return exit_code(lambda: run(args), EXPECTED)
+
+
+def run(args: argparse.Namespace) -> int:
+    with ExitStack() as resources:
+        work = serve(args, Console(stderr=True, highlight=False), resources)
+        code = asyncio.run(work, loop_factory=uvloop.new_event_loop)
+        if code == FAILED:
+            os._exit(code)  # the engine's thread may hang for ever, and whatever waits for it
+        return code
 
 
 async def serve(args: argparse.Namespace, console: Console, resources: ExitStack) -> int:

@@ -2,12 +2,12 @@
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from jaxserve.cli.exits import complain, exit_code
 from jaxserve.cli.flags import sampling_params
 from jaxserve.cli.output import prepare_output
 from jaxserve.client.client import Client, Stream
@@ -17,8 +17,6 @@ from jaxserve.client.results import Delta, Event, Result
 from jaxserve.errors import JaxserveError
 from jaxserve.request import SamplingParams
 
-BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, or 2 when there is no answer, or not all of it (one line on standard error says why).
@@ -27,24 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     args = parser().parse_args(arguments)
     prepare_output(args.json)
-    try:
-        params = sampling_params(args)
-        check_flags(args, params)
-        prompt = read_prompt(args)
-        with new_client(args) as client:
-            return run(client, prompt, params, args)
-    except JaxserveError as error:
-        return _complain(str(error))
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's own last flush succeeds
-        return PIPE_CLOSED
+    return exit_code(lambda: answer(args), (JaxserveError,))
 
 
-def _complain(problem: str) -> int:
-    print(f"error: {problem}", file=sys.stderr)
-    return BAD_INPUT
+def answer(args: argparse.Namespace) -> int:
+    params = sampling_params(args)
+    check_flags(args, params)
+    prompt = read_prompt(args)
+    with new_client(args) as client:
+        return run(client, prompt, params, args)
 
 
 def run(client: Client, prompt: str, params: SamplingParams, args: argparse.Namespace) -> int:
@@ -57,7 +46,7 @@ def run(client: Client, prompt: str, params: SamplingParams, args: argparse.Name
     if args.stats:
         print(watch.summary(result), file=sys.stderr)
     aborted = any(choice.finish_reason == "abort" for choice in result.choices)
-    return _complain("the request was aborted on the server, before its end") if aborted else 0
+    return complain("the request was aborted on the server, before its end") if aborted else 0
 
 
 def ask(client: Client, prompt: str, params: SamplingParams, args: argparse.Namespace) -> Stream:
