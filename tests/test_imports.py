@@ -131,6 +131,14 @@ def test_the_host_half_never_imports_jax() -> None:
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
 
 
+def test_the_engine_needs_nothing_of_the_server() -> None:
+    """It runs where these are not installed."""
+    packages = {"starlette", "uvicorn", "uvloop", "pydantic", "prometheus_client", "grpc", "google.protobuf"}
+    script = f"import sys, jaxserve.llm, jaxserve.generate; print(*{packages} & sys.modules.keys())"
+    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert not found.stdout.split()
+
+
 def test_only_entry_points_touch_jax_config_and_the_environment() -> None:
     for module, path in SOURCES.items():
         source = path.read_text()
