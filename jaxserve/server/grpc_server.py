@@ -48,19 +48,25 @@ def _refusing(error: JaxserveError) -> grpc.RpcMethodHandler:
 
 
 class Health:
-    """grpc.health.v1: "" says that the process lives, InferenceService's name whether it is ready."""
+    """grpc.health.v1: "" says that the process lives, InferenceService's name whether it is ready.
 
-    def __init__(self) -> None:
+    inference, admin: the services that the server has.
+    """
+
+    def __init__(self, inference: bool = True, admin: bool = True) -> None:
+        self._inference, self._admin = inference, admin
         self.servicer = health.HealthServicer()
 
     async def start(self) -> None:
         await self.servicer.set("", Serving.SERVING)
-        await self.servicer.set(ADMIN, Serving.SERVING)  # it answers in every phase
+        if self._admin:
+            await self.servicer.set(ADMIN, Serving.SERVING)  # it answers in every phase
         await self.tell(Phase.LOADING)
 
     async def tell(self, phase: Phase) -> None:
-        status = Serving.SERVING if phase is Phase.READY else Serving.NOT_SERVING
-        await self.servicer.set(INFERENCE, status)
+        if self._inference:
+            status = Serving.SERVING if phase is Phase.READY else Serving.NOT_SERVING
+            await self.servicer.set(INFERENCE, status)
 
 
 def new_server(

@@ -23,7 +23,7 @@ class Listeners:
 
     def __init__(self, gate: Gate, limits: Limits, tokens: Tokens, metrics: Callable[[], bytes]):
         self._gate, self._limits, self._tokens, self._metrics = gate, limits, tokens, metrics
-        self._health = Health()
+        self._healths: list[Health] = []
         self._grpc: list[aio.Server] = []
         self._http: HttpServer | None = None
         self._profiler: Profiler | None = None
@@ -45,7 +45,8 @@ class Listeners:
             self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
             found["HTTP"] = self._http.port
         self.addresses = ", ".join(f"{name} {args.host}:{port}" for name, port in found.items())
-        await self._health.start()
+        for health in self._healths:
+            await health.start()
         for server in self._grpc:
             await server.start()
         if self._http:
@@ -60,15 +61,18 @@ class Listeners:
         credentials: object,
         flag: str,
     ) -> int:
-        server = new_server(self._limits, self._tokens, self._health, inference, admin)
+        health = Health(inference is not None, admin is not None)
+        server = new_server(self._limits, self._tokens, health, inference, admin)
         self._grpc.append(server)
+        self._healths.append(health)
         return bind(server, host, port, credentials, flag)  # type: ignore[arg-type]
 
     def tell(self, phase: Phase) -> None:
         """Health checks answer by the new phase."""
-        task = asyncio.get_running_loop().create_task(self._health.tell(phase))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        for health in self._healths:
+            task = asyncio.get_running_loop().create_task(health.tell(phase))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
 
     async def stop(self, grace: float) -> None:
         """Close all; open calls have so many seconds."""

@@ -2,17 +2,22 @@
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jaxserve.client import TLS, AsyncClient, CallError
 from jaxserve.errors import ConfigError
+from jaxserve.server.grpc_server import ADMIN, INFERENCE
 from jaxserve.server.limits import Limits
 from jaxserve.server.listeners import Listeners
 from jaxserve.server.tls import Tls
@@ -45,6 +50,18 @@ async def grpc_answers(address: str, tls: TLS | None, admin: bool = False) -> bo
             return False
 
 
+async def services(address: str, ca: Path) -> list[str]:
+    """Those that its health checks know."""
+    credentials = grpc.ssl_channel_credentials(ca.read_bytes())
+    async with aio.secure_channel(address, credentials) as channel:
+        stub, found = health_pb2_grpc.HealthStub(channel), []
+        for name in (INFERENCE, ADMIN):
+            with contextlib.suppress(aio.AioRpcError):
+                await stub.Check(health_pb2.HealthCheckRequest(service=name))
+                found.append(name)
+        return found
+
+
 async def http_answers(address: str, context: ssl.SSLContext) -> bool:
     async with httpx.AsyncClient(verify=context) as http:
         try:
@@ -70,6 +87,8 @@ def test_tls_and_mutual_tls(tmp_path: Path) -> None:
                 assert not await grpc_answers(found["gRPC"], None)
                 assert await grpc_answers(found["admin"], TLS(ca=cert), admin=True)
                 assert not await grpc_answers(found["gRPC"], TLS(ca=cert), admin=True)  # it is on the other port only
+                assert await services(found["gRPC"], cert) == [INFERENCE]
+                assert await services(found["admin"], cert) == [ADMIN]
                 assert await http_answers(found["HTTP"], trusting(cert))
                 assert not await http_answers(found["HTTP"], trusting(own))
             async with listening(server, tls_cert=cert, tls_key=key, tls_client_ca=own) as found:
