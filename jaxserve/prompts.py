@@ -1,6 +1,6 @@
 """From a prompt as a client gives it to a request that can run: the same checks at every door."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from jaxserve.chat import Chat, Message, Rendered
@@ -40,7 +40,7 @@ class Prompts:
         if is_conversation(prompt):
             return self.chat.render(prompt, name)
         if not isinstance(prompt, str):
-            if len(prompt) > self.max_context:  # before anything is done with each of them
+            if isinstance(prompt, Sized) and len(prompt) > self.max_context:  # before anything is done with each of them
                 raise ContextLengthError(
                     name, f"has {len(prompt)} tokens; the context is {self.max_context} (shorten it)"
                 )

@@ -281,7 +281,7 @@ def test_chat_without_a_template(tmp_path: Path) -> None:
         (b"Once", SamplingParams(), RequestError, "is b'Once'; give a list of token ids"),
         (None, SamplingParams(), RequestError, "is None; give a list of token ids"),
         ("\ud800", SamplingParams(), RequestError, r"prompts\[1\]: .*half a surrogate pair"),
-        ([1] * 5000, SamplingParams(), ContextLengthError, "5000 tokens and max_tokens 1 exceed the context"),
+        ([1] * 5000, SamplingParams(), ContextLengthError, "has 5000 tokens; the context is 2048"),
         (STORY, SamplingParams(max_tokens=100000), ContextLengthError, "lower max_tokens"),
         (STORY, SamplingParams(logit_bias={9999: 1.0}), RequestError, "logit_bias: entry 0 is 9999"),
         (STORY, SamplingParams(allowed_token_ids=[-3]), RequestError, "allowed_token_ids: entry 0 is -3"),
