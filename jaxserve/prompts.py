@@ -40,7 +40,8 @@ class Prompts:
         if is_conversation(prompt):
             return self.chat.render(prompt, name)
         if not isinstance(prompt, str):
-            if isinstance(prompt, Sized) and len(prompt) > self.max_context:  # before anything is done with each of them
+            # Before anything is done with each of them: a message holds millions.
+            if isinstance(prompt, Sized) and len(prompt) > self.max_context:
                 raise ContextLengthError(
                     name, f"has {len(prompt)} tokens; the context is {self.max_context} (shorten it)"
                 )
