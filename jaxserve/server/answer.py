@@ -118,9 +118,10 @@ class Answer:
         return len(piece.token_ids)
 
     def _begin(self, event: TokenEvent) -> None:
-        scores = bool(event.prompt_logprobs)
-        if not self.started and (event.times or scores):
-            self.times = event.times or Times()
+        """The prompt's log-probabilities come before the first token, and so before its times."""
+        begun = self.started
+        self.times = event.times or self.times or (Times() if event.prompt_logprobs else None)
+        if self.times and not begun:
             self._outbox.put(Started(self.prompt_tokens, self.times.cached))
 
     def _finish_choice(self, assembler: Assembler, event: TokenEvent, tally: Tally) -> None:

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class InferenceServiceStub:
     """Text from a model. Errors are non-OK statuses with one google.rpc.ErrorInfo (domain "jaxserve"), never text in an OK
-    message. A call whose deadline passes, or whose stream is dropped, is aborted and frees its memory with the step in flight.
+    message. A call whose deadline passes, or whose stream is dropped, is aborted and frees its memory with the step in
+    flight.
     """
 
     def __init__(self, channel):
@@ -75,7 +76,8 @@ class InferenceServiceStub:
 
 class InferenceServiceServicer:
     """Text from a model. Errors are non-OK statuses with one google.rpc.ErrorInfo (domain "jaxserve"), never text in an OK
-    message. A call whose deadline passes, or whose stream is dropped, is aborted and frees its memory with the step in flight.
+    message. A call whose deadline passes, or whose stream is dropped, is aborted and frees its memory with the step in
+    flight.
     """
 
     def Generate(self, request, context):
@@ -175,7 +177,8 @@ def add_InferenceServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
     """Text from a model. Errors are non-OK statuses with one google.rpc.ErrorInfo (domain "jaxserve"), never text in an OK
-    message. A call whose deadline passes, or whose stream is dropped, is aborted and frees its memory with the step in flight.
+    message. A call whose deadline passes, or whose stream is dropped, is aborted and frees its memory with the step in
+    flight.
     """
 
     @staticmethod

@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
+from jaxserve.server.metrics import Metrics
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import naive
@@ -104,13 +105,16 @@ def test_chat_renders_the_template(tmp_path: Path) -> None:
 
 
 def test_score(tmp_path: Path) -> None:
+    metrics = Metrics(lambda: 0)
+
     async def main() -> None:
-        async with running(tmp_path) as server:
+        async with running(tmp_path, observers=(metrics,)) as server:
             response = await server.inference.Score(inference_pb2.ScoreRequest(text=TEXT))
             assert list(response.token_ids) == ByteTokenizer().encode(TEXT)
             assert [entry.chosen.token_id for entry in response.logprobs] == list(TEXT.encode())
             assert [entry.chosen.logprob for entry in response.logprobs] == [-float(p) for p in range(len(TEXT))]
             await server.at_rest()
+            assert f"jaxserve:prompt_tokens_total {len(TEXT) + 1}.0" in metrics.render().decode()
 
     asyncio.run(main())
 
