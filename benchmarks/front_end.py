@@ -13,6 +13,7 @@ step: what gRPC alone costs.
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import statistics
@@ -180,6 +181,8 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
     server = new_server(Limits(), Tokens(), Health(), InferenceServicer(gate), None)
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await server.start()
+    gc.collect()
+    gc.freeze()  # as serve does
     thread.start()
     card = ModelCard("fake", "fake", 0, "int32", tokenizer.vocab_size, config.max_context, (), False)
     gate.open(Served(service, thread, card, EngineCard({}, {}, "fake", [], streams, 0, 64, 0), lambda: 0))

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ async def serve(args: argparse.Namespace, console: Console, resources: ExitStack
     metrics = Metrics(lambda: gate.served.compiles_after_ready() if gate.served else 0)
     listeners = Listeners(gate, limits(args), tokens(args), metrics.render)
     lifecycle = Lifecycle(gate, listeners.stop, args.drain_timeout, args.step_timeout)
-    await listeners.start(args, lifecycle.drain)
+    await listeners.start(args, lifecycle.drain, lifecycle.fail)
     lifecycle.watch_signals()
 
     def load() -> Served:
@@ -66,6 +67,8 @@ async def serve(args: argparse.Namespace, console: Console, resources: ExitStack
         introduce(model, engine, console)
         compile_all(llm, console)
         service, thread = assemble(llm, limits(args), (metrics, RequestLog()), loop, lifecycle.fail)
+        gc.collect()
+        gc.freeze()  # modules and compiled steps stay: every full collection would hold all up to walk them again
         return Served(service, thread, model, engine, lambda: llm.runner.compiles_after_ready)
 
     def changed(phase: Phase) -> None:

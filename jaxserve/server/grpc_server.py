@@ -1,5 +1,6 @@
 """The gRPC server: services, health, reflection, bounds and credentials."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -47,6 +48,29 @@ def _refusing(error: JaxserveError) -> grpc.RpcMethodHandler:
     return grpc.unary_unary_rpc_method_handler(refuse)
 
 
+class _HealthServicer(health.HealthServicer):
+    """With watches that end when the server does: gRPC waits for every open call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._over = asyncio.Event()
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext) -> None:
+        watching = asyncio.ensure_future(super().Watch(request, context))
+        over = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait((watching, over), return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                return watching.result()
+        finally:
+            watching.cancel()
+            over.cancel()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
+
+    def end_watches(self) -> None:
+        self._over.set()
+
+
 class Health:
     """grpc.health.v1: "" says that the process lives, InferenceService's name whether it is ready.
 
@@ -55,7 +79,7 @@ class Health:
 
     def __init__(self, inference: bool = True, admin: bool = True) -> None:
         self._inference, self._admin = inference, admin
-        self.servicer = health.HealthServicer()
+        self.servicer = _HealthServicer()
 
     async def start(self) -> None:
         await self.servicer.set("", Serving.SERVING)
@@ -67,6 +91,10 @@ class Health:
         if self._inference:
             status = Serving.SERVING if phase is Phase.READY else Serving.NOT_SERVING
             await self.servicer.set(INFERENCE, status)
+
+    def close(self) -> None:
+        """Nobody hears of it any more."""
+        self.servicer.end_watches()
 
 
 def new_server(

@@ -1,7 +1,7 @@
 """From an empty process to a server that is ready, and from there to its end.
 
 loading --(every step compiled)--> ready --(SIGTERM, SIGINT, Drain)--> draining --> exit 0
-any of them --(the engine failed, or a step hangs)--> exit 70, for a supervisor to start it again
+any of them --(the engine or a listener failed, or a step hangs)--> exit 70, for a supervisor to start it again
 """
 
 import asyncio
@@ -44,9 +44,9 @@ class Lifecycle:
         self._stop.set()
 
     def fail(self, error: BaseException) -> None:
-        """The engine is lost: everybody is told, and the process ends."""
+        """The engine, or a listener, is lost: everybody is told, and the process ends."""
         if self._failure is None:
-            log.critical("the engine has failed", exc_info=error)
+            log.critical("the server has failed", exc_info=error)
             self._failure = error
             self.gate.fail()
             self._stop.set()
@@ -70,12 +70,13 @@ class Lifecycle:
         self.gate.open(served)
         watching = asyncio.create_task(self._watch(served))
         await self._stop.wait()
+        until = time.monotonic() + self.drain_timeout
         if self._failure is None:
-            await self._finish_requests(served)
+            await self._finish_requests(served, until)
         watching.cancel()
         if self._failure is not None:
             return await self._die(served)
-        await self.stop_listening(GRACE)
+        await self.stop_listening(max(GRACE, until - time.monotonic()))  # long answers may still be on their way
         served.service.close()
         if not served.thread.close():
             log.error("the engine's step did not end")
@@ -94,9 +95,8 @@ class Lifecycle:
             self.exit(0)
         return await loading
 
-    async def _finish_requests(self, served: Served) -> None:
+    async def _finish_requests(self, served: Served, until: float) -> None:
         """Until nothing runs, or the time is over, or the engine fails meanwhile."""
-        until = time.monotonic() + self.drain_timeout
         while time.monotonic() < until and served.service.in_flight and self._failure is None:
             await asyncio.sleep(min(0.05, self.drain_timeout))
         if served.service.in_flight and self._failure is None:

@@ -30,8 +30,13 @@ class Listeners:
         self._telling: set[asyncio.Task[None]] = set()
         self.addresses = ""
 
-    async def start(self, args: argparse.Namespace, drain: Callable[[], None]) -> None:
-        """Bind all of them, then listen. ConfigError when a port is taken or a certificate is not one."""
+    async def start(
+        self, args: argparse.Namespace, drain: Callable[[], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        """Bind all of them, then listen. ConfigError when a port is taken or a certificate is not one.
+
+        drain: for AdminService. failed: called when a listener ends by itself.
+        """
         tls = Tls.of(args.tls_cert, args.tls_key, args.tls_client_ca)
         credentials = tls.credentials() if tls else None
         self._profiler = Profiler(args.profile_dir)
@@ -50,7 +55,7 @@ class Listeners:
         for server in self._grpc:
             await server.start()
         if self._http:
-            self._http.start()
+            self._http.start(failed)
 
     def _add(
         self,
@@ -75,8 +80,10 @@ class Listeners:
             task.add_done_callback(self._telling.discard)
 
     async def stop(self, grace: float) -> None:
-        """Close all; open calls have so many seconds."""
+        """Close all; calls that are open have so many seconds to be read to their end."""
         if self._profiler:
             await self._profiler.close()
+        for health in self._healths:
+            health.close()
         stopping = [server.stop(grace) for server in self._grpc] + ([self._http.stop(grace)] if self._http else [])
         await asyncio.gather(*stopping)

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.answer import Answer
 from jaxserve.server.engine_thread import Loads, StepNews, Tally
+from jaxserve.server.histogram import Histogram
 
 PREFIX = "jaxserve:"
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)  # seconds
@@ -27,7 +28,7 @@ class Metrics:
             return Counter(PREFIX + name, what, labels, registry=registry)
 
         def histogram(name: str, what: str, buckets: tuple[float, ...] = LONG) -> Histogram:
-            return Histogram(PREFIX + name, what, registry=registry, buckets=buckets)
+            return Histogram(PREFIX + name, what, buckets, registry)
 
         self._running = gauge("num_requests_running", "choices that have a row")
         self._waiting = gauge("num_requests_waiting", "choices that wait for a row")
@@ -52,9 +53,12 @@ class Metrics:
         self._host = histogram("step_host_seconds", "of a step, not spent waiting for the device", HOST)
         gauge("compiles_after_ready", "steps compiled while serving: 0, or something is wrong").set_function(compiles)
         self._tally, self._loads = Tally(), Loads()
+        self._uncounted = 0  # generated tokens that the counter does not have yet
 
     def render(self) -> bytes:
         """Prometheus's text format."""
+        self._generated.inc(self._uncounted)
+        self._uncounted = 0
         return generate_latest(self._registry)
 
     def refused(self, error: JaxserveError) -> None:
@@ -73,7 +77,7 @@ class Metrics:
         self._tally = news.tally
 
     def received(self, answer: Answer, tokens: int, first: bool, seconds: float) -> None:
-        self._generated.inc(tokens)
+        self._uncounted += tokens
         if first:
             self._ttft.observe(seconds)
         else:

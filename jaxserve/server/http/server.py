@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
 
 from jaxserve.errors import ConfigError
+from jaxserve.server.http.connection import Connection
 from jaxserve.server.limits import Limits
 from jaxserve.server.tls import Tls
 
@@ -28,7 +30,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=partial(Connection, head_seconds=limits.slow_client_seconds),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -44,15 +46,22 @@ class HttpServer:
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, failed: Callable[[BaseException], None]) -> None:
+        """failed: called with what ended the server, if anything but `stop` does."""
+
+        def ended(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and (error := task.exception()):
+                failed(error)
+
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        self._task.add_done_callback(ended)
 
     async def stop(self, grace: float) -> None:
         """Close; open responses have so many seconds."""
         self._server.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]
         self._server.should_exit = True
         if self._task:
-            await self._task
+            await asyncio.wait((self._task,))
         self._socket.close()
 
 

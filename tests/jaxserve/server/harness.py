@@ -158,10 +158,14 @@ async def running(
         thread.start()
         gate.open(served)
 
+    async def stop(grace: float) -> None:
+        health.close()
+        await server.stop(grace)
+
     address = f"127.0.0.1:{port}"
     try:
         async with aio.insecure_channel(address) as channel:
-            found = Running(service, engine, runner, gate, address, channel, served, health, server.stop, open_gate)
+            found = Running(service, engine, runner, gate, address, channel, served, health, stop, open_gate)
             if opened:
                 open_gate()
             yield found

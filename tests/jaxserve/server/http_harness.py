@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,8 @@ class Http:
 
     server: Running
     uvicorn: Server
+    stop: Callable[[float], Awaitable[None]]
+    failures: list[BaseException]
     base: str
     raw: httpx.AsyncClient
     client: AsyncOpenAI
@@ -65,7 +67,8 @@ async def serving(folder: Path, *, tops: bool = False, token: str | None = None,
             add_alternatives(server)
         app = new_app(server.gate, Tokens(client=token, admin=None), limits, lambda: b"fake_metric 1\n")
         http = HttpServer(app, "127.0.0.1", 0, None, limits)
-        http.start()
+        failures: list[BaseException] = []
+        http.start(failures.append)
         while not http._server.started:
             await asyncio.sleep(0.001)
         base = f"http://127.0.0.1:{http.port}"
@@ -75,7 +78,7 @@ async def serving(folder: Path, *, tops: bool = False, token: str | None = None,
                 httpx.AsyncClient(base_url=base, headers=headers, trust_env=False) as raw,
                 AsyncOpenAI(base_url=f"{base}/v1", api_key=token or "none", max_retries=0) as client,
             ):
-                yield Http(server, http._server, base, raw, client)
+                yield Http(server, http._server, http.stop, failures, base, raw, client)
         finally:
             await http.stop(1)
 

@@ -1,9 +1,11 @@
 """However a request over HTTP ends: one ending, all pages back, nobody left who waits."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,9 +81,7 @@ def test_a_slow_reader_loses_its_stream(tmp_path: Path, caplog: pytest.LogCaptur
             canary = await http.canary()
             body = LONG_CHAT | {"n": 16, "logprobs": True, "top_logprobs": 20, "stream": True}
             with _connection(http) as connection:
-                loop, content = asyncio.get_running_loop(), json.dumps(body).encode()
-                head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                await loop.sock_sendall(connection, f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+                await asyncio.get_running_loop().sock_sendall(connection, _post(CHAT, body))
                 await in_flight(http)
                 while "nothing was read for 0.2 s" not in caplog.text:
                     await asyncio.sleep(0.01)
@@ -89,6 +89,12 @@ def test_a_slow_reader_loses_its_stream(tmp_path: Path, caplog: pytest.LogCaptur
             await http.server.at_rest()
 
     asyncio.run(main())
+
+
+def _post(path: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
 
 
 def _connection(http: Http) -> socket.socket:
@@ -99,6 +105,80 @@ def _connection(http: Http) -> socket.socket:
     connection.connect((address.host, address.port))
     connection.setblocking(False)
     return connection
+
+
+def test_what_was_answered_is_read_to_its_end_before_the_server_ends(tmp_path: Path) -> None:
+    """A body of more bytes than lie in any buffer on the way, to somebody who begins to read it late."""
+
+    async def main() -> None:
+        async with serving(tmp_path, tops=True) as http:
+            loop = asyncio.get_running_loop()
+            body = LONG_CHAT | {"n": 16, "logprobs": True, "top_logprobs": 20}
+            with _connection(http) as connection:
+                await loop.sock_sendall(connection, _post(CHAT, body))
+                await in_flight(http)
+                await http.server.at_rest(60)
+                stopping = asyncio.create_task(http.stop(30))
+                await asyncio.sleep(0.5)
+                assert not stopping.done()
+                head, _, content = (await _all_of(connection)).partition(b"\r\n\r\n")
+                assert f"content-length: {len(content)}".encode() in head and len(content) > 4 * 2**20
+                assert len(json.loads(content)["choices"]) == 16
+                await stopping
+
+    asyncio.run(main())
+
+
+async def _all_of(connection: socket.socket) -> bytes:
+    parts = []
+    while part := await asyncio.get_running_loop().sock_recv(connection, 2**20):
+        parts.append(part)
+    return b"".join(parts)
+
+
+HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", HEAD, HEAD + b"\r\nGET /hea"], ids=["nothing", "half a head", "half of a second one"]
+)
+def test_headers_that_do_not_come(tmp_path: Path, sent: bytes) -> None:
+    """The connection is closed, also while its client sends a letter now and then; who says all of it is answered."""
+
+    async def main() -> None:
+        async with serving(tmp_path, limits=Limits(slow_client_seconds=0.3)) as http:
+            loop, began = asyncio.get_running_loop(), time.monotonic()
+            with _connection(http) as connection, _connection(http) as patient:
+                await loop.sock_sendall(patient, HEAD + b"\r\n")
+                await loop.sock_sendall(connection, sent)
+                closed = asyncio.create_task(_all_of(connection))
+                while not closed.done():
+                    assert time.monotonic() - began < 10, "the connection stays open"
+                    await asyncio.sleep(0.05)
+                    if sent and not closed.done():
+                        with contextlib.suppress(ConnectionError):
+                            await loop.sock_sendall(connection, b"x")
+                assert closed.result().count(b"200 OK") == sent.count(b"\r\n\r\n")
+                await loop.sock_sendall(patient, HEAD + b"\r\n")  # its pause was longer than the limit for a head
+                assert (await loop.sock_recv(patient, 2**16)).startswith(b"HTTP/1.1 200 OK")
+        assert not http.uvicorn.server_state.connections
+
+    asyncio.run(main())
+
+
+def test_an_http_server_that_fails_is_noticed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+
+            async def broken(counter: int) -> bool:
+                raise OSError("no more")
+
+            http.uvicorn.on_tick = broken  # type: ignore[method-assign]
+            while not http.failures:
+                await asyncio.sleep(0.01)
+            assert str(http.failures) == "[OSError('no more')]"
+
+    asyncio.run(main())
 
 
 def test_unread_tokens_end_a_stream_too(tmp_path: Path) -> None:

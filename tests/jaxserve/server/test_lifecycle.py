@@ -81,6 +81,23 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(tmp_path: Path, kind: 
     asyncio.run(main())
 
 
+def test_nobody_who_watches_the_health_holds_up_the_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            running(tmp_path, opened=False) as server,
+            living(server, drain_timeout=600) as (lifecycle, task),
+        ):
+            stub = health_pb2_grpc.HealthStub(server.channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE))
+            assert (await watch.read()).status == Status.SERVING
+            lifecycle.drain()
+            assert (await watch.read()).status == Status.NOT_SERVING
+            assert await asyncio.wait_for(task, 60) == 0
+            assert await watch.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("kind", ["unary", "stream", "n=4"])
 def test_what_does_not_finish_in_time_is_told_so(tmp_path: Path, kind: str) -> None:
     async def main() -> None:
