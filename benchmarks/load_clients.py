@@ -5,16 +5,18 @@ As little as can be is done for a message: what is done for one request delays t
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import cycle
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import httpx
 from grpc import aio  # type: ignore[attr-defined]
 
 from benchmarks.latency import OK, Outcome
+from jaxserve.client.channel import TLS, metadata_of
 from jaxserve.errors import ConfigError
 from jaxserve.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
@@ -29,6 +31,13 @@ class Refused(Exception):
     def __init__(self, status: str, text: str):
         super().__init__(" ".join(text.split()))
         self.status = status
+
+
+class Credentials(NamedTuple):
+    """tls None: in plain text."""
+
+    token: str | None = None
+    tls: TLS | None = None
 
 
 class Caller(Protocol):
@@ -56,7 +65,8 @@ async def call(caller: Caller, request: Any, outcome: Outcome) -> None:
 
 
 class GrpcCaller:
-    def __init__(self, channels: Sequence[aio.Channel]):
+    def __init__(self, channels: Sequence[aio.Channel], token: str | None):
+        self._metadata = metadata_of(token)
         stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
         self._streams = cycle([stub.GenerateStream for stub in stubs])
 
@@ -68,7 +78,7 @@ class GrpcCaller:
         )
 
     async def ask(self, request: inference_pb2.GenerateStreamRequest, outcome: Outcome) -> None:
-        answer = next(self._streams)(request)
+        answer = next(self._streams)(request, metadata=self._metadata)
         message = None
         try:
             async for message in answer:
@@ -84,12 +94,12 @@ class GrpcCaller:
 
 
 @asynccontextmanager
-async def grpc_caller(address: str, requests: int) -> AsyncIterator[GrpcCaller]:
+async def grpc_caller(address: str, requests: int, credentials: Credentials) -> AsyncIterator[GrpcCaller]:
     """With connections for so many requests at once, all of them made; ConfigError when that takes too long."""
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))  # channels would share a connection
     async with AsyncExitStack() as stack:
         channels = [
-            await stack.enter_async_context(aio.insecure_channel(address, options=options))
+            await stack.enter_async_context(_channel(address, options, credentials.tls))
             for _ in range(1 + requests // CALLS_PER_CONNECTION)
         ]
         try:
@@ -97,7 +107,13 @@ async def grpc_caller(address: str, requests: int) -> AsyncIterator[GrpcCaller]:
                 await asyncio.gather(*(channel.channel_ready() for channel in channels))
         except TimeoutError:
             raise ConfigError(f"--address {address}: {len(channels)} connections could not be made") from None
-        yield GrpcCaller(channels)
+        yield GrpcCaller(channels, credentials.token)
+
+
+def _channel(address: str, options: Sequence[tuple[str, int]], tls: TLS | None) -> aio.Channel:
+    if tls is None:
+        return aio.insecure_channel(address, options=options)
+    return aio.secure_channel(address, tls.credentials(), options=options)
 
 
 class OpenAICaller:
@@ -169,11 +185,25 @@ def _refusal(error: dict[str, Any], otherwise: str) -> Refused:
 
 
 @asynccontextmanager
-async def openai_caller(url: str) -> AsyncIterator[OpenAICaller]:
+async def openai_caller(url: str, credentials: Credentials) -> AsyncIterator[OpenAICaller]:
     """ConfigError when nobody there says which model is served."""
     unbounded = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(base_url=url, limits=unbounded, timeout=None, trust_env=False) as client:
+    headers, verify = dict(metadata_of(credentials.token)), _ssl_context(credentials.tls)
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers, verify=verify, limits=unbounded, timeout=None, trust_env=False
+    ) as client:
         yield OpenAICaller(client, await _model(client, url))
+
+
+def _ssl_context(tls: TLS | None) -> ssl.SSLContext:
+    """ConfigError for files that are no certificates."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca if tls else None)
+        if tls and tls.certificate:
+            context.load_cert_chain(tls.certificate, tls.key)
+    except OSError as error:
+        raise ConfigError(f"TLS: {error}") from None
+    return context
 
 
 async def _model(client: httpx.AsyncClient, url: str) -> str:

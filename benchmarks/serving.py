@@ -8,7 +8,7 @@
 Requests are sent at their times whatever is still running: a Poisson process, or a trace of Mooncake's or Azure's,
 whose shared prompt blocks are shared here too. Prompts are random tokens; answers have exactly the asked-for number of
 tokens, greedy and blind to end tokens. They go over jaxserve.v1 (--address), or with --protocol openai over HTTP
-(--url; the vocabulary is asked for over gRPC, unless --vocab-size says it). benchmarks.latency says what is measured.
+(--url; the vocabulary is asked of AdminService, unless --vocab-size says it). benchmarks.latency says what is measured.
 
 The load generator itself has limits: how late it sent requests is measured and reported, with a warning when that
 would spoil the figures. Prompts of different points never share a cached prefix. With --presets, servers of our own

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.arrivals import Arrival, Lengths, at_rate, capped, poisson, resized, stretched
 from benchmarks.traces import read_trace
+from jaxserve.client.flags import credential_flags, tls_of
 from jaxserve.config import PRESETS
 from jaxserve.errors import ConfigError
 
@@ -26,7 +27,7 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--address", default="127.0.0.1:50051", metavar="HOST:PORT", help="of gRPC (%(default)s)")
     group.add_argument("--protocol", choices=("grpc", "openai"), default="grpc", help="of the requests (grpc)")
     group.add_argument("--url", default="http://127.0.0.1:8000", help="of --protocol openai (%(default)s)")
-    group.add_argument("--vocab-size", type=int, metavar="N", help="of a server that has no gRPC to ask")
+    group.add_argument("--vocab-size", type=int, metavar="N", help="of a server that does not tell: another one than ours, or we are no admin")
     group.add_argument(
         "--presets",
         nargs="?",
@@ -35,6 +36,7 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
         help=f"start servers of our own, one after the other: --prefer each of these ({','.join(PRESETS)})",
     )
     group.add_argument("--ready-timeout", type=float, default=1800.0, metavar="S", help="for them to be ready (1800)")
+    credential_flags(group)
     group.add_argument("serve_flags", nargs="*", metavar="FLAG", help="after --: more flags for them")
 
 
@@ -66,9 +68,11 @@ def check(args: argparse.Namespace) -> None:
         _check_above(name, getattr(args, name), 0)
     _check_above("warm_up", args.warm_up, -1)
     _check_above("seed", args.seed, -1)
-    if args.vocab_size and (args.presets or args.protocol == "grpc"):
-        raise ConfigError("--vocab-size is for a server that is there and has no gRPC (with --protocol openai)")
+    if args.vocab_size and args.presets:
+        raise ConfigError("--vocab-size is for a server that cannot be asked (leave it out, or --presets)")
     presets_of(args)
+    if args.presets and tls_of(args):
+        raise ConfigError("servers of our own are asked in plain text (leave the --tls flags out, or --presets)")
     if args.serve_flags and not args.presets:
         raise ConfigError(f"{args.serve_flags[0]!r} is for a server of our own (give --presets)")
     if args.out and not args.out.parent.is_dir():

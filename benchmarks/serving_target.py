@@ -9,19 +9,20 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.arrivals import Arrival
-from benchmarks.load_clients import Caller, grpc_caller, openai_caller
+from benchmarks.load_clients import Caller, Credentials, grpc_caller, openai_caller
 from benchmarks.own_server import HOST, free_ports, running, serve_command
 from jaxserve.client import AsyncClient
-from jaxserve.errors import ConfigError
+from jaxserve.client.flags import tls_of, token_of
+from jaxserve.errors import AdminOnlyError, ConfigError
 
 SECONDS = 30.0  # for a server to say what it is
 
 
 @dataclass(frozen=True)
 class Target:
-    """address: of gRPC; "" when it is not to be asked. max_context: tokens; None where nobody said.
+    """address: of gRPC. max_context: tokens; None where nobody said.
 
-    about: device, versions and sizes, as the server tells them.
+    about: device, versions and sizes, as the server tells them; nothing when it was not asked.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Target:
     end_ids: tuple[int, ...]
     max_context: int | None
     about: dict[str, Any]
+    credentials: Credentials
 
     def check_fits(self, arrivals: Sequence[Arrival]) -> None:
         """ConfigError when a request is longer than the context."""
@@ -43,9 +45,9 @@ class Target:
             )
 
     async def compiles_after_ready(self) -> int:
-        if not self.address:
+        if not self.about:
             return 0
-        async with AsyncClient(self.address, retries=0, timeout=SECONDS) as client:
+        async with _client(self.address, self.credentials) as client:
             return (await client.server_info()).compiles_after_ready
 
 
@@ -65,16 +67,28 @@ async def target(args: argparse.Namespace, preset: str, console: Console) -> Asy
 
 
 async def _look(args: argparse.Namespace, address: str, url: str) -> Target:
-    """Ask a server what it is; CallError when there is none."""
+    """Ask a server what it is, unless --vocab-size says enough; CallError when there is none."""
+    credentials = Credentials(token_of(args), tls_of(args))
     if args.vocab_size:
-        return Target(url, "", url, args.vocab_size, (), None, {})
-    async with AsyncClient(address, retries=0, timeout=SECONDS) as client:
-        model, server = await client.model_info(), await client.server_info()
+        name = url if args.protocol == "openai" else address
+        return Target(name, address, url, args.vocab_size, (), None, {}, credentials)
+    async with _client(address, credentials) as client:
+        try:
+            model, server = await client.model_info(), await client.server_info()
+        except AdminOnlyError as error:
+            raise ConfigError(f"{address} tells only admins what it serves (give --vocab-size): {error}") from None
     about = asdict(server)
     del about["buckets"], about["uptime_seconds"]
     about |= {"model": model.name, "dtype": model.dtype, "max_context": model.max_context}
-    return Target(model.name, address, url, model.vocab_size, model.eos_token_ids, model.max_context, about)
+    eos_ids, context = model.eos_token_ids, model.max_context
+    return Target(model.name, address, url, model.vocab_size, eos_ids, context, about, credentials)
+
+
+def _client(address: str, credentials: Credentials) -> AsyncClient:
+    return AsyncClient(address, retries=0, timeout=SECONDS, token=credentials.token, tls=credentials.tls)
 
 
 def caller_of(protocol: str, server: Target, requests: int) -> AbstractAsyncContextManager[Caller]:
-    return openai_caller(server.url) if protocol == "openai" else grpc_caller(server.address, requests)
+    if protocol == "openai":
+        return openai_caller(server.url, server.credentials)
+    return grpc_caller(server.address, requests, server.credentials)

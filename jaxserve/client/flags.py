@@ -34,17 +34,33 @@ def parser() -> argparse.ArgumentParser:
 
 def _server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--address", default=ADDRESS, metavar="HOST:PORT", help=f"default: {ADDRESS}")
+    credential_flags(group)
+    group.add_argument("--timeout", type=float, metavar="SECONDS", help="for all of it (default: any)")
+
+
+def credential_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--token-file", type=Path, metavar="FILE", help="has the token that the server asks for")
     group.add_argument("--tls-ca", type=Path, metavar="FILE", help="certificates that vouch for the server")
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate of the client")
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
-    group.add_argument("--timeout", type=float, metavar="SECONDS", help="for all of it (default: any)")
+
+
+def token_of(args: argparse.Namespace) -> str | None:
+    path: Path | None = args.token_file
+    try:
+        return path.read_text("utf-8", "replace").strip() if path else None
+    except OSError as error:
+        raise RequestError("--token-file", f"{path}: {error.strerror}") from None
+
+
+def tls_of(args: argparse.Namespace) -> TLS | None:
+    """None: in plain text."""
+    files = {"ca": args.tls_ca, "certificate": args.tls_cert, "key": args.tls_key}
+    return TLS(**files) if any(files.values()) else None
 
 
 def new_client(args: argparse.Namespace) -> Client:
-    files = {"ca": args.tls_ca, "certificate": args.tls_cert, "key": args.tls_key}
-    tls = TLS(**files) if any(files.values()) else None
-    return Client(args.address, token=_token(args.token_file), tls=tls, timeout=args.timeout)
+    return Client(args.address, token=token_of(args), tls=tls_of(args), timeout=args.timeout)
 
 
 def read_prompt(args: argparse.Namespace) -> str:
@@ -58,10 +74,3 @@ def check_flags(args: argparse.Namespace, params: SamplingParams) -> None:
         raise RequestError("--system", "is for a conversation (add --chat)")
     if params.n > 1 and not args.json:
         raise RequestError("--n", f"is {params.n}, and only one text can be shown as it comes (add --json)")
-
-
-def _token(path: Path | None) -> str | None:
-    try:
-        return path.read_text("utf-8", "replace").strip() if path else None
-    except OSError as error:
-        raise RequestError("--token-file", f"{path}: {error.strerror}") from None

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import shutil
 import signal
 import sys
 import time
@@ -21,7 +22,10 @@ from benchmarks.serving_report import Report
 from jaxserve.client import CallError
 from jaxserve.errors import ConfigError
 from jaxserve.server.limits import Limits
+from jaxserve.server.tokens import Tokens
+from tests.jaxserve.client.test_connection import signed
 from tests.jaxserve.server import harness, http_harness
+from tests.jaxserve.server.test_tls import listening
 
 STEP = 0.004  # seconds of the device
 
@@ -95,6 +99,42 @@ def test_a_trace_with_shared_blocks(tmp_path: Path, protocol: str) -> None:
     s = point.summary
     assert (s.ok, point.capped, s.prompt_tokens, s.cached_prompt_tokens) == (2, 1, 32 + 6 + 32 + 12, 32)
     assert s.busy_seconds == pytest.approx(0.45, abs=0.2)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
+@pytest.mark.parametrize("protocol", ["grpc", "openai"])
+def test_a_server_with_certificates_and_a_token(tmp_path: Path, protocol: str) -> None:
+    (cert, key), (own, own_key) = signed(tmp_path, "server"), signed(tmp_path, "client")
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "wrong").write_text("guess\n")
+    tls = ["--tls-ca", str(cert), "--tls-cert", str(own), "--tls-key", str(own_key)]
+
+    async def run() -> Report:
+        async with (
+            harness.running(tmp_path) as server,
+            listening(server, "secret", tls_cert=cert, tls_key=key, tls_client_ca=own) as found,
+        ):
+            where = ["--address", found["gRPC"], "--protocol", protocol, "--url", f"https://{found['HTTP']}"]
+            flags = [*"--rate 100 --requests 5 --prompt-tokens 5 --output-tokens 5 --vocab-size 200".split(), *where]
+            for wrong in (tls, [*tls, "--token-file", str(tmp_path / "wrong")]):
+                with pytest.raises(ConfigError, match=r"401|UNAUTHENTICATED"):
+                    await measured([*flags, *wrong], empty())
+            return await measured([*flags, *tls, "--token-file", str(tmp_path / "token")], empty())
+
+    (point,) = asyncio.run(run()).points
+    assert point.summary.ok == 5
+
+
+def test_a_server_that_tells_only_admins(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+
+    async def run() -> None:
+        async with harness.running(tmp_path, tokens=Tokens("secret", None)) as server:
+            flags = ["--rate", "1", "--address", server.address, "--token-file", str(tmp_path / "token")]
+            await measured(flags, empty())
+
+    with pytest.raises(ConfigError, match=r"tells only admins what it serves \(give --vocab-size\)"):
+        asyncio.run(run())
 
 
 def test_refused_requests_are_counted(tmp_path: Path) -> None:
@@ -188,7 +228,9 @@ def test_a_server_that_is_lost(tmp_path: Path) -> None:
         ("--trace {folder}/odd --time-scale 2 --rate 1", "both say how fast"),
         ("--rate 1 --presets fast", "choose of latency,balanced,throughput"),
         ("--rate 1 -- --dtype float32", "'--dtype' is for a server of our own"),
-        ("--rate 1 --vocab-size 9", "--vocab-size is for"),
+        ("--rate 1 --presets --vocab-size 9", "--vocab-size is for"),
+        ("--rate 1 --presets --tls-ca {folder}/odd", "asked in plain text"),
+        ("--rate 1 --token-file {folder}/none", "No such file"),
         ("--rate 1 --out {folder}/no/out.json", "there is no folder"),
         ("--rate 1 --address 127.0.0.1:{port}", "UNAVAILABLE"),
         ("--rate 1 --protocol openai --vocab-size 9 --url http://127.0.0.1:{port}", "no list of models"),

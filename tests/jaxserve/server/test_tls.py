@@ -29,16 +29,18 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs t
 
 
 @asynccontextmanager
-async def listening(server: Running, **files: Path) -> AsyncIterator[dict[str, str]]:
-    """Addresses of a second set of listeners before the same service, with these certificates."""
+async def listening(server: Running, token: str | None = None, **files: Path) -> AsyncIterator[dict[str, str]]:
+    """Addresses of a second set of listeners before the same service, with this token and these certificates."""
     none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir"))
     ports = {"host": "127.0.0.1", "port": 0, "admin_port": 0, "http_port": 0, "no_http": False}
-    listeners = Listeners(server.gate, Limits(), Tokens(), lambda: b"")
-    await listeners.start(argparse.Namespace(**none | ports | files), lambda: None)
+    listeners = Listeners(server.gate, Limits(), Tokens(token, token), lambda: b"")
+    ended: list[BaseException] = []
+    await listeners.start(argparse.Namespace(**none | ports | files), lambda: None, ended.append)
     try:
         yield dict(address.split(" ") for address in listeners.addresses.split(", "))
     finally:
         await listeners.stop(0)
+        assert not ended
 
 
 async def grpc_answers(address: str, tls: TLS | None, admin: bool = False) -> bool:
