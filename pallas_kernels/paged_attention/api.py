@@ -60,7 +60,7 @@ class Layout:
 class Pages(NamedTuple):
     """One layer's pool. Canonically k and v are [P, K, Z, H] and their scales [P, K, Z] float32.
 
-    v is None for latent pages, scales are None unless the dtype has 8 bits. A pytree of arrays, or of what stands for
+    v is None for latent pages (and for an implementation that keeps it with k), scales are None unless the dtype has 8 bits. A pytree of arrays, or of what stands for
     them: abstract values, shardings, letters of axes.
     """
 
@@ -143,17 +143,6 @@ class PagedAttention(Protocol):
         ...
 
     @staticmethod
-    def write(
-        pages: Pages,
-        k: Float[Array, "T K H"],
-        v: Float[Array, "T K H"] | None,
-        page: Int[Array, "T"],
-        offset: Int[Array, "T"],
-    ) -> Pages:
-        """Store each token's k and v at (page, offset), in place when the pages are donated; page P drops the token."""
-        ...
-
-    @staticmethod
     def attend(
         q: Float[Array, "T N H"],
         k: Float[Array, "T K H"],
@@ -170,12 +159,12 @@ class PagedAttention(Protocol):
         ...
 
     @staticmethod
-    def read(pages: Pages, ids: Int[Array, "n"]) -> Pages:
+    def read(pages: Pages, ids: Int[Array, "n"], layout: Layout) -> Pages:
         """Copies of pages in canonical order [n, Z, K, H], scales [n, Z, K]; ids are pages that exist."""
         ...
 
     @staticmethod
-    def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages) -> Pages:
+    def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages, layout: Layout) -> Pages:
         """The inverse of `read`; page P drops what is given for it."""
         ...
 

@@ -62,6 +62,7 @@ def write(
     page: Int[Array, "T"],
     offset: Int[Array, "T"],
 ) -> Pages:
+    """Store each token's k and v at (page, offset), in place when the pages are donated; page P drops the token."""
     num_pages, kv_heads, page_size, _ = pages.k.shape
     lonely = kv_heads == len(page) == 1  # XLA makes a select of a scatter of one row, and copies the pages for it
     if lonely:  # so there is a second one, to be dropped
@@ -88,11 +89,11 @@ def _stored(pages: Pages, k: jax.Array, v: jax.Array | None) -> Pages:
     return Pages(k, v, k_scale, v_scale)
 
 
-def read(pages: Pages, ids: Int[Array, "n"]) -> Pages:
+def read(pages: Pages, ids: Int[Array, "n"], layout: Layout) -> Pages:
     return jax.tree.map(lambda pool: pool[ids].swapaxes(1, 2), pages)
 
 
-def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages) -> Pages:
+def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages, layout: Layout) -> Pages:
     return jax.tree.map(lambda pool, x: pool.at[ids].set(x.swapaxes(1, 2), mode="drop"), pages, canonical)
 
 

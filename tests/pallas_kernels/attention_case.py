@@ -191,7 +191,7 @@ class Case:
         num_pages = len(self.pages.k)
         canonical = jax.tree.map(lambda x: jnp.asarray(x.swapaxes(1, 2)), self.pages)
         return self.attention.write_back(
-            self.attention.allocate(num_pages, self.shape.layout), jnp.arange(num_pages), canonical
+            self.attention.allocate(num_pages, self.shape.layout), jnp.arange(num_pages), canonical, self.shape.layout
         )
 
     def _check_pages(self, after: Pages) -> None:
@@ -203,7 +203,7 @@ class Case:
         self.written = jax.tree.map(np.copy, self.pages)
         for row, size in enumerate(self.new):
             self._store(self.written, self.tables[row], row, np.arange(self.lengths[row] - size, self.lengths[row]))
-        canonical = self.attention.read(after, jnp.arange(len(self.pages.k)))
+        canonical = self.attention.read(after, jnp.arange(len(self.pages.k)), self.shape.layout)
         found = jax.tree.map(lambda x: np.asarray(x).swapaxes(1, 2), canonical)
         for name, ours, theirs in zip(Pages._fields, found, self.written, strict=True):
             if theirs is not None:

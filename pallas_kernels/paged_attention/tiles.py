@@ -1,0 +1,66 @@
+"""A step's query tokens cut into tiles: each belongs to one row, and every tile has room for the same number."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.paged_attention.api import Ragged
+
+
+class Tiles(NamedTuple):
+    """The live ones come first; the others have row 0 and no queries."""
+
+    row: Int[Array, "n"]
+    first: Int[Array, "n"]  # position of the first query
+    count: Int[Array, "n"]  # of queries; at most `tokens`
+    token: Int[Array, "n"]  # of the step: where the first query lies
+    live: Int[Array, "1"]
+    place: Int[Array, "T"]  # of a token of the step: tile * tokens + its number in the tile; -1 for padding
+    tokens: int
+
+    def padded_to(self, multiple: int) -> "Tiles":
+        """With more that are not live."""
+        more = -len(self.row) % multiple
+        return self._replace(**{name: jnp.pad(getattr(self, name), (0, more)) for name in self._fields[:4]})
+
+
+def decode_tiles(ragged: Ragged) -> Tiles:
+    """One query per row, row r's is token r; rows without one come last."""
+    live = ragged.lengths > 0
+    rows = jnp.arange(len(live))
+    place = jnp.where(live, rows, -1)
+    return Tiles(rows, ragged.lengths - 1, live.astype(jnp.int32), rows, live.sum(keepdims=True), place, 1)
+
+
+def ragged_tiles(ragged: Ragged, num_tokens: int, tokens: int) -> Tiles:
+    """Tiles of so many tokens of one row each: of the last one of a row the rest is empty."""
+    sizes = ragged.starts[1:] - ragged.starts[:-1]
+    per_row = (sizes + tokens - 1) // tokens
+    ends = jnp.cumsum(per_row)
+    tile = jnp.arange(num_tokens // tokens + min(len(sizes), num_tokens))  # each row's last may be nearly empty
+    is_live = tile < ends[-1]
+    row = jnp.where(is_live, jnp.searchsorted(ends, tile, side="right"), 0)
+    behind = (tile - (ends - per_row)[row]) * tokens  # tokens of the row before this tile
+    count = jnp.where(is_live, jnp.minimum(sizes[row] - behind, tokens), 0)
+    first = ragged.lengths[row] - sizes[row] + behind
+    token = jnp.arange(num_tokens)
+    owner = jnp.minimum(jnp.searchsorted(ragged.starts, token, side="right") - 1, len(sizes) - 1)
+    place = jnp.where(token < ragged.starts[-1], (ends - per_row)[owner] * tokens + token - ragged.starts[owner], -1)
+    return Tiles(row, first, count, ragged.starts[row] + behind, ends[-1:], place, tokens)
+
+
+def gathered(q: Float[Array, "T N H"], tiles: Tiles, kv_heads: int) -> Float[Array, "n K M H"]:
+    """Queries by tile and kv head; query g * tokens + t of M is that of the kv head's g-th query head for token t."""
+    heads, dim = q.shape[1:]
+    token = tiles.token[:, None] + jnp.arange(tiles.tokens)
+    found = q[jnp.minimum(token, len(q) - 1)].reshape(*token.shape, kv_heads, heads // kv_heads, dim)
+    return found.transpose(0, 2, 3, 1, 4).reshape(len(token), kv_heads, -1, dim)
+
+
+def by_token(x: Float[Array, "n K M V"], tiles: Tiles, empty: float) -> Float[Array, "T N V"]:
+    """The inverse of `gathered`; `empty` for tokens that belong to no tile."""
+    n, kv_heads, _, dim = x.shape
+    found = x.reshape(n, kv_heads, -1, tiles.tokens, dim).transpose(0, 3, 1, 2, 4).reshape(n * tiles.tokens, -1, dim)
+    return jnp.where(tiles.place[:, None, None] < 0, empty, found[tiles.place])

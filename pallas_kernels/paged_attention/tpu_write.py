@@ -1,0 +1,87 @@
+"""New tokens into pages on a TPU, a page at a time: what a page keeps is read, and all of it written back."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.paged_attention.api import Layout, Pages, Ragged, quantize
+from pallas_kernels.paged_attention.lanes import pack
+
+
+def stored(k: Float[Array, "T K H"], v: Float[Array, "T K H"] | None, layout: Layout) -> Pages:
+    """Tokens as pages hold them: k [T, K, C] in the pages' dtype, scales [T, K]."""
+    if not layout.scaled:
+        return Pages(pack(k, v, layout).astype(layout.dtype))
+    k, k_scale = quantize(k, layout.dtype)
+    v, v_scale = (None, None) if v is None else quantize(v, layout.dtype)
+    return Pages(pack(k, v, layout), None, k_scale, v_scale)
+
+
+class _Visits(NamedTuple):
+    """Pages that get new tokens, the live ones first; the others repeat the last, and change nothing."""
+
+    page: Int[Array, "n"]
+    begin: Int[Array, "n"]  # of the places in the page that are written
+    end: Int[Array, "n"]
+    token: Int[Array, "n"]  # of the step: what would lie at the page's first place
+    live: Int[Array, "1"]
+
+
+def _visits(ragged: Ragged, num_tokens: int, page_size: int) -> _Visits:
+    sizes = ragged.starts[1:] - ragged.starts[:-1]
+    first = ragged.lengths - sizes
+    first_page = first // page_size
+    per_row = jnp.where(sizes > 0, (ragged.lengths + page_size - 1) // page_size - first_page, 0)
+    ends = jnp.cumsum(per_row)
+    visit = jnp.arange(num_tokens // page_size + 2 * min(len(sizes), num_tokens))  # a row may begin and end in between
+    is_live = visit < ends[-1]
+    visit = jnp.clip(visit, 0, jnp.maximum(ends[-1] - 1, 0))
+    row = jnp.minimum(jnp.searchsorted(ends, visit, side="right"), len(sizes) - 1)
+    nth = first_page[row] + visit - (ends - per_row)[row]
+    base = nth * page_size
+    begin, end = jnp.maximum(first[row] - base, 0), jnp.minimum(ragged.lengths[row] - base, page_size)
+    token = ragged.starts[row] + base - first[row]
+    # Tokens of a row that was done before this step are not to be written.
+    kept = is_live & (ragged.page[jnp.clip(token + begin, 0, num_tokens - 1)] == ragged.tables[row, nth])
+    return _Visits(ragged.tables[row, nth], jnp.where(kept, begin, 0), jnp.where(kept, end, 0), token, ends[-1:])
+
+
+def write_chunks(pages: Pages, new: Pages, ragged: Ragged, layout: Layout) -> Pages:
+    """Every row's tokens into its pages, in place when the pages are donated. new: of `stored`."""
+    visits = _visits(ragged, len(new.k), layout.page_size)
+    token = jnp.clip(visits.token[:, None] + jnp.arange(layout.page_size), 0, len(new.k) - 1)
+    aligned = jax.tree.map(lambda x: x[token].swapaxes(1, 2), new)  # [n, K, Z, ...]
+    return jax.tree.map(lambda pool, x: _write(pool, x, visits), pages, aligned)
+
+
+def _write(pool: Float[Array, "P K Z ..."], new: Float[Array, "n K Z ..."], visits: _Visits) -> Float[Array, "P K Z ..."]:
+    def kernel(page, begin, end, live, new_ref, old_ref, out_ref):  # noqa: ANN001
+        visit = pl.program_id(0)
+
+        @pl.when((visit < live[0]) | (visit == 0))  # what repeats a page must not undo it
+        def _() -> None:
+            place = lax.broadcasted_iota(jnp.int32, out_ref.shape, 2)
+            fresh = (place >= begin[visit]) & (place < end[visit])
+            merged = jnp.where(fresh, new_ref[...].astype(jnp.float32), old_ref[...].astype(jnp.float32))
+            out_ref[...] = merged.astype(out_ref.dtype)
+
+    block, zeros = (1, *pool.shape[1:]), (0,) * (pool.ndim - 1)
+    in_page = pl.BlockSpec(block, lambda visit, page, *_: (page[visit], *zeros))
+    return pl.pallas_call(
+        kernel,
+        out_shape=jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=4,
+            grid=(len(visits.page),),
+            in_specs=[pl.BlockSpec(block, lambda visit, *_: (visit, *zeros)), in_page],
+            out_specs=in_page,
+        ),
+        input_output_aliases={5: 0},
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+        name="page_write",
+    )(visits.page, visits.begin, visits.end, visits.live, new, pool)
