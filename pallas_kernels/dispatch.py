@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention import reference, tpu
 from pallas_kernels.paged_attention.api import Demand, KernelError, Options, PagedAttention
 
-IMPLEMENTATIONS: Final[Mapping[str, PagedAttention]] = MappingProxyType({"reference": reference})
+IMPLEMENTATIONS: Final[Mapping[str, PagedAttention]] = MappingProxyType({"reference": reference, "tpu": tpu})
+PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"tpu": "tpu"})  # of those that run on one alone
 # What "auto" tries on each platform, in this order.
 CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {"cpu": ("reference",), "gpu": ("reference",), "tpu": ("reference",)}
+    {"cpu": ("reference",), "gpu": ("reference",), "tpu": ("tpu",)}
 )
 
 
@@ -28,6 +29,8 @@ def choose(name: str, platform: str, steps: Sequence[tuple[Options, Demand]]) ->
         raise KernelError(f"attention {name!r} is not built in; choose auto or one of {known} (--attention)")
     if name == "auto" and platform not in CANDIDATES:
         raise KernelError(f"no attention is known to run on {platform!r}; name one of {known} (--attention)")
+    if (own := PLATFORMS.get(name, platform)) != platform:
+        raise KernelError(f"attention {name!r} runs on {own!r}, and this is {platform!r}; choose auto (--attention)")
     *others, last = CANDIDATES[platform] if name == "auto" else (name,)
     for candidate in others:
         if _takes(IMPLEMENTATIONS[candidate], steps):

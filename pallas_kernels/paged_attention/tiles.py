@@ -54,7 +54,7 @@ def ragged_tiles(ragged: Ragged, num_tokens: int, tokens: int) -> Tiles:
 def gathered(q: Float[Array, "T N H"], tiles: Tiles, kv_heads: int) -> Float[Array, "n K M H"]:
     """Queries by tile and kv head; query g * tokens + t of M is that of the kv head's g-th query head for token t."""
     heads, dim = q.shape[1:]
-    token = tiles.token[:, None] + jnp.arange(tiles.tokens)
+    token = tiles.token[:, None] + jnp.arange(tiles.tokens)[None]
     found = q[jnp.minimum(token, len(q) - 1)].reshape(*token.shape, kv_heads, heads // kv_heads, dim)
     return found.transpose(0, 2, 3, 1, 4).reshape(len(token), kv_heads, -1, dim)
 

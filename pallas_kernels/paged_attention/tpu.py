@@ -40,7 +40,8 @@ def check(options: Options, demand: Demand) -> None:
         step = 128  # scales lie in the lanes
     if size % step:
         raise KernelError(
-            f"pages of {size} tokens of {layout.dtype}: on a TPU the size is a multiple of {step} (--page-size)"
+            f"pages of {size} tokens of {layout.dtype}: on a TPU the size is a multiple of {step} (--page-size, or "
+            "--attention reference)"
         )
     if (table := 4 * demand.rows * demand.table_width) > SCALAR_BYTES:
         raise KernelError(

@@ -54,7 +54,7 @@ def _visits(ragged: Ragged, num_tokens: int, page_size: int) -> _Visits:
 def write_chunks(pages: Pages, new: Pages, ragged: Ragged, layout: Layout) -> Pages:
     """Every row's tokens into its pages, in place when the pages are donated. new: of `stored`."""
     visits = _visits(ragged, len(new.k), layout.page_size)
-    token = jnp.clip(visits.token[:, None] + jnp.arange(layout.page_size), 0, len(new.k) - 1)
+    token = jnp.clip(visits.token[:, None] + jnp.arange(layout.page_size)[None], 0, len(new.k) - 1)
     aligned = jax.tree.map(lambda x: x[token].swapaxes(1, 2), new)  # [n, K, Z, ...]
     return jax.tree.map(lambda pool, x: _write(pool, x, visits), pages, aligned)
 

@@ -28,8 +28,10 @@ def test_every_candidate_exists(platform: str) -> None:
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
     built_in = {"small": implementation(4), "large": implementation(8), "reference": implementation(100)}
+    built_in["odd"] = implementation(100)
     monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", built_in)
     monkeypatch.setattr(dispatch, "CANDIDATES", {"gpu": ("small", "reference"), "tpu": ("small", "large")})
+    monkeypatch.setattr(dispatch, "PLATFORMS", {"odd": "gpu"})
 
 
 def rows(count: int) -> list[tuple[Options, Demand]]:
@@ -56,5 +58,7 @@ def test_a_name_is_that_one_or_an_error() -> None:
     assert dispatch.choose("large", "gpu", rows(8)) == "large"
     with pytest.raises(KernelError, match="8 rows are more than 4"):
         dispatch.choose("small", "tpu", rows(8))
+    with pytest.raises(KernelError, match="'odd' runs on 'gpu', and this is 'tpu'"):
+        dispatch.choose("odd", "tpu", rows(8))
     with pytest.raises(KernelError, match=r"'flash' is not built in; choose auto or one of .* \(--attention\)"):
         dispatch.choose("flash", "gpu", rows(1))
