@@ -16,7 +16,7 @@ PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
 INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: help demo test test-oldest deviceless deviceless-full soak check protos fmt clean
+.PHONY: help demo test test-oldest test-kernels deviceless deviceless-full soak check protos fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -31,6 +31,9 @@ test: $(VENV)/.dev ## run the tests
 
 test-oldest: ## run the tests on the oldest supported jax, in an environment of its own
 	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX)
+
+test-kernels: $(VENV)/.dev ## kernels in their interpreters on many random cases: an hour
+	$(RUN) pytest -q tests/pallas_kernels -m "kernels or random_kernels" $(PYTEST_ARGS)
 
 deviceless: ## compile small steps for TPUs and an H200 that are not here, in an environment of its own
 	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)

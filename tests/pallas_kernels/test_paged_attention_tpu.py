@@ -1,0 +1,183 @@
+"""The TPU kernel keeps the contract, in Pallas's TPU interpreter: what a chip would do copy by copy, races found.
+
+Numbers are right against dense attention in float64, whatever lies in pages that nobody sees.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.paged_attention import tpu
+from tests.pallas_kernels.attention_case import (
+    ROWS,
+    TOLERANCE,
+    Case,
+    Shape,
+    check_decode,
+    check_prefill,
+    compiled,
+)
+from tests.pallas_kernels.attention_sizes import chunks, decodes
+
+BF16, INT8, FP8 = ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn
+SHAPES = [
+    Shape(heads=4, kv_heads=2, head_dim=128, page_size=16, width=9),
+    Shape(heads=8, kv_heads=1, head_dim=64, page_size=64, width=10),  # two blocks
+    Shape(heads=3, kv_heads=3, head_dim=80, page_size=8, width=20),
+    Shape(heads=2, kv_heads=2, head_dim=256, page_size=32, width=4, softcap=1.5),
+    Shape(heads=4, kv_heads=2, head_dim=64, page_size=8, width=80, window=64, sinks=True),
+    Shape(heads=8, kv_heads=1, head_dim=32, page_size=16, width=40, window=1),
+    Shape(heads=5, kv_heads=1, head_dim=36, page_size=16, width=9, value_dim=32),
+    Shape(heads=14, kv_heads=2, head_dim=64, page_size=16, width=9, dtype=BF16, stored=BF16),
+    Shape(heads=2, kv_heads=1, head_dim=576, page_size=64, width=2, value_dim=512, dtype=BF16, stored=BF16),
+    Shape(heads=4, kv_heads=2, head_dim=64, page_size=128, width=5, stored=INT8),
+    Shape(heads=4, kv_heads=2, head_dim=128, page_size=128, width=2, window=20, dtype=BF16, stored=FP8),
+    Shape(heads=3, kv_heads=1, head_dim=36, page_size=128, width=2, value_dim=32, stored=INT8, sinks=True),
+]
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def interpreted() -> Iterator[None]:
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True)):
+        yield
+    compiled.cache_clear()
+
+
+def tolerance(shape: Shape) -> float:
+    """bfloat16: weights are rounded before they meet values around 1, and so is the result."""
+    return 2e-2 if shape.dtype is BF16 else TOLERANCE
+
+
+def decode_cases(shape: Shape) -> list[Case]:
+    """Rows that begin, that end a page, that begin one, that fill the table; none at all; one that was done."""
+    page, whole = shape.page_size, shape.context
+    return [
+        Case(tpu, shape, [0, page - 1, page, whole - 1, 0], [1, 1, 1, 1, 0], order=1),
+        Case(tpu, shape, [page - 2, 2 * page - 1, whole - page, whole - 2, 63], [1] * ROWS, order=2, poisoned=[1]),
+        Case(tpu, shape, [whole // 2, 0, 0, 0, 0], [1, 0, 0, 0, 0], order=3),
+        Case(tpu, shape, [37, 5, whole - 9, 0, 0], [1, 1, 1, 0, 0], order=4, done=[1]),
+    ]
+
+
+def chunk_cases(shape: Shape) -> list[Case]:
+    """Prompts from the start, continuations over borders of pages, verified drafts, single tokens; none at all."""
+    page, whole = shape.page_size, shape.context
+    return [
+        Case(tpu, shape, [whole - 1, 0, page - 1, whole - 20, 0], [1, 33, 17, 20, 0], order=1),
+        Case(tpu, shape, [0, 40, page, whole - 5, page - 3], [1, 1, 31, 5, 6], order=2, poisoned=[3]),
+        Case(tpu, shape, [whole - 70, 0, 0, 0, 0], [70, 0, 0, 0, 0], order=3),
+        Case(tpu, shape, [0, 0, 0, 0, 0], [0, 0, 0, 0, 0], order=4),
+    ]
+
+
+@pytest.mark.kernels
+@every_shape
+def test_decode_is_dense_attention(shape: Shape) -> None:
+    for case in decode_cases(shape):
+        check_decode(case, tolerance(shape))
+
+
+@pytest.mark.kernels
+@every_shape
+def test_chunks_are_dense_attention(shape: Shape) -> None:
+    for case in chunk_cases(shape):
+        check_prefill(case, tolerance(shape))
+
+
+@pytest.mark.kernels
+def test_a_row_has_the_same_bits_whatever_its_neighbours() -> None:
+    """In any slot, in any pages, beside rows that are longer, shorter or NaN."""
+    shape, found = SHAPES[0], set()
+    for order, (before, poisoned) in enumerate((([99, 7, 0], []), ([7, 99, 143], [2]), ([1, 20, 99], [0, 1]))):
+        at = before.index(99)
+        seeds = [1234 if row == at else 10 * order + row for row in range(ROWS)]
+        case = Case(tpu, shape, [*before, 0, 0], [1, 1, 1, 0, 0], seeds, order, poisoned)
+        found.add(case.decoded()[0][at].tobytes())
+    assert len(found) == 1
+
+
+@pytest.mark.kernels
+def test_chunks_of_a_few_tokens_have_tiles_of_a_few() -> None:
+    """most = 5: verified drafts."""
+    case = Case(tpu, SHAPES[0], [50, 13, 16, 90, 0], [1, 5, 5, 4, 0], order=1)
+    wide = np.asarray(case.run(16, decode=False).out)
+    case = Case(tpu, SHAPES[0], [50, 13, 16, 90, 0], [1, 5, 5, 4, 0], order=1)
+    narrow = np.asarray(case.run(16, decode=False, most=5).out)
+    np.testing.assert_allclose(narrow, wide, atol=TOLERANCE)
+
+
+@pytest.mark.kernels
+def test_nan_in_a_row_is_seen_by_that_row() -> None:
+    case = Case(tpu, SHAPES[0], cached=[40, 3, 0, 0, 0], new=[1, 1, 0, 0, 0], poisoned=[0])
+    out, lse = case.decoded()
+    assert np.isnan(out[0]).all() and np.isnan(lse[0]).all() and np.isfinite(out[1]).all()
+
+
+@pytest.mark.kernels
+def test_lse_is_for_those_who_ask() -> None:
+    case = Case(tpu, SHAPES[0], cached=[40, 3, 0, 0, 0], new=[1, 1, 0, 0, 0])
+    options = replace(SHAPES[0].options(decode=True), lse=False)
+    asked, plain = case.run(ROWS, decode=True), case.run(ROWS, decode=True, options=options)
+    assert asked.lse is not None and plain.lse is None
+    np.testing.assert_array_equal(asked.out, plain.out)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6], SHAPES[9]], ids=str)
+def test_pages_travel_in_canonical_order(shape: Shape) -> None:
+    """What is written back comes out again, [n, Z, K, H], and nothing else changes."""
+    rng, layout = np.random.default_rng(0), shape.layout
+    heads, ids = (3, shape.page_size, shape.kv_heads), np.array([4, 0, 2], np.int32)
+    pages = tpu.allocate(6, layout)
+
+    def numbers(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.integers(-99, 99, shape), np.float32)
+
+    k = numbers(*heads, shape.head_dim).astype(layout.dtype)
+    v = None if shape.value_dim else numbers(*heads, shape.head_dim).astype(layout.dtype)
+    scales = [numbers(*heads) if layout.scaled else None, numbers(*heads) if layout.scaled and v is not None else None]
+    given = tpu.Pages(k, v, *scales)
+    after = tpu.write_back(pages, ids, given, layout)
+    found = tpu.read(after, ids, layout)
+    jax.tree.map(np.testing.assert_array_equal, found, given)
+    others = tpu.read(after, np.array([1, 3, 5], np.int32), layout)
+    assert not any(np.asarray(x).any() for x in jax.tree.leaves(others))
+    dropped = tpu.write_back(after, np.array([6, 6, 6], np.int32), given, layout)
+    jax.tree.map(np.testing.assert_array_equal, dropped, after)
+
+
+# ---- many more, by `make test-kernels`
+
+often = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+
+
+@pytest.mark.random_kernels
+@pytest.mark.timeout(3600)
+@every_shape
+def test_random_decodes(shape: Shape) -> None:
+    @often
+    @given(decodes(shape), st.integers(0, 2**32 - 1))
+    def check(sizes: tuple[list[int], list[int]], order: int) -> None:
+        check_decode(Case(tpu, shape, *sizes, order=order), tolerance(shape))
+
+    check()
+
+
+@pytest.mark.random_kernels
+@pytest.mark.timeout(3600)
+@every_shape
+def test_random_chunks(shape: Shape) -> None:
+    @often
+    @given(chunks(shape), st.integers(0, 2**32 - 1))
+    def check(sizes: tuple[list[int], list[int]], order: int) -> None:
+        check_prefill(Case(tpu, shape, *sizes, order=order), tolerance(shape))
+
+    check()
