@@ -45,10 +45,10 @@ class Chip:
 CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
     {
         "v4": Chip("tpu", 16 * GIB, ("v4:2x2x1", "v4:2x2x2")),
-        "v5e": Chip("tpu", 16 * GIB, ("v5e:2x2", "v5e:2x4", "v5e:4x4")),
-        "v5p": Chip("tpu", 95 * GIB, ("v5p:2x2x1", "v5p:2x2x2")),
-        "v6e": Chip("tpu", 32 * GIB, ("v6e:2x2", "v6e:2x4")),
-        "7x": Chip("tpu", 96 * GIB, ("tpu7x:2x2x1", "tpu7x:2x2x2")),
+        "v5e": Chip("tpu", 16 * GIB, ("v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:8x8", "v5e:16x16")),
+        "v5p": Chip("tpu", 95 * GIB, ("v5p:2x2x1", "v5p:2x2x2", "v5p:2x2x4", "v5p:4x4x4", "v5p:4x8x8")),
+        "v6e": Chip("tpu", 32 * GIB, ("v6e:2x2", "v6e:2x4", "v6e:4x4", "v6e:8x8", "v6e:16x16")),
+        "7x": Chip("tpu", 96 * GIB, ("tpu7x:2x2x1", "tpu7x:2x2x2", "tpu7x:2x2x4", "tpu7x:4x4x4", "tpu7x:4x8x8")),
         "h200": Chip("gpu", 141 * 10**9),
     }
 )

@@ -10,7 +10,7 @@ from pallas_kernels.paged_attention.api import Ragged
 
 
 class Tiles(NamedTuple):
-    """The live ones come first; the others have row 0 and no queries."""
+    """The live ones come first; the others have no queries."""
 
     row: Int[Array, "n"]
     first: Int[Array, "n"]  # position of the first query
@@ -52,15 +52,15 @@ def ragged_tiles(ragged: Ragged, num_tokens: int, tokens: int) -> Tiles:
 
 
 def gathered(q: Float[Array, "T N H"], tiles: Tiles, kv_heads: int) -> Float[Array, "n K M H"]:
-    """Queries by tile and kv head; query g * tokens + t of M is that of the kv head's g-th query head for token t."""
+    """Queries by tile and kv head; row t * G + g of M is the kv head's g-th query head for token t."""
     heads, dim = q.shape[1:]
     token = tiles.token[:, None] + jnp.arange(tiles.tokens)[None]
     found = q[jnp.minimum(token, len(q) - 1)].reshape(*token.shape, kv_heads, heads // kv_heads, dim)
-    return found.transpose(0, 2, 3, 1, 4).reshape(len(token), kv_heads, -1, dim)
+    return found.swapaxes(1, 2).reshape(len(token), kv_heads, -1, dim)
 
 
 def by_token(x: Float[Array, "n K M V"], tiles: Tiles, empty: float) -> Float[Array, "T N V"]:
     """The inverse of `gathered`; `empty` for tokens that belong to no tile."""
     n, kv_heads, _, dim = x.shape
-    found = x.reshape(n, kv_heads, -1, tiles.tokens, dim).transpose(0, 3, 1, 2, 4).reshape(n * tiles.tokens, -1, dim)
+    found = x.reshape(n, kv_heads, tiles.tokens, -1, dim).swapaxes(1, 2).reshape(n * tiles.tokens, -1, dim)
     return jnp.where(tiles.place[:, None, None] < 0, empty, found[tiles.place])

@@ -7,10 +7,17 @@ while it computes one block it fetches the next: of the same tile, or the first 
 steps of the grid. The order of the walk is that of the ragged paged attention kernels of vLLM and jax; pages, tiles
 and writes are laid out anew.
 
-New tokens: in a decode step the walk itself puts each row's token into its last block and writes back the few
-sublanes around it, so that no page is read for the sake of writing. Chunks are written before the walk, page by page
+A decode step walks all kv heads of a page together, in few and large copies. Chunks are walked one kv head at a time,
+so that a tile can have the hundreds of queries that make a page worth fetching; of a tile with one token, in a step
+that has both, only its few rows are computed.
+
+New tokens: the walk itself puts the token of a row that has one into its last block and writes the few sublanes
+around it back, so that no page is read for the sake of writing. Chunks are written before, page by page
 (`tpu_write.py`).
 """
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +34,8 @@ from pallas_kernels.paged_attention.tpu_body import Body, Plan, Scalars
 SCALAR_BYTES = 2**19  # of scalar memory for page tables
 BUFFER_BYTES = 2**22  # of vector memory for two blocks of pages
 BLOCK_TOKENS = 512  # kv positions per block, at most
-QUERY_ROWS = 128  # of a tile and one kv head, about: what a matrix unit takes at once
-DECODE_ROWS = 8  # tiles per step of the grid where each has one query
+QUERY_ROWS = 512  # of a chunk's tile and one kv head: a page that was fetched has to be worth it
+DECODE_TILES = 8  # per step of the grid, where each has one query
 
 
 def check(options: Options, demand: Demand) -> None:
@@ -51,34 +58,37 @@ def check(options: Options, demand: Demand) -> None:
 
 
 def axes(layout: Layout) -> Pages:
-    scale = "PKZ" if layout.scaled else None
+    scale = "PK_Z" if layout.scaled else None
     if layout.value_dim is None:
         return Pages("PKZ_", None, scale, scale)
-    return Pages("P_Z_", None, scale and "P_Z", None)  # one head, for every shard
+    return Pages("P_Z_", None, scale and "P__Z", None)  # one head, for every shard
 
 
 def allocate(num_pages: int, layout: Layout) -> Pages:
-    """k: [P, K, Z, C], key and value beside each other in C lanes. The lanes that neither has stay 0."""
-    heads = (num_pages, layout.kv_heads, layout.page_size)
-
-    def scale() -> jax.Array:
-        return jnp.zeros(heads, jnp.float32)
-
-    k = jnp.zeros((*heads, Lanes.of(layout).total), layout.dtype)
+    """k [P, K, Z, C]: key and value beside each other in C lanes, of which those that neither has stay 0. Scales
+    [P, K, 1, Z]: a copy of some heads begins where it likes only if heads are no dimension of tiles.
+    """
+    k = jnp.zeros((num_pages, layout.kv_heads, layout.page_size, Lanes.of(layout).total), layout.dtype)
     if not layout.scaled:
         return Pages(k)
+
+    def scale() -> jax.Array:
+        return jnp.zeros((num_pages, layout.kv_heads, 1, layout.page_size), jnp.float32)
+
     return Pages(k, None, scale(), scale() if layout.value_dim is None else None)
 
 
 def read(pages: Pages, ids: Int[Array, "n"], layout: Layout) -> Pages:
     """In canonical order."""
-    found = jax.tree.map(lambda pool: pool[ids].swapaxes(1, 2), pages)
-    return Pages(*unpack(found.k, layout), found.k_scale, found.v_scale)
+    k, v = unpack(pages.k[ids].swapaxes(1, 2), layout)
+    scales = [None if pool is None else pool[ids][:, :, 0].swapaxes(1, 2) for pool in (pages.k_scale, pages.v_scale)]
+    return Pages(k, v, *scales)
 
 
 def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages, layout: Layout) -> Pages:
-    packed = Pages(pack(canonical.k, canonical.v, layout), None, canonical.k_scale, canonical.v_scale)
-    return jax.tree.map(lambda pool, x: pool.at[ids].set(x.swapaxes(1, 2), mode="drop"), pages, packed)
+    k = pack(canonical.k, canonical.v, layout).swapaxes(1, 2)
+    scales = [None if x is None else x.swapaxes(1, 2)[:, :, None] for x in (canonical.k_scale, canonical.v_scale)]
+    return jax.tree.map(lambda pool, x: pool.at[ids].set(x, mode="drop"), pages, Pages(k, None, *scales))
 
 
 def attend(
@@ -90,133 +100,126 @@ def attend(
     options: Options,
     sinks: Float[Array, "N"] | None = None,
 ) -> Attended:
-    new = tpu_write.stored(k, v, options.layout)
+    layout, width = options.layout, ragged.tables.shape[1]
+    new = tpu_write.stored(k, v, layout)
+    groups, step = q.shape[1] // layout.kv_heads, sublanes(q.dtype)
     if options.most == 1:
-        tiles, per_step = decode_tiles(ragged), DECODE_ROWS
+        tiles, per_step, heads = decode_tiles(ragged), DECODE_TILES, layout.kv_heads
     else:
-        pages, new = tpu_write.write_chunks(pages, new, ragged, options.layout), None
-        tiles, per_step = ragged_tiles(ragged, len(q), _tile_tokens(q, options)), 1
-    return _walk(q, new, pages, ragged, tiles.padded_to(per_step), options, sinks, per_step)
+        pages = tpu_write.write_chunks(pages, new, ragged, layout)
+        tiles, per_step, heads = ragged_tiles(ragged, len(q), _tile_tokens(groups, len(q), options.most)), 1, 1
+    rows = -(-tiles.tokens * groups // step) * step
+    plan = Plan(options, Lanes.of(layout), _block_pages(layout, heads, width), per_step, heads, rows, groups, width)
+    return _walk(q, new, pages, ragged, tiles.padded_to(per_step), plan, sinks)
 
 
-def _tile_tokens(q: jax.Array, options: Options) -> int:
-    """A power of two."""
-    groups = q.shape[1] // options.layout.kv_heads
-    wanted = min(max(1, QUERY_ROWS // groups), options.most or len(q))
-    return pl.next_power_of_2(wanted) if options.most else 1 << (wanted.bit_length() - 1)
+def _tile_tokens(groups: int, num_tokens: int, most: int | None) -> int:
+    """Of a chunk: about QUERY_ROWS rows of one kv head, and no more than any row has."""
+    return max(1, min(QUERY_ROWS // groups, num_tokens, most or num_tokens))
 
 
-def _block_pages(layout: Layout, table_width: int) -> int:
-    token_bytes = layout.kv_heads * Lanes.of(layout).total * layout.dtype.itemsize
+def _block_pages(layout: Layout, heads: int, table_width: int) -> int:
+    token_bytes = heads * Lanes.of(layout).total * layout.dtype.itemsize
     tokens = min(BLOCK_TOKENS, BUFFER_BYTES // 2 // token_bytes)
     return max(1, min(tokens // layout.page_size, table_width))
 
 
 def _walk(
-    q: jax.Array,
-    new: Pages | None,
-    pages: Pages,
-    ragged: Ragged,
-    tiles: Tiles,
-    options: Options,
-    sinks: jax.Array | None,
-    per_step: int,
+    q: jax.Array, new: Pages, pages: Pages, ragged: Ragged, tiles: Tiles, plan: Plan, sinks: jax.Array | None
 ) -> Attended:
-    layout = options.layout
-    lanes, width = Lanes.of(layout), ragged.tables.shape[1]
-    plan = Plan(options, lanes, _block_pages(layout, width), per_step, tiles.tokens, width)
-    queries = _query_tiles(q, tiles, layout)
-    n, kv_heads, rows, _ = queries.shape
-    insert = jnp.zeros(n, jnp.int32)
-    if new is not None:
-        insert = insert.at[: len(ragged.page)].set((ragged.page < len(pages.k)).astype(jnp.int32))
-    scalars = Scalars(ragged.tables.reshape(-1), tiles.row, tiles.first, tiles.count, tiles.live, insert)
+    options, lanes, heads, rows = plan.options, plan.lanes, plan.heads, plan.rows
+    layout, n = options.layout, len(tiles.row)
 
     def tiled(*shape: int) -> pl.BlockSpec:
-        return pl.BlockSpec((per_step, *shape), lambda i, *_: (i, *(0 for _ in shape)))
+        """Of these heads' part of arrays [n, K, ...]."""
+        return pl.BlockSpec((plan.per_step, heads, *shape), lambda i, group, *_: (i, group, *(0 for _ in shape)))
 
-    in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
-    inputs: dict[str, tuple[jax.Array, pl.BlockSpec]] = {"q": (queries, tiled(kv_heads, rows, lanes.keys))}
+    inputs = {"q": (_filled(gathered(q, tiles, layout.kv_heads), plan), tiled(rows, lanes.keys))}
     if sinks is not None:
-        inputs["sinks"] = (
-            _sink_rows(sinks, tiles.tokens, kv_heads, rows),
-            pl.BlockSpec((kv_heads, rows, 1), lambda *_: (0, 0, 0)),
-        )
-    if new is not None:
-        inputs["new"] = (_per_tile(new.k.astype(jnp.float32), n), tiled(kv_heads, lanes.total))
-        for name in ("k_scale", "v_scale"):
-            if (scale := getattr(new, name)) is not None:
-                inputs[f"new_{name}"] = (_per_tile(scale[..., None], n), tiled(kv_heads, 1))
-    pools = {name: pool for name, pool in pages._asdict().items() if pool is not None}
-    outputs = {"out": (jax.ShapeDtypeStruct((n, kv_heads, rows, lanes.value_lanes), q.dtype), tiled(kv_heads, rows, lanes.value_lanes))}
-    if options.lse:
-        outputs["lse"] = (jax.ShapeDtypeStruct((n, kv_heads, rows, 1), jnp.float32), tiled(kv_heads, rows, 1))
-    scratch = {
-        "acc": pltpu.VMEM((kv_heads, rows, lanes.value_lanes), jnp.float32),
-        "peak": pltpu.VMEM((kv_heads, rows, LANES), jnp.float32),
-        "total": pltpu.VMEM((kv_heads, rows, LANES), jnp.float32),
-        "slot": pltpu.SMEM((1,), jnp.int32),
-        "arrived": pltpu.SemaphoreType.DMA((2,)),
-        "written": pltpu.SemaphoreType.DMA(()),
-        "k": pltpu.VMEM((2, kv_heads, plan.block_tokens, lanes.total), layout.dtype),
-    }
-    if new is not None:
-        scratch["new_k"] = pltpu.VMEM((kv_heads, sublanes(layout.dtype), lanes.total), layout.dtype)
+        each = jnp.tile(sinks.astype(jnp.float32).reshape(layout.kv_heads, 1, -1), (1, tiles.tokens, 1))
+        each = each.reshape(layout.kv_heads, -1, 1)
+        each = jnp.pad(each, ((0, 0), (0, rows - each.shape[1]), (0, 0)))
+        inputs["sinks"] = each, pl.BlockSpec((heads, rows, 1), lambda i, group, *_: (group, 0, 0))
+    first = jnp.minimum(tiles.token, len(q) - 1)
+    inputs["new"] = new.k[first].astype(jnp.float32)[:, :, None], tiled(1, lanes.total)
     for name in ("k_scale", "v_scale"):
-        if name in pools:
-            if new is not None:
-                scratch[f"new_{name}"] = pltpu.VMEM((kv_heads, layout.page_size), jnp.float32)
-            scratch[name] = pltpu.VMEM((2, plan.block_pages, kv_heads, layout.page_size), jnp.float32)
+        if (scale := getattr(new, name)) is not None:
+            inputs[f"new_{name}"] = scale[first][..., None, None], tiled(1, 1)
+    outputs = {"out": _Out((n, layout.kv_heads, rows, lanes.value_lanes), q.dtype, tiled(rows, lanes.value_lanes))}
+    if options.lse:
+        outputs["lse"] = _Out((n, layout.kv_heads, rows, 1), jnp.float32, tiled(rows, 1))
+    pools = {name: pool for name, pool in pages._asdict().items() if pool is not None}
+    in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    outputs |= {name: _Out(pool.shape, pool.dtype, in_hbm) for name, pool in pools.items()}
+    scalars = _scalars(ragged, tiles, len(pages.k))
+    scratch = _scratch(plan, tuple(pools))
 
-    def kernel(*refs):  # noqa: ANN002
-        refs = iter(refs)
-        given = Scalars(*(next(refs) for _ in scalars))
-        ins = {name: next(refs) for name in inputs}
+    def kernel(*refs: Any) -> None:
+        given = iter(refs)
+        scalar_refs = Scalars(*(next(given) for _ in scalars))
+        ins = {name: next(given) for name in inputs}
         for _ in pools:
-            next(refs)  # the same memory as the output
-        outs = {name: next(refs) for name in outputs}
-        held = {name: next(refs) for name in pools}
-        work = dict(zip(scratch, refs, strict=True))
-        Body(plan, given, ins, outs, held, work).run()
+            next(given)  # the same memory as the output
+        outs = {name: next(given) for name in outputs}
+        held = {name: outs.pop(name) for name in pools}
+        Body(plan, scalar_refs, ins, outs, held, dict(zip(scratch, given, strict=True))).run()
 
-    first_pool = len(scalars) + len(inputs)
-    found = pl.pallas_call(
+    results = pl.pallas_call(
         kernel,
-        out_shape=[shape for shape, _ in outputs.values()] + [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in pools.values()],
+        out_shape=[jax.ShapeDtypeStruct(out.shape, out.dtype) for out in outputs.values()],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(n // per_step,),
+            grid=(n // plan.per_step, layout.kv_heads // heads),
             in_specs=[spec for _, spec in inputs.values()] + [in_hbm] * len(pools),
-            out_specs=[spec for _, spec in outputs.values()] + [in_hbm] * len(pools),
+            out_specs=[out.spec for out in outputs.values()],
             scratch_shapes=list(scratch.values()),
         ),
-        input_output_aliases={first_pool + i: len(outputs) + i for i in range(len(pools))},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+        input_output_aliases={
+            len(scalars) + len(inputs) + i: list(outputs).index(name) for i, name in enumerate(pools)
+        },
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary", "arbitrary")),
         name="paged_attention",
     )(*scalars, *(x for x, _ in inputs.values()), *pools.values())
-    found = dict(zip([*outputs, *pools], found, strict=True))
-    out = by_token(_live_rows(found["out"], tiles, q, layout)[..., lanes.out : lanes.out + layout.out_dim], tiles, 0)
-    lse = None
-    if options.lse:
-        lse = by_token(_live_rows(found["lse"], tiles, q, layout), tiles, -jnp.inf)[..., 0]
+    found = dict(zip(outputs, results, strict=True))
+    used = slice(0, tiles.tokens * plan.groups)
+    out = by_token(found["out"][:, :, used, lanes.out : lanes.out + layout.out_dim], tiles, 0)
+    lse = by_token(found["lse"][:, :, used], tiles, -jnp.inf)[..., 0] if options.lse else None
     return Attended(out, Pages(**{name: found.get(name) for name in Pages._fields}), lse)
 
 
-def _query_tiles(q: jax.Array, tiles: Tiles, layout: Layout) -> Float[Array, "n K M C"]:
-    """M filled up to whole tiles of memory."""
-    found = widen(gathered(q, tiles, layout.kv_heads), Lanes.of(layout).keys)
-    return jnp.pad(found, ((0, 0), (0, 0), (0, -found.shape[2] % sublanes(q.dtype)), (0, 0)))
+class _Out(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+    spec: pl.BlockSpec
 
 
-def _live_rows(x: Float[Array, "n K M V"], tiles: Tiles, q: jax.Array, layout: Layout) -> Float[Array, "n K m V"]:
-    """Without the rows that fill up."""
-    return x[:, :, : tiles.tokens * (q.shape[1] // layout.kv_heads)]
+def _filled(queries: Float[Array, "n K m H"], plan: Plan) -> Float[Array, "n K M C"]:
+    more = plan.rows - queries.shape[2]
+    return jnp.pad(widen(queries, plan.lanes.keys), ((0, 0), (0, 0), (0, more), (0, 0)))
 
 
-def _sink_rows(sinks: Float[Array, "N"], tokens: int, kv_heads: int, rows: int) -> Float[Array, "K M 1"]:
-    each = jnp.repeat(sinks.astype(jnp.float32).reshape(kv_heads, -1), tokens, axis=1)
-    return jnp.pad(each, ((0, 0), (0, rows - each.shape[1])))[..., None]
+def _scalars(ragged: Ragged, tiles: Tiles, num_pages: int) -> Scalars:
+    sizes = ragged.starts[1:] - ragged.starts[:-1]
+    is_kept = ragged.page[jnp.minimum(tiles.token, len(ragged.page) - 1)] < num_pages
+    insert = (tiles.count == 1) & (sizes[tiles.row] == 1) & is_kept
+    tables = ragged.tables.reshape(-1)
+    return Scalars(tables, tiles.row, tiles.first, tiles.count, tiles.live, insert.astype(jnp.int32))
 
 
-def _per_tile(x: jax.Array, n: int) -> jax.Array:
-    return jnp.pad(x, [(0, n - len(x))] + [(0, 0)] * (x.ndim - 1))
+def _scratch(plan: Plan, pools: Sequence[str]) -> dict[str, Any]:
+    layout, heads, rows, total = plan.options.layout, plan.heads, plan.rows, plan.lanes.total
+    found = {
+        "acc": pltpu.VMEM((heads, rows, plan.lanes.value_lanes), jnp.float32),
+        "peak": pltpu.VMEM((heads, rows, LANES), jnp.float32),
+        "total": pltpu.VMEM((heads, rows, LANES), jnp.float32),
+        "slot": pltpu.SMEM((1,), jnp.int32),
+        "arrived": pltpu.SemaphoreType.DMA((2,)),
+        "written": pltpu.SemaphoreType.DMA(()),
+        "k": pltpu.VMEM((2, heads, plan.block_tokens, total), layout.dtype),
+        "new_k": pltpu.VMEM((heads, sublanes(layout.dtype), total), layout.dtype),
+    }
+    for name in pools:
+        if name != "k":
+            found[name] = pltpu.VMEM((2, plan.block_pages, heads, 1, layout.page_size), jnp.float32)
+            found[f"new_{name}"] = pltpu.VMEM((heads, 1, layout.page_size), jnp.float32)
+    return found

@@ -25,8 +25,16 @@ class Plan(NamedTuple):
     lanes: Lanes
     block_pages: int
     per_step: int  # tiles per step of the grid
-    tile_tokens: int
+    heads: int  # kv heads that are walked together
+    rows: int  # M: queries of a tile and kv head, filled up to whole tiles of memory
+    groups: int  # G: query heads of a kv head; row t * G + g is token t's
     table_width: int
+
+    @property
+    def few_rows(self) -> int:
+        """Those that a tile with one token needs."""
+        step = sublanes(jnp.dtype(jnp.bfloat16))
+        return min(self.rows, -(-self.groups // step) * step)
 
     @property
     def page_size(self) -> int:
@@ -49,17 +57,30 @@ class Scalars(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The positions that a tile's queries see, from..to and both included."""
+    """The positions that a tile's queries see: the first, and the last."""
 
     begin: Scalar
     last: Scalar
 
+    @staticmethod
+    def of(first: Scalar, count: Scalar, window: int | None) -> "Span":
+        """Of so many queries from position `first` on."""
+        begin = 0 * first if window is None else jnp.maximum(first - window + 1, 0)
+        return Span(begin, first + count - 1)
+
+    def pieces(self, size: int) -> tuple[Scalar, Scalar]:
+        """The first of the pages, or blocks, of this size that have any of them, and the one behind the last."""
+        return self.begin // size, self.last // size + 1
+
 
 @dataclass(frozen=True)
 class Body:
-    """Refs by name. ins: q [per_step, K, M, C], sinks [K, M, 1], new [per_step, K, C] float32 and new_k_scale,
-    new_v_scale [per_step, K, 1]; outs: out [per_step, K, M, V], lse [per_step, K, M, 1]; pools: k, k_scale, v_scale,
-    in HBM; work: what lies on the chip, two blocks of each pool among it.
+    """Refs by name, k of the K kv heads in each. ins: q [per_step, k, M, C], sinks [k, M, 1], new [per_step, k, 1, C]
+    float32 and new_k_scale, new_v_scale [per_step, k, 1, 1]; outs: out [per_step, k, M, V], lse [per_step, k, M, 1];
+    pools: k, k_scale, v_scale, all of them, in HBM; work: what lies on the chip, two blocks of each pool among it.
+
+    The grid goes over steps of tiles and, faster, over groups of k kv heads. Rows of results whose tokens are no
+    tile's are left as they are.
     """
 
     plan: Plan
@@ -70,12 +91,12 @@ class Body:
     work: Refs
 
     def run(self) -> None:
-        live = self.scalars.live[0]
+        live, head = self.scalars.live[0], pl.program_id(1)
 
-        @pl.when((pl.program_id(0) == 0) & (live > 0))
+        @pl.when((pl.program_id(0) == 0) & (head == 0) & (live > 0))
         def _() -> None:
             self.work["slot"][0] = 0
-            self._fetch(0, self._span(0).begin // self.plan.block_tokens, 0)
+            self._copies(0, 0, self._span(0).begin // self.plan.block_tokens, 0, "start")
 
         def one(nth: Scalar, _: None) -> None:
             tile = pl.program_id(0) * self.plan.per_step + nth
@@ -84,58 +105,64 @@ class Body:
             def _() -> None:
                 self._attend(tile, nth)
 
-            @pl.when(tile >= live)
-            def _() -> None:
-                self.outs["out"][nth] = jnp.zeros_like(self.outs["out"][nth])
-                if "lse" in self.outs:
-                    self.outs["lse"][nth] = jnp.full_like(self.outs["lse"][nth], -jnp.inf)
-
         lax.fori_loop(0, self.plan.per_step, one, None)
 
     # ---- copies
 
     def _span(self, tile: Scalar) -> Span:
-        first, window = self.scalars.first[tile], self.plan.options.window
-        begin = jnp.int32(0) if window is None else jnp.maximum(first - window + 1, 0)
-        return Span(begin, first + self.scalars.count[tile] - 1)
+        return Span.of(self.scalars.first[tile], self.scalars.count[tile], self.plan.options.window)
 
-    def _copies(self, tile: Scalar, block: Scalar, slot: Scalar, what: str) -> None:
+    def _of_heads(self, group: Scalar) -> Any:
+        heads = self.plan.heads
+        return pl.ds(group * heads, heads)
+
+    def _copies(self, tile: Scalar, group: Scalar, block: Scalar, slot: Scalar, what: str) -> None:
         """Start, or wait for, the copies of the block's pages that the tile's queries see."""
-        plan, span = self.plan, self._span(tile)
-        size, per_block = plan.page_size, plan.block_pages
-        first = jnp.maximum(span.begin // size, block * per_block)
-        end = jnp.minimum(span.last // size + 1, (block + 1) * per_block)
+        plan, (first, end) = self.plan, self._span(tile).pieces(self.plan.page_size)
+        size, per_block, heads = plan.page_size, plan.block_pages, self._of_heads(group)
 
         def one(number: Scalar, _: None) -> None:
             page = self.scalars.tables[self.scalars.row[tile] * plan.table_width + number]
             nth = number - block * per_block
             for name, pool in self.pools.items():
-                into = self.work[name]
-                place = into.at[slot, :, pl.ds(pl.multiple_of(nth * size, size), size)] if name == "k" else into.at[slot, nth]
-                getattr(pltpu.make_async_copy(pool.at[page], place, self.work["arrived"].at[slot]), what)()
+                into = self.work[name].at[slot]
+                place = into.at[:, pl.ds(pl.multiple_of(nth * size, size), size)] if name == "k" else into.at[nth]
+                copy = pltpu.make_async_copy(pool.at[page, heads], place, self.work["arrived"].at[slot])
+                getattr(copy, what)()
 
-        lax.fori_loop(first, end, one, None)
-
-    def _fetch(self, tile: Scalar, block: Scalar, slot: Scalar) -> None:
-        self._copies(tile, block, slot, "start")
+        begin, stop = jnp.maximum(first, block * per_block), jnp.minimum(end, (block + 1) * per_block)
+        lax.fori_loop(begin, stop, one, None)
 
     # ---- a tile
 
     def _attend(self, tile: Scalar, nth: Scalar) -> None:
-        span, size = self._span(tile), self.plan.block_tokens
-        begin, end = span.begin // size, span.last // size + 1
-        self._start()
+        """A tile with one token needs its first rows only."""
+        plan, is_few = self.plan, self.scalars.count[tile] == 1
+        if plan.few_rows == plan.rows:
+            return self._walk(tile, nth, plan.rows)
+
+        @pl.when(is_few)
+        def _() -> None:
+            self._walk(tile, nth, plan.few_rows)
+
+        @pl.when(~is_few)
+        def _() -> None:
+            self._walk(tile, nth, plan.rows)
+
+    def _walk(self, tile: Scalar, nth: Scalar, rows: int) -> None:
+        span, group = self._span(tile), pl.program_id(1)
+        begin, end = span.pieces(self.plan.block_tokens)
+        self._start(rows)
 
         def block_step(block: Scalar, _: None) -> None:
             slot = self.work["slot"][0]
-            self._fetch_next(tile, block, end, 1 - slot)
-            self._copies(tile, block, slot, "wait")
+            self._fetch_next(tile, group, block, end, 1 - slot)
+            self._copies(tile, group, block, slot, "wait")
             self.work["slot"][0] = 1 - slot
-            if "new" in self.ins:
 
-                @pl.when((block == end - 1) & (self.scalars.insert[tile] > 0))
-                def _() -> None:
-                    self._insert(tile, nth, span.last, slot)
+            @pl.when((block == end - 1) & (self.scalars.insert[tile] > 0))
+            def _() -> None:
+                self._insert(tile, nth, span.last, slot)
 
             if not self.plan.options.layout.scaled:
 
@@ -143,35 +170,37 @@ class Body:
                 def _() -> None:
                     self._clear(span, block, slot)
 
-            for head in range(self.plan.options.layout.kv_heads):
-                self._attend_block(tile, nth, head, span, block, slot)
+            for head in range(self.plan.heads):
+                self._attend_block(tile, nth, head, rows, span, block, slot)
 
         lax.fori_loop(begin, end, block_step, None)
-        if "new" in self.ins:
 
-            @pl.when(self.scalars.insert[tile] > 0)
-            def _() -> None:
-                for copy in self._writes(tile, span.last):
-                    copy.wait()
+        @pl.when(self.scalars.insert[tile] > 0)
+        def _() -> None:
+            for copy in self._writes(tile, span.last):
+                copy.wait()
 
-        self._finish(tile, nth)
+        self._finish(tile, nth, rows)
 
-    def _fetch_next(self, tile: Scalar, block: Scalar, end: Scalar, slot: Scalar) -> None:
-        """The tile's next block, or the first of the next tile."""
-        live, is_last = self.scalars.live[0], block == end - 1
-        follower = jnp.minimum(tile + 1, live - 1)
+    def _fetch_next(self, tile: Scalar, group: Scalar, block: Scalar, end: Scalar, slot: Scalar) -> None:
+        """The tile's next block; or the first of its next heads; or the first of the next tile."""
+        plan, live, is_last = self.plan, self.scalars.live[0], block == end - 1
+        groups = plan.options.layout.kv_heads // plan.heads
+        is_last_group = group == groups - 1
+        follower = jnp.where(is_last_group, jnp.minimum(tile + 1, live - 1), tile)
 
         @pl.when(~is_last)
         def _() -> None:
-            self._fetch(tile, block + 1, slot)
+            self._copies(tile, group, block + 1, slot, "start")
 
-        @pl.when(is_last & (tile + 1 < live))
+        @pl.when(is_last & (~is_last_group | (tile + 1 < live)))
         def _() -> None:
-            self._fetch(follower, self._span(follower).begin // self.plan.block_tokens, slot)
+            first = self._span(follower).begin // plan.block_tokens
+            self._copies(follower, jnp.where(is_last_group, 0, group + 1), first, slot, "start")
 
     def _clear(self, span: Span, block: Scalar, slot: Scalar) -> None:
         """Zeros where nobody looks: there NaN may lie, and 0 x NaN is NaN."""
-        for head in range(self.plan.options.layout.kv_heads):
+        for head in range(self.plan.heads):
             kept = self.work["k"][slot, head]
             dead = self._dead(span, block, kept.shape, 0)
             self.work["k"][slot, head] = jnp.where(dead, jnp.zeros_like(kept), kept)
@@ -183,91 +212,92 @@ class Body:
 
     # ---- the softmax
 
-    def _start(self) -> None:
+    def _start(self, rows: int) -> None:
         """A sink is a score that comes before all others and has no value."""
-        peak, total, acc = (self.work[name] for name in ("peak", "total", "acc"))
+        peak, total, acc = (self.work[name].at[:, :rows] for name in ("peak", "total", "acc"))
         acc[...] = jnp.zeros_like(acc)
         if "sinks" in self.ins:
-            peak[...] = jnp.broadcast_to(self.ins["sinks"][...], peak.shape)
+            peak[...] = jnp.broadcast_to(self.ins["sinks"][:, :rows], peak.shape)
             total[...] = jnp.ones_like(total)
         else:
             peak[...] = jnp.full_like(peak, MASKED)
             total[...] = jnp.zeros_like(total)
 
-    def _attend_block(self, tile: Scalar, nth: Scalar, head: int, span: Span, block: Scalar, slot: Scalar) -> None:
+    def _attend_block(
+        self, tile: Scalar, nth: Scalar, head: int, rows: int, span: Span, block: Scalar, slot: Scalar
+    ) -> None:
         options, lanes = self.plan.options, self.plan.lanes
-        queries, held = self.ins["q"][nth, head], self.work["k"]
+        queries, held = self.ins["q"][nth, head, :rows], self.work["k"]
         keys = held[slot, head, :, : lanes.keys].astype(queries.dtype)
         scores = _product(queries, keys, 1) * options.scale
         if "k_scale" in self.work:
             scores = scores * self._scale("k_scale", slot, head)
         if options.softcap is not None:
             scores = options.softcap * jnp.tanh(scores / options.softcap)
-        seen = self._seen(tile, block, scores.shape)
+        seen = self._seen(tile, block, rows)
         scores = jnp.where(seen, scores, MASKED)
-        peak_ref, total_ref, acc_ref = (self.work[name] for name in ("peak", "total", "acc"))
-        before = peak_ref[head][:, :1]
+        peak_ref, total_ref, acc_ref = (self.work[name].at[head, :rows] for name in ("peak", "total", "acc"))
+        before = peak_ref[:, :1]
         peak = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
         weights = jnp.where(seen, jnp.exp(scores - peak), 0.0)
         decay = jnp.exp(before - peak)
-        peak_ref[head] = jnp.broadcast_to(peak, peak_ref.shape[1:])
-        total_ref[head] = total_ref[head] * decay + jnp.sum(weights, axis=1, keepdims=True)
+        peak_ref[...] = jnp.broadcast_to(peak, peak_ref.shape)
+        total_ref[...] = total_ref[...] * decay + jnp.sum(weights, axis=1, keepdims=True)
         values = held[slot, head, :, lanes.values : lanes.values + lanes.value_lanes].astype(queries.dtype)
         if options.layout.scaled:
-            name = "v_scale" if "v_scale" in self.work else "k_scale"
-            scale = self._scale(name, slot, head)
+            scale = self._scale("v_scale" if "v_scale" in self.work else "k_scale", slot, head)
             weights = weights * jnp.where(self._dead(span, block, scale.shape, 1), 0.0, scale)
             if jnp.issubdtype(options.layout.dtype, jnp.floating):  # a byte that nobody wrote may be a NaN too
                 values = jnp.where(self._dead(span, block, values.shape, 0), jnp.zeros_like(values), values)
-        acc_ref[head] = acc_ref[head] * decay + _product(weights.astype(queries.dtype), values, 0)
+        acc_ref[...] = acc_ref[...] * decay + _product(weights.astype(queries.dtype), values, 0)
 
     def _scale(self, name: str, slot: Scalar, head: int) -> jax.Array:
         """[1, S]"""
         held = self.work[name]
-        pages = [held[slot, page, head : head + 1] for page in range(self.plan.block_pages)]
+        pages = [held[slot, page, head] for page in range(self.plan.block_pages)]
         return jnp.concatenate(pages, axis=1)
 
-    def _seen(self, tile: Scalar, block: Scalar, shape: tuple[int, ...]) -> jax.Array:
-        """Query g * tile_tokens + t of the rows is of the tile's token t."""
-        token = lax.broadcasted_iota(jnp.int32, shape, 0) & (self.plan.tile_tokens - 1)
-        query = self.scalars.first[tile] + token
-        key = block * self.plan.block_tokens + lax.broadcasted_iota(jnp.int32, shape, 1)
-        seen = (key <= query) & (token < self.scalars.count[tile])
-        window = self.plan.options.window
-        return seen if window is None else seen & (key > query - window)
+    def _tokens(self, rows: int) -> jax.Array:
+        """[M, 1]: of which of the tile's tokens a row is. Chips divide no integers."""
+        row = lax.broadcasted_iota(jnp.int32, (rows, 1), 0).astype(jnp.float32)
+        return ((row + 0.5) * (1 / self.plan.groups)).astype(jnp.int32)
 
-    def _finish(self, tile: Scalar, nth: Scalar) -> None:
-        out = self.outs["out"]
-        shape = out.shape[2:]
-        token = lax.broadcasted_iota(jnp.int32, shape, 0) & (self.plan.tile_tokens - 1)
-        mine = token < self.scalars.count[tile]
-        for head in range(self.plan.options.layout.kv_heads):
-            total = self.work["total"][head][:, :1]
+    def _seen(self, tile: Scalar, block: Scalar, rows: int) -> jax.Array:
+        """[M, S]"""
+        token, window = self._tokens(rows), self.plan.options.window
+        query = jnp.where(token < self.scalars.count[tile], self.scalars.first[tile] + token, -1)
+        key = block * self.plan.block_tokens + lax.broadcasted_iota(jnp.int32, (rows, self.plan.block_tokens), 1)
+        return (key <= query) if window is None else (key <= query) & (key > query - window)
+
+    def _finish(self, tile: Scalar, nth: Scalar, rows: int) -> None:
+        for head in range(self.plan.heads):
+            total = self.work["total"][head, :rows][:, :1]
             total = jnp.where(total == 0, 1.0, total)  # NaN stays: somebody has to notice
-            out[nth, head] = jnp.where(mine, self.work["acc"][head] / total, 0.0).astype(out.dtype)
+            out = self.outs["out"].at[nth, head, :rows]
+            out[...] = (self.work["acc"][head, :rows] / total).astype(out.dtype)
             if "lse" in self.outs:
-                self.outs["lse"][nth, head] = self.work["peak"][head][:, :1] + jnp.log(total)
+                self.outs["lse"][nth, head, :rows] = self.work["peak"][head, :rows][:, :1] + jnp.log(total)
 
-    # ---- the new token of a decode step
+    # ---- the new token of a row that has one
 
     def _insert(self, tile: Scalar, nth: Scalar, position: Scalar, slot: Scalar) -> None:
         """Put it into the block, and start to write the rows around it, and its scales, back to its page."""
         plan = self.plan
-        rows, step, held = plan.options.layout.kv_heads, sublanes(plan.options.layout.dtype), self.work["k"]
+        step, held = sublanes(plan.options.layout.dtype), self.work["k"]
         page_nth, place = position // plan.page_size, position % plan.page_size
         base = place // step * step
         in_block = (page_nth % plan.block_pages) * plan.page_size + base
         around = pl.ds(pl.multiple_of(in_block, step), step)
-        for head in range(rows):
+        for head in range(plan.heads):
             old = held[slot, head, around].astype(jnp.float32)
             here = lax.broadcasted_iota(jnp.int32, old.shape, 0) == place - base
-            new = jnp.broadcast_to(self.ins["new"][nth, head : head + 1], old.shape)
+            new = jnp.broadcast_to(self.ins["new"][nth, head], old.shape)
             merged = jnp.where(here, new, old).astype(held.dtype)
             held[slot, head, around] = self.work["new_k"][head] = merged
         for name in self.pools:
             if name != "k":
                 old = self.work[name][slot, page_nth % plan.block_pages]
-                here = lax.broadcasted_iota(jnp.int32, old.shape, 1) == place
+                here = lax.broadcasted_iota(jnp.int32, old.shape, 2) == place
                 new = jnp.broadcast_to(self.ins[f"new_{name}"][nth], old.shape)
                 merged = jnp.where(here, new, old)
                 self.work[name][slot, page_nth % plan.block_pages] = self.work[f"new_{name}"][...] = merged
@@ -279,9 +309,10 @@ class Body:
         step = sublanes(plan.options.layout.dtype)
         base = position % plan.page_size // step * step
         page = self.scalars.tables[self.scalars.row[tile] * plan.table_width + position // plan.page_size]
-        copies = []
+        heads, copies = self._of_heads(pl.program_id(1)), []
         for name, pool in self.pools.items():
-            there = pool.at[page, :, pl.ds(pl.multiple_of(base, step), step)] if name == "k" else pool.at[page]
+            of_page = pool.at[page, heads]
+            there = of_page.at[:, pl.ds(pl.multiple_of(base, step), step)] if name == "k" else of_page
             copies.append(pltpu.make_async_copy(self.work[f"new_{name}"], there, self.work["written"]))
         return copies
 

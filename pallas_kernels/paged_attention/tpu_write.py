@@ -1,6 +1,6 @@
-"""New tokens into pages on a TPU, a page at a time: what a page keeps is read, and all of it written back."""
+"""Chunks of new tokens into pages on a TPU, a page at a time: what it keeps is read, and all of it written back."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def _visits(ragged: Ragged, num_tokens: int, page_size: int) -> _Visits:
     sizes = ragged.starts[1:] - ragged.starts[:-1]
     first = ragged.lengths - sizes
     first_page = first // page_size
-    per_row = jnp.where(sizes > 0, (ragged.lengths + page_size - 1) // page_size - first_page, 0)
+    per_row = jnp.where(sizes > 1, (ragged.lengths + page_size - 1) // page_size - first_page, 0)
     ends = jnp.cumsum(per_row)
     visit = jnp.arange(num_tokens // page_size + 2 * min(len(sizes), num_tokens))  # a row may begin and end in between
     is_live = visit < ends[-1]
@@ -52,20 +52,29 @@ def _visits(ragged: Ragged, num_tokens: int, page_size: int) -> _Visits:
 
 
 def write_chunks(pages: Pages, new: Pages, ragged: Ragged, layout: Layout) -> Pages:
-    """Every row's tokens into its pages, in place when the pages are donated. new: of `stored`."""
+    """The tokens of rows with more than one into their pages, in place when the pages are donated. new: of `stored`."""
     visits = _visits(ragged, len(new.k), layout.page_size)
     token = jnp.clip(visits.token[:, None] + jnp.arange(layout.page_size)[None], 0, len(new.k) - 1)
     aligned = jax.tree.map(lambda x: x[token].swapaxes(1, 2), new)  # [n, K, Z, ...]
-    return jax.tree.map(lambda pool, x: _write(pool, x, visits), pages, aligned)
+    k = _write(pages.k, aligned.k, visits, places=2)
+    scales = [
+        None if pool is None else _write(pool, x[:, :, None], visits, places=3)
+        for pool, x in ((pages.k_scale, aligned.k_scale), (pages.v_scale, aligned.v_scale))
+    ]
+    return Pages(k, None, *scales)
 
 
-def _write(pool: Float[Array, "P K Z ..."], new: Float[Array, "n K Z ..."], visits: _Visits) -> Float[Array, "P K Z ..."]:
-    def kernel(page, begin, end, live, new_ref, old_ref, out_ref):  # noqa: ANN001
+def _write(
+    pool: Float[Array, "P K ..."], new: Float[Array, "n K ..."], visits: _Visits, places: int
+) -> Float[Array, "P K ..."]:
+    """places: the dimension of a page's places."""
+
+    def kernel(page: Any, begin: Any, end: Any, live: Any, new_ref: Any, old_ref: Any, out_ref: Any) -> None:
         visit = pl.program_id(0)
 
         @pl.when((visit < live[0]) | (visit == 0))  # what repeats a page must not undo it
         def _() -> None:
-            place = lax.broadcasted_iota(jnp.int32, out_ref.shape, 2)
+            place = lax.broadcasted_iota(jnp.int32, out_ref.shape, places)
             fresh = (place >= begin[visit]) & (place < end[visit])
             merged = jnp.where(fresh, new_ref[...].astype(jnp.float32), old_ref[...].astype(jnp.float32))
             out_ref[...] = merged.astype(out_ref.dtype)

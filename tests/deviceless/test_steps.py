@@ -14,7 +14,7 @@ from _pytest.mark.structures import ParameterSet
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.batch import download_layout
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.inspection import inspect
+from jaxserve.engine.inspection import inspect, parse
 from jaxserve.engine.lowering import Lowering
 from jaxserve.engine.memory import bytes_per_device
 from jaxserve.models.decoder import param_specs
@@ -23,6 +23,7 @@ from jaxserve.models.spec import ModelSpec
 from sharding import absent
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs
+from tests.deviceless.pallas_calls import pallas_calls
 
 # Two layers with the sizes of Llama-3-8B.
 SPEC = ModelSpec("llama", 128256, 4096, 2, 32, 8, 128, 14336, 1e-5, 8192, Rope(500000.0))
@@ -31,17 +32,20 @@ ROWS, TOKENS, CACHE = 64, 1536, 64 * 4099
 OPTIONS = EngineOptions(max_batch=ROWS, step_tokens=TOKENS, page_size=64, cache_tokens=CACHE)
 DECODE = Bucket("decode", ROWS, ROWS)
 STEPS = [DECODE, Bucket("decode", ROWS, ROWS, steps=8), Bucket("prefill", ROWS, TOKENS), Bucket("score", ROWS, TOKENS)]
+# Slices up to whole pods, as data x tensor. Of a 7x a device is a core: 128 of them are 64 chips.
+PODS = [("v5e", 1, 4), ("v5e", 2, 8), ("v5e", 8, 8), ("v5e", 32, 8), ("v5p", 8, 8), ("v6e", 32, 8), ("7x", 16, 8)]
+QUICK_POD = ("v5e", 2, 8)
 CHIPS = [("v4", 2), ("v5e", 2), ("v5p", 1), ("v6e", 1), ("7x", 2), ("h200", 1), ("h200", 2)]
 COMPILERS = {"tpu": "libtpu", "gpu": "jax_cuda13_plugin"}
 
 
-def lowering(chip: str, tensor: int) -> Lowering:
+def lowering(chip: str, tensor: int, data: int = 1) -> Lowering:
     compiler = COMPILERS[absent.CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
-    mesh = MeshSpec(tensor=tensor).build(absent.devices(chip, tensor))
+    mesh = MeshSpec(data=data, tensor=tensor).build(absent.devices(chip, data * tensor))
     params = map_specs(lambda param: param.abstract(mesh), param_specs(SPEC, jnp.dtype(jnp.bfloat16)))
-    return Lowering(SPEC, params, resolve(OPTIONS, max_positions=8192, lanes=1, affordable_tokens=CACHE), mesh)
+    return Lowering(SPEC, params, resolve(OPTIONS, max_positions=8192, lanes=data, affordable_tokens=CACHE), mesh)
 
 
 def temporaries_bound(bucket: Bucket) -> int:
@@ -64,15 +68,46 @@ def copies_weights(chip: str, bucket: Bucket) -> bool:
     return chip == "7x" and (bucket.steps > 1 or bucket.kind == "score")
 
 
-@pytest.mark.deviceless
-@pytest.mark.parametrize(("chip", "tensor", "bucket"), list(cases()))
-def test_in_place_and_without_copies(chip: str, tensor: int, bucket: Bucket) -> None:
-    steps = lowering(chip, tensor)
-    found = inspect(steps.step(bucket).compile(), steps)
+def expected_calls(chip: str, bucket: Bucket) -> dict[str, int]:
+    """Of Pallas kernels, all of a TPU: a decode step writes its tokens while it attends."""
+    if absent.CHIPS[chip].platform != "tpu":
+        return {}
+    writes = {} if bucket.kind == "decode" else {"page_write": SPEC.num_layers}
+    return {"paged_attention": SPEC.num_layers, **writes}
+
+
+def expected_collectives(tensor: int, bucket: Bucket) -> dict[str, int]:
+    """Two per layer, the embedding; the logits. Lanes have nothing to say to each other."""
+    exchanges = {"all-reduce": 2 * SPEC.num_layers + 1, "all-gather": 2 if bucket.kind == "score" else 1}
+    return exchanges if tensor > 1 else {}
+
+
+def check_step(chip: str, bucket: Bucket, tensor: int, data: int = 1) -> None:
+    steps = lowering(chip, tensor, data)
+    compiled = steps.step(bucket).compile()
+    found = inspect(compiled, steps)
     assert found.aliased >= bytes_per_device(steps.state)  # a TPU pads to tiles
     assert found.fresh <= download_layout(bucket).size * 4 + 2**16
     assert bool(found.copies) == copies_weights(chip, bucket), found.copies
     if not found.copies:
         assert found.temporaries < temporaries_bound(bucket)
-    exchanges = {"all-reduce": 2 * SPEC.num_layers + 1, "all-gather": 2 if bucket.kind == "score" else 1}
-    assert found.collectives == (exchanges if tensor > 1 else {})  # two per layer, the embedding; the logits
+    assert found.collectives == expected_collectives(tensor, bucket)
+    assert pallas_calls(parse(compiled.as_text() or "")) == expected_calls(chip, bucket)
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize(("chip", "tensor", "bucket"), list(cases()))
+def test_in_place_and_without_copies(chip: str, tensor: int, bucket: Bucket) -> None:
+    check_step(chip, bucket, tensor)
+
+
+def pods() -> Iterator[ParameterSet]:
+    for pod in PODS:
+        marks = [] if pod == QUICK_POD else [pytest.mark.slow]
+        yield pytest.param(*pod, marks=marks, id="-".join(map(str, pod)))
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize(("chip", "data", "tensor"), list(pods()))
+def test_a_decode_step_of_a_pod(chip: str, data: int, tensor: int) -> None:
+    check_step(chip, DECODE, tensor, data)

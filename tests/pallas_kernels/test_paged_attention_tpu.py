@@ -30,7 +30,7 @@ from tests.pallas_kernels.attention_sizes import chunks, decodes
 BF16, INT8, FP8 = ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn
 SHAPES = [
     Shape(heads=4, kv_heads=2, head_dim=128, page_size=16, width=9),
-    Shape(heads=8, kv_heads=1, head_dim=64, page_size=64, width=10),  # two blocks
+    Shape(heads=32, kv_heads=1, head_dim=64, page_size=64, width=10),  # tiles of 16 tokens, two blocks
     Shape(heads=3, kv_heads=3, head_dim=80, page_size=8, width=20),
     Shape(heads=2, kv_heads=2, head_dim=256, page_size=32, width=4, softcap=1.5),
     Shape(heads=4, kv_heads=2, head_dim=64, page_size=8, width=80, window=64, sinks=True),
