@@ -27,7 +27,12 @@ def _server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--address", default="127.0.0.1:50051", metavar="HOST:PORT", help="of gRPC (%(default)s)")
     group.add_argument("--protocol", choices=("grpc", "openai"), default="grpc", help="of the requests (grpc)")
     group.add_argument("--url", default="http://127.0.0.1:8000", help="of --protocol openai (%(default)s)")
-    group.add_argument("--vocab-size", type=int, metavar="N", help="of a server that does not tell: another one than ours, or we are no admin")
+    group.add_argument(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="of a server that does not tell: another one than ours, or we are no admin",
+    )
     group.add_argument(
         "--presets",
         nargs="?",

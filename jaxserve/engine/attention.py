@@ -16,7 +16,8 @@ def attention_options(
 ) -> Options:
     """Of one shard's heads. most: tokens per row, see Options."""
     layout = group.layout(page_size, dtype, shards=mesh.shape["tensor"])
-    return Options(layout, spec.score_scale, group.window, spec.attn_softcap, most)
+    kind = device_kind(mesh)
+    return Options(layout, spec.score_scale, group.window, spec.attn_softcap, most, device_kind=kind)
 
 
 def choose_attention(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype) -> str:

@@ -22,7 +22,7 @@ class Limits:
     max_http_connections: int = _bound(1024, "HTTP connections at a time")
     max_streams_per_connection: int = _bound(1024, "calls at a time on one gRPC connection")
     max_unread_tokens: int = _bound(4096, "tokens made for a stream that its client has not read")
-    slow_client_seconds: float = _bound(30.0, "for a client to read one message of a stream, or to send a request's headers or body")
+    slow_client_seconds: float = _bound(30.0, "for a client to read a message of a stream, to send headers, or a body")
     max_request_seconds: float = _bound(3600.0, "age of a request")
 
     @classmethod

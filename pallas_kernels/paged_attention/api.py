@@ -60,8 +60,8 @@ class Layout:
 class Pages(NamedTuple):
     """One layer's pool. Canonically k and v are [P, K, Z, H] and their scales [P, K, Z] float32.
 
-    v is None for latent pages (and for an implementation that keeps it with k), scales are None unless the dtype has 8 bits. A pytree of arrays, or of what stands for
-    them: abstract values, shardings, letters of axes.
+    v is None for latent pages (and for an implementation that keeps it with k), scales are None unless the dtype has 8
+    bits. A pytree of arrays, or of what stands for them: abstract values, shardings, letters of axes.
     """
 
     k: Any
@@ -96,6 +96,7 @@ class Options:
     window: a query sees that many positions, its own the last; None: all before it. softcap: scores s become
     cap * tanh(s / cap). most: no row has more tokens than that; 1 is a decode step, where T = R and row r's is token r;
     None: any number. lse: return the natural logarithm of the softmax's denominator, a sink's share included.
+    device_kind: of the chip that runs it, in the vendor's words, for sizes that were tuned for it.
     """
 
     layout: Layout
@@ -104,6 +105,7 @@ class Options:
     softcap: float | None = None
     most: int | None = None
     lse: bool = False
+    device_kind: str = ""
 
 
 class Attended(NamedTuple):

@@ -16,7 +16,7 @@ def lane_multiple(n: int) -> int:
 
 
 def sublanes(dtype: jnp.dtype) -> int:
-    """Rows of a tile of memory: copies begin and end at multiples of it."""
+    """Rows of a tile of memory, the largest of any chip's: copies begin and end at multiples of it."""
     return 32 // jnp.dtype(dtype).itemsize
 
 

@@ -29,13 +29,10 @@ from pallas_kernels.paged_attention import tpu_write
 from pallas_kernels.paged_attention.api import Attended, Demand, KernelError, Layout, Options, Pages, Ragged
 from pallas_kernels.paged_attention.lanes import LANES, Lanes, pack, sublanes, unpack, widen
 from pallas_kernels.paged_attention.tiles import Tiles, by_token, decode_tiles, gathered, ragged_tiles
-from pallas_kernels.paged_attention.tpu_body import Body, Plan, Scalars
+from pallas_kernels.paged_attention.tpu_body import Body, Scalars
+from pallas_kernels.paged_attention.tpu_plan import Plan, plan_of
 
 SCALAR_BYTES = 2**19  # of scalar memory for page tables
-BUFFER_BYTES = 2**22  # of vector memory for two blocks of pages
-BLOCK_TOKENS = 512  # kv positions per block, at most
-QUERY_ROWS = 512  # of a chunk's tile and one kv head: a page that was fetched has to be worth it
-DECODE_TILES = 8  # per step of the grid, where each has one query
 
 
 def check(options: Options, demand: Demand) -> None:
@@ -100,28 +97,16 @@ def attend(
     options: Options,
     sinks: Float[Array, "N"] | None = None,
 ) -> Attended:
-    layout, width = options.layout, ragged.tables.shape[1]
-    new = tpu_write.stored(k, v, layout)
-    groups, step = q.shape[1] // layout.kv_heads, sublanes(q.dtype)
-    if options.most == 1:
-        tiles, per_step, heads = decode_tiles(ragged), DECODE_TILES, layout.kv_heads
-    else:
-        pages = tpu_write.write_chunks(pages, new, ragged, layout)
-        tiles, per_step, heads = ragged_tiles(ragged, len(q), _tile_tokens(groups, len(q), options.most)), 1, 1
-    rows = -(-tiles.tokens * groups // step) * step
-    plan = Plan(options, Lanes.of(layout), _block_pages(layout, heads, width), per_step, heads, rows, groups, width)
-    return _walk(q, new, pages, ragged, tiles.padded_to(per_step), plan, sinks)
+    new = tpu_write.stored(k, v, options.layout)
+    plan = plan_of(options, q.shape[1], len(ragged.lengths), len(q), ragged.tables.shape[1])
+    if options.most != 1:
+        pages = tpu_write.write_chunks(pages, new, ragged, options.layout)
+    return _walk(q, new, pages, ragged, tiles_of(ragged, plan, len(q)), plan, sinks)
 
 
-def _tile_tokens(groups: int, num_tokens: int, most: int | None) -> int:
-    """Of a chunk: about QUERY_ROWS rows of one kv head, and no more than any row has."""
-    return max(1, min(QUERY_ROWS // groups, num_tokens, most or num_tokens))
-
-
-def _block_pages(layout: Layout, heads: int, table_width: int) -> int:
-    token_bytes = heads * Lanes.of(layout).total * layout.dtype.itemsize
-    tokens = min(BLOCK_TOKENS, BUFFER_BYTES // 2 // token_bytes)
-    return max(1, min(tokens // layout.page_size, table_width))
+def tiles_of(ragged: Ragged, plan: Plan, num_tokens: int) -> Tiles:
+    tiles = decode_tiles(ragged) if plan.options.most == 1 else ragged_tiles(ragged, num_tokens, plan.tokens)
+    return tiles.padded_to(plan.per_step)
 
 
 def _walk(
@@ -134,12 +119,13 @@ def _walk(
         """Of these heads' part of arrays [n, K, ...]."""
         return pl.BlockSpec((plan.per_step, heads, *shape), lambda i, group, *_: (i, group, *(0 for _ in shape)))
 
-    inputs = {"q": (_filled(gathered(q, tiles, layout.kv_heads), plan), tiled(rows, lanes.keys))}
+    inputs = {"q": (widen(gathered(q, tiles, layout.kv_heads), lanes.keys), tiled(rows, lanes.keys))}
     if sinks is not None:
         each = jnp.tile(sinks.astype(jnp.float32).reshape(layout.kv_heads, 1, -1), (1, tiles.tokens, 1))
-        each = each.reshape(layout.kv_heads, -1, 1)
-        each = jnp.pad(each, ((0, 0), (0, rows - each.shape[1]), (0, 0)))
-        inputs["sinks"] = each, pl.BlockSpec((heads, rows, 1), lambda i, group, *_: (group, 0, 0))
+        inputs["sinks"] = (
+            each.reshape(layout.kv_heads, rows, 1),
+            pl.BlockSpec((heads, rows, 1), lambda i, group, *_: (group, 0, 0)),
+        )
     first = jnp.minimum(tiles.token, len(q) - 1)
     inputs["new"] = new.k[first].astype(jnp.float32)[:, :, None], tiled(1, lanes.total)
     for name in ("k_scale", "v_scale"):
@@ -151,7 +137,7 @@ def _walk(
     pools = {name: pool for name, pool in pages._asdict().items() if pool is not None}
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     outputs |= {name: _Out(pool.shape, pool.dtype, in_hbm) for name, pool in pools.items()}
-    scalars = _scalars(ragged, tiles, len(pages.k))
+    scalars = scalars_of(ragged, tiles, len(pages.k))
     scratch = _scratch(plan, tuple(pools))
 
     def kernel(*refs: Any) -> None:
@@ -181,24 +167,18 @@ def _walk(
         name="paged_attention",
     )(*scalars, *(x for x, _ in inputs.values()), *pools.values())
     found = dict(zip(outputs, results, strict=True))
-    used = slice(0, tiles.tokens * plan.groups)
-    out = by_token(found["out"][:, :, used, lanes.out : lanes.out + layout.out_dim], tiles, 0)
-    lse = by_token(found["lse"][:, :, used], tiles, -jnp.inf)[..., 0] if options.lse else None
+    out = by_token(found["out"][..., lanes.out : lanes.out + layout.out_dim], tiles, 0)
+    lse = by_token(found["lse"], tiles, -jnp.inf)[..., 0] if options.lse else None
     return Attended(out, Pages(**{name: found.get(name) for name in Pages._fields}), lse)
 
 
 class _Out(NamedTuple):
     shape: tuple[int, ...]
-    dtype: jnp.dtype
+    dtype: Any
     spec: pl.BlockSpec
 
 
-def _filled(queries: Float[Array, "n K m H"], plan: Plan) -> Float[Array, "n K M C"]:
-    more = plan.rows - queries.shape[2]
-    return jnp.pad(widen(queries, plan.lanes.keys), ((0, 0), (0, 0), (0, more), (0, 0)))
-
-
-def _scalars(ragged: Ragged, tiles: Tiles, num_pages: int) -> Scalars:
+def scalars_of(ragged: Ragged, tiles: Tiles, num_pages: int) -> Scalars:
     sizes = ragged.starts[1:] - ragged.starts[:-1]
     is_kept = ragged.page[jnp.minimum(tiles.token, len(ragged.page) - 1)] < num_pages
     insert = (tiles.count == 1) & (sizes[tiles.row] == 1) & is_kept

@@ -10,39 +10,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention.api import Options
-from pallas_kernels.paged_attention.lanes import Lanes, sublanes
+from pallas_kernels.paged_attention.lanes import sublanes
+from pallas_kernels.paged_attention.tpu_plan import Plan
 
 MASKED = -1e30  # not -inf: a fully masked block must give exp(0), not exp(nan)
-Scalar = jax.Array
+Scalar = jax.Array | int
 Refs = Mapping[str, Any]
-
-
-class Plan(NamedTuple):
-    """What the code depends on beside its operands' shapes."""
-
-    options: Options
-    lanes: Lanes
-    block_pages: int
-    per_step: int  # tiles per step of the grid
-    heads: int  # kv heads that are walked together
-    rows: int  # M: queries of a tile and kv head, filled up to whole tiles of memory
-    groups: int  # G: query heads of a kv head; row t * G + g is token t's
-    table_width: int
-
-    @property
-    def few_rows(self) -> int:
-        """Those that a tile with one token needs."""
-        step = sublanes(jnp.dtype(jnp.bfloat16))
-        return min(self.rows, -(-self.groups // step) * step)
-
-    @property
-    def page_size(self) -> int:
-        return self.options.layout.page_size
-
-    @property
-    def block_tokens(self) -> int:
-        return self.block_pages * self.page_size
 
 
 class Scalars(NamedTuple):
@@ -126,7 +99,7 @@ class Body:
             nth = number - block * per_block
             for name, pool in self.pools.items():
                 into = self.work[name].at[slot]
-                place = into.at[:, pl.ds(pl.multiple_of(nth * size, size), size)] if name == "k" else into.at[nth]
+                place = into.at[:, _rows(nth * size, size)] if name == "k" else into.at[nth]
                 copy = pltpu.make_async_copy(pool.at[page, heads], place, self.work["arrived"].at[slot])
                 getattr(copy, what)()
 
@@ -138,12 +111,12 @@ class Body:
     def _attend(self, tile: Scalar, nth: Scalar) -> None:
         """A tile with one token needs its first rows only."""
         plan, is_few = self.plan, self.scalars.count[tile] == 1
-        if plan.few_rows == plan.rows:
+        if plan.tokens == 1:
             return self._walk(tile, nth, plan.rows)
 
         @pl.when(is_few)
         def _() -> None:
-            self._walk(tile, nth, plan.few_rows)
+            self._walk(tile, nth, plan.groups)
 
         @pl.when(~is_few)
         def _() -> None:
@@ -287,7 +260,7 @@ class Body:
         page_nth, place = position // plan.page_size, position % plan.page_size
         base = place // step * step
         in_block = (page_nth % plan.block_pages) * plan.page_size + base
-        around = pl.ds(pl.multiple_of(in_block, step), step)
+        around = _rows(in_block, step)
         for head in range(plan.heads):
             old = held[slot, head, around].astype(jnp.float32)
             here = lax.broadcasted_iota(jnp.int32, old.shape, 0) == place - base
@@ -312,9 +285,14 @@ class Body:
         heads, copies = self._of_heads(pl.program_id(1)), []
         for name, pool in self.pools.items():
             of_page = pool.at[page, heads]
-            there = of_page.at[:, pl.ds(pl.multiple_of(base, step), step)] if name == "k" else of_page
+            there = of_page.at[:, _rows(base, step)] if name == "k" else of_page
             copies.append(pltpu.make_async_copy(self.work[f"new_{name}"], there, self.work["written"]))
         return copies
+
+
+def _rows(begin: Any, count: int) -> Any:
+    """So many from there on; begin: a multiple of that."""
+    return pl.ds(pl.multiple_of(begin, count), count)
 
 
 def _product(a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:

@@ -22,7 +22,7 @@ def stored(k: Float[Array, "T K H"], v: Float[Array, "T K H"] | None, layout: La
     return Pages(pack(k, v, layout), None, k_scale, v_scale)
 
 
-class _Visits(NamedTuple):
+class Visits(NamedTuple):
     """Pages that get new tokens, the live ones first; the others repeat the last, and change nothing."""
 
     page: Int[Array, "n"]
@@ -32,7 +32,7 @@ class _Visits(NamedTuple):
     live: Int[Array, "1"]
 
 
-def _visits(ragged: Ragged, num_tokens: int, page_size: int) -> _Visits:
+def visits_of(ragged: Ragged, num_tokens: int, page_size: int) -> Visits:
     sizes = ragged.starts[1:] - ragged.starts[:-1]
     first = ragged.lengths - sizes
     first_page = first // page_size
@@ -48,12 +48,12 @@ def _visits(ragged: Ragged, num_tokens: int, page_size: int) -> _Visits:
     token = ragged.starts[row] + base - first[row]
     # Tokens of a row that was done before this step are not to be written.
     kept = is_live & (ragged.page[jnp.clip(token + begin, 0, num_tokens - 1)] == ragged.tables[row, nth])
-    return _Visits(ragged.tables[row, nth], jnp.where(kept, begin, 0), jnp.where(kept, end, 0), token, ends[-1:])
+    return Visits(ragged.tables[row, nth], jnp.where(kept, begin, 0), jnp.where(kept, end, 0), token, ends[-1:])
 
 
 def write_chunks(pages: Pages, new: Pages, ragged: Ragged, layout: Layout) -> Pages:
     """The tokens of rows with more than one into their pages, in place when the pages are donated. new: of `stored`."""
-    visits = _visits(ragged, len(new.k), layout.page_size)
+    visits = visits_of(ragged, len(new.k), layout.page_size)
     token = jnp.clip(visits.token[:, None] + jnp.arange(layout.page_size)[None], 0, len(new.k) - 1)
     aligned = jax.tree.map(lambda x: x[token].swapaxes(1, 2), new)  # [n, K, Z, ...]
     k = _write(pages.k, aligned.k, visits, places=2)
@@ -65,7 +65,7 @@ def write_chunks(pages: Pages, new: Pages, ragged: Ragged, layout: Layout) -> Pa
 
 
 def _write(
-    pool: Float[Array, "P K ..."], new: Float[Array, "n K ..."], visits: _Visits, places: int
+    pool: Float[Array, "P K ..."], new: Float[Array, "n K ..."], visits: Visits, places: int
 ) -> Float[Array, "P K ..."]:
     """places: the dimension of a page's places."""
 

@@ -166,9 +166,7 @@ class Case:
     def starts(self) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(self.new)]).astype(np.int32)
 
-    def run(
-        self, tokens: int, *, decode: bool, most: int | None = None, options: Options | None = None
-    ) -> Attended:
+    def run(self, tokens: int, *, decode: bool, most: int | None = None, options: Options | None = None) -> Attended:
         """The step: its new tokens packed into `tokens`. Queries that belong to no row are NaN.
 
         most: of Options, where it is no decode step. options: instead of the shape's own.
@@ -188,9 +186,7 @@ class Case:
         q, k, v = parts
         pages = self._in_memory()
         options = options or replace(s.options(decode=decode), most=1 if decode else most)
-        found = compiled(self.attention, options)(
-            q, k, None if s.value_dim else v, pages, ragged, self.sinks
-        )
+        found = compiled(self.attention, options)(q, k, None if s.value_dim else v, pages, ragged, self.sinks)
         self._check_pages(found.pages)
         return found
 

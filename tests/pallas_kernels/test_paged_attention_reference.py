@@ -129,7 +129,7 @@ def test_pages_travel_in_canonical_order(layout: Layout) -> None:
     k, v = rng.normal(size=(2, 8, layout.kv_heads, 8)).astype(np.float32)
     ids, offset = np.array([4, 1], np.int32), np.arange(8, dtype=np.int32) % 4
     pages = jax.jit(write)(allocate(6, layout), k, None if layout.value_dim else v, ids.repeat(4), offset)
-    found = jax.jit(read)(pages, ids)
+    found = jax.jit(read, static_argnums=2)(pages, ids, layout)
     if layout.scaled:
         stored, scale = quantize(k, layout.dtype)
         np.testing.assert_array_equal(found.k_scale, scale.reshape(2, 4, -1))
@@ -138,7 +138,7 @@ def test_pages_travel_in_canonical_order(layout: Layout) -> None:
     np.testing.assert_array_equal(found.k, np.asarray(stored).reshape(2, 4, -1, 8))
     assert (found.v is None) == (layout.value_dim is not None)
     elsewhere = np.array([0, 5], np.int32)
-    moved = jax.jit(write_back)(pages, elsewhere, found)
+    moved = jax.jit(write_back, static_argnums=3)(pages, elsewhere, found, layout)
     for old, new in zip(jax.tree.leaves(pages), jax.tree.leaves(moved), strict=True):
         np.testing.assert_array_equal(new[elsewhere], old[ids])
         np.testing.assert_array_equal(new[1:5], old[1:5])
