@@ -1,0 +1,50 @@
+"""The engine with the TPU's attention kernel, interpreted: the loop without cache again, by tier (b).
+
+Every kind of page group that a model has today, and heads split over two devices.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxserve.models.spec import ModelSpec
+from pallas_kernels import dispatch
+from sharding.mesh import MeshSpec
+from tests.jaxserve.engine import naive
+from tests.jaxserve.engine.test_engine_oracle import check, random_requests
+from tests.jaxserve.engine.tiny import BASE, SPEC, WINDOWED, make_engine, make_params, run
+
+REQUESTS = 4
+OPTIONS = replace(BASE, page_size=8, attention="tpu")
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On a CPU, where nobody would get this kernel. The interpreter compiles while it runs: that is not counted here."""
+    monkeypatch.setattr(dispatch, "PLATFORMS", {})
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
+        yield
+
+
+@pytest.mark.kernels
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec, mesh",
+    [(SPEC, MeshSpec()), (WINDOWED, MeshSpec()), (SPEC, MeshSpec(tensor=2))],
+    ids=["full", "window and full", "tensor = 2"],
+)
+def test_tokens_and_logits(spec: ModelSpec, mesh: MeshSpec) -> None:
+    engine, runner = make_engine(OPTIONS, mesh, spec)
+    runner.warm_up(runner.buckets.buckets)
+    arrivals = random_requests(0, REQUESTS)
+    outcomes = run(engine, [(step // 10, request) for step, request in arrivals])
+    weights = naive.to_numpy(make_params(MeshSpec().build(jax.devices()), spec=spec))
+    for _, request in arrivals:
+        p = request.params
+        for i in range(p.n):
+            answer = naive.generate(weights, spec, request, p.seed or 0, i, p.max_tokens or 0)
+            check(outcomes[request.id, i], answer, request, i)
+    engine.close()
