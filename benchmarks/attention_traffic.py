@@ -81,7 +81,7 @@ def traffic(
     has = np.asarray(new) > 0
     seen_begin, seen_end = (np.asarray(x)[has] for x in span.pieces(layout.page_size))
     tokens_seen = int((np.asarray(span.last) - np.asarray(span.begin) + 1)[has].sum())
-    fetched, floor_pages = int((end - begin).sum()), int((seen_end - seen_begin).sum())
+    fetched, floor_pages = int(jnp.sum(end - begin)), int((seen_end - seen_begin).sum())
     lanes, n = Lanes.of(layout), len(tiles.row)
     scales = 4 * layout.page_size * (1 if layout.value_dim else 2) if layout.scaled else 0
     page = layout.kv_heads * (layout.page_size * lanes.total * layout.dtype.itemsize + scales)
@@ -121,7 +121,8 @@ def main() -> None:
         options = Options(layout, 1.0, most=1)
         moved, _ = traffic(options, heads, spread(context, rows, layout.page_size), [1] * rows)
         sizes = (f"{moved.pages / 2**20:,.1f}", f"{moved.total / 2**20:,.1f}")
-        table.add_row(name, str(rows), str(context), *sizes, f"{moved.over_floor:.3f}", f"{moved.dead / moved.floor:.1%}")
+        shares = (f"{moved.over_floor:.3f}", f"{moved.dead / moved.floor:.1%}")
+        table.add_row(name, str(rows), str(context), *sizes, *shares)
         found.append({"shape": name, "rows": rows, "context": context, **asdict(moved), "over_floor": moved.over_floor})
     Console().print(table)
     if args.out:

@@ -23,7 +23,7 @@ OPTIONS = replace(BASE, page_size=8, attention="tpu")
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """On a CPU, where nobody would get this kernel. The interpreter compiles while it runs: that is not counted here."""
+    """On a CPU, where nobody would get this kernel. The interpreter compiles while it runs: nobody counts that."""
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
         yield
