@@ -33,7 +33,7 @@ test-oldest: ## run the tests on the oldest supported jax, in an environment of 
 	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX)
 
 test-kernels: $(VENV)/.dev ## kernels in their interpreters on many random cases: an hour
-	$(RUN) pytest -q tests/pallas_kernels -m "kernels or random_kernels" $(PYTEST_ARGS)
+	$(RUN) pytest -q tests/pallas_kernels -m kernels $(PYTEST_ARGS)
 
 deviceless: ## compile small steps for TPUs and an H200 that are not here, in an environment of its own
 	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)

@@ -148,16 +148,17 @@ def compile_for(chip: str, step: Step) -> tuple[jax.stages.Compiled, Plan]:
 
 
 def temporaries_bound(step: Step, plan: Plan) -> int:
-    """Queries and results (and lse, a number per 128 lanes) by tile, new tokens by page, all of it twice; and 4 MiB.
+    """Queries and results by token; by tile (with lse, a number per 128 lanes), and new tokens by page, twice; 4 MiB.
 
     Twice: they are gathered, then turned over. Rows of tiles are filled up to 16.
     """
+    layout, lanes, itemsize = step.layout, plan.lanes, jnp.dtype(step.dtype).itemsize
+    by_token = step.tokens * step.heads * (step.head_dim + layout.out_dim) * itemsize
     rows = (step.tokens // plan.tokens + step.rows) * step.kv_heads * -(-plan.rows // 16) * 16
-    tokens = (step.tokens + 2 * step.rows * step.page_size) * step.kv_heads
-    lanes = plan.lanes
-    by_tile = rows * ((lanes.keys + lanes.value_lanes) * jnp.dtype(step.dtype).itemsize + step.lse * LANES * 4)
-    by_page = tokens * (lanes.total * step.layout.dtype.itemsize + step.layout.scaled * 2 * 4)
-    return 2 * (by_tile + by_page) + 2**22
+    by_tile = rows * ((lanes.keys + lanes.value_lanes) * itemsize + step.lse * LANES * 4)
+    in_pages = (step.tokens + 2 * step.rows * step.page_size) * step.kv_heads
+    by_page = in_pages * (lanes.total * layout.dtype.itemsize + layout.scaled * 2 * 4)
+    return by_token + 2 * (by_tile + by_page) + 2**22
 
 
 def moved(module: Module, pools: set[int]) -> list[str]:

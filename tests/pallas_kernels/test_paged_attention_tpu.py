@@ -159,6 +159,7 @@ def test_pages_travel_in_canonical_order(shape: Shape) -> None:
 often = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
 
+@pytest.mark.kernels
 @pytest.mark.random_kernels
 @pytest.mark.timeout(3600)
 @every_shape
@@ -171,6 +172,7 @@ def test_random_decodes(shape: Shape) -> None:
     check()
 
 
+@pytest.mark.kernels
 @pytest.mark.random_kernels
 @pytest.mark.timeout(3600)
 @every_shape
