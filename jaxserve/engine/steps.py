@@ -133,7 +133,12 @@ class StepBuilder:
         values = self._logits(params, last.reshape(-1, last.shape[-1]))
         sampling = jax.tree.map(lambda field: take_rows(field, batch["rows"]), rows.sampling)
         sampling = silence(sampling, batch["samples"].reshape(-1) == 0)
-        return sample(values, sampling, rows.fields, batch["rows"], place.lengths.reshape(-1))
+        return self._by_lane(sample)(values, sampling, rows.fields, batch["rows"], place.lengths.reshape(-1))
+
+    def _by_lane[T](self, function: Callable[..., T]) -> Callable[..., T]:
+        """For arrays whose first axis goes over lanes: left alone, XLA lets them exchange all of their logits."""
+        lanes = PartitionSpec("data")
+        return jax.shard_map(function, mesh=self.mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
 
     def _logits(self, params: dict, hidden: jax.Array) -> jax.Array:
         """Whole rows of the vocabulary on every shard: what samples reads all of it.
@@ -154,7 +159,8 @@ class StepBuilder:
 
         def score(part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             hidden, targets = part
-            found = log_probabilities(self._logits(params, hidden.reshape(-1, width)), targets.reshape(-1))
+            values = self._logits(params, hidden.reshape(-1, width))
+            found = self._by_lane(log_probabilities)(values, targets.reshape(-1))
             return jax.tree.map(lambda x: x.reshape(lanes, step, *x.shape[1:]), found)
 
         split_hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(lanes, slices, step, width)

@@ -152,7 +152,11 @@ def _walk(
 
     results = pl.pallas_call(
         kernel,
-        out_shape=[jax.ShapeDtypeStruct(out.shape, out.dtype) for out in outputs.values()],
+        # Of pools the type says where they lie: by the specification alone XLA would bring small ones to the core whole.
+        out_shape=[
+            (pltpu.HBM if name in pools else jax.ShapeDtypeStruct)(out.shape, out.dtype)
+            for name, out in outputs.items()
+        ],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(n // plan.per_step, layout.kv_heads // heads),

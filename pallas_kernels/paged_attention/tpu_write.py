@@ -38,7 +38,8 @@ def visits_of(ragged: Ragged, num_tokens: int, page_size: int) -> Visits:
     first_page = first // page_size
     per_row = jnp.where(sizes > 1, (ragged.lengths + page_size - 1) // page_size - first_page, 0)
     ends = jnp.cumsum(per_row)
-    visit = jnp.arange(num_tokens // page_size + 2 * min(len(sizes), num_tokens))  # a row may begin and end in between
+    # Every row with more than one token may begin and end within a page.
+    visit = jnp.arange(num_tokens // page_size + 2 * max(1, min(len(sizes), num_tokens // 2)))
     is_live = visit < ends[-1]
     visit = jnp.clip(visit, 0, jnp.maximum(ends[-1] - 1, 0))
     row = jnp.minimum(jnp.searchsorted(ends, visit, side="right"), len(sizes) - 1)
@@ -83,7 +84,7 @@ def _write(
     in_page = pl.BlockSpec(block, lambda visit, page, *_: (page[visit], *zeros))
     return pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        out_shape=pltpu.HBM(pool.shape, pool.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=4,
             grid=(len(visits.page),),

@@ -5,7 +5,7 @@ from collections import Counter
 
 from jaxserve.engine.inspection import Module
 
-NAME = re.compile(r'op_name="[^"]*/(\w+)/pallas_call"')
+NAME = re.compile(r'op_name="(?:[^"]*/)?(\w+)/pallas_call"')  # some compilers leave out what comes before
 
 
 def pallas_calls(module: Module) -> Counter[str]:
