@@ -152,7 +152,7 @@ def _walk(
 
     results = pl.pallas_call(
         kernel,
-        # Of pools the type says where they lie: by the specification alone XLA would bring small ones to the core whole.
+        # The type says where pools lie: by the specification alone XLA would bring small ones to the core, whole.
         out_shape=[
             (pltpu.HBM if name in pools else jax.ShapeDtypeStruct)(out.shape, out.dtype)
             for name, out in outputs.items()
