@@ -82,5 +82,8 @@ def spec_of(name: str, layers: int | None = None) -> ModelSpec:
 
 
 def abstract_params(spec: ModelSpec, mesh: Mesh, dtype: str = "bfloat16") -> dict:
-    """Shapes, dtypes and shardings of the parameters; ShardingError where the mesh does not divide them."""
+    """Shapes, dtypes and shardings of the parameters; ShardingError where the mesh does not divide them.
+
+    spec: already on the mesh's devices, see ModelSpec.on.
+    """
     return map_specs(lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(dtype)))

@@ -3,6 +3,7 @@
 The only file that knows both checkpoints and models.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -34,7 +35,11 @@ Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, tensor
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded checkpoint. fingerprint: of architecture, dtype and folder, for the identity of cached pages."""
+    """A loaded checkpoint.
+
+    spec: as these devices hold it, with kv_copies of every kv head (ModelSpec.on). parameters: of the checkpoint,
+    without copies. fingerprint: of spec, dtype and folder, for the identity of cached pages.
+    """
 
     spec: ModelSpec
     params: dict
@@ -42,6 +47,8 @@ class Model:
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...]
     fingerprint: str
+    parameters: int
+    kv_copies: int
 
 
 def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None) -> Model:
@@ -61,19 +68,23 @@ def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lam
         )
     eos_ids = _eos_ids(checkpoint, tokenizer, spec)
     params = load_params(checkpoint, mesh, dtype, progress)
-    fingerprint = sha256(repr((spec, dtype, str(folder.resolve()))).encode()).hexdigest()
-    return Model(spec, params, mesh, tokenizer, eos_ids, fingerprint)
+    held = spec.on(mesh.shape["tensor"])
+    fingerprint = sha256(repr((held, dtype, str(folder.resolve()))).encode()).hexdigest()
+    leaves = jax.tree.leaves(param_specs(spec, params["embed"].dtype), is_leaf=is_param_spec)
+    parameters, copies = sum(math.prod(leaf.shape) for leaf in leaves), held.num_kv_heads // spec.num_kv_heads
+    return Model(held, params, mesh, tokenizer, eos_ids, fingerprint, parameters, copies)
 
 
 def load_params(
     checkpoint: HFCheckpoint, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None
 ) -> dict:
-    """The parameters alone, each read once from the memory map straight into its shards."""
+    """The parameters of `spec.on` these devices, each read once from the memory map straight into its shards."""
     family, spec = read_spec(checkpoint.config)
+    spread = spec.on(mesh.shape["tensor"])
     tensors = checkpoint.tensors
     table = _match(family, spec, tensors)
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
-    params: Any = param_specs(spec, jnp.dtype(kept))
+    params: Any = param_specs(spread, jnp.dtype(kept))
     total, done = sum(param.nbytes for param in jax.tree.leaves(params, is_leaf=is_param_spec)), 0
     for path, rows in _by_parameter(table).items():
         progress(done, total, rows[0].name)
@@ -81,7 +92,7 @@ def load_params(
         for step in path[:-1]:
             holder = holder[step]
         done += holder[path[-1]].nbytes
-        holder[path[-1]] = _load_parameter(rows, holder[path[-1]], tensors, spec, mesh)
+        holder[path[-1]] = _load_parameter(rows, holder[path[-1]], tensors, (spec, spread), mesh)
     progress(total, total, "")
     return params
 
@@ -156,10 +167,17 @@ def _some(names: list[str]) -> str:
 
 
 def _load_parameter(
-    rows: list[Tensor], param: ParamSpec, tensors: Mapping[str, np.ndarray], spec: ModelSpec, mesh: Mesh
+    rows: list[Tensor],
+    param: ParamSpec,
+    tensors: Mapping[str, np.ndarray],
+    specs: tuple[ModelSpec, ModelSpec],
+    mesh: Mesh,
 ) -> jax.Array:
-    """A parameter from the tensors that it holds, each shard read from the memory map straight to where it belongs."""
-    views = [_view(row, tensors[row.name], param.axes, spec) for row in rows]
+    """A parameter from the tensors that it holds, each shard read from the memory map straight to where it belongs.
+
+    specs: of the checkpoint, and of what these devices hold.
+    """
+    views = [_view(row, tensors[row.name], param.axes, *specs) for row in rows]
 
     def shard(index: Any) -> np.ndarray:
         lengths = [len(range(size)[part]) for size, part in zip(param.shape, index, strict=True)]
@@ -173,17 +191,31 @@ def _load_parameter(
     return jax.make_array_from_callback(param.shape, param.format(mesh), shard)
 
 
-def _view(row: Tensor, stored: np.ndarray, axes: str, spec: ModelSpec) -> tuple[np.ndarray, tuple[slice, ...]]:
+def _view(
+    row: Tensor, stored: np.ndarray, axes: str, spec: ModelSpec, spread: ModelSpec
+) -> tuple[np.ndarray, tuple[slice, ...]]:
     """A checkpoint's tensor with the parameter's dimensions, and where along them it lies."""
     if not _is_float(stored.dtype):
         raise ModelError(f"tensor {row.name} is stored as {stored.dtype}; floating point is needed")
-    sizes, name = spec.sizes(), str(row.path[-1])
+    sizes, name, copies = spec.sizes(), str(row.path[-1]), spread.num_kv_heads // spec.num_kv_heads
     if name not in PARTS:
-        return row.view(stored, sizes, axes), (slice(None),) * len(axes)
-    part, where = place(name, sizes)
-    view = row.view(stored, sizes, axes.replace(part.axis, part.letter))
+        return _spread(row.view(stored, sizes, axes), axes, copies), (slice(None),) * len(axes)
+    part, where = place(name, spread.sizes())
+    own = axes.replace(part.axis, part.letter)
+    view = _spread(row.view(stored, sizes, own), own, copies)
     at = tuple(where if letter == part.axis else slice(None) for letter in axes)
     return view if part.letter else np.expand_dims(view, axes.index(part.axis)), at
+
+
+def _spread(view: np.ndarray, axes: str, copies: int) -> np.ndarray:
+    """Every kv head so many times, its queries (G, which follows K) shared out among them; otherwise as it was."""
+    if copies == 1 or "K" not in axes:
+        return view
+    at = axes.index("K")
+    if "G" not in axes:
+        return view.repeat(copies, axis=at)
+    heads, queries = view.shape[at : at + 2]
+    return view.reshape(*view.shape[:at], heads * copies, queries // copies, *view.shape[at + 2 :])
 
 
 def _copy(view: np.ndarray, target: np.ndarray) -> None:

@@ -96,7 +96,9 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--attention", help="auto, or one by name: reference, tpu")
     group.add_argument("--data", type=int, default=1, help="mesh: data-parallel lanes")
-    group.add_argument("--tensor", type=int, default=1, help="mesh: tensor parallelism")
+    group.add_argument(
+        "--tensor", type=int, default=1, help="mesh: tensor parallelism (with fewer kv heads, several devices hold one)"
+    )
     group.add_argument(
         "--compilation-cache",
         type=Path,

@@ -1,7 +1,7 @@
 """ModelSpec: the architecture of a checkpoint and nothing else (the operator's choices are in jaxserve.config)."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import jax.numpy as jnp
@@ -103,6 +103,15 @@ class ModelSpec:
             "F": self.d_mlp,
             "C": 2,
         }
+
+    def on(self, tensor: int) -> "ModelSpec":
+        """The same model on `tensor` devices that split its heads.
+
+        With fewer kv heads than devices, as many devices as it takes have a copy of each, and share its queries out.
+        Unchanged where that does not come out even: sharding.rules says what does.
+        """
+        spread = tensor > self.num_kv_heads and tensor % self.num_kv_heads == 0 and self.num_heads % tensor == 0
+        return replace(self, num_kv_heads=tensor) if spread else self
 
     @property
     def score_scale(self) -> float:

@@ -1,11 +1,8 @@
 """From a loaded model to what stands behind the gate."""
 
 import asyncio
-import math
 from collections.abc import Callable
 from importlib.metadata import version
-
-import jax
 
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
@@ -53,7 +50,7 @@ def model_card(llm: LLM, name: str) -> ModelCard:
     return ModelCard(
         name=name,
         architecture=spec.family,
-        parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(llm.model.params)),
+        parameters=llm.model.parameters,
         dtype=str(llm.model.params["embed"].dtype),
         vocab_size=spec.vocab_size,
         max_context=llm.runner.config.max_context,
@@ -80,4 +77,5 @@ def engine_card(llm: LLM) -> EngineCard:
         step_tokens=config.step_tokens,
         page_size=config.page_size,
         cache_tokens=config.lanes * max(pool.pages for pool in config.pools) * config.page_size,
+        kv_copies=llm.model.kv_copies,
     )

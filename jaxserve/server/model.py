@@ -34,6 +34,7 @@ class EngineCard:
     step_tokens: int
     page_size: int
     cache_tokens: int
+    kv_copies: int = 1  # tensor-parallel devices that hold the same kv head
 
 
 @dataclass(frozen=True)

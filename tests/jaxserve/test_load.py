@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
@@ -14,11 +15,16 @@ from tokenizers import models, pre_tokenizers
 from checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
 from jaxserve.load import load, load_params, read_spec
+from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
+from jaxserve.models.spec import ModelSpec
 from sharding.mesh import MeshSpec
+from sharding.params import map_specs
+from sharding.rules import ShardingError
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gemma3_two_ropes"  # 96 rows of embedding
+LLAMA = ModelSpec("llama", 96, 48, 1, 32, 8, 8, 96, 1e-5, 64)
 
 
 def folder_with(folder: Path, tokens: int, special: tuple[str, ...] = ()) -> Path:
@@ -65,6 +71,42 @@ def test_shards_hold_what_one_device_holds(name: str) -> None:
     )
     for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(halves), strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize(("name", "tensor"), [("llama_mqa", 2), ("llama_mqa", 4), ("qwen2_gqa", 4), ("phi3_window", 4)])
+def test_kv_heads_that_several_devices_need(name: str, tensor: int) -> None:
+    """Each device has its queries in their order, and the key and value of the kv head that they belong to."""
+    checkpoint = HFCheckpoint.open(GOLDEN.parent / name)
+    one, spread = (load_params(checkpoint, MeshSpec(tensor=n).build(jax.devices())) for n in (1, tensor))
+    for whole, split in zip(one["layers"], spread["layers"], strict=True):
+        whole, split = np.asarray(whole["qkv"]), np.asarray(split["qkv"])  # [D, K, Q, H]
+        assert split.shape[1] == tensor
+        queries = [weights[:, :, :-2].reshape(len(whole), -1, whole.shape[-1]) for weights in (whole, split)]
+        np.testing.assert_array_equal(*queries)
+        np.testing.assert_array_equal(split[:, :, -2:], whole[:, :, -2:].repeat(tensor // whole.shape[1], axis=1))
+
+
+def test_copies_are_no_parameters(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, 96)
+    one, four = (load(folder, MeshSpec(tensor=n).build(jax.devices())) for n in (1, 4))
+    assert (one.kv_copies, four.kv_copies) == (1, 2)
+    assert one.parameters == four.parameters == sum(leaf.size for leaf in jax.tree.leaves(one.params))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "tensor", "held"), [(32, 8, 8, 8), (32, 8, 16, 16), (32, 1, 4, 4)])
+def test_kv_heads_on_devices(heads: int, kv_heads: int, tensor: int, held: int) -> None:
+    assert replace(LLAMA, num_heads=heads, num_kv_heads=kv_heads).on(tensor).num_kv_heads == held
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "tensor"), [(30, 3, 4), (24, 8, 16), (32, 8, 6)])
+def test_kv_heads_that_do_not_come_out_even_are_refused(heads: int, kv_heads: int, tensor: int) -> None:
+    spec = replace(LLAMA, num_heads=heads, num_kv_heads=kv_heads).on(tensor)
+    assert spec.num_kv_heads == kv_heads
+    with pytest.raises(ShardingError, match=f"axis [KN] .* does not divide by mesh axis 'tensor' of size {tensor}"):
+        map_specs(
+            lambda param: param.abstract(MeshSpec(tensor=tensor).build(jax.devices() * 2)),
+            param_specs(spec, jnp.dtype(jnp.float32)),
+        )
 
 
 def test_a_name_table_that_forgets_a_part_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Runs the decoder over one page pool without an engine: logits of prompts and of decode steps."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -26,15 +27,16 @@ class Decoder:
 
     def __init__(self, folder: Path, mesh: Mesh, rows: int, context: int, page_size: int, dtype: str = "float32"):
         checkpoint = HFCheckpoint.open(folder)
-        self.spec: ModelSpec = read_spec(checkpoint.config)[1]
+        self.spec: ModelSpec = read_spec(checkpoint.config)[1].on(mesh.shape["tensor"])
         self.params = load_params(checkpoint, mesh, dtype)
         self.mesh, self.page_size = mesh, page_size
         width = -(-context // page_size)
         order = np.random.default_rng(0).permutation(rows * width).astype(np.int32)
         self.tables = jnp.asarray(order.reshape(1, rows, width))
         stored = self.params["embed"].dtype
-        self.layout = Layout(self.spec.num_kv_heads, self.spec.head_dim, page_size, stored)
-        one = reference.allocate(rows * width, self.layout)
+        whole = Layout(self.spec.num_kv_heads, self.spec.head_dim, page_size, stored)
+        self.layout = replace(whole, kv_heads=whole.kv_heads // mesh.shape["tensor"])  # of one shard
+        one = reference.allocate(rows * width, whole)
         self.pages = tuple(jax.tree.map(lambda x: x[None], one) for _ in range(self.spec.num_layers))
         self._step = jax.jit(self._run, static_argnames="decode")
 

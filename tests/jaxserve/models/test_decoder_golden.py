@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from jaxserve.models.families.reading import ConfigReader
+from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -20,9 +23,19 @@ def test_the_cases_are_there() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits(case: str) -> None:
+    check_logits(case, one_device_mesh())
+
+
+@pytest.mark.parametrize("case", ["llama_mqa", "qwen2_gqa", "olmo2_gqa", "phi3_window"])
+def test_logits_where_kv_heads_are_fewer_than_devices(case: str) -> None:
+    """One or two kv heads, four query heads on four devices; biases, norms of all heads, and one fused tensor."""
+    check_logits(case, MeshSpec(tensor=4).build(jax.devices()))
+
+
+def check_logits(case: str, mesh: Mesh) -> None:
     golden = np.load(GOLDEN / case / "golden.npz")
     prompts, tokens = golden["prompts"], golden["tokens"]
-    decoder = Decoder(GOLDEN / case, one_device_mesh(), rows=2, context=64, page_size=8)
+    decoder = Decoder(GOLDEN / case, mesh, rows=2, context=64, page_size=8)
     first, second = prompts[:, :10], prompts[:, 10:]
     in_chunks = np.concatenate([decoder(first, 0), decoder(second, 10)], axis=1)
     np.testing.assert_allclose(in_chunks, golden["prompt_logits"], atol=BOUND)
