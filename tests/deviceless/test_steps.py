@@ -32,8 +32,18 @@ ROWS, TOKENS, CACHE = 64, 1536, 64 * 4099
 OPTIONS = EngineOptions(max_batch=ROWS, step_tokens=TOKENS, page_size=64, cache_tokens=CACHE)
 DECODE = Bucket("decode", ROWS, ROWS)
 STEPS = [DECODE, Bucket("decode", ROWS, ROWS, steps=8), Bucket("prefill", ROWS, TOKENS), Bucket("score", ROWS, TOKENS)]
-# Slices up to whole pods, as data x tensor. Of a 7x a device is a core: 128 of them are 64 chips.
-PODS = [("v5e", 1, 4), ("v5e", 2, 8), ("v5e", 8, 8), ("v5e", 32, 8), ("v5p", 8, 8), ("v6e", 32, 8), ("7x", 16, 8)]
+# Slices up to whole pods, as data x tensor; on 16 chips two have the same kv head. Of a 7x a device is a core: 128 of
+# them are 64 chips.
+PODS = [
+    ("v5e", 1, 4),
+    ("v5e", 1, 16),
+    ("v5e", 2, 8),
+    ("v5e", 8, 8),
+    ("v5e", 32, 8),
+    ("v5p", 8, 8),
+    ("v6e", 32, 8),
+    ("7x", 16, 8),
+]
 QUICK_POD = ("v5e", 2, 8)
 CHIPS = [("v4", 2), ("v5e", 2), ("v5p", 1), ("v6e", 1), ("7x", 2), ("h200", 1), ("h200", 2)]
 COMPILERS = {"tpu": "libtpu", "gpu": "jax_cuda13_plugin"}
@@ -44,8 +54,9 @@ def lowering(chip: str, tensor: int, data: int = 1) -> Lowering:
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = MeshSpec(data=data, tensor=tensor).build(absent.devices(chip, data * tensor))
-    params = map_specs(lambda param: param.abstract(mesh), param_specs(SPEC, jnp.dtype(jnp.bfloat16)))
-    return Lowering(SPEC, params, resolve(OPTIONS, max_positions=8192, lanes=data, affordable_tokens=CACHE), mesh)
+    spec = SPEC.on(tensor)
+    params = map_specs(lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16)))
+    return Lowering(spec, params, resolve(OPTIONS, max_positions=8192, lanes=data, affordable_tokens=CACHE), mesh)
 
 
 def temporaries_bound(bucket: Bucket) -> int:
