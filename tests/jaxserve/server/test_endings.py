@@ -1,6 +1,7 @@
 """However a request ends: one terminal status, all pages back, no task or thread left."""
 
 import asyncio
+import threading
 import gc
 import resource
 import threading
@@ -295,12 +296,19 @@ def test_a_score_that_is_aborted_has_no_total(tmp_path: Path) -> None:
 
 def test_a_call_that_gives_up_on_the_engine_does_not_end_it(tmp_path: Path) -> None:
     async def main() -> None:
-        async with running(tmp_path, seconds=0.2) as server:
+        held, go = threading.Event(), threading.Event()
+
+        def hold(step: int) -> None:
+            held.set()
+            go.wait(10)
+
+        async with running(tmp_path) as server:
+            server.runner.hook = hold
             call = start(server, "stream")
-            await call.read()
+            await asyncio.to_thread(held.wait, 10)
             flush = server.admin.FlushCache(admin_pb2.FlushCacheRequest(), timeout=0.02)
             assert await outcome(flush, "unary") == "DEADLINE_EXCEEDED"
-            server.runner.seconds = 0
+            go.set()
             assert await outcome(call, "stream") == "OK" and not server.failures
             await server.at_rest()
 
