@@ -1,7 +1,6 @@
 """However a request ends: one terminal status, all pages back, no task or thread left."""
 
 import asyncio
-import threading
 import gc
 import resource
 import threading
