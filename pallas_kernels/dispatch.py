@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from pallas_kernels.paged_attention import reference, tpu
+from pallas_kernels.paged_attention import gpu, reference, tpu
 from pallas_kernels.paged_attention.api import Demand, KernelError, Options, PagedAttention
 
-IMPLEMENTATIONS: Final[Mapping[str, PagedAttention]] = MappingProxyType({"reference": reference, "tpu": tpu})
-PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"tpu": "tpu"})  # of those that run on one alone
+IMPLEMENTATIONS: Final[Mapping[str, PagedAttention]] = MappingProxyType(
+    {"reference": reference, "gpu": gpu, "tpu": tpu}
+)
+PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"gpu": "gpu", "tpu": "tpu"})  # of those that run on one alone
 # What "auto" tries on each platform, in this order.
 CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {"cpu": ("reference",), "gpu": ("reference",), "tpu": ("tpu",)}
+    {"cpu": ("reference",), "gpu": ("gpu", "reference"), "tpu": ("tpu",)}
 )
 
 

@@ -33,20 +33,35 @@ def decode_tiles(ragged: Ragged) -> Tiles:
     return Tiles(rows, ragged.lengths - 1, live.astype(jnp.int32), rows, live.sum(keepdims=True), place, 1)
 
 
-def ragged_tiles(ragged: Ragged, num_tokens: int, tokens: int) -> Tiles:
-    """Tiles of so many tokens of one row each: of the last one of a row the rest is empty."""
+def single_tiles(ragged: Ragged, num_tokens: int) -> Tiles:
+    """The same for a step that has other rows too, which get no tiles."""
+    single = ragged.split[0]
+    tiles = decode_tiles(
+        ragged._replace(lengths=jnp.where(jnp.arange(len(ragged.lengths)) < single, ragged.lengths, 0))
+    )
+    token = jnp.arange(num_tokens)
+    return tiles._replace(place=jnp.where(token < single, token, -1))
+
+
+def ragged_tiles(ragged: Ragged, num_tokens: int, tokens: int, least: int = 1) -> Tiles:
+    """Tiles of so many tokens of one row each: of the last one of a row the rest is empty.
+
+    least: tokens of a row that gets tiles.
+    """
     sizes = ragged.starts[1:] - ragged.starts[:-1]
+    sizes = jnp.where(sizes < least, 0, sizes)
     per_row = (sizes + tokens - 1) // tokens
     ends = jnp.cumsum(per_row)
     tile = jnp.arange(num_tokens // tokens + min(len(sizes), num_tokens))  # each row's last may be nearly empty
     is_live = tile < ends[-1]
-    row = jnp.where(is_live, jnp.searchsorted(ends, tile, side="right"), 0)
+    row = jnp.where(is_live, jnp.searchsorted(ends, tile, side="right", method="compare_all"), 0)
     behind = (tile - (ends - per_row)[row]) * tokens  # tokens of the row before this tile
     count = jnp.where(is_live, jnp.minimum(sizes[row] - behind, tokens), 0)
     first = ragged.lengths[row] - sizes[row] + behind
     token = jnp.arange(num_tokens)
-    owner = jnp.minimum(jnp.searchsorted(ragged.starts, token, side="right") - 1, len(sizes) - 1)
-    place = jnp.where(token < ragged.starts[-1], (ends - per_row)[owner] * tokens + token - ragged.starts[owner], -1)
+    owner = jnp.minimum(jnp.searchsorted(ragged.starts, token, side="right", method="compare_all") - 1, len(sizes) - 1)
+    tiled = (token < ragged.starts[-1]) & (sizes[owner] > 0)
+    place = jnp.where(tiled, (ends - per_row)[owner] * tokens + token - ragged.starts[owner], -1)
     return Tiles(row, first, count, ragged.starts[row] + behind, ends[-1:], place, tokens)
 
 

@@ -80,9 +80,11 @@ def copies_weights(chip: str, bucket: Bucket) -> bool:
 
 
 def expected_calls(chip: str, bucket: Bucket) -> dict[str, int]:
-    """Of Pallas kernels, all of a TPU: a decode step writes its tokens while it attends."""
-    if absent.CHIPS[chip].platform != "tpu":
-        return {}
+    """Of Pallas kernels. On a GPU rows with one token and rows with more are walked apart, and XLA writes; on a TPU a
+    decode step writes its tokens while it attends.
+    """
+    if absent.CHIPS[chip].platform == "gpu":
+        return {"paged_attention": SPEC.num_layers * (1 if bucket.kind == "decode" else 2)}
     writes = {} if bucket.kind == "decode" else {"page_write": SPEC.num_layers}
     return {"paged_attention": SPEC.num_layers, **writes}
 

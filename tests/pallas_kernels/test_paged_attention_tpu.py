@@ -4,7 +4,6 @@ Numbers are right against dense attention in float64, whatever lies in pages tha
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +15,16 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.paged_attention import tpu
-from tests.pallas_kernels.attention_case import (
-    ROWS,
-    TOLERANCE,
-    Case,
-    Shape,
-    check_decode,
-    check_prefill,
-    compiled,
-)
+from tests.pallas_kernels.attention_case import TOLERANCE, Case, Shape, check_decode, check_prefill, compiled
 from tests.pallas_kernels.attention_sizes import chunks, decodes
+from tests.pallas_kernels.kernel_checks import (
+    check_that_lse_is_for_those_who_ask,
+    check_that_nan_is_seen,
+    check_that_neighbours_change_no_bit,
+    check_tiles_of_few_tokens,
+    chunk_cases,
+    decode_cases,
+)
 
 BF16, INT8, FP8 = ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn
 SHAPES = [
@@ -57,78 +56,38 @@ def tolerance(shape: Shape) -> float:
     return 2e-2 if shape.dtype is BF16 else TOLERANCE
 
 
-def decode_cases(shape: Shape) -> list[Case]:
-    """Rows that begin, that end a page, that begin one, that fill the table; none at all; one that was done."""
-    page, whole = shape.page_size, shape.context
-    return [
-        Case(tpu, shape, [0, page - 1, page, whole - 1, 0], [1, 1, 1, 1, 0], order=1),
-        Case(tpu, shape, [page - 2, 2 * page - 1, whole - page, whole - 2, 63], [1] * ROWS, order=2, poisoned=[1]),
-        Case(tpu, shape, [whole // 2, 0, 0, 0, 0], [1, 0, 0, 0, 0], order=3),
-        Case(tpu, shape, [37, 5, whole - 9, 0, 0], [1, 1, 1, 0, 0], order=4, done=[1]),
-    ]
-
-
-def chunk_cases(shape: Shape) -> list[Case]:
-    """Prompts from the start, continuations over borders of pages, verified drafts, single tokens; none at all."""
-    page, whole = shape.page_size, shape.context
-    return [
-        Case(tpu, shape, [whole - 1, 0, page - 1, whole - 20, 0], [1, 33, 17, 20, 0], order=1),
-        Case(tpu, shape, [0, 40, page, whole - 5, page - 3], [1, 1, 31, 5, 6], order=2, poisoned=[3]),
-        Case(tpu, shape, [whole - 70, 0, 0, 0, 0], [70, 0, 0, 0, 0], order=3),
-        Case(tpu, shape, [0, 0, 0, 0, 0], [0, 0, 0, 0, 0], order=4),
-    ]
-
-
 @pytest.mark.kernels
 @every_shape
 def test_decode_is_dense_attention(shape: Shape) -> None:
-    for case in decode_cases(shape):
+    for case in decode_cases(tpu, shape):
         check_decode(case, tolerance(shape))
 
 
 @pytest.mark.kernels
 @every_shape
 def test_chunks_are_dense_attention(shape: Shape) -> None:
-    for case in chunk_cases(shape):
+    for case in chunk_cases(tpu, shape):
         check_prefill(case, tolerance(shape))
 
 
 @pytest.mark.kernels
 def test_a_row_has_the_same_bits_whatever_its_neighbours() -> None:
-    """In any slot, in any pages, beside rows that are longer, shorter or NaN."""
-    shape, found = SHAPES[0], set()
-    for order, (before, poisoned) in enumerate((([99, 7, 0], []), ([7, 99, 143], [2]), ([1, 20, 99], [0, 1]))):
-        at = before.index(99)
-        seeds = [1234 if row == at else 10 * order + row for row in range(ROWS)]
-        case = Case(tpu, shape, [*before, 0, 0], [1, 1, 1, 0, 0], seeds, order, poisoned)
-        found.add(case.decoded()[0][at].tobytes())
-    assert len(found) == 1
+    check_that_neighbours_change_no_bit(tpu, SHAPES[0])
 
 
 @pytest.mark.kernels
 def test_chunks_of_a_few_tokens_have_tiles_of_a_few() -> None:
-    """most = 5: verified drafts."""
-    case = Case(tpu, SHAPES[0], [50, 13, 16, 90, 0], [1, 5, 5, 4, 0], order=1)
-    wide = np.asarray(case.run(16, decode=False).out)
-    case = Case(tpu, SHAPES[0], [50, 13, 16, 90, 0], [1, 5, 5, 4, 0], order=1)
-    narrow = np.asarray(case.run(16, decode=False, most=5).out)
-    np.testing.assert_allclose(narrow, wide, atol=TOLERANCE)
+    check_tiles_of_few_tokens(tpu, SHAPES[0], 5, TOLERANCE)
 
 
 @pytest.mark.kernels
 def test_nan_in_a_row_is_seen_by_that_row() -> None:
-    case = Case(tpu, SHAPES[0], cached=[40, 3, 0, 0, 0], new=[1, 1, 0, 0, 0], poisoned=[0])
-    out, lse = case.decoded()
-    assert np.isnan(out[0]).all() and np.isnan(lse[0]).all() and np.isfinite(out[1]).all()
+    check_that_nan_is_seen(tpu, SHAPES[0])
 
 
 @pytest.mark.kernels
 def test_lse_is_for_those_who_ask() -> None:
-    case = Case(tpu, SHAPES[0], cached=[40, 3, 0, 0, 0], new=[1, 1, 0, 0, 0])
-    options = replace(SHAPES[0].options(decode=True), lse=False)
-    asked, plain = case.run(ROWS, decode=True), case.run(ROWS, decode=True, options=options)
-    assert asked.lse is not None and plain.lse is None
-    np.testing.assert_array_equal(asked.out, plain.out)
+    check_that_lse_is_for_those_who_ask(tpu, SHAPES[0])
 
 
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6], SHAPES[9]], ids=str)

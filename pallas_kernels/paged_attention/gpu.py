@@ -1,0 +1,152 @@
+"""Paged attention on NVIDIA's Hopper, in Pallas (Mosaic GPU). Pages lie as in `reference`: [P, K, Z, H].
+
+Tiles of query tokens walk over the pages that they see and no others (`gpu_body.py`). A row with few tokens, a decode
+above all, reads many pages for little work: it is split into parts, so that all of the GPU is busy with few rows too,
+and their results are merged (`gpu_work.py`). Of rows with many tokens every page that is fetched serves 128 query
+rows. A step that has both walks twice.
+"""
+
+import re
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention.api import Attended, Demand, KernelError, Options, Pages, Ragged
+from pallas_kernels.paged_attention.gpu_body import Body, Given, Made, Shared
+from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan, few_plan, few_tokens, many_plan
+from pallas_kernels.paged_attention.gpu_work import Units, merged, units_of
+from pallas_kernels.paged_attention.tiles import Tiles, by_token, decode_tiles, gathered, ragged_tiles, single_tiles
+
+HOPPER: Final = re.compile(r"NVIDIA G?H(100|200|800|20)\b")
+HEAD_DIMS: Final = (64, 128, 192, 256)
+
+axes, allocate, read, write_back = reference.axes, reference.allocate, reference.read, reference.write_back
+
+
+def check(options: Options, demand: Demand) -> None:
+    layout, heads = options.layout, demand.heads
+    instead = "--attention reference"
+    if options.device_kind.startswith("NVIDIA") and not HOPPER.match(options.device_kind):
+        raise KernelError(
+            f"the GPU kernel is written for Hopper (H100, H200); this is {options.device_kind} ({instead})"
+        )
+    if heads % layout.kv_heads:
+        raise KernelError(f"{heads} query heads do not divide by {layout.kv_heads} kv heads")
+    if heads // layout.kv_heads > WARPGROUP_ROWS:
+        raise KernelError(
+            f"{heads} query heads for {layout.kv_heads} kv heads: at most {WARPGROUP_ROWS} may share one ({instead})"
+        )
+    if layout.value_dim is not None:
+        raise KernelError(f"latent pages are not in the GPU kernel yet ({instead})")
+    if not demand.dtype == layout.dtype == jnp.bfloat16:
+        raise KernelError(
+            f"queries of {demand.dtype} and pages of {layout.dtype}: the GPU kernel has bfloat16 for both "
+            f"(--dtype bfloat16, or {instead})"
+        )
+    if layout.head_dim not in HEAD_DIMS:
+        raise KernelError(f"heads of {layout.head_dim}: the GPU kernel has {HEAD_DIMS} ({instead})")
+    if layout.page_size % 64:
+        raise KernelError(
+            f"pages of {layout.page_size} tokens: on a GPU the size is a multiple of 64 (--page-size, or {instead})"
+        )
+    few_plan(options, heads, demand.rows, 1)
+    many_plan(options, heads)
+
+
+def attend(
+    q: Float[Array, "T N H"],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"] | None,
+    pages: Pages,
+    ragged: Ragged,
+    options: Options,
+    sinks: Float[Array, "N"] | None = None,
+) -> Attended:
+    pages = reference.write(pages, k, v, ragged.page, ragged.offset)
+    heads, rows, most = q.shape[1], len(ragged.lengths), options.most
+    if most is not None and most <= few_tokens(options, heads):
+        tiles = decode_tiles(ragged) if most == 1 else ragged_tiles(ragged, len(q), most)
+        out, lse = _walk(q, pages, ragged, tiles, few_plan(options, heads, len(tiles.row), most), sinks)
+    else:
+        plan = many_plan(options, heads)
+        one = _walk(q, pages, ragged, single_tiles(ragged, len(q)), few_plan(options, heads, rows, 1), sinks)
+        many = _walk(q, pages, ragged, ragged_tiles(ragged, len(q), plan.tokens, least=2), plan, sinks)
+        is_one = (jnp.arange(len(q)) < ragged.split[0])[:, None]
+        out, lse = jnp.where(is_one[..., None], one[0], many[0]), jnp.where(is_one, one[1], many[1])
+    return Attended(out, pages, lse if options.lse else None)
+
+
+def _walk(
+    q: jax.Array, pages: Pages, ragged: Ragged, tiles: Tiles, plan: Plan, sinks: jax.Array | None
+) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
+    """What the queries of these tiles see: out, zeros for all others, and lse, -inf for them."""
+    layout, used = plan.options.layout, plan.tokens * plan.groups
+    units, parts = units_of(tiles, plan)
+    behind = ((0, 0), (0, 0), (0, plan.rows - used), (0, 0))
+    out, lse = _call(units, ragged.tables, jnp.pad(gathered(q, tiles, layout.kv_heads), behind), pages, plan)
+    if sinks is not None:
+        sinks = jnp.tile(sinks.astype(jnp.float32).reshape(layout.kv_heads, -1), (1, plan.tokens))
+    out, lse = merged(out[:, :, :used], lse[:, :, :used], parts, sinks)
+    return by_token(out, tiles, 0).astype(q.dtype), by_token(lse[..., None], tiles, -jnp.inf)[..., 0]
+
+
+def _call(
+    units: Units, tables: jax.Array, q: Float[Array, "n K M H"], pages: Pages, plan: Plan
+) -> tuple[Float[Array, "n*S K M H"], Float[Array, "n*S K M"]]:
+    kv_heads, dim = plan.options.layout.kv_heads, plan.options.layout.head_dim
+    shape = (len(units.row), kv_heads, plan.rows)
+    inputs = (*units, tables, q, pages.k, pages.v)
+
+    def paged_attention(*refs: Any) -> None:
+        given, made, shared = refs[: len(inputs)], refs[len(inputs) :][:2], refs[len(inputs) + 2 :]
+        operands = Given(Units(*given[: len(units)]), *given[len(units) :])
+        Body(plan, kv_heads, operands, Made(*made), Shared(*shared)).run()
+
+    out, lse = plgpu.kernel(
+        paged_attention,  # in profiles by this name
+        out_type=(
+            jax.ShapeDtypeStruct((*shape, dim), jnp.float32 if plan.splits > 1 else q.dtype),
+            jax.ShapeDtypeStruct(shape, jnp.float32),
+        ),
+        scratch_types=_scratch(plan, q.dtype),
+        grid=(plan.cores * plan.per_core,),
+        grid_names=("block",),
+        num_threads=plan.warpgroups + plan.has_fetcher,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
+    )(*inputs)
+    return out, lse
+
+
+def _scratch(plan: Plan, dtype: jnp.dtype) -> Shared:
+    dim, w, s = plan.options.layout.head_dim, plan.warpgroups, plan.stages
+    buffers = _tiled((s, plan.block_tokens, dim), dtype)
+    fetched = plgpu.Barrier(num_arrivals=plan.block_pages, num_barriers=s)
+    done = plgpu.Barrier(num_arrivals=w, num_barriers=s)
+    return Shared(
+        q=_tiled((w * WARPGROUP_ROWS, dim), dtype),
+        k=buffers,
+        v=buffers,
+        lse=plgpu.SMEM((w * WARPGROUP_ROWS,), jnp.float32),
+        q_full=plgpu.Barrier(),
+        q_free=plgpu.Barrier(num_arrivals=w),
+        k_full=fetched,
+        k_free=done,
+        v_full=fetched,
+        v_free=done,
+        cleared=plgpu.Barrier(num_barriers=s),
+        out=None if plan.splits == 1 else _tiled((w * WARPGROUP_ROWS, dim), jnp.dtype(jnp.float32)),
+        weights=_tiled((w, WARPGROUP_ROWS, plan.block_tokens), dtype) if plan.interpreted else None,
+    )
+
+
+def _tiled(shape: tuple[int, ...], dtype: jnp.dtype) -> Any:
+    """Shared memory as matrix products and bulk copies of 2D tiles want it."""
+    swizzle = plgpu.find_swizzle(shape[-1] * dtype.itemsize * 8)
+    tiling: Any = plgpu.TilingTransform
+    swizzling: Any = plgpu.SwizzleTransform  # abstract, says their type
+    return plgpu.SMEM(shape, dtype, transforms=(tiling((8, swizzle // dtype.itemsize)), swizzling(swizzle)))

@@ -1,0 +1,338 @@
+"""What a thread block of the Hopper kernel does: FlashAttention-2's running softmax over blocks of pages.
+
+Thread block c of C takes units c, c + C, ... of the list, every kv head a unit of its own. The list is in the device's
+memory, so that one captured graph does for rows of any lengths.
+
+With few query rows one warpgroup does everything: it starts a block's copies as soon as the buffers are free, and what
+it waits for its neighbours on the multiprocessor fill in. With many rows warpgroups have 64 each and share keys and
+values, and one more fetches (FlashAttention-3's division of labour), ahead of them by as many blocks as there are
+buffers, also from unit to unit. Either way a block's keys are free once its scores are known, its values later.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan
+from pallas_kernels.paged_attention.gpu_work import Units
+
+REGISTERS, FETCHING_REGISTERS = 512, 56  # of a multiprocessor, for every thread of a warpgroup; of one that fetches
+CLEARED = 64  # positions and dimensions at a time
+LOWEST = -1e30  # of a running peak: scores that do not count are -inf, and their distance to it must be -inf too
+LOG2E = math.log2(math.e)
+Scalar = jax.Array | int
+Ids = tuple[Scalar, ...]  # of a block's pages
+
+
+class Given(NamedTuple):
+    """In global memory."""
+
+    units: Units  # of refs
+    tables: Any  # [R, W]
+    q: Any  # [n, K, M, H]
+    k: Any  # [P, K, Z, H]
+    v: Any
+
+
+class Made(NamedTuple):
+    """In global memory: of every unit, a softmax of its own."""
+
+    out: Any  # [n*S, K, M, H]
+    lse: Any  # [n*S, K, M]
+
+
+class Shared(NamedTuple):
+    """In shared memory. w warpgroups, s stages of B tokens."""
+
+    q: Any  # [w * 64, H]
+    k: Any  # [s, B, H]
+    v: Any  # [s, B, H]
+    lse: Any  # [w * 64]
+    q_full: Any
+    q_free: Any
+    k_full: Any  # these [s]
+    k_free: Any
+    v_full: Any
+    v_free: Any
+    cleared: Any
+    out: Any = None  # [w * 64, H] float32 of parts; of whole results it is where the queries were
+    weights: Any = None  # [w, 64, B]: only where the interpreter runs this
+
+
+class Unit(NamedTuple):
+    """Of `Units`, for one kv head."""
+
+    row: Scalar
+    first: Scalar
+    count: Scalar
+    entry: Scalar
+    last_entry: Scalar
+    place: Scalar
+    head: Scalar
+    number: Scalar  # among this thread block's
+    done: Scalar  # blocks of those before
+    blocks: Scalar
+
+
+class Running(NamedTuple):
+    """The softmax so far, of a warpgroup's rows: peak in units of log2."""
+
+    acc: Any  # [64, H]
+    peak: Any  # [64]
+    total: Any  # [64]
+
+
+@dataclass(frozen=True)
+class Body:
+    plan: Plan
+    kv_heads: int
+    given: Given
+    made: Made
+    shared: Shared
+
+    def run(self) -> None:
+        if not self.plan.has_fetcher:
+            self._every_unit(self._fetch_and_attend)
+            plgpu.wait_smem_to_gmem(0)
+            return
+        warpgroup = lax.axis_index("warpgroup")
+
+        @pl.when(warpgroup == self.plan.warpgroups)
+        def _() -> None:
+            plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
+            self._every_unit(self._fetch)
+
+        @pl.when(warpgroup < self.plan.warpgroups)
+        def _() -> None:
+            left = (REGISTERS - FETCHING_REGISTERS) // self.plan.warpgroups // 8 * 8
+            plgpu.set_max_registers(min(left, 232), action="increase")
+            self._every_unit(self._attend)
+            plgpu.wait_smem_to_gmem(0)
+
+    def _every_unit(self, work: Callable[[Unit], None]) -> None:
+        block, blocks = lax.axis_index("block"), lax.axis_size("block")
+        live = self.given.units.live[0] * self.kv_heads
+
+        def one(number: Scalar, done: Scalar) -> Scalar:
+            nth = block + number * blocks
+            index, head = lax.div(nth, jnp.int32(self.kv_heads)), lax.rem(nth, jnp.int32(self.kv_heads))
+            row, first, count, entry, pages, place = (ref[index] for ref in self.given.units[:-1])
+            size = lax.div(pages + (self.plan.block_pages - 1), jnp.int32(self.plan.block_pages))
+            work(Unit(row, first, count, entry, entry + pages - 1, place, head, number, done, size))
+            return done + size
+
+        lax.fori_loop(0, lax.div(live - block + blocks - 1, blocks), one, jnp.int32(0))
+
+    # ---- fetching
+
+    def _fetch(self, unit: Unit) -> None:
+        """All blocks of a unit, each as soon as its buffers are free."""
+        shared, stages = self.shared, self.plan.stages
+
+        def block(i: Scalar, ids: Ids) -> Ids:
+            slot, reused = self._slot(unit, i), unit.done + i >= stages
+            ahead = self._pages(unit, i + 1)  # known before they are wanted
+            _wait_if(reused, shared.k_free.at[slot])
+            self._copy_block(self.given.k, ids, unit, shared.k.at[slot], shared.k_full.at[slot])
+            _wait_if(reused, shared.v_free.at[slot])
+            self._copy_block(self.given.v, ids, unit, shared.v.at[slot], shared.v_full.at[slot])
+
+            # Queries come when all buffers are on their way: they have to wait for the unit before to end.
+            @pl.when(i == jnp.minimum(stages, unit.blocks) - 1)
+            def _() -> None:
+                _wait_if(unit.number > 0, shared.q_free)
+                self._copy_queries(unit)
+
+            return ahead
+
+        lax.fori_loop(0, unit.blocks, block, self._pages(unit, 0))
+
+    def _fetch_and_attend(self, unit: Unit) -> None:
+        shared = self.shared
+        for i in range(self.plan.stages):
+
+            @pl.when(i < unit.blocks)
+            def _(i: int = i) -> None:
+                ids, slot = self._pages(unit, i), self._slot(unit, i)
+                self._copy_block(self.given.k, ids, unit, shared.k.at[slot], shared.k_full.at[slot])
+                self._copy_block(self.given.v, ids, unit, shared.v.at[slot], shared.v_full.at[slot])
+
+        self._copy_queries(unit)
+        self._attend(unit)
+
+    def _pages(self, unit: Unit, i: Scalar) -> Ids:
+        """Of the unit's i-th block; beyond its last page that one again."""
+        entries = (unit.entry + i * self.plan.block_pages + j for j in range(self.plan.block_pages))
+        return tuple(self.given.tables[unit.row, jnp.minimum(entry, unit.last_entry)] for entry in entries)
+
+    def _copy_block(self, pool: Any, ids: Ids, unit: Unit, buffer: Any, full: Any) -> None:
+        for j, page in enumerate(ids):
+            part = pl.ds(j * self.plan.page_size, self.plan.page_size)
+            plgpu.copy_gmem_to_smem(pool.at[page, unit.head], buffer.at[part], full)
+
+    def _copy_queries(self, unit: Unit) -> None:
+        tile = lax.div(unit.place, jnp.int32(self.plan.splits))
+        rows = self.shared.q.at[pl.ds(0, self.plan.rows)]
+        plgpu.copy_gmem_to_smem(self.given.q.at[tile, unit.head], rows, self.shared.q_full)
+
+    def _slot(self, unit: Unit, i: Scalar) -> Scalar:
+        return lax.rem(unit.done + i, jnp.int32(self.plan.stages))
+
+    # ---- multiplying
+
+    @property
+    def _warpgroup(self) -> Scalar:
+        return lax.axis_index("warpgroup") if self.plan.has_fetcher else jnp.int32(0)
+
+    def _attend(self, unit: Unit) -> None:
+        size, window = self.plan.block_tokens, self.plan.options.window
+        base = unit.entry * self.plan.page_size
+        # Blocks in between are seen by all queries throughout.
+        inner_begin = jnp.int32(0)
+        if window is not None:
+            seen_by_all = unit.first + unit.count - window
+            inner_begin = jnp.clip(lax.div(seen_by_all - base + size - 1, jnp.int32(size)), 0, unit.blocks)
+        inner_end = jnp.clip(lax.div(unit.first + 1 - base, jnp.int32(size)), inner_begin, unit.blocks)
+
+        def walk(border: bool) -> Callable[[Scalar, Running], Running]:
+            return lambda i, running: self._block(unit, i, running, border)
+
+        plgpu.barrier_wait(self.shared.q_full)
+        running = self._nothing()
+        if window is not None:
+            running = lax.fori_loop(0, inner_begin, walk(True), running)
+        running = lax.fori_loop(inner_begin, inner_end, walk(False), running)
+        running = lax.fori_loop(inner_end, unit.blocks, walk(True), running)
+        self._hand_out(unit, running)
+
+    def _nothing(self) -> Running:
+        each, dim = plgpu.Layout.WGMMA.reduce(1), self.plan.options.layout.head_dim
+        return Running(
+            plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS, dim), jnp.float32), plgpu.Layout.WGMMA),
+            plgpu.layout_cast(jnp.full((WARPGROUP_ROWS,), LOWEST, jnp.float32), each),
+            plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS,), jnp.float32), each),
+        )
+
+    def _block(self, unit: Unit, i: Scalar, running: Running, border: bool) -> Running:
+        """One more block. border: not every query sees all of it."""
+        shared, slot = self.shared, self._slot(unit, i)
+        later = () if self.plan.has_fetcher else self._pages(unit, i + self.plan.stages)
+
+        def free(pool: Any, buffer: Any, full: Any, barrier: Any) -> None:
+            """For whoever fetches, or to be filled again."""
+            if self.plan.has_fetcher:
+                plgpu.barrier_arrive(barrier.at[slot])
+            else:
+                copy = partial(self._copy_block, pool, later, unit, buffer.at[slot], full.at[slot])
+                pl.when(i + self.plan.stages < unit.blocks)(copy)
+
+        begin = unit.entry * self.plan.page_size + i * self.plan.block_tokens
+        plgpu.barrier_wait(shared.k_full.at[slot])
+        scores = self._scores(shared.k.at[slot])
+        free(self.given.k, shared.k, shared.k_full, shared.k_free)
+        if border:
+            scores = jnp.where(self._seen(unit, begin, scores.shape), scores, -jnp.inf)
+        peak = jnp.maximum(running.peak, scores.max(axis=1))
+        decay = jnp.exp2(running.peak - peak)
+        weights = jnp.exp2(scores - lax.broadcast_in_dim(peak, scores.shape, [0]))
+        total = running.total * decay + weights.sum(axis=1)
+        acc = running.acc * lax.broadcast_in_dim(decay, running.acc.shape, [0])
+        plgpu.barrier_wait(shared.v_full.at[slot])
+        if border:
+            self._clear(unit, begin, slot)
+        acc = self._add_values(acc, weights.astype(shared.v.dtype), shared.v.at[slot])
+        free(self.given.v, shared.v, shared.v_full, shared.v_free)
+        return Running(acc, peak, total)
+
+    def _scores(self, keys: Any) -> jax.Array:
+        """In units of log2."""
+        options, shape = self.plan.options, (WARPGROUP_ROWS, self.plan.block_tokens)
+        queries = self.shared.q.at[pl.ds(self._warpgroup * WARPGROUP_ROWS, WARPGROUP_ROWS)]
+
+        def multiply(acc: Any) -> jax.Array:
+            plgpu.wgmma(acc, queries, keys.transpose((1, 0)))
+            return acc[...]
+
+        products = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+        if options.softcap is None:
+            return products * (options.scale * LOG2E)
+        return jnp.tanh(products * (options.scale / options.softcap)) * (options.softcap * LOG2E)
+
+    def _seen(self, unit: Unit, begin: Scalar, shape: tuple[int, ...]) -> jax.Array:
+        """Of a block that begins at this position."""
+        row = plgpu.broadcasted_iota(jnp.int32, shape[:1], 0, layout=plgpu.Layout.WGMMA.reduce(1))
+        query = unit.first - begin + lax.div(row + self._warpgroup * WARPGROUP_ROWS, jnp.int32(self.plan.groups))
+        query = lax.broadcast_in_dim(jnp.minimum(query, unit.first + unit.count - 1 - begin), shape, [0])
+        key = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
+        seen = key <= query
+        return seen if self.plan.options.window is None else seen & (key > query - self.plan.options.window)
+
+    def _clear(self, unit: Unit, begin: Scalar, slot: Scalar) -> None:
+        """Zeros where no query of the tile looks: NaN may lie there, and a weight of 0 would not help."""
+        values, window = self.shared.v.at[slot], self.plan.options.window
+
+        def clear() -> None:
+            for row, column in product(*(range(0, size, CLEARED) for size in values.shape)):  # for want of registers
+                some = values.at[pl.ds(row, CLEARED), pl.ds(column, CLEARED)]
+                old = plgpu.load(some, layout=plgpu.Layout.WGMMA)
+                position = begin + row + plgpu.broadcasted_iota(jnp.int32, old.shape, 0, layout=plgpu.Layout.WGMMA)
+                seen = position < unit.first + unit.count
+                if window is not None:
+                    seen = seen & (position > unit.first - window)
+                some[...] = jnp.where(seen, old, jnp.zeros_like(old))
+            plgpu.commit_smem()
+
+        if self.plan.warpgroups == 1:
+            clear()
+            return
+
+        @pl.when(self._warpgroup == 0)
+        def _() -> None:
+            clear()
+            plgpu.barrier_arrive(self.shared.cleared.at[slot])
+
+        plgpu.barrier_wait(self.shared.cleared.at[slot])
+
+    def _add_values(self, acc: Any, weights: jax.Array, values: Any) -> Any:
+        if self.shared.weights is None:  # the form for the chip; jax's interpreter has none with operands in registers
+            return pl.run_state(lambda ref: plgpu.wgmma(ref, weights, values))(plgpu.WGMMAAccumulatorRef.init(acc))
+        operand = self.shared.weights.at[self._warpgroup]
+        operand[...] = weights
+        plgpu.commit_smem()
+
+        def multiply(ref: Any) -> jax.Array:
+            plgpu.wgmma(ref, operand, values)
+            return ref[...]
+
+        return acc + pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(acc.shape, jnp.float32))
+
+    def _hand_out(self, unit: Unit, running: Running) -> None:
+        """Rows that see nothing in this part: zeros, and LOWEST as the logarithm of nothing."""
+        shared, warpgroup, rows = self.shared, self._warpgroup, min(self.plan.rows, WARPGROUP_ROWS)
+        some = jnp.where(running.total == 0, jnp.ones_like(running.total), running.total)  # NaN stays
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before
+        mine, used = pl.ds(warpgroup * WARPGROUP_ROWS, WARPGROUP_ROWS), pl.ds(warpgroup * WARPGROUP_ROWS, rows)
+        staged = shared.q if shared.out is None else shared.out
+        out, lse = staged.at[mine], shared.lse.at[mine]
+        out[...] = (running.acc / lax.broadcast_in_dim(some, running.acc.shape, [0])).astype(out.dtype)
+        lse[...] = running.peak * (1 / LOG2E) + jnp.log(some)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(staged.at[used], self.made.out.at[unit.place, unit.head, used])
+        plgpu.copy_smem_to_gmem(shared.lse.at[used], self.made.lse.at[unit.place, unit.head, used])
+        if shared.out is None:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        if self.plan.has_fetcher:
+            plgpu.barrier_arrive(shared.q_free)
+
+
+def _wait_if(condition: Scalar, barrier: Any) -> None:
+    pl.when(condition)(lambda: plgpu.barrier_wait(barrier))

@@ -1,0 +1,88 @@
+"""What the real compilers say of paged attention on an H200 alone: in place, nothing large beside, registers suffice.
+
+Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from jaxserve.engine.inspection import find_copies, parse
+from pallas_kernels.paged_attention import gpu
+from pallas_kernels.paged_attention.gpu_plan import Plan, few_plan, few_tokens, many_plan
+from tests.deviceless.attention_step import Step, compile_for
+from tests.deviceless.pallas_calls import pallas_calls
+
+SHAPES = [
+    Step(),
+    Step(heads=4, kv_heads=1),
+    Step(heads=32, kv_heads=32),
+    Step(heads=28, kv_heads=4),
+    Step(heads=12, kv_heads=12, head_dim=64),
+    Step(head_dim=64),
+    Step(head_dim=192),
+    Step(heads=16, kv_heads=8, head_dim=256),
+    Step(window=1024),
+    Step(softcap=50.0),
+    Step(sinks=True),
+    Step(head_dim=64, heads=64, sinks=True, window=128, lse=True),
+    Step(page_size=128),
+    Step(rows=1, width=2048),
+    Step(rows=64, width=2048, chunk=8192),
+    Step(rows=256, chunk=2048),
+]
+STEPS = [*SHAPES, *(replace(shape, most=None) for shape in SHAPES), Step(most=5), Step(most=40)]
+QUICK = [Step(), Step(most=None)]
+SPILLED = re.compile(r"(\d+) bytes spill stores")
+MOST_SPILLED = {256: 32}  # bytes of a thread, by head_dim; others 0. There half of all registers hold the result.
+
+
+def cases() -> Iterator[ParameterSet]:
+    for step in STEPS:
+        yield pytest.param(step, marks=[] if step in QUICK else [pytest.mark.slow], id=str(step))
+
+
+def plans(step: Step) -> list[Plan]:
+    """Of the walks of a step."""
+    options = step.options("NVIDIA H200")
+    if step.most is not None and step.most <= few_tokens(options, step.heads):
+        return [few_plan(options, step.heads, step.rows, step.most)]
+    return [few_plan(options, step.heads, step.rows, 1), many_plan(options, step.heads)]
+
+
+def temporaries_bound(step: Step) -> int:
+    """Of each walk queries by tile, results by part, both with padding; by token queries, results twice; 4 MiB."""
+    by_tile = 0
+    for plan in plans(step):
+        tiles = step.rows if plan.tokens == 1 else step.tokens // plan.tokens + step.rows
+        rows = tiles * step.kv_heads * plan.rows * step.head_dim
+        by_tile += rows * (2 + plan.splits * (4 if plan.splits > 1 else 2))
+    return by_tile + 3 * step.tokens * step.heads * step.head_dim * 4 + 2**22
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize("step", list(cases()))
+def test_in_place_and_without_copies(
+    step: Step, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    compiled, _ = compile_for(gpu, "h200", step)
+    module, memory, pools = (
+        parse(compiled.as_text() or ""),
+        compiled.memory_analysis(),
+        jax.tree.leaves(step.pages(gpu)),
+    )
+    assert memory is not None
+    assert memory.alias_size_in_bytes >= sum(pool.size * jnp.dtype(pool.dtype).itemsize for pool in pools)
+    assert memory.temp_size_in_bytes < temporaries_bound(step)
+    walks = len(plans(step))
+    assert pallas_calls(module) == {"paged_attention": walks}
+    assert not find_copies(module, set(), {pool.size for pool in pools})
+    spilled = [int(found) for found in SPILLED.findall("".join(capfd.readouterr()))]
+    assert len(spilled) >= walks, "the assembler's report"
+    assert max(spilled) <= MOST_SPILLED.get(step.head_dim, 0)

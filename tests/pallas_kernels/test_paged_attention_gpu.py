@@ -1,0 +1,119 @@
+"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs: copies, barriers and warpgroups, races found.
+
+Numbers are right against dense attention in float64, whatever lies in pages that nobody sees. One step of the kernel
+is in another form here: the interpreter has no matrix product of one operand in registers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import ml_dtypes
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreter
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_attention import gpu
+from tests.pallas_kernels.attention_case import Case, Shape, check_decode, check_prefill, compiled
+from tests.pallas_kernels.attention_sizes import chunks, decodes
+from tests.pallas_kernels.kernel_checks import (
+    check_that_lse_is_for_those_who_ask,
+    check_that_nan_is_seen,
+    check_that_neighbours_change_no_bit,
+    check_tiles_of_few_tokens,
+    chunk_cases,
+    decode_cases,
+)
+
+BF16 = ml_dtypes.bfloat16
+SHAPES = [
+    replace(shape, dtype=BF16, stored=BF16)
+    for shape in (
+        Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9),  # three parts
+        Shape(heads=32, kv_heads=1, head_dim=64, page_size=64, width=10),  # tiles of four tokens
+        Shape(heads=14, kv_heads=2, head_dim=64, page_size=128, width=3),  # rows that fill no multiple of 8
+        Shape(heads=64, kv_heads=1, head_dim=128, page_size=64, width=5),  # one token fills a product
+        Shape(heads=3, kv_heads=3, head_dim=192, page_size=64, width=3, sinks=True),
+        Shape(heads=2, kv_heads=1, head_dim=256, page_size=64, width=6, softcap=1.5),
+        Shape(heads=4, kv_heads=2, head_dim=64, page_size=64, width=9, window=70, sinks=True, softcap=2.0),
+        Shape(heads=8, kv_heads=1, head_dim=64, page_size=64, width=9, window=1),
+        Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9, window=300),
+    )
+]
+TOLERANCE = 2e-2  # weights are rounded before they meet values around 1, and so is the result
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def interpreted() -> Iterator[None]:
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+        yield
+    compiled.cache_clear()
+    assert not interpreter.get_races().races_found
+
+
+@pytest.mark.kernels
+@every_shape
+def test_decode_is_dense_attention(shape: Shape) -> None:
+    for case in decode_cases(gpu, shape):
+        check_decode(case, TOLERANCE)
+
+
+@pytest.mark.kernels
+@every_shape
+def test_chunks_are_dense_attention(shape: Shape) -> None:
+    for case in chunk_cases(gpu, shape):
+        check_prefill(case, TOLERANCE)
+
+
+@pytest.mark.kernels
+def test_a_row_has_the_same_bits_whatever_its_neighbours() -> None:
+    check_that_neighbours_change_no_bit(gpu, SHAPES[0])
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("most", [5, 32])
+def test_chunks_of_a_few_tokens_have_tiles_of_a_few(most: int) -> None:
+    check_tiles_of_few_tokens(gpu, SHAPES[0], most, TOLERANCE)
+
+
+@pytest.mark.kernels
+def test_nan_in_a_row_is_seen_by_that_row() -> None:
+    check_that_nan_is_seen(gpu, SHAPES[0])
+
+
+@pytest.mark.kernels
+def test_lse_is_for_those_who_ask() -> None:
+    check_that_lse_is_for_those_who_ask(gpu, SHAPES[0])
+
+
+# ---- many more, by `make test-kernels`
+
+often = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+
+
+@pytest.mark.kernels
+@pytest.mark.random_kernels
+@pytest.mark.timeout(3600)
+@every_shape
+def test_random_decodes(shape: Shape) -> None:
+    @often
+    @given(decodes(shape), st.integers(0, 2**32 - 1))
+    def check(sizes: tuple[list[int], list[int]], order: int) -> None:
+        check_decode(Case(gpu, shape, *sizes, order=order), TOLERANCE)
+
+    check()
+
+
+@pytest.mark.kernels
+@pytest.mark.random_kernels
+@pytest.mark.timeout(3600)
+@every_shape
+def test_random_chunks(shape: Shape) -> None:
+    @often
+    @given(chunks(shape), st.integers(0, 2**32 - 1))
+    def check(sizes: tuple[list[int], list[int]], order: int) -> None:
+        check_prefill(Case(gpu, shape, *sizes, order=order), TOLERANCE)
+
+    check()
