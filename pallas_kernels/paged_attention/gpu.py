@@ -49,9 +49,9 @@ def check(options: Options, demand: Demand) -> None:
         )
     if layout.head_dim not in HEAD_DIMS:
         raise KernelError(f"heads of {layout.head_dim}: the GPU kernel has {HEAD_DIMS} ({instead})")
-    if layout.page_size % 64:
+    if layout.page_size % 16:
         raise KernelError(
-            f"pages of {layout.page_size} tokens: on a GPU the size is a multiple of 64 (--page-size, or {instead})"
+            f"pages of {layout.page_size} tokens: on a GPU the size is a multiple of 16 (--page-size, or {instead})"
         )
     few_plan(options, heads, demand.rows, 1)
     many_plan(options, heads)
@@ -125,7 +125,7 @@ def _call(
 def _scratch(plan: Plan, dtype: jnp.dtype) -> Shared:
     dim, w, s = plan.options.layout.head_dim, plan.warpgroups, plan.stages
     buffers = _tiled((s, plan.block_tokens, dim), dtype)
-    fetched = plgpu.Barrier(num_arrivals=plan.block_pages, num_barriers=s)
+    fetched = plgpu.Barrier(num_arrivals=plan.pieces, num_barriers=s)
     done = plgpu.Barrier(num_arrivals=w, num_barriers=s)
     return Shared(
         q=_tiled((w * WARPGROUP_ROWS, dim), dtype),

@@ -29,8 +29,8 @@ REGISTERS, FETCHING_REGISTERS = 512, 56  # of a multiprocessor, for every thread
 CLEARED = 64  # positions and dimensions at a time
 LOWEST = -1e30  # of a running peak: scores that do not count are -inf, and their distance to it must be -inf too
 LOG2E = math.log2(math.e)
-Scalar = jax.Array | int
-Ids = tuple[Scalar, ...]  # of a block's pages
+Scalar = Any  # an int32, of the program or known before it
+Pieces = tuple[tuple[Scalar, Scalar], ...]  # of a block: page, and where in it
 
 
 class Given(NamedTuple):
@@ -74,8 +74,8 @@ class Unit(NamedTuple):
     row: Scalar
     first: Scalar
     count: Scalar
-    entry: Scalar
-    last_entry: Scalar
+    begin: Scalar
+    end: Scalar
     place: Scalar
     head: Scalar
     number: Scalar  # among this thread block's
@@ -127,9 +127,9 @@ class Body:
         def one(number: Scalar, done: Scalar) -> Scalar:
             nth = block + number * blocks
             index, head = lax.div(nth, jnp.int32(self.kv_heads)), lax.rem(nth, jnp.int32(self.kv_heads))
-            row, first, count, entry, pages, place = (ref[index] for ref in self.given.units[:-1])
-            size = lax.div(pages + (self.plan.block_pages - 1), jnp.int32(self.plan.block_pages))
-            work(Unit(row, first, count, entry, entry + pages - 1, place, head, number, done, size))
+            row, first, count, begin, end, place = (ref[index] for ref in self.given.units[:-1])
+            size = lax.div(end - begin + (self.plan.block_tokens - 1), jnp.int32(self.plan.block_tokens))
+            work(Unit(row, first, count, begin, end, place, head, number, done, size))
             return done + size
 
         return lax.fori_loop(0, lax.div(live - block + blocks - 1, blocks), one, jnp.int32(0))
@@ -140,13 +140,13 @@ class Body:
         """All blocks of a unit, each as soon as its buffers are free."""
         shared, stages = self.shared, self.plan.stages
 
-        def block(i: Scalar, ids: Ids) -> Ids:
+        def block(i: Scalar, pieces: Pieces) -> Pieces:
             slot, reused = self._slot(unit, i), unit.done + i >= stages
-            ahead = self._pages(unit, i + 1)  # known before they are wanted
+            ahead = self._pieces(unit, i + 1)  # known before they are wanted
             _wait_if(reused, shared.k_free.at[slot])
-            self._copy_block(self.given.k, ids, unit, shared.k.at[slot], shared.k_full.at[slot])
+            self._copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
             _wait_if(reused, shared.v_free.at[slot])
-            self._copy_block(self.given.v, ids, unit, shared.v.at[slot], shared.v_full.at[slot])
+            self._copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
 
             # Queries come when all buffers are on their way: they have to wait for the unit before to end.
             @pl.when(i == jnp.minimum(stages, unit.blocks) - 1)
@@ -156,7 +156,7 @@ class Body:
 
             return ahead
 
-        lax.fori_loop(0, unit.blocks, block, self._pages(unit, 0))
+        lax.fori_loop(0, unit.blocks, block, self._pieces(unit, 0))
 
     def _wait_for_buffers(self, done: Scalar) -> None:
         """Until all are free again: the interpreter wants every arrival at a barrier to be noticed."""
@@ -171,22 +171,25 @@ class Body:
 
             @pl.when(i < unit.blocks)
             def _(i: int = i) -> None:
-                ids, slot = self._pages(unit, i), self._slot(unit, i)
-                self._copy_block(self.given.k, ids, unit, shared.k.at[slot], shared.k_full.at[slot])
-                self._copy_block(self.given.v, ids, unit, shared.v.at[slot], shared.v_full.at[slot])
+                pieces, slot = self._pieces(unit, i), self._slot(unit, i)
+                self._copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
+                self._copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
 
         self._copy_queries(unit)
         self._attend(unit)
 
-    def _pages(self, unit: Unit, i: Scalar) -> Ids:
-        """Of the unit's i-th block; beyond its last page that one again."""
-        entries = (unit.entry + i * self.plan.block_pages + j for j in range(self.plan.block_pages))
-        return tuple(self.given.tables[unit.row, jnp.minimum(entry, unit.last_entry)] for entry in entries)
+    def _pieces(self, unit: Unit, i: Scalar) -> Pieces:
+        """Of the unit's i-th block; beyond its last piece that one again."""
+        size, page = self.plan.piece_tokens, jnp.int32(self.plan.options.layout.page_size)
+        wanted = (unit.begin + i * self.plan.block_tokens + j for j in range(0, self.plan.block_tokens, size))
+        held = [jnp.minimum(position, unit.end - size) for position in wanted]
+        return tuple((self.given.tables[unit.row, lax.div(at, page)], lax.rem(at, page)) for at in held)
 
-    def _copy_block(self, pool: Any, ids: Ids, unit: Unit, buffer: Any, full: Any) -> None:
-        for j, page in enumerate(ids):
-            part = pl.ds(j * self.plan.page_size, self.plan.page_size)
-            plgpu.copy_gmem_to_smem(pool.at[page, unit.head], buffer.at[part], full)
+    def _copy_block(self, pool: Any, pieces: Pieces, unit: Unit, buffer: Any, full: Any) -> None:
+        size = self.plan.piece_tokens
+        for j, (page, offset) in enumerate(pieces):
+            piece = pool.at[page, unit.head, pl.ds(pl.multiple_of(offset, size), size)]
+            plgpu.copy_gmem_to_smem(piece, buffer.at[pl.ds(j * size, size)], full)
 
     def _copy_queries(self, unit: Unit) -> None:
         tile = lax.div(unit.place, jnp.int32(self.plan.splits))
@@ -204,13 +207,12 @@ class Body:
 
     def _attend(self, unit: Unit) -> None:
         size, window = self.plan.block_tokens, self.plan.options.window
-        base = unit.entry * self.plan.page_size
         # Blocks in between are seen by all queries throughout.
         inner_begin = jnp.int32(0)
         if window is not None:
             seen_by_all = unit.first + unit.count - window
-            inner_begin = jnp.clip(lax.div(seen_by_all - base + size - 1, jnp.int32(size)), 0, unit.blocks)
-        inner_end = jnp.clip(lax.div(unit.first + 1 - base, jnp.int32(size)), inner_begin, unit.blocks)
+            inner_begin = jnp.clip(lax.div(seen_by_all - unit.begin + size - 1, jnp.int32(size)), 0, unit.blocks)
+        inner_end = jnp.clip(lax.div(unit.first + 1 - unit.begin, jnp.int32(size)), inner_begin, unit.blocks)
 
         def walk(border: bool) -> Callable[[Scalar, Running], Running]:
             return lambda i, running: self._block(unit, i, running, border)
@@ -234,7 +236,7 @@ class Body:
     def _block(self, unit: Unit, i: Scalar, running: Running, border: bool) -> Running:
         """One more block. border: not every query sees all of it."""
         shared, slot = self.shared, self._slot(unit, i)
-        later = () if self.plan.has_fetcher else self._pages(unit, i + self.plan.stages)
+        later = () if self.plan.has_fetcher else self._pieces(unit, i + self.plan.stages)
 
         def free(pool: Any, buffer: Any, full: Any, barrier: Any) -> None:
             """For whoever fetches, or to be filled again."""
@@ -244,7 +246,7 @@ class Body:
                 copy = partial(self._copy_block, pool, later, unit, buffer.at[slot], full.at[slot])
                 pl.when(i + self.plan.stages < unit.blocks)(copy)
 
-        begin = unit.entry * self.plan.page_size + i * self.plan.block_tokens
+        begin = unit.begin + i * self.plan.block_tokens
         plgpu.barrier_wait(shared.k_full.at[slot])
         scores = self._scores(shared.k.at[slot])
         free(self.given.k, shared.k, shared.k_full, shared.k_free)

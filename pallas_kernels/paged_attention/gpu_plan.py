@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from math import gcd
 from typing import NamedTuple
 
 from pallas_kernels.paged_attention.api import KernelError, Layout, Options
@@ -11,6 +12,7 @@ from pallas_kernels.paged_attention.api import KernelError, Layout, Options
 WARPGROUP_ROWS = 64  # of a matrix product of one warpgroup (wgmma)
 CORES, FEW_CORES = 132, 2  # multiprocessors of an H100 or H200; in the interpreter, which has one thread for them all
 SHARED_BYTES, OTHER_BYTES = 227 * 1024, 2048  # of shared memory of a multiprocessor; what barriers and the like take
+LEAST_BLOCK = 64  # kv positions
 PARTIAL_ROWS = 2**16  # of split results: they are written, and read whole
 ELEMENT = 2  # bytes of a bfloat16
 
@@ -18,9 +20,9 @@ ELEMENT = 2  # bytes of a bfloat16
 class Sizes(NamedTuple):
     """What may be tuned, of one kind of walk.
 
-    warpgroups: that multiply, 64 query rows each. block_tokens: kv positions of a block, at most. per_core: thread
-    blocks that share a multiprocessor, at most. split_tokens: kv positions of a part, at least, where rows are split;
-    splits: parts of a row, at most.
+    warpgroups: that multiply, 64 query rows each. block_tokens: kv positions of a block, a multiple of 64. per_core:
+    thread blocks that share a multiprocessor, at most. split_tokens: kv positions of a part, at least, where rows are
+    split; splits: parts of a row, at most.
     """
 
     warpgroups: int
@@ -38,8 +40,8 @@ class Plan(NamedTuple):
     """What the kernel's code depends on beside its operands' shapes.
 
     tokens: query tokens of a tile. rows: M, query rows that are brought for a tile and kv head; t * G + g is token t's,
-    those behind are padding. stages: blocks of keys and values that may be under way. splits: S, parts of a tile at
-    most, of split_pages at least. cores: multiprocessors.
+    those behind are padding. piece_tokens: of one copy, all of one page; block_tokens: kv positions of a block. stages:
+    blocks that may be under way. splits: S, parts of a tile at most, of split_tokens at least. cores: multiprocessors.
     """
 
     options: Options
@@ -47,10 +49,11 @@ class Plan(NamedTuple):
     groups: int
     rows: int
     warpgroups: int
-    block_pages: int
+    piece_tokens: int
+    block_tokens: int
     stages: int
     per_core: int
-    split_pages: int
+    split_tokens: int
     splits: int
     cores: int
 
@@ -64,12 +67,9 @@ class Plan(NamedTuple):
         return self.cores == FEW_CORES
 
     @property
-    def page_size(self) -> int:
-        return self.options.layout.page_size
-
-    @property
-    def block_tokens(self) -> int:
-        return self.block_pages * self.page_size
+    def pieces(self) -> int:
+        """Of a block."""
+        return self.block_tokens // self.piece_tokens
 
 
 def few_tokens(options: Options, heads: int) -> int:
@@ -97,26 +97,23 @@ def _plan(options: Options, groups: int, tiles: int, tokens: int, rows: int, siz
     splits = max(1, min(sizes.splits, PARTIAL_ROWS // (tiles * layout.kv_heads * rows)))
     on_chip = options.device_kind.startswith("NVIDIA")
     fixed = sizes.warpgroups * WARPGROUP_ROWS * layout.head_dim * (ELEMENT + (4 if splits > 1 else 0)) + OTHER_BYTES
-    for per_core, pages in _choices(sizes, layout.page_size):
-        block_bytes = 2 * pages * layout.page_size * layout.head_dim * ELEMENT
-        stages = (SHARED_BYTES // per_core - fixed) // block_bytes
+    # Fewer thread blocks of a multiprocessor where they do not fit, and then smaller blocks.
+    wanted = [(n, sizes.block_tokens) for n in range(sizes.per_core, 0, -1)] + [(1, LEAST_BLOCK)]
+    for per_core, block_tokens in wanted:
+        stages = (SHARED_BYTES // per_core - fixed) // (2 * block_tokens * layout.head_dim * ELEMENT)
         if stages >= 2:
             break
     else:
-        raise KernelError(
-            f"two pages of {layout.page_size} tokens with heads of {layout.head_dim} do not fit into {SHARED_BYTES} "
-            "bytes of shared memory (smaller pages: --page-size, or --attention reference)"
-        )
-    split_pages = max(1, sizes.split_tokens // layout.page_size // pages) * pages
+        raise KernelError(f"heads of {layout.head_dim} do not fit into {SHARED_BYTES} bytes (--attention reference)")
+    piece = gcd(LEAST_BLOCK, layout.page_size)
+    split_tokens = max(sizes.split_tokens, block_tokens)
     cores = CORES if on_chip else FEW_CORES
-    return Plan(options, tokens, groups, rows, sizes.warpgroups, pages, stages, per_core, split_pages, splits, cores)
-
-
-def _choices(sizes: Sizes, page_size: int) -> list[tuple[int, int]]:
-    """(thread blocks of a multiprocessor, pages of a block), the most wanted first."""
-    pages = max(1, sizes.block_tokens // page_size)
-    shared = [(per_core, pages) for per_core in range(sizes.per_core, 0, -1)]
-    return shared + [(1, fewer) for fewer in range(pages - 1, 0, -1)]
+    return Plan(
+        *(options, tokens, groups, rows, sizes.warpgroups, piece, block_tokens, stages, per_core),
+        split_tokens=split_tokens,
+        splits=splits,
+        cores=cores,
+    )
 
 
 def tuned(options: Options, groups: int, kind: str) -> Sizes:

@@ -1,7 +1,7 @@
 """What a walk on a GPU has to do, as a list of units; and results of split rows merged.
 
-A unit is a tile of queries and a part of the pages that they see. Where a row is split depends on its own length alone,
-so that its bits do not depend on its neighbours.
+A unit is a tile of queries and a part of the positions that they see. Where a row is split depends on its own length
+alone, so that its bits do not depend on its neighbours.
 """
 
 from functools import reduce
@@ -21,32 +21,33 @@ class Units(NamedTuple):
     row: Int[Array, "n*S"]
     first: Int[Array, "n*S"]  # position of the tile's first query
     count: Int[Array, "n*S"]  # of its queries
-    entry: Int[Array, "n*S"]  # of the row's table: where the part begins
-    pages: Int[Array, "n*S"]
+    begin: Int[Array, "n*S"]  # positions, from begin on and before end; both where a piece of a page begins
+    end: Int[Array, "n*S"]
     place: Int[Array, "n*S"]  # of the result: tile * S + part
     live: Int[Array, "1"]
 
 
 def units_of(tiles: Tiles, plan: Plan) -> tuple[Units, Int[Array, "n"]]:
     """The units, and how many parts every tile has."""
-    size, window = plan.page_size, plan.options.window
-    begin = jnp.zeros_like(tiles.first) if window is None else jnp.maximum(tiles.first - window + 1, 0) // size
-    pages = jnp.where(tiles.count > 0, (tiles.first + tiles.count - 1) // size + 1 - begin, 0)
-    each = _multiple(jnp.maximum((pages + plan.splits - 1) // plan.splits, plan.split_pages), plan.block_pages)
+    size, window = plan.piece_tokens, plan.options.window
+    begin = jnp.zeros_like(tiles.first) if window is None else jnp.maximum(tiles.first - window + 1, 0) // size * size
+    end = jnp.where(tiles.count > 0, _multiple(tiles.first + tiles.count, size), begin)
+    seen = end - begin
+    each = _multiple(jnp.maximum((seen + plan.splits - 1) // plan.splits, plan.split_tokens), plan.block_tokens)
     if plan.splits == 1:
-        each = jnp.maximum(pages, 1)
-    parts = (pages + each - 1) // each
+        each = jnp.maximum(seen, size)
+    parts = (seen + each - 1) // each
     ends = jnp.cumsum(parts)
     unit = jnp.arange(len(tiles.row) * plan.splits)
     tile = jnp.minimum(jnp.searchsorted(ends, unit, side="right", method="compare_all"), len(tiles.row) - 1)
     part = unit - (ends - parts)[tile]
-    behind = part * each[tile]
+    start = begin[tile] + part * each[tile]
     found = Units(
         tiles.row[tile],
         tiles.first[tile],
         tiles.count[tile],
-        begin[tile] + behind,
-        jnp.minimum(each[tile], pages[tile] - behind),
+        start,
+        jnp.minimum(start + each[tile], end[tile]),
         tile * plan.splits + part,
         ends[-1:],
     )

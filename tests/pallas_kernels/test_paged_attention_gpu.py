@@ -37,7 +37,7 @@ SHAPES = [
         Shape(heads=3, kv_heads=3, head_dim=192, page_size=64, width=3, sinks=True),
         Shape(heads=2, kv_heads=1, head_dim=256, page_size=64, width=6, softcap=1.5),
         Shape(heads=4, kv_heads=2, head_dim=64, page_size=64, width=9, window=70, sinks=True, softcap=2.0),
-        Shape(heads=8, kv_heads=1, head_dim=64, page_size=64, width=9, window=1),
+        Shape(heads=8, kv_heads=1, head_dim=64, page_size=16, width=30, window=1),
         Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9, window=300),
     )
 ]

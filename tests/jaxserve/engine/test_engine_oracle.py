@@ -85,11 +85,11 @@ def windowed_answers() -> Answers:
     return ask_the_oracle(WINDOWED)
 
 
-def check(outcome: Outcome, answer: naive.Answer, request: Request, index: int) -> None:
+def check(outcome: Outcome, answer: naive.Answer, request: Request, index: int, bound: float = BOUND) -> None:
     """Logits within the bound; tokens equal until a step whose top-two gap is below it."""
     for step, (token, expected, gap) in enumerate(zip(outcome.tokens, answer.tokens, answer.gaps, strict=False)):
-        np.testing.assert_allclose(distribution(outcome.logprobs[step]), answer.scores[step], atol=BOUND)
-        if gap < BOUND and token != expected:
+        np.testing.assert_allclose(distribution(outcome.logprobs[step]), answer.scores[step], atol=bound)
+        if gap < bound and token != expected:
             return
         assert token == expected, f"{request.id}[{index}] step {step}, gap {gap}"
         assert outcome.logprobs[step].token == token
@@ -99,8 +99,8 @@ def check(outcome: Outcome, answer: naive.Answer, request: Request, index: int) 
     if request.params.prompt_logprobs is not None and index == 0:
         assert [entry.token for entry in outcome.prompt_logprobs] == list(request.prompt[1:])
         for entry, expected_scores in zip(outcome.prompt_logprobs, answer.prompt_scores, strict=True):
-            np.testing.assert_allclose(distribution(entry), expected_scores, atol=BOUND)
-            np.testing.assert_allclose(entry.logprob, expected_scores[entry.token], atol=BOUND)
+            np.testing.assert_allclose(distribution(entry), expected_scores, atol=bound)
+            np.testing.assert_allclose(entry.logprob, expected_scores[entry.token], atol=bound)
 
 
 @dataclass

@@ -42,17 +42,22 @@ def make_params(mesh: jax.sharding.Mesh, dtype: jnp.dtype = jnp.float32, spec: M
 
 
 def make_engine(
-    options: EngineOptions, mesh_spec: MeshSpec | None = None, spec: ModelSpec = SPEC
+    options: EngineOptions,
+    mesh_spec: MeshSpec | None = None,
+    spec: ModelSpec = SPEC,
+    dtype: jnp.dtype = jnp.float32,
 ) -> tuple[Engine, DeviceRunner]:
     mesh = (mesh_spec or MeshSpec()).build(jax.devices())
     windows = [group.window for group in spec.page_groups()]
     lanes, positions = mesh.shape["data"], spec.max_positions
     config = resolve(options, max_positions=positions, lanes=lanes, affordable_tokens=10**6, windows=windows)
-    return engine_of(config, mesh, spec)
+    return engine_of(config, mesh, spec, dtype)
 
 
-def engine_of(config: EngineConfig, mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC) -> tuple[Engine, DeviceRunner]:
-    runner = DeviceRunner(spec, make_params(mesh, spec=spec), config, mesh)
+def engine_of(
+    config: EngineConfig, mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC, dtype: jnp.dtype = jnp.float32
+) -> tuple[Engine, DeviceRunner]:
+    runner = DeviceRunner(spec, make_params(mesh, dtype, spec), config, mesh)
     return Engine(Scheduler(config, fingerprint="tiny"), runner), runner
 
 

@@ -1,0 +1,51 @@
+"""The engine with the Hopper kernel, interpreted: the loop without cache again, within bfloat16's rounding.
+
+Every kind of page group that a model has today. In float32 the loop has the same weights, rounded.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxserve.models.spec import ModelSpec
+from pallas_kernels import dispatch
+from sharding.mesh import MeshSpec
+from tests.jaxserve.engine import naive
+from tests.jaxserve.engine.test_engine_oracle import check, random_requests
+from tests.jaxserve.engine.tiny import BASE, SPEC, make_engine, make_params, run
+
+REQUESTS = 2
+BOUND = 0.15  # logits reach 10, and gaps between the best two are about one
+OPTIONS = replace(BASE, page_size=64, attention="gpu")
+FULL = replace(SPEC, head_dim=64)
+WINDOWED = replace(FULL, windows=(7, None), attn_softcap=3.0)
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On a CPU, where nobody would get this kernel."""
+    monkeypatch.setattr(dispatch, "PLATFORMS", {})
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
+        yield
+
+
+@pytest.mark.kernels
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [FULL, WINDOWED], ids=["full", "window and full"])
+def test_tokens_and_logits(spec: ModelSpec) -> None:
+    dtype = jnp.dtype(jnp.bfloat16)
+    engine, runner = make_engine(OPTIONS, spec=spec, dtype=dtype)
+    runner.warm_up(runner.buckets.buckets)
+    arrivals = random_requests(0, REQUESTS)
+    outcomes = run(engine, [(step // 10, request) for step, request in arrivals])
+    weights = naive.to_numpy(make_params(MeshSpec().build(jax.devices()), dtype, spec))
+    for _, request in arrivals:
+        p = request.params
+        for i in range(p.n):
+            answer = naive.generate(weights, spec, request, p.seed or 0, i, p.max_tokens or 0)
+            check(outcomes[request.id, i], answer, request, i, BOUND)
+    engine.close()

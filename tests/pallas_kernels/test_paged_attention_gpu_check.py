@@ -1,0 +1,89 @@
+"""What the Hopper kernel takes and what it refuses, before any compiler is asked; and what it does of a step."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.paged_attention import gpu
+from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options, Ragged
+from pallas_kernels.paged_attention.gpu_plan import SHARED_BYTES, few_plan, many_plan
+from pallas_kernels.paged_attention.gpu_work import units_of
+from pallas_kernels.paged_attention.tiles import decode_tiles
+
+BF16 = jnp.dtype(jnp.bfloat16)
+LLAMA = Options(Layout(8, 128, 64, BF16), 1.0, most=1, device_kind="NVIDIA H200")
+
+
+def check(layout: Layout = LLAMA.layout, heads: int = 32, dtype: str = "bfloat16", kind: str = "NVIDIA H200") -> None:
+    gpu.check(replace(LLAMA, layout=layout, device_kind=kind), Demand(heads, 64, 128, jnp.dtype(dtype), kind))
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H200", "NVIDIA GH200 480GB"])
+def test_hoppers_are_taken(kind: str) -> None:
+    check(kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA A100-SXM4-80GB", "NVIDIA L4", "NVIDIA B200", "NVIDIA GB200", "NVIDIA RTX H"])
+def test_other_gpus_are_refused(kind: str) -> None:
+    with pytest.raises(KernelError, match=rf"for Hopper \(H100, H200\); this is {kind} \(--attention reference\)"):
+        check(kind=kind)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("page_size", [16, 64, 192])
+def test_two_blocks_fit_into_shared_memory(head_dim: int, page_size: int) -> None:
+    layout = Layout(8, head_dim, page_size, BF16)
+    check(layout)
+    options = replace(LLAMA, layout=layout)
+    for plan in (few_plan(options, 32, 64, 1), few_plan(options, 32, 4096, 1), many_plan(options, 32)):
+        queries = plan.warpgroups * 64 * head_dim * (2 if plan.splits == 1 else 6)
+        blocks = plan.stages * 2 * plan.block_tokens * head_dim * 2
+        assert plan.stages >= 2 and plan.per_core * (queries + blocks) < SHARED_BYTES
+
+
+@pytest.mark.parametrize(
+    ("layout", "heads", "dtype", "reason"),
+    [
+        (Layout(8, 128, 64, BF16), 12, "bfloat16", "12 query heads do not divide by 8 kv heads"),
+        (Layout(1, 128, 64, BF16), 65, "bfloat16", "65 query heads for 1 kv heads: at most 64 may share one"),
+        (Layout(8, 128, 64, BF16), 32, "float32", r"queries of float32 .*--dtype bfloat16"),
+        (Layout(8, 128, 64, jnp.dtype("int8")), 32, "bfloat16", "pages of int8"),
+        (Layout(8, 80, 64, BF16), 32, "bfloat16", r"heads of 80: .* \(64, 128, 192, 256\)"),
+        (Layout(8, 128, 40, BF16), 32, "bfloat16", r"pages of 40 tokens: on a GPU .* multiple of 16 \(--page-size"),
+        (Layout(1, 576, 64, BF16, 512), 16, "bfloat16", "latent pages"),
+    ],
+)
+def test_what_it_refuses(layout: Layout, heads: int, dtype: str, reason: str) -> None:
+    with pytest.raises(KernelError, match=reason):
+        check(layout, heads, dtype)
+
+
+def test_parts_cover_what_a_row_sees_and_nothing_else() -> None:
+    """Of rows of any length, with and without a window: page by page once, no part smaller than asked but the last."""
+    lengths = np.array([1, 64, 65, 256, 257, 5000, 8192, 300, 0, 0], np.int32)
+    rows = len(lengths)
+    ragged = Ragged(jnp.zeros((rows, 128), jnp.int32), jnp.asarray(lengths), *(jnp.zeros(rows, jnp.int32),) * 4)
+    for window in (None, 100, 1000):
+        plan = few_plan(replace(LLAMA, window=window), 32, rows, 1)
+        units, parts = units_of(decode_tiles(ragged), plan)
+        seen: list[list[int]] = [[] for _ in lengths]
+        for i in range(int(units.live[0])):
+            row, begin, end = (int(x[i]) for x in (units.row, units.begin, units.end))
+            assert units.place[i] // plan.splits == row and int(units.place[i]) % plan.splits < parts[row]
+            assert begin % 64 == end % 64 == 0 and begin < end
+            seen[row] += range(begin, end)
+        for row, length in enumerate(lengths):
+            begin = 0 if window is None else max(0, int(length) - window) // 64 * 64
+            assert seen[row] == list(range(begin, -(-int(length) // 64) * 64))
+        assert parts.max() <= plan.splits and units.live[0] == parts.sum()
+
+
+def test_a_row_is_split_by_its_own_length_alone() -> None:
+    def parts(lengths: list[int]) -> list[int]:
+        ragged = Ragged(jnp.zeros((3, 128), jnp.int32), jnp.asarray(lengths), *(jnp.zeros(3, jnp.int32),) * 4)
+        return units_of(decode_tiles(ragged), few_plan(LLAMA, 32, 3, 1))[1].tolist()
+
+    alone, together = parts([3000, 0, 0]), parts([8192, 3000, 5])
+    assert alone[0] == together[1] > 1
