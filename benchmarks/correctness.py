@@ -26,7 +26,17 @@ from pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS
 from pallas_kernels.paged_attention.api import Demand, KernelError
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
-from tests.pallas_kernels.attention_case import ROWS, SHAPES, Case, Shape, check_decode, check_prefill
+from tests.pallas_kernels.attention_case import (
+    BF16_SHAPES,
+    BF16_TOLERANCE,
+    ROWS,
+    SHAPES,
+    Case,
+    Shape,
+    check_decode,
+    check_prefill,
+)
+from tests.pallas_kernels.kernel_checks import chunk_cases, decode_cases
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 MODELS = (
@@ -41,21 +51,28 @@ Check = tuple[str, Callable[[], str]]  # what it is about; says "right" or why i
 
 def attention_checks() -> Iterator[Check]:
     for name in CANDIDATES[jax.devices()[0].platform]:
-        for shape in SHAPES:
+        for shape in BF16_SHAPES if name == "gpu" else SHAPES:
             yield f"attention {name} {shape}", lambda name=name, shape=shape: check_attention(name, shape)
 
 
 def check_attention(name: str, shape: Shape) -> str:
     kernel = IMPLEMENTATIONS[name]
     demand = Demand(shape.heads, ROWS, shape.width, shape.layout.dtype, jax.devices()[0].device_kind)
-    full = min(shape.context, 128)
+    bound = ATTENTION_BOUND if shape.dtype == np.float32 else BF16_TOLERANCE
     try:
         for decode in (True, False):
             kernel.check(shape.options(decode=decode), demand)
     except KernelError as error:
         return f"refused: {error}"
-    check_decode(Case(kernel, shape, [full - 1, 15, 16, 0, 0], [1, 1, 1, 1, 0]), ATTENTION_BOUND)
-    check_prefill(Case(kernel, shape, [full - 1, 0, 16, full - 20, 0], [1, 33, 17, 20, 0]), ATTENTION_BOUND)
+    full = min(shape.context, 128)
+    decodes = [Case(kernel, shape, [full - 1, 15, 16, 0, 0], [1, 1, 1, 1, 0])]
+    chunks = [Case(kernel, shape, [full - 1, 0, 16, full - 20, 0], [1, 33, 17, 20, 0])]
+    if shape in BF16_SHAPES:  # of which all have several pages
+        decodes, chunks = decode_cases(kernel, shape), chunk_cases(kernel, shape)
+    for case in decodes:
+        check_decode(case, bound)
+    for case in chunks:
+        check_prefill(case, bound)
     return "right"
 
 
@@ -96,12 +113,12 @@ def check_engine(model: str, decode_steps: int) -> str:
 
 
 def checks() -> Iterator[Check]:
+    yield from attention_checks()
     for model in ENGINES:
         for steps in (1, 8):
             yield f"engine {model}, {steps} at once", lambda model=model, steps=steps: check_engine(model, steps)
     for model in MODELS:
         yield f"logits {model}", lambda model=model: check_logits(model)
-    yield from attention_checks()
 
 
 def main() -> None:

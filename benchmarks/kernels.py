@@ -24,6 +24,7 @@ from pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS
 from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options, PagedAttention, Ragged
 
 PAGE_SIZE = 64
+DRAFT = 5  # tokens of a row whose draft is verified
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Case:
 
 
 CASES = [Case(rows, 1, context) for rows, context in ((1, 2048), (8, 8192), (64, 2048), (256, 2048), (1, 131072))]
-CASES += [Case(1, 2048, 2048), Case(1, 2048, 8192)]
+CASES += [Case(64, DRAFT, 2048), Case(1, 2048, 2048), Case(1, 2048, 8192), Case(1, 2048, 32768)]
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,10 @@ def attention(kernel: PagedAttention, case: Case, heads: int, options: Options) 
 
 
 def measure(case: Case, heads: int, layout: Layout, names: list[str]) -> list[Result]:
-    most = 1 if case.tokens == 1 else None
-    options = Options(layout, layout.head_dim**-0.5, most=most)
-    width = -(-case.context // PAGE_SIZE)
-    demand = Demand(heads, case.rows, width, layout.dtype, jax.devices()[0].device_kind)
+    most = case.tokens if case.tokens <= DRAFT else None
+    width, kind = -(-case.context // PAGE_SIZE), jax.devices()[0].device_kind
+    options = Options(layout, layout.head_dim**-0.5, most=most, device_kind=kind)
+    demand = Demand(heads, case.rows, width, layout.dtype, kind)
     read = 2 * case.rows * case.context * layout.kv_heads * layout.head_dim * layout.dtype.itemsize
     seen = sum(range(case.context - case.tokens + 1, case.context + 1)) * case.rows
     flop = 4 * seen * heads * layout.head_dim

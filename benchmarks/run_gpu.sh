@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # For a GPU that is at hand for a few minutes: correctness first, then every benchmark of the device.
 #
-#   benchmarks/run_gpu.sh OUT     writes OUT/*.json after each case and prints the tables last; ends within 8 minutes
+#   benchmarks/run_gpu.sh OUT     writes OUT/*.json after each case and prints the tables last; ends within 10 minutes
+#
+# Then, to tune a shape: python -m benchmarks.tune_paged_attention_gpu --shape 'K8 G4 H128' --out OUT/tuned.json
 #
 # PYTHON chooses the interpreter (python3), COMMIT names the code of a copy without git. Needs jax with CUDA and what
 # the engine imports (flax, sentencepiece, tokenizers, safetensors, jaxtyping, rich); no test runner, no server.
@@ -19,8 +21,8 @@ part() { # NAME SECONDS MODULE ARGUMENTS...
   timeout "$seconds" "$python" -m "$@" >"$out/$name.log" 2>&1 || failed+=("$name")
 }
 
-part correctness 140 benchmarks.correctness
-part kernels 50 benchmarks.kernels --out "$out/kernels.json"
+part correctness 200 benchmarks.correctness
+part kernels 80 benchmarks.kernels --out "$out/kernels.json"
 part steps 160 benchmarks.steps --layers 8 --out "$out/steps.json"
 part together 40 benchmarks.steps --layers 8 --rows 1 --rows 64 --kind decode --decode-steps 8 --out "$out/together.json"
 part host_path 15 benchmarks.host_path --out "$out/host_path.json"

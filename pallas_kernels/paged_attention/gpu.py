@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention.api import Attended, Demand, KernelError, Options, Pages, Ragged
 from pallas_kernels.paged_attention.gpu_body import Body, Given, Made, Shared
-from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan, few_plan, few_tokens, many_plan
+from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan, Sizes, few_plan, few_tokens, many_plan
 from pallas_kernels.paged_attention.gpu_work import Units, merged, units_of
 from pallas_kernels.paged_attention.tiles import Tiles, by_token, decode_tiles, gathered, ragged_tiles, single_tiles
 
@@ -65,15 +65,18 @@ def attend(
     ragged: Ragged,
     options: Options,
     sinks: Float[Array, "N"] | None = None,
+    few_sizes: Sizes | None = None,
+    many_sizes: Sizes | None = None,
 ) -> Attended:
+    """few_sizes, many_sizes: instead of the table's, to tune them."""
     pages = reference.write(pages, k, v, ragged.page, ragged.offset)
     heads, rows, most = q.shape[1], len(ragged.lengths), options.most
     if most is not None and most <= few_tokens(options, heads):
         tiles = decode_tiles(ragged) if most == 1 else ragged_tiles(ragged, len(q), most)
-        out, lse = _walk(q, pages, ragged, tiles, few_plan(options, heads, len(tiles.row), most), sinks)
+        out, lse = _walk(q, pages, ragged, tiles, few_plan(options, heads, len(tiles.row), most, few_sizes), sinks)
     else:
-        plan = many_plan(options, heads)
-        one = _walk(q, pages, ragged, single_tiles(ragged, len(q)), few_plan(options, heads, rows, 1), sinks)
+        plan = many_plan(options, heads, many_sizes)
+        one = _walk(q, pages, ragged, single_tiles(ragged, len(q)), few_plan(options, heads, rows, 1, few_sizes), sinks)
         many = _walk(q, pages, ragged, ragged_tiles(ragged, len(q), plan.tokens, least=2), plan, sinks)
         is_one = (jnp.arange(len(q)) < ragged.split[0])[:, None]
         out, lse = jnp.where(is_one[..., None], one[0], many[0]), jnp.where(is_one, one[1], many[1])

@@ -77,17 +77,20 @@ def few_tokens(options: Options, heads: int) -> int:
     return WARPGROUP_ROWS // (heads // options.layout.kv_heads)
 
 
-def few_plan(options: Options, heads: int, tiles: int, tokens: int) -> Plan:
-    """Of tiles that fit into one warpgroup's product. heads: N of the shard. tiles: n, each with so many tokens."""
+def few_plan(options: Options, heads: int, tiles: int, tokens: int, sizes: Sizes | None = None) -> Plan:
+    """Of tiles that fit into one warpgroup's product. heads: N of the shard. tiles: n, each with so many tokens.
+
+    sizes: instead of the table's.
+    """
     groups = heads // options.layout.kv_heads
     rows = -(-tokens * groups // 8) * 8
-    return _plan(options, groups, tiles, tokens, rows, tuned(options, groups, "few"))
+    return _plan(options, groups, tiles, tokens, rows, sizes or tuned(options, groups, "few"))
 
 
-def many_plan(options: Options, heads: int) -> Plan:
-    """Of tiles that fill the products of several warpgroups."""
+def many_plan(options: Options, heads: int, sizes: Sizes | None = None) -> Plan:
+    """Of tiles that fill the products of several warpgroups. sizes: instead of the table's."""
     groups = heads // options.layout.kv_heads
-    sizes = tuned(options, groups, "many")
+    sizes = sizes or tuned(options, groups, "many")
     rows = sizes.warpgroups * WARPGROUP_ROWS
     return _plan(options, groups, 1, rows // groups, rows, sizes._replace(splits=1))
 

@@ -55,7 +55,8 @@ class Shape:
         return 0.9 * self.head_dim**-0.5
 
     def options(self, *, decode: bool) -> Options:
-        return Options(self.layout, self.scale, self.window, self.softcap, 1 if decode else None, lse=True)
+        most, kind = 1 if decode else None, jax.devices()[0].device_kind
+        return Options(self.layout, self.scale, self.window, self.softcap, most, lse=True, device_kind=kind)
 
     def scores(self, products: np.ndarray) -> np.ndarray:
         scaled = products * self.scale
@@ -98,6 +99,22 @@ SHAPES = [
     Shape(heads=4, kv_heads=2, head_dim=16, page_size=16, width=9, stored=ml_dtypes.float8_e4m3fn, window=20),
     Shape(heads=3, kv_heads=1, head_dim=36, page_size=16, width=9, value_dim=32, stored=np.int8, sinks=True),
 ]
+BF16 = ml_dtypes.bfloat16
+BF16_SHAPES = [
+    replace(shape, dtype=BF16, stored=BF16)
+    for shape in (
+        Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9),
+        Shape(heads=32, kv_heads=1, head_dim=64, page_size=64, width=10),
+        Shape(heads=14, kv_heads=2, head_dim=64, page_size=128, width=3),
+        Shape(heads=64, kv_heads=1, head_dim=128, page_size=64, width=5),
+        Shape(heads=3, kv_heads=3, head_dim=192, page_size=64, width=3, sinks=True),
+        Shape(heads=2, kv_heads=1, head_dim=256, page_size=64, width=6, softcap=1.5),
+        Shape(heads=4, kv_heads=2, head_dim=64, page_size=64, width=9, window=70, sinks=True, softcap=2.0),
+        Shape(heads=8, kv_heads=1, head_dim=64, page_size=16, width=30, window=1),
+        Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9, window=300),
+    )
+]
+BF16_TOLERANCE = 2e-2  # weights are rounded before they meet values around 1, and so is the result
 
 
 @cache

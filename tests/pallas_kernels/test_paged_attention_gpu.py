@@ -5,9 +5,7 @@ is in another form here: the interpreter has no matrix product of one operand in
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-import ml_dtypes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +13,15 @@ from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention import gpu
-from tests.pallas_kernels.attention_case import Case, Shape, check_decode, check_prefill, compiled
+from tests.pallas_kernels.attention_case import (
+    BF16_SHAPES,
+    BF16_TOLERANCE,
+    Case,
+    Shape,
+    check_decode,
+    check_prefill,
+    compiled,
+)
 from tests.pallas_kernels.attention_sizes import chunks, decodes
 from tests.pallas_kernels.kernel_checks import (
     check_that_lse_is_for_those_who_ask,
@@ -26,23 +32,7 @@ from tests.pallas_kernels.kernel_checks import (
     decode_cases,
 )
 
-BF16 = ml_dtypes.bfloat16
-SHAPES = [
-    replace(shape, dtype=BF16, stored=BF16)
-    for shape in (
-        Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9),  # three parts
-        Shape(heads=32, kv_heads=1, head_dim=64, page_size=64, width=10),  # tiles of four tokens
-        Shape(heads=14, kv_heads=2, head_dim=64, page_size=128, width=3),  # rows that fill no multiple of 8
-        Shape(heads=64, kv_heads=1, head_dim=128, page_size=64, width=5),  # one token fills a product
-        Shape(heads=3, kv_heads=3, head_dim=192, page_size=64, width=3, sinks=True),
-        Shape(heads=2, kv_heads=1, head_dim=256, page_size=64, width=6, softcap=1.5),
-        Shape(heads=4, kv_heads=2, head_dim=64, page_size=64, width=9, window=70, sinks=True, softcap=2.0),
-        Shape(heads=8, kv_heads=1, head_dim=64, page_size=16, width=30, window=1),
-        Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9, window=300),
-    )
-]
-TOLERANCE = 2e-2  # weights are rounded before they meet values around 1, and so is the result
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+every_shape = pytest.mark.parametrize("shape", BF16_SHAPES, ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -57,35 +47,35 @@ def interpreted() -> Iterator[None]:
 @every_shape
 def test_decode_is_dense_attention(shape: Shape) -> None:
     for case in decode_cases(gpu, shape):
-        check_decode(case, TOLERANCE)
+        check_decode(case, BF16_TOLERANCE)
 
 
 @pytest.mark.kernels
 @every_shape
 def test_chunks_are_dense_attention(shape: Shape) -> None:
     for case in chunk_cases(gpu, shape):
-        check_prefill(case, TOLERANCE)
+        check_prefill(case, BF16_TOLERANCE)
 
 
 @pytest.mark.kernels
 def test_a_row_has_the_same_bits_whatever_its_neighbours() -> None:
-    check_that_neighbours_change_no_bit(gpu, SHAPES[0])
+    check_that_neighbours_change_no_bit(gpu, BF16_SHAPES[0])
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("most", [5, 32])
 def test_chunks_of_a_few_tokens_have_tiles_of_a_few(most: int) -> None:
-    check_tiles_of_few_tokens(gpu, SHAPES[0], most, TOLERANCE)
+    check_tiles_of_few_tokens(gpu, BF16_SHAPES[0], most, BF16_TOLERANCE)
 
 
 @pytest.mark.kernels
 def test_nan_in_a_row_is_seen_by_that_row() -> None:
-    check_that_nan_is_seen(gpu, SHAPES[0])
+    check_that_nan_is_seen(gpu, BF16_SHAPES[0])
 
 
 @pytest.mark.kernels
 def test_lse_is_for_those_who_ask() -> None:
-    check_that_lse_is_for_those_who_ask(gpu, SHAPES[0])
+    check_that_lse_is_for_those_who_ask(gpu, BF16_SHAPES[0])
 
 
 # ---- many more, by `make test-kernels`
@@ -101,7 +91,7 @@ def test_random_decodes(shape: Shape) -> None:
     @often
     @given(decodes(shape), st.integers(0, 2**32 - 1))
     def check(sizes: tuple[list[int], list[int]], order: int) -> None:
-        check_decode(Case(gpu, shape, *sizes, order=order), TOLERANCE)
+        check_decode(Case(gpu, shape, *sizes, order=order), BF16_TOLERANCE)
 
     check()
 
@@ -114,6 +104,6 @@ def test_random_chunks(shape: Shape) -> None:
     @often
     @given(chunks(shape), st.integers(0, 2**32 - 1))
     def check(sizes: tuple[list[int], list[int]], order: int) -> None:
-        check_prefill(Case(gpu, shape, *sizes, order=order), TOLERANCE)
+        check_prefill(Case(gpu, shape, *sizes, order=order), BF16_TOLERANCE)
 
     check()

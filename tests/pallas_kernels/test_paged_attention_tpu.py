@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.paged_attention import tpu
-from tests.pallas_kernels.attention_case import TOLERANCE, Case, Shape, check_decode, check_prefill, compiled
+from tests.pallas_kernels.attention_case import (
+    BF16_TOLERANCE,
+    TOLERANCE,
+    Case,
+    Shape,
+    check_decode,
+    check_prefill,
+    compiled,
+)
 from tests.pallas_kernels.attention_sizes import chunks, decodes
 from tests.pallas_kernels.kernel_checks import (
     check_that_lse_is_for_those_who_ask,
@@ -52,8 +60,7 @@ def interpreted() -> Iterator[None]:
 
 
 def tolerance(shape: Shape) -> float:
-    """bfloat16: weights are rounded before they meet values around 1, and so is the result."""
-    return 2e-2 if shape.dtype is BF16 else TOLERANCE
+    return BF16_TOLERANCE if shape.dtype is BF16 else TOLERANCE
 
 
 @pytest.mark.kernels

@@ -1,6 +1,6 @@
 """Which tiles and blocks suit the TPU kernel, by chip and shape? Ranked by a model: no TPU has timed them.
 
-    python -m benchmarks.tune_paged_attention [--write]
+    python -m benchmarks.tune_paged_attention_tpu [--write]
 
 Every candidate must fit the chip's vector memory, by a count of what the kernel keeps there. For the others the bytes
 and copies of two steps are counted from the kernel's own schedule (benchmarks.attention_traffic): 64 rows that decode
@@ -89,7 +89,7 @@ def best(layout: Layout, heads: int, chip: pltpu.TpuInfo) -> tuple[Sizes, float,
 
 def main() -> None:
     what = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune_paged_attention", description=what)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune_paged_attention_tpu", description=what)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     table, sizes = Table("chip", "shape", *Sizes._fields, "decode, us", "chunk, us"), dict[str, dict[str, dict]]()
@@ -103,7 +103,7 @@ def main() -> None:
             table.add_row(kind, name, *map(str, chosen), f"{1e6 * decode_time:.0f}", f"{1e6 * chunk_time:.0f}")
     Console().print(table)
     if args.write:
-        note = "By python -m benchmarks.tune_paged_attention --write: a model's ranking, timed on no TPU."
+        note = "By python -m benchmarks.tune_paged_attention_tpu --write: a model's ranking, timed on no TPU."
         path = Path("pallas_kernels/tuned/paged_attention_tpu.json")
         path.write_text(json.dumps({"note": note, "sizes": sizes}, indent=1) + "\n")
 
