@@ -32,7 +32,8 @@ class Lowering:
         self.spec, self.config, self.mesh = spec, config, mesh
         self.params = params
         dtype: jnp.dtype = params["embed"].dtype
-        kernel = dispatch.IMPLEMENTATIONS[choose_attention(spec, config, mesh, dtype)]
+        self.attention = choose_attention(spec, config, mesh, dtype)
+        kernel = dispatch.IMPLEMENTATIONS[self.attention]
         self.page_groups = len(spec.page_groups())
         self.admission: Packed = admission_layout(self.page_groups, config.pages_per_row)
         self.state: State = abstract_state(spec, config, mesh, kernel, dtype)

@@ -10,6 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine.attention import attention_options
+from jaxserve.engine.attention_proof import prove_attention
 from jaxserve.engine.batch import (
     allowed_bits,
     download_layout,
@@ -66,10 +68,15 @@ class DeviceRunner:
     # ---- compiling
 
     def warm_up(self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None) -> None:
-        """Compile the row writers and these steps, as far as that has not happened yet."""
+        """Compile the row writers and these steps, as far as that has not happened yet.
+
+        Before the first of them a kernel's results are compared with the reference's: EngineError where they differ.
+        """
         before = self._compiles.count
         jobs: list[tuple[str, Callable[[], None]]] = []
         if not self.writers:
+            if self.lowering.attention != "reference":
+                jobs.append(("attention beside the reference", self._prove_attention))
             jobs.append(("row writers", self._compile_writers))
         jobs += [(str(b), partial(self._compile_step, b)) for b in buckets if b not in self._steps]
         for done, (what, job) in enumerate(jobs):
@@ -88,6 +95,16 @@ class DeviceRunner:
     def found_compiled(self) -> int:
         """Steps that the persistent cache had."""
         return self._compiles.hits
+
+    def _prove_attention(self) -> None:
+        spec, mesh, dtype = self.spec, self.mesh, self.lowering.params["embed"].dtype
+        steps = [
+            attention_options(spec, group, mesh, self.config.page_size, dtype, most)
+            for group in spec.page_groups()
+            for most in (1, None)
+        ]
+        heads, device = spec.num_heads // mesh.shape["tensor"], mesh.local_devices[0]
+        prove_attention(self.lowering.attention, steps, heads, dtype, device)
 
     def _compile_step(self, bucket: Bucket) -> None:
         self._steps[bucket] = self.lowering.step(bucket).compile()
