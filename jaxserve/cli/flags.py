@@ -94,7 +94,7 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--deterministic", action="store_true", default=None, help="same tokens bit for bit, whatever the load"
     )
-    group.add_argument("--attention", help="auto, or one by name: reference, tpu")
+    group.add_argument("--attention", help="auto, or one by name: reference, gpu, tpu")
     group.add_argument("--data", type=int, default=1, help="mesh: data-parallel lanes")
     group.add_argument(
         "--tensor", type=int, default=1, help="mesh: tensor parallelism (with fewer kv heads, several devices hold one)"
