@@ -4,7 +4,7 @@ The platform is that of the mesh the step is lowered for, never the default back
 that is not there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -21,10 +21,16 @@ CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 
 
-def choose(name: str, platform: str, steps: Sequence[tuple[Options, Demand]]) -> str:
+def choose(
+    name: str,
+    platform: str,
+    steps: Sequence[tuple[Options, Demand]],
+    refused: Callable[[str, KernelError], None] = lambda name, error: None,
+) -> str:
     """The name of the implementation of paged attention that takes all of these steps.
 
-    "auto": the first of the platform's candidates that can. A name is that one or KernelError: nothing takes its place.
+    "auto": the first of the platform's candidates that can; `refused` is told of those before it, and why they cannot.
+    A name is that one or KernelError: nothing takes its place.
     """
     known = ", ".join(IMPLEMENTATIONS)
     if name != "auto" and name not in IMPLEMENTATIONS:
@@ -35,17 +41,16 @@ def choose(name: str, platform: str, steps: Sequence[tuple[Options, Demand]]) ->
         raise KernelError(f"attention {name!r} runs on {own!r}, and this is {platform!r}; choose auto (--attention)")
     *others, last = CANDIDATES[platform] if name == "auto" else (name,)
     for candidate in others:
-        if _takes(IMPLEMENTATIONS[candidate], steps):
+        try:
+            _check(candidate, steps)
+        except KernelError as error:
+            refused(candidate, error)
+        else:
             return candidate
-    for options, demand in steps:
-        IMPLEMENTATIONS[last].check(options, demand)
+    _check(last, steps)
     return last
 
 
-def _takes(implementation: PagedAttention, steps: Sequence[tuple[Options, Demand]]) -> bool:
-    try:
-        for options, demand in steps:
-            implementation.check(options, demand)
-    except KernelError:
-        return False
-    return True
+def _check(name: str, steps: Sequence[tuple[Options, Demand]]) -> None:
+    for options, demand in steps:
+        IMPLEMENTATIONS[name].check(options, demand)

@@ -1,5 +1,7 @@
 """Which attention an engine's steps use, and what each page group asks of it."""
 
+import logging
+
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -7,8 +9,10 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.models.spec import ModelSpec, PageGroup
 from pallas_kernels import dispatch
-from pallas_kernels.paged_attention.api import Demand, Options
+from pallas_kernels.paged_attention.api import Demand, KernelError, Options
 from sharding.mesh import device_kind, platform
+
+log = logging.getLogger("jaxserve.engine")
 
 
 def attention_options(
@@ -23,7 +27,7 @@ def attention_options(
 def choose_attention(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype) -> str:
     """The name of an implementation that can run every step of this engine; KernelError when the one asked for cannot.
 
-    config.attention: a name, or auto.
+    config.attention: a name, or auto. What auto passes over is logged.
     """
     heads, kind = spec.num_heads // mesh.shape["tensor"], device_kind(mesh)
     steps = [
@@ -34,4 +38,8 @@ def choose_attention(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: j
         for group in spec.page_groups()
         for bucket in BucketPlan.of(config).buckets
     ]
-    return dispatch.choose(config.attention, platform(mesh), steps)
+    return dispatch.choose(config.attention, platform(mesh), steps, _log_refusal)
+
+
+def _log_refusal(name: str, error: KernelError) -> None:
+    log.warning("attention %r is passed over: %s", name, error)

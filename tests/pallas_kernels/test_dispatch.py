@@ -46,6 +46,13 @@ def test_auto_is_the_first_of_the_platform_that_takes_every_step() -> None:
 
 
 @pytest.mark.usefixtures("table")
+def test_auto_says_what_it_passes_over() -> None:
+    said: list[str] = []
+    dispatch.choose("auto", "gpu", rows(8), lambda name, error: said.append(f"{name}: {error}"))
+    assert said == ["small: 8 rows are more than 4"]
+
+
+@pytest.mark.usefixtures("table")
 def test_auto_says_why_nothing_will_do() -> None:
     with pytest.raises(KernelError, match="9 rows are more than 8"):
         dispatch.choose("auto", "tpu", rows(9))
