@@ -57,7 +57,7 @@ def _attend(kernel: PagedAttention, options: Options, heads: int, dtype: jnp.dty
     ragged = _ragged(new, lengths, rng.permutation(ids).reshape(-1, WIDTH), size)
     pages = kernel.write_back(kernel.allocate(len(ids), layout), jnp.asarray(ids), _canonical(held, layout), layout)
     attend = jax.jit(partial(kernel.attend, options=options), donate_argnums=3)
-    done = attend(q, k, None if layout.value_dim else v, pages, ragged)
+    done = jax.block_until_ready(attend(q, k, None if layout.value_dim else v, pages, ragged))
     found = [done.out]
     if not layout.scaled:  # a number of 8 bits may be rounded either way
         found += jax.tree.leaves(kernel.read(done.pages, jnp.asarray(ids), layout))

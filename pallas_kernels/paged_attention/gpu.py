@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention.api import Attended, Demand, KernelError, Options, Pages, Ragged
-from pallas_kernels.paged_attention.gpu_body import Body, Given, Made, Shared
+from pallas_kernels.paged_attention.gpu_body import Body, Given, Made, Raw, Shared
 from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan, Sizes, few_plan, few_tokens, many_plan
 from pallas_kernels.paged_attention.gpu_work import Units, merged, units_of
 from pallas_kernels.paged_attention.tiles import Tiles, by_token, decode_tiles, gathered, ragged_tiles, single_tiles
@@ -42,10 +42,10 @@ def check(options: Options, demand: Demand) -> None:
         )
     if layout.value_dim is not None:
         raise KernelError(f"latent pages are not in the GPU kernel yet ({instead})")
-    if not demand.dtype == layout.dtype == jnp.bfloat16:
+    if demand.dtype != jnp.bfloat16 or not (layout.scaled or layout.dtype == jnp.bfloat16):
         raise KernelError(
-            f"queries of {demand.dtype} and pages of {layout.dtype}: the GPU kernel has bfloat16 for both "
-            f"(--dtype bfloat16, or {instead})"
+            f"queries of {demand.dtype} and pages of {layout.dtype}: the GPU kernel has bfloat16 for both, or pages "
+            f"of 8 bits (--dtype bfloat16, or {instead})"
         )
     if layout.head_dim not in HEAD_DIMS:
         raise KernelError(f"heads of {layout.head_dim}: the GPU kernel has {HEAD_DIMS} ({instead})")
@@ -102,7 +102,7 @@ def _call(
 ) -> tuple[Float[Array, "n*S K M H"], Float[Array, "n*S K M"]]:
     kv_heads, dim = plan.options.layout.kv_heads, plan.options.layout.head_dim
     shape = (len(units.row), kv_heads, plan.rows)
-    inputs = (*units, tables, q, pages.k, pages.v)
+    inputs = (*units, tables, q, *(pool for pool in pages if pool is not None))
 
     def paged_attention(*refs: Any) -> None:
         given, made, shared = refs[: len(inputs)], refs[len(inputs) :][:2], refs[len(inputs) + 2 :]
@@ -128,7 +128,8 @@ def _call(
 def _scratch(plan: Plan, dtype: jnp.dtype) -> Shared:
     dim, w, s = plan.options.layout.head_dim, plan.warpgroups, plan.stages
     buffers = _tiled((s, plan.block_tokens, dim), dtype)
-    fetched = plgpu.Barrier(num_arrivals=plan.pieces, num_barriers=s)
+    scaled = plan.options.layout.scaled
+    fetched = plgpu.Barrier(num_arrivals=1 if scaled else plan.pieces, num_barriers=s)
     done = plgpu.Barrier(num_arrivals=w, num_barriers=s)
     return Shared(
         q=_tiled((w * WARPGROUP_ROWS, dim), dtype),
@@ -142,14 +143,23 @@ def _scratch(plan: Plan, dtype: jnp.dtype) -> Shared:
         v_full=fetched,
         v_free=done,
         cleared=plgpu.Barrier(num_barriers=s),
+        raw=_raw(plan) if scaled else None,
         out=None if plan.splits == 1 else _tiled((w * WARPGROUP_ROWS, dim), jnp.dtype(jnp.float32)),
         weights=_tiled((w, WARPGROUP_ROWS, plan.block_tokens), dtype) if plan.interpreted else None,
     )
 
 
+def _raw(plan: Plan) -> Raw:
+    layout, s = plan.options.layout, plan.stages
+    numbers = _tiled((s, plan.block_tokens, layout.head_dim), layout.dtype)
+    scales = plgpu.SMEM((s, plan.block_tokens), jnp.float32)
+    landed = plgpu.Barrier(num_arrivals=2 * plan.pieces, num_barriers=s)
+    return Raw(numbers, numbers, scales, scales, landed, landed)
+
+
 def _tiled(shape: tuple[int, ...], dtype: jnp.dtype) -> Any:
     """Shared memory as matrix products and bulk copies of 2D tiles want it."""
-    swizzle = plgpu.find_swizzle(shape[-1] * dtype.itemsize * 8)
+    swizzle = min(plgpu.find_swizzle(shape[-1] * dtype.itemsize * 8), 64 * dtype.itemsize)  # 64 columns, at most
     tiling: Any = plgpu.TilingTransform
     swizzling: Any = plgpu.SwizzleTransform  # abstract, says their type
     return plgpu.SMEM(shape, dtype, transforms=(tiling((8, swizzle // dtype.itemsize)), swizzling(swizzle)))

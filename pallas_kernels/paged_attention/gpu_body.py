@@ -41,6 +41,8 @@ class Given(NamedTuple):
     q: Any  # [n, K, M, H]
     k: Any  # [P, K, Z, H]
     v: Any
+    k_scale: Any = None  # [P, K, Z], of 8-bit pages
+    v_scale: Any = None
 
 
 class Made(NamedTuple):
@@ -64,8 +66,20 @@ class Shared(NamedTuple):
     v_full: Any
     v_free: Any
     cleared: Any
+    raw: "Raw | None" = None
     out: Any = None  # [w * 64, H] float32 of parts; of whole results it is where the queries were
     weights: Any = None  # [w, 64, B]: only where the interpreter runs this
+
+
+class Raw(NamedTuple):
+    """8-bit pages as they came, in shared memory."""
+
+    k: Any  # [s, B, H]
+    v: Any
+    k_scale: Any  # [s, B]
+    v_scale: Any
+    k_landed: Any  # [s]
+    v_landed: Any
 
 
 class Unit(NamedTuple):
@@ -108,14 +122,16 @@ class Body:
 
         @pl.when(warpgroup == self.plan.warpgroups)
         def _() -> None:
-            plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
-            done = self._every_unit(self._fetch)
+            if self.plan.warpgroups > 1:
+                plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
+            done = self._every_unit(self._fetch if self.shared.raw is None else self._fetch_and_convert)
             self._wait_for_buffers(done)
 
         @pl.when(warpgroup < self.plan.warpgroups)
         def _() -> None:
-            left = (REGISTERS - FETCHING_REGISTERS) // self.plan.warpgroups // 8 * 8
-            plgpu.set_max_registers(min(left, 232), action="increase")
+            if self.plan.warpgroups > 1:
+                left = (REGISTERS - FETCHING_REGISTERS) // self.plan.warpgroups // 8 * 8
+                plgpu.set_max_registers(min(left, 232), action="increase")
             self._every_unit(self._attend)
             plgpu.wait_smem_to_gmem(0)
 
@@ -148,15 +164,49 @@ class Body:
             _wait_if(reused, shared.v_free.at[slot])
             self._copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
 
-            # Queries come when all buffers are on their way: they have to wait for the unit before to end.
-            @pl.when(i == jnp.minimum(stages, unit.blocks) - 1)
-            def _() -> None:
-                _wait_if(unit.number > 0, shared.q_free)
-                self._copy_queries(unit)
-
+            self._copy_queries_after(unit, i)
             return ahead
 
         lax.fori_loop(0, unit.blocks, block, self._pieces(unit, 0))
+
+    def _fetch_and_convert(self, unit: Unit) -> None:
+        """The same for 8-bit pages: they are copied ahead, and become bfloat16 as soon as buffers for that are free."""
+        given, shared, raw, stages = self.given, self.shared, self.shared.raw, self.plan.stages
+        assert raw is not None
+
+        def copy(i: Scalar) -> None:
+            pieces, slot = self._pieces(unit, i), self._slot(unit, i)
+            for pool, scales, buffer, scale_buffer, landed in (
+                (given.k, given.k_scale, raw.k, raw.k_scale, raw.k_landed),
+                (given.v, given.v_scale, raw.v, raw.v_scale, raw.v_landed),
+            ):
+                self._copy_block(pool, pieces, unit, buffer.at[slot], landed.at[slot])
+                self._copy_block(scales, pieces, unit, scale_buffer.at[slot], landed.at[slot])
+
+        for i in range(stages):
+            pl.when(i < unit.blocks)(partial(copy, i))
+
+        @pl.loop(0, unit.blocks)
+        def _(i: Scalar) -> None:
+            slot, reused = self._slot(unit, i), unit.done + i >= stages
+            for numbers, scales, landed, target, free, full in (
+                (raw.k, raw.k_scale, raw.k_landed, shared.k, shared.k_free, shared.k_full),
+                (raw.v, raw.v_scale, raw.v_landed, shared.v, shared.v_free, shared.v_full),
+            ):
+                plgpu.barrier_wait(landed.at[slot])
+                _wait_if(reused, free.at[slot])
+                _convert(numbers.at[slot], scales.at[slot], target.at[slot])
+                plgpu.barrier_arrive(full.at[slot])
+            self._copy_queries_after(unit, i)
+            pl.when(i + stages < unit.blocks)(partial(copy, i + stages))
+
+    def _copy_queries_after(self, unit: Unit, i: Scalar) -> None:
+        """When all buffers are on their way: queries have to wait for the unit before to end."""
+
+        @pl.when(i == jnp.minimum(self.plan.stages, unit.blocks) - 1)
+        def _() -> None:
+            _wait_if(unit.number > 0, self.shared.q_free)
+            self._copy_queries(unit)
 
     def _wait_for_buffers(self, done: Scalar) -> None:
         """Until all are free again: the interpreter wants every arrival at a barrier to be noticed."""
@@ -186,6 +236,7 @@ class Body:
         return tuple((self.given.tables[unit.row, lax.div(at, page)], lax.rem(at, page)) for at in held)
 
     def _copy_block(self, pool: Any, pieces: Pieces, unit: Unit, buffer: Any, full: Any) -> None:
+        """pool [P, K, Z, ...], buffer [B, ...]"""
         size = self.plan.piece_tokens
         for j, (page, offset) in enumerate(pieces):
             piece = pool.at[page, unit.head, pl.ds(pl.multiple_of(offset, size), size)]
@@ -343,6 +394,18 @@ class Body:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if self.plan.has_fetcher:
             plgpu.barrier_arrive(shared.q_free)
+
+
+def _convert(numbers: Any, scales: Any, target: Any) -> None:
+    """target [B, H] = numbers times their token's scale; where nobody looks it may be anything."""
+    layout = plgpu.Layout.WGMMA_UPCAST_2X
+    for row, column in product(*(range(0, size, CLEARED) for size in target.shape)):  # for want of registers
+        part = pl.ds(row, CLEARED), pl.ds(column, CLEARED)
+        some = plgpu.load(numbers.at[part], layout=layout).astype(jnp.float32)
+        scale = plgpu.load(scales.at[part[0]], layout=layout.reduce(1))
+        wide = some * lax.broadcast_in_dim(scale, some.shape, [0])
+        target[part] = plgpu.layout_cast(wide.astype(target.dtype), plgpu.Layout.WGMMA)
+    plgpu.commit_smem()
 
 
 def _wait_if(condition: Scalar, barrier: Any) -> None:

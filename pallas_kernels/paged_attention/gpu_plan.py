@@ -59,8 +59,8 @@ class Plan(NamedTuple):
 
     @property
     def has_fetcher(self) -> bool:
-        """A warpgroup that only fetches."""
-        return self.warpgroups > 1
+        """A warpgroup that only fetches, and turns 8-bit numbers into bfloat16."""
+        return self.warpgroups > 1 or self.options.layout.scaled
 
     @property
     def interpreted(self) -> bool:
@@ -99,11 +99,12 @@ def _plan(options: Options, groups: int, tiles: int, tokens: int, rows: int, siz
     layout = options.layout
     splits = max(1, min(sizes.splits, PARTIAL_ROWS // (tiles * layout.kv_heads * rows)))
     on_chip = options.device_kind.startswith("NVIDIA")
+    token_bytes = 2 * layout.head_dim * ELEMENT + (2 * (layout.head_dim + 4) if layout.scaled else 0)
     fixed = sizes.warpgroups * WARPGROUP_ROWS * layout.head_dim * (ELEMENT + (4 if splits > 1 else 0)) + OTHER_BYTES
     # Fewer thread blocks of a multiprocessor where they do not fit, and then smaller blocks.
     wanted = [(n, sizes.block_tokens) for n in range(sizes.per_core, 0, -1)] + [(1, LEAST_BLOCK)]
     for per_core, block_tokens in wanted:
-        stages = (SHARED_BYTES // per_core - fixed) // (2 * block_tokens * layout.head_dim * ELEMENT)
+        stages = (SHARED_BYTES // per_core - fixed) // (block_tokens * token_bytes)
         if stages >= 2:
             break
     else:

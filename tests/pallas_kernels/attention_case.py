@@ -99,7 +99,7 @@ SHAPES = [
     Shape(heads=4, kv_heads=2, head_dim=16, page_size=16, width=9, stored=ml_dtypes.float8_e4m3fn, window=20),
     Shape(heads=3, kv_heads=1, head_dim=36, page_size=16, width=9, value_dim=32, stored=np.int8, sinks=True),
 ]
-BF16 = ml_dtypes.bfloat16
+BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
 BF16_SHAPES = [
     replace(shape, dtype=BF16, stored=BF16)
     for shape in (
@@ -113,6 +113,9 @@ BF16_SHAPES = [
         Shape(heads=8, kv_heads=1, head_dim=64, page_size=16, width=30, window=1),
         Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9, window=300),
     )
+] + [
+    Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9, dtype=BF16, stored=np.int8),
+    Shape(heads=14, kv_heads=2, head_dim=64, page_size=128, width=3, window=70, dtype=BF16, stored=FP8),
 ]
 BF16_TOLERANCE = 2e-2  # weights are rounded before they meet values around 1, and so is the result
 
@@ -204,6 +207,8 @@ class Case:
         pages = self._in_memory()
         options = options or replace(s.options(decode=decode), most=1 if decode else most)
         found = compiled(self.attention, options)(q, k, None if s.value_dim else v, pages, ragged, self.sinks)
+        # Interpreters run kernels in threads that XLA:CPU may starve for what is dispatched meanwhile.
+        jax.block_until_ready(found)
         self._check_pages(found.pages)
         return found
 
