@@ -108,7 +108,10 @@ def _plan(options: Options, groups: int, tiles: int, tokens: int, rows: int, siz
         if stages >= 2:
             break
     else:
-        raise KernelError(f"heads of {layout.head_dim} do not fit into {SHARED_BYTES} bytes (--attention reference)")
+        raise KernelError(
+            f"two blocks of heads of {layout.head_dim} in {layout.dtype} do not fit into {SHARED_BYTES} bytes of shared "
+            "memory (--attention reference)"
+        )
     piece = gcd(LEAST_BLOCK, layout.page_size)
     split_tokens = max(sizes.split_tokens, block_tokens)
     cores = CORES if on_chip else FEW_CORES

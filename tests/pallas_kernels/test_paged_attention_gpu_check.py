@@ -50,6 +50,7 @@ def test_two_blocks_fit_into_shared_memory(head_dim: int, page_size: int) -> Non
         (Layout(1, 128, 64, BF16), 65, "bfloat16", "65 query heads for 1 kv heads: at most 64 may share one"),
         (Layout(8, 128, 64, BF16), 32, "float32", r"queries of float32 .*--dtype bfloat16"),
         (Layout(8, 128, 64, jnp.dtype("float16")), 32, "bfloat16", "pages of float16"),
+        (Layout(8, 256, 64, jnp.dtype("int8")), 32, "bfloat16", f"heads of 256 .* fit into {SHARED_BYTES} bytes"),
         (Layout(8, 80, 64, BF16), 32, "bfloat16", r"heads of 80: .* \(64, 128, 192, 256\)"),
         (Layout(8, 128, 40, BF16), 32, "bfloat16", r"pages of 40 tokens: on a GPU .* multiple of 16 \(--page-size"),
         (Layout(1, 576, 64, BF16, 512), 16, "bfloat16", "latent pages"),
