@@ -109,8 +109,8 @@ def _plan(options: Options, groups: int, tiles: int, tokens: int, rows: int, siz
             break
     else:
         raise KernelError(
-            f"two blocks of heads of {layout.head_dim} in {layout.dtype} do not fit into {SHARED_BYTES} bytes of shared "
-            "memory (--attention reference)"
+            f"two blocks of heads of {layout.head_dim} in {layout.dtype} do not fit into {SHARED_BYTES} bytes of "
+            "shared memory (--attention reference)"
         )
     piece = gcd(LEAST_BLOCK, layout.page_size)
     split_tokens = max(sizes.split_tokens, block_tokens)
