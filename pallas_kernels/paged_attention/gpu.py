@@ -36,19 +36,18 @@ def check(options: Options, demand: Demand) -> None:
         )
     if heads % layout.kv_heads:
         raise KernelError(f"{heads} query heads do not divide by {layout.kv_heads} kv heads")
-    if heads // layout.kv_heads > WARPGROUP_ROWS:
-        raise KernelError(
-            f"{heads} query heads for {layout.kv_heads} kv heads: at most {WARPGROUP_ROWS} may share one ({instead})"
-        )
-    if layout.value_dim is not None:
-        raise KernelError(f"latent pages are not in the GPU kernel yet ({instead})")
     if demand.dtype != jnp.bfloat16 or not (layout.scaled or layout.dtype == jnp.bfloat16):
         raise KernelError(
             f"queries of {demand.dtype} and pages of {layout.dtype}: the GPU kernel has bfloat16 for both, or pages "
             f"of 8 bits (--dtype bfloat16, or {instead})"
         )
-    if layout.head_dim not in HEAD_DIMS:
+    if layout.value_dim is None and layout.head_dim not in HEAD_DIMS:
         raise KernelError(f"heads of {layout.head_dim}: the GPU kernel has {HEAD_DIMS} ({instead})")
+    if layout.value_dim is not None and (layout.scaled or layout.head_dim % 64 or layout.value_dim % 128):
+        raise KernelError(
+            f"latent pages of {layout.head_dim} numbers in {layout.dtype}, {layout.value_dim} of them the value: the "
+            f"GPU kernel has multiples of 64 and of 128, in bfloat16 ({instead})"
+        )
     if layout.page_size % 16:
         raise KernelError(
             f"pages of {layout.page_size} tokens: on a GPU the size is a multiple of 16 (--page-size, or {instead})"
@@ -87,12 +86,12 @@ def _walk(
     q: jax.Array, pages: Pages, ragged: Ragged, tiles: Tiles, plan: Plan, sinks: jax.Array | None
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """What the queries of these tiles see: out, zeros for all others, and lse, -inf for them."""
-    layout, used = plan.options.layout, plan.tokens * plan.groups
+    used = plan.tokens * plan.groups
     units, parts = units_of(tiles, plan)
     behind = ((0, 0), (0, 0), (0, plan.rows - used), (0, 0))
-    out, lse = _call(units, ragged.tables, jnp.pad(gathered(q, tiles, layout.kv_heads), behind), pages, plan)
+    out, lse = _call(units, ragged.tables, jnp.pad(gathered(q, tiles, plan.heads), behind), pages, plan)
     if sinks is not None:
-        sinks = jnp.tile(sinks.astype(jnp.float32).reshape(layout.kv_heads, -1), (1, plan.tokens))
+        sinks = jnp.tile(sinks.astype(jnp.float32).reshape(plan.heads, -1), (1, plan.tokens))
     out, lse = merged(out[:, :, :used], lse[:, :, :used], parts, sinks)
     return by_token(out, tiles, 0).astype(q.dtype), by_token(lse[..., None], tiles, -jnp.inf)[..., 0]
 
@@ -100,19 +99,20 @@ def _walk(
 def _call(
     units: Units, tables: jax.Array, q: Float[Array, "n K M H"], pages: Pages, plan: Plan
 ) -> tuple[Float[Array, "n*S K M H"], Float[Array, "n*S K M"]]:
-    kv_heads, dim = plan.options.layout.kv_heads, plan.options.layout.head_dim
-    shape = (len(units.row), kv_heads, plan.rows)
+    dim, shape = plan.options.layout.out_dim, (len(units.row), plan.heads, plan.rows)
     inputs = (*units, tables, q, *(pool for pool in pages if pool is not None))
 
     def paged_attention(*refs: Any) -> None:
         given, made, shared = refs[: len(inputs)], refs[len(inputs) :][:2], refs[len(inputs) + 2 :]
-        operands = Given(Units(*given[: len(units)]), *given[len(units) :])
-        Body(plan, kv_heads, operands, Made(*made), Shared(*shared)).run()
+        operands, buffers = Given(Units(*given[: len(units)]), *given[len(units) :]), Shared(*shared)
+        if plan.is_latent:
+            buffers = buffers._replace(v=buffers.k)
+        Body(plan, operands, Made(*made), buffers).run()
 
     out, lse = plgpu.kernel(
         paged_attention,  # in profiles by this name
         out_type=(
-            jax.ShapeDtypeStruct((*shape, dim), jnp.float32 if plan.splits > 1 else q.dtype),
+            jax.ShapeDtypeStruct((*shape, dim), jnp.float32 if plan.splits > 1 or plan.is_latent else q.dtype),
             jax.ShapeDtypeStruct(shape, jnp.float32),
         ),
         scratch_types=_scratch(plan, q.dtype),
@@ -127,15 +127,16 @@ def _call(
 
 def _scratch(plan: Plan, dtype: jnp.dtype) -> Shared:
     dim, w, s = plan.options.layout.head_dim, plan.warpgroups, plan.stages
+    rows = WARPGROUP_ROWS * (1 if plan.is_latent else w)
     buffers = _tiled((s, plan.block_tokens, dim), dtype)
     scaled = plan.options.layout.scaled
     fetched = plgpu.Barrier(num_arrivals=1 if scaled else plan.pieces, num_barriers=s)
     done = plgpu.Barrier(num_arrivals=w, num_barriers=s)
     return Shared(
-        q=_tiled((w * WARPGROUP_ROWS, dim), dtype),
+        q=_tiled((rows, dim), dtype),
         k=buffers,
-        v=buffers,
-        lse=plgpu.SMEM((w * WARPGROUP_ROWS,), jnp.float32),
+        v=None if plan.is_latent else buffers,
+        lse=plgpu.SMEM((rows,), jnp.float32),
         q_full=plgpu.Barrier(),
         q_free=plgpu.Barrier(num_arrivals=w),
         k_full=fetched,
@@ -143,8 +144,9 @@ def _scratch(plan: Plan, dtype: jnp.dtype) -> Shared:
         v_full=fetched,
         v_free=done,
         cleared=plgpu.Barrier(num_barriers=s),
+        scored=done,
         raw=_raw(plan) if scaled else None,
-        out=None if plan.splits == 1 else _tiled((w * WARPGROUP_ROWS, dim), jnp.dtype(jnp.float32)),
+        out=None if plan.splits == 1 or plan.is_latent else _tiled((rows, dim), jnp.dtype(jnp.float32)),
         weights=_tiled((w, WARPGROUP_ROWS, plan.block_tokens), dtype) if plan.interpreted else None,
     )
 

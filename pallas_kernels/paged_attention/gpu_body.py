@@ -40,7 +40,7 @@ class Given(NamedTuple):
     tables: Any  # [R, W]
     q: Any  # [n, K, M, H]
     k: Any  # [P, K, Z, H]
-    v: Any
+    v: Any = None  # latent pages have none
     k_scale: Any = None  # [P, K, Z], of 8-bit pages
     v_scale: Any = None
 
@@ -57,7 +57,7 @@ class Shared(NamedTuple):
 
     q: Any  # [w * 64, H]
     k: Any  # [s, B, H]
-    v: Any  # [s, B, H]
+    v: Any  # [s, B, H]; of latent pages k, whose first numbers are the value
     lse: Any  # [w * 64]
     q_full: Any
     q_free: Any
@@ -66,6 +66,7 @@ class Shared(NamedTuple):
     v_full: Any
     v_free: Any
     cleared: Any
+    scored: Any  # of latent pages
     raw: "Raw | None" = None
     out: Any = None  # [w * 64, H] float32 of parts; of whole results it is where the queries were
     weights: Any = None  # [w, 64, B]: only where the interpreter runs this
@@ -108,7 +109,6 @@ class Running(NamedTuple):
 @dataclass(frozen=True)
 class Body:
     plan: Plan
-    kv_heads: int
     given: Given
     made: Made
     shared: Shared
@@ -138,11 +138,11 @@ class Body:
     def _every_unit(self, work: Callable[[Unit], None]) -> Scalar:
         """How many blocks that were."""
         block, blocks = lax.axis_index("block"), lax.axis_size("block")
-        live = self.given.units.live[0] * self.kv_heads
+        live = self.given.units.live[0] * self.plan.heads
 
         def one(number: Scalar, done: Scalar) -> Scalar:
             nth = block + number * blocks
-            index, head = lax.div(nth, jnp.int32(self.kv_heads)), lax.rem(nth, jnp.int32(self.kv_heads))
+            index, head = lax.div(nth, jnp.int32(self.plan.heads)), lax.rem(nth, jnp.int32(self.plan.heads))
             row, first, count, begin, end, place = (ref[index] for ref in self.given.units[:-1])
             size = lax.div(end - begin + (self.plan.block_tokens - 1), jnp.int32(self.plan.block_tokens))
             work(Unit(row, first, count, begin, end, place, head, number, done, size))
@@ -161,9 +161,9 @@ class Body:
             ahead = self._pieces(unit, i + 1)  # known before they are wanted
             _wait_if(reused, shared.k_free.at[slot])
             self._copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
-            _wait_if(reused, shared.v_free.at[slot])
-            self._copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
-
+            if not self.plan.is_latent:
+                _wait_if(reused, shared.v_free.at[slot])
+                self._copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
             self._copy_queries_after(unit, i)
             return ahead
 
@@ -212,7 +212,8 @@ class Body:
         """Until all are free again: the interpreter wants every arrival at a barrier to be noticed."""
         for slot in range(self.plan.stages):
             _wait_if(done > slot, self.shared.k_free.at[slot])
-            _wait_if(done > slot, self.shared.v_free.at[slot])
+            if not self.plan.is_latent:
+                _wait_if(done > slot, self.shared.v_free.at[slot])
         _wait_if(done > 0, self.shared.q_free)
 
     def _fetch_and_attend(self, unit: Unit) -> None:
@@ -239,7 +240,9 @@ class Body:
         """pool [P, K, Z, ...], buffer [B, ...]"""
         size = self.plan.piece_tokens
         for j, (page, offset) in enumerate(pieces):
-            piece = pool.at[page, unit.head, pl.ds(pl.multiple_of(offset, size), size)]
+            piece = pool.at[
+                page, lax.div(unit.head, jnp.int32(self.plan.sharing)), pl.ds(pl.multiple_of(offset, size), size)
+            ]
             plgpu.copy_gmem_to_smem(piece, buffer.at[pl.ds(j * size, size)], full)
 
     def _copy_queries(self, unit: Unit) -> None:
@@ -255,6 +258,17 @@ class Body:
     @property
     def _warpgroup(self) -> Scalar:
         return lax.axis_index("warpgroup") if self.plan.has_fetcher else jnp.int32(0)
+
+    @property
+    def _first_row(self) -> Scalar:
+        """Of the multiplying warpgroup's 64."""
+        return 0 if self.plan.is_latent else self._warpgroup * WARPGROUP_ROWS
+
+    @property
+    def _columns(self) -> Any:
+        """Of values, that are the multiplying warpgroup's."""
+        size = self.plan.columns
+        return pl.ds(pl.multiple_of(self._warpgroup * size, size) if self.plan.is_latent else 0, size)
 
     def _attend(self, unit: Unit) -> None:
         size, window = self.plan.block_tokens, self.plan.options.window
@@ -277,9 +291,9 @@ class Body:
         self._hand_out(unit, running)
 
     def _nothing(self) -> Running:
-        each, dim = plgpu.Layout.WGMMA.reduce(1), self.plan.options.layout.head_dim
+        each = plgpu.Layout.WGMMA.reduce(1)
         return Running(
-            plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS, dim), jnp.float32), plgpu.Layout.WGMMA),
+            plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS, self.plan.columns), jnp.float32), plgpu.Layout.WGMMA),
             plgpu.layout_cast(jnp.full((WARPGROUP_ROWS,), LOWEST, jnp.float32), each),
             plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS,), jnp.float32), each),
         )
@@ -300,7 +314,8 @@ class Body:
         begin = unit.begin + i * self.plan.block_tokens
         plgpu.barrier_wait(shared.k_full.at[slot])
         scores = self._scores(shared.k.at[slot])
-        free(self.given.k, shared.k, shared.k_full, shared.k_free)
+        if not self.plan.is_latent:
+            free(self.given.k, shared.k, shared.k_full, shared.k_free)
         if border:
             scores = jnp.where(self._seen(unit, begin, scores.shape), scores, -jnp.inf)
         peak = jnp.maximum(running.peak, scores.max(axis=1))
@@ -308,17 +323,21 @@ class Body:
         weights = jnp.exp2(scores - lax.broadcast_in_dim(peak, scores.shape, [0]))
         total = running.total * decay + weights.sum(axis=1)
         acc = running.acc * lax.broadcast_in_dim(decay, running.acc.shape, [0])
-        plgpu.barrier_wait(shared.v_full.at[slot])
+        if not self.plan.is_latent:
+            plgpu.barrier_wait(shared.v_full.at[slot])
         if border:
             self._clear(unit, begin, slot)
-        acc = self._add_values(acc, weights.astype(shared.v.dtype), shared.v.at[slot])
-        free(self.given.v, shared.v, shared.v_full, shared.v_free)
+        acc = self._add_values(acc, weights.astype(shared.v.dtype), shared.v.at[slot, :, self._columns])
+        if self.plan.is_latent:
+            plgpu.barrier_arrive(shared.k_free.at[slot])
+        else:
+            free(self.given.v, shared.v, shared.v_full, shared.v_free)
         return Running(acc, peak, total)
 
     def _scores(self, keys: Any) -> jax.Array:
         """In units of log2."""
         options, shape = self.plan.options, (WARPGROUP_ROWS, self.plan.block_tokens)
-        queries = self.shared.q.at[pl.ds(self._warpgroup * WARPGROUP_ROWS, WARPGROUP_ROWS)]
+        queries = self.shared.q.at[pl.ds(self._first_row, WARPGROUP_ROWS)]
 
         def multiply(acc: Any) -> jax.Array:
             plgpu.wgmma(acc, queries, keys.transpose((1, 0)))
@@ -332,7 +351,7 @@ class Body:
     def _seen(self, unit: Unit, begin: Scalar, shape: tuple[int, ...]) -> jax.Array:
         """Of a block that begins at this position."""
         row = plgpu.broadcasted_iota(jnp.int32, shape[:1], 0, layout=plgpu.Layout.WGMMA.reduce(1))
-        query = unit.first - begin + lax.div(row + self._warpgroup * WARPGROUP_ROWS, jnp.int32(self.plan.groups))
+        query = unit.first - begin + lax.div(row + self._first_row, jnp.int32(self.plan.groups))
         query = lax.broadcast_in_dim(jnp.minimum(query, unit.first + unit.count - 1 - begin), shape, [0])
         key = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
         seen = key <= query
@@ -343,7 +362,8 @@ class Body:
         values, window = self.shared.v.at[slot], self.plan.options.window
 
         def clear() -> None:
-            for row, column in product(*(range(0, size, CLEARED) for size in values.shape)):  # for want of registers
+            shape = self.plan.block_tokens, self.plan.options.layout.out_dim
+            for row, column in product(*(range(0, size, CLEARED) for size in shape)):  # for want of registers
                 some = values.at[pl.ds(row, CLEARED), pl.ds(column, CLEARED)]
                 old = plgpu.load(some, layout=plgpu.Layout.WGMMA)
                 position = begin + row + plgpu.broadcasted_iota(jnp.int32, old.shape, 0, layout=plgpu.Layout.WGMMA)
@@ -357,8 +377,13 @@ class Body:
             clear()
             return
 
+        if self.plan.is_latent:  # everybody is done with it as keys
+            plgpu.barrier_arrive(self.shared.scored.at[slot])
+
         @pl.when(self._warpgroup == 0)
         def _() -> None:
+            if self.plan.is_latent:
+                plgpu.barrier_wait(self.shared.scored.at[slot])
             clear()
             plgpu.barrier_arrive(self.shared.cleared.at[slot])
 
@@ -381,11 +406,15 @@ class Body:
         """Rows that see nothing in this part: zeros, and LOWEST as the logarithm of nothing."""
         shared, warpgroup, rows = self.shared, self._warpgroup, min(self.plan.rows, WARPGROUP_ROWS)
         some = jnp.where(running.total == 0, jnp.ones_like(running.total), running.total)  # NaN stays
+        result = running.acc / lax.broadcast_in_dim(some, running.acc.shape, [0])
+        if self.plan.is_latent:
+            self._hand_out_latent(unit, result, running.peak * (1 / LOG2E) + jnp.log(some))
+            return
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before
         mine, used = pl.ds(warpgroup * WARPGROUP_ROWS, WARPGROUP_ROWS), pl.ds(warpgroup * WARPGROUP_ROWS, rows)
         staged = shared.q if shared.out is None else shared.out
         out, lse = staged.at[mine], shared.lse.at[mine]
-        out[...] = (running.acc / lax.broadcast_in_dim(some, running.acc.shape, [0])).astype(out.dtype)
+        out[...] = result.astype(out.dtype)
         lse[...] = running.peak * (1 / LOG2E) + jnp.log(some)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(staged.at[used], self.made.out.at[unit.place, unit.head, used])
@@ -394,6 +423,17 @@ class Body:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if self.plan.has_fetcher:
             plgpu.barrier_arrive(shared.q_free)
+
+    def _hand_out_latent(self, unit: Unit, result: jax.Array, lse: jax.Array) -> None:
+        """From registers, which takes float32: there is no room left for a result of so many columns."""
+        out = self.made.out.at[unit.place, unit.head, :, self._columns]
+        out[...] = result.astype(out.dtype)
+
+        @pl.when(self._warpgroup == 0)
+        def _() -> None:
+            self.made.lse[unit.place, unit.head] = lse
+
+        plgpu.barrier_arrive(self.shared.q_free)
 
 
 def _convert(numbers: Any, scales: Any, target: Any) -> None:

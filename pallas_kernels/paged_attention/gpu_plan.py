@@ -32,6 +32,7 @@ class Sizes(NamedTuple):
     splits: int
 
 
+LATENT_WARPGROUPS = 2  # that share a tile's rows and have half of a value each, or its result would fill all registers
 FEW = Sizes(warpgroups=1, block_tokens=64, per_core=2, split_tokens=256, splits=32)
 MANY = Sizes(warpgroups=2, block_tokens=128, per_core=1, split_tokens=1024, splits=1)
 
@@ -39,14 +40,16 @@ MANY = Sizes(warpgroups=2, block_tokens=128, per_core=1, split_tokens=1024, spli
 class Plan(NamedTuple):
     """What the kernel's code depends on beside its operands' shapes.
 
-    tokens: query tokens of a tile. rows: M, query rows that are brought for a tile and kv head; t * G + g is token t's,
-    those behind are padding. piece_tokens: of one copy, all of one page; block_tokens: kv positions of a block. stages:
+    tokens: query tokens of a tile. groups: G, query heads that share a head here: where more than 64 share a kv head,
+    it counts as several. rows: M, query rows that are brought for a tile and head; t * G + g is token t's, those behind
+    are padding. piece_tokens: of one copy, all of one page; block_tokens: kv positions of a block. stages:
     blocks that may be under way. splits: S, parts of a tile at most, of split_tokens at least. cores: multiprocessors.
     """
 
     options: Options
     tokens: int
     groups: int
+    sharing: int
     rows: int
     warpgroups: int
     piece_tokens: int
@@ -63,6 +66,20 @@ class Plan(NamedTuple):
         return self.warpgroups > 1 or self.options.layout.scaled
 
     @property
+    def is_latent(self) -> bool:
+        return self.options.layout.value_dim is not None
+
+    @property
+    def heads(self) -> int:
+        """K as walked."""
+        return self.options.layout.kv_heads * self.sharing
+
+    @property
+    def columns(self) -> int:
+        """Of a value and one multiplying warpgroup."""
+        return self.options.layout.out_dim // (self.warpgroups if self.is_latent else 1)
+
+    @property
     def interpreted(self) -> bool:
         return self.cores == FEW_CORES
 
@@ -74,7 +91,14 @@ class Plan(NamedTuple):
 
 def few_tokens(options: Options, heads: int) -> int:
     """How many tokens of a row fit into one warpgroup's product; N query heads."""
-    return WARPGROUP_ROWS // (heads // options.layout.kv_heads)
+    return WARPGROUP_ROWS // _shared_out(options, heads)[0]
+
+
+def _shared_out(options: Options, heads: int) -> tuple[int, int]:
+    """G as walked, and how many heads a kv head counts for."""
+    groups = heads // options.layout.kv_heads
+    sharing = next(n for n in range(1, groups + 1) if groups % n == 0 and groups // n <= WARPGROUP_ROWS)
+    return groups // sharing, sharing
 
 
 def few_plan(options: Options, heads: int, tiles: int, tokens: int, sizes: Sizes | None = None) -> Plan:
@@ -82,25 +106,30 @@ def few_plan(options: Options, heads: int, tiles: int, tokens: int, sizes: Sizes
 
     sizes: instead of the table's.
     """
-    groups = heads // options.layout.kv_heads
+    groups, sharing = _shared_out(options, heads)
     rows = -(-tokens * groups // 8) * 8
-    return _plan(options, groups, tiles, tokens, rows, sizes or tuned(options, groups, "few"))
+    return _plan(options, groups, sharing, tiles, tokens, rows, sizes or tuned(options, groups, "few"))
 
 
 def many_plan(options: Options, heads: int, sizes: Sizes | None = None) -> Plan:
     """Of tiles that fill the products of several warpgroups. sizes: instead of the table's."""
-    groups = heads // options.layout.kv_heads
+    groups, sharing = _shared_out(options, heads)
     sizes = sizes or tuned(options, groups, "many")
-    rows = sizes.warpgroups * WARPGROUP_ROWS
-    return _plan(options, groups, 1, rows // groups, rows, sizes._replace(splits=1))
+    rows = WARPGROUP_ROWS * (1 if options.layout.value_dim else sizes.warpgroups)
+    return _plan(options, groups, sharing, 1, rows // groups, rows, sizes._replace(splits=1))
 
 
-def _plan(options: Options, groups: int, tiles: int, tokens: int, rows: int, sizes: Sizes) -> Plan:
+def _plan(options: Options, groups: int, sharing: int, tiles: int, tokens: int, rows: int, sizes: Sizes) -> Plan:
     layout = options.layout
-    splits = max(1, min(sizes.splits, PARTIAL_ROWS // (tiles * layout.kv_heads * rows)))
+    if layout.value_dim is not None:
+        sizes, rows = sizes._replace(warpgroups=LATENT_WARPGROUPS, per_core=1), WARPGROUP_ROWS
+    splits = max(1, min(sizes.splits, PARTIAL_ROWS // (tiles * layout.kv_heads * sharing * rows)))
     on_chip = options.device_kind.startswith("NVIDIA")
+    query_bytes = sizes.warpgroups * WARPGROUP_ROWS * layout.head_dim * (ELEMENT + (4 if splits > 1 else 0))
     token_bytes = 2 * layout.head_dim * ELEMENT + (2 * (layout.head_dim + 4) if layout.scaled else 0)
-    fixed = sizes.warpgroups * WARPGROUP_ROWS * layout.head_dim * (ELEMENT + (4 if splits > 1 else 0)) + OTHER_BYTES
+    if layout.value_dim is not None:  # results go out from registers
+        query_bytes, token_bytes = WARPGROUP_ROWS * layout.head_dim * ELEMENT, layout.head_dim * ELEMENT
+    fixed = query_bytes + OTHER_BYTES
     # Fewer thread blocks of a multiprocessor where they do not fit, and then smaller blocks.
     wanted = [(n, sizes.block_tokens) for n in range(sizes.per_core, 0, -1)] + [(1, LEAST_BLOCK)]
     for per_core, block_tokens in wanted:
@@ -116,7 +145,7 @@ def _plan(options: Options, groups: int, tiles: int, tokens: int, rows: int, siz
     split_tokens = max(sizes.split_tokens, block_tokens)
     cores = CORES if on_chip else FEW_CORES
     return Plan(
-        *(options, tokens, groups, rows, sizes.warpgroups, piece, block_tokens, stages, per_core),
+        *(options, tokens, groups, sharing, rows, sizes.warpgroups, piece, block_tokens, stages, per_core),
         split_tokens=split_tokens,
         splits=splits,
         cores=cores,

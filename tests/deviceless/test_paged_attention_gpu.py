@@ -18,6 +18,7 @@ from pallas_kernels.paged_attention.gpu_plan import Plan, few_plan, few_tokens, 
 from tests.deviceless.attention_step import Step, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
 
+LATENT = {"kv_heads": 1, "head_dim": 576, "value_dim": 512}
 SHAPES = [
     Step(),
     Step(heads=4, kv_heads=1),
@@ -35,6 +36,9 @@ SHAPES = [
     Step(page_size=16),
     Step(stored="int8"),
     Step(stored="float8_e4m3fn", page_size=128),
+    Step(heads=16, **LATENT),
+    Step(heads=128, **LATENT),
+    Step(heads=130, kv_heads=2),
     Step(rows=1, width=2048),
     Step(rows=64, width=2048, chunk=8192),
     Step(rows=256, chunk=2048),
@@ -58,7 +62,11 @@ def plans(step: Step) -> list[Plan]:
 
 
 def most_spilled(step: Step) -> int:
-    """Bytes of a thread. Half of all registers hold a result of 256; whoever fetches small pages has many in mind."""
+    """Bytes of a thread. Half of all registers hold a result of 256 columns, and that of latent pages goes out from
+    there; whoever fetches small pages has many in mind.
+    """
+    if step.value_dim is not None:
+        return 300
     return 32 if step.head_dim == 256 or step.page_size < 64 else 0
 
 
@@ -67,8 +75,8 @@ def temporaries_bound(step: Step) -> int:
     by_tile = 0
     for plan in plans(step):
         tiles = step.rows if plan.tokens == 1 else step.tokens // plan.tokens + step.rows
-        rows = tiles * step.kv_heads * plan.rows * step.head_dim
-        by_tile += rows * (2 + plan.splits * (4 if plan.splits > 1 else 2))
+        rows = tiles * plan.heads * plan.rows * step.head_dim
+        by_tile += rows * (2 + plan.splits * (4 if plan.splits > 1 or plan.is_latent else 2))
     return by_tile + 3 * step.tokens * step.heads * step.head_dim * 4 + 2**22
 
 

@@ -116,6 +116,9 @@ BF16_SHAPES = [
 ] + [
     Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9, dtype=BF16, stored=np.int8),
     Shape(heads=14, kv_heads=2, head_dim=64, page_size=128, width=3, window=70, dtype=BF16, stored=FP8),
+    Shape(heads=130, kv_heads=2, head_dim=64, page_size=64, width=5, dtype=BF16, stored=BF16),
+    Shape(heads=5, kv_heads=1, head_dim=192, page_size=64, width=9, value_dim=128, dtype=BF16, stored=BF16),
+    Shape(heads=3, kv_heads=1, head_dim=576, page_size=64, width=6, value_dim=512, window=99, dtype=BF16, stored=BF16),
 ]
 BF16_TOLERANCE = 2e-2  # weights are rounded before they meet values around 1, and so is the result
 

@@ -47,18 +47,31 @@ def test_two_blocks_fit_into_shared_memory(head_dim: int, page_size: int) -> Non
     ("layout", "heads", "dtype", "reason"),
     [
         (Layout(8, 128, 64, BF16), 12, "bfloat16", "12 query heads do not divide by 8 kv heads"),
-        (Layout(1, 128, 64, BF16), 65, "bfloat16", "65 query heads for 1 kv heads: at most 64 may share one"),
         (Layout(8, 128, 64, BF16), 32, "float32", r"queries of float32 .*--dtype bfloat16"),
         (Layout(8, 128, 64, jnp.dtype("float16")), 32, "bfloat16", "pages of float16"),
         (Layout(8, 256, 64, jnp.dtype("int8")), 32, "bfloat16", f"heads of 256 .* fit into {SHARED_BYTES} bytes"),
         (Layout(8, 80, 64, BF16), 32, "bfloat16", r"heads of 80: .* \(64, 128, 192, 256\)"),
         (Layout(8, 128, 40, BF16), 32, "bfloat16", r"pages of 40 tokens: on a GPU .* multiple of 16 \(--page-size"),
-        (Layout(1, 576, 64, BF16, 512), 16, "bfloat16", "latent pages"),
+        (
+            Layout(1, 576, 64, BF16, 500),
+            16,
+            "bfloat16",
+            "latent pages of 576 numbers .* 500 .* multiples of 64 and of 128",
+        ),
+        (Layout(1, 576, 64, jnp.dtype("int8"), 512), 16, "bfloat16", "latent pages of 576 numbers in int8"),
     ],
 )
 def test_what_it_refuses(layout: Layout, heads: int, dtype: str, reason: str) -> None:
     with pytest.raises(KernelError, match=reason):
         check(layout, heads, dtype)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "walked", "each"), [(32, 8, 8, 4), (128, 1, 2, 64), (130, 2, 10, 13), (67, 1, 67, 1)]
+)
+def test_more_than_64_query_heads_are_shared_out(heads: int, kv_heads: int, walked: int, each: int) -> None:
+    plan = few_plan(replace(LLAMA, layout=Layout(kv_heads, 128, 64, BF16)), heads, 8, 1)
+    assert (plan.heads, plan.groups) == (walked, each)
 
 
 def test_parts_cover_what_a_row_sees_and_nothing_else() -> None:
