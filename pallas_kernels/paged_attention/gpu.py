@@ -16,8 +16,9 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention.api import Attended, Demand, KernelError, Options, Pages, Ragged
-from pallas_kernels.paged_attention.gpu_body import Body, Given, Made, Raw, Shared
+from pallas_kernels.paged_attention.gpu_body import Body
 from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan, Sizes, few_plan, few_tokens, many_plan
+from pallas_kernels.paged_attention.gpu_refs import Given, Made, Raw, Shared
 from pallas_kernels.paged_attention.gpu_work import Units, merged, units_of
 from pallas_kernels.paged_attention.tiles import Tiles, by_token, decode_tiles, gathered, ragged_tiles, single_tiles
 

@@ -7,6 +7,9 @@ With few query rows one warpgroup does everything: it starts a block's copies as
 it waits for its neighbours on the multiprocessor fill in. With many rows warpgroups have 64 each and share keys and
 values, and one more fetches (FlashAttention-3's division of labour), ahead of them by as many blocks as there are
 buffers, also from unit to unit. Either way a block's keys are free once its scores are known, its values later.
+
+Latent pages have one array, which is both. A value of 512 numbers would fill all registers of a warpgroup, so that two
+share the same 64 rows: both compute the scores, each adds up half of the values.
 """
 
 import math
@@ -22,86 +25,19 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.paged_attention.gpu_fetch import CHUNK, Fetcher
 from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan
-from pallas_kernels.paged_attention.gpu_work import Units
+from pallas_kernels.paged_attention.gpu_refs import Given, Made, Scalar, Shared, Unit
 
 REGISTERS, FETCHING_REGISTERS = 512, 56  # of a multiprocessor, for every thread of a warpgroup; of one that fetches
-CLEARED = 64  # positions and dimensions at a time
 LOWEST = -1e30  # of a running peak: scores that do not count are -inf, and their distance to it must be -inf too
 LOG2E = math.log2(math.e)
-Scalar = Any  # an int32, of the program or known before it
-Pieces = tuple[tuple[Scalar, Scalar], ...]  # of a block: page, and where in it
-
-
-class Given(NamedTuple):
-    """In global memory."""
-
-    units: Units  # of refs
-    tables: Any  # [R, W]
-    q: Any  # [n, K, M, H]
-    k: Any  # [P, K, Z, H]
-    v: Any = None  # latent pages have none
-    k_scale: Any = None  # [P, K, Z], of 8-bit pages
-    v_scale: Any = None
-
-
-class Made(NamedTuple):
-    """In global memory: of every unit, a softmax of its own."""
-
-    out: Any  # [n*S, K, M, H]
-    lse: Any  # [n*S, K, M]
-
-
-class Shared(NamedTuple):
-    """In shared memory. w warpgroups, s stages of B tokens."""
-
-    q: Any  # [w * 64, H]
-    k: Any  # [s, B, H]
-    v: Any  # [s, B, H]; of latent pages k, whose first numbers are the value
-    lse: Any  # [w * 64]
-    q_full: Any
-    q_free: Any
-    k_full: Any  # these [s]
-    k_free: Any
-    v_full: Any
-    v_free: Any
-    cleared: Any
-    scored: Any  # of latent pages
-    raw: "Raw | None" = None
-    out: Any = None  # [w * 64, H] float32 of parts; of whole results it is where the queries were
-    weights: Any = None  # [w, 64, B]: only where the interpreter runs this
-
-
-class Raw(NamedTuple):
-    """8-bit pages as they came, in shared memory."""
-
-    k: Any  # [s, B, H]
-    v: Any
-    k_scale: Any  # [s, B]
-    v_scale: Any
-    k_landed: Any  # [s]
-    v_landed: Any
-
-
-class Unit(NamedTuple):
-    """Of `Units`, for one kv head."""
-
-    row: Scalar
-    first: Scalar
-    count: Scalar
-    begin: Scalar
-    end: Scalar
-    place: Scalar
-    head: Scalar
-    number: Scalar  # among this thread block's
-    done: Scalar  # blocks of those before
-    blocks: Scalar
 
 
 class Running(NamedTuple):
     """The softmax so far, of a warpgroup's rows: peak in units of log2."""
 
-    acc: Any  # [64, H]
+    acc: Any  # [64, H]; of latent pages this warpgroup's columns
     peak: Any  # [64]
     total: Any  # [64]
 
@@ -118,14 +54,14 @@ class Body:
             self._every_unit(self._fetch_and_attend)
             plgpu.wait_smem_to_gmem(0)
             return
-        warpgroup = lax.axis_index("warpgroup")
+        warpgroup, fetcher = lax.axis_index("warpgroup"), self._fetcher
 
         @pl.when(warpgroup == self.plan.warpgroups)
         def _() -> None:
             if self.plan.warpgroups > 1:
                 plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
-            done = self._every_unit(self._fetch if self.shared.raw is None else self._fetch_and_convert)
-            self._wait_for_buffers(done)
+            done = self._every_unit(fetcher.fetch if self.shared.raw is None else fetcher.fetch_and_convert)
+            fetcher.wait_for_buffers(done)
 
         @pl.when(warpgroup < self.plan.warpgroups)
         def _() -> None:
@@ -134,6 +70,14 @@ class Body:
                 plgpu.set_max_registers(min(left, 232), action="increase")
             self._every_unit(self._attend)
             plgpu.wait_smem_to_gmem(0)
+
+    @property
+    def _fetcher(self) -> Fetcher:
+        return Fetcher(self.plan, self.given, self.shared)
+
+    def _fetch_and_attend(self, unit: Unit) -> None:
+        self._fetcher.fetch_first(unit)
+        self._attend(unit)
 
     def _every_unit(self, work: Callable[[Unit], None]) -> Scalar:
         """How many blocks that were."""
@@ -149,111 +93,6 @@ class Body:
             return done + size
 
         return lax.fori_loop(0, lax.div(live - block + blocks - 1, blocks), one, jnp.int32(0))
-
-    # ---- fetching
-
-    def _fetch(self, unit: Unit) -> None:
-        """All blocks of a unit, each as soon as its buffers are free."""
-        shared, stages = self.shared, self.plan.stages
-
-        def block(i: Scalar, pieces: Pieces) -> Pieces:
-            slot, reused = self._slot(unit, i), unit.done + i >= stages
-            ahead = self._pieces(unit, i + 1)  # known before they are wanted
-            _wait_if(reused, shared.k_free.at[slot])
-            self._copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
-            if not self.plan.is_latent:
-                _wait_if(reused, shared.v_free.at[slot])
-                self._copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
-            self._copy_queries_after(unit, i)
-            return ahead
-
-        lax.fori_loop(0, unit.blocks, block, self._pieces(unit, 0))
-
-    def _fetch_and_convert(self, unit: Unit) -> None:
-        """The same for 8-bit pages: they are copied ahead, and become bfloat16 as soon as buffers for that are free."""
-        given, shared, raw, stages = self.given, self.shared, self.shared.raw, self.plan.stages
-        assert raw is not None
-
-        def copy(i: Scalar) -> None:
-            pieces, slot = self._pieces(unit, i), self._slot(unit, i)
-            for pool, scales, buffer, scale_buffer, landed in (
-                (given.k, given.k_scale, raw.k, raw.k_scale, raw.k_landed),
-                (given.v, given.v_scale, raw.v, raw.v_scale, raw.v_landed),
-            ):
-                self._copy_block(pool, pieces, unit, buffer.at[slot], landed.at[slot])
-                self._copy_block(scales, pieces, unit, scale_buffer.at[slot], landed.at[slot])
-
-        for i in range(stages):
-            pl.when(i < unit.blocks)(partial(copy, i))
-
-        @pl.loop(0, unit.blocks)
-        def _(i: Scalar) -> None:
-            slot, reused = self._slot(unit, i), unit.done + i >= stages
-            for numbers, scales, landed, target, free, full in (
-                (raw.k, raw.k_scale, raw.k_landed, shared.k, shared.k_free, shared.k_full),
-                (raw.v, raw.v_scale, raw.v_landed, shared.v, shared.v_free, shared.v_full),
-            ):
-                plgpu.barrier_wait(landed.at[slot])
-                _wait_if(reused, free.at[slot])
-                _convert(numbers.at[slot], scales.at[slot], target.at[slot])
-                plgpu.barrier_arrive(full.at[slot])
-            self._copy_queries_after(unit, i)
-            pl.when(i + stages < unit.blocks)(partial(copy, i + stages))
-
-    def _copy_queries_after(self, unit: Unit, i: Scalar) -> None:
-        """When all buffers are on their way: queries have to wait for the unit before to end."""
-
-        @pl.when(i == jnp.minimum(self.plan.stages, unit.blocks) - 1)
-        def _() -> None:
-            _wait_if(unit.number > 0, self.shared.q_free)
-            self._copy_queries(unit)
-
-    def _wait_for_buffers(self, done: Scalar) -> None:
-        """Until all are free again: the interpreter wants every arrival at a barrier to be noticed."""
-        for slot in range(self.plan.stages):
-            _wait_if(done > slot, self.shared.k_free.at[slot])
-            if not self.plan.is_latent:
-                _wait_if(done > slot, self.shared.v_free.at[slot])
-        _wait_if(done > 0, self.shared.q_free)
-
-    def _fetch_and_attend(self, unit: Unit) -> None:
-        shared = self.shared
-        for i in range(self.plan.stages):
-
-            @pl.when(i < unit.blocks)
-            def _(i: int = i) -> None:
-                pieces, slot = self._pieces(unit, i), self._slot(unit, i)
-                self._copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
-                self._copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
-
-        self._copy_queries(unit)
-        self._attend(unit)
-
-    def _pieces(self, unit: Unit, i: Scalar) -> Pieces:
-        """Of the unit's i-th block; beyond its last piece that one again."""
-        size, page = self.plan.piece_tokens, jnp.int32(self.plan.options.layout.page_size)
-        wanted = (unit.begin + i * self.plan.block_tokens + j for j in range(0, self.plan.block_tokens, size))
-        held = [jnp.minimum(position, unit.end - size) for position in wanted]
-        return tuple((self.given.tables[unit.row, lax.div(at, page)], lax.rem(at, page)) for at in held)
-
-    def _copy_block(self, pool: Any, pieces: Pieces, unit: Unit, buffer: Any, full: Any) -> None:
-        """pool [P, K, Z, ...], buffer [B, ...]"""
-        size = self.plan.piece_tokens
-        for j, (page, offset) in enumerate(pieces):
-            piece = pool.at[
-                page, lax.div(unit.head, jnp.int32(self.plan.sharing)), pl.ds(pl.multiple_of(offset, size), size)
-            ]
-            plgpu.copy_gmem_to_smem(piece, buffer.at[pl.ds(j * size, size)], full)
-
-    def _copy_queries(self, unit: Unit) -> None:
-        tile = lax.div(unit.place, jnp.int32(self.plan.splits))
-        rows = self.shared.q.at[pl.ds(0, self.plan.rows)]
-        plgpu.copy_gmem_to_smem(self.given.q.at[tile, unit.head], rows, self.shared.q_full)
-
-    def _slot(self, unit: Unit, i: Scalar) -> Scalar:
-        return lax.rem(unit.done + i, jnp.int32(self.plan.stages))
-
-    # ---- multiplying
 
     @property
     def _warpgroup(self) -> Scalar:
@@ -300,15 +139,15 @@ class Body:
 
     def _block(self, unit: Unit, i: Scalar, running: Running, border: bool) -> Running:
         """One more block. border: not every query sees all of it."""
-        shared, slot = self.shared, self._slot(unit, i)
-        later = () if self.plan.has_fetcher else self._pieces(unit, i + self.plan.stages)
+        shared, slot = self.shared, self._fetcher.slot(unit, i)
+        later = () if self.plan.has_fetcher else self._fetcher.pieces(unit, i + self.plan.stages)
 
         def free(pool: Any, buffer: Any, full: Any, barrier: Any) -> None:
             """For whoever fetches, or to be filled again."""
             if self.plan.has_fetcher:
                 plgpu.barrier_arrive(barrier.at[slot])
             else:
-                copy = partial(self._copy_block, pool, later, unit, buffer.at[slot], full.at[slot])
+                copy = partial(self._fetcher.copy_block, pool, later, unit, buffer.at[slot], full.at[slot])
                 pl.when(i + self.plan.stages < unit.blocks)(copy)
 
         begin = unit.begin + i * self.plan.block_tokens
@@ -363,8 +202,8 @@ class Body:
 
         def clear() -> None:
             shape = self.plan.block_tokens, self.plan.options.layout.out_dim
-            for row, column in product(*(range(0, size, CLEARED) for size in shape)):  # for want of registers
-                some = values.at[pl.ds(row, CLEARED), pl.ds(column, CLEARED)]
+            for row, column in product(*(range(0, size, CHUNK) for size in shape)):  # for want of registers
+                some = values.at[pl.ds(row, CHUNK), pl.ds(column, CHUNK)]
                 old = plgpu.load(some, layout=plgpu.Layout.WGMMA)
                 position = begin + row + plgpu.broadcasted_iota(jnp.int32, old.shape, 0, layout=plgpu.Layout.WGMMA)
                 seen = position < unit.first + unit.count
@@ -434,19 +273,3 @@ class Body:
             self.made.lse[unit.place, unit.head] = lse
 
         plgpu.barrier_arrive(self.shared.q_free)
-
-
-def _convert(numbers: Any, scales: Any, target: Any) -> None:
-    """target [B, H] = numbers times their token's scale; where nobody looks it may be anything."""
-    layout = plgpu.Layout.WGMMA_UPCAST_2X
-    for row, column in product(*(range(0, size, CLEARED) for size in target.shape)):  # for want of registers
-        part = pl.ds(row, CLEARED), pl.ds(column, CLEARED)
-        some = plgpu.load(numbers.at[part], layout=layout).astype(jnp.float32)
-        scale = plgpu.load(scales.at[part[0]], layout=layout.reduce(1))
-        wide = some * lax.broadcast_in_dim(scale, some.shape, [0])
-        target[part] = plgpu.layout_cast(wide.astype(target.dtype), plgpu.Layout.WGMMA)
-    plgpu.commit_smem()
-
-
-def _wait_if(condition: Scalar, barrier: Any) -> None:
-    pl.when(condition)(lambda: plgpu.barrier_wait(barrier))

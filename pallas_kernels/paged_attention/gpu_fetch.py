@@ -1,0 +1,139 @@
+"""Pages and queries into shared memory, for the Hopper kernel."""
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_attention.gpu_plan import Plan
+from pallas_kernels.paged_attention.gpu_refs import Given, Scalar, Shared, Unit
+
+Pieces = tuple[tuple[Scalar, Scalar], ...]  # of a block: page, and where in it
+CHUNK = 64  # positions and dimensions that are held in registers at a time
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    plan: Plan
+    given: Given
+    shared: Shared
+
+    def fetch(self, unit: Unit) -> None:
+        """All blocks of a unit, each as soon as its buffers are free."""
+        shared, stages = self.shared, self.plan.stages
+
+        def block(i: Scalar, pieces: Pieces) -> Pieces:
+            slot, reused = self.slot(unit, i), unit.done + i >= stages
+            ahead = self.pieces(unit, i + 1)  # known before they are wanted
+            _wait_if(reused, shared.k_free.at[slot])
+            self.copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
+            if not self.plan.is_latent:
+                _wait_if(reused, shared.v_free.at[slot])
+                self.copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
+            self._copy_queries_after(unit, i)
+            return ahead
+
+        lax.fori_loop(0, unit.blocks, block, self.pieces(unit, 0))
+
+    def fetch_and_convert(self, unit: Unit) -> None:
+        """The same for 8-bit pages: they are copied ahead, and become bfloat16 as soon as buffers for that are free."""
+        given, shared, raw, stages = self.given, self.shared, self.shared.raw, self.plan.stages
+        assert raw is not None
+
+        def copy(i: Scalar) -> None:
+            pieces, slot = self.pieces(unit, i), self.slot(unit, i)
+            for pool, scales, buffer, scale_buffer, landed in (
+                (given.k, given.k_scale, raw.k, raw.k_scale, raw.k_landed),
+                (given.v, given.v_scale, raw.v, raw.v_scale, raw.v_landed),
+            ):
+                self.copy_block(pool, pieces, unit, buffer.at[slot], landed.at[slot])
+                self.copy_block(scales, pieces, unit, scale_buffer.at[slot], landed.at[slot])
+
+        for i in range(stages):
+            pl.when(i < unit.blocks)(partial(copy, i))
+
+        @pl.loop(0, unit.blocks)
+        def _(i: Scalar) -> None:
+            slot, reused = self.slot(unit, i), unit.done + i >= stages
+            for numbers, scales, landed, target, free, full in (
+                (raw.k, raw.k_scale, raw.k_landed, shared.k, shared.k_free, shared.k_full),
+                (raw.v, raw.v_scale, raw.v_landed, shared.v, shared.v_free, shared.v_full),
+            ):
+                plgpu.barrier_wait(landed.at[slot])
+                _wait_if(reused, free.at[slot])
+                _convert(numbers.at[slot], scales.at[slot], target.at[slot])
+                plgpu.barrier_arrive(full.at[slot])
+            self._copy_queries_after(unit, i)
+            pl.when(i + stages < unit.blocks)(partial(copy, i + stages))
+
+    def _copy_queries_after(self, unit: Unit, i: Scalar) -> None:
+        """When all buffers are on their way: queries have to wait for the unit before to end."""
+
+        @pl.when(i == jnp.minimum(self.plan.stages, unit.blocks) - 1)
+        def _() -> None:
+            _wait_if(unit.number > 0, self.shared.q_free)
+            self._copy_queries(unit)
+
+    def wait_for_buffers(self, done: Scalar) -> None:
+        """Until all are free again: the interpreter wants every arrival at a barrier to be noticed."""
+        for slot in range(self.plan.stages):
+            _wait_if(done > slot, self.shared.k_free.at[slot])
+            if not self.plan.is_latent:
+                _wait_if(done > slot, self.shared.v_free.at[slot])
+        _wait_if(done > 0, self.shared.q_free)
+
+    def fetch_first(self, unit: Unit) -> None:
+        """As many blocks as there are buffers, and the queries: for a warpgroup that then multiplies."""
+        for i in range(self.plan.stages):
+            pl.when(i < unit.blocks)(partial(self._fetch_both, unit, i))
+        self._copy_queries(unit)
+
+    def _fetch_both(self, unit: Unit, i: int) -> None:
+        shared, pieces, slot = self.shared, self.pieces(unit, i), self.slot(unit, i)
+        self.copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
+        self.copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
+
+    def pieces(self, unit: Unit, i: Scalar) -> Pieces:
+        """Of the unit's i-th block; beyond its last piece that one again."""
+        size, page = self.plan.piece_tokens, jnp.int32(self.plan.options.layout.page_size)
+        wanted = (unit.begin + i * self.plan.block_tokens + j for j in range(0, self.plan.block_tokens, size))
+        held = [jnp.minimum(position, unit.end - size) for position in wanted]
+        return tuple((self.given.tables[unit.row, lax.div(at, page)], lax.rem(at, page)) for at in held)
+
+    def copy_block(self, pool: Any, pieces: Pieces, unit: Unit, buffer: Any, full: Any) -> None:
+        """pool [P, K, Z, ...], buffer [B, ...]"""
+        size = self.plan.piece_tokens
+        for j, (page, offset) in enumerate(pieces):
+            piece = pool.at[
+                page, lax.div(unit.head, jnp.int32(self.plan.sharing)), pl.ds(pl.multiple_of(offset, size), size)
+            ]
+            plgpu.copy_gmem_to_smem(piece, buffer.at[pl.ds(j * size, size)], full)
+
+    def _copy_queries(self, unit: Unit) -> None:
+        tile = lax.div(unit.place, jnp.int32(self.plan.splits))
+        rows = self.shared.q.at[pl.ds(0, self.plan.rows)]
+        plgpu.copy_gmem_to_smem(self.given.q.at[tile, unit.head], rows, self.shared.q_full)
+
+    def slot(self, unit: Unit, i: Scalar) -> Scalar:
+        return lax.rem(unit.done + i, jnp.int32(self.plan.stages))
+
+
+def _convert(numbers: Any, scales: Any, target: Any) -> None:
+    """target [B, H] = numbers times their token's scale; where nobody looks it may be anything."""
+    layout = plgpu.Layout.WGMMA_UPCAST_2X
+    for row, column in product(*(range(0, size, CHUNK) for size in target.shape)):  # for want of registers
+        part = pl.ds(row, CHUNK), pl.ds(column, CHUNK)
+        some = plgpu.load(numbers.at[part], layout=layout).astype(jnp.float32)
+        scale = plgpu.load(scales.at[part[0]], layout=layout.reduce(1))
+        wide = some * lax.broadcast_in_dim(scale, some.shape, [0])
+        target[part] = plgpu.layout_cast(wide.astype(target.dtype), plgpu.Layout.WGMMA)
+    plgpu.commit_smem()
+
+
+def _wait_if(condition: Scalar, barrier: Any) -> None:
+    pl.when(condition)(lambda: plgpu.barrier_wait(barrier))
