@@ -26,6 +26,18 @@ def test_logits(case: str) -> None:
     check_logits(case, one_device_mesh())
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("llama_gqa", "llama_mlp_bias", "mistral_window", "qwen2_gqa", "qwen3_head_dim", "gemma2_caps"),
+        *("gemma3_two_ropes", "phi3_mha_tied", "olmo2_mha_tied"),
+    ],
+)
+def test_logits_over_two_devices(case: str) -> None:
+    """Every family, whatever is split of it."""
+    check_logits(case, MeshSpec(tensor=2).build(jax.devices()))
+
+
 @pytest.mark.parametrize("case", ["llama_mqa", "qwen2_gqa", "olmo2_gqa", "phi3_window"])
 def test_logits_where_kv_heads_are_fewer_than_devices(case: str) -> None:
     """One or two kv heads, four query heads on four devices; biases, norms of all heads, and one fused tensor."""
