@@ -49,11 +49,13 @@ def check(options: Options, demand: Demand) -> None:
             f"latent pages of {layout.head_dim} numbers in {layout.dtype}, {layout.value_dim} of them the value: the "
             f"GPU kernel has multiples of 64 and of 128, in bfloat16 ({instead})"
         )
-    if layout.page_size % 16:
+    step = 32 if layout.scaled else 16  # a copy of scales begins at a multiple of 128 bytes of shared memory
+    if layout.page_size % step:
         raise KernelError(
-            f"pages of {layout.page_size} tokens: on a GPU the size is a multiple of 16 (--page-size, or {instead})"
+            f"pages of {layout.page_size} tokens of {layout.dtype}: on a GPU the size is a multiple of {step} "
+            f"(--page-size, or {instead})"
         )
-    few_plan(options, heads, demand.rows, 1)
+    few_plan(options, heads, demand.rows, 1, demand.table_width * layout.page_size)
     many_plan(options, heads)
 
 
@@ -71,12 +73,17 @@ def attend(
     """few_sizes, many_sizes: instead of the table's, to tune them."""
     pages = reference.write(pages, k, v, ragged.page, ragged.offset)
     heads, rows, most = q.shape[1], len(ragged.lengths), options.most
+    context = ragged.tables.shape[1] * options.layout.page_size
     if most is not None and most <= few_tokens(options, heads):
         tiles = decode_tiles(ragged) if most == 1 else ragged_tiles(ragged, len(q), most)
-        out, lse = _walk(q, pages, ragged, tiles, few_plan(options, heads, len(tiles.row), most, few_sizes), sinks)
+        out, lse = _walk(
+            q, pages, ragged, tiles, few_plan(options, heads, len(tiles.row), most, context, few_sizes), sinks
+        )
     else:
         plan = many_plan(options, heads, many_sizes)
-        one = _walk(q, pages, ragged, single_tiles(ragged, len(q)), few_plan(options, heads, rows, 1, few_sizes), sinks)
+        one = _walk(
+            q, pages, ragged, single_tiles(ragged, len(q)), few_plan(options, heads, rows, 1, context, few_sizes), sinks
+        )
         many = _walk(q, pages, ragged, ragged_tiles(ragged, len(q), plan.tokens, least=2), plan, sinks)
         is_one = (jnp.arange(len(q)) < ragged.split[0])[:, None]
         out, lse = jnp.where(is_one[..., None], one[0], many[0]), jnp.where(is_one, one[1], many[1])
@@ -147,7 +154,7 @@ def _scratch(plan: Plan, dtype: jnp.dtype) -> Shared:
         cleared=plgpu.Barrier(num_barriers=s),
         scored=done,
         raw=_raw(plan) if scaled else None,
-        out=None if plan.splits == 1 or plan.is_latent else _tiled((rows, dim), jnp.dtype(jnp.float32)),
+        out=_tiled((rows, plan.result_columns), jnp.dtype(jnp.float32)) if plan.has_parts else None,
         weights=_tiled((w, WARPGROUP_ROWS, plan.block_tokens), dtype) if plan.interpreted else None,
     )
 

@@ -37,7 +37,7 @@ LOG2E = math.log2(math.e)
 class Running(NamedTuple):
     """The softmax so far, of a warpgroup's rows: peak in units of log2."""
 
-    acc: Any  # [64, H]; of latent pages this warpgroup's columns
+    acc: tuple[Any, ...]  # [64, columns], side by side H of them; of latent pages this warpgroup's
     peak: Any  # [64]
     total: Any  # [64]
 
@@ -103,11 +103,10 @@ class Body:
         """Of the multiplying warpgroup's 64."""
         return 0 if self.plan.is_latent else self._warpgroup * WARPGROUP_ROWS
 
-    @property
-    def _columns(self) -> Any:
-        """Of values, that are the multiplying warpgroup's."""
-        size = self.plan.columns
-        return pl.ds(pl.multiple_of(self._warpgroup * size, size) if self.plan.is_latent else 0, size)
+    def _columns(self, j: int) -> Any:
+        """Of values and results: the multiplying warpgroup's j-th."""
+        size = self.plan.result_columns
+        return pl.ds(pl.multiple_of(self._warpgroup * size, size) if self.plan.is_latent else j * size, size)
 
     def _attend(self, unit: Unit) -> None:
         size, window = self.plan.block_tokens, self.plan.options.window
@@ -131,8 +130,10 @@ class Body:
 
     def _nothing(self) -> Running:
         each = plgpu.Layout.WGMMA.reduce(1)
+        wide, parts = self.plan.result_columns, self.plan.columns // self.plan.result_columns
+        zeros = plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS, wide), jnp.float32), plgpu.Layout.WGMMA)
         return Running(
-            plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS, self.plan.columns), jnp.float32), plgpu.Layout.WGMMA),
+            (zeros,) * parts,
             plgpu.layout_cast(jnp.full((WARPGROUP_ROWS,), LOWEST, jnp.float32), each),
             plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS,), jnp.float32), each),
         )
@@ -161,12 +162,12 @@ class Body:
         decay = jnp.exp2(running.peak - peak)
         weights = jnp.exp2(scores - lax.broadcast_in_dim(peak, scores.shape, [0]))
         total = running.total * decay + weights.sum(axis=1)
-        acc = running.acc * lax.broadcast_in_dim(decay, running.acc.shape, [0])
+        acc = tuple(part * lax.broadcast_in_dim(decay, part.shape, [0]) for part in running.acc)
         if not self.plan.is_latent:
             plgpu.barrier_wait(shared.v_full.at[slot])
         if border:
             self._clear(unit, begin, slot)
-        acc = self._add_values(acc, weights.astype(shared.v.dtype), shared.v.at[slot, :, self._columns])
+        acc = self._add_values(acc, weights.astype(shared.v.dtype), shared.v.at[slot])
         if self.plan.is_latent:
             plgpu.barrier_arrive(shared.k_free.at[slot])
         else:
@@ -185,7 +186,9 @@ class Body:
         products = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
         if options.softcap is None:
             return products * (options.scale * LOG2E)
-        return jnp.tanh(products * (options.scale / options.softcap)) * (options.softcap * LOG2E)
+        # Not jnp.tanh: the chip's is right to 11 bits only.
+        twice = jnp.exp2(products * (2 * LOG2E * options.scale / options.softcap))
+        return (1 - 2 / (twice + 1)) * (options.softcap * LOG2E)
 
     def _seen(self, unit: Unit, begin: Scalar, shape: tuple[int, ...]) -> jax.Array:
         """Of a block that begins at this position."""
@@ -228,36 +231,45 @@ class Body:
 
         plgpu.barrier_wait(self.shared.cleared.at[slot])
 
-    def _add_values(self, acc: Any, weights: jax.Array, values: Any) -> Any:
-        if self.shared.weights is None:  # the form for the chip; jax's interpreter has none with operands in registers
+    def _add_values(self, acc: tuple[Any, ...], weights: jax.Array, values: Any) -> tuple[Any, ...]:
+        if self.shared.weights is not None:  # the interpreter has no product of an operand in registers
+            operand = self.shared.weights.at[self._warpgroup]
+            operand[...] = weights
+            plgpu.commit_smem()
+            weights = operand
+        return tuple(self._add_product(part, weights, values.at[:, self._columns(j)]) for j, part in enumerate(acc))
+
+    def _add_product(self, acc: Any, weights: Any, values: Any) -> Any:
+        if self.shared.weights is None:  # the form for the chip
             return pl.run_state(lambda ref: plgpu.wgmma(ref, weights, values))(plgpu.WGMMAAccumulatorRef.init(acc))
-        operand = self.shared.weights.at[self._warpgroup]
-        operand[...] = weights
-        plgpu.commit_smem()
 
         def multiply(ref: Any) -> jax.Array:
-            plgpu.wgmma(ref, operand, values)
+            plgpu.wgmma(ref, weights, values)
             return ref[...]
 
         return acc + pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(acc.shape, jnp.float32))
 
     def _hand_out(self, unit: Unit, running: Running) -> None:
         """Rows that see nothing in this part: zeros, and LOWEST as the logarithm of nothing."""
-        shared, warpgroup, rows = self.shared, self._warpgroup, min(self.plan.rows, WARPGROUP_ROWS)
+        shared, rows = self.shared, min(self.plan.rows, WARPGROUP_ROWS)
         some = jnp.where(running.total == 0, jnp.ones_like(running.total), running.total)  # NaN stays
-        result = running.acc / lax.broadcast_in_dim(some, running.acc.shape, [0])
+        lse = running.peak * (1 / LOG2E) + jnp.log(some)
+        results = [part / lax.broadcast_in_dim(some, part.shape, [0]) for part in running.acc]
         if self.plan.is_latent:
-            self._hand_out_latent(unit, result, running.peak * (1 / LOG2E) + jnp.log(some))
+            self._hand_out_latent(unit, results[0], lse)
             return
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before
-        mine, used = pl.ds(warpgroup * WARPGROUP_ROWS, WARPGROUP_ROWS), pl.ds(warpgroup * WARPGROUP_ROWS, rows)
+        mine, used = pl.ds(self._first_row, WARPGROUP_ROWS), pl.ds(self._first_row, rows)
         staged = shared.q if shared.out is None else shared.out
-        out, lse = staged.at[mine], shared.lse.at[mine]
-        out[...] = result.astype(out.dtype)
-        lse[...] = running.peak * (1 / LOG2E) + jnp.log(some)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(staged.at[used], self.made.out.at[unit.place, unit.head, used])
-        plgpu.copy_smem_to_gmem(shared.lse.at[used], self.made.lse.at[unit.place, unit.head, used])
+        for j, result in enumerate(results):
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before
+            staged[mine] = result.astype(staged.dtype)
+            if j == 0:
+                shared.lse[mine] = lse
+            plgpu.commit_smem()
+            made = self.made.out.at[unit.place, unit.head, used, self._columns(j)]
+            plgpu.copy_smem_to_gmem(staged.at[used], made)
+            if j == 0:
+                plgpu.copy_smem_to_gmem(shared.lse.at[used], self.made.lse.at[unit.place, unit.head, used])
         if shared.out is None:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if self.plan.has_fetcher:
@@ -265,8 +277,7 @@ class Body:
 
     def _hand_out_latent(self, unit: Unit, result: jax.Array, lse: jax.Array) -> None:
         """From registers, which takes float32: there is no room left for a result of so many columns."""
-        out = self.made.out.at[unit.place, unit.head, :, self._columns]
-        out[...] = result.astype(out.dtype)
+        self.made.out[unit.place, unit.head, :, self._columns(0)] = result
 
         @pl.when(self._warpgroup == 0)
         def _() -> None:

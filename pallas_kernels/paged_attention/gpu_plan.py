@@ -5,13 +5,17 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from math import gcd
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pallas_kernels.paged_attention.api import KernelError, Layout, Options
 
 WARPGROUP_ROWS = 64  # of a matrix product of one warpgroup (wgmma)
-CORES, FEW_CORES = 132, 2  # multiprocessors of an H100 or H200; in the interpreter, which has one thread for them all
-SHARED_BYTES, OTHER_BYTES = 227 * 1024, 2048  # of shared memory of a multiprocessor; what barriers and the like take
+# Multiprocessors, by a part of the device's name; in the interpreter, which has a thread or two for them all.
+CORES, MOST_CORES, FEW_CORES = MappingProxyType({"PCIe": 114, "H20 ": 78}), 132, 2
+SHARED_BYTES = 228 * 1024  # of a multiprocessor's shared memory, for its thread blocks
+ALIGNMENT = 1024  # every buffer begins at a multiple of it; and the driver keeps as much of each thread block's
+RESULT_COLUMNS = 64  # of a part's result that are handed out together, for want of shared memory
 LEAST_BLOCK = 64  # kv positions
 PARTIAL_ROWS = 2**16  # of split results: they are written, and read whole
 ELEMENT = 2  # bytes of a bfloat16
@@ -62,8 +66,11 @@ class Plan(NamedTuple):
 
     @property
     def has_fetcher(self) -> bool:
-        """A warpgroup that only fetches, and turns 8-bit numbers into bfloat16."""
-        return self.warpgroups > 1 or self.options.layout.scaled
+        """A warpgroup that only fetches, and turns 8-bit numbers into bfloat16.
+
+        Not where thread blocks share a multiprocessor: there another one multiplies while this one waits.
+        """
+        return self.per_core == 1 or self.options.layout.scaled
 
     @property
     def is_latent(self) -> bool:
@@ -78,6 +85,15 @@ class Plan(NamedTuple):
     def columns(self) -> int:
         """Of a value and one multiplying warpgroup."""
         return self.options.layout.out_dim // (self.warpgroups if self.is_latent else 1)
+
+    @property
+    def has_parts(self) -> bool:
+        """Results are those of parts, in float32, and handed out some columns at a time."""
+        return self.splits > 1 and not self.is_latent
+
+    @property
+    def result_columns(self) -> int:
+        return RESULT_COLUMNS if self.has_parts else self.columns
 
     @property
     def interpreted(self) -> bool:
@@ -101,14 +117,16 @@ def _shared_out(options: Options, heads: int) -> tuple[int, int]:
     return groups // sharing, sharing
 
 
-def few_plan(options: Options, heads: int, tiles: int, tokens: int, sizes: Sizes | None = None) -> Plan:
+def few_plan(options: Options, heads: int, tiles: int, tokens: int, context: int, sizes: Sizes | None = None) -> Plan:
     """Of tiles that fit into one warpgroup's product. heads: N of the shard. tiles: n, each with so many tokens.
 
-    sizes: instead of the table's.
+    context: kv positions of a row, at most. sizes: instead of the table's.
     """
     groups, sharing = _shared_out(options, heads)
     rows = -(-tokens * groups // 8) * 8
-    return _plan(options, groups, sharing, tiles, tokens, rows, sizes or tuned(options, groups, "few"))
+    sizes = sizes or tuned(options, groups, "few")
+    sizes = sizes._replace(splits=min(sizes.splits, -(-context // sizes.split_tokens)))
+    return _plan(options, groups, sharing, tiles, tokens, rows, sizes)
 
 
 def many_plan(options: Options, heads: int, sizes: Sizes | None = None) -> Plan:
@@ -125,11 +143,7 @@ def _plan(options: Options, groups: int, sharing: int, tiles: int, tokens: int, 
         sizes, rows = sizes._replace(warpgroups=LATENT_WARPGROUPS, per_core=1), WARPGROUP_ROWS
     splits = max(1, min(sizes.splits, PARTIAL_ROWS // (tiles * layout.kv_heads * sharing * rows)))
     on_chip = options.device_kind.startswith("NVIDIA")
-    query_bytes = sizes.warpgroups * WARPGROUP_ROWS * layout.head_dim * (ELEMENT + (4 if splits > 1 else 0))
-    token_bytes = 2 * layout.head_dim * ELEMENT + (2 * (layout.head_dim + 4) if layout.scaled else 0)
-    if layout.value_dim is not None:  # results go out from registers
-        query_bytes, token_bytes = WARPGROUP_ROWS * layout.head_dim * ELEMENT, layout.head_dim * ELEMENT
-    fixed = query_bytes + OTHER_BYTES
+    fixed, token_bytes = _shared_bytes(layout, sizes.warpgroups * WARPGROUP_ROWS, splits > 1)
     # Fewer thread blocks of a multiprocessor where they do not fit, and then smaller blocks.
     wanted = [(n, sizes.block_tokens) for n in range(sizes.per_core, 0, -1)] + [(1, LEAST_BLOCK)]
     for per_core, block_tokens in wanted:
@@ -141,15 +155,32 @@ def _plan(options: Options, groups: int, sharing: int, tiles: int, tokens: int, 
             f"two blocks of heads of {layout.head_dim} in {layout.dtype} do not fit into {SHARED_BYTES} bytes of "
             "shared memory (--attention reference)"
         )
-    piece = gcd(LEAST_BLOCK, layout.page_size)
-    split_tokens = max(sizes.split_tokens, block_tokens)
-    cores = CORES if on_chip else FEW_CORES
     return Plan(
-        *(options, tokens, groups, sharing, rows, sizes.warpgroups, piece, block_tokens, stages, per_core),
-        split_tokens=split_tokens,
+        *(options, tokens, groups, sharing, rows, sizes.warpgroups),
+        piece_tokens=gcd(LEAST_BLOCK, layout.page_size),
+        block_tokens=block_tokens,
+        stages=stages,
+        per_core=per_core,
+        split_tokens=max(sizes.split_tokens, block_tokens),
         splits=splits,
-        cores=cores,
+        cores=_cores(options.device_kind) if on_chip else FEW_CORES,
     )
+
+
+def _shared_bytes(layout: Layout, rows: int, has_parts: bool) -> tuple[int, int]:
+    """Of shared memory: what a thread block takes whatever its blocks, and what every token of a block takes."""
+    others = 3 * ALIGNMENT  # the driver's, the logarithms, barriers
+    if layout.value_dim is not None:  # queries for all warpgroups; results go out from registers
+        return WARPGROUP_ROWS * layout.head_dim * ELEMENT + others, layout.head_dim * ELEMENT
+    staged = rows * RESULT_COLUMNS * 4 if has_parts else 0
+    if not layout.scaled:
+        return rows * layout.head_dim * ELEMENT + staged + others, 2 * layout.head_dim * ELEMENT
+    scales = 2 * ALIGNMENT  # of few tokens: a buffer is no smaller
+    return rows * layout.head_dim * ELEMENT + staged + others + scales, 2 * (layout.head_dim * (ELEMENT + 1) + 4)
+
+
+def _cores(device_kind: str) -> int:
+    return next((cores for part, cores in CORES.items() if part in f"{device_kind} "), MOST_CORES)
 
 
 def tuned(options: Options, groups: int, kind: str) -> Sizes:

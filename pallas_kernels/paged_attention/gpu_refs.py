@@ -42,7 +42,7 @@ class Shared(NamedTuple):
     cleared: Any
     scored: Any  # of latent pages
     raw: "Raw | None" = None
-    out: Any = None  # [w * 64, H] float32 of parts; of whole results it is where the queries were
+    out: Any = None  # [w * 64, columns] float32 of parts; whole results lie where the queries were
     weights: Any = None  # [w, 64, B]: only where the interpreter runs this
 
 

@@ -57,8 +57,8 @@ def plans(step: Step) -> list[Plan]:
     """Of the walks of a step."""
     options = step.options("NVIDIA H200")
     if step.most is not None and step.most <= few_tokens(options, step.heads):
-        return [few_plan(options, step.heads, step.rows, step.most)]
-    return [few_plan(options, step.heads, step.rows, 1), many_plan(options, step.heads)]
+        return [few_plan(options, step.heads, step.rows, step.most, step.width * step.page_size)]
+    return [few_plan(options, step.heads, step.rows, 1, step.width * step.page_size), many_plan(options, step.heads)]
 
 
 def most_spilled(step: Step) -> int:

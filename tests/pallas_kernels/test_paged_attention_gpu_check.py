@@ -37,10 +37,11 @@ def test_two_blocks_fit_into_shared_memory(head_dim: int, page_size: int) -> Non
     layout = Layout(8, head_dim, page_size, BF16)
     check(layout)
     options = replace(LLAMA, layout=layout)
-    for plan in (few_plan(options, 32, 64, 1), few_plan(options, 32, 4096, 1), many_plan(options, 32)):
-        queries = plan.warpgroups * 64 * head_dim * (2 if plan.splits == 1 else 6)
+    for plan in (few_plan(options, 32, 64, 1, 8192), few_plan(options, 32, 4096, 1, 8192), many_plan(options, 32)):
+        queries = plan.warpgroups * 64 * (head_dim * 2 + (64 * 4 if plan.splits > 1 else 0))
         blocks = plan.stages * 2 * plan.block_tokens * head_dim * 2
-        assert plan.stages >= 2 and plan.per_core * (queries + blocks) < SHARED_BYTES
+        assert plan.stages >= 2 and plan.per_core * (queries + blocks + 3072) <= SHARED_BYTES
+        assert plan.per_core * (plan.warpgroups + plan.has_fetcher) <= 3
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,8 @@ def test_two_blocks_fit_into_shared_memory(head_dim: int, page_size: int) -> Non
         (Layout(8, 128, 64, jnp.dtype("float16")), 32, "bfloat16", "pages of float16"),
         (Layout(8, 256, 64, jnp.dtype("int8")), 32, "bfloat16", f"heads of 256 .* fit into {SHARED_BYTES} bytes"),
         (Layout(8, 80, 64, BF16), 32, "bfloat16", r"heads of 80: .* \(64, 128, 192, 256\)"),
-        (Layout(8, 128, 40, BF16), 32, "bfloat16", r"pages of 40 tokens: on a GPU .* multiple of 16 \(--page-size"),
+        (Layout(8, 128, 40, BF16), 32, "bfloat16", r"pages of 40 tokens .* multiple of 16 \(--page-size"),
+        (Layout(8, 128, 16, jnp.dtype("int8")), 32, "bfloat16", r"pages of 16 tokens of int8: .* multiple of 32"),
         (
             Layout(1, 576, 64, BF16, 500),
             16,
@@ -66,11 +68,29 @@ def test_what_it_refuses(layout: Layout, heads: int, dtype: str, reason: str) ->
         check(layout, heads, dtype)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 8])
+@pytest.mark.parametrize("rows", [1, 64, 256])
+def test_two_thread_blocks_share_a_multiprocessor_when_llama_decodes(kv_heads: int, rows: int) -> None:
+    plan = few_plan(replace(LLAMA, layout=Layout(kv_heads, 128, 64, BF16)), 4 * kv_heads, rows, 1, 8192)
+    assert (plan.per_core, plan.has_fetcher) == (2, False) and plan.stages >= 2
+
+
+def test_rows_are_split_no_further_than_their_tables_reach() -> None:
+    assert [few_plan(LLAMA, 32, 8, 1, context).splits for context in (64, 256, 257, 4096, 2**17)] == [1, 1, 2, 16, 32]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cores"), [("NVIDIA H200", 132), ("NVIDIA H100 PCIe", 114), ("NVIDIA H20", 78), ("cpu", 2)]
+)
+def test_thread_blocks_are_as_many_as_multiprocessors(kind: str, cores: int) -> None:
+    assert many_plan(replace(LLAMA, device_kind=kind), 32).cores == cores
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "walked", "each"), [(32, 8, 8, 4), (128, 1, 2, 64), (130, 2, 10, 13), (67, 1, 67, 1)]
 )
 def test_more_than_64_query_heads_are_shared_out(heads: int, kv_heads: int, walked: int, each: int) -> None:
-    plan = few_plan(replace(LLAMA, layout=Layout(kv_heads, 128, 64, BF16)), heads, 8, 1)
+    plan = few_plan(replace(LLAMA, layout=Layout(kv_heads, 128, 64, BF16)), heads, 8, 1, 8192)
     assert (plan.heads, plan.groups) == (walked, each)
 
 
@@ -80,7 +100,7 @@ def test_parts_cover_what_a_row_sees_and_nothing_else() -> None:
     rows = len(lengths)
     ragged = Ragged(jnp.zeros((rows, 128), jnp.int32), jnp.asarray(lengths), *(jnp.zeros(rows, jnp.int32),) * 4)
     for window in (None, 100, 1000):
-        plan = few_plan(replace(LLAMA, window=window), 32, rows, 1)
+        plan = few_plan(replace(LLAMA, window=window), 32, rows, 1, 8192)
         units, parts = units_of(decode_tiles(ragged), plan)
         seen: list[list[int]] = [[] for _ in lengths]
         for i in range(int(units.live[0])):
@@ -97,7 +117,7 @@ def test_parts_cover_what_a_row_sees_and_nothing_else() -> None:
 def test_a_row_is_split_by_its_own_length_alone() -> None:
     def parts(lengths: list[int]) -> list[int]:
         ragged = Ragged(jnp.zeros((3, 128), jnp.int32), jnp.asarray(lengths), *(jnp.zeros(3, jnp.int32),) * 4)
-        return units_of(decode_tiles(ragged), few_plan(LLAMA, 32, 3, 1))[1].tolist()
+        return units_of(decode_tiles(ragged), few_plan(LLAMA, 32, 3, 1, 8192))[1].tolist()
 
     alone, together = parts([3000, 0, 0]), parts([8192, 3000, 5])
     assert alone[0] == together[1] > 1
