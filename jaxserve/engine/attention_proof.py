@@ -6,7 +6,7 @@ here, in seconds, and not in somebody's text.
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,25 @@ from jaxserve.errors import EngineError
 from pallas_kernels import dispatch
 from pallas_kernels.paged_attention.api import Layout, Options, PagedAttention, Pages, Ragged, quantize
 
-WIDTH = 4  # pages of a row
 # Of results, which are averages of numbers around 1: both sides round them, and the weights before.
 BOUNDS = {jnp.dtype(jnp.bfloat16): 0.04, jnp.dtype(jnp.float32): 1e-3}
+OWN_PAGES = 3  # of a row, behind those that it shares
+
+
+class Extent(NamedTuple):
+    """How much is tried: rows, and pages that the long ones of them begin with, all the same ones."""
+
+    rows: int
+    shared: int
+
+    @staticmethod
+    def of(device: Any, page_size: int) -> "Extent":
+        """More than a chip has room for at a time, so that buffers are used again and again; little on a CPU, where
+        kernels run in interpreters.
+        """
+        if device.platform == "cpu":
+            return Extent(4, 2)
+        return Extent(max(8, min(48, 3072 // page_size)), -(-2048 // page_size))
 
 
 def prove_attention(name: str, steps: Iterable[Options], heads: int, dtype: jnp.dtype, device: Any) -> None:
@@ -28,11 +44,11 @@ def prove_attention(name: str, steps: Iterable[Options], heads: int, dtype: jnp.
     """
     with jax.default_device(device):
         for options in steps:
+            extent = Extent.of(device, options.layout.page_size)
             ours, theirs = (
-                _attend(dispatch.IMPLEMENTATIONS[each], options, heads, dtype) for each in (name, "reference")
+                _attend(dispatch.IMPLEMENTATIONS[each], options, heads, dtype, extent) for each in (name, "reference")
             )
-            apart = [np.abs(np.float32(a) - np.float32(b)).max() for a, b in zip(ours, theirs, strict=True)]
-            difference = float(np.max(apart))  # NaN if there is any
+            difference = max(_apart(a, b) for a, b in zip(ours, theirs, strict=True))
             if not difference <= BOUNDS[dtype]:
                 kind = "a decode step" if options.most == 1 else "a step of prompts"
                 raise EngineError(
@@ -42,21 +58,39 @@ def prove_attention(name: str, steps: Iterable[Options], heads: int, dtype: jnp.
                 )
 
 
-def _attend(kernel: PagedAttention, options: Options, heads: int, dtype: jnp.dtype) -> list[np.ndarray]:
-    """What rows see that end at and beside borders of pages, and numbers of their pages. The same for everybody."""
-    layout, size, rng = options.layout, options.layout.page_size, np.random.default_rng(0)
-    new = [1, 1, 1, 1] if options.most == 1 else [1, 1, 7, size + 5]
-    lengths = [1, size, size + 1, 4 * size - 1] if options.most == 1 else [size, 3 * size + 1, size + 3, 4 * size]
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference; infinite where only one of them is NaN."""
+    one, other = np.float32(a), np.float32(b)
+    if (np.isnan(one) != np.isnan(other)).any():
+        return np.inf
+    return float(np.nan_to_num(np.abs(one - other)).max())
 
-    def vectors(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.normal(size=(*shape, layout.head_dim)), dtype)
 
-    ids = np.arange(len(new) * WIDTH, dtype=np.int32)
-    q, k, v = (vectors(sum(new), count) for count in (heads, layout.kv_heads, layout.kv_heads))
-    held = vectors(len(ids), size, layout.kv_heads), vectors(len(ids), size, layout.kv_heads)
-    ragged = _ragged(new, lengths, rng.permutation(ids).reshape(-1, WIDTH), size)
-    pages = kernel.write_back(kernel.allocate(len(ids), layout), jnp.asarray(ids), _canonical(held, layout), layout)
+def _attend(kernel: PagedAttention, options: Options, heads: int, dtype: jnp.dtype, extent: Extent) -> list[np.ndarray]:
+    """What rows see that begin and end at and beside borders of pages, and numbers of their pages.
+
+    The same for every implementation. NaN lies where nobody looks, if pages can hold it.
+    """
+    layout, rng = options.layout, np.random.default_rng(0)
+    cached, new = _rows(options, extent)
+    tables = _tables(cached, extent, layout.page_size)
+    ids = np.arange(extent.shared + OWN_PAGES * extent.rows, dtype=np.int32)
+
+    def vectors(*shape: int) -> np.ndarray:
+        return rng.standard_normal((*shape, layout.head_dim), np.float32)
+
+    q, k, v = (jnp.asarray(vectors(sum(new), count), dtype) for count in (heads, layout.kv_heads, layout.kv_heads))
+    held = [vectors(len(ids), layout.page_size, layout.kv_heads) for _ in "kv"]
+    if not layout.scaled:
+        for row, before in enumerate(cached):
+            own, begin = divmod(before, layout.page_size)
+            for pool in held:
+                pool[tables[row, own], begin:] = np.nan
+                pool[tables[row, own + 1 : own + OWN_PAGES]] = np.nan
+    canonical = _canonical([jnp.asarray(pool, dtype) for pool in held], layout)
+    pages = kernel.write_back(kernel.allocate(len(ids), layout), jnp.asarray(ids), canonical, layout)
     attend = jax.jit(partial(kernel.attend, options=options), donate_argnums=3)
+    ragged = _ragged(cached, new, tables, layout.page_size)
     done = jax.block_until_ready(attend(q, k, None if layout.value_dim else v, pages, ragged))
     found = [done.out]
     if not layout.scaled:  # a number of 8 bits may be rounded either way
@@ -64,7 +98,26 @@ def _attend(kernel: PagedAttention, options: Options, heads: int, dtype: jnp.dty
     return [np.asarray(x) for x in found]
 
 
-def _canonical(held: tuple[jax.Array, jax.Array], layout: Layout) -> Pages:
+def _rows(options: Options, extent: Extent) -> tuple[list[int], list[int]]:
+    """Cached and new tokens of every row; three of four are long. In a step of prompts the first have one token."""
+    size, long = options.layout.page_size, extent.shared * options.layout.page_size
+    before = [0, long, long + size - 1, long + 1, size - 1, long + size // 2, long + size // 2 + 1, long + 2]
+    cached = [before[row % len(before)] for row in range(extent.rows)]
+    if options.most == 1:
+        return cached, [1] * extent.rows
+    return cached, [1 if row < extent.rows // 3 else (7, size + 5)[row % 2] for row in range(extent.rows)]
+
+
+def _tables(cached: list[int], extent: Extent, size: int) -> np.ndarray:
+    """Entries of rows: shared pages as far as nothing is written, then their own, then a page that exists."""
+    tables = np.zeros((extent.rows, extent.shared + OWN_PAGES), np.int32)
+    for row, before in enumerate(cached):
+        whole, first = before // size, extent.shared + OWN_PAGES * row
+        tables[row, : whole + OWN_PAGES] = [*range(whole), *range(first, first + OWN_PAGES)]
+    return tables
+
+
+def _canonical(held: list[jax.Array], layout: Layout) -> Pages:
     k, v = held
     if not layout.scaled:
         return Pages(k, None if layout.value_dim else v)
@@ -72,11 +125,11 @@ def _canonical(held: tuple[jax.Array, jax.Array], layout: Layout) -> Pages:
     return Pages(k, None, k_scale) if layout.value_dim else Pages(k, v, k_scale, v_scale)
 
 
-def _ragged(new: list[int], lengths: list[int], tables: np.ndarray, size: int) -> Ragged:
+def _ragged(cached: list[int], new: list[int], tables: np.ndarray, size: int) -> Ragged:
     row = np.repeat(np.arange(len(new)), new)
-    position = np.concatenate([np.arange(end - count, end) for count, end in zip(new, lengths, strict=True)])
+    position = np.concatenate([np.arange(before, before + n) for before, n in zip(cached, new, strict=True)])
     fields = (
-        *(tables, lengths, np.cumsum([0, *new]), [new.count(1), len(new)]),
+        *(tables, np.add(cached, new), np.cumsum([0, *new]), [new.count(1), len(new)]),
         *(tables[row, position // size], position % size),
     )
     return Ragged(*(jnp.asarray(field, jnp.int32) for field in fields))
