@@ -3,7 +3,7 @@
 Tiles of query tokens walk over the pages that they see and no others (`gpu_body.py`). A row with few tokens, a decode
 above all, reads many pages for little work: it is split into parts, so that all of the GPU is busy with few rows too,
 and their results are merged (`gpu_work.py`). Of rows with many tokens every page that is fetched serves 128 query
-rows. A step that has both walks twice.
+rows. A step that has both walks twice, unless it is small: then all of it is split.
 """
 
 import re
@@ -24,6 +24,7 @@ from pallas_kernels.paged_attention.tiles import Tiles, by_token, decode_tiles, 
 
 HOPPER: Final = re.compile(r"NVIDIA G?H(100|200|800|20)\b")
 HEAD_DIMS: Final = (64, 128, 192, 256)
+SMALL_STEP: Final = 16  # tiles of a warpgroup, up to which all of a step is: few tiles on long contexts must be split
 
 axes, allocate, read, write_back = reference.axes, reference.allocate, reference.read, reference.write_back
 
@@ -72,18 +73,18 @@ def attend(
 ) -> Attended:
     """few_sizes, many_sizes: instead of the table's, to tune them."""
     pages = reference.write(pages, k, v, ragged.page, ragged.offset)
-    heads, rows, most = q.shape[1], len(ragged.lengths), options.most
-    context = ragged.tables.shape[1] * options.layout.page_size
-    if most is not None and most <= few_tokens(options, heads):
-        tiles = decode_tiles(ragged) if most == 1 else ragged_tiles(ragged, len(q), most)
-        out, lse = _walk(
-            q, pages, ragged, tiles, few_plan(options, heads, len(tiles.row), most, context, few_sizes), sinks
-        )
+    heads, most, context = q.shape[1], options.most or len(q), ragged.tables.shape[1] * options.layout.page_size
+    few = few_tokens(options, heads)
+
+    def plan_few(tiles: Tiles) -> Plan:
+        return few_plan(options, heads, len(tiles.row), tiles.tokens, context, few_sizes)
+
+    if most <= few or len(q) <= SMALL_STEP * few:
+        tiles = decode_tiles(ragged) if options.most == 1 else ragged_tiles(ragged, len(q), min(few, most))
+        out, lse = _walk(q, pages, ragged, tiles, plan_few(tiles), sinks)
     else:
-        plan = many_plan(options, heads, many_sizes)
-        one = _walk(
-            q, pages, ragged, single_tiles(ragged, len(q)), few_plan(options, heads, rows, 1, context, few_sizes), sinks
-        )
+        tiles, plan = single_tiles(ragged, len(q)), many_plan(options, heads, many_sizes)
+        one = _walk(q, pages, ragged, tiles, plan_few(tiles), sinks)
         many = _walk(q, pages, ragged, ragged_tiles(ragged, len(q), plan.tokens, least=2), plan, sinks)
         is_one = (jnp.arange(len(q)) < ragged.split[0])[:, None]
         out, lse = jnp.where(is_one[..., None], one[0], many[0]), jnp.where(is_one, one[1], many[1])

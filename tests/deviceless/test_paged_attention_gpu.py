@@ -14,6 +14,7 @@ from _pytest.mark.structures import ParameterSet
 
 from jaxserve.engine.inspection import find_copies, parse
 from pallas_kernels.paged_attention import gpu
+from pallas_kernels.paged_attention.gpu import SMALL_STEP
 from pallas_kernels.paged_attention.gpu_plan import Plan, few_plan, few_tokens, many_plan
 from tests.deviceless.attention_step import Step, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
@@ -42,6 +43,7 @@ SHAPES = [
     Step(rows=1, width=2048),
     Step(rows=64, width=2048, chunk=8192),
     Step(rows=256, chunk=2048),
+    Step(width=2048, chunk=64),
 ]
 STEPS = [*SHAPES, *(replace(shape, most=None) for shape in SHAPES), Step(most=5), Step(most=40)]
 QUICK = [Step(), Step(most=None)]
@@ -56,9 +58,12 @@ def cases() -> Iterator[ParameterSet]:
 def plans(step: Step) -> list[Plan]:
     """Of the walks of a step."""
     options = step.options("NVIDIA H200")
-    if step.most is not None and step.most <= few_tokens(options, step.heads):
-        return [few_plan(options, step.heads, step.rows, step.most, step.width * step.page_size)]
-    return [few_plan(options, step.heads, step.rows, 1, step.width * step.page_size), many_plan(options, step.heads)]
+    few, context = few_tokens(options, step.heads), step.width * step.page_size
+    if (step.most or step.tokens) <= few or step.tokens <= SMALL_STEP * few:
+        tokens = min(step.most or few, few)
+        tiles = step.rows if step.most == 1 else step.tokens // tokens + min(step.rows, step.tokens)
+        return [few_plan(options, step.heads, tiles, tokens, context)]
+    return [few_plan(options, step.heads, step.rows, 1, context), many_plan(options, step.heads)]
 
 
 def most_spilled(step: Step) -> int:
@@ -74,7 +79,7 @@ def temporaries_bound(step: Step) -> int:
     """Of each walk queries by tile, results by part, both with padding; by token queries, results twice; 4 MiB."""
     by_tile = 0
     for plan in plans(step):
-        tiles = step.rows if plan.tokens == 1 else step.tokens // plan.tokens + step.rows
+        tiles = step.tokens // plan.tokens + step.rows
         rows = tiles * plan.heads * plan.rows * step.head_dim
         by_tile += rows * (2 + plan.splits * (4 if plan.splits > 1 or plan.is_latent else 2))
     return by_tile + 3 * step.tokens * step.heads * step.head_dim * 4 + 2**22

@@ -52,7 +52,15 @@ def test_decode_is_dense_attention(shape: Shape) -> None:
 
 @pytest.mark.kernels
 @every_shape
-def test_chunks_are_dense_attention(shape: Shape) -> None:
+def test_chunks_are_dense_attention(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "SMALL_STEP", 0)
+    for case in chunk_cases(gpu, shape):
+        check_prefill(case, BF16_TOLERANCE)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("shape", [BF16_SHAPES[i] for i in (0, 2, 6, 10, 12)], ids=str)
+def test_chunks_of_small_steps_are_dense_attention(shape: Shape) -> None:
     for case in chunk_cases(gpu, shape):
         check_prefill(case, BF16_TOLERANCE)
 
@@ -100,7 +108,10 @@ def test_random_decodes(shape: Shape) -> None:
 @pytest.mark.random_kernels
 @pytest.mark.timeout(3600)
 @every_shape
-def test_random_chunks(shape: Shape) -> None:
+@pytest.mark.parametrize("small_step", [0, 16])
+def test_random_chunks(shape: Shape, small_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "SMALL_STEP", small_step)
+
     @often
     @given(chunks(shape), st.integers(0, 2**32 - 1))
     def check(sizes: tuple[list[int], list[int]], order: int) -> None:
