@@ -141,6 +141,8 @@ def _plan(options: Options, groups: int, sharing: int, tiles: int, tokens: int, 
     layout = options.layout
     if layout.value_dim is not None:
         sizes, rows = sizes._replace(warpgroups=LATENT_WARPGROUPS, per_core=1), WARPGROUP_ROWS
+    if layout.scaled:
+        sizes = sizes._replace(per_core=1)  # with the warpgroup that converts it has too many registers for two
     splits = max(1, min(sizes.splits, PARTIAL_ROWS // (tiles * layout.kv_heads * sharing * rows)))
     on_chip = options.device_kind.startswith("NVIDIA")
     fixed, token_bytes = _shared_bytes(layout, sizes.warpgroups * WARPGROUP_ROWS, splits > 1)

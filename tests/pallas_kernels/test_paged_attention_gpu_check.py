@@ -75,6 +75,12 @@ def test_two_thread_blocks_share_a_multiprocessor_when_llama_decodes(kv_heads: i
     assert (plan.per_core, plan.has_fetcher) == (2, False) and plan.stages >= 2
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_thread_blocks_that_convert_are_alone(head_dim: int) -> None:
+    plan = few_plan(replace(LLAMA, layout=Layout(8, head_dim, 64, jnp.dtype("int8"))), 32, 64, 1, 8192)
+    assert (plan.per_core, plan.has_fetcher) == (1, True)
+
+
 def test_rows_are_split_no_further_than_their_tables_reach() -> None:
     assert [few_plan(LLAMA, 32, 8, 1, context).splits for context in (64, 256, 257, 4096, 2**17)] == [1, 1, 2, 16, 32]
 
