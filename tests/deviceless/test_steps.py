@@ -23,6 +23,7 @@ from jaxserve.models.spec import ModelSpec
 from sharding import absent
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs
+from tests.deviceless.attention_step import COMPILERS
 from tests.deviceless.pallas_calls import pallas_calls
 
 # Two layers with the sizes of Llama-3-8B.
@@ -46,7 +47,6 @@ PODS = [
 ]
 QUICK_POD = ("v5e", 2, 8)
 CHIPS = [("v4", 2), ("v5e", 2), ("v5p", 1), ("v6e", 1), ("7x", 2), ("h200", 1), ("h200", 2)]
-COMPILERS = {"tpu": "libtpu", "gpu": "jax_cuda13_plugin"}
 
 
 def lowering(chip: str, tensor: int, data: int = 1) -> Lowering:
