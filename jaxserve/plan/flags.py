@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from pathlib import Path
 
 from jaxserve.cli.flags import size_flags
 from jaxserve.plan.model import shipped
@@ -58,6 +59,13 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
 
 def _output_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--json", action="store_true", help="one JSON object and nothing else on standard output")
+    group.add_argument("--plot", type=Path, metavar="F", help="write charts of times and rates by batch, as SVG")
+    group.add_argument(
+        "--buckets",
+        choices=("all", "largest"),
+        default="all",
+        help="largest: of each kind of step compile the widest alone, and the narrowest decode (default: all)",
+    )
     group.add_argument(
         "--no-compile", action="store_true", help="only what can be counted: needs no compiler, takes a second"
     )
