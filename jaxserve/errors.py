@@ -125,7 +125,7 @@ class ModelError(ConfigError):
 
 
 class MemoryLimitError(ConfigError):
-    """missing: how many bytes more one device would need, at the least."""
+    """missing: how many bytes more one device would need, at the least; 0 where nobody says."""
 
     reason = "MEMORY"
 

@@ -28,7 +28,7 @@ from jaxserve.plan.platform import keeping, prepare_platform
 from jaxserve.plan.ranking import ranking_json, ranking_table
 from jaxserve.plan.report import GIB, show, to_json
 from jaxserve.plan.suggest import choices, confirmed, rank
-from jaxserve.plan.topology import parse
+from jaxserve.plan.topology import Topology, parse
 from pallas_kernels.dispatch import KernelError
 from sharding.absent import AbsentError
 from sharding.mesh import MeshSpec
@@ -49,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def plan(args: argparse.Namespace) -> int:
     check(args)
     console, topology = Console(stderr=True, highlight=False), parse(args.topology)
-    if args.out and not topology.serializes:
-        raise ConfigError(f"--out: what is compiled for an absent {args.topology} is not tuned for it (leave it out)")
+    check_topology(args, topology)
     prepare_platform(topology)
     name, config = read_config(args.model)
     target = Target(name, read_spec(config)[1], topology, engine_options(args), args.memory_fraction)
@@ -62,15 +61,23 @@ def plan(args: argparse.Namespace) -> int:
         account = account_of(args, deployed(args, target, dtype, console), console)
     except MemoryLimitError as error:
         return refuse(error, args)
-    if args.plot:
-        write_plot(args.plot, charts(account))
-    if args.out and account.fits:
-        write_manifest(account.deployment, args.out)
     if args.json:
         print(json.dumps(to_json(account)))
     else:
         show(account, output())
+    if args.plot:
+        write_plot(args.plot, charts(account))
+    if args.out:
+        finish_bundle(args, account, console)
     return 0 if account.fits else DOES_NOT_FIT
+
+
+def check_topology(args: argparse.Namespace, topology: Topology) -> None:
+    if args.out and not topology.serializes:
+        raise ConfigError(f"--out: what is compiled for an absent {args.topology} is not tuned for it (leave it out)")
+    for flag in ("plot", "suggest"):
+        if getattr(args, flag) is not None and topology.limits is None:
+            raise ConfigError(f"--{flag}: nobody publishes how fast {topology.name} is (leave it out)")
 
 
 def deployed(args: argparse.Namespace, target: Target, dtype: jnp.dtype, console: Console) -> Deployment:
@@ -99,8 +106,7 @@ def context_of(args: argparse.Namespace, most: int) -> int:
 def suggest(args: argparse.Namespace, target: Target, dtypes: Sequence[jnp.dtype], console: Console) -> int:
     """Rank what can be counted, then compile the best of it; without compilers the first ranking stays."""
     limits = target.topology.limits
-    if limits is None:
-        raise ConfigError(f"--suggest: nobody publishes how fast {target.topology.name} is (leave it out)")
+    assert limits  # check_topology
     logging.getLogger("jaxserve.engine").setLevel(logging.ERROR)  # the table says which attention it is
     context = context_of(args, target.options.max_context or target.spec.max_positions)
     found = choices(target, dtypes, context, args.price)
@@ -137,10 +143,18 @@ def write_plot(path: Path, svg: str) -> None:
         raise ConfigError(f"--plot {path}: {error.strerror}") from None
 
 
+def finish_bundle(args: argparse.Namespace, account: Account, console: Console) -> None:
+    if account.fits:
+        write_manifest(account.deployment, args.out)
+    else:
+        console.print(f"{args.out} has no manifest, and is no bundle: it does not fit", soft_wrap=True, markup=False)
+
+
 def refuse(error: MemoryLimitError, args: argparse.Namespace) -> int:
-    """For what leaves no room for a single page."""
-    verdict = f"It does not fit: {error}; every device lacks {error.missing / GIB:.2f} GiB."
-    print(json.dumps({"fits": False, "missing": error.missing, "reason": str(error)}) if args.json else verdict)
+    """For what leaves no room for a single page, or what the compiler refuses."""
+    lack = f"; every device lacks {error.missing / GIB:.2f} GiB" if error.missing else ""
+    told = {"fits": False, "missing": error.missing or None, "reason": str(error)}
+    print(json.dumps(told) if args.json else f"It does not fit: {error}{lack}.")
     return DOES_NOT_FIT
 
 

@@ -10,14 +10,13 @@ from functools import partial
 import jax
 from jax.errors import JaxRuntimeError
 
-from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.inspection import Inspection, inspect
 from jaxserve.engine.lowering import Footprint, Lowering
 from jaxserve.errors import MemoryLimitError
 from jaxserve.plan.deployment import Deployment
 
 Progress = Callable[[int, int, str], None]  # done, total, what
-KINDS = 3  # of steps: decode, prefill, score
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -30,29 +29,27 @@ class CompiledStep:
 
 
 def compile_steps(deployment: Deployment, buckets: Sequence[Bucket], progress: Progress) -> dict[str, CompiledStep]:
-    """These steps and the writers of rows, by name; MemoryLimitError when the compiler refuses one."""
-    lowering, done = deployment.lowering, dict[str, CompiledStep]()
-    jobs = {name: partial(lowered.compile) for name, lowered in lowering.writers().items()}
-    jobs |= {str(bucket): partial(_compile, lowering, bucket) for bucket in buckets}
-    began = time.monotonic()
-    for name, job in jobs.items():
-        progress(len(done), len(jobs), f"{name}{_left(len(done), len(jobs), time.monotonic() - began)}")
-        start = time.monotonic()
-        with memory_errors(name):
-            compiled = job()
-        done[name] = CompiledStep(inspect(compiled, lowering), time.monotonic() - start)
+    """The writers of rows and these steps, by name; MemoryLimitError when the compiler refuses one."""
+    lowering, began = deployment.lowering, time.monotonic()
+    done = {name: _compile(lowering, name, lambda w=w: w) for name, w in lowering.writers().items()}
+    for count, bucket in enumerate(buckets):
+        progress(count, len(buckets), f"{bucket}{_left(count, len(buckets), time.monotonic() - began)}")
+        done[str(bucket)] = _compile(lowering, str(bucket), partial(lowering.step, bucket))
         jax.clear_caches()  # of a model with many layers, each step's trace takes gigabytes
-    progress(len(jobs), len(jobs), "")
+    progress(len(buckets), len(buckets), "")
     return done
 
 
-def _compile(lowering: Lowering, bucket: Bucket) -> jax.stages.Compiled:
-    return lowering.step(bucket).compile()
+def _compile(lowering: Lowering, name: str, lower: Callable[[], jax.stages.Lowered]) -> CompiledStep:
+    began = time.monotonic()
+    with memory_errors(name):
+        compiled = lower().compile()
+    return CompiledStep(inspect(compiled, lowering), time.monotonic() - began)
 
 
 def _left(done: int, total: int, seconds: float) -> str:
-    """What is left, if all go on as fast as those that are done; writers take no time, so nothing is said of them."""
-    return f", {seconds / done * (total - done) / 60:.0f} min left" if seconds > 5 and done else ""
+    """What is left, if the others take as long as those that are done."""
+    return f", {seconds / done * (total - done) / 60:.0f} min left" if done else ""
 
 
 def asking(progress: Progress) -> Callable[[Lowering, Bucket], Footprint]:
@@ -60,7 +57,8 @@ def asking(progress: Progress) -> Callable[[Lowering, Bucket], Footprint]:
     asked: list[Bucket] = []
 
     def footprint(lowering: Lowering, bucket: Bucket) -> Footprint:
-        progress(len(asked), KINDS, str(bucket))
+        kinds = {b.kind for b in BucketPlan.of(lowering.config).buckets}
+        progress(len(asked), len(kinds), str(bucket))
         asked.append(bucket)
         with memory_errors(str(bucket)):
             return lowering.footprint(bucket)
