@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 import jax
@@ -49,7 +50,7 @@ def _compile(lowering: Lowering, name: str, lower: Callable[[], jax.stages.Lower
 
 def _left(done: int, total: int, seconds: float) -> str:
     """What is left, if the others take as long as those that are done."""
-    return f", {seconds / done * (total - done) / 60:.0f} min left" if done else ""
+    return f", {timedelta(seconds=round(seconds / done * (total - done)))} left" if done else ""
 
 
 def asking(progress: Progress) -> Callable[[Lowering, Bucket], Footprint]:
