@@ -58,7 +58,7 @@ def open_llm(args: argparse.Namespace, console: Console) -> LLM:
             args.model,
             dtype=args.dtype,
             options=engine_options(args),
-            mesh=MeshSpec(data=args.data, tensor=args.tensor),
+            mesh=MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor),
             chat_template=args.chat_template,
             on_load=loading.update,
             on_compile=compiling.update,

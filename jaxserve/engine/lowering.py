@@ -22,7 +22,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
-from sharding.rules import replicated
+from sharding.rules import LANES, replicated
 
 
 class Lowering:
@@ -45,7 +45,7 @@ class Lowering:
 
     def step(self, bucket: Bucket) -> jax.stages.Lowered:
         """(params, state, upload [A, n]) -> (state, download [A, m]), the state donated."""
-        lane_axis = NamedSharding(self.mesh, PartitionSpec("data"))
+        lane_axis = NamedSharding(self.mesh, PartitionSpec(LANES))
         size = upload_layout(bucket, self.page_groups, self.config.page_size).size
         upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
         shardings = (self._state_shardings, lane_axis)

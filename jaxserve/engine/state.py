@@ -15,7 +15,7 @@ from jaxserve.engine.sampling import RowFields, RowSampling
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages
-from sharding.rules import RULES, sharding
+from sharding.rules import LANES, shards, sharding
 
 
 @flax.struct.dataclass
@@ -39,7 +39,7 @@ def abstract_state(
     spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention, dtype: jnp.dtype
 ) -> State:
     """The state's shapes, dtypes and shardings."""
-    lanes_only = NamedSharding(mesh, PartitionSpec("data"))
+    lanes_only = NamedSharding(mesh, PartitionSpec(LANES))
     rows = jax.eval_shape(partial(_zero_rows, spec, config))
     by_layer: dict[int, Pages] = {}
     for group, pool in zip(spec.page_groups(), config.pools, strict=True):
@@ -56,8 +56,7 @@ def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh
 
     def whole(x: jax.ShapeDtypeStruct, axes: str) -> jax.ShapeDtypeStruct:
         sizes = (1, *x.shape)
-        shards = (mesh.shape[RULES[letter]] if letter in RULES else 1 for letter in "A" + axes)
-        shape = tuple(size * n for size, n in zip(sizes, shards, strict=True))
+        shape = tuple(size * shards(letter, mesh) for letter, size in zip("A" + axes, sizes, strict=True))
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding("A" + axes, shape, mesh))
 
     one_shard = jax.eval_shape(partial(kernel.allocate, num_pages, layout))

@@ -23,6 +23,7 @@ from jaxserve.models.attention import Attend
 from jaxserve.models.decoder import forward, logits
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import PagedAttention, Ragged
+from sharding.rules import LANES
 
 SCORE_TOKENS = 64  # hidden states per slice of the head, so that no [T, V] array exists
 
@@ -137,7 +138,7 @@ class StepBuilder:
 
     def _by_lane[T](self, function: Callable[..., T]) -> Callable[..., T]:
         """For arrays whose first axis goes over lanes: left alone, XLA lets them exchange all of their logits."""
-        lanes = PartitionSpec("data")
+        lanes = PartitionSpec(LANES)
         return jax.shard_map(function, mesh=self.mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
 
     def _logits(self, params: dict, hidden: jax.Array) -> jax.Array:
@@ -146,7 +147,7 @@ class StepBuilder:
         Each shard's part first: without being told, XLA:TPU gathered the head's weight instead of the logits.
         """
         values = logits(params, self.spec, hidden)
-        for axes in (("data", "tensor"), ("data", None)):
+        for axes in ((LANES, "tensor"), (LANES, None)):
             values = lax.with_sharding_constraint(values, NamedSharding(self.mesh, PartitionSpec(*axes)))
         return values
 

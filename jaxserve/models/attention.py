@@ -10,7 +10,7 @@ from jaxserve.models.layers import project, rms_norm
 from jaxserve.models.rope import rotate
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Options, PagedAttention, Pages, Ragged
-from sharding.rules import partition
+from sharding.rules import LANES, partition
 
 
 @flax.struct.dataclass
@@ -37,7 +37,7 @@ class Attend:
 
         T counts the tokens of all lanes, lane after lane; arrays of pages have a leading axis A.
         """
-        heads, lanes = PartitionSpec("data", "tensor"), PartitionSpec("data")
+        heads, lanes = PartitionSpec(LANES, "tensor"), PartitionSpec(LANES)
         axes = self.kernel.axes(self.options.layout)
         paged = jax.tree.map(lambda x, letters: partition("A" + letters, x.shape, self.mesh), pages, axes)
         return jax.shard_map(
