@@ -22,8 +22,8 @@ from checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
-from jaxserve.models.families.family import Family, Tensor
-from jaxserve.models.fused import PARTS, place
+from jaxserve.models.families.family import Family, Stored, Tensor
+from jaxserve.models.fused import PARTS
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_EOS_IDS
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
@@ -169,7 +169,7 @@ def _some(names: list[str]) -> str:
 def _load_parameter(
     rows: list[Tensor],
     param: ParamSpec,
-    tensors: Mapping[str, np.ndarray],
+    tensors: Mapping[str, Stored],
     specs: tuple[ModelSpec, ModelSpec],
     mesh: Mesh,
 ) -> jax.Array:
@@ -177,40 +177,63 @@ def _load_parameter(
 
     specs: of the checkpoint, and of what these devices hold.
     """
-    views = [_view(row, tensors[row.name], param.axes, *specs) for row in rows]
+    for row in rows:
+        if not _is_float(tensors[row.name].dtype):
+            raise ModelError(f"tensor {row.name} is stored as {tensors[row.name].dtype}; floating point is needed")
 
     def shard(index: Any) -> np.ndarray:
-        lengths = [len(range(size)[part]) for size, part in zip(param.shape, index, strict=True)]
-        whole = np.empty(lengths, param.dtype)
-        for row, (view, at) in zip(rows, views, strict=True):
-            part = view[tuple(slice(None) if own != slice(None) else i for i, own in zip(index, at, strict=True))]
-            check_finite(row.name, part)
-            _copy(part, whole[at])
+        asked = [range(size)[part] for size, part in zip(param.shape, index, strict=True)]
+        whole = np.empty([len(part) for part in asked], param.dtype)
+        for row in rows:
+            _read_into(whole, asked, row, tensors[row.name], param.axes, specs)
         return whole
 
     return jax.make_array_from_callback(param.shape, param.format(mesh), shard)
 
 
-def _view(
-    row: Tensor, stored: np.ndarray, axes: str, spec: ModelSpec, spread: ModelSpec
-) -> tuple[np.ndarray, tuple[slice, ...]]:
-    """A checkpoint's tensor with the parameter's dimensions, and where along them it lies."""
-    if not _is_float(stored.dtype):
-        raise ModelError(f"tensor {row.name} is stored as {stored.dtype}; floating point is needed")
-    sizes, name, copies = spec.sizes(), str(row.path[-1]), spread.num_kv_heads // spec.num_kv_heads
-    if name not in PARTS:
-        return _spread(row.view(stored, sizes, axes), axes, copies), (slice(None),) * len(axes)
-    part, where = place(name, spread.sizes())
-    own = axes.replace(part.axis, part.letter)
-    view = _spread(row.view(stored, sizes, own), own, copies)
-    at = tuple(where if letter == part.axis else slice(None) for letter in axes)
-    return view if part.letter else np.expand_dims(view, axes.index(part.axis)), at
+def _read_into(
+    whole: np.ndarray,
+    asked: list[range],
+    row: Tensor,
+    stored: Stored,
+    axes: str,
+    specs: tuple[ModelSpec, ModelSpec],
+) -> None:
+    """A row's share of one shard of its parameter: of the entries `asked` along each of the parameter's axes."""
+    spec, held = specs
+    places = row.places(held.sizes(row.block))
+    wanted, within, target = "", dict[str, slice](), list[slice | int]()
+    for letter, part in zip(axes, asked, strict=True):
+        if letter not in places:
+            wanted += letter
+            within[letter] = slice(part.start, part.stop)
+            target.append(slice(None))
+        else:
+            letters, at = places[letter]
+            begin, end = max(at.start, part.start), min(at.stop, part.stop)
+            if begin >= end:
+                return
+            wanted += letters
+            target.append(slice(begin - part.start, end - part.start) if letters else begin - part.start)
+    copies = held.num_kv_heads // spec.num_kv_heads
+    values = _read(row, stored, spec.sizes(row.block), wanted, within, copies)
+    check_finite(row.name, values)
+    _copy(values, whole[tuple(target)])
+
+
+def _read(
+    row: Tensor, stored: Stored, sizes: Mapping[str, int], wanted: str, within: dict[str, slice], copies: int
+) -> np.ndarray:
+    """Tensor.read, the kv heads copied so many times; `within` counts the copies."""
+    if copies == 1 or "K" not in wanted:
+        return row.read(stored, sizes, wanted, within)
+    heads = within.pop("K")
+    spread = _spread(row.read(stored, sizes, wanted, within), wanted, copies)
+    return spread[tuple(heads if letter == "K" else slice(None) for letter in wanted)]
 
 
 def _spread(view: np.ndarray, axes: str, copies: int) -> np.ndarray:
-    """Every kv head so many times, its queries (G, which follows K) shared out among them; otherwise as it was."""
-    if copies == 1 or "K" not in axes:
-        return view
+    """Every kv head so many times, its queries (G, which follows K) shared out among them."""
     at = axes.index("K")
     if "G" not in axes:
         return view.repeat(copies, axis=at)

@@ -53,14 +53,15 @@ class ParamSpec:
 
 
 def memory_order(axes: str) -> tuple[int, ...]:
-    """Dimensions from the slowest to the fastest: of a weight that contracts D, D next to the last one.
+    """Dimensions from the slowest to the fastest: of a weight that contracts D (or y), D next to the last one.
 
     In the order of the axes XLA:TPU turns such a weight of three or more dimensions over, in every launch of a scan:
     its tiles lie over the last two dimensions, and its matrix unit contracts along the rows of a tile.
     """
     order = list(range(len(axes)))
-    if "D" in axes[:-1]:
-        order.insert(len(axes) - 2, order.pop(axes.index("D")))
+    for letter in "Dy":
+        if letter in axes[:-1]:
+            order.insert(len(axes) - 2, order.pop(axes.index(letter)))
     return tuple(order)
 
 

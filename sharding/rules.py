@@ -7,6 +7,13 @@ A logical axis is one letter of the project's legend, the same that names dimens
     P pages        Z page size      A lanes (indices of the data and expert axes)
     Q = G + 2      what a kv head has in a fused qkv weight: its queries, its key, its value
     C = 2          gate and up in a fused weight
+    O = E          the experts that a router scores: all of them, on every device
+
+Of multi-head latent attention:
+
+    y, m ranks of compressed queries, and of compressed keys and values      i, j = 2 pairs of rotated dimensions
+    u    dimensions of a head that are not rotated                           w dimensions of a head's value
+    c = y + m + 2i what a token is compressed to
 """
 
 import math
