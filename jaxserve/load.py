@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from checkpoints.hf import HFCheckpoint
 from checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
-from jaxserve.models.decoder import param_specs
+from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.family import Family, Stored, Tensor
 from jaxserve.models.fused import PARTS
@@ -128,10 +128,10 @@ def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
     return family, family.spec_from_hf(config)
 
 
-def _checkpoint_dtype(asked: str, table: list[Tensor], tensors: Mapping[str, np.ndarray]) -> np.dtype:
+def _checkpoint_dtype(asked: str, table: list[Tensor], tensors: Mapping[str, Stored]) -> np.dtype:
     if asked != "auto":
         raise ModelError(f"--dtype {asked!r}: choose auto, {' or '.join(DTYPES)}")
-    stored = {tensors[row.name].dtype for row in table}
+    stored = {tensors[row.name].dtype for row in table if row.path[-1] not in ALWAYS_FLOAT32}
     if any(not _is_float(dtype) for dtype in stored):
         raise ModelError(
             f"the checkpoint stores weights as {', '.join(sorted(map(str, stored)))}; floating point is needed"
@@ -143,14 +143,14 @@ def _is_float(dtype: np.dtype) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize >= 2
 
 
-def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> list[Tensor]:
+def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> list[Tensor]:
     """The weight-name table; ModelError when a tensor is left over or missing."""
     table = family.tensors(spec)
     wanted = {row.name for row in table}
     missing = sorted(wanted - set(tensors))
     extra = sorted(name for name in set(tensors) - wanted if not name.endswith(family.ignored_tensors))
     if spec.tied_head and "lm_head.weight" in extra:  # some publishers store the tied head twice
-        if not np.array_equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
+        if not np.array_equal(tensors["lm_head.weight"][:], tensors["model.embed_tokens.weight"][:]):
             raise ModelError("config.json ties the head to the embedding, but lm_head.weight differs from it")
         extra.remove("lm_head.weight")
     if missing:

@@ -36,16 +36,16 @@ def choose(
     "auto": the first of the platform's candidates that can; `refused` is told of those before it, and why they cannot.
     A name is that one or KernelError: nothing takes its place.
     """
-    return _choose("attention", IMPLEMENTATIONS, name, platform, steps, refused)
+    return _choose("attention", IMPLEMENTATIONS, name, platform, lambda kernel: steps, refused)
 
 
 def choose_grouped(
     name: str,
     platform: str,
-    demands: Sequence[tuple[grouped.Options, grouped.Demand]],
+    demands: Callable[[grouped.GroupedMatmul], Sequence[tuple[grouped.Options, grouped.Demand]]],
     refused: Callable[[str, KernelError], None] = lambda name, error: None,
 ) -> str:
-    """The same of the grouped matrix product, for all of these products."""
+    """The same of the grouped matrix product, for all products that are asked of an implementation."""
     return _choose("grouped-matmul", GROUPED, name, platform, demands, refused)
 
 
@@ -54,7 +54,7 @@ def _choose(
     built_in: Mapping[str, Any],
     name: str,
     platform: str,
-    demands: Sequence[tuple[Any, Any]],
+    demands: Callable[[Any], Sequence[tuple[Any, Any]]],
     refused: Callable[[str, KernelError], None],
 ) -> str:
     """what: the kernel, as its flag has it."""
@@ -77,6 +77,6 @@ def _choose(
     return last
 
 
-def _check(implementation: Any, demands: Sequence[tuple[Any, Any]]) -> None:
-    for options, demand in demands:
+def _check(implementation: Any, demands: Callable[[Any], Sequence[tuple[Any, Any]]]) -> None:
+    for options, demand in demands(implementation):
         implementation.check(options, demand)

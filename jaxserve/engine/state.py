@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, UInt32
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.batch import MAX_END_IDS
 from jaxserve.engine.sampling import RowFields, RowSampling
+from jaxserve.models.attend import page_rules
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages
-from sharding.rules import LANES, shards, sharding
+from sharding.rules import LANES, partition, shards
 
 
 @flax.struct.dataclass
@@ -33,6 +34,7 @@ class Rows:
 class State:
     pages: tuple[Pages, ...]  # per layer, every array with a leading axis A
     rows: Rows
+    load: UInt32[Array, "A M E"] | None = None  # tokens that each expert of each layer has answered, modulo 2^32
 
 
 def abstract_state(
@@ -48,7 +50,15 @@ def abstract_state(
     return State(
         pages=tuple(by_layer[layer] for layer in range(spec.num_layers)),
         rows=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lanes_only), rows),
+        load=_abstract_load(spec, config, lanes_only),
     )
+
+
+def _abstract_load(spec: ModelSpec, config: EngineConfig, lanes_only: NamedSharding) -> jax.ShapeDtypeStruct | None:
+    if spec.mixture is None:
+        return None
+    shape = (config.lanes, len(spec.mixture.layers), spec.mixture.experts)
+    return jax.ShapeDtypeStruct(shape, np.uint32, sharding=lanes_only)
 
 
 def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh: Mesh) -> Pages:
@@ -56,9 +66,11 @@ def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh
 
     def whole(x: jax.ShapeDtypeStruct, axes: str) -> jax.ShapeDtypeStruct:
         sizes = (1, *x.shape)
-        shape = tuple(size * shards(letter, mesh) for letter, size in zip("A" + axes, sizes, strict=True))
-        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding("A" + axes, shape, mesh))
+        shape = tuple(size * shards(letter, mesh, rules) for letter, size in zip("A" + axes, sizes, strict=True))
+        split = NamedSharding(mesh, partition("A" + axes, shape, mesh, rules))
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=split)
 
+    rules = page_rules(layout)
     one_shard = jax.eval_shape(partial(kernel.allocate, num_pages, layout))
     return jax.tree.map(whole, one_shard, kernel.axes(layout))
 

@@ -19,9 +19,11 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.plan import FED_BACK
 from jaxserve.engine.sampling import RowSampling, Sampled, log_probabilities, sample, silence, take_rows
 from jaxserve.engine.state import Rows, State
-from jaxserve.models.attention import Attend
+from jaxserve.models.attend import Attend
 from jaxserve.models.decoder import forward, logits
+from jaxserve.models.moe import Experts
 from jaxserve.models.spec import ModelSpec
+from pallas_kernels.grouped_matmul.api import GroupedMatmul
 from pallas_kernels.paged_attention.api import PagedAttention, Ragged
 from sharding.rules import LANES
 
@@ -48,6 +50,7 @@ class StepBuilder:
     spec: ModelSpec
     mesh: Mesh
     kernel: PagedAttention
+    grouped: GroupedMatmul
     page_size: int
     dtype: jnp.dtype  # of pages
 
@@ -72,13 +75,16 @@ class StepBuilder:
         rows = state.rows
         tokens = self._tokens(rows, batch, place)
         attends = self._attends(bucket, rows, batch, state, place)
-        hidden, pages = forward(params, self.spec, state.pages, tokens.reshape(-1), place.position.reshape(-1), attends)
-        per_lane = hidden.reshape(*tokens.shape, -1)
+        experts = Experts(place.live.reshape(-1), self.spec, self.mesh, self.grouped) if self.spec.mixture else None
+        positions = place.position.reshape(-1)
+        done = forward(params, self.spec, state.pages, tokens.reshape(-1), positions, attends, experts)
+        per_lane = done.hidden.reshape(*tokens.shape, -1)
         sampled = self._sample(params, rows, batch, per_lane, place)
         results = _results(batch, sampled)
         if bucket.kind == "score":
             results |= self._scores(params, per_lane, batch["targets"])
-        return State(pages, _advance(rows, batch, place, sampled)), results
+        load = None if done.load is None else state.load + done.load.astype(jnp.uint32)
+        return State(done.pages, _advance(rows, batch, place, sampled), load), results
 
     def _several_decodes(self, bucket: Bucket, params: dict, state: State, batch: Batch) -> tuple[State, Batch]:
         """`bucket.steps` decodes, each feeding the next; sizes: how many of them each row may take.

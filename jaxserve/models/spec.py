@@ -208,6 +208,9 @@ class ModelSpec:
         spread = tensor > self.num_kv_heads and tensor % self.num_kv_heads == 0 and self.num_heads % tensor == 0
         return replace(self, num_kv_heads=tensor) if spread else self
 
+    def has_experts(self, layer: int) -> bool:
+        return self.mixture is not None and layer in self.mixture.layers
+
     @property
     def rope_dim(self) -> int:
         """How many dimensions of a head the rope is given."""

@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.load import load_params, read_spec
-from jaxserve.models.attention import Attend
+from jaxserve.models.attend import Attend
 from jaxserve.models.decoder import forward, logits
+from jaxserve.models.moe import Experts
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention.api import Layout, Options, Ragged
