@@ -8,13 +8,16 @@ Needs its own environment, Python 3.11: `pip install torch==2.13.0 transformers 
 - `<case>/golden.npz`: `prompts` int32 [B, P]; `tokens` int32 [B, S], the greedy continuation, blind to eos;
   `prompt_logits` float32 [B, P, V]; `decode_logits` float32 [B, S, V], where decode_logits[:, i] is the answer to
   feeding tokens[:, i] at position P + i. So tokens[:, 0] is the argmax of prompt_logits[:, -1], and tokens[:, i + 1]
-  that of decode_logits[:, i]. B = 2, P = 24, S = 32, V = 96; one prefill, then S cached decode steps;
+  that of decode_logits[:, i]. B = 2, P = 24, S = 32, V = 96; one prefill, then S cached decode steps. If M of the
+  layers have X experts per token: `experts` int32 [M, B, P + S, X], their ids, the largest weight first, and
+  `expert_weights` float32, the same shape: what each expert's output is multiplied with, all told;
 - `rope.json`: name -> {config, inv_freq [head_dim / 2], attention_scaling}, at the figures of published models;
 - `babyllama_greedy.json`, if DIR holds the BabyLlama checkpoint: 200 greedy tokens after [1], blind to eos, and
   gaps[i], the distance between the two largest of the logits that chose tokens[i].
 
-Before a case is written it is proved to be a test: its greedy choices stand clear of ties, and each norm weight, bias,
-epsilon and RoPE figure moves its logits. Afterwards the folder is loaded again and must give the same logits.
+Before a case is written it is proved to be a test: its choices of tokens and experts stand clear of ties, and each norm
+weight, bias, epsilon, RoPE and routing figure moves its logits. Afterwards the folder is loaded again and must give the
+same answers.
 """
 
 import argparse
@@ -31,6 +34,8 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 from golden_cases import Case, all_cases, published_ropes
+from moe_cases import moe_cases
+from moe_routing import chosen_experts, recorded, smallest_gap
 from transformers import (  # pyright: ignore[reportMissingImports]
     AutoModelForCausalLM,
     LlamaConfig,
@@ -39,24 +44,31 @@ from transformers import (  # pyright: ignore[reportMissingImports]
 )
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # pyright: ignore[reportMissingImports]
 
+EAGER = dict(dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
 B, P, S = 2, 24, 32
 LOGIT_STD = 2.0
 SMALLEST_GAP = 5e-3  # of the two largest logits at any greedy step; float32 noise is about 1e-5
+SMALLEST_CHOICE = 1e-4  # between the scores of the last expert chosen and the first that was not
 SMALLEST_EFFECT = 0.05  # on the logits, of a number that a case is there to test
 SAME = 5e-5  # largest difference between one pass over the sequence and cached steps, in float32
 
 
 def build(config: PretrainedConfig) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_config(config, **EAGER).eval()
 
 
 def load(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(folder, **EAGER).eval()
 
 
 def norm_offset(config: PretrainedConfig) -> float:
     """What a norm adds to its weight: Gemma multiplies by 1 + weight."""
     return 1.0 if config.model_type.startswith("gemma") else 0.0
+
+
+def fan_in(weight: torch.Tensor) -> int:
+    """Of [out, in], and of all experts' [E, out, in]."""
+    return weight.shape[-1]
 
 
 @torch.no_grad()
@@ -69,7 +81,7 @@ def randomize(model: PreTrainedModel, prompts: torch.Tensor, generator: torch.Ge
         elif "embed_tokens" in name:
             weight.normal_(0.0, 0.02, generator=generator)  # small, as when published: the epsilon of the norms shows
         else:
-            scale = 0.3 if name.endswith("bias") else 1.5 / math.sqrt(weight.shape[1])
+            scale = 0.3 if name.endswith("bias") else 1.5 / math.sqrt(fan_in(weight))
             weight.normal_(0.0, scale, generator=generator)
     norm = model.model.norm.weight
     norm.copy_((norm + offset) * LOGIT_STD / model(prompts).logits.std() - offset)
@@ -88,6 +100,13 @@ def greedy(model: PreTrainedModel, prompts: torch.Tensor, steps: int) -> dict[st
     return dict(prompts=prompts, **answers)
 
 
+def answer(model: PreTrainedModel, prompts: torch.Tensor) -> tuple[dict[str, torch.Tensor], float]:
+    """The arrays of golden.npz, those of the experts included, and the smallest gap of a choice of experts."""
+    with recorded(model) as routings:
+        golden = greedy(model, prompts, S)
+    return {**golden, **chosen_experts(routings, len(prompts))}, smallest_gap(routings)
+
+
 def top_two_gaps(golden: dict[str, torch.Tensor]) -> torch.Tensor:
     """[B, S]: by how much tokens[b, i] was chosen."""
     deciding = torch.cat([golden["prompt_logits"][:, -1:], golden["decode_logits"][:, :-1]], 1)
@@ -99,6 +118,12 @@ def top_two_gaps(golden: dict[str, torch.Tensor]) -> torch.Tensor:
 def one_pass(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> torch.Tensor:
     """Logits [B, P + S, V] of the whole sequence, no cache."""
     return model(torch.cat([golden["prompts"], golden["tokens"]], 1), use_cache=False).logits
+
+
+def rounding(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> float:
+    """How far one pass over the sequence is from cached steps at most."""
+    cached = torch.cat([golden["prompt_logits"], golden["decode_logits"]], 1)
+    return (one_pass(model, golden) - cached).abs().max().item()
 
 
 def altered_configs(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
@@ -115,7 +140,18 @@ def altered_configs(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedC
         altered = copy.deepcopy(config)
         altered.sliding_window += 1
         yield "sliding_window", altered
+    yield from altered_routing(config)
     yield from altered_ropes(config)
+
+
+def altered_routing(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
+    """An expert fewer for each token, and what their weights are multiplied with."""
+    changes = dict(num_experts_per_tok=lambda count: count - 1, norm_topk_prob=lambda flag: not flag)
+    for name, change in changes.items():
+        if getattr(config, name, None) is not None:
+            altered = copy.deepcopy(config)
+            setattr(altered, name, change(getattr(config, name)))
+            yield name, altered
 
 
 def altered_ropes(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
@@ -142,7 +178,7 @@ def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedMode
         altered.load_state_dict(model.state_dict())
         yield name, altered
     for name, _ in model.named_parameters():
-        if name.endswith(("norm.weight", "bias")):
+        if name.endswith(("norm.weight", "bias", "shared_expert_gate.weight")):
             altered = copy.deepcopy(model)
             neutral = 1.0 - norm_offset(model.config) if name.endswith("norm.weight") else 0.0
             torch.nn.init.constant_(altered.get_parameter(name), neutral)
@@ -159,14 +195,18 @@ def smallest_effect(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> 
 
 
 def clear_model(config: PretrainedConfig, first_seed: int) -> tuple[PreTrainedModel, dict[str, torch.Tensor], int]:
-    """The first random model whose greedy choices all stand clear of ties, its answers and its seed."""
+    """The first random model whose choices of tokens and experts stand clear of ties, its answers and its seed.
+
+    Models that make more of rounding than SAME are passed over too.
+    """
     for seed in itertools.count(first_seed):
         generator = torch.Generator().manual_seed(seed)
         prompts = torch.randint(0, config.vocab_size, (B, P), generator=generator)
         model = build(config)
         randomize(model, prompts, generator)
-        golden = greedy(model, prompts, S)
-        if top_two_gaps(golden).min() > SMALLEST_GAP:
+        golden, choice_gap = answer(model, prompts)
+        clear = top_two_gaps(golden).min() > SMALLEST_GAP and choice_gap > SMALLEST_CHOICE
+        if clear and rounding(model, golden) <= SAME:
             return model, golden, seed
     raise AssertionError("unreachable: itertools.count has no end")
 
@@ -190,7 +230,8 @@ def legacy_config(written: dict[str, Any], form: str) -> dict[str, Any]:
         if written["model_type"] == "phi3" and name in figures:
             fields[name] = figures.pop(name)
     fields["rope_theta"] = figures.pop("rope_theta")
-    fields["rope_scaling"] = {form: figures.pop("rope_type"), **figures}
+    kind = figures.pop("rope_type")
+    fields["rope_scaling"] = None if kind == "default" else {form: kind, **figures}
     return dict(sorted(fields.items()))
 
 
@@ -203,9 +244,10 @@ def write_case(case: Case, folder: Path, model: PreTrainedModel, golden: dict[st
     (folder / "generation_config.json").unlink()
     if case.legacy:
         config_path = folder / "config.json"
-        write_json(config_path, legacy_config(json.loads(config_path.read_text()), case.legacy))
+        fields = legacy_config(json.loads(config_path.read_text()), case.legacy) | case.published
+        write_json(config_path, {name: fields[name] for name in sorted(fields) if name not in case.unpublished.split()})
     arrays = {name: array.numpy() for name, array in golden.items()}
-    ids = {name: arrays[name].astype(np.int32) for name in ("prompts", "tokens")}
+    ids = {name: arrays[name].astype(np.int32) for name in ("prompts", "tokens", "experts") if name in arrays}
     np.savez_compressed(folder / "golden.npz", **{**arrays, **ids})
 
 
@@ -213,12 +255,12 @@ def check_reload(folder: Path) -> float:
     """The folder alone must give its answers again: to the bit if cached, else up to the noise returned."""
     model = load(folder)
     golden = {name: torch.from_numpy(array) for name, array in np.load(folder / "golden.npz").items()}
-    again = greedy(model, golden["prompts"].long(), S)
+    again, _ = answer(model, golden["prompts"].long())
     different = [name for name in golden if not torch.equal(again[name].to(golden[name].dtype), golden[name])]
-    noise = (one_pass(model, golden) - torch.cat([golden["prompt_logits"], golden["decode_logits"]], 1)).abs().max()
+    noise = rounding(model, golden)
     if different or noise > SAME:
         raise SystemExit(f"{folder.name}: loaded again, differs in {different}; one pass differs by {noise:.1e}")
-    return noise.item()
+    return noise
 
 
 def make_case(case: Case, folder: Path, first_seed: int) -> None:
@@ -253,7 +295,7 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    for index, case in enumerate(all_cases()):
+    for index, case in itertools.chain(enumerate(all_cases()), enumerate(moe_cases(), start=1000)):
         if case.name.startswith(args.only):
             make_case(case, args.out / case.name, first_seed=1000 * index)
     if args.only:
