@@ -53,6 +53,14 @@ class ConfigReader:
             raise ModelError(f"config.json: {name} is {value!r}; it must be an integer of at least 1")
         return value
 
+    def either(self, name: str, other: str) -> int:
+        """An integer that goes by two names; ModelError where a config has both and they differ."""
+        present = [each for each in (name, other) if self._config.get(each) is not None]
+        values = [self.integer(each) for each in present or [name]]
+        if len(set(values)) > 1:
+            raise ModelError(f"config.json: {name} is {values[0]} and {other} {values[1]}; they have to be the same")
+        return values[0]
+
     def kv_heads(self, heads: int, default: int | None = None) -> int:
         """num_key_value_heads; null says as many as query heads, and so does an absent field without a default."""
         if self._config.get("num_key_value_heads", default) is None:
