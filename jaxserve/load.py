@@ -6,6 +6,7 @@ The only file that knows both checkpoints and models.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from checkpoints.hf import HFCheckpoint
+from checkpoints.quantized import check_method, dequantized
 from checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
 from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
@@ -81,7 +83,7 @@ def load_params(
     """The parameters of `spec.on` these devices, each read once from the memory map straight into its shards."""
     family, spec = read_spec(checkpoint.config)
     spread = spec.on(mesh.shape["tensor"])
-    tensors = checkpoint.tensors
+    tensors = dequantized(checkpoint.tensors, checkpoint.config)
     table = _match(family, spec, tensors)
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
     params: Any = param_specs(spread, jnp.dtype(kept))
@@ -120,10 +122,7 @@ def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
         raise ModelError(
             f"config.json: architectures {named!r} are not implemented (implemented: {', '.join(FAMILIES)})"
         )
-    if config.get("quantization_config"):
-        raise ModelError(
-            "config.json: quantization_config: quantized checkpoints are not implemented (use the unquantized one)"
-        )
+    check_method(config)
     family = FAMILIES[known[0]]
     return family, family.spec_from_hf(config)
 
@@ -148,7 +147,8 @@ def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> li
     table = family.tensors(spec)
     wanted = {row.name for row in table}
     missing = sorted(wanted - set(tensors))
-    extra = sorted(name for name in set(tensors) - wanted if not name.endswith(family.ignored_tensors))
+    ignored = family.ignored(spec)
+    extra = sorted(name for name in set(tensors) - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
     if spec.tied_head and "lm_head.weight" in extra:  # some publishers store the tied head twice
         if not np.array_equal(tensors["lm_head.weight"][:], tensors["model.embed_tokens.weight"][:]):
             raise ModelError("config.json ties the head to the embedding, but lm_head.weight differs from it")

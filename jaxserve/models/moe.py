@@ -23,7 +23,9 @@ from pallas_kernels.grouped_matmul.grouping import arrange, blocks_needed
 from sharding.mesh import device_kind
 from sharding.rules import LANES, partition
 
-ROWS_AT_ONCE = 2**13  # from so many rows on, an expert shard computes what it expects, and then the rest if there is any
+ROWS_AT_ONCE = (
+    2**13
+)  # from so many rows on, an expert shard computes what it expects, and then the rest if there is any
 WORTH_IT = 0.75  # an all-to-all that moves more than this share of what an all-gather does is not worth its fallback
 
 
@@ -245,6 +247,8 @@ class Experts:
         return out[:, 0]
 
 
-def _add_bias(x: Float[Array, "M C F"], bias: Float[Array, "E C F"], groups: Groups, block: int) -> Float[Array, "M C F"]:
+def _add_bias(
+    x: Float[Array, "M C F"], bias: Float[Array, "E C F"], groups: Groups, block: int
+) -> Float[Array, "M C F"]:
     by_block = x.reshape(-1, block, *x.shape[1:]) + bias[groups.experts][:, None].astype(x.dtype)
     return by_block.reshape(x.shape)

@@ -12,9 +12,7 @@ from jaxserve.models.layers import project
 from jaxserve.models.spec import Mixture
 
 
-def route(
-    mixture: Mixture, weights: dict, x: Float[Array, "T D"]
-) -> tuple[Int[Array, "T X"], Float[Array, "T X"]]:
+def route(mixture: Mixture, weights: dict, x: Float[Array, "T D"]) -> tuple[Int[Array, "T X"], Float[Array, "T X"]]:
     """The experts of each token, the best first, and the weights of their answers, float32.
 
     weights: the layer's "router", "router_bias" and "correction", as far as it has them.

@@ -1,8 +1,10 @@
 """The families that load: one explicit registry row each."""
 
 from jaxserve.models.families import (
+    deepseek,
     gemma2,
     gemma3,
+    gpt_oss,
     llama,
     mistral,
     mixtral,
@@ -16,8 +18,11 @@ from jaxserve.models.families import (
 from jaxserve.models.families.family import Family
 
 FAMILIES: dict[str, Family] = {
+    "DeepseekV2ForCausalLM": deepseek.V2,
+    "DeepseekV3ForCausalLM": deepseek.V3,
     "Gemma2ForCausalLM": gemma2.FAMILY,
     "Gemma3ForCausalLM": gemma3.FAMILY,
+    "GptOssForCausalLM": gpt_oss.FAMILY,
     "LlamaForCausalLM": llama.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,

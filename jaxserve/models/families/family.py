@@ -92,9 +92,7 @@ class _Cut(NamedTuple):
     letters: str
 
 
-def _cut(
-    dimension: _Dimension, size: int, part: int, sizes: Mapping[str, int], within: Within
-) -> _Cut:
+def _cut(dimension: _Dimension, size: int, part: int, sizes: Mapping[str, int], within: Within) -> _Cut:
     outer, inner = [sizes[letter] for letter in dimension.letters], list[int]()
     index, cut, letters = slice(None), [slice(None)] * len(outer), dimension.letters
     if outer and letters[0] in within:  # before anything is read
@@ -137,8 +135,16 @@ def _groups(axes: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: how its config.json becomes a ModelSpec, and its weight-name table."""
+    """A model family: how its config.json becomes a ModelSpec, and its weight-name table.
+
+    ignored: patterns of names, as in file names, of tensors that checkpoints have and inference does not need.
+    """
 
     spec_from_hf: Callable[[Mapping[str, Any]], ModelSpec]
     tensors: Callable[[ModelSpec], list[Tensor]]
-    ignored_tensors: tuple[str, ...] = ()  # suffixes of tensors that old checkpoints carry without need
+    ignored: Callable[[ModelSpec], tuple[str, ...]] = lambda spec: ()
+
+
+def without_frequencies(spec: ModelSpec) -> tuple[str, ...]:
+    """What old checkpoints carry without need."""
+    return ("*rotary_emb.inv_freq",)

@@ -9,6 +9,7 @@ from jaxserve.models.families.reading import ConfigReader
 from jaxserve.models.rope import LongRope
 from jaxserve.models.spec import ModelSpec
 
+
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     heads, d_model = read.integer("num_attention_heads"), read.integer("hidden_size")
