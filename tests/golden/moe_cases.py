@@ -9,6 +9,7 @@ from stored_weights import mtp_layer
 from transformers import (  # pyright: ignore[reportMissingImports]
     DeepseekV2Config,
     DeepseekV3Config,
+    GptOssConfig,
     MixtralConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
@@ -137,6 +138,26 @@ def deepseek_v3_cases() -> Iterator[Case]:
     yield Case("deepseek_v3_legacy", small, "type", published, unpublished, mtp_layer(2))
 
 
+def gpt_oss(**fields: Any) -> GptOssConfig:
+    """4 experts, 2 for each token; yarn without rounding to whole dimensions, its betas fit for 8 of them."""
+    sizes = dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=16, sliding_window=WINDOW)
+    betas = dict(beta_fast=2.0, beta_slow=0.25, truncate=False)
+    yarn = rope("yarn", theta=1000.0, factor=32.0, original_max_position_embeddings=32, **betas)
+    return GptOssConfig(**{**tiny(), **sizes, "rms_norm_eps": 1e-5, "rope_parameters": yarn, **fields})
+
+
+def gpt_oss_cases() -> Iterator[Case]:
+    """Sliding and whole layers by turns; the legacy one is in the form of gpt-oss-20b, but not quantized."""
+    kinds = ["sliding_attention", "full_attention"]
+    extra = dict(experts_per_token=2, initial_context_length=32, router_aux_loss_coef=0.9)
+    published = dict(layer_types=kinds, transformers_version="4.55.0.dev0", **extra)
+    unpublished = "bos_token_id swiglu_alpha torch_dtype"
+    yield Case("gpt_oss_four_layers", gpt_oss(num_hidden_layers=4))
+    yield Case("gpt_oss_head_dim", gpt_oss(head_dim=16, num_local_experts=8, num_experts_per_tok=4))
+    yield Case("gpt_oss_legacy", gpt_oss(head_dim=16), "rope_type", published, unpublished)
+
+
 def moe_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
-    return chain(mixtral_cases(), qwen2_moe_cases(), qwen3_moe_cases(), deepseek_v2_cases(), deepseek_v3_cases())
+    softmax_first = (mixtral_cases(), qwen2_moe_cases(), qwen3_moe_cases())
+    return chain(*softmax_first, deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases())
