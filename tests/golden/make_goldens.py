@@ -26,6 +26,7 @@ import hashlib
 import itertools
 import json
 import math
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ import transformers  # pyright: ignore[reportMissingImports]
 from golden_cases import Case, all_cases, published_ropes
 from moe_cases import moe_cases
 from moe_routing import chosen_experts, recorded, smallest_gap
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportMissingImports]
+from stored_weights import Stored, Tensors
 from transformers import (  # pyright: ignore[reportMissingImports]
     AutoModelForCausalLM,
     LlamaConfig,
@@ -66,29 +69,48 @@ def norm_offset(config: PretrainedConfig) -> float:
     return 1.0 if config.model_type.startswith("gemma") else 0.0
 
 
-def fan_in(weight: torch.Tensor) -> int:
-    """Of [out, in], and of all experts' [E, out, in]."""
-    return weight.shape[-1]
+def spread(model: PreTrainedModel, name: str, weight: torch.Tensor) -> float:
+    """The standard deviation of a matrix [out, in] or [E, out, in], a bias, or sinks [N].
+
+    That of matrices keeps activations near 1.5, but for gpt-oss's [E, in, out], whose gates must reach their limit.
+    """
+    if name.endswith(("bias", "sinks")):
+        return 1.5 if name.endswith("sinks") else 0.3
+    if model.config.model_type == "gpt_oss" and "experts" in name:
+        return (4.0 if "gate_up" in name else 1.0) / math.sqrt(weight.shape[1])
+    return 1.5 / math.sqrt(weight.shape[-1])
+
+
+def latent_rank(config: PretrainedConfig, name: str) -> int:
+    """How many outputs of the projection DeepSeek normalizes; the rest of kv_a_proj_with_mqa are keys for RoPE."""
+    return config.kv_lora_rank if "kv_a_proj" in name else config.q_lora_rank
+
+
+def weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Everything that is saved, tied weights once: also the bias of DeepSeek-V3's choices, which is no parameter."""
+    yield from model.named_parameters()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict())
 
 
 @torch.no_grad()
 def randomize(model: PreTrainedModel, prompts: torch.Tensor, generator: torch.Generator) -> None:
-    """Random weights, the final norm scaled so that logits have LOGIT_STD; tied weights are drawn once."""
+    """Random weights, the final norm scaled so that logits have LOGIT_STD."""
     offset = norm_offset(model.config)
-    for name, weight in model.named_parameters():
+    for name, weight in weights(model):
         if name.endswith("norm.weight"):
             weight.uniform_(0.5 - offset, 1.5 - offset, generator=generator)
         elif "embed_tokens" in name:
             weight.normal_(0.0, 0.02, generator=generator)  # small, as when published: the epsilon of the norms shows
         else:
-            scale = 0.3 if name.endswith("bias") else 1.5 / math.sqrt(fan_in(weight))
-            weight.normal_(0.0, scale, generator=generator)
+            weight.normal_(0.0, spread(model, name, weight), generator=generator)
+        if "a_proj" in name:
+            weight[: latent_rank(model.config, name)] *= 0.01  # small latents: the epsilon of their norms shows too
     norm = model.model.norm.weight
     norm.copy_((norm + offset) * LOGIT_STD / model(prompts).logits.std() - offset)
 
 
 @torch.no_grad()
-def greedy(model: PreTrainedModel, prompts: torch.Tensor, steps: int) -> dict[str, torch.Tensor]:
+def greedy(model: PreTrainedModel, prompts: torch.Tensor, steps: int) -> Tensors:
     """One prefill of prompts [B, P] and `steps` cached decode steps: the arrays of golden.npz."""
     out = model(prompts, use_cache=True)
     prompt_logits, tokens, logits = out.logits, [], []
@@ -100,14 +122,14 @@ def greedy(model: PreTrainedModel, prompts: torch.Tensor, steps: int) -> dict[st
     return dict(prompts=prompts, **answers)
 
 
-def answer(model: PreTrainedModel, prompts: torch.Tensor) -> tuple[dict[str, torch.Tensor], float]:
+def answer(model: PreTrainedModel, prompts: torch.Tensor) -> tuple[Tensors, float]:
     """The arrays of golden.npz, those of the experts included, and the smallest gap of a choice of experts."""
     with recorded(model) as routings:
         golden = greedy(model, prompts, S)
     return {**golden, **chosen_experts(routings, len(prompts))}, smallest_gap(routings)
 
 
-def top_two_gaps(golden: dict[str, torch.Tensor]) -> torch.Tensor:
+def top_two_gaps(golden: Tensors) -> torch.Tensor:
     """[B, S]: by how much tokens[b, i] was chosen."""
     deciding = torch.cat([golden["prompt_logits"][:, -1:], golden["decode_logits"][:, :-1]], 1)
     largest = deciding.topk(2, dim=-1).values
@@ -115,43 +137,47 @@ def top_two_gaps(golden: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def one_pass(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> torch.Tensor:
+def one_pass(model: PreTrainedModel, golden: Tensors) -> torch.Tensor:
     """Logits [B, P + S, V] of the whole sequence, no cache."""
     return model(torch.cat([golden["prompts"], golden["tokens"]], 1), use_cache=False).logits
 
 
-def rounding(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> float:
+def rounding(model: PreTrainedModel, golden: Tensors) -> float:
     """How far one pass over the sequence is from cached steps at most."""
     cached = torch.cat([golden["prompt_logits"], golden["decode_logits"]], 1)
     return (one_pass(model, golden) - cached).abs().max().item()
 
 
+def changed(figure: Any) -> Any:
+    """A flag turned round, a number doubled, or each of a list."""
+    if isinstance(figure, list):
+        return [changed(x) for x in figure]
+    return not figure if isinstance(figure, bool) else 2 * figure
+
+
+def with_figure(config: PretrainedConfig, name: str, figure: Any) -> PretrainedConfig:
+    altered = copy.deepcopy(config)
+    setattr(altered, name, figure)
+    return altered
+
+
 def altered_configs(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
     """The config with one figure changed at a time; "dynamic" RoPE is plain RoPE inside max_position_embeddings."""
-    altered = copy.deepcopy(config)
-    altered.rms_norm_eps *= 10
-    yield "rms_norm_eps", altered
-    for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
-        if getattr(config, name, None) is not None:
-            altered = copy.deepcopy(config)
-            setattr(altered, name, 2 * getattr(config, name))
-            yield name, altered
+    yield "rms_norm_eps", with_figure(config, "rms_norm_eps", 10 * config.rms_norm_eps)
+    names = "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping swiglu_limit rope_interleave"
+    names += " routed_scaling_factor norm_topk_prob"
+    for name in names.split():
+        unread = (config.model_type, name) == ("deepseek_v2", "norm_topk_prob")  # transformers never normalizes there
+        if getattr(config, name, None) is not None and not unread:
+            yield name, with_figure(config, name, changed(getattr(config, name)))
     if (getattr(config, "sliding_window", None) or config.max_position_embeddings) < config.max_position_embeddings:
-        altered = copy.deepcopy(config)
-        altered.sliding_window += 1
-        yield "sliding_window", altered
-    yield from altered_routing(config)
+        yield "sliding_window", with_figure(config, "sliding_window", config.sliding_window + 1)
+    if hasattr(config, "num_experts_per_tok"):
+        yield "num_experts_per_tok", with_figure(config, "num_experts_per_tok", config.num_experts_per_tok - 1)
+    if (getattr(config, "n_group", None) or 1) > 1:
+        yield "n_group", with_figure(config, "n_group", config.n_group // 2)
+        yield "topk_group", with_figure(config, "topk_group", config.topk_group + 1)
     yield from altered_ropes(config)
-
-
-def altered_routing(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
-    """An expert fewer for each token, and what their weights are multiplied with."""
-    changes = dict(num_experts_per_tok=lambda count: count - 1, norm_topk_prob=lambda flag: not flag)
-    for name, change in changes.items():
-        if getattr(config, name, None) is not None:
-            altered = copy.deepcopy(config)
-            setattr(altered, name, change(getattr(config, name)))
-            yield name, altered
 
 
 def altered_ropes(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
@@ -165,10 +191,17 @@ def altered_ropes(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedCon
                 continue
             altered = copy.deepcopy(config)
             figures = altered.rope_parameters[layers] if layers else altered.rope_parameters
-            figures[key] = [2 * x for x in value] if isinstance(value, list) else 2 * value
+            figures[key] = changed(value)
             if hasattr(altered, key):  # Phi-3 has it beside its rope as well, and believes that
                 setattr(altered, key, figures[key])
             yield f"{layers} {key}", altered
+
+
+def neutral(config: PretrainedConfig, name: str) -> float:
+    """What a norm weight, a sink, a bias or a gate is where it is forgotten."""
+    if name.endswith("norm.weight"):
+        return 1.0 - norm_offset(config)
+    return -math.inf if name.endswith("sinks") else 0.0
 
 
 def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedModel]]:
@@ -177,15 +210,19 @@ def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedMode
         altered = build(config)
         altered.load_state_dict(model.state_dict())
         yield name, altered
-    for name, _ in model.named_parameters():
-        if name.endswith(("norm.weight", "bias", "shared_expert_gate.weight")):
+    for name, _ in weights(model):
+        if name.endswith(("norm.weight", "bias", "shared_expert_gate.weight", "sinks")):
             altered = copy.deepcopy(model)
-            neutral = 1.0 - norm_offset(model.config) if name.endswith("norm.weight") else 0.0
-            torch.nn.init.constant_(altered.get_parameter(name), neutral)
+            torch.nn.init.constant_(altered.state_dict()[name], neutral(model.config, name))
             yield name, altered
+    for name, module in model.named_modules():
+        if name.endswith("_a_layernorm"):
+            altered = copy.deepcopy(model)
+            altered.get_submodule(name).variance_epsilon = 10 * module.variance_epsilon
+            yield f"{name} epsilon", altered
 
 
-def smallest_effect(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> tuple[float, str]:
+def smallest_effect(model: PreTrainedModel, golden: Tensors) -> tuple[float, str]:
     """How far the logits move at least when one number is wrong, and which number that is."""
     right = one_pass(model, golden)
     moves = [((one_pass(altered, golden) - right).abs().max().item(), name) for name, altered in altered_models(model)]
@@ -194,20 +231,36 @@ def smallest_effect(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> 
     return min(moves)
 
 
-def clear_model(config: PretrainedConfig, first_seed: int) -> tuple[PreTrainedModel, dict[str, torch.Tensor], int]:
-    """The first random model whose choices of tokens and experts stand clear of ties, its answers and its seed.
+def as_stored(model: PreTrainedModel, stored: Stored) -> tuple[PreTrainedModel, Tensors]:
+    """The tensors to store for a model, and a float32 model of what they stand for."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tensors = stored.encode(load_file(Path(folder, "model.safetensors")))
+        save_file(stored.decode(tensors), Path(folder, "model.safetensors"), metadata={"format": "pt"})
+        return load(Path(folder)), tensors
+
+
+def random_model(case: Case, seed: int) -> tuple[PreTrainedModel, Tensors | None, torch.Tensor]:
+    """A model, its tensors if they are not stored as transformers does, and prompts [B, P]."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(0, case.config.vocab_size, (B, P), generator=generator)
+    model = build(case.config)
+    randomize(model, prompts, generator)
+    model, tensors = as_stored(model, case.stored) if case.stored else (model, None)
+    return model, tensors, prompts
+
+
+def clear_model(case: Case, first_seed: int) -> tuple[PreTrainedModel, Tensors | None, Tensors, int]:
+    """The first random model whose choices of tokens and experts stand clear of ties, its tensors, answers and seed.
 
     Models that make more of rounding than SAME are passed over too.
     """
     for seed in itertools.count(first_seed):
-        generator = torch.Generator().manual_seed(seed)
-        prompts = torch.randint(0, config.vocab_size, (B, P), generator=generator)
-        model = build(config)
-        randomize(model, prompts, generator)
+        model, tensors, prompts = random_model(case, seed)
         golden, choice_gap = answer(model, prompts)
         clear = top_two_gaps(golden).min() > SMALLEST_GAP and choice_gap > SMALLEST_CHOICE
         if clear and rounding(model, golden) <= SAME:
-            return model, golden, seed
+            return model, tensors, golden, seed
     raise AssertionError("unreachable: itertools.count has no end")
 
 
@@ -239,8 +292,10 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def write_case(case: Case, folder: Path, model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> None:
+def write_case(case: Case, folder: Path, model: PreTrainedModel, tensors: Tensors | None, golden: Tensors) -> None:
     model.save_pretrained(folder)
+    if tensors:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "generation_config.json").unlink()
     if case.legacy:
         config_path = folder / "config.json"
@@ -264,9 +319,9 @@ def check_reload(folder: Path) -> float:
 
 
 def make_case(case: Case, folder: Path, first_seed: int) -> None:
-    model, golden, seed = clear_model(case.config, first_seed)
+    model, tensors, golden, seed = clear_model(case, first_seed)
     effect, number = smallest_effect(model, golden)
-    write_case(case, folder, model, golden)
+    write_case(case, folder, model, tensors, golden)
     noise, gap = check_reload(folder), top_two_gaps(golden).min().item()
     print(f"{case.name:30} seed {seed}, gap {gap:.0e}, one pass {noise:.0e}, smallest effect {effect:.0e} ({number})")
 
