@@ -66,10 +66,8 @@ class Mxfp4:
         numbers = E2M1[np.stack([packed & 15, packed >> 4], axis=-1)]  # [E, R, blocks, 16, 2]
         exponents = self.scales[experts, rows, first:end].astype(np.int32) - 127
         numbers = np.ldexp(numbers.reshape(*exponents.shape, BLOCK), exponents[..., None])
-        flat = numbers.reshape(*numbers.shape[:2], -1)[
-            :, :, columns.start - first * BLOCK : columns.stop - first * BLOCK
-        ]
-        return flat.swapaxes(1, 2)
+        begin = columns.start - first * BLOCK
+        return numbers.reshape(*numbers.shape[:2], -1)[:, :, begin : begin + len(columns)].swapaxes(1, 2)
 
 
 def dequantized(tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -105,10 +105,6 @@ def _by_parameter(table: list[Tensor]) -> dict[tuple[str | int, ...], list[Tenso
     for row in table:
         fused = PARTS.get(str(row.path[-1]))
         grouped.setdefault((*row.path[:-1], fused.fused) if fused else row.path, []).append(row)
-    for path, rows in grouped.items():
-        parts = {name for name, part in PARTS.items() if part.fused == path[-1]}
-        if parts and parts != {row.path[-1] for row in rows}:
-            raise ModelError(f"the weight-name table has no row for some of {', '.join(sorted(parts))} of {path}")
     return grouped
 
 
@@ -177,6 +173,10 @@ def _load_parameter(
 
     specs: of the checkpoint, and of what these devices hold.
     """
+    spread = specs[1]
+    held = sum(row.size(param.axes, spread.sizes(row.block)) for row in rows)
+    if held != math.prod(param.shape):
+        raise ModelError(f"the weight-name table has {held} of the {math.prod(param.shape)} numbers of {rows[0].path}")
     for row in rows:
         if not _is_float(tensors[row.name].dtype):
             raise ModelError(f"tensor {row.name} is stored as {tensors[row.name].dtype}; floating point is needed")

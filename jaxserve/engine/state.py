@@ -1,6 +1,7 @@
 """What lives on the device between steps: one donated pytree of fixed structure, pages and rows."""
 
 from functools import partial
+from typing import Any
 
 import flax.struct
 import jax
@@ -54,7 +55,7 @@ def abstract_state(
     )
 
 
-def _abstract_load(spec: ModelSpec, config: EngineConfig, lanes_only: NamedSharding) -> jax.ShapeDtypeStruct | None:
+def _abstract_load(spec: ModelSpec, config: EngineConfig, lanes_only: NamedSharding) -> Any:
     if spec.mixture is None:
         return None
     shape = (config.lanes, len(spec.mixture.layers), spec.mixture.experts)

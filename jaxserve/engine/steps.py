@@ -83,7 +83,7 @@ class StepBuilder:
         results = _results(batch, sampled)
         if bucket.kind == "score":
             results |= self._scores(params, per_lane, batch["targets"])
-        load = None if done.load is None else state.load + done.load.astype(jnp.uint32)
+        load = None if state.load is None else state.load + jnp.asarray(done.load, jnp.uint32)
         return State(done.pages, _advance(rows, batch, place, sampled), load), results
 
     def _several_decodes(self, bucket: Bucket, params: dict, state: State, batch: Batch) -> tuple[State, Batch]:

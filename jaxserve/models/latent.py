@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-V2, Liu et al. 2024), absorbed: attention over the compressed vectors themselves.
+"""Multi-head latent attention (DeepSeek-V2, Liu et al. 2024), absorbed: attention over the compressed vectors.
 
 A query's part that is not rotated goes through the matrix that would have made its head's keys, and the attention's
 result through the one that would have made the values; so pages hold one vector per token, whatever the heads.

@@ -58,9 +58,9 @@ class Mixture:
 
     layers: those that have it; the others have a plain MLP. d_expert, d_shared: F of one expert, and of what all take
     (0: nothing). A token's scores are the softmax or sigmoid of its logits; it takes the `taken` best experts of its
-    groups_taken best groups, a group judged by its so many best. weights: of the experts' answers, their scores, divided by
-    their sum if normalized, times scale. corrected: a learned bias takes part in the choice and not in the weights
-    (DeepSeek-V3). shared_gate: what all take is multiplied by the sigmoid of one logit.
+    groups_taken best groups, a group judged by its `judges` best. An expert's answer is weighed with its score, divided
+    by the sum of those taken if normalized, times scale. corrected: a learned bias takes part in the choice but not in
+    the weights (DeepSeek-V3). shared_gate: what all take is multiplied by the sigmoid of one logit.
     """
 
     experts: int  # E
@@ -123,7 +123,7 @@ class ModelSpec:
     norm_rounds_last: bool = False  # a norm's product with its weight is in float32 (that with 1 + weight always)
     qk_norm: Literal["none", "head", "whole"] = "none"  # norms of queries and keys: each head, or all heads together
     activation: Literal["silu", "gelu_tanh", "clamped"] = "silu"  # of the gated MLP
-    activation_limit: float | None = None  # of a clamped one
+    activation_limit: float = 0.0  # of a clamped one
     embed_scale: float = 1.0
     attn_scale: float | None = None  # of the scores; None: head_dim^-0.5
     attn_softcap: float | None = None  # scores s become cap * tanh(s / cap)
@@ -155,11 +155,11 @@ class ModelSpec:
             rope.check(self.rope_dim, self.max_positions)
         if len(self.windows) not in (0, self.num_layers):
             raise ModelError(f"{len(self.windows)} windows for {self.num_layers} layers")
-        if (self.activation == "clamped") != (self.activation_limit is not None):
+        if (self.activation == "clamped") != (0 < self.activation_limit < math.inf):
             raise ModelError(f"activation {self.activation} with the limit {self.activation_limit}")
         if self.latent and (self.num_kv_heads, self.head_dim) != (1, self.latent.head + self.latent.rotated):
             raise ModelError(f"latent attention with {self.num_kv_heads} kv heads of {self.head_dim}")
-        for name in ("attn_scale", "attn_softcap", "final_softcap", "embed_scale", "activation_limit"):
+        for name in ("attn_scale", "attn_softcap", "final_softcap", "embed_scale"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ModelError(f"{name} is {value}; it must be a positive number")

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3 (R1): latent attention, experts chosen by groups, MLPs that all tokens take, dense first layers."""
+"""DeepSeek-V2, V3, R1: latent attention, experts chosen by groups, an MLP that all tokens take, dense first layers."""
 
 from collections.abc import Mapping
 from typing import Any

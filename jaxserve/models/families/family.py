@@ -35,7 +35,7 @@ class _Dimension(NamedTuple):
 
 @dataclass(frozen=True)
 class Tensor:
-    """One row of a weight-name table: a tensor of the checkpoint, or a part of it, and the parameter that it belongs to.
+    """One row of a weight-name table: a tensor of the checkpoint, or a part of it, and the parameter it belongs to.
 
     path: where the parameter stands in the pytree; "q", "gate" and the like stand for their part of a fused one
     (models/fused.py). axes: the checkpoint's dimensions as letters; one that flattens several is written in
@@ -58,6 +58,12 @@ class Tensor:
         """Of the parameter's letters those along which it is one of several: its own letters there, and its entries."""
         fused = place(str(self.path[-1]), sizes) if self.path[-1] in PARTS else {}
         return fused if self.expert is None else fused | {"E": ("", slice(self.expert, self.expert + 1))}
+
+    def size(self, axes: str, sizes: Mapping[str, int]) -> int:
+        """How many numbers it has of a parameter with these axes."""
+        places = self.places(sizes)
+        own = (places[x][1].stop - places[x][1].start if x in places else sizes[x] for x in axes)
+        return prod(own)
 
     def read(self, stored: Stored, sizes: Mapping[str, int], wanted: str, within: Within) -> np.ndarray:
         """The dimensions `wanted` of it, letters in parentheses flattened, and of some letters only what is `within`.

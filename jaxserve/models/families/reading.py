@@ -16,7 +16,8 @@ BOOKKEEPING: frozenset[str] = frozenset(
     "_attn_implementation attn_implementation unsloth_version unsloth_fixed auto_map use_return_dict tf_legacy_loss "
     "use_bfloat16 tie_encoder_decoder finetuning_task task_specific_params tokenizer_class prefix "
     "_attn_implementation_autoset _commit_hash neftune_noise_alpha unsloth_training_mode model_max_length "
-    "transformers.js_config quantization_config max_length max_sequence_length do_sample temperature top_p top_k".split()
+    "transformers.js_config quantization_config max_length max_sequence_length do_sample temperature top_p "
+    "top_k".split()
 )
 
 
