@@ -231,13 +231,27 @@ def smallest_effect(model: PreTrainedModel, golden: Tensors) -> tuple[float, str
     return min(moves)
 
 
+def save_tensors(tensors: Tensors, folder: Path) -> None:
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def load_decoded(folder: Path, stored: Stored) -> PreTrainedModel:
+    """The float32 model that the folder's tensors stand for."""
+    fields = json.loads((folder / "config.json").read_text())
+    fields.pop("quantization_config", None)
+    with tempfile.TemporaryDirectory() as decoded:
+        write_json(Path(decoded, "config.json"), fields)
+        save_tensors(stored.decode(load_file(folder / "model.safetensors")), Path(decoded))
+        return load(Path(decoded))
+
+
 def as_stored(model: PreTrainedModel, stored: Stored) -> tuple[PreTrainedModel, Tensors]:
-    """The tensors to store for a model, and a float32 model of what they stand for."""
+    """The tensors to store for a model, and the float32 model that they stand for."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tensors = stored.encode(load_file(Path(folder, "model.safetensors")))
-        save_file(stored.decode(tensors), Path(folder, "model.safetensors"), metadata={"format": "pt"})
-        return load(Path(folder)), tensors
+        save_tensors(tensors, Path(folder))
+        return load_decoded(Path(folder), stored), tensors
 
 
 def random_model(case: Case, seed: int) -> tuple[PreTrainedModel, Tensors | None, torch.Tensor]:
@@ -295,7 +309,7 @@ def write_json(path: Path, content: Any) -> None:
 def write_case(case: Case, folder: Path, model: PreTrainedModel, tensors: Tensors | None, golden: Tensors) -> None:
     model.save_pretrained(folder)
     if tensors:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        save_tensors(tensors, folder)
     (folder / "generation_config.json").unlink()
     if case.legacy:
         config_path = folder / "config.json"
@@ -306,9 +320,9 @@ def write_case(case: Case, folder: Path, model: PreTrainedModel, tensors: Tensor
     np.savez_compressed(folder / "golden.npz", **{**arrays, **ids})
 
 
-def check_reload(folder: Path) -> float:
+def check_reload(case: Case, folder: Path) -> float:
     """The folder alone must give its answers again: to the bit if cached, else up to the noise returned."""
-    model = load(folder)
+    model = load_decoded(folder, case.stored) if case.stored and not case.stored.loads else load(folder)
     golden = {name: torch.from_numpy(array) for name, array in np.load(folder / "golden.npz").items()}
     again, _ = answer(model, golden["prompts"].long())
     different = [name for name in golden if not torch.equal(again[name].to(golden[name].dtype), golden[name])]
@@ -322,7 +336,7 @@ def make_case(case: Case, folder: Path, first_seed: int) -> None:
     model, tensors, golden, seed = clear_model(case, first_seed)
     effect, number = smallest_effect(model, golden)
     write_case(case, folder, model, tensors, golden)
-    noise, gap = check_reload(folder), top_two_gaps(golden).min().item()
+    noise, gap = check_reload(case, folder), top_two_gaps(golden).min().item()
     print(f"{case.name:30} seed {seed}, gap {gap:.0e}, one pass {noise:.0e}, smallest effect {effect:.0e} ({number})")
 
 

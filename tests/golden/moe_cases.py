@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 from golden_cases import WINDOW, Case, rope, tiny
-from stored_weights import mtp_layer
+from stored_weights import MXFP4, fp8, mtp_layer
 from transformers import (  # pyright: ignore[reportMissingImports]
     DeepseekV2Config,
     DeepseekV3Config,
@@ -122,20 +122,26 @@ def deepseek_v2_cases() -> Iterator[Case]:
     )
 
 
+def deepseek_r1_fields() -> dict[str, Any]:
+    """Fields of DeepSeek-R1's config.json that transformers does not write."""
+    training = dict(aux_loss_alpha=0.001, ep_size=1, moe_layer_freq=1, seq_aux=True)
+    routing = dict(scoring_func="sigmoid", topk_method="noaux_tc")
+    return dict(auto_map=remote_code(3), transformers_version="4.46.3", **training, **routing)
+
+
+NOT_IN_DEEPSEEK_R1 = "head_dim output_router_logits pad_token_id qk_head_dim rope_interleave"
+
+
 def deepseek_v3_cases() -> Iterator[Case]:
     """The legacy one is in the form of DeepSeek-R1, `plain_rope` is like Moonlight-16B-A3B."""
     one_group = dict(
         n_routed_experts=8, n_group=1, topk_group=1, rms_norm_eps=1e-5, rope_parameters=rope(theta=50000.0)
     )
-    training = dict(aux_loss_alpha=0.001, ep_size=1, moe_layer_freq=1, seq_aux=True)
-    routing = dict(scoring_func="sigmoid", topk_method="noaux_tc")
-    published = dict(auto_map=remote_code(3), transformers_version="4.46.3", **training, **routing)
-    unpublished = "head_dim output_router_logits pad_token_id qk_head_dim rope_interleave"
     yield Case("deepseek_v3_q_lora", deepseek_v3())
     yield Case("deepseek_v3_no_q_lora", deepseek_v3(q_lora_rank=None, num_hidden_layers=2))
     yield Case("deepseek_v3_plain_rope", deepseek_v3(q_lora_rank=None, **one_group))
     small = deepseek_v3(v_head_dim=8, num_hidden_layers=2, n_routed_experts=8, n_group=2, topk_group=1)
-    yield Case("deepseek_v3_legacy", small, "type", published, unpublished, mtp_layer(2))
+    yield Case("deepseek_v3_legacy", small, "type", deepseek_r1_fields(), NOT_IN_DEEPSEEK_R1, mtp_layer(2))
 
 
 def gpt_oss(**fields: Any) -> GptOssConfig:
@@ -146,18 +152,36 @@ def gpt_oss(**fields: Any) -> GptOssConfig:
     return GptOssConfig(**{**tiny(), **sizes, "rms_norm_eps": 1e-5, "rope_parameters": yarn, **fields})
 
 
+def gpt_oss_fields() -> dict[str, Any]:
+    """Fields of gpt-oss-20b's config.json that transformers does not write."""
+    extra = dict(experts_per_token=2, initial_context_length=32, router_aux_loss_coef=0.9)
+    kinds = ["sliding_attention", "full_attention"]
+    return dict(layer_types=kinds, transformers_version="4.55.0.dev0", **extra)
+
+
+NOT_IN_GPT_OSS = "bos_token_id swiglu_alpha torch_dtype"
+
+
 def gpt_oss_cases() -> Iterator[Case]:
     """Sliding and whole layers by turns; the legacy one is in the form of gpt-oss-20b, but not quantized."""
-    kinds = ["sliding_attention", "full_attention"]
-    extra = dict(experts_per_token=2, initial_context_length=32, router_aux_loss_coef=0.9)
-    published = dict(layer_types=kinds, transformers_version="4.55.0.dev0", **extra)
-    unpublished = "bos_token_id swiglu_alpha torch_dtype"
     yield Case("gpt_oss_four_layers", gpt_oss(num_hidden_layers=4))
     yield Case("gpt_oss_head_dim", gpt_oss(head_dim=16, num_local_experts=8, num_experts_per_tok=4))
-    yield Case("gpt_oss_legacy", gpt_oss(head_dim=16), "rope_type", published, unpublished)
+    yield Case("gpt_oss_legacy", gpt_oss(head_dim=16), "rope_type", gpt_oss_fields(), NOT_IN_GPT_OSS)
+
+
+def quantized_cases() -> Iterator[Case]:
+    """Weights and config.json as DeepSeek-R1 and gpt-oss-20b have them, but for smaller blocks of fp8."""
+    block = (16, 16)
+    fp8_fields = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=block)
+    r1 = {**deepseek_r1_fields(), "quantization_config": fp8_fields, "torch_dtype": "bfloat16"}
+    yield Case("deepseek_v3_fp8", deepseek_v3(), "type", r1, NOT_IN_DEEPSEEK_R1, fp8(block))
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    gpt = {**gpt_oss_fields(), "quantization_config": dict(modules_to_not_convert=kept, quant_method="mxfp4")}
+    two_groups = gpt_oss(hidden_size=64, intermediate_size=64, head_dim=16)
+    yield Case("gpt_oss_mxfp4", two_groups, "rope_type", gpt, NOT_IN_GPT_OSS, MXFP4)
 
 
 def moe_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
     softmax_first = (mixtral_cases(), qwen2_moe_cases(), qwen3_moe_cases())
-    return chain(*softmax_first, deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases())
+    return chain(*softmax_first, deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases(), quantized_cases())
