@@ -108,8 +108,12 @@ def check_method(config: Mapping[str, Any]) -> str | None:
 
 def _joined(method: str, name: str, values: np.ndarray, scales: np.ndarray, config: Mapping[str, Any]) -> Any:
     if method == "mxfp4":
-        experts, rows, count, half = values.shape if values.ndim == 4 else (0, 0, 0, 0)
-        if half * 2 != BLOCK or scales.shape != (experts, rows, count) or {values.dtype, scales.dtype} != {np.uint8}:
+        experts, rows, count, half = values.shape if values.ndim == 4 else (0,) * 4
+        if (
+            half * 2 != BLOCK
+            or scales.shape != (experts, rows, count)
+            or any(x.dtype != np.uint8 for x in (values, scales))
+        ):
             raise CheckpointError(
                 f"tensor {name}: {values.dtype} blocks {list(values.shape)} with {scales.dtype} scales "
                 f"{list(scales.shape)} are not MXFP4 ([E, R, n, 16] and [E, R, n], uint8)"

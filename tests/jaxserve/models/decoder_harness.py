@@ -42,7 +42,7 @@ class Decoder:
 
     def __call__(self, tokens: np.ndarray, start: int) -> np.ndarray:
         """tokens [R, C] at positions start..start+C-1 of every row -> logits [R, C, V]."""
-        values, self.pages = self._step(
+        values, self.pages, self.load = self._step(
             self.params, self.pages, jnp.asarray(tokens), jnp.int32(start), decode=tokens.shape[1] == 1
         )
         return np.asarray(values)
@@ -69,4 +69,4 @@ class Decoder:
         by_layer = tuple(attends[layer] for layer in range(self.spec.num_layers))
         experts = Experts(jnp.ones(tokens.size, bool), self.spec, self.mesh, grouped)
         done = forward(params, self.spec, pages, tokens.reshape(-1), positions.reshape(-1), by_layer, experts)
-        return logits(params, self.spec, done.hidden).reshape(rows, size, -1), done.pages
+        return logits(params, self.spec, done.hidden).reshape(rows, size, -1), done.pages, done.load
