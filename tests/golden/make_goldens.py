@@ -1,16 +1,21 @@
 """Write the golden answers of Hugging Face transformers that the decoder tests compare with.
 
-Needs its own environment, Python 3.11: `pip install torch==2.13.0 transformers safetensors sentencepiece`. Then
-`python tests/golden/make_goldens.py [--babyllama DIR]` rewrites, beside this file:
+Needs its own environment, Python 3.11: `pip install torch==2.13.0 transformers safetensors sentencepiece accelerate`
+(accelerate: to load quantized models). Then `python tests/golden/make_goldens.py [--babyllama DIR]` rewrites, beside
+this file:
 
 - `<case>/config.json`, `<case>/model.safetensors`: a tiny random float32 model, as transformers saves it (the cases
-  named `legacy` have a config.json in the form of published checkpoints: rope_theta and rope_scaling at the top);
+  named `legacy` have a config.json in the form of published checkpoints: rope_theta and rope_scaling at the top;
+  those named `fp8` and `mxfp4` also have quantized weights as published, and the answers are those of the float32
+  model that the weights stand for);
 - `<case>/golden.npz`: `prompts` int32 [B, P]; `tokens` int32 [B, S], the greedy continuation, blind to eos;
   `prompt_logits` float32 [B, P, V]; `decode_logits` float32 [B, S, V], where decode_logits[:, i] is the answer to
   feeding tokens[:, i] at position P + i. So tokens[:, 0] is the argmax of prompt_logits[:, -1], and tokens[:, i + 1]
   that of decode_logits[:, i]. B = 2, P = 24, S = 32, V = 96; one prefill, then S cached decode steps. If M of the
   layers have X experts per token: `experts` int32 [M, B, P + S, X], their ids, the largest weight first, and
   `expert_weights` float32, the same shape: what each expert's output is multiplied with, all told;
+- `qwen3_embedding/`: the same of an embedding model, with the files of sentence-transformers; its golden.npz also has
+  `embeddings` float32 [B, D], of length 1: the last final hidden state of the first `lengths` int32 [B] of prompts;
 - `rope.json`: name -> {config, inv_freq [head_dim / 2], attention_scaling}, at the figures of published models;
 - `babyllama_greedy.json`, if DIR holds the BabyLlama checkpoint: 200 greedy tokens after [1], blind to eos, and
   gaps[i], the distance between the two largest of the logits that chose tokens[i].
@@ -34,6 +39,14 @@ from typing import Any
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
+from embedding_golden import (
+    embed,
+    embedding_answer,
+    embedding_case,
+    load_encoder,
+    sentence_transformers_files,
+    wrong_embeddings,
+)
 from golden_cases import Case, all_cases, published_ropes
 from moe_cases import moe_cases
 from moe_routing import chosen_experts, recorded, smallest_gap
@@ -316,8 +329,8 @@ def write_case(case: Case, folder: Path, model: PreTrainedModel, tensors: Tensor
         fields = legacy_config(json.loads(config_path.read_text()), case.legacy) | case.published
         write_json(config_path, {name: fields[name] for name in sorted(fields) if name not in case.unpublished.split()})
     arrays = {name: array.numpy() for name, array in golden.items()}
-    ids = {name: arrays[name].astype(np.int32) for name in ("prompts", "tokens", "experts") if name in arrays}
-    np.savez_compressed(folder / "golden.npz", **{**arrays, **ids})
+    integers = {name: array.astype(np.int32) for name, array in arrays.items() if array.dtype == np.int64}
+    np.savez_compressed(folder / "golden.npz", **{**arrays, **integers})
 
 
 def check_reload(case: Case, folder: Path) -> float:
@@ -325,7 +338,7 @@ def check_reload(case: Case, folder: Path) -> float:
     model = load_decoded(folder, case.stored) if case.stored and not case.stored.loads else load(folder)
     golden = {name: torch.from_numpy(array) for name, array in np.load(folder / "golden.npz").items()}
     again, _ = answer(model, golden["prompts"].long())
-    different = [name for name in golden if not torch.equal(again[name].to(golden[name].dtype), golden[name])]
+    different = [name for name in again if not torch.equal(again[name].to(golden[name].dtype), golden[name])]
     noise = rounding(model, golden)
     if different or noise > SAME:
         raise SystemExit(f"{folder.name}: loaded again, differs in {different}; one pass differs by {noise:.1e}")
@@ -338,6 +351,23 @@ def make_case(case: Case, folder: Path, first_seed: int) -> None:
     write_case(case, folder, model, tensors, golden)
     noise, gap = check_reload(case, folder), top_two_gaps(golden).min().item()
     print(f"{case.name:30} seed {seed}, gap {gap:.0e}, one pass {noise:.0e}, smallest effect {effect:.0e} ({number})")
+
+
+def make_embedding(case: Case, folder: Path, first_seed: int) -> None:
+    model, tensors, golden, seed = clear_model(case, first_seed)
+    golden |= embedding_answer(model.model, golden["prompts"])
+    mistakes = wrong_embeddings(model.model, golden)
+    effect, mistake = min(((wrong - golden["embeddings"]).abs().max().item(), name) for name, wrong in mistakes)
+    if effect < SMALLEST_EFFECT:
+        raise SystemExit(f"{case.name}: {mistake} changes the embeddings by {effect:.1e} alone")
+    write_case(case, folder, model, tensors, golden)
+    for path, content in sentence_transformers_files(case.config.hidden_size).items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        write_json(folder / path, content)
+    noise = check_reload(case, folder)
+    if not torch.equal(embed(load_encoder(folder), golden["prompts"], golden["lengths"]), golden["embeddings"]):
+        raise SystemExit(f"{case.name}: loaded again, embeds differently")
+    print(f"{case.name:30} seed {seed}, one pass {noise:.0e}, smallest effect {effect:.0e} ({mistake})")
 
 
 def rope_answer(config: LlamaConfig) -> dict[str, Any]:
@@ -367,6 +397,9 @@ def main() -> None:
     for index, case in itertools.chain(enumerate(all_cases()), enumerate(moe_cases(), start=1000)):
         if case.name.startswith(args.only):
             make_case(case, args.out / case.name, first_seed=1000 * index)
+    embedding = embedding_case()
+    if embedding.name.startswith(args.only):
+        make_embedding(embedding, args.out / embedding.name, first_seed=2_000_000)
     if args.only:
         return
     write_json(args.out / "rope.json", {name: rope_answer(config) for name, config in published_ropes().items()})

@@ -60,7 +60,7 @@ def qwen2_moe_cases() -> Iterator[Case]:
 
 
 def qwen3_moe_cases() -> Iterator[Case]:
-    """The legacy one is in the form of Qwen3-30B-A3B. Three leave head_dim to the default: D/N, unlike Qwen3's."""
+    """The legacy one is in the form of Qwen3-30B-A3B. Three leave head_dim out: it is D/N, unlike Qwen3's."""
     published = dict(max_window_layers=48, num_experts=8, transformers_version="4.51.0")
     unpublished = "num_local_experts pad_token_id"
     yield Case("qwen3_moe_gqa", qwen3_moe())
@@ -93,9 +93,8 @@ def deepseek_v2(**fields: Any) -> DeepseekV2Config:
 def deepseek_v3(**fields: Any) -> DeepseekV3Config:
     """One shared expert; 2 of 4 groups of experts, their weights normalized and then scaled by 2.5."""
     groups = dict(n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5, n_shared_experts=1)
-    return DeepseekV3Config(
-        **{**mla(), **groups, "q_lora_rank": 16, "rope_parameters": deepseek_rope(1.0, 1.0), **fields}
-    )
+    figures = dict(q_lora_rank=16, rope_parameters=deepseek_rope(1.0, 1.0))
+    return DeepseekV3Config(**{**mla(), **groups, **figures, **fields})
 
 
 def remote_code(version: int) -> dict[str, str]:
@@ -107,9 +106,8 @@ def remote_code(version: int) -> dict[str, str]:
 
 def deepseek_v2_cases() -> Iterator[Case]:
     """`lite` and the legacy one are like DeepSeek-V2-Lite, `groups` is like DeepSeek-V2 but with unequal mscales."""
-    lite = dict(
-        q_lora_rank=None, n_routed_experts=8, topk_method="greedy", n_group=1, topk_group=1, routed_scaling_factor=1.0
-    )
+    one_group = dict(topk_method="greedy", n_group=1, topk_group=1, routed_scaling_factor=1.0)
+    lite = dict(q_lora_rank=None, n_routed_experts=8, **one_group)
     groups = dict(topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=4.0)
     training = dict(aux_loss_alpha=0.001, moe_layer_freq=1, scoring_func="softmax", seq_aux=True)
     published = dict(auto_map=remote_code(2), transformers_version="4.33.1", **training)
@@ -117,9 +115,8 @@ def deepseek_v2_cases() -> Iterator[Case]:
     yield Case("deepseek_v2_lite", deepseek_v2(**lite))
     unequal = deepseek_rope(1.0, 0.707)
     yield Case("deepseek_v2_groups", deepseek_v2(q_lora_rank=16, rope_parameters=unequal, **groups))
-    yield Case(
-        "deepseek_v2_legacy", deepseek_v2(**lite, v_head_dim=8, num_hidden_layers=2), "type", published, unpublished
-    )
+    small = deepseek_v2(**lite, v_head_dim=8, num_hidden_layers=2)
+    yield Case("deepseek_v2_legacy", small, "type", published, unpublished)
 
 
 def deepseek_r1_fields() -> dict[str, Any]:
@@ -134,12 +131,11 @@ NOT_IN_DEEPSEEK_R1 = "head_dim output_router_logits pad_token_id qk_head_dim rop
 
 def deepseek_v3_cases() -> Iterator[Case]:
     """The legacy one is in the form of DeepSeek-R1, `plain_rope` is like Moonlight-16B-A3B."""
-    one_group = dict(
-        n_routed_experts=8, n_group=1, topk_group=1, rms_norm_eps=1e-5, rope_parameters=rope(theta=50000.0)
-    )
+    one_group = dict(n_routed_experts=8, n_group=1, topk_group=1)
+    figures = dict(q_lora_rank=None, rms_norm_eps=1e-5, rope_parameters=rope(theta=50000.0))
     yield Case("deepseek_v3_q_lora", deepseek_v3())
     yield Case("deepseek_v3_no_q_lora", deepseek_v3(q_lora_rank=None, num_hidden_layers=2))
-    yield Case("deepseek_v3_plain_rope", deepseek_v3(q_lora_rank=None, **one_group))
+    yield Case("deepseek_v3_plain_rope", deepseek_v3(**one_group, **figures))
     small = deepseek_v3(v_head_dim=8, num_hidden_layers=2, n_routed_experts=8, n_group=2, topk_group=1)
     yield Case("deepseek_v3_legacy", small, "type", deepseek_r1_fields(), NOT_IN_DEEPSEEK_R1, mtp_layer(2))
 

@@ -40,9 +40,8 @@ def chosen_experts(routings: list[Routing], batch: int) -> dict[str, torch.Tenso
     layers = []
     for routing in routings:
         calls = [by_weight(weights, ids) for _, weights, ids in routing.calls]
-        layers.append(
-            [torch.cat([x.view(batch, -1, x.shape[-1]) for x in column], 1) for column in zip(*calls, strict=True)]
-        )
+        columns = zip(*calls, strict=True)
+        layers.append([torch.cat([x.view(batch, -1, x.shape[-1]) for x in column], 1) for column in columns])
     if not layers:
         return {}
     weights, experts = (torch.stack(column) for column in zip(*layers, strict=True))
@@ -74,6 +73,17 @@ def gap_below(scores: torch.Tensor, chosen: int) -> torch.Tensor:
     return largest[:, -2] - largest[:, -1]
 
 
+def in_chosen_groups(router: torch.nn.Module, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores [n, E], -inf outside the groups that are chosen, and by what gap [n] these were; infinite without."""
+    groups = group_scores(router, scores)
+    if groups is None:
+        return scores, torch.full((len(scores),), torch.inf)
+    chosen = groups.topk(router.topk_group, dim=-1).indices
+    others = torch.ones_like(groups, dtype=torch.bool).scatter(1, chosen, False)
+    scores = in_groups(scores, router.num_group).masked_fill(others[..., None], -torch.inf).flatten(1)
+    return scores, gap_below(groups, router.topk_group)
+
+
 def smallest_gap(routings: list[Routing]) -> float:
     """Of any choice of experts, of groups, and of the order by weight; infinite for a dense model.
 
@@ -82,16 +92,9 @@ def smallest_gap(routings: list[Routing]) -> float:
     gaps = [torch.tensor([torch.inf])]
     for routing in routings:
         for logits, weights, ids in routing.calls:
-            scores = choice_scores(routing.router, logits)
-            groups = group_scores(routing.router, scores)
-            if groups is not None:
-                kept = groups.topk(routing.router.topk_group, dim=-1).indices
-                gaps.append(gap_below(groups, routing.router.topk_group))
-                left_out = torch.ones_like(groups, dtype=torch.bool).scatter(1, kept, False)
-                scores = in_groups(scores, routing.router.num_group)
-                scores = scores.masked_fill(left_out[..., None], -torch.inf).flatten(1)
+            scores, group_gap = in_chosen_groups(routing.router, choice_scores(routing.router, logits))
             if not torch.equal(scores.topk(ids.shape[-1], dim=-1).indices.sort().values, ids.sort().values):
                 raise SystemExit(f"{type(routing.router).__name__} chose otherwise than by the largest scores")
-            gaps.append(gap_below(scores, ids.shape[-1]))
-            gaps.append(-by_weight(weights, ids)[0].diff(dim=-1).flatten())
+            order_gap = -by_weight(weights, ids)[0].diff(dim=-1).flatten()
+            gaps += [group_gap, gap_below(scores, ids.shape[-1]), order_gap]
     return torch.cat(gaps).min().item()
