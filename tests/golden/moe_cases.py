@@ -27,7 +27,7 @@ def mixtral(**fields: Any) -> MixtralConfig:
 
 def qwen2_moe(**fields: Any) -> Qwen2MoeConfig:
     """6 experts, 3 for each token, and a shared expert; qkv biases, which its config takes for granted."""
-    sizes = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12, shared_expert_intermediate_size=20)
+    sizes = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, shared_expert_intermediate_size=20)
     figures = dict(rms_norm_eps=1e-6, rope_parameters=rope(theta=1e6))
     return Qwen2MoeConfig(**{**without_head_dim(), **sizes, **figures, **fields})
 
@@ -160,7 +160,7 @@ NOT_IN_GPT_OSS = "bos_token_id swiglu_alpha torch_dtype"
 
 def gpt_oss_cases() -> Iterator[Case]:
     """Sliding and whole layers by turns; the legacy one is in the form of gpt-oss-20b, but not quantized."""
-    yield Case("gpt_oss_four_layers", gpt_oss(num_hidden_layers=4))
+    yield Case("gpt_oss_three_layers", gpt_oss(num_hidden_layers=3))
     yield Case("gpt_oss_head_dim", gpt_oss(head_dim=16, num_local_experts=8, num_experts_per_tok=4))
     yield Case("gpt_oss_legacy", gpt_oss(head_dim=16), "rope_type", gpt_oss_fields(), NOT_IN_GPT_OSS)
 

@@ -19,7 +19,7 @@ MIXTURES = [case for case in CASES if "experts" in np.load(GOLDEN / case / "gold
 
 
 def test_the_cases_are_there() -> None:
-    assert (len(CASES), len(MIXTURES)) == (63, 22)
+    assert (len(CASES), len(MIXTURES)) == (67, 25)
 
 
 @pytest.mark.parametrize("case", CASES)
