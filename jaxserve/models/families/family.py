@@ -65,13 +65,17 @@ class Tensor:
         own = (places[x][1].stop - places[x][1].start if x in places else sizes[x] for x in axes)
         return prod(own)
 
+    def shape(self, sizes: Mapping[str, int]) -> list[int]:
+        """Of the whole tensor in the checkpoint."""
+        return [_size(dimension, sizes) for dimension in _dimensions(self.axes)]
+
     def read(self, stored: Stored, sizes: Mapping[str, int], wanted: str, within: Within) -> np.ndarray:
         """The dimensions `wanted` of it, letters in parentheses flattened, and of some letters only what is `within`.
 
         A view where that is possible. ModelError when the tensor's shape is not what config.json makes it.
         """
         dimensions = list(_dimensions(self.axes))
-        shape = [_size(dimension, sizes) for dimension in dimensions]
+        shape = self.shape(sizes)
         if list(stored.shape) != shape:
             raise ModelError(
                 f"tensor {self.name} has shape {list(stored.shape)}; config.json makes it {shape} ({self.axes})"
