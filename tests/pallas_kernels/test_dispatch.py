@@ -31,7 +31,7 @@ def test_every_candidate_exists(platform: str) -> None:
     assert dispatch.choose("auto", platform, [STEP]) in dispatch.CANDIDATES[platform]
 
 
-@pytest.mark.parametrize("platform", ["cpu"])
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_every_candidate_for_grouped_products_exists(platform: str) -> None:
     assert set(dispatch.CANDIDATES[platform]) <= set(dispatch.GROUPED)
     assert dispatch.choose_grouped("auto", platform, [PRODUCT]) in dispatch.CANDIDATES[platform]
