@@ -26,7 +26,7 @@ from pallas_kernels.grouped_matmul.tpu_plan import plan_of
 
 DTYPES = (jnp.float32, jnp.bfloat16)
 SCALAR_BYTES = 2**19  # of scalar memory for the experts of blocks
-TALL, TALLEST = 128, 256  # rows of a block
+LEAST, TALL, TALLEST = 16, 128, 256  # rows of a block
 WIDTH = 512  # columns that are multiplied together
 
 
@@ -53,7 +53,7 @@ def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
     Up to 128 rows cost no more time than the weight takes to come; beyond, padding does.
     """
     wanted = min(2 * rows_per_expert, max(TALL, rows_per_expert), TALLEST)
-    return max(_sublanes(dtype), next_power_of_two(wanted))
+    return max(LEAST, next_power_of_two(wanted))
 
 
 def multiply(
@@ -69,7 +69,7 @@ def multiply(
         out_shape=result,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            # One block at least: a grid of none is nothing that Pallas promises.
+            # One block at least: of an empty grid Pallas promises nothing.
             grid=(-(-columns // plan.columns), jnp.maximum(groups.live, 1), splits),
             in_specs=[
                 pl.BlockSpec((block, plan.contracted), lambda column, nth, part, experts: (nth, part)),

@@ -13,11 +13,11 @@ VECTOR_MEMORY: Final[Mapping[str, int]] = MappingProxyType(  # of a core, in MiB
     {"TPU v4": 16, "TPU v5 lite": 128, "TPU v5": 64, "TPU v6 lite": 128, "TPU7x": 64}
 )
 LEAST_MEMORY: Final = 16
-SPARED: Final = 2 * MIB  # for what the compiler puts there beside
+SPARED: Final = 8  # one part in so many, for what the compiler puts there beside
 # A tile is to be large enough for a fast copy, and no larger: nothing is computed while the first one is copied. But
 # every block of rows meets every tile, so that with tall blocks larger ones are worth it.
-TILE_BYTES, LARGEST_TILE_BYTES = 4 * MIB, 16 * MIB
-ROW_TIMES: Final = 8  # so many times the bytes of a block of rows
+TILE_BYTES, LARGEST_TILE_BYTES = 4 * MIB, 32 * MIB
+ROW_TIMES: Final = 16  # so many times the bytes of a block of rows
 
 
 class Plan(NamedTuple):
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
 def plan_of(options: Options, demand: Demand) -> Plan:
     """Of the tiles that fit, those with which an expert of two blocks moves the fewest bytes; of these the largest."""
     memory = VECTOR_MEMORY.get(options.device_kind, LEAST_MEMORY) * MIB
-    plans = [plan for plan in _plans(options, demand, memory) if plan.vmem <= memory - SPARED]
+    plans = [plan for plan in _plans(options, demand, memory) if plan.vmem <= memory - memory // SPARED]
     if not plans:
         raise KernelError(
             f"a block of {options.block} rows leaves no room in {memory} bytes of vector memory for a tile of a weight "
@@ -51,7 +51,7 @@ def _plans(options: Options, demand: Demand, memory: int) -> Iterator[Plan]:
             result = options.block * parts * _lanes(columns)
             sums = 4 if contracted == demand.contracted else 8  # the product, and those before
             vmem = 2 * (tile + rows + result * options.out_dtype.itemsize) + result * sums
-            yield Plan(contracted, columns, vmem, min(vmem + vmem // 4 + SPARED, memory))
+            yield Plan(contracted, columns, vmem, min(vmem + vmem // 4 + 2 * MIB, memory))
 
 
 def _whole_or_parts(contracted: int) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from jaxserve.engine.inspection import find_copies, parse
-from pallas_kernels.grouped_matmul import gpu
+from pallas_kernels.grouped_matmul import gpu, reference
 from tests.deviceless.grouped_product import MODELS, PRODUCTS, Product, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
 
@@ -40,3 +40,17 @@ def test_no_weight_is_copied_and_no_register_spilt(
     spilled = [int(found) for found in SPILLED.findall(report)]
     assert spilled or product != QUICK[0], "the assembler's report; a kernel that was compiled before has none"
     assert max(spilled, default=0) == 0 and "serialized" not in report
+
+
+@pytest.mark.deviceless
+@pytest.mark.slow
+@pytest.mark.parametrize("product", PRODUCTS, ids=str)
+def test_the_reference_needs_one_experts_weight(product: Product) -> None:
+    """And both parts of the result."""
+    compiled, _, demand = compile_for(reference, "h200", product)
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    rows, weight = demand.rows * demand.parts * demand.columns, demand.parts * demand.contracted * demand.columns
+    assert memory.temp_size_in_bytes < (rows + weight) * demand.dtype.itemsize + 2**24
+    everything = {demand.experts * weight}
+    assert not find_copies(parse(compiled.as_text() or ""), set(), everything)

@@ -42,7 +42,7 @@ def test_grouped_products_are_chosen_as_attention_is() -> None:
     ragged = PRODUCT[0], PRODUCT[1]._replace(columns=90)
     chosen = dispatch.choose_grouped("auto", "gpu", [PRODUCT, ragged], lambda *refused: said.append(refused[0]))
     assert (chosen, said) == ("reference", ["gpu"])
-    with pytest.raises(KernelError, match="40 rows are no multiple of a block of 16 rows"):
+    with pytest.raises(KernelError, match="40 rows cannot be cut into blocks of 16"):
         dispatch.choose_grouped("reference", "cpu", [(PRODUCT[0], PRODUCT[1]._replace(rows=40))])
     with pytest.raises(KernelError, match=r"grouped-matmul 'dense' is not built in; .* \(--grouped-matmul\)"):
         dispatch.choose_grouped("dense", "cpu", [PRODUCT])

@@ -33,7 +33,7 @@ def test_other_gpus_are_refused(kind: str) -> None:
     ("options", "demand", "reason"),
     [
         (replace(H200, block=24), QWEN._replace(rows=2400), r"blocks of 24 rows: the GPU kernel has \(8, 16, 32, 64"),
-        (H200, QWEN._replace(rows=2440), "2440 rows are no multiple of a block of 16 rows"),
+        (H200, QWEN._replace(rows=2440), "2440 rows cannot be cut into blocks of 16"),
         (H200, QWEN._replace(dtype=F32), r"float32 multiplied into bfloat16: .*--dtype bfloat16, or --grouped"),
         (replace(H200, out_dtype=jnp.dtype("float16")), QWEN, "bfloat16 multiplied into float16"),
         (H200, QWEN._replace(contracted=2044), "weights of 2044 x 768: the GPU kernel has multiples of 8"),

@@ -17,7 +17,7 @@ QWEN = Demand(2432, 128, 2, 2048, 768, BF16, "TPU v5 lite")
 @pytest.mark.parametrize(
     ("options", "demand", "reason"),
     [
-        (replace(V5E, block=24), QWEN, "2432 rows are no multiple of a block of 24 rows"),
+        (replace(V5E, block=24), QWEN, "2432 rows cannot be cut into blocks of 24"),
         (replace(V5E, block=8), QWEN, "blocks of 8 rows: on a TPU, in bfloat16, they are multiples of 16"),
         (replace(V5E, block=4), QWEN._replace(dtype=F32), "blocks of 4 rows: .* multiples of 16"),
         (V5E, QWEN._replace(dtype=jnp.dtype("float16")), r"float16 .*has float32 and bfloat16 \(--dtype bfloat16\)"),
@@ -42,7 +42,7 @@ def test_blocks_of_half_precision_results_are_as_tall_as_theirs() -> None:
 )
 def test_few_experts_have_a_second_block(expected: int, block: int) -> None:
     assert tpu.block_rows(BF16, expected) == block
-    assert tpu.block_rows(F32, expected) == (block if expected > 4 else 8)
+    tpu.check(Options(block, BF16, "TPU v4"), QWEN._replace(rows=block, dtype=F32))
 
 
 @pytest.mark.parametrize("kind", [*VECTOR_MEMORY, "cpu"])
