@@ -220,14 +220,19 @@ class Experts:
         token = jnp.broadcast_to(jnp.arange(len(x))[:, None], ids.shape)
         source = jnp.zeros(len(owners) * size, jnp.int32).at[position].set(token, mode="drop")
 
+        # A token's answers are fetched at once where they are few, else one by one: no array shall hold very many.
+        taken = self.mixture.taken
+        turns = [slice(0, taken)] if ids.size <= ROWS_AT_ONCE else [slice(k, k + 1) for k in range(taken)]
+
         def add(wave: jax.Array | int, sums: jax.Array) -> jax.Array:
             first, rows = wave * at_once, at_once * size
             these = Groups(lax.dynamic_slice_in_dim(owners, first, at_once), jnp.clip(groups.live - first, 0, at_once))
             answers = self._mlp(weights, x[lax.dynamic_slice_in_dim(source, first * size, rows)], these, size)
-            for k in range(self.mixture.taken):
-                at = position[:, k] - first * size
-                answer = answers.at[at].get(mode="clip").astype(jnp.float32) * scales[:, k : k + 1]
-                sums = sums + jnp.where(((at >= 0) & (at < rows) & (local[:, k] < experts))[:, None], answer, 0)
+            for some in turns:
+                at = position[:, some] - first * size
+                found = answers.at[at].get(mode="clip").astype(jnp.float32) * scales[:, some, None]
+                here = (at >= 0) & (at < rows) & (local[:, some] < experts)
+                sums = sums + jnp.where(here[:, :, None], found, 0).sum(1)
             return sums
 
         nothing = jnp.zeros(x.shape, jnp.float32)
