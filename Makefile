@@ -9,7 +9,6 @@ CANDIDATES := python3.12 python3.13 python3
 OLDEST_JAX := 0.11.2
 DEVICELESS_JAX ?= $(OLDEST_JAX)
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
-COMPILERS  := 'jax[tpu]==$(JAX_VERSION)' $(foreach name,plugin pjrt,jax-cuda13-$(name)==$(JAX_VERSION)) nvidia-cuda-nvcc nvidia-nvvm
 
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
 PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
@@ -76,7 +75,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/pip
 	@touch $(VENV)/.runtime $@
 
 $(VENV)/.compilers: $(VENV)/.dev
-	$(INSTALL) . $(PIN) $(COMPILERS)
+	$(INSTALL) '.[compilers]' $(PIN)
 	@touch $@
 
 # A name on PATH proves nothing (a pyenv shim may refuse to run): every candidate is asked for its version.

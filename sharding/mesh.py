@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from sharding.rules import ShardingError
 
@@ -47,12 +47,22 @@ class MeshSpec:
         grid = np.asarray(devices[: self.size]).reshape(self.data, self.expert, self.tensor)
         return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
+    def without_devices(self, device: AbstractDevice) -> Mesh:
+        """A mesh of such devices as far as shapes and shardings go: nothing can be compiled for it."""
+        sizes = (self.data, self.expert, self.tensor)
+        mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), abstract_device=device)
+        return cast(Mesh, mesh)  # which has all of a Mesh that is asked for here
+
 
 def platform(mesh: Mesh) -> str:
     """What the mesh's devices are: "cpu", "gpu" or "tpu"; they need not be here."""
-    return mesh.devices.flat[0].platform
+    return _device(mesh).platform
 
 
 def device_kind(mesh: Mesh) -> str:
     """The devices' model, in the vendor's words."""
-    return mesh.devices.flat[0].device_kind
+    return _device(mesh).device_kind
+
+
+def _device(mesh: Mesh) -> Any:
+    return mesh.abstract_device if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0]

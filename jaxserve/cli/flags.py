@@ -81,8 +81,8 @@ def sampling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--echo", action="store_true", default=None, help="text begins with the prompt")
 
 
-def engine_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--dtype", default="auto", help="auto (as stored), float32 or bfloat16")
+def size_flags(group: argparse._ArgumentGroup) -> None:
+    """What decides an engine's shapes: fields of EngineOptions."""
     group.add_argument("--prefer", choices=list(PRESETS), help="default: balanced")
     group.add_argument("--max-batch", type=int, metavar="N", help="sequences that run together")
     group.add_argument("--step-tokens", type=int, metavar="N", help="the most tokens one step computes")
@@ -95,7 +95,12 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
         "--deterministic", action="store_true", default=None, help="same tokens bit for bit, whatever the load"
     )
     group.add_argument("--attention", help="auto, or one by name: reference, gpu, tpu")
-    group.add_argument("--grouped-matmul", help="auto, or one by name: reference (of a mixture of experts)")
+    group.add_argument("--grouped-matmul", help="of a mixture of experts: auto, or one by name: reference, gpu, tpu")
+
+
+def engine_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--dtype", default="auto", help="auto (as stored), float32 or bfloat16")
+    size_flags(group)
     group.add_argument("--data", type=int, default=1, help="mesh: devices to split rows and pages over")
     group.add_argument("--expert", type=int, default=1, help="mesh: the same, and experts beside them")
     group.add_argument(

@@ -5,7 +5,7 @@ So it works for devices that are not here: the mesh may be one of a topology des
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,13 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
 from sharding.rules import LANES, replicated
+
+
+class Footprint(NamedTuple):
+    """Bytes of one device that a step takes beside its arguments: while it runs, and as long as it is loaded."""
+
+    temporaries: int
+    program: int
 
 
 class Lowering:
@@ -72,12 +79,12 @@ class Lowering:
             for name, (write, values) in writers.items()
         }
 
-    def temporaries(self, bucket: Bucket) -> int:
-        """Bytes of one device that a step of this shape needs beside parameters and state; compiles it."""
+    def footprint(self, bucket: Bucket) -> Footprint:
+        """Of a step of this shape, as the compiler says; compiles it."""
         analysis = self.step(bucket).compile().memory_analysis()
         if analysis is None:
             raise ConfigError("the compiler reports no memory figures for this device; give --cache-tokens")
-        return analysis.temp_size_in_bytes
+        return Footprint(analysis.temp_size_in_bytes, analysis.generated_code_size_in_bytes)
 
 
 def abstract(params: Any) -> Any:
