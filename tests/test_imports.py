@@ -30,6 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "sharding",
         "pallas_kernels",
     ),
+    "jaxserve.cluster": ("jaxserve.cluster", "jaxserve.engine", "jaxserve.config", "jaxserve.errors", "sharding"),
     "jaxserve.load": (
         "checkpoints",
         "jaxserve.models",
