@@ -1,5 +1,6 @@
 """A host that follows: it states its facts, then launches what the leader launches until it is sent away."""
 
+import os
 import threading
 import time
 import traceback
@@ -23,23 +24,24 @@ from jaxserve.engine.runner import DeviceRunner, Launched
 from jaxserve.errors import ConfigError, EngineError
 
 LEADER = "the leader"
+FAREWELL = 0.5  # seconds for a reason to reach it
 
 
 class Follower:
     """Any other host. A context: leaving it by an exception tells the leader of it.
 
-    address: of the leader's control stream. host: this one's number.
+    address: of the leader's control stream. host: this one's number. exit: ends the process.
     """
 
     leads: Literal[False] = False
     new_runner: Final = DeviceRunner
 
-    def __init__(self, address: str, host: int, secret: bytes):
+    def __init__(self, address: str, host: int, secret: bytes, exit: Callable[[int], object] = os._exit):
         self._host, self._secret, self._chain = host, secret, Chain(secret)
         self._outbox: SimpleQueue[pb.FollowRequest | None] = SimpleQueue()
         self._orders: SimpleQueue[pb.Order] = SimpleQueue()
         self._leaving = False  # whatever comes then is not missed
-        self._pulse = Pulse(self._beat)
+        self._pulse = Pulse(self._beat, exit=exit)
         self._channel = grpc.insecure_channel(address, OPTIONS)
         self._listening = threading.Thread(target=self._listen, name="orders", daemon=True)
 
@@ -58,8 +60,9 @@ class Follower:
 
     def _listen(self) -> None:
         reason = ""
+        stream = rpc.ClusterServiceStub(self._channel).Follow(iter(self._outbox.get, None))  # ends if it is forgotten
         try:
-            for response in rpc.ClusterServiceStub(self._channel).Follow(iter(self._outbox.get, None)):
+            for response in stream:
                 self._pulse.hear(LEADER)
                 if response.number:
                     self._take(response)
@@ -85,6 +88,7 @@ class Follower:
     def _give_up(self, reason: str) -> None:
         self._leaving = True
         self._send(farewell=pb.Farewell(exit_code=FAILED, reason=reason))
+        time.sleep(FAREWELL)
         self._pulse.lose(Loss(reason))
 
     # ---- what the program says

@@ -1,6 +1,7 @@
 """The host that plans: it listens for the followers, compares what they run with, and sends them every step."""
 
 import hmac
+import os
 import threading
 import time
 from collections import defaultdict
@@ -32,6 +33,7 @@ OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # hosts of one pod reach each other
 ]
 FAREWELL = 5.0  # seconds that followers have to leave, once they were told to
+FLIGHT = 2.0  # the same when the leader fails
 
 Outbox = SimpleQueue[pb.FollowResponse | None]
 
@@ -39,12 +41,12 @@ Outbox = SimpleQueue[pb.FollowResponse | None]
 class Leader(rpc.ClusterServiceServicer):
     """Host 0. A context: leaving it ends the pod, in order if no exception is what ends it.
 
-    hosts: of the pod, this one included. port: of the control stream; 0: any, see `port`.
+    hosts: of the pod, this one included. port: of the control stream; 0: any, see `port`. exit: ends the process.
     """
 
     leads: Literal[True] = True
 
-    def __init__(self, hosts: int, port: int, secret: bytes):
+    def __init__(self, hosts: int, port: int, secret: bytes, exit: Callable[[int], object] = os._exit):
         self._followers = range(1, hosts)
         self._secret, self._chain = secret, Chain(secret)
         self._changed = threading.Condition()  # of everything below, and of the chain
@@ -52,7 +54,7 @@ class Leader(rpc.ClusterServiceServicer):
         self._left: set[int] = set()
         self._facts: dict[str, dict[int, dict[str, str]]] = defaultdict(dict)
         self._ending = False
-        self._pulse = Pulse(self._beat, self._lost)
+        self._pulse = Pulse(self._beat, self._lost, exit=exit)
         self._on_loss: Callable[[Loss], None] = say
         self._on_eviction: Callable[[str], None] = lambda reason: self._pulse.lose(Loss(reason))
         self._server = grpc.server(ThreadPoolExecutor(hosts + 1), options=OPTIONS)
@@ -179,14 +181,18 @@ class Leader(rpc.ClusterServiceServicer):
         self.order(stop=pb.Stop(exit_code=code))
 
     def fail(self) -> None:
-        """Send the followers away, since this process fails."""
+        """Send the followers away, since this process fails; afterwards they are gone.
+
+        Should this process end before one of them, jax would abort that one with a stack trace.
+        """
         self._pulse.stop()
         self._end(FAILED)
-        self._wait_for_ends()
+        self._wait_for_ends(FLIGHT)
+        time.sleep(FLIGHT / 4)
 
-    def _wait_for_ends(self) -> None:
+    def _wait_for_ends(self, seconds: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: len(self._left) == len(self._followers), FAREWELL)
+            self._changed.wait_for(lambda: len(self._left) == len(self._followers), seconds)
 
     def __enter__(self) -> "Leader":
         return self
@@ -195,7 +201,7 @@ class Leader(rpc.ClusterServiceServicer):
         if error is not None:
             return self.fail()
         self._end(0)
-        self._wait_for_ends()
+        self._wait_for_ends(FAREWELL)
         self._pulse.stop()
         self._server.stop(0)
         jax.distributed.shutdown()

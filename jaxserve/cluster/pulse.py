@@ -38,7 +38,7 @@ class Pulse:
         self,
         send: Callable[[], None],
         lost: Callable[[Loss], None] = say,
-        grace: float = 0.5,
+        grace: float = 0.0,
         exit: Callable[[int], object] = os._exit,
     ):
         self.lost, self.grace = lost, grace
@@ -77,6 +77,8 @@ class Pulse:
                 self._loss = Loss(f"{late[0]} has sent no heartbeat for {self.patience:g} s")
                 break
         if self._loss:
-            self.lost(self._loss)
-            time.sleep(self.grace)
-            self._exit(self._loss.exit_code)
+            try:
+                self.lost(self._loss)
+            finally:
+                time.sleep(self.grace)
+                self._exit(self._loss.exit_code)
