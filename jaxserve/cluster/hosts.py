@@ -55,10 +55,14 @@ class Hosts:
         if given and len(given) < len(named):
             missing = next(flag for flag in named if flag not in given)
             raise ConfigError(f"{missing} is missing: --hosts, --host-index and --coordinator go together")
+        if given and args.hosts < 1:
+            raise ConfigError(f"--hosts {args.hosts}: it must be at least 1")
         if given and not 0 <= args.host_index < args.hosts:
             raise ConfigError(f"--host-index {args.host_index}: with --hosts {args.hosts} it is 0 to {args.hosts - 1}")
         if given and not args.coordinator.rpartition(":")[2].isdigit():
             raise ConfigError(f"--coordinator {args.coordinator}: it must be HOST:PORT of host 0")
+        if args.join_timeout <= 0:
+            raise ConfigError(f"--join-timeout {args.join_timeout:g}: it must be above 0")
         found = Hosts(args.hosts, args.host_index, args.coordinator, args.pod, args.control_port, args.join_timeout)
         return _of_worker_set(found, environment) if args.pod else found
 

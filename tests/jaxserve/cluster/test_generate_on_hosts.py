@@ -1,0 +1,152 @@
+"""python -m jaxserve.generate as one program on several processes: the tokens of one, and what cannot be a pod."""
+
+import json
+import shutil
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxserve import LLM, EngineOptions, SamplingParams
+from jaxserve.completion import Completion
+from tests.jaxserve.cluster.processes import DRAFT, Pod
+
+BOUND = 1e-4  # on log-probabilities, between executables: the one of the README
+PROMPTS = ("Once upon a time", "The dog", "What is 7 plus 5?")
+TOKENS = 24
+GREEDY = ["--temperature", "0", "--max-tokens", str(TOKENS), "--ignore-eos", "--json", "--logprobs", "20"]
+GREEDY += [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+
+
+@cache
+def on_one_device() -> list[Completion]:
+    options = EngineOptions(max_batch=2, step_tokens=32, page_size=16, max_context=512)
+    with LLM(DRAFT, dtype="float32", options=options) as llm:
+        return llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=20))
+
+
+def check(found: dict[str, Any], expected: Completion) -> int:
+    """Log-probabilities within the bound, tokens equal up to the first gap below it; how many tokens were compared."""
+    assert expected.logprobs is not None
+    for step, (entry, truth) in enumerate(zip(found["logprobs"], expected.logprobs, strict=True)):
+        best, second = truth.top[0][1], truth.top[1][1]
+        theirs, ours = {top["token_id"]: top["logprob"] for top in entry["top"]}, dict(truth.top)
+        shared = theirs.keys() & ours.keys()
+        assert len(shared) >= 18, "20 alternatives differ by more than ties at their end"
+        assert max(abs(theirs[token] - ours[token]) for token in shared) < BOUND
+        if entry["token_id"] != truth.token:
+            assert best - second < BOUND, f"step {step}, gap {best - second}"
+            return step
+    return len(expected.token_ids)
+
+
+@pytest.mark.parametrize(
+    "hosts, mesh",
+    [
+        (2, ("--data", "2", "--tensor", "2", "--deterministic")),  # two steps to compile
+        pytest.param(2, ("--data", "2", "--tensor", "2"), marks=pytest.mark.slow),
+        pytest.param(2, ("--data", "4"), marks=pytest.mark.slow),
+        pytest.param(2, ("--tensor", "4"), marks=pytest.mark.slow),
+        pytest.param(4, ("--data", "4", "--tensor", "2"), marks=pytest.mark.slow),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_the_tokens_of_one_process(hosts: int, mesh: tuple[str, ...]) -> None:
+    """Tier (b). More prompts than a lane of rows, so that some wait; host 0 alone prints."""
+    with Pod(hosts).start_all(*mesh, *GREEDY) as pod:
+        assert pod.wait() == [0] * hosts, pod.everything
+        found = [json.loads(line) for line in pod.hosts[0].output.splitlines()]
+        assert [len(pod.hosts[i].output) for i in range(1, hosts)] == [0] * (hosts - 1)
+        assert ("--tensor 4 spans hosts" in pod.hosts[0].errors) == (mesh == ("--tensor", "4"))
+    compared = [check(completion, truth) for completion, truth in zip(found, on_one_device(), strict=True)]
+    assert sum(compared) > TOKENS * len(PROMPTS) / 2
+
+
+@pytest.mark.slow
+def test_what_admissions_carry_reaches_every_host() -> None:
+    """Seeds, penalties, biases, masks and prompt log-probabilities: two runs over two processes and one over one."""
+    flags = ["--seed", "11", "--temperature", "0.8", "--top-p", "0.9", "--repetition-penalty", "1.2", "--n", "2"]
+    flags += ["--presence-penalty", "0.3", "--logit-bias", '{"30": 2.0, "5": -3}', "--min-tokens", "3", "--json"]
+    flags += ["--allowed-token-ids", ",".join(map(str, range(0, 500, 2))), "--max-tokens", "12"]
+    flags += ["--prompt-logprobs", "1", "--prompt", "Once upon a time", "--prompt", "Once upon a dog"]
+    told = []
+    with Pod(2).start_all("--data", "2", "--tensor", "2", *flags) as pod:
+        assert pod.wait() == [0, 0], pod.everything
+        told.append([json.loads(line)["token_ids"] for line in pod.hosts[0].output.splitlines()])
+    with Pod(1).start_all(*flags) as alone:
+        assert alone.wait() == [0], alone.everything
+        told.append([json.loads(line)["token_ids"] for line in alone.hosts[0].output.splitlines()])
+    assert len(told[0]) == 4 and all(token % 2 == 0 for tokens in told[0] for token in tokens)
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    "theirs, problem",
+    [
+        (("--max-context", "256"), "host 1 differs from the leader in --max-context: 256 there, 512 here"),
+        (("--tensor", "1", "--data", "4"), "host 1 differs from the leader in --data: 4 there, 2 here"),
+    ],
+)
+def test_a_host_with_other_flags_is_refused(theirs: tuple[str, ...], problem: str) -> None:
+    common = ("--data", "2", "--tensor", "2", "--prompt", "x")
+    with Pod(2) as pod:
+        pod.start(0, *common)
+        pod.start(1, *common, *theirs)
+        assert pod.wait() == [2, 2], pod.everything
+        assert [host.error_lines for host in pod.hosts.values()] == [[f"error: {problem}"]] * 2
+
+
+@pytest.mark.slow
+def test_a_host_with_other_weights_is_refused(tmp_path: Path) -> None:
+    """The same architecture, trained further: only its numbers differ."""
+    copy = tmp_path / "copy"
+    shutil.copytree(DRAFT, copy)
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 1.01
+    save_file(tensors, copy / "model.safetensors")
+    common = ("--data", "2", "--tensor", "2", "--prompt", "x")
+    with Pod(2) as pod:
+        pod.start(0, *common)
+        pod.start(1, *common, "--model", str(copy))
+        assert pod.wait() == [2, 2], pod.everything
+        assert pod.hosts[0].error_lines[0].startswith("error: host 1 differs from the leader in the model's weights: ")
+
+
+def test_hosts_that_do_not_come_are_waited_for_only_so_long() -> None:
+    with Pod(2) as pod:
+        began = time.monotonic()
+        pod.start(0, "--join-timeout", "3", "--prompt", "x")
+        assert pod.wait() == [70]
+        assert time.monotonic() - began < 60
+        assert pod.hosts[0].errors == (
+            "error: not all of the 2 hosts came within 3 s (start the others, or raise --join-timeout)\n"
+        )
+
+
+@pytest.mark.slow
+def test_a_late_host_is_waited_for() -> None:
+    with Pod(2) as pod:
+        flags = ("--data", "2", "--tensor", "2", "--max-tokens", "3", "--temperature", "0", "--prompt", PROMPTS[0])
+        pod.start(0, *flags)
+        time.sleep(12)
+        assert pod.hosts[0].popen.poll() is None
+        pod.start(1, *flags)
+        assert pod.wait() == [0, 0], pod.everything
+        assert pod.hosts[0].output.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_host_without_the_model_ends_the_pod(missing: int) -> None:
+    with Pod(2) as pod:
+        for index in range(2):
+            model = ("--model", "/nowhere") if index == missing else ()
+            pod.start(index, "--data", "2", "--tensor", "2", "--prompt", "x", *model)
+        codes = pod.wait()
+        assert codes[missing] == 2 and codes[1 - missing] == 70, pod.everything
+        assert "/nowhere: there is no such folder" in pod.hosts[missing].errors
+        if missing:
+            assert pod.hosts[0].error_lines[0].startswith("error: host 1 has ended: /nowhere")
