@@ -1,5 +1,6 @@
 """A host that follows: it states its facts, then launches what the leader launches until it is sent away."""
 
+import gc
 import os
 import threading
 import time
@@ -15,7 +16,6 @@ import jax
 
 from jaxserve.cluster.encoding import buckets_from_proto, plan_from_proto
 from jaxserve.cluster.fingerprint import Facts, facts_of_steps
-from jaxserve.cluster.leader import OPTIONS
 from jaxserve.cluster.pulse import BEAT, FAILED, PATIENCE, Loss, Pulse
 from jaxserve.cluster.seal import Chain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
@@ -23,6 +23,7 @@ from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
 from jaxserve.engine.runner import DeviceRunner, Launched
 from jaxserve.errors import ConfigError, EngineError
 
+OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
 LEADER = "the leader"
 FAREWELL = 0.5  # seconds for a reason to reach it
 
@@ -123,6 +124,7 @@ class Follower:
                     runner.warm_up(buckets)
                     self.agree("compiled", partial(facts_of_steps, buckets))
                     self._pulse.patience = PATIENCE
+                    gc.freeze()  # what is there stays: full collections need not walk it between two steps
                 case "plan":
                     before = self._launch(runner, order.plan, before)
                 case "stop":

@@ -154,7 +154,17 @@ def _keep_standard_output() -> None:
     sys.stdout = out
 
 
+def _check_port(coordinator: str) -> None:
+    """Where host 0 is to listen: jax would crash."""
+    try:
+        socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
+    except OSError as error:
+        raise ConfigError(f"--coordinator {coordinator}: host 0 cannot listen there: {os.strerror(error.errno or 0)}") from None
+
+
 def _initialize(hosts: Hosts) -> None:
+    if hosts.coordinator and hosts.index == 0:
+        _check_port(hosts.coordinator)
     jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM to itself
     try:
         jax.distributed.initialize(

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
@@ -26,12 +27,9 @@ from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.engine.runner import DeviceRunner, Launched, Progress
 from jaxserve.errors import ConfigError
 
-OPTIONS = [
-    ("grpc.max_receive_message_length", -1),  # a plan of long penalised prompts has megabytes
-    ("grpc.max_send_message_length", -1),
-    ("grpc.so_reuseport", 0),
-    ("grpc.enable_http_proxy", 0),  # hosts of one pod reach each other
-]
+# A plan of long penalised prompts has megabytes; what followers say is short, and whoever else calls has the default.
+OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
+STRANGERS = 8  # threads for calls that turn out not to be a follower's
 FAREWELL = 5.0  # seconds that followers have to leave, once they were told to
 FLIGHT = 2.0  # the same when the leader fails
 
@@ -57,7 +55,7 @@ class Leader(rpc.ClusterServiceServicer):
         self._pulse = Pulse(self._beat, self._lost, exit=exit)
         self._on_loss: Callable[[Loss], None] = say
         self._on_eviction: Callable[[str], None] = lambda reason: self._pulse.lose(Loss(reason))
-        self._server = grpc.server(ThreadPoolExecutor(hosts + 1), options=OPTIONS)
+        self._server = grpc.server(ThreadPoolExecutor(hosts + STRANGERS), options=OPTIONS)
         rpc.add_ClusterServiceServicer_to_server(self, self._server)
         try:
             self.port: int = self._server.add_insecure_port(f"[::]:{port}")
@@ -169,9 +167,14 @@ class Leader(rpc.ClusterServiceServicer):
         self._on_loss(loss)
         self._end(loss.exit_code)
 
-    def blame(self) -> None:
-        """A step has failed. If a host is gone, that is why: time for it to be missed."""
-        time.sleep(2 * BEAT)
+    @contextmanager
+    def blaming(self) -> Iterator[None]:
+        """Around what fails if a host is gone: it is missed, and named, before the failure itself is."""
+        try:
+            yield
+        except Exception:
+            time.sleep(2 * BEAT)
+            raise
 
     def _end(self, code: int) -> None:
         with self._changed:
@@ -226,18 +229,12 @@ class LeadingRunner(DeviceRunner):
 
     def launch(self, plan: StepPlan) -> Launched:
         self._leader.order(plan=plan_to_proto(plan))
-        try:
+        with self._leader.blaming():
             return super().launch(plan)
-        except Exception:
-            self._leader.blame()
-            raise
 
     def collect(self, plan: StepPlan, handle: Launched) -> StepOutput:
-        try:
+        with self._leader.blaming():
             return super().collect(plan, handle)
-        except Exception:
-            self._leader.blame()
-            raise
 
 
 def _name(host: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import time
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxserve import LLM, EngineOptions, SamplingParams
 from jaxserve.completion import Completion
-from tests.jaxserve.cluster.processes import DRAFT, Pod
+from tests.jaxserve.cluster.processes import DRAFT, Host, Pod
 
 BOUND = 1e-4  # on log-probabilities, between executables: the one of the README
 PROMPTS = ("Once upon a time", "The dog", "What is 7 plus 5?")
@@ -123,6 +124,23 @@ def test_hosts_that_do_not_come_are_waited_for_only_so_long() -> None:
         assert time.monotonic() - began < 60
         assert pod.hosts[0].errors == (
             "error: not all of the 2 hosts came within 3 s (start the others, or raise --join-timeout)\n"
+        )
+
+
+def test_an_environment_that_knows_no_hosts_is_one_line() -> None:
+    with Pod(1) as pod:
+        pod.hosts[0] = Host.start("generate", "--prompt", "x", "--pod")
+        assert pod.wait() == [2], pod.everything
+        (line,) = pod.hosts[0].error_lines
+        assert line.startswith("error: --pod: the environment does not say who the hosts are")
+
+
+def test_a_port_that_is_taken_is_one_line() -> None:
+    with socket.create_server(("", 0)) as taken, Pod(2, port=taken.getsockname()[1]) as pod:
+        pod.start(0, "--prompt", "x")
+        assert pod.wait() == [2], pod.everything
+        assert pod.hosts[0].errors == (
+            f"error: --coordinator 127.0.0.1:{pod.port}: host 0 cannot listen there: Address already in use\n"
         )
 
 
