@@ -159,7 +159,9 @@ def _check_port(coordinator: str) -> None:
     try:
         socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
     except OSError as error:
-        raise ConfigError(f"--coordinator {coordinator}: host 0 cannot listen there: {os.strerror(error.errno or 0)}") from None
+        raise ConfigError(
+            f"--coordinator {coordinator}: host 0 cannot listen there: {os.strerror(error.errno or 0)}"
+        ) from None
 
 
 def _initialize(hosts: Hosts) -> None:
@@ -175,7 +177,7 @@ def _initialize(hosts: Hosts) -> None:
             initialization_timeout=int(hosts.join_timeout) + 60,  # _give_up comes first
             shutdown_timeout_seconds=10,
         )
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # OSError: of a metadata server that does not answer
         raise ConfigError(f"--pod: the environment does not say who the hosts are: {error} (give --hosts)") from None
 
 

@@ -31,9 +31,9 @@ class Host:
     err: IO[bytes]
 
     @staticmethod
-    def start(program: str, *flags: str) -> "Host":
+    def start(program: str, *flags: str, **variables: str) -> "Host":
         command = [sys.executable, "-m", f"jaxserve.{program}", "--model", str(DRAFT), *SMALL, *CACHE, *flags]
-        environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"} | variables
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (closed with the pod)
         return Host(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, env=environment), out, err)
 

@@ -145,6 +145,21 @@ def test_a_port_that_is_taken_is_one_line() -> None:
 
 
 @pytest.mark.slow
+def test_an_environment_that_knows_the_hosts() -> None:
+    """As Slurm would start them. Nobody says where host 0 is: it says so itself."""
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+    flags = ("--pod", "--data", "2", "--tensor", "2", "--deterministic", *GREEDY)
+    with Pod(2) as pod:
+        slurm["JAX_COORDINATOR_PORT"] = str(pod.port)
+        for index in range(2):
+            own = {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)}
+            pod.hosts[index] = Host.start("generate", *flags, **slurm, **own)
+        assert pod.wait() == [0, 0], pod.everything
+        found = [json.loads(line) for line in pod.hosts[0].output.splitlines()]
+    assert sum(map(check, found, on_one_device())) > TOKENS * len(PROMPTS) / 2
+
+
+@pytest.mark.slow
 def test_a_late_host_is_waited_for() -> None:
     with Pod(2) as pod:
         flags = ("--data", "2", "--tensor", "2", "--max-tokens", "3", "--temperature", "0", "--prompt", PROMPTS[0])
