@@ -49,6 +49,7 @@ class EngineOptions:
     prefix_cache: bool = True
     deterministic: bool = False
     attention: str = "auto"
+    grouped_matmul: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class EngineConfig:
     prefix_cache: bool
     deterministic: bool
     attention: str
+    grouped_matmul: str
 
     @property
     def pages_per_row(self) -> int:
@@ -173,6 +175,7 @@ def resolve(
         prefix_cache=options.prefix_cache,
         deterministic=options.deterministic,
         attention=options.attention,
+        grouped_matmul=options.grouped_matmul,
     )
 
 

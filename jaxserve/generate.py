@@ -58,7 +58,7 @@ def generate(args: argparse.Namespace, console: Console) -> int:
 
 def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
     loading, compiling = Bar(console, "loading"), Bar(console, "compiling")
-    options, mesh = engine_options(args), MeshSpec(data=args.data, tensor=args.tensor)
+    options, mesh = engine_options(args), MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
     pod.agree("start", partial(facts_of_start, mesh, args.dtype, options))
     with loading:
         llm = LLM(

@@ -116,7 +116,7 @@ async def serve(args: argparse.Namespace, console: Console, pod: "Alone | Leader
 
 
 def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
-    options, mesh = engine_options(args), MeshSpec(data=args.data, tensor=args.tensor)
+    options, mesh = engine_options(args), MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
     pod.agree("start", partial(facts_of_start, mesh, args.dtype, options))
     with Bar(console, "loading") as loading:
         llm = LLM(

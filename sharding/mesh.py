@@ -16,7 +16,8 @@ AXES = ("data", "expert", "tensor")
 class MeshSpec:
     """Sizes of the mesh axes.
 
-    data splits rows and pages into lanes, expert splits experts, tensor splits heads, MLP columns and the vocabulary.
+    data and expert split rows and pages into lanes; expert splits experts too; tensor splits heads, MLP columns and the
+    vocabulary. So beside a mixture of experts the attention of every expert shard has sequences of its own.
     """
 
     data: int = 1
@@ -31,6 +32,10 @@ class MeshSpec:
     @property
     def size(self) -> int:
         return self.data * self.expert * self.tensor
+
+    @property
+    def lanes(self) -> int:
+        return self.data * self.expert
 
     def build(self, devices: Sequence[Any]) -> Mesh:
         """Mesh with Auto axis types over the first `size` devices, host after host.

@@ -96,7 +96,9 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
         "--deterministic", action="store_true", default=None, help="same tokens bit for bit, whatever the load"
     )
     group.add_argument("--attention", help="auto, or one by name: reference, gpu, tpu")
-    group.add_argument("--data", type=int, default=1, help="mesh: data-parallel lanes")
+    group.add_argument("--grouped-matmul", help="auto, or one by name: reference (of a mixture of experts)")
+    group.add_argument("--data", type=int, default=1, help="mesh: devices to split rows and pages over")
+    group.add_argument("--expert", type=int, default=1, help="mesh: the same, and experts beside them")
     group.add_argument(
         "--tensor", type=int, default=1, help="mesh: tensor parallelism (with fewer kv heads, several devices hold one)"
     )

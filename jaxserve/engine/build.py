@@ -19,6 +19,7 @@ from jaxserve.engine.state import abstract_state
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from sharding.mesh import crosses_slow_links, platform
+from sharding.rules import shards
 
 NewRunner = Callable[[ModelSpec, dict, EngineConfig, Mesh], DeviceRunner]
 log = logging.getLogger("jaxserve.engine")
@@ -52,7 +53,7 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
     windows = [group.window for group in spec.page_groups()]
 
     def resolved(tokens: int) -> EngineConfig:
-        lanes, positions = mesh.shape["data"], spec.max_positions
+        lanes, positions = shards("A", mesh), spec.max_positions
         return resolve(
             options,
             max_positions=positions,

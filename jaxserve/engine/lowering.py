@@ -16,6 +16,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.attention import choose_attention
 from jaxserve.engine.batch import Packed, admission_layout, upload_layout
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.experts import choose_grouped_matmul
 from jaxserve.engine.state import State, abstract_state
 from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
 from jaxserve.errors import ConfigError
@@ -23,7 +24,7 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
 from sharding.mesh import spans_hosts
-from sharding.rules import replicated
+from sharding.rules import LANES, replicated
 
 
 class Lowering:
@@ -38,7 +39,8 @@ class Lowering:
         self.page_groups = len(spec.page_groups())
         self.admission: Packed = admission_layout(self.page_groups, config.pages_per_row)
         self.state: State = abstract_state(spec, config, mesh, kernel, dtype)
-        self._builder = StepBuilder(spec, mesh, kernel, config.page_size, dtype)
+        grouped = dispatch.GROUPED[choose_grouped_matmul(spec, config, mesh, dtype)]
+        self._builder = StepBuilder(spec, mesh, kernel, grouped, config.page_size, dtype)
 
     @cached_property
     def _state_shardings(self) -> Any:
@@ -49,7 +51,7 @@ class Lowering:
 
         On a mesh over several hosts every one of them gets the whole download.
         """
-        lane_axis = NamedSharding(self.mesh, PartitionSpec("data"))
+        lane_axis = NamedSharding(self.mesh, PartitionSpec(LANES))
         size = upload_layout(bucket, self.page_groups, self.config.page_size).size
         upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
         download = replicated(self.mesh) if spans_hosts(self.mesh) else lane_axis

@@ -161,6 +161,15 @@ class DeviceRunner:
             tuple(unpack_lane(lane, layout, values) for lane, values in zip(plan.lanes, array, strict=True))
         )
 
+    def expert_load(self) -> np.ndarray:
+        """How many tokens every expert has answered so far, modulo 2^32: uint32 [layers with experts, experts].
+
+        Waits for the device. EngineError where the model has no experts.
+        """
+        if self._state is None or self._state.load is None:
+            raise EngineError("there are no experts whose load could be read")
+        return np.asarray(self._state.load).sum(0, dtype=np.uint32)
+
     def wait(self) -> None:
         """Until the device has done all that was launched."""
         jax.block_until_ready(self._state)

@@ -19,10 +19,13 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.plan import FED_BACK
 from jaxserve.engine.sampling import RowSampling, Sampled, log_probabilities, sample, silence, take_rows
 from jaxserve.engine.state import Rows, State
-from jaxserve.models.attention import Attend
+from jaxserve.models.attend import Attend
 from jaxserve.models.decoder import forward, logits
+from jaxserve.models.moe import Experts
 from jaxserve.models.spec import ModelSpec
+from pallas_kernels.grouped_matmul.api import GroupedMatmul
 from pallas_kernels.paged_attention.api import PagedAttention, Ragged
+from sharding.rules import LANES
 
 SCORE_TOKENS = 64  # hidden states per slice of the head, so that no [T, V] array exists
 
@@ -47,6 +50,7 @@ class StepBuilder:
     spec: ModelSpec
     mesh: Mesh
     kernel: PagedAttention
+    grouped: GroupedMatmul
     page_size: int
     dtype: jnp.dtype  # of pages
 
@@ -71,13 +75,16 @@ class StepBuilder:
         rows = state.rows
         tokens = self._tokens(rows, batch, place)
         attends = self._attends(bucket, rows, batch, state, place)
-        hidden, pages = forward(params, self.spec, state.pages, tokens.reshape(-1), place.position.reshape(-1), attends)
-        per_lane = hidden.reshape(*tokens.shape, -1)
+        experts = Experts(place.live.reshape(-1), self.spec, self.mesh, self.grouped) if self.spec.mixture else None
+        positions = place.position.reshape(-1)
+        done = forward(params, self.spec, state.pages, tokens.reshape(-1), positions, attends, experts)
+        per_lane = done.hidden.reshape(*tokens.shape, -1)
         sampled = self._sample(params, rows, batch, per_lane, place)
         results = _results(batch, sampled)
         if bucket.kind == "score":
             results |= self._scores(params, per_lane, batch["targets"])
-        return State(pages, _advance(rows, batch, place, sampled)), results
+        load = None if state.load is None else state.load + jnp.asarray(done.load, jnp.uint32)
+        return State(done.pages, _advance(rows, batch, place, sampled), load), results
 
     def _several_decodes(self, bucket: Bucket, params: dict, state: State, batch: Batch) -> tuple[State, Batch]:
         """`bucket.steps` decodes, each feeding the next; sizes: how many of them each row may take.
@@ -137,7 +144,7 @@ class StepBuilder:
 
     def _by_lane[T](self, function: Callable[..., T]) -> Callable[..., T]:
         """For arrays whose first axis goes over lanes: left alone, XLA lets them exchange all of their logits."""
-        lanes = PartitionSpec("data")
+        lanes = PartitionSpec(LANES)
         return jax.shard_map(function, mesh=self.mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
 
     def _logits(self, params: dict, hidden: jax.Array) -> jax.Array:
@@ -146,7 +153,7 @@ class StepBuilder:
         Each shard's part first: without being told, XLA:TPU gathered the head's weight instead of the logits.
         """
         values = logits(params, self.spec, hidden)
-        for axes in (("data", "tensor"), ("data", None)):
+        for axes in ((LANES, "tensor"), (LANES, None)):
             values = lax.with_sharding_constraint(values, NamedSharding(self.mesh, PartitionSpec(*axes)))
         return values
 

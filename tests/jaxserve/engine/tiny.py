@@ -17,6 +17,7 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_LOGPROBS, Request
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs, random_params
+from sharding.rules import shards
 
 SPEC = ModelSpec(
     family="llama",
@@ -49,7 +50,7 @@ def make_engine(
 ) -> tuple[Engine, DeviceRunner]:
     mesh = (mesh_spec or MeshSpec()).build(jax.devices())
     windows = [group.window for group in spec.page_groups()]
-    lanes, positions = mesh.shape["data"], spec.max_positions
+    lanes, positions = shards("A", mesh), spec.max_positions
     config = resolve(options, max_positions=positions, lanes=lanes, affordable_tokens=10**6, windows=windows)
     return engine_of(config, mesh, spec, dtype)
 
