@@ -8,13 +8,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import load_file, save_file
 
 from jaxserve import LLM, EngineOptions, SamplingParams
 from jaxserve.completion import Completion
-from tests.jaxserve.cluster.processes import DRAFT, Host, Pod
+from tests.jaxserve.cluster.processes import DRAFT, ROOT, Host, Pod
 
+GOLDEN = ROOT / "tests" / "golden" / "qwen3_moe_gqa"
 BOUND = 1e-4  # on log-probabilities, between executables: the one of the README
 PROMPTS = ("Once upon a time", "The dog", "What is 7 plus 5?")
 TOKENS = 24
@@ -64,6 +67,32 @@ def test_the_tokens_of_one_process(hosts: int, mesh: tuple[str, ...]) -> None:
         assert ("--tensor 4 spans hosts" in pod.hosts[0].errors) == (mesh == ("--tensor", "4"))
     compared = [check(completion, truth) for completion, truth in zip(found, on_one_device(), strict=True)]
     assert sum(compared) > TOKENS * len(PROMPTS) / 2
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> Path:
+    """A tiny random Qwen3-MoE, whose vocabulary is words that a prompt can say: w0 w1 w2 ..."""
+    shutil.copytree(GOLDEN, tmp_path / "mixture")
+    words = {f"w{token}": token for token in range(96)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    tokenizer.save(str(tmp_path / "mixture" / "tokenizer.json"))
+    return tmp_path / "mixture"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [("--expert", "4"), ("--expert", "2", "--tensor", "2")], ids="-".join)
+def test_experts_across_hosts(mixture: Path, mesh: tuple[str, ...]) -> None:
+    """The tokens that transformers answered, by gaps of 5e-3 or more."""
+    golden = np.load(GOLDEN / "golden.npz")
+    prompts = [" ".join(f"w{token}" for token in prompt) for prompt in golden["prompts"].tolist()]
+    flags = ["--temperature", "0", "--max-tokens", str(golden["tokens"].shape[1]), "--ignore-eos", "--json"]
+    flags += [part for prompt in prompts * 2 for part in ("--prompt", prompt)]
+    with Pod(2).start_all("--model", str(mixture), "--max-context", "60", *mesh, *flags) as pod:
+        assert pod.wait() == [0, 0], pod.everything
+        found = [json.loads(line)["token_ids"] for line in pod.hosts[0].output.splitlines()]
+    assert found == golden["tokens"].tolist() * 2
 
 
 @pytest.mark.slow
