@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A TPU slice without Kubernetes: create its VMs, start one container on each, follow the leader's log, delete them.
 #
-#   TYPE=v5litepod-16 ZONE=us-west4-a IMAGE=REGISTRY/jaxserve:tpu MODEL=/models/llama-3.1-8b-instruct deploy/tpu-vm.sh up
-#   deploy/tpu-vm.sh logs | down          with the same variables
+#   export TYPE=v5litepod-16 ZONE=us-west4-a IMAGE=REGISTRY/jaxserve:tpu MODEL=/models/llama-3.1-8b-instruct
+#   deploy/tpu-vm.sh up | logs | down
 #
 # NAME, RUNTIME and DISK (a read-only disk with checkpoints, mounted at /models) are variables too. Every VM finds the
 # others by the metadata of its slice: that is what --pod asks.
@@ -43,5 +43,5 @@ down() {
 
 case ${1:-} in
   up | logs | down) "$1" ;;
-  *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+  *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
 esac

@@ -117,7 +117,8 @@ class Follower:
         As the leader does, one step ahead of the devices: step n is complete before n + 2 is launched.
         """
         before: Launched | None = None
-        for order in iter(self._orders.get, None):
+        while True:
+            order = self._orders.get()
             match order.WhichOneof("kind"):
                 case "compile":
                     buckets = buckets_from_proto(order.compile)
@@ -129,7 +130,6 @@ class Follower:
                     before = self._launch(runner, order.plan, before)
                 case "stop":
                     return order.stop.exit_code
-        return FAILED
 
     def _launch(self, runner: DeviceRunner, plan: pb.StepPlan, before: Launched | None) -> Launched:
         try:

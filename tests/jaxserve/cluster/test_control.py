@@ -67,11 +67,14 @@ def pod(capfd: pytest.CaptureFixture[str]) -> Iterator[Pod]:
         for future in joining:
             future.result(20)
         yield Pod(leader, followers, exits, pool)
-        leader._pulse.stop()
-        leader._server.stop(0)
+        leader._ending = True
         for follower in followers:
             follower._leaving = True
-            follower._pulse.stop()
+        leader._server.stop(0)
+        for host in (leader, *followers):
+            host._pulse.stop()
+            host._pulse._thread.join()  # it may have something to say, while somebody listens
+        for follower in followers:
             follower._channel.close()
 
 
@@ -149,7 +152,7 @@ def test_silence_ends_the_process(pod: Pod) -> None:
     pod.followers[1]._pulse.stop()  # no heartbeats any more, no messages either
     told: list[Loss] = []
     pod.leader.watch(told.append, lambda reason: None, grace=0)
-    assert pod.exits[0].wait() == FAILED
+    assert pod.exits[0].wait() == pod.exits[1].wait() == FAILED
     assert [loss.reason for loss in told] == ["host 2 has sent no heartbeat for 0.4 s"]
 
 
@@ -210,7 +213,7 @@ def test_a_leader_that_fails_sends_its_followers_away(pod: Pod) -> None:
 def test_a_follower_that_fails_says_why(pod: Pod, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError), pod.followers[0]:
         raise ConfigError("--model /nowhere: there is no such folder")
-    assert pod.exits[0].wait() == FAILED
+    assert pod.exits[0].wait() == pod.exits[2].wait() == FAILED
     assert "error: host 1 has ended: --model /nowhere: there is no such folder\n" in capfd.readouterr().err
 
 
