@@ -52,8 +52,8 @@ check: $(VENV)/.dev ## check style, format and types
 	$(VENV)/bin/buf breaking --against tests/golden/jaxserve_v1.binpb
 	$(RUN) pyright --pythonpath $(VENV)/bin/python
 
-protos: $(VENV)/.dev ## generate jaxserve/v1/*_pb2* and docs/api.md from the .proto files
-	$(RUN) grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. jaxserve/v1/*.proto
+protos: $(VENV)/.dev ## generate *_pb2* and docs/api.md from the .proto files
+	$(RUN) grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto
 	rm jaxserve/v1/common_pb2_grpc.py # has no service
 	$(VENV)/bin/python docs/make_api.py
 

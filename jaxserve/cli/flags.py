@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     _chat_flags(p.add_argument_group("conversation"))
     sampling_flags(p.add_argument_group("sampling"))
     engine_flags(p.add_argument_group("engine"))
+    hosts_flags(p.add_argument_group("several hosts: the same command on each, with its number"))
     return p
 
 
@@ -111,6 +112,21 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="DIR",
         help="where compiled steps are kept (default: the user's cache)",
+    )
+
+
+def hosts_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--hosts", type=int, metavar="N", help="how many")
+    group.add_argument("--host-index", type=int, metavar="I", help="this one's number, from 0 on; host 0 leads")
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="of host 0, where the others find it")
+    group.add_argument(
+        "--pod", action="store_true", help="ask the environment instead: a TPU slice, a LeaderWorkerSet, Slurm"
+    )
+    group.add_argument(
+        "--control-port", type=int, default=0, metavar="N", help="of host 0, for its followers (default: any)"
+    )
+    group.add_argument(
+        "--join-timeout", type=float, default=300.0, metavar="S", help="until all hosts are there (300 s)"
     )
 
 

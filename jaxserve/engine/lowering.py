@@ -23,6 +23,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
+from sharding.mesh import spans_hosts
 from sharding.rules import LANES, replicated
 
 
@@ -53,11 +54,15 @@ class Lowering:
         return jax.tree.map(lambda x: x.sharding, self.state)
 
     def step(self, bucket: Bucket) -> jax.stages.Lowered:
-        """(params, state, upload [A, n]) -> (state, download [A, m]), the state donated."""
+        """(params, state, upload [A, n]) -> (state, download [A, m]), the state donated.
+
+        On a mesh over several hosts every one of them gets the whole download.
+        """
         lane_axis = NamedSharding(self.mesh, PartitionSpec(LANES))
         size = upload_layout(bucket, self.page_groups, self.config.page_size).size
         upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
-        shardings = (self._state_shardings, lane_axis)
+        download = replicated(self.mesh) if spans_hosts(self.mesh) else lane_axis
+        shardings = (self._state_shardings, download)
         step = jax.jit(self._builder.step(bucket), donate_argnums=1, out_shardings=shardings)
         return step.lower(self.params, self.state, upload)
 

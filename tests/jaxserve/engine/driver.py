@@ -37,6 +37,7 @@ def config_of(*, num_pages: int = 32, windows: tuple[int | None, ...] = (None,),
         prefix_cache=True,
         deterministic=False,
         attention="reference",
+        grouped_matmul="reference",
     )
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
