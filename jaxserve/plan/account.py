@@ -17,14 +17,15 @@ HOUR = 3600
 
 @dataclass(frozen=True)
 class Batch:
-    """Decodes of so many rows in every lane. tpot: seconds. usd: per million tokens of output, None without a price.
+    """Decodes of so many rows in every lane. tpot: floor, in seconds. exchange: seconds of what is sent, beside it.
 
-    held: whether the cache has pages for them.
+    usd: per million tokens of output, None without a price. held: whether the cache has pages for them.
     """
 
     rows: int
     streams: int
     tpot: float
+    exchange: float
     tokens_per_second: float
     usd: float | None
     held: bool
@@ -132,18 +133,22 @@ class Account:
     def batches(self, limits: Limits) -> Iterator[Batch]:
         """Of the decode steps that there are."""
         config, held = self.deployment.config, self.held_rows()
-        for rows in sorted({b.rows for b in self.deployment.buckets if b.kind == "decode"}):
-            tpot, streams = self.tpot(limits, rows), rows * config.lanes
-            rate = streams / tpot
-            yield Batch(rows, streams, tpot, rate, self.usd(rate), rows <= held)
+        for bucket in self.deployment.buckets:
+            if bucket.kind == "decode" and bucket.steps == 1:
+                tpot, streams = self.tpot(limits, bucket.rows), bucket.rows * config.lanes
+                rate = streams / tpot
+                yield Batch(
+                    bucket.rows, streams, tpot, self.exchange(bucket), rate, self.usd(rate), bucket.rows <= held
+                )
 
-    def exchange(self, step: str) -> float | None:
-        """Seconds that what a compiled step sends takes at least, on all links of a device at once; beside its floor.
+    def exchange(self, bucket: Bucket) -> float:
+        """Seconds that what a launch sends takes at least, on all links of a device at once; not in its floor.
 
-        None where nobody publishes how fast they are.
+        What the compiled step sends, or what is counted. 0 for a CPU: nobody publishes how fast it would be.
         """
-        chip = self.deployment.topology.chip
-        return sum(self.steps[step].found.sent.values()) / chip.link if chip else None
+        chip, step = self.deployment.topology.chip, self.steps.get(str(bucket))
+        counted = self.deployment.sent(self.case(bucket)) * bucket.steps
+        return (sum(step.found.sent.values()) if step else counted) / chip.link if chip else 0.0
 
     def usd(self, tokens_per_second: float) -> float | None:
         """Per million tokens at this rate."""

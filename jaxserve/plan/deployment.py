@@ -18,7 +18,7 @@ from jaxserve.engine.steps import SCORE_TOKENS
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.roofline import Case, Work, work_of
+from jaxserve.plan.roofline import Case, Work, sent_of, work_of
 from jaxserve.plan.topology import Topology
 from sharding.mesh import MeshSpec
 from sharding.params import is_param_spec, map_specs
@@ -95,6 +95,10 @@ class Deployment:
 
     def work(self, case: Case) -> Work:
         return work_of(self.spec, self.dtype, case, self.axes)
+
+    def sent(self, case: Case) -> float:
+        """Bytes that one device sends in this step, counted."""
+        return sent_of(self.spec, self.dtype, case, self.axes)
 
 
 def deploy(

@@ -98,18 +98,19 @@ def _times(account: Account, limits: Limits) -> Iterator[RenderableType]:
     prompt = account.prompt_rate(limits)
     cost = "" if account.price is None else f", {account.usd(prompt):.3f} USD for a million of them"
     yield f"Prompts: at most {prompt:,.0f} tokens a second{cost}."
-    table = _table("rows", "streams", "TPOT floor, ms", "tokens/s, ceiling")
+    table = _table("rows", "streams", "TPOT floor, ms", "sending, ms", "tokens/s, ceiling")
     if account.price is not None:
         table.add_column("USD a million, at the ceiling", justify="right")
     table.add_column("")
     for batch in account.batches(limits):
         table.add_row(*_batch_cells(batch))
     yield table
-    yield "A ceiling is no forecast: exchanges between devices, launches and activations are not in it."
+    yield "A ceiling is no forecast: what devices send each other, launches and activations are not in it."
 
 
 def _batch_cells(batch: Batch) -> Iterator[str]:
-    yield from (f"{batch.rows:,}", f"{batch.streams:,}", f"{batch.tpot * 1e3:.3f}", f"{batch.tokens_per_second:,.0f}")
+    yield from (f"{batch.rows:,}", f"{batch.streams:,}", f"{batch.tpot * 1e3:.3f}", f"{batch.exchange * 1e3:.3f}")
+    yield f"{batch.tokens_per_second:,.0f}"
     if batch.usd is not None:
         yield f"{batch.usd:.3f}"
     yield "" if batch.held else "more than the cache holds"
@@ -118,7 +119,7 @@ def _batch_cells(batch: Batch) -> Iterator[str]:
 def _counted(account: Account) -> Table:
     """What every step reads and computes at least."""
     columns = ["step", "MB read", "GFLOP", "FLOP a byte"]
-    table = _table(*columns, *(("bound by", "floor, ms") if account.limits else ()))
+    table = _table(*columns, *(("bound by", "floor, ms", "sending, ms") if account.limits else ()))
     for bucket in account.deployment.buckets:
         table.add_row(str(bucket), *_counted_cells(account, bucket))
     return table
@@ -130,19 +131,18 @@ def _counted_cells(account: Account, bucket: Bucket) -> Iterator[str]:
     if account.limits:
         yield "products" if work.intensity > account.limits.ridge else "memory"
         yield f"{work.floor(account.limits) * bucket.steps * 1e3:.3f}"
+        yield f"{account.exchange(bucket) * 1e3:.3f}"
 
 
 def _compiled(account: Account) -> Table:
     """What the compiler says of every step."""
-    sending = ("sending, ms",) if account.deployment.topology.chip else ()
-    table = _table("step", "temporaries, MiB", "copies", "compiled in, s", *sending)
+    table = _table("step", "temporaries, MiB", "copies", "compiled in, s")
     table.add_column("sent by a device in a launch")
     for name, step in account.steps.items():
-        found, exchange = step.found, account.exchange(name)
-        times = () if exchange is None else (f"{exchange * 1e3:.3f}",)
+        found = step.found
         sent = ", ".join(f"{n} {op} {found.sent[op] / 1e6:,.1f} MB" for op, n in found.collectives.items())
         temporaries, copies = f"{found.temporaries / 2**20:,.1f}", str(len(found.copies) or "none")
-        table.add_row(name, temporaries, copies, f"{step.seconds:.1f}", *times, sent or "nothing")
+        table.add_row(name, temporaries, copies, f"{step.seconds:.1f}", sent or "nothing")
     return table
 
 
@@ -214,8 +214,9 @@ def _step_json(account: Account, bucket: Bucket) -> dict[str, Any]:
         "flops": work.flops,
         "flops_per_byte": work.intensity,
         "floor": work.floor(account.limits) * bucket.steps if account.limits else None,
+        "exchange": account.exchange(bucket) if account.limits else None,
     }
     if name not in account.steps:
         return counted
     step = account.steps[name]
-    return counted | asdict(step.found) | {"exchange": account.exchange(name), "seconds": step.seconds}
+    return counted | asdict(step.found) | {"seconds": step.seconds}
