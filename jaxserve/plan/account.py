@@ -1,10 +1,13 @@
 """What a deployment comes to: memory, floors of its steps, ceilings by batch, and what a token costs at least."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.inspection import Inspection
 from jaxserve.engine.memory import Budget, bytes_per_device
+from jaxserve.plan.compile import CompiledStep
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.roofline import Case, Limits, Work
 
@@ -14,14 +17,15 @@ HOUR = 3600
 
 @dataclass(frozen=True)
 class Batch:
-    """Decodes of so many rows in every lane. tpot: seconds. usd: per million tokens of output, None without a price.
+    """Decodes of so many rows in every lane. tpot: floor, in seconds. exchange: seconds of what is sent, beside it.
 
-    held: whether the cache has pages for them.
+    usd: per million tokens of output, None without a price. held: whether the cache has pages for them.
     """
 
     rows: int
     streams: int
     tpot: float
+    exchange: float
     tokens_per_second: float
     usd: float | None
     held: bool
@@ -31,26 +35,53 @@ class Batch:
 class Account:
     """context: positions of a decoding sequence, and tokens of a prompt. price: USD per chip and hour, or None.
 
-    budget: with what the steps take, by the compiler or, if `estimated`, counted.
+    steps: what was compiled, by name; without any, what steps take is an estimate.
     """
 
     deployment: Deployment
     context: int
-    budget: Budget
-    estimated: bool
     limits: Limits | None
     price: float | None = None
+    steps: Mapping[str, CompiledStep] = field(default_factory=dict)
 
     # ---- memory, in bytes of one device
+
+    @cached_property
+    def budget(self) -> Budget:
+        """With what the steps take: each that was not compiled, as much as the widest of its kind that was."""
+        if not self.steps:
+            return self.deployment.estimated_budget()
+        found = [step.found for step in self.steps.values()]
+        programs = self._writers() + [self._like(bucket) for bucket in self.deployment.buckets]
+        return replace(
+            self.deployment.budget(),
+            temporaries=max(step.temporaries + step.fresh for step in found),
+            programs=sum(step.program for step in programs),
+        )
+
+    def _writers(self) -> list[Inspection]:
+        names = {str(bucket) for bucket in self.deployment.buckets}
+        return [step.found for name, step in self.steps.items() if name not in names]
+
+    def _like(self, bucket: Bucket) -> Inspection:
+        """What was compiled of this bucket, or of the widest of its kind."""
+        alike = sorted(b for b in self.deployment.buckets if b.kind == bucket.kind and str(b) in self.steps)
+        return self.steps[str(bucket if bucket in alike else alike[-1])].found
 
     @property
     def cache(self) -> int:
         return bytes_per_device(self.deployment.lowering.state.pages)
 
     @property
+    def padding(self) -> int:
+        """What the compiler adds to weights and state: tiles that are not full, and the uploaded plan of a step."""
+        logical = self.budget.weights + self.budget.rows + self.cache
+        return max((step.found.arguments - logical for step in self.steps.values()), default=0)
+
+    @property
     def spare(self) -> int:
         """What is left of a device's memory; below 0, what is missing."""
-        return self.budget.left - self.cache
+        return self.budget.left - self.cache - self.padding
 
     @property
     def fits(self) -> bool:
@@ -102,10 +133,22 @@ class Account:
     def batches(self, limits: Limits) -> Iterator[Batch]:
         """Of the decode steps that there are."""
         config, held = self.deployment.config, self.held_rows()
-        for rows in sorted({b.rows for b in self.deployment.buckets if b.kind == "decode"}):
-            tpot, streams = self.tpot(limits, rows), rows * config.lanes
-            rate = streams / tpot
-            yield Batch(rows, streams, tpot, rate, self.usd(rate), rows <= held)
+        for bucket in self.deployment.buckets:
+            if bucket.kind == "decode" and bucket.steps == 1:
+                tpot, streams = self.tpot(limits, bucket.rows), bucket.rows * config.lanes
+                rate = streams / tpot
+                yield Batch(
+                    bucket.rows, streams, tpot, self.exchange(bucket), rate, self.usd(rate), bucket.rows <= held
+                )
+
+    def exchange(self, bucket: Bucket) -> float:
+        """Seconds that what a launch sends takes at least, on all links of a device at once; not in its floor.
+
+        What the compiled step sends, or what is counted. 0 for a CPU: nobody publishes how fast it would be.
+        """
+        chip, step = self.deployment.topology.chip, self.steps.get(str(bucket))
+        counted = self.deployment.sent(self.case(bucket)) * bucket.steps
+        return (sum(step.found.sent.values()) if step else counted) / chip.link if chip else 0.0
 
     def usd(self, tokens_per_second: float) -> float | None:
         """Per million tokens at this rate."""

@@ -18,7 +18,7 @@ from jaxserve.engine.steps import SCORE_TOKENS
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.roofline import Case, Work, work_of
+from jaxserve.plan.roofline import Case, Work, sent_of, work_of
 from jaxserve.plan.topology import Topology
 from sharding.mesh import MeshSpec
 from sharding.params import is_param_spec, map_specs
@@ -28,21 +28,34 @@ SLACK = 2**26  # bytes
 
 
 @dataclass(frozen=True)
-class Deployment:
-    """checkpoint: the model's architecture; spec: as these devices hold it, with kv_copies of every kv head.
-
-    params: abstract values. limit: bytes that programs may use on one device.
-    """
+class Target:
+    """What is to be served, and where. spec: of the checkpoint. memory_fraction: of a GPU's memory, None: jax's."""
 
     model: str
-    checkpoint: ModelSpec
     spec: ModelSpec
     topology: Topology
+    options: EngineOptions
+    memory_fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """spec: the target's as these devices hold it, with kv_copies of every kv head. params: abstract values.
+
+    limit: bytes that programs may use on one device.
+    """
+
+    target: Target
+    spec: ModelSpec
     axes: MeshSpec
     mesh: Mesh
     params: dict
     config: EngineConfig
     limit: int
+
+    @property
+    def topology(self) -> Topology:
+        return self.target.topology
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -51,12 +64,12 @@ class Deployment:
     @property
     def parameters(self) -> int:
         """Of the checkpoint."""
-        specs = jax.tree.leaves(param_specs(self.checkpoint, self.dtype), is_leaf=is_param_spec)
+        specs = jax.tree.leaves(param_specs(self.target.spec, self.dtype), is_leaf=is_param_spec)
         return sum(math.prod(spec.shape) for spec in specs)
 
     @property
     def kv_copies(self) -> int:
-        return self.spec.num_kv_heads // self.checkpoint.num_kv_heads
+        return self.spec.num_kv_heads // self.target.spec.num_kv_heads
 
     @cached_property
     def lowering(self) -> Lowering:
@@ -65,6 +78,11 @@ class Deployment:
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         return BucketPlan.of(self.config).buckets
+
+    def largest(self) -> tuple[Bucket, ...]:
+        """Of each kind of step the widest, which decide about memory, and the narrowest decode."""
+        widest = {(b.kind, b.steps): b for b in sorted(self.buckets)}
+        return (min(self.buckets), *widest.values())
 
     def budget(self) -> Budget:
         """Without the steps."""
@@ -78,32 +96,30 @@ class Deployment:
     def work(self, case: Case) -> Work:
         return work_of(self.spec, self.dtype, case, self.axes)
 
+    def sent(self, case: Case) -> float:
+        """Bytes that one device sends in this step, counted."""
+        return sent_of(self.spec, self.dtype, case, self.axes)
+
 
 def deploy(
-    model: str,
-    spec: ModelSpec,
-    dtype: jnp.dtype,
-    topology: Topology,
+    target: Target,
     axes: MeshSpec,
-    options: EngineOptions,
-    *,
-    compilers: bool,
-    memory_fraction: float | None = None,
-    footprint: Callable[[Lowering, Bucket], Footprint] | None = None,
+    dtype: jnp.dtype,
+    footprint: Callable[[Lowering, Bucket], Footprint] | None = Lowering.footprint,
 ) -> Deployment:
     """Decide as the engine does.
 
-    spec: of the checkpoint. compilers: whether to ask them; otherwise temporaries are estimates, and nothing of the
-    deployment can be compiled. footprint: what asks them. Errors: ConfigError, and MemoryLimitError when it does not
+    dtype: of weights and pages. footprint: asks the compilers; None: they are not there, what steps take is an
+    estimate, and nothing of the deployment can be compiled. Errors: ConfigError, and MemoryLimitError when it does not
     fit; ShardingError when heads, experts or the vocabulary do not divide; AbsentError without a compiler.
     """
+    topology, held = target.topology, target.spec.on(axes.tensor)
     check_mesh(topology, axes)
-    mesh, held = topology.mesh(axes, compilers), spec.on(axes.tensor)
-    limit = topology.memory_limit(mesh, memory_fraction)
+    mesh = topology.mesh(axes, compilers=footprint is not None)
+    limit = topology.memory_limit(mesh, target.memory_fraction)
     params = map_specs(lambda param: param.abstract(mesh), param_specs(held, dtype))
-    asked = footprint or Lowering.footprint if compilers else estimated_footprint
-    config = plan_config(held, params, mesh, options, limit, asked)
-    return Deployment(model, spec, held, topology, axes, mesh, params, config, limit)
+    config = plan_config(held, params, mesh, target.options, limit, footprint or estimated_footprint)
+    return Deployment(target, held, axes, mesh, params, config, limit)
 
 
 def check_mesh(topology: Topology, axes: MeshSpec) -> None:

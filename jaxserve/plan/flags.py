@@ -2,8 +2,11 @@
 
 import argparse
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
 from jaxserve.cli.flags import size_flags
+from jaxserve.errors import ConfigError
 from jaxserve.plan.model import shipped
 from jaxserve.plan.topology import MEMORY_FRACTION
 
@@ -31,8 +34,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _mesh_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--data", type=_count, default=1, metavar="N", help="data-parallel lanes (default 1)")
-    group.add_argument("--expert", type=_count, default=1, metavar="N", help="devices that share experts (default 1)")
+    group.add_argument("--data", type=_count, metavar="N", help="data-parallel lanes (default 1)")
+    group.add_argument("--expert", type=_count, metavar="N", help="devices that share experts (default 1)")
     group.add_argument("--tensor", type=_count, metavar="N", help="tensor parallelism (default: the devices left)")
 
 
@@ -59,13 +62,46 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
 def _output_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--json", action="store_true", help="one JSON object and nothing else on standard output")
     group.add_argument(
+        "--suggest",
+        type=_number,
+        nargs="?",
+        const=3,
+        metavar="N",
+        help="rank all meshes (and --weights, if left open) instead: counted first, the best N compiled then (3); "
+        "--prefer latency ranks by the time of a lone stream, else tokens per second decide",
+    )
+    group.add_argument("--plot", type=Path, metavar="F", help="write charts of times and rates by batch, as SVG")
+    group.add_argument(
+        "--buckets",
+        choices=("all", "largest"),
+        help="largest: of each kind of step compile the widest alone, and the narrowest decode (default: all)",
+    )
+    group.add_argument(
         "--no-compile", action="store_true", help="only what can be counted: needs no compiler, takes a second"
     )
 
 
+def check(args: argparse.Namespace) -> None:
+    """ConfigError for flags that have no part in what is asked."""
+    unused: dict[str, Sequence[str]] = {
+        "--suggest": ("data", "expert", "tensor", "plot", "buckets"),
+        "--no-compile": ("buckets",),
+    }
+    for flag, others in unused.items():
+        for name in others:
+            if getattr(args, flag[2:].replace("-", "_")) not in (None, False) and getattr(args, name) is not None:
+                raise ConfigError(f"{flag} has no use for --{name} (leave --{name} out)")
+
+
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) < 2**31):
+    if _number(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return int(text)
 
 

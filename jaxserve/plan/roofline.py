@@ -20,6 +20,7 @@ from sharding.params import ParamSpec, is_param_spec
 from sharding.rules import RULES
 
 SCALE_BYTES = 4  # of a token's K or V of one head, in pages of 8 bits
+LOGIT_BYTES = 4
 PAGE = 64  # any size: what a token takes is asked for
 
 
@@ -81,6 +82,22 @@ def work_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None
     parts = [_of_weight(weight, spec, case, mesh) for weight in weights_of(spec, dtype)]
     parts += [_of_attention(group, spec, dtype, case, mesh.tensor) for group in spec.page_groups()]
     return Work(sum(part.bytes for part in parts), sum(part.flops for part in parts))
+
+
+def sent_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None = None) -> float:
+    """Bytes that one device sends in a step, in rings: beside the floor of its work, not in it.
+
+    Tensor parallelism sums [T, D] after attention, after the MLP and for the embedding, and gathers the logits; experts
+    on several devices are given the tokens of each other's lanes, and give back what they made of them.
+    """
+    mesh = mesh or MeshSpec()
+    hidden = case.tokens * spec.d_model * jnp.dtype(dtype).itemsize
+    sampled = case.tokens if case.kind == "score" else case.rows
+    ring = (mesh.tensor - 1) / mesh.tensor
+    sums = (2 * spec.num_layers + 1) * 2 * hidden * ring + sampled * spec.vocab_size * LOGIT_BYTES * ring
+    layers = param_specs(spec, dtype)["layers"]
+    with_experts = sum(any(param.axes.startswith("E") for param in layer.values()) for layer in layers)
+    return sums + with_experts * 2 * hidden * (mesh.expert - 1)
 
 
 def weights_of(spec: ModelSpec, dtype: jnp.dtype) -> Iterator[Weight]:

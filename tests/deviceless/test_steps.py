@@ -14,7 +14,8 @@ from _pytest.mark.structures import ParameterSet
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.batch import download_layout
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.inspection import inspect, parse
+from jaxserve.engine.hlo import parse
+from jaxserve.engine.inspection import inspect
 from jaxserve.engine.lowering import Lowering
 from jaxserve.engine.memory import bytes_per_device
 from jaxserve.models.decoder import param_specs
