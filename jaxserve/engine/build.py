@@ -50,6 +50,7 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
             affordable_tokens=tokens,
             windows=windows,
             min_rows=min_rows(mesh, dtype),
+            embeds=spec.embeds,
         )
 
     options = replace(options, attention=choose_attention(spec, resolved(2**62), mesh, dtype))
