@@ -10,14 +10,18 @@ from typing import Any, Final
 
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul import api as grouped
+from pallas_kernels.grouped_matmul import gpu as grouped_gpu
 from pallas_kernels.grouped_matmul import reference as grouped_reference
+from pallas_kernels.grouped_matmul import tpu as grouped_tpu
 from pallas_kernels.paged_attention import api as paged
 from pallas_kernels.paged_attention import gpu, reference, tpu
 
 IMPLEMENTATIONS: Final[Mapping[str, paged.PagedAttention]] = MappingProxyType(
     {"reference": reference, "gpu": gpu, "tpu": tpu}
 )
-GROUPED: Final[Mapping[str, grouped.GroupedMatmul]] = MappingProxyType({"reference": grouped_reference})
+GROUPED: Final[Mapping[str, grouped.GroupedMatmul]] = MappingProxyType(
+    {"reference": grouped_reference, "gpu": grouped_gpu, "tpu": grouped_tpu}
+)
 PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"gpu": "gpu", "tpu": "tpu"})  # of those that run on one alone
 # What "auto" tries on each platform, in this order.
 CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

@@ -164,8 +164,10 @@ class DeviceRunner:
     def expert_load(self) -> np.ndarray:
         """How many tokens every expert has answered so far, modulo 2^32: uint32 [layers with experts, experts].
 
-        Waits for the device.
+        Waits for the device. EngineError where the model has no experts.
         """
+        if self._state is None or self._state.load is None:
+            raise EngineError("there are no experts whose load could be read")
         return np.asarray(self._state.load).sum(0, dtype=np.uint32)
 
     def wait(self) -> None:

@@ -19,7 +19,7 @@ EPS = 1e-6  # of the norms of compressed vectors, whatever config.json says of t
 def axes(latent: Latent) -> dict[str, str]:
     """Name -> axes of the parameters."""
     found = {"compress": "Dc", "latent_norm": "m", "key_up": "Num", "value_up": "Nmw", "o": "NwD"}
-    return found | ({"query": "yNH", "query_norm": "y"} if latent.query_rank else {"query": "DNH"})
+    return found | ({"query": "NHy", "query_norm": "y"} if latent.query_rank else {"query": "NHD"})
 
 
 def latent_attention(
@@ -27,11 +27,10 @@ def latent_attention(
 ) -> tuple[Float[Array, "T D"], Pages]:
     y, m, dtype = latent.query_rank or 0, latent.rank, x.dtype
     compressed = project("TD,Dc->Tc", x, weights, "compress").astype(dtype)
-    if y:
-        narrow = rms_norm(compressed[:, :y], weights["query_norm"], EPS)
-        query = project("Ty,yNH->TNH", narrow, weights, "query").astype(dtype)
-    else:
-        query = project("TD,DNH->TNH", x, weights, "query").astype(dtype)
+    narrow = rms_norm(compressed[:, :y], weights["query_norm"], EPS) if y else x
+    # Rows of a head's 192 numbers would not fill a TPU's tiles: so they are columns.
+    heads, width, source = weights["query"].shape
+    query = einsum("Ty,My->TM", narrow, weights["query"].reshape(-1, source)).astype(dtype).reshape(-1, heads, width)
     absorbed = einsum("TNu,Num->TNm", query[:, :, : latent.head], weights["key_up"]).astype(dtype)
     q = jnp.concatenate([absorbed, rotate(query[:, :, latent.head :], rotation.cos, rotation.sin)], -1)
     vector = rms_norm(compressed[:, y : y + m], weights["latent_norm"], EPS)[:, None]

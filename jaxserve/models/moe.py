@@ -87,9 +87,10 @@ def products(
     shards, columns = mesh.shape["expert"], mixture.d_expert // mesh.shape["tensor"]
     size, kind = block_rows(mixture, tokens, shards, kernel, dtype), device_kind(mesh)
     rows = size * blocks_at_once(mixture, tokens, tokens * shards * mixture.taken, shards, size)
-    shapes = ((2, spec.d_model, columns), (1, columns, spec.d_model))
-    options = Options(size, jnp.dtype(jnp.float32), kind)
-    return [(options, Demand(rows, mixture.experts // shards, *shape, dtype, kind)) for shape in shapes]
+    local = mixture.experts // shards
+    up = Demand(rows, local, 2, spec.d_model, columns, dtype, kind)
+    down = Demand(rows, local, 1, columns, spec.d_model, dtype, kind)
+    return [(Options(size, jnp.dtype(jnp.float32), kind), up), (Options(size, dtype, kind), down)]
 
 
 @flax.struct.dataclass
@@ -225,7 +226,7 @@ class Experts:
             answers = self._mlp(weights, x[lax.dynamic_slice_in_dim(source, first * size, rows)], these, size)
             for k in range(self.mixture.taken):
                 at = position[:, k] - first * size
-                answer = answers.at[at].get(mode="clip") * scales[:, k : k + 1]
+                answer = answers.at[at].get(mode="clip").astype(jnp.float32) * scales[:, k : k + 1]
                 sums = sums + jnp.where(((at >= 0) & (at < rows) & (local[:, k] < experts))[:, None], answer, 0)
             return sums
 
@@ -234,13 +235,13 @@ class Experts:
         return sums.astype(x.dtype)
 
     def _mlp(self, weights: dict, x: Float[Array, "M D"], groups: Groups, block: int) -> Float[Array, "M D"]:
-        """Every row through its expert, float32."""
-        options = Options(block, jnp.dtype(jnp.float32), device_kind(self.mesh))
-        both = self.kernel.multiply(x, weights["gate_up"], groups, options)
+        """Every row through its expert."""
+        wide, narrow = (Options(block, dtype, device_kind(self.mesh)) for dtype in (jnp.dtype(jnp.float32), x.dtype))
+        both = self.kernel.multiply(x, weights["gate_up"], groups, wide)
         if self.mixture.expert_bias:
             both = _add_bias(both, weights["gate_up_bias"], groups, block)
         hidden = activate(self.spec, both[:, 0], both[:, 1]).astype(x.dtype)
-        out = self.kernel.multiply(hidden, weights["down"][:, None], groups, options)
+        out = self.kernel.multiply(hidden, weights["down"][:, None], groups, narrow)
         if self.mixture.expert_bias:  # once, not on every shard of its columns
             bias = jnp.where(lax.axis_index("tensor") == 0, weights["down_bias"], 0)
             out = _add_bias(out, bias[:, None], groups, block)

@@ -82,8 +82,8 @@ class GroupedMatmul(Protocol):
 
 def check_rows(options: Options, demand: Demand) -> None:
     """What no implementation takes."""
-    if options.block < 1 or demand.rows % options.block:
-        raise KernelError(f"{demand.rows} rows are no multiple of a block of {options.block} rows")
+    if options.block < 1 or demand.rows < 1 or demand.rows % options.block:
+        raise KernelError(f"{demand.rows} rows cannot be cut into blocks of {options.block}")
     if not jnp.issubdtype(demand.dtype, jnp.floating):
         raise KernelError(f"rows and weights of {demand.dtype}: a grouped product is one of floating point numbers")
 

@@ -31,14 +31,18 @@ def test_every_candidate_exists(platform: str) -> None:
     assert dispatch.choose("auto", platform, [STEP]) in dispatch.CANDIDATES[platform]
 
 
-@pytest.mark.parametrize("platform", ["cpu"])
+@pytest.mark.parametrize("platform", dispatch.CANDIDATES)
 def test_every_candidate_for_grouped_products_exists(platform: str) -> None:
     assert set(dispatch.CANDIDATES[platform]) <= set(dispatch.GROUPED)
     assert dispatch.choose_grouped("auto", platform, [PRODUCT]) in dispatch.CANDIDATES[platform]
 
 
 def test_grouped_products_are_chosen_as_attention_is() -> None:
-    with pytest.raises(KernelError, match="40 rows are no multiple of a block of 16 rows"):
+    said: list[str] = []
+    ragged = PRODUCT[0], PRODUCT[1]._replace(columns=90)
+    chosen = dispatch.choose_grouped("auto", "gpu", [PRODUCT, ragged], lambda *refused: said.append(refused[0]))
+    assert (chosen, said) == ("reference", ["gpu"])
+    with pytest.raises(KernelError, match="40 rows cannot be cut into blocks of 16"):
         dispatch.choose_grouped("reference", "cpu", [(PRODUCT[0], PRODUCT[1]._replace(rows=40))])
     with pytest.raises(KernelError, match=r"grouped-matmul 'dense' is not built in; .* \(--grouped-matmul\)"):
         dispatch.choose_grouped("dense", "cpu", [PRODUCT])

@@ -51,8 +51,8 @@ def test_blocks_are_as_large_as_experts_are_expected_to_be(rows: int, block: int
 @pytest.mark.parametrize(
     ("block", "dtype", "reason"),
     [
-        (16, "float32", "40 rows are no multiple of a block of 16 rows"),
-        (0, "float32", "40 rows are no multiple of a block of 0 rows"),
+        (16, "float32", "40 rows cannot be cut into blocks of 16"),
+        (0, "float32", "40 rows cannot be cut into blocks of 0"),
         (8, "int8", "rows and weights of int8: a grouped product is one of floating point numbers"),
     ],
 )
