@@ -5,7 +5,7 @@ The only file that knows both checkpoints and models.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from itertools import product
@@ -25,6 +25,7 @@ from jaxserve.errors import ModelError
 from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.family import Family, Stored, Tensor
+from jaxserve.models.families.pooling import embeds
 from jaxserve.models.fused import PARTS
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_EOS_IDS
@@ -61,7 +62,7 @@ def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lam
     """
     checkpoint = HFCheckpoint.open(folder)
     tokenizer = load_tokenizer(folder)
-    _, spec = read_spec(checkpoint.config)
+    _, spec = _architecture(checkpoint)
     added = {*tokenizer.special_tokens.values(), *tokenizer.added_tokens.values()}
     if any(token not in added for token in range(spec.vocab_size, tokenizer.vocab_size)):
         raise ModelError(
@@ -81,9 +82,9 @@ def load_params(
     checkpoint: HFCheckpoint, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None
 ) -> dict:
     """The parameters of `spec.on` these devices, each read once from the memory map straight into its shards."""
-    family, spec = read_spec(checkpoint.config)
+    family, spec = _architecture(checkpoint)
     spread = spec.on(mesh.shape["tensor"])
-    tensors = dequantized(checkpoint.tensors, checkpoint.config)
+    tensors = dequantized(_with_prefix(checkpoint.tensors), checkpoint.config)
     table = _match(family, spec, tensors)
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
     params: Any = param_specs(spread, jnp.dtype(kept))
@@ -106,6 +107,19 @@ def _by_parameter(table: list[Tensor]) -> dict[tuple[str | int, ...], list[Tenso
         fused = PARTS.get(str(row.path[-1]))
         grouped.setdefault((*row.path[:-1], fused.fused) if fused else row.path, []).append(row)
     return grouped
+
+
+def _architecture(checkpoint: HFCheckpoint) -> tuple[Family, ModelSpec]:
+    """What config.json says, and the files beside it: whether the model embeds."""
+    family, spec = read_spec(checkpoint.config)
+    return family, replace(spec, embeds=embeds(checkpoint.modules))
+
+
+def _with_prefix(tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """Under the names that a whole model's have: a decoder that was stored without its head lacks their beginning."""
+    if "embed_tokens.weight" not in tensors:
+        return tensors
+    return {name if name.startswith("lm_head.") else f"model.{name}": tensor for name, tensor in tensors.items()}
 
 
 def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
@@ -143,7 +157,7 @@ def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> li
     table = family.tensors(spec)
     wanted = {row.name for row in table}
     missing = sorted(wanted - set(tensors))
-    ignored = family.ignored(spec)
+    ignored = (*family.ignored(spec), *(("lm_head.weight",) if spec.embeds else ()))
     extra = sorted(name for name in set(tensors) - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
     if spec.tied_head and "lm_head.weight" in extra:  # some publishers store the tied head twice
         if not np.array_equal(tensors["lm_head.weight"][:], tensors["model.embed_tokens.weight"][:]):

@@ -142,9 +142,11 @@ def compile_all(llm: LLM, console: Console) -> None:
 
 def introduce(model: ModelCard, engine: EngineCard, console: Console) -> None:
     mesh = " x ".join(f"{axis} {size}" for axis, size in engine.mesh.items())
+    purpose = f", embeddings of {model.embedding_dimensions} numbers" if model.embedding_dimensions else ""
     copies = f", every kv head on {engine.kv_copies} devices" if engine.kv_copies > 1 else ""
     lines = (
-        f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M parameters, {model.dtype}",
+        f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M parameters, {model.dtype}"
+        + purpose,
         f"mesh     {mesh} on {engine.device_kind}{copies}",
         f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context {model.max_context}",
         f"cache    {engine.cache_tokens:,} tokens in pages of {engine.page_size}",

@@ -69,6 +69,7 @@ def plan_config(
             affordable_tokens=tokens,
             windows=windows,
             min_rows=min_rows(mesh, dtype),
+            embeds=spec.embeds,
         )
 
     options = replace(options, attention=choose_attention(spec, resolved(2**62), mesh, dtype))

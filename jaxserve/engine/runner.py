@@ -155,7 +155,7 @@ class DeviceRunner:
 
     def collect(self, plan: StepPlan, handle: Launched) -> StepOutput:
         """The step's results on the host; waits for the device."""
-        array, layout = np.asarray(handle.output), download_layout(handle.bucket)
+        array, layout = np.asarray(handle.output), download_layout(handle.bucket, self.spec.d_model)
         self.collected = handle.bucket
         return StepOutput(
             tuple(unpack_lane(lane, layout, values) for lane, values in zip(plan.lanes, array, strict=True))
@@ -206,7 +206,7 @@ def _check_decodes(plan: StepPlan) -> None:
 
 
 def _check_chunks(plan: StepPlan) -> None:
-    """EngineError for what the compiled prefill and score steps cannot take."""
+    """EngineError for what the compiled steps of prompts cannot take."""
     if any(samples > 1 for lane in plan.lanes for samples in lane.samples):
         raise EngineError("the compiled steps sample one token per row; verifying drafted tokens is not built in")
     if any(lane.sizes != sorted(lane.sizes, key=lambda size: size != 1) for lane in plan.lanes):

@@ -28,6 +28,7 @@ NORMS = {
     "around": ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm"),
 }
 ALWAYS_FLOAT32 = frozenset({"correction"})  # rounded, it would choose other experts
+SHORTEST = 1e-12  # no vector is made longer than this allows: one of zeros stays what it is
 
 
 class Forwarded(NamedTuple):
@@ -47,13 +48,13 @@ def layer_axes(spec: ModelSpec, layer: int) -> dict:
 
 
 def param_specs(spec: ModelSpec, dtype: jnp.dtype) -> dict:
-    """{"embed", "layers": [one dict per layer], "norm", "head" unless tied}, a ParamSpec each."""
+    """{"embed", "layers": [one dict per layer], "norm", "head" if it has one}, a ParamSpec each."""
     specs: dict = {
         "embed": _spec(spec, "VD", dtype),
         "layers": [_specs(spec, layer_axes(spec, layer), dtype) for layer in range(spec.num_layers)],
         "norm": _spec(spec, "D", dtype, "norm"),
     }
-    return specs if spec.tied_head else specs | {"head": _spec(spec, "DV", dtype)}
+    return specs | {"head": _spec(spec, "DV", dtype)} if spec.has_head else specs
 
 
 def _specs(spec: ModelSpec, axes: dict, dtype: jnp.dtype, block: str = "") -> dict:
@@ -120,3 +121,9 @@ def logits(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[
         einsum("RD,VD->RV", normed, params["embed"]) if spec.tied_head else einsum("RD,DV->RV", normed, params["head"])
     )
     return softcap(head, spec.final_softcap)
+
+
+def embeddings(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[Array, "R D"]:
+    """Final norm, and each vector divided by its length; float32."""
+    normed = _norm(spec, params, "norm", hidden).astype(jnp.float32)
+    return normed / jnp.maximum(jnp.linalg.norm(normed, axis=-1, keepdims=True), SHORTEST)

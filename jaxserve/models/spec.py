@@ -115,6 +115,7 @@ class ModelSpec:
     windows: tuple[int | None, ...] = ()  # of each layer, as in its config; empty: no layer has one
     window_rope: Rope | None = None  # of the layers with a window, where it is another
     tied_head: bool = False
+    embeds: bool = False  # no head: the answer is the last token's hidden state
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -207,6 +208,11 @@ class ModelSpec:
             return self
         spread = tensor > self.num_kv_heads and tensor % self.num_kv_heads == 0 and self.num_heads % tensor == 0
         return replace(self, num_kv_heads=tensor) if spread else self
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it has a weight for logits that is not the embedding's."""
+        return not (self.tied_head or self.embeds)
 
     def has_experts(self, layer: int) -> bool:
         return self.mixture is not None and layer in self.mixture.layers

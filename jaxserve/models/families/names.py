@@ -25,9 +25,9 @@ QK_NORMS = {
 
 
 def outer_tensors(spec: ModelSpec) -> list[Tensor]:
-    """Embedding, final norm, and the head unless it is tied."""
+    """Embedding, final norm, and the head if there is one beside the embedding."""
     rows = [Tensor("model.embed_tokens.weight", ("embed",), "VD"), Tensor("model.norm.weight", ("norm",), "D")]
-    return rows if spec.tied_head else [*rows, Tensor("lm_head.weight", ("head",), "VD")]
+    return [*rows, Tensor("lm_head.weight", ("head",), "VD")] if spec.has_head else rows
 
 
 def tensors(

@@ -1,7 +1,6 @@
 """From checked bodies to the service's calls."""
 
 import math
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -171,7 +170,3 @@ def timeout_of(request: Request) -> float | None:
     if not 0 < seconds < math.inf:
         raise RequestError(TIMEOUT, f"is {given!r:.80}; give seconds above 0")
     return seconds
-
-
-def new_id() -> str:
-    return f"req-{secrets.token_hex(8)}"

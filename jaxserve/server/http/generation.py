@@ -16,7 +16,6 @@ from jaxserve.server.http.calls import (
     check_model,
     completion_calls,
     naming,
-    new_id,
     scores_only,
     timeout_of,
 )
@@ -32,7 +31,7 @@ from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling, Strea
 from jaxserve.server.limits import Limits
 from jaxserve.server.model import Served
 from jaxserve.server.news import Done
-from jaxserve.server.service import Call, Service
+from jaxserve.server.service import Call, Service, new_id
 
 
 class Generation:

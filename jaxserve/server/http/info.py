@@ -8,10 +8,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxserve.errors import NotBuiltInError
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.http.body import MEDIA_TYPE
 from jaxserve.server.http.calls import check_model
-from jaxserve.server.http.errors import NotBuiltInError, answering
+from jaxserve.server.http.errors import answering
 from jaxserve.server.http.json import dumps
 from jaxserve.server.model import ModelCard
 
