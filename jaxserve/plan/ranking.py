@@ -12,8 +12,6 @@ from sharding.mesh import MeshSpec
 
 COLUMNS = ("GiB of cache", "tokens of it", "streams", "tokens/s", "TPOT alone, ms")
 CAPTION = "mesh: data x expert x tensor; tokens/s, TPOT and USD: of floors and of what is sent beside them"
-    "mesh: data x expert x tensor; tokens/s and TPOT: of floors and what is sent beside them; USD/M: a million tokens"
-)
 
 
 def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> Table:
