@@ -164,11 +164,12 @@ class DeviceRunner:
     def expert_load(self) -> np.ndarray:
         """How many tokens every expert has answered so far, modulo 2^32: uint32 [layers with experts, experts].
 
-        Waits for the device. EngineError where the model has no experts.
+        On several hosts, tokens of this one's lanes. Waits for the device. EngineError where the model has no experts.
         """
         if self._state is None or self._state.load is None:
             raise EngineError("there are no experts whose load could be read")
-        return np.asarray(self._state.load).sum(0, dtype=np.uint32)
+        lanes = {shard.index[0].start: shard.data for shard in self._state.load.addressable_shards}
+        return np.concatenate([np.asarray(lane) for lane in lanes.values()]).sum(0, dtype=np.uint32)
 
     def wait(self) -> None:
         """Until the device has done all that was launched."""
