@@ -88,6 +88,7 @@ class _Running:
         self._ended.set()
 
     async def one_less(self) -> None:
-        """Until one of them has ended."""
-        self._ended.clear()
-        await self._ended.wait()
+        """Until one of them has ended, if there is one."""
+        if self.count:
+            self._ended.clear()
+            await self._ended.wait()
