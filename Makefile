@@ -9,7 +9,6 @@ CANDIDATES := python3.12 python3.13 python3
 OLDEST_JAX := 0.11.2
 DEVICELESS_JAX ?= $(OLDEST_JAX)
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
-COMPILERS  := 'jax[tpu]==$(JAX_VERSION)' $(foreach name,plugin pjrt,jax-cuda13-$(name)==$(JAX_VERSION)) nvidia-cuda-nvcc nvidia-nvvm
 
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
 PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
@@ -53,8 +52,8 @@ check: $(VENV)/.dev ## check style, format and types
 	$(VENV)/bin/buf breaking --against tests/golden/jaxserve_v1.binpb
 	$(RUN) pyright --pythonpath $(VENV)/bin/python
 
-protos: $(VENV)/.dev ## generate jaxserve/v1/*_pb2* and docs/api.md from the .proto files
-	$(RUN) grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. jaxserve/v1/*.proto
+protos: $(VENV)/.dev ## generate *_pb2* and docs/api.md from the .proto files
+	$(RUN) grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto
 	rm jaxserve/v1/common_pb2_grpc.py # has no service
 	$(VENV)/bin/python docs/make_api.py
 
@@ -76,7 +75,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/pip
 	@touch $(VENV)/.runtime $@
 
 $(VENV)/.compilers: $(VENV)/.dev
-	$(INSTALL) . $(PIN) $(COMPILERS)
+	$(INSTALL) '.[compilers]' $(PIN)
 	@touch $@
 
 # A name on PATH proves nothing (a pyenv shim may refuse to run): every candidate is asked for its version.

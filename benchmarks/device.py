@@ -4,7 +4,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-
-@dataclass(frozen=True)
-class Limits:
-    """bandwidth: bytes/s, the faster of summing a large array and of negating it in place (read and written bytes).
-
-    flops: dense FLOP/s of a square product of random numbers: a GPU is faster on equal ones, which take less power.
-    """
-
-    bandwidth: float
-    flops: float
-
-    @property
-    def ridge(self) -> float:
-        """FLOP per byte from which on a step is bound by arithmetic."""
-        return self.flops / self.bandwidth
+from jaxserve.plan.roofline import Limits
 
 
 def seconds(run: Callable[[], Any], repeats: int, rounds: int = 5, before: Callable[[], None] = lambda: None) -> float:
@@ -45,7 +30,11 @@ def seconds(run: Callable[[], Any], repeats: int, rounds: int = 5, before: Calla
 
 
 def measure_limits(dtype: jnp.dtype) -> Limits:
-    """Of products of this dtype with float32 accumulation."""
+    """Of products of this dtype with float32 accumulation.
+
+    bandwidth: the faster of summing a large array and of negating it in place (read and written bytes). flops: of a
+    square product of random numbers: a GPU is faster on equal ones, which take less power.
+    """
     large = jax.default_backend() != "cpu"
     size, width = (2**30, 8192) if large else (2**28, 1024)
     a = jax.random.normal(jax.random.key(0), (width, width), jnp.float32).astype(dtype)

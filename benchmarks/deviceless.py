@@ -22,7 +22,7 @@ import jax
 from rich.console import Console
 
 from benchmarks.device import versions
-from benchmarks.models import CONFIGS, abstract_params, spec_of
+from benchmarks.models import NAMES, abstract_params, spec_of
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.inspection import inspect
@@ -31,7 +31,7 @@ from jaxserve.engine.memory import bytes_per_device
 from sharding.absent import CHIPS, ENVIRONMENT, AbsentError, devices
 from sharding.mesh import MeshSpec
 
-MODELS = ("llama-3.1-8b", "qwen3-8b", "gemma-3-27b", "llama-3.1-70b")
+MODELS = ("llama3.1-8b", "qwen3-8b", "gemma3-27b", "llama3.1-70b")
 # Sizes that no weight has by chance: 1.5 * 2^10 tokens, a prime number of pages.
 ROWS, TOKENS, CONTEXT, PAGES = 64, 1536, 8192, 1031
 STEPS = (Bucket("decode", ROWS, ROWS), Bucket("prefill", ROWS, TOKENS))
@@ -140,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.deviceless", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--model", action="append", choices=list(CONFIGS), help=f"default: {', '.join(MODELS)}")
+    parser.add_argument("--model", action="append", choices=NAMES, help=f"default: {', '.join(MODELS)}")
     parser.add_argument("--chip", action="append", choices=list(CHIPS), help="default: all")
     parser.add_argument("--out", type=Path, required=True, help="results as JSON; goes on from what is in it")
     args = parser.parse_args()

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.device import about
-from benchmarks.models import CONFIGS, spec_of
+from benchmarks.models import NAMES, spec_of
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.batch import download_layout, pack_lane, unpack_lane, upload_layout
 from jaxserve.engine.buckets import BucketPlan, choose
@@ -200,7 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_path", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", action="append", type=int, help="default: 1, 64 and 256")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--model", choices=list(CONFIGS), help="decode on a device; without it there is none")
+    parser.add_argument("--model", choices=NAMES, help="decode on a device; without it there is none")
     parser.add_argument("--layers", type=int, help="only so many of the model's (default: all)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path, help="write the results as JSON, after every case")

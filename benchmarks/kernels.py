@@ -19,7 +19,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.device import Limits, about, measure_limits, seconds
+from benchmarks.device import about, measure_limits, seconds
+from jaxserve.plan.roofline import Limits
 from pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS
 from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options, PagedAttention, Ragged
 

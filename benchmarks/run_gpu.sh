@@ -26,7 +26,7 @@ part kernels 80 benchmarks.kernels --out "$out/kernels.json"
 part steps 160 benchmarks.steps --layers 8 --out "$out/steps.json"
 part together 40 benchmarks.steps --layers 8 --rows 1 --rows 64 --kind decode --decode-steps 8 --out "$out/together.json"
 part host_path 15 benchmarks.host_path --out "$out/host_path.json"
-part idle 60 benchmarks.host_path --model llama-3.1-8b --layers 8 --steps 100 --out "$out/idle.json"
+part idle 60 benchmarks.host_path --model llama3.1-8b --layers 8 --steps 100 --out "$out/idle.json"
 
 for log in "$out"/*.log; do
   echo "== $(basename "$log" .log)"

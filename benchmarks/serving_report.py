@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.latency import Objective, Spread, Summary
-from benchmarks.plot import Chart, Line, picture
+from jaxserve.plan.plot import Chart, Line, picture
 
 COLUMNS = (
     *("server", "rate", "requests/s", "output tok/s", "prompt tok/s", "cached", "TTFT p50", "p99", "TPOT p50", "p99"),

@@ -1,6 +1,6 @@
 """How near to the hardware's limits are the compiled steps? Share of the roofline by batch.
 
-    python -m benchmarks.steps [--model llama-3.1-8b] [--layers 8] [--rows 1 --rows 8 ...] [--context 2048] [--out FILE]
+    python -m benchmarks.steps [--model llama3.1-8b] [--layers 8] [--rows 1 --rows 8 ...] [--context 2048] [--out FILE]
 
 Random weights are made on the device. A decode step has `rows` rows at `context` positions, half a round before and
 half a round behind it; a prefill step computes `--tokens` tokens of new prompts, shared out over the rows. The floor is
@@ -11,56 +11,27 @@ written after every case.
 
 import argparse
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.device import Limits, about, measure_limits, seconds
-from benchmarks.models import CONFIGS, spec_of
+from benchmarks.device import about, measure_limits, seconds
+from benchmarks.models import NAMES, spec_of
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.plan import FED_BACK, Admission, LanePlan, StepPlan
+from jaxserve.engine.plan import FED_BACK, Admission, LanePlan, StepKind, StepPlan
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.roofline import Case, Limits, work_of
 from sharding.mesh import MeshSpec
 from sharding.params import random_params
-
-Kind = Literal["decode", "prefill"]
-
-
-@dataclass(frozen=True)
-class Case:
-    """rows: sequences. context: positions of each before the step. tokens: computed by one step. steps: per launch."""
-
-    kind: Kind
-    rows: int
-    context: int
-    tokens: int
-    steps: int = 1
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a step cannot do without: bytes read from memory, and FLOP of its products."""
-
-    bytes: int
-    flops: int
-
-    @property
-    def intensity(self) -> float:
-        return self.flops / self.bytes
-
-    def floor(self, limits: Limits) -> float:
-        """Seconds."""
-        return max(self.bytes / limits.bandwidth, self.flops / limits.flops)
 
 
 @dataclass(frozen=True)
@@ -71,25 +42,6 @@ class Result:
     milliseconds: float
     share: float
     intensity: float
-
-
-def work_of(spec: ModelSpec, params: dict, case: Case) -> Work:
-    """Weights once, but of the embedding only the rows of the tokens, unless it is the head too; live pages once."""
-    itemsize = params["embed"].dtype.itemsize
-    sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(part)) for name, part in params.items()}
-    head = sizes["embed"] if spec.tied_head else sizes["head"]
-    layers = sizes["layers"]
-    tokens, per_row = case.tokens, case.tokens // case.rows
-    seen = live = 0
-    for group in spec.page_groups():
-        window = group.window or math.inf
-        ends = range(case.context + 1, case.context + per_row + 1)
-        seen += len(group.layers) * case.rows * sum(int(min(end, window)) for end in ends)  # positions, per query
-        live += len(group.layers) * case.rows * int(min(ends[-1], window + per_row - 1))
-    read = layers + head + tokens * spec.d_model * (not spec.tied_head)
-    pages = 2 * live * spec.num_kv_heads * spec.head_dim
-    products = 2 * tokens * layers + 2 * case.rows * head + 4 * seen * spec.num_heads * spec.head_dim
-    return Work((read + pages) * itemsize, products)
 
 
 def config_for(case: Case, launches: int, spec: ModelSpec) -> EngineConfig:
@@ -139,7 +91,7 @@ class Steps:
             tokens=[token] * (size * rows),
             targets=[0] * (size * rows),
         )
-        self._kind: Kind = case.kind
+        self._kind: StepKind = case.kind
         self._steps = case.steps
         behind = launches * case.steps // 2 if case.kind == "decode" else 0
         self._admissions = admissions(self.config, case, max(case.context - behind, 0))
@@ -163,7 +115,7 @@ def measure(spec: ModelSpec, params: dict, case: Case, limits: Limits, repeats: 
         each = seconds(steps.launch, repeats, rounds=3, before=steps.rewind) / case.steps
     finally:
         steps.runner.release_state()
-    work = work_of(spec, params, case)
+    work = work_of(spec, params["embed"].dtype, case)
     return Result(case, round(each * 1e3, 3), round(work.floor(limits) / each, 3), round(work.intensity, 1))
 
 
@@ -193,7 +145,7 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", choices=list(CONFIGS), default="llama-3.1-8b")
+    parser.add_argument("--model", choices=NAMES, default="llama3.1-8b")
     parser.add_argument("--layers", type=int, help="only so many of the model's (default: all)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", action="append", type=int, help="default: 1, 8, 64 and 256")

@@ -106,7 +106,7 @@ def status_map() -> Iterator[str]:
     yield "do. Over HTTP it is OpenAI's error object with the reason in small letters, `param` and `Retry-After`.\n"
     yield "| gRPC | HTTP | reason | when |\n|---|---|---|---|"
     for kind in _walk(errors.JaxserveError):
-        if kind is not errors.ModelError:  # a start that fails
+        if kind not in (errors.ModelError, errors.MemoryLimitError):  # a start that fails
             yield f"| {kind.code} | {kind.http_status} | {kind.reason} | {_when(kind)} |"
     yield ""
 

@@ -19,7 +19,8 @@ JaxserveError
 │   ├── DrainingError                                 about to end
 │   └── RestartingError                               the device died or a step hangs
 ├── ConfigError             FAILED_PRECONDITION  400  the operator can mend it: a flag, a mesh, a size
-│   └── ModelError                                    the checkpoint is not one this runtime understands
+│   ├── ModelError                                    the checkpoint is not one this runtime understands
+│   └── MemoryLimitError                              weights, state and steps need more than a device has
 └── EngineError             INTERNAL             500
     └── NonFiniteLogitsError                          one row's logits are NaN or Inf; only that request ends
 """
@@ -126,6 +127,16 @@ class ConfigError(JaxserveError, ValueError):
 
 class ModelError(ConfigError):
     reason = "MODEL"
+
+
+class MemoryLimitError(ConfigError):
+    """missing: how many bytes more one device would need, at the least."""
+
+    reason = "MEMORY"
+
+    def __init__(self, problem: str, missing: int):
+        super().__init__(problem)
+        self.missing = missing
 
 
 class EngineError(JaxserveError, RuntimeError):

@@ -11,7 +11,7 @@ import numpy as np
 from jaxserve.chat import Chat, Message, Rendered
 from jaxserve.completion import Assembler, Completion, Delta
 from jaxserve.config import EngineOptions
-from jaxserve.engine.build import build_engine
+from jaxserve.engine.build import NewRunner, build_engine
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.engine.runner import DeviceRunner, Progress
@@ -46,7 +46,7 @@ class LLM:
 
     model: a folder as Hugging Face publishes it. dtype: auto, float32, bfloat16. options: the engine's knobs.
     mesh: how many devices to spread over. chat_template: a file to use instead of the folder's chat template.
-    on_load, on_compile: called with (done, total, what) as it gets ready.
+    on_load, on_compile: called with (done, total, what) as it gets ready. new_runner: makes what drives the devices.
     Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, KernelError; later RequestError for what a
     client can mend, EngineError once the LLM is closed or a step has failed. One line each. Steps are compiled when
     the first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets
@@ -63,13 +63,14 @@ class LLM:
         chat_template: str | Path | None = None,
         on_load: Progress = _silent,
         on_compile: Progress = _silent,
+        new_runner: NewRunner = DeviceRunner,
     ):
         devices = (mesh or MeshSpec()).build(jax.devices())
         self.model = load(Path(model), devices, dtype, on_load)
         self.engine: Engine
         self.runner: DeviceRunner
         self.engine, self.runner = build_engine(
-            self.model.spec, self.model.params, devices, options or EngineOptions(), self.model.fingerprint
+            self.model.spec, self.model.params, devices, options or EngineOptions(), self.model.fingerprint, new_runner
         )
         self._chat = Chat(Path(model), self.model.tokenizer, Path(chat_template) if chat_template else None)
         self.prompts = Prompts(

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from sharding.rules import ShardingError
 
@@ -38,21 +38,62 @@ class MeshSpec:
         return self.data * self.expert
 
     def build(self, devices: Sequence[Any]) -> Mesh:
-        """Mesh with Auto axis types over the first `size` devices; ShardingError when there are fewer."""
+        """Mesh with Auto axis types over the first `size` devices, host after host.
+
+        So the tensor axis stays inside a host where it fits. ShardingError when there are fewer devices, or when a host
+        is left with none.
+        """
         if len(devices) < self.size:
             raise ShardingError(
-                f"mesh {self.data}x{self.expert}x{self.tensor} needs {self.size} devices; {len(devices)} are present "
+                f"mesh {self} needs {self.size} devices; {len(devices)} are present "
                 "(lower --data, --expert or --tensor)"
             )
-        grid = np.asarray(devices[: self.size]).reshape(self.data, self.expert, self.tensor)
+        by_host = sorted(devices, key=lambda device: device.process_index)
+        taken, left = by_host[: self.size], by_host[self.size :]
+        if idle := {device.process_index for device in left} - {device.process_index for device in taken}:
+            raise ShardingError(
+                f"mesh {self} takes {self.size} of {len(devices)} devices and none of host {min(idle)} "
+                "(raise --data, --expert or --tensor, or lower --hosts)"
+            )
+        grid = np.asarray(taken).reshape(self.data, self.expert, self.tensor)
         return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+    def without_devices(self, device: AbstractDevice) -> Mesh:
+        """A mesh of such devices as far as shapes and shardings go: nothing can be compiled for it."""
+        sizes = (self.data, self.expert, self.tensor)
+        mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), abstract_device=device)
+        return cast(Mesh, mesh)  # which has all of a Mesh that is asked for here
+
+    def __str__(self) -> str:
+        return f"{self.data}x{self.expert}x{self.tensor}"
+
+
+def spans_hosts(mesh: Mesh) -> bool:
+    """Whether the mesh has devices of several processes."""
+    return len({device.process_index for device in mesh.devices.flat}) > 1
+
+
+def crosses_slow_links(mesh: Mesh, axis: str) -> bool:
+    """Whether neighbours along the axis lie on two hosts, or of TPUs, whose hosts share one fabric, in two slices."""
+
+    def fabric(device: Any) -> int:
+        return getattr(device, "slice_index", 0) if device.platform == "tpu" else device.process_index
+
+    if isinstance(mesh, AbstractMesh):  # nobody knows where its devices are
+        return False
+    lines = np.moveaxis(mesh.devices, AXES.index(axis), -1).reshape(-1, mesh.shape[axis])
+    return any(len({fabric(device) for device in line}) > 1 for line in lines)
 
 
 def platform(mesh: Mesh) -> str:
     """What the mesh's devices are: "cpu", "gpu" or "tpu"; they need not be here."""
-    return mesh.devices.flat[0].platform
+    return _device(mesh).platform
 
 
 def device_kind(mesh: Mesh) -> str:
     """The devices' model, in the vendor's words."""
-    return mesh.devices.flat[0].device_kind
+    return _device(mesh).device_kind
+
+
+def _device(mesh: Mesh) -> Any:
+    return mesh.abstract_device if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0]

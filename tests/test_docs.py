@@ -17,9 +17,9 @@ def test_api_md_is_up_to_date() -> None:
 
 
 def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
-    protos = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "jaxserve" / "v1").glob("*.proto"))]
+    protos = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "jaxserve").rglob("v1/*.proto"))]
     outs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *outs, *protos], cwd=ROOT, check=True)
-    for path in (ROOT / "jaxserve" / "v1").glob("*_pb2*"):
+    for path in (ROOT / "jaxserve").rglob("v1/*_pb2*"):
         made = tmp_path / path.relative_to(ROOT)
         assert path.read_text() == made.read_text(), f"{path.name}: run make protos"

@@ -1,44 +1,63 @@
 """From a model on a mesh and the operator's options to an engine: the one place where sizes are decided."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.attention import choose_attention
-from jaxserve.engine.buckets import BucketPlan
+from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.lowering import Lowering, abstract
-from jaxserve.engine.memory import affordable_pages, bytes_per_device, cache_bytes, check_fits, device_limit
+from jaxserve.engine.lowering import Footprint, Lowering, abstract
+from jaxserve.engine.memory import Budget, affordable_pages, bytes_per_device, cache_bytes, check_fits, device_limit
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.state import abstract_state
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
-from sharding.mesh import platform
+from sharding.mesh import crosses_slow_links, platform
 from sharding.rules import shards
+
+NewRunner = Callable[[ModelSpec, dict, EngineConfig, Mesh], DeviceRunner]
+log = logging.getLogger("jaxserve.engine")
 
 
 def build_engine(
-    spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOptions, fingerprint: str
+    spec: ModelSpec,
+    params: dict,
+    mesh: Mesh,
+    options: EngineOptions,
+    fingerprint: str,
+    new_runner: NewRunner = DeviceRunner,
 ) -> tuple[Engine, DeviceRunner]:
     """The engine, and its runner for warm-up and figures. ConfigError when the options cannot be met."""
+    _warn_of_slow_links(spec, mesh, params["embed"].dtype)
     config = plan_config(spec, params, mesh, options)
-    runner = DeviceRunner(spec, params, config, mesh)
+    runner = new_runner(spec, params, config, mesh)
     scheduler = Scheduler(config, fingerprint=fingerprint)
     return Engine(scheduler, runner), runner
 
 
-def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOptions) -> EngineConfig:
+def plan_config(
+    spec: ModelSpec,
+    params: dict,
+    mesh: Mesh,
+    options: EngineOptions,
+    limit: int | None = None,
+    footprint: Callable[[Lowering, Bucket], Footprint] = Lowering.footprint,
+) -> EngineConfig:
     """Resolve the options; the cache takes what rows can use, or what memory has room for if that is less.
 
-    The largest steps' temporaries are asked of the compiler only when the cache comes near the limit: each answer
-    costs a compile.
+    params: arrays, or their abstract values. limit: bytes that a device may use; None: ask it. footprint: says what a
+    step takes. The compiler is asked about the largest steps only when the cache comes near the limit: each answer
+    costs a compile. MemoryLimitError when the model does not fit.
     """
     dtype = params["embed"].dtype
     tensor = mesh.shape["tensor"]
-    limit, weights = device_limit(mesh), bytes_per_device(params)
     windows = [group.window for group in spec.page_groups()]
 
     def resolved(tokens: int) -> EngineConfig:
@@ -56,23 +75,47 @@ def plan_config(spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOption
     options = replace(options, attention=choose_attention(spec, resolved(2**62), mesh, dtype))
     wish = resolved(2**62)
     kernel = dispatch.IMPLEMENTATIONS[wish.attention]
-    state = abstract_state(spec, wish, mesh, kernel, dtype)
-    rows = bytes_per_device(state.rows)
-    cache = cache_bytes(spec, wish, kernel, dtype, tensor)
-    if options.cache_tokens:
-        check_fits(limit, weights, rows, cache)
-        return wish
-    if weights + rows + cache < limit / 2:
-        return wish
-    probe = Lowering(spec, abstract(params), resolved(wish.page_size), mesh)  # a TPU's compiler refuses what cannot fit
-    widest = {b.kind: b for b in sorted(BucketPlan.of(wish).buckets)}.values()  # the last of each kind
-    temporaries = max(probe.temporaries(bucket) for bucket in widest)
 
     def bytes_of(pages: int) -> int:
         return cache_bytes(spec, resolved(pages * wish.page_size), kernel, dtype, tensor)
 
+    rows = bytes_per_device(abstract_state(spec, wish, mesh, kernel, dtype).rows)
+    budget = Budget(device_limit(mesh) if limit is None else limit, bytes_per_device(params), rows)
+    cache = cache_bytes(spec, wish, kernel, dtype, tensor)
+    if options.cache_tokens:
+        check_fits(budget, cache)
+        return wish
+    if budget.weights + budget.rows + cache < budget.limit / 2:
+        return wish
+    affordable_pages(budget, bytes_of, wanted=1)  # weights that leave no room for a page need no compiler to say so
+    probe = Lowering(spec, abstract(params), resolved(wish.page_size), mesh)  # a TPU's compiler refuses what cannot fit
+    budget = with_steps(budget, BucketPlan.of(wish), partial(footprint, probe))
     most = max(pool.pages for pool in wish.pools)
-    return resolved(affordable_pages(limit, weights, rows, temporaries, bytes_of, most) * wish.page_size)
+    return resolved(affordable_pages(budget, bytes_of, most) * wish.page_size)
+
+
+def with_steps(budget: Budget, plan: BucketPlan, footprint: Callable[[Bucket], Footprint]) -> Budget:
+    """With what the plan's steps take, as if every step took as much as the widest of its kind."""
+    widest = {bucket.kind: bucket for bucket in sorted(plan.buckets)}  # the last of each kind
+    needs = {kind: footprint(bucket) for kind, bucket in widest.items()}
+    return replace(
+        budget,
+        temporaries=max(need.temporaries for need in needs.values()),
+        programs=sum(needs[bucket.kind].program for bucket in plan.buckets),
+    )
+
+
+def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
+    """Tensor parallelism adds up the hidden state of every token, after the embedding and twice in each layer."""
+    if crosses_slow_links(mesh, "tensor"):
+        sums = 2 * spec.num_layers + 1
+        log.warning(
+            "--tensor %d spans hosts: they exchange %d sums, %.0f KiB in all, for every token "
+            "(a --tensor that fits into one host, and --data across them, exchanges none)",
+            mesh.shape["tensor"],
+            sums,
+            sums * spec.d_model * dtype.itemsize / 1024,
+        )
 
 
 def min_rows(mesh: Mesh, dtype: jnp.dtype) -> int:

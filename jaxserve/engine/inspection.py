@@ -12,16 +12,13 @@ from typing import Any
 
 import jax
 
+from jaxserve.engine.exchanges import COLLECTIVES, bytes_sent
+from jaxserve.engine.hlo import CALLED, Body, Instruction, Module, parse
 from jaxserve.engine.lowering import Lowering
 from jaxserve.errors import ConfigError
 
 # Bytes. Smaller weights (norms, biases) may be copied: it costs nothing, and activations have their sizes too.
 LARGE = 2**20
-HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")  # root, name, type, op, the rest
-SHAPE = re.compile(r"\w+\[([\d,]*)\]")
-OPERANDS_OF_A_START = re.compile(r"^\(\(.*?\), (?=\w+\[|\()")
-CALLED = re.compile(r"calls=%?([\w.\-]+)")
 REDUCER = re.compile(r"to_apply=%?([\w.\-]+)|called_computations=\{%?([\w.\-]+)")
 NEAR = re.compile(r"S\([13]\)")  # in a layout: a TPU core's VMEM, a v4's CMEM
 MOVES = {"copy", "transpose", "all-gather"}
@@ -34,50 +31,21 @@ SHIFTS = MOVES | {
     "fusion",
 }  # all that a fused copy consists of
 WRITES = {"scatter", "dynamic-update-slice"}  # in place, where the result is an aliased argument
-# Those that make no array of their own; of a custom call nobody can tell, and its temporaries are counted anyway.
-SILENT = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "optimization-barrier", "after-all"}
-CALLS = {"while", "conditional", "call", "custom-call"}
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Bytes are of one device. kernels counts instructions that run: of a loop's body once, of every branch."""
+    """Bytes are of one device. kernels and collectives count instructions: of a loop's body once, of every branch."""
 
     arguments: int
     temporaries: int
     aliased: int  # of the arguments, what is updated in place
     fresh: int  # results that are no argument: the download
+    program: int  # the step itself, as long as it is loaded
     copies: tuple[str, ...]  # instructions that make a second copy of a weight or of a layer's pages
     collectives: dict[str, int]
+    sent: dict[str, int]  # bytes that a launch sends away, by collective
     kernels: int
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """op: without the suffix of an asynchronous one. sizes: elements of each array of the result."""
-
-    name: str
-    op: str
-    result: str
-    rest: str
-    root: bool
-    done: bool
-
-    @property
-    def sizes(self) -> list[int]:
-        return [math.prod(int(n) for n in dims.split(",") if n) for dims in SHAPE.findall(self.result)]
-
-    @property
-    def operands(self) -> list[str]:
-        return re.findall(r"%([\w.\-]+)", self.rest.partition(")")[0])
-
-    @property
-    def runs(self) -> bool:
-        return self.op not in SILENT | CALLS and not self.done
-
-
-Module = dict[str, dict[str, Instruction]]  # computations by name, their instructions by name
 
 
 def inspect(compiled: jax.stages.Compiled, lowering: Lowering) -> Inspection:
@@ -93,27 +61,12 @@ def inspect(compiled: jax.stages.Compiled, lowering: Lowering) -> Inspection:
         temporaries=memory.temp_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
         fresh=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        program=memory.generated_code_size_in_bytes,
         copies=tuple(find_copies(module, _sizes(lowering.params), _sizes(lowering.state.pages))),
         collectives={op: ops[op] for op in COLLECTIVES if ops[op]},
+        sent=bytes_sent(module, lowering.mesh.size),
         kernels=sum(i.runs or i.op == "custom-call" for i in running),
     )
-
-
-def parse(text: str) -> Module:
-    """The text of a compiled HLO module."""
-    module: Module = {}
-    body: dict[str, Instruction] = {}
-    for line in text.splitlines():
-        if header := HEADER.match(line):
-            body = module[header[1]] = {}
-        elif found := INSTRUCTION.match(line):
-            root, name, result, op, rest = found.groups()
-            plain = re.sub("-(start|update|done)$", "", op)
-            if op.endswith("-start"):
-                result = OPERANDS_OF_A_START.sub("(", result)
-            done = op.endswith(("-done", "-update")) and plain != "dynamic"  # dynamic-update-slice ends otherwise
-            body[name] = Instruction(name, plain, result, rest, bool(root), done)
-    return module
 
 
 def find_copies(module: Module, weights: set[int], pages: set[int]) -> list[str]:
@@ -137,7 +90,7 @@ def find_copies(module: Module, weights: set[int], pages: set[int]) -> list[str]
     return [i.name for body in _running(module) for i in body.values() if copies(i)]
 
 
-def _running(module: Module) -> Iterator[dict[str, Instruction]]:
+def _running(module: Module) -> Iterator[Body]:
     """Computations whose instructions run one by one: neither fused nor applied to single numbers."""
     instructions = [i for body in module.values() for i in body.values()]
     inner = {name for i in instructions for name in CALLED.findall(i.rest)}
@@ -166,7 +119,7 @@ def _in_place(i: Instruction, pages: set[int], module: Module) -> bool:
     return True
 
 
-def _written(i: Instruction, body: dict[str, Instruction], pages: set[int], module: Module) -> bool:
+def _written(i: Instruction, body: Body, pages: set[int], module: Module) -> bool:
     """The same of the value at a fusion's end, in the fused computation `body`."""
     if i.op in ("bitcast", "tuple"):
         ends = [body[name] for name in i.operands if name in body]

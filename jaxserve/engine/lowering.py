@@ -5,7 +5,7 @@ So it works for devices that are not here: the mesh may be one of a topology des
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,15 @@ from jaxserve.errors import ConfigError
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
+from sharding.mesh import spans_hosts
 from sharding.rules import LANES, replicated
+
+
+class Footprint(NamedTuple):
+    """Bytes of one device that a step takes beside its arguments: while it runs, and as long as it is loaded."""
+
+    temporaries: int
+    program: int
 
 
 class Lowering:
@@ -46,11 +54,15 @@ class Lowering:
         return jax.tree.map(lambda x: x.sharding, self.state)
 
     def step(self, bucket: Bucket) -> jax.stages.Lowered:
-        """(params, state, upload [A, n]) -> (state, download [A, m]), the state donated."""
+        """(params, state, upload [A, n]) -> (state, download [A, m]), the state donated.
+
+        On a mesh over several hosts every one of them gets the whole download.
+        """
         lane_axis = NamedSharding(self.mesh, PartitionSpec(LANES))
         size = upload_layout(bucket, self.page_groups, self.config.page_size).size
         upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
-        shardings = (self._state_shardings, lane_axis)
+        download = replicated(self.mesh) if spans_hosts(self.mesh) else lane_axis
+        shardings = (self._state_shardings, download)
         step = jax.jit(self._builder.step(bucket), donate_argnums=1, out_shardings=shardings)
         return step.lower(self.params, self.state, upload)
 
@@ -72,12 +84,12 @@ class Lowering:
             for name, (write, values) in writers.items()
         }
 
-    def temporaries(self, bucket: Bucket) -> int:
-        """Bytes of one device that a step of this shape needs beside parameters and state; compiles it."""
+    def footprint(self, bucket: Bucket) -> Footprint:
+        """Of a step of this shape, as the compiler says; compiles it."""
         analysis = self.step(bucket).compile().memory_analysis()
         if analysis is None:
             raise ConfigError("the compiler reports no memory figures for this device; give --cache-tokens")
-        return analysis.temp_size_in_bytes
+        return Footprint(analysis.temp_size_in_bytes, analysis.generated_code_size_in_bytes)
 
 
 def abstract(params: Any) -> Any:

@@ -4,30 +4,67 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, MemoryLimitError
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Layout, PagedAttention
+from sharding.mesh import spans_hosts
 
 HOST_SHARE = 0.5  # of a machine's memory, where the device is the host itself
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What there is on one device, and what is taken from it beside the cache, in bytes.
+
+    temporaries: of the step with the most, since one runs at a time. programs: compiled steps, all of them loaded; 0
+    where the compiler does not say (XLA:GPU).
+    """
+
+    limit: int
+    weights: int
+    rows: int
+    temporaries: int = 0
+    programs: int = 0
+
+    @property
+    def left(self) -> int:
+        """For the cache; negative when there is not enough for the rest."""
+        return self.limit - self.weights - self.rows - self.temporaries - self.programs
+
+    def __str__(self) -> str:
+        taken = {"weights": self.weights, "rows": self.rows, "temporaries of the largest step": self.temporaries}
+        taken |= {"compiled steps": self.programs}
+        return ", ".join(f"{name} {size / 2**30:.2f}" for name, size in taken.items() if size)
 
 
 def device_limit(mesh: Mesh) -> int:
-    """Bytes that one device of the mesh may use."""
-    device = mesh.devices.flat[0]
+    """Bytes that one device of the mesh may use; on several hosts, the least that one of them has, in whole MiB."""
+    limit = _limit_here(mesh)
+    if not spans_hosts(mesh):
+        return limit
+    return int(multihost_utils.process_allgather(np.int32(limit // MIB)).min()) * MIB
+
+
+def _limit_here(mesh: Mesh) -> int:
+    device = mesh.local_devices[0]
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
     if device.platform != "cpu":
         raise ConfigError(f"{device.device_kind} does not report its memory; give --cache-tokens")
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(host * HOST_SHARE) // mesh.size
+    return int(host * HOST_SHARE) // len(mesh.local_devices)
 
 
 def bytes_per_device(tree: object) -> int:
@@ -50,29 +87,27 @@ def cache_bytes(spec: ModelSpec, config: EngineConfig, kernel: PagedAttention, d
     )
 
 
-def check_fits(limit: int, weights: int, rows: int, cache: int) -> None:
-    """ConfigError when a cache of the size that was asked for cannot fit; all in bytes of one device."""
-    if weights + rows + cache > limit:
-        raise ConfigError(
-            f"--cache-tokens asks for {cache / 2**30:.2f} GiB per device; beside weights ({weights / 2**30:.2f}) and "
-            f"rows ({rows / 2**30:.2f}) that exceeds the {limit / 2**30:.2f} GiB there are (lower it)"
+def check_fits(budget: Budget, cache: int) -> None:
+    """MemoryLimitError when a cache of the size that was asked for cannot fit; in bytes of one device."""
+    if cache > budget.left:
+        raise MemoryLimitError(
+            f"--cache-tokens asks for {cache / 2**30:.2f} GiB per device; beside {budget} that exceeds the "
+            f"{budget.limit / 2**30:.2f} GiB there are (lower it)",
+            missing=cache - budget.left,
         )
 
 
-def affordable_pages(
-    limit: int, weights: int, rows: int, temporaries: int, cache: Callable[[int], int], wanted: int
-) -> int:
-    """The most pages, up to `wanted`, whose cache fits beside weights, rows and the largest step's temporaries.
+def affordable_pages(budget: Budget, cache: Callable[[int], int], wanted: int) -> int:
+    """The most pages, up to `wanted`, whose cache fits into what the budget leaves.
 
-    cache: bytes of a cache of so many pages, growing with them. All bytes are of one device. ConfigError when not even
-    one page fits.
+    cache: bytes of a cache of so many pages, growing with them. All bytes are of one device. MemoryLimitError when not
+    even one page fits.
     """
-    left = limit - weights - rows - temporaries
-    pages = bisect_right(range(1, wanted + 1), left, key=cache)
+    pages = bisect_right(range(1, wanted + 1), budget.left, key=cache)
     if pages == 0:
-        raise ConfigError(
-            f"no memory is left for the KV cache: {limit / 2**30:.2f} GiB per device, weights {weights / 2**30:.2f}, "
-            f"rows {rows / 2**30:.2f}, temporaries of the largest step {temporaries / 2**30:.2f} GiB "
-            "(lower --max-batch, use --prefer latency, or raise --tensor)"
+        raise MemoryLimitError(
+            f"no memory is left for the KV cache: {budget.limit / 2**30:.2f} GiB per device, {budget} "
+            "(lower --max-batch, use --prefer latency, or raise --tensor)",
+            missing=cache(1) - budget.left,
         )
     return pages

@@ -2,8 +2,8 @@
 
 No token is dropped. Experts are split over the mesh axis `expert`, whose shards have tokens of their own, and each
 expert's columns over `tensor`. Tokens travel in one of two ways: every shard gets all tokens of its neighbours (an
-all-gather, and a reduce-scatter of the partial sums), or each only those that one of its experts has to answer
-(an all-to-all, with room for as many as evenly routed tokens would need; a step with more goes the first way).
+all-gather), or each only those that one of its experts has to answer (an all-to-all, with room for as many as evenly
+routed tokens would need; a step with more goes the first way). What shards say of a token comes back by an all-to-all.
 """
 
 import math
@@ -152,22 +152,24 @@ class Experts:
         """The experts' part of the answer, wherever they are."""
         if self._shards == 1:
             return self._compute(len(x), weights, x, ids, scales)
+        peer = ids // (self.mixture.experts // self._shards)  # of a token that is none: no shard
         space = room(self.mixture, len(x), self._shards)
         if space is None:
-            return self._gather(weights, x, ids, scales)
-        peer = ids // (self.mixture.experts // self._shards)  # of a token that is none: no shard
+            return self._gather(weights, x, ids, scales, peer)
         goes = (peer[:, :, None] == jnp.arange(self._shards)[None, None]).any(1)  # [T, shards]
         crowded = lax.psum((goes.sum(0) > space).any().astype(jnp.int32), LANES)  # the same on all shards
         return lax.cond(
             crowded == 0,
             lambda: self._all_to_all(weights, x, ids, scales, peer, goes, space),
-            lambda: self._gather(weights, x, ids, scales),
+            lambda: self._gather(weights, x, ids, scales, peer),
         )
 
-    def _gather(self, weights: dict, x: jax.Array, ids: jax.Array, scales: jax.Array) -> jax.Array:
-        """All tokens of the neighbours come, their partial sums go back."""
+    def _gather(self, weights: dict, x: jax.Array, ids: jax.Array, scales: jax.Array, peer: jax.Array) -> jax.Array:
+        """All tokens of the neighbours come, what is said of them goes back."""
         everyone = [lax.all_gather(part, "expert", tiled=True) for part in (x, ids, scales)]
-        return lax.psum_scatter(self._compute(len(x), weights, *everyone), "expert", tiled=True)
+        answers = self._compute(len(x), weights, *everyone).reshape(self._shards, *x.shape)
+        place = jnp.broadcast_to(jnp.arange(len(x))[:, None], (len(x), self._shards))
+        return self._sum(lax.all_to_all(answers, "expert", 0, 0), peer, place)
 
     def _all_to_all(
         self,
@@ -190,14 +192,23 @@ class Experts:
         )
         arrived = [lax.all_to_all(part, "expert", 0, 0) for part in parcels]
         answers = self._compute(len(x), weights, *(part.reshape(-1, part.shape[-1]) for part in arrived))
-        answers = lax.all_to_all(answers.reshape(arrived[0].shape), "expert", 0, 0)
-        out = jnp.zeros(x.shape, jnp.float32)
+        return self._sum(lax.all_to_all(answers.reshape(arrived[0].shape), "expert", 0, 0), peer, place)
+
+    def _sum(
+        self, answers: Float[Array, "n S D"], peer: Int[Array, "T X"], place: Int[Array, "T n"]
+    ) -> Float[Array, "T D"]:
+        """Of what the shards say of every token, in the order of its experts: so that the sum is the same to the last
+        bit, whichever way the tokens went, and whoever went with them.
+
+        place: where a token's answer stands among those of each shard.
+        """
+        out = jnp.zeros((len(peer), answers.shape[-1]), jnp.float32)
         for k in range(self.mixture.taken):
             first = (peer[:, :k] != peer[:, k : k + 1]).all(-1) & (peer[:, k] < self._shards)
             at = jnp.minimum(peer[:, k], self._shards - 1)
             answer = answers[at, jnp.take_along_axis(place, at[:, None], axis=1)[:, 0]]
             out = out + jnp.where(first[:, None], answer.astype(jnp.float32), 0)
-        return out.astype(x.dtype)
+        return out.astype(answers.dtype)
 
     # ---- on one shard
 
@@ -220,14 +231,19 @@ class Experts:
         token = jnp.broadcast_to(jnp.arange(len(x))[:, None], ids.shape)
         source = jnp.zeros(len(owners) * size, jnp.int32).at[position].set(token, mode="drop")
 
+        # A token's answers are fetched at once where they are few, else one by one: no array shall hold very many.
+        taken = self.mixture.taken
+        turns = [slice(0, taken)] if ids.size <= ROWS_AT_ONCE else [slice(k, k + 1) for k in range(taken)]
+
         def add(wave: jax.Array | int, sums: jax.Array) -> jax.Array:
             first, rows = wave * at_once, at_once * size
             these = Groups(lax.dynamic_slice_in_dim(owners, first, at_once), jnp.clip(groups.live - first, 0, at_once))
             answers = self._mlp(weights, x[lax.dynamic_slice_in_dim(source, first * size, rows)], these, size)
-            for k in range(self.mixture.taken):
-                at = position[:, k] - first * size
-                answer = answers.at[at].get(mode="clip").astype(jnp.float32) * scales[:, k : k + 1]
-                sums = sums + jnp.where(((at >= 0) & (at < rows) & (local[:, k] < experts))[:, None], answer, 0)
+            for some in turns:
+                at = position[:, some] - first * size
+                found = answers.at[at].get(mode="clip").astype(jnp.float32) * scales[:, some, None]
+                here = (at >= 0) & (at < rows) & (local[:, some] < experts)
+                sums = sums + jnp.where(here[:, :, None], found, 0).sum(1)
             return sums
 
         nothing = jnp.zeros(x.shape, jnp.float32)

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from jaxserve.cli.flags import engine_flags, model_flag
+from jaxserve.cli.flags import engine_flags, hosts_flags, model_flag
 from jaxserve.errors import ConfigError
 from jaxserve.server.limits import Limits
 from jaxserve.server.tokens import Tokens
@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     _operation_flags(p.add_argument_group("operation"))
     _limit_flags(p.add_argument_group("limits"))
     engine_flags(p.add_argument_group("engine"))
+    hosts_flags(p.add_argument_group("several hosts: the same command on each, with its number"))
     return p
 
 

@@ -15,14 +15,15 @@ from _pytest.mark.structures import ParameterSet
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.batch import download_layout
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.inspection import inspect, parse
+from jaxserve.engine.hlo import parse
+from jaxserve.engine.inspection import inspect
 from jaxserve.engine.lowering import Lowering
 from jaxserve.engine.memory import bytes_per_device
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 from sharding import absent
-from sharding.mesh import MeshSpec
+from sharding.mesh import MeshSpec, spans_hosts
 from sharding.params import map_specs
 from tests.deviceless.attention_step import COMPILERS
 from tests.deviceless.pallas_calls import pallas_calls
@@ -91,12 +92,12 @@ def expected_calls(chip: str, bucket: Bucket) -> dict[str, int]:
     return {"paged_attention": SPEC.num_layers, **writes}
 
 
-def expected_collectives(tensor: int, bucket: Bucket) -> dict[str, int]:
-    """Two per layer, the embedding; the logits. Lanes have nothing to say to each other."""
-    exchanges = {"all-reduce": 2 * SPEC.num_layers + 1}
-    if bucket.kind != "embed":
-        exchanges["all-gather"] = 2 if bucket.kind == "score" else 1
-    return exchanges if tensor > 1 else {}
+def expected_collectives(tensor: int, bucket: Bucket, several_lanes_and_hosts: bool) -> dict[str, int]:
+    """Two per layer, the embedding; the logits. Lanes say nothing to each other, but every host gets all results."""
+    gathers = {"embed": 0, "score": 2}.get(bucket.kind, 1) if tensor > 1 else 0
+    sums = 2 * SPEC.num_layers + 1 if tensor > 1 else 0
+    exchanges = {"all-reduce": sums, "all-gather": gathers + several_lanes_and_hosts}
+    return {name: count for name, count in exchanges.items() if count}
 
 
 def check_step(chip: str, bucket: Bucket, tensor: int, data: int = 1) -> None:
@@ -104,11 +105,12 @@ def check_step(chip: str, bucket: Bucket, tensor: int, data: int = 1) -> None:
     compiled = steps.step(bucket).compile()
     found = inspect(compiled, steps)
     assert found.aliased >= bytes_per_device(steps.state)  # a TPU pads to tiles
-    assert found.fresh <= download_layout(bucket, SPEC.d_model).size * 4 + 2**16
+    gathers = data > 1 and spans_hosts(steps.mesh)
+    assert found.fresh <= download_layout(bucket, SPEC.d_model).size * 4 * (data if gathers else 1) + 2**16
     assert bool(found.copies) == copies_weights(chip, bucket), found.copies
     if not found.copies:
         assert found.temporaries < temporaries_bound(bucket)
-    assert found.collectives == expected_collectives(tensor, bucket)
+    assert found.collectives == expected_collectives(tensor, bucket, gathers)
     assert pallas_calls(parse(compiled.as_text() or "")) == expected_calls(chip, bucket)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from jaxserve.engine import inspection
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.hlo import parse
 from jaxserve.engine.inspection import Inspection, inspect
 from jaxserve.engine.memory import bytes_per_device
 from sharding.mesh import MeshSpec
@@ -24,7 +25,7 @@ def inspected(step: Callable) -> Inspection:
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     weight, pages, x = (jax.ShapeDtypeStruct(s, np.float32, sharding=one) for s in (WEIGHT, PAGES, (3, WEIGHT[0])))
     compiled = jax.jit(step, donate_argnums=1).lower(weight, pages, x).compile()
-    lowering = SimpleNamespace(params={"w": weight}, state=SimpleNamespace(pages=pages))
+    lowering = SimpleNamespace(params={"w": weight}, state=SimpleNamespace(pages=pages), mesh=SimpleNamespace(size=1))
     return inspect(compiled, lowering)  # type: ignore[arg-type]
 
 
@@ -112,7 +113,7 @@ BAD = {
 
 
 def test_what_is_no_copy() -> None:
-    module = inspection.parse(MODULE.replace("BAD", ""))
+    module = parse(MODULE.replace("BAD", ""))
     assert inspection.find_copies(module, {128}, {512}) == []
     starts = [i for i in module["main"].values() if i.op == "all-reduce" and not i.done]
     assert len(starts) == 1
@@ -120,5 +121,5 @@ def test_what_is_no_copy() -> None:
 
 @pytest.mark.parametrize("line", BAD.values(), ids=list(BAD))
 def test_what_is_a_copy(line: str) -> None:
-    module = inspection.parse((BESIDE * ("beside" in line) + TURNED * ("turned" in line) + MODULE).replace("BAD", line))
+    module = parse((BESIDE * ("beside" in line) + TURNED * ("turned" in line) + MODULE).replace("BAD", line))
     assert inspection.find_copies(module, {128}, {512}) == ["bad"]

@@ -1,14 +1,16 @@
 """The cache's size is planned from the compiler's figures."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine import build
-from jaxserve.engine.memory import affordable_pages, bytes_per_device, cache_bytes, device_limit
+from jaxserve.engine.memory import Budget, affordable_pages, bytes_per_device, cache_bytes, device_limit
 from jaxserve.engine.state import abstract_state
-from jaxserve.errors import ConfigError
+from jaxserve.errors import MemoryLimitError
 from pallas_kernels.paged_attention import reference
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, SPEC, make_params
@@ -41,12 +43,13 @@ def test_bytes_per_device_counts_shards() -> None:
 
 
 def test_affordable_pages() -> None:
-    fixed = dict(weights=500, rows=100, temporaries=50)
-    assert affordable_pages(limit=1000, **fixed, cache=lambda pages: 10 * pages, wanted=99) == 35
-    assert affordable_pages(limit=1000, **fixed, cache=lambda pages: 10 * pages, wanted=9) == 9
-    assert affordable_pages(limit=1000, **fixed, cache=lambda pages: 10 * min(pages, 20) + pages, wanted=999) == 150
-    with pytest.raises(ConfigError, match="no memory is left for the KV cache"):
-        affordable_pages(limit=655, **fixed, cache=lambda pages: 10 * pages, wanted=99)
+    budget = Budget(limit=1000, weights=500, rows=100, temporaries=30, programs=20)
+    assert affordable_pages(budget, cache=lambda pages: 10 * pages, wanted=99) == 35
+    assert affordable_pages(budget, cache=lambda pages: 10 * pages, wanted=9) == 9
+    assert affordable_pages(budget, cache=lambda pages: 10 * min(pages, 20) + pages, wanted=999) == 150
+    with pytest.raises(MemoryLimitError, match="no memory is left for the KV cache") as caught:
+        affordable_pages(replace(budget, limit=655), cache=lambda pages: 10 * pages, wanted=99)
+    assert caught.value.missing == 5
 
 
 def test_the_host_lends_half_of_its_memory() -> None:
@@ -71,5 +74,5 @@ def test_a_small_device_gets_a_smaller_cache(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_cache_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = MESH.build(jax.devices())
-    with pytest.raises(ConfigError, match="--cache-tokens asks for"):
+    with pytest.raises(MemoryLimitError, match="--cache-tokens asks for"):
         build.plan_config(SPEC, make_params(mesh), mesh, EngineOptions(cache_tokens=10**12))

@@ -103,3 +103,15 @@ def test_room_is_left_where_it_saves_something() -> None:
     assert room(eight_of_256, 1024, 4) is None  # a token goes to 90 % of the shards
     assert room(eight_of_256, 1024, 32) == 288  # 229.6 + 4 * 13.3
     assert room(MIXTURE, 8, 4) is None  # few tokens vary too much
+
+
+def test_a_token_s_answer_is_the_same_whichever_way_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit: the others decide the way."""
+    mesh = MeshSpec(expert=4).build(jax.devices())
+    weights, rng = weights_on(mesh, SPEC), np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((4 * TOKENS, SPEC.d_model)), jnp.float32)
+    experts = Experts(jnp.ones(len(x), bool), SPEC, mesh, reference)
+    travelled, _ = jax.jit(lambda w, x: experts(w, x))(weights, x)
+    monkeypatch.setattr(moe, "room", lambda *_: None)
+    gathered, _ = jax.jit(lambda w, x: experts(w, x))(weights, x)
+    np.testing.assert_array_equal(travelled, gathered)

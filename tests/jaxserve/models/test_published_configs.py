@@ -1,17 +1,21 @@
 """config.json of published checkpoints: understood to the last field, and the published number of parameters."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxserve import plan
 from jaxserve.errors import ModelError
 from jaxserve.load import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import LongRope
 from jaxserve.models.spec import ModelSpec
-from sharding.params import map_specs
+from sharding.params import is_param_spec, map_specs
 
 COMMON = {"initializer_range": 0.02, "use_cache": True, "attention_dropout": 0.0, "transformers_version": "4.44.0"}
 
@@ -245,3 +249,27 @@ def test_refused(config: dict[str, Any], fields: dict[str, Any], message: str) -
     with pytest.raises(ModelError, match=message) as caught:
         spec_of(config | fields)
     assert "\n" not in str(caught.value)
+
+
+SHIPPED = {  # of what `python -m jaxserve.plan` knows by name: parameters as published
+    "deepseek-v3": 671_026_419_200,
+    "gemma3-27b": 27_009_346_304,  # without its vision tower
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_configs_have_the_published_number_of_parameters(name: str) -> None:
+    config = json.loads((Path(plan.__file__).parent / "configs" / f"{name}.json").read_text())
+    leaves = jax.tree.leaves(param_specs(spec_of(config), jnp.dtype(jnp.bfloat16)), is_leaf=is_param_spec)
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == SHIPPED[name]
+
+
+def test_every_shipped_config_is_looked_at() -> None:
+    assert {path.stem for path in (Path(plan.__file__).parent / "configs").glob("*.json")} == set(SHIPPED)

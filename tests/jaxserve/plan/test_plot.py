@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from benchmarks.plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axes, Chart, Line, picture
+from jaxserve.plan.plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axes, Chart, Line, picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -1,0 +1,141 @@
+"""python -m jaxserve.plan: does it fit, and how fast can it be, on devices that are not here."""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+from rich.console import Console
+
+from checkpoints.errors import CheckpointError
+from jaxserve.cli.exits import exit_code
+from jaxserve.cli.flags import engine_options
+from jaxserve.cli.output import Bar, prepare_output
+from jaxserve.errors import ConfigError, JaxserveError, MemoryLimitError
+from jaxserve.load import DTYPES, read_spec
+from jaxserve.plan.account import Account
+from jaxserve.plan.charts import charts
+from jaxserve.plan.compile import CompiledStep, asking, compile_steps
+from jaxserve.plan.deployment import Deployment, Target, deploy
+from jaxserve.plan.flags import DEFAULT_CONTEXT, check, parser
+from jaxserve.plan.model import pages_dtype, read_config, weights_dtype
+from jaxserve.plan.platform import prepare_platform
+from jaxserve.plan.ranking import ranking_json, ranking_table
+from jaxserve.plan.report import GIB, show, to_json
+from jaxserve.plan.suggest import choices, confirmed, rank
+from jaxserve.plan.topology import parse
+from pallas_kernels.dispatch import KernelError
+from sharding.absent import AbsentError
+from sharding.mesh import MeshSpec
+from sharding.rules import ShardingError
+
+EXPECTED = (JaxserveError, CheckpointError, ShardingError, KernelError, AbsentError)
+DOES_NOT_FIT = 1
+WIDTH = 120  # of tables where there is no terminal to ask
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 when it fits, 1 when it does not, 2 when something asked for cannot be done."""
+    args = parser().parse_args(arguments)
+    prepare_output(args.json)
+    return exit_code(lambda: plan(args), EXPECTED)
+
+
+def plan(args: argparse.Namespace) -> int:
+    check(args)
+    console, topology = Console(stderr=True, highlight=False), parse(args.topology)
+    prepare_platform(topology)
+    name, config = read_config(args.model)
+    target = Target(name, read_spec(config)[1], topology, engine_options(args), args.memory_fraction)
+    dtype = weights_dtype(args.weights, config)
+    pages_dtype(args.kv, dtype)
+    if args.suggest is not None:
+        return suggest(args, target, dtypes(args, dtype), console)
+    try:
+        account = account_of(args, deployed(args, target, dtype, console), console)
+    except MemoryLimitError as error:
+        return refuse(error, args)
+    if args.plot:
+        write_plot(args.plot, charts(account))
+    if args.json:
+        print(json.dumps(to_json(account)))
+    else:
+        show(account, output())
+    return 0 if account.fits else DOES_NOT_FIT
+
+
+def deployed(args: argparse.Namespace, target: Target, dtype: jnp.dtype, console: Console) -> Deployment:
+    data, expert = args.data or 1, args.expert or 1
+    axes = MeshSpec(data, expert, args.tensor or max(target.topology.count // (data * expert), 1))
+    with Bar(console, "sizing") as bar:
+        return deploy(target, axes, dtype, None if args.no_compile else asking(bar.update))
+
+
+def account_of(args: argparse.Namespace, deployment: Deployment, console: Console) -> Account:
+    context, steps = context_of(args, deployment.config.max_context), dict[str, CompiledStep]()
+    if not args.no_compile:
+        buckets = deployment.largest() if args.buckets == "largest" else deployment.buckets
+        with Bar(console, "compiling") as bar:
+            steps = compile_steps(deployment, buckets, bar.update)
+    return Account(deployment, context, deployment.topology.limits, args.price, steps)
+
+
+def context_of(args: argparse.Namespace, most: int) -> int:
+    if args.context and args.context > most:
+        raise ConfigError(f"--context {args.context}: the engine's is {most} (--max-context, or the model's)")
+    return args.context or min(DEFAULT_CONTEXT, most)
+
+
+def suggest(args: argparse.Namespace, target: Target, dtypes: Sequence[jnp.dtype], console: Console) -> int:
+    """Rank what can be counted, then compile the best of it; without compilers the first ranking stays."""
+    limits = target.topology.limits
+    if limits is None:
+        raise ConfigError(f"--suggest: nobody publishes how fast {target.topology.name} is (leave it out)")
+    logging.getLogger("jaxserve.engine").setLevel(logging.ERROR)  # the table says which attention it is
+    context = context_of(args, target.options.max_context or target.spec.max_positions)
+    found = choices(target, dtypes, context, args.price)
+    best = [] if args.no_compile else rank(found, limits, target.options.prefer)[: args.suggest]
+    for ranked in best:
+        try:
+            with Bar(console, "compiling") as bar:
+                found[found.index(ranked.choice)] = confirmed(ranked, bar.update)
+        except AbsentError as error:
+            console.print(f"counted only: {error}", soft_wrap=True, markup=False)
+            break
+    ranking = rank(found, limits, target.options.prefer)
+    rest = sorted((choice for choice in found if not choice.fits), key=lambda choice: choice.missing)
+    if args.json:
+        print(json.dumps(ranking_json(ranking, rest)))
+    else:
+        output().print(ranking_table(ranking, rest))
+    return 0 if ranking else DOES_NOT_FIT
+
+
+def dtypes(args: argparse.Namespace, dtype: jnp.dtype) -> list[jnp.dtype]:
+    """Of weights, to try: the one asked for, or all that are served."""
+    return [dtype] if args.weights != "auto" else [jnp.dtype(served) for served in DTYPES.values()]
+
+
+def output() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+
+
+def write_plot(path: Path, svg: str) -> None:
+    try:
+        path.write_text(svg)
+    except OSError as error:
+        raise ConfigError(f"--plot {path}: {error.strerror}") from None
+
+
+def refuse(error: MemoryLimitError, args: argparse.Namespace) -> int:
+    """For what leaves no room for a single page."""
+    verdict = f"It does not fit: {error}; every device lacks {error.missing / GIB:.2f} GiB."
+    print(json.dumps({"fits": False, "missing": error.missing, "reason": str(error)}) if args.json else verdict)
+    return DOES_NOT_FIT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

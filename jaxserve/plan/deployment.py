@@ -1,0 +1,142 @@
+"""A model on a mesh of devices with an engine's sizes: what the engine would decide there, decided here."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxserve.config import EngineConfig, EngineOptions
+from jaxserve.engine.buckets import Bucket, BucketPlan
+from jaxserve.engine.build import plan_config, with_steps
+from jaxserve.engine.lowering import Footprint, Lowering
+from jaxserve.engine.memory import Budget, bytes_per_device
+from jaxserve.engine.steps import SCORE_TOKENS
+from jaxserve.errors import ConfigError
+from jaxserve.models.decoder import param_specs
+from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.roofline import Case, Work, sent_of, work_of
+from jaxserve.plan.topology import Topology
+from sharding.mesh import MeshSpec
+from sharding.params import is_param_spec, map_specs
+
+LOGITS = 8  # arrays of a step's logits, float32, that a sampler was seen to keep at a time
+SLACK = 2**26  # bytes
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be served, and where. spec: of the checkpoint. memory_fraction: of a GPU's memory, None: jax's."""
+
+    model: str
+    spec: ModelSpec
+    topology: Topology
+    options: EngineOptions
+    memory_fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """spec: the target's as these devices hold it, with kv_copies of every kv head. params: abstract values.
+
+    limit: bytes that programs may use on one device.
+    """
+
+    target: Target
+    spec: ModelSpec
+    axes: MeshSpec
+    mesh: Mesh
+    params: dict
+    config: EngineConfig
+    limit: int
+
+    @property
+    def topology(self) -> Topology:
+        return self.target.topology
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.params["embed"].dtype
+
+    @property
+    def parameters(self) -> int:
+        """Of the checkpoint."""
+        specs = jax.tree.leaves(param_specs(self.target.spec, self.dtype), is_leaf=is_param_spec)
+        return sum(math.prod(spec.shape) for spec in specs)
+
+    @property
+    def kv_copies(self) -> int:
+        return self.spec.num_kv_heads // self.target.spec.num_kv_heads
+
+    @cached_property
+    def lowering(self) -> Lowering:
+        return Lowering(self.spec, self.params, self.config, self.mesh)
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        return BucketPlan.of(self.config).buckets
+
+    def largest(self) -> tuple[Bucket, ...]:
+        """Of each kind of step the widest, which decide about memory, and the narrowest decode."""
+        widest = {(b.kind, b.steps): b for b in sorted(self.buckets)}
+        return (min(self.buckets), *widest.values())
+
+    def budget(self) -> Budget:
+        """Without the steps."""
+        rows = bytes_per_device(self.lowering.state.rows)
+        return Budget(self.limit, bytes_per_device(self.params), rows)
+
+    def estimated_budget(self) -> Budget:
+        """With what steps take by `estimated_footprint`."""
+        return with_steps(self.budget(), BucketPlan.of(self.config), lambda b: estimated_footprint(self.lowering, b))
+
+    def work(self, case: Case) -> Work:
+        return work_of(self.spec, self.dtype, case, self.axes)
+
+    def sent(self, case: Case) -> float:
+        """Bytes that one device sends in this step, counted."""
+        return sent_of(self.spec, self.dtype, case, self.axes)
+
+
+def deploy(
+    target: Target,
+    axes: MeshSpec,
+    dtype: jnp.dtype,
+    footprint: Callable[[Lowering, Bucket], Footprint] | None = Lowering.footprint,
+) -> Deployment:
+    """Decide as the engine does.
+
+    dtype: of weights and pages. footprint: asks the compilers; None: they are not there, what steps take is an
+    estimate, and nothing of the deployment can be compiled. Errors: ConfigError, and MemoryLimitError when it does not
+    fit; ShardingError when heads, experts or the vocabulary do not divide; AbsentError without a compiler.
+    """
+    topology, held = target.topology, target.spec.on(axes.tensor)
+    check_mesh(topology, axes)
+    mesh = topology.mesh(axes, compilers=footprint is not None)
+    limit = topology.memory_limit(mesh, target.memory_fraction)
+    params = map_specs(lambda param: param.abstract(mesh), param_specs(held, dtype))
+    config = plan_config(held, params, mesh, target.options, limit, footprint or estimated_footprint)
+    return Deployment(target, held, axes, mesh, params, config, limit)
+
+
+def check_mesh(topology: Topology, axes: MeshSpec) -> None:
+    """ConfigError when the mesh leaves devices out, or asks for more."""
+    if axes.size != topology.count:
+        raise ConfigError(
+            f"mesh {axes.data}x{axes.expert}x{axes.tensor} (--data, --expert, --tensor) has {axes.size} devices; "
+            f"{topology.name} has {topology.count}"
+        )
+
+
+def estimated_footprint(lowering: Lowering, bucket: Bucket) -> Footprint:
+    """What a step takes beside its arguments, counted: logits as often as the sampler needs them, two activations of
+    the MLP's width, and some. More than compilers were seen to need, for want of one.
+    """
+    spec, tensor = lowering.spec, lowering.mesh.shape["tensor"]
+    itemsize = lowering.params["embed"].dtype.itemsize
+    logits = max(bucket.rows, SCORE_TOKENS if bucket.kind == "score" else 0) * spec.vocab_size * 4
+    activations = 2 * bucket.tokens * 2 * spec.d_mlp * itemsize // tensor
+    return Footprint(LOGITS * logits + activations + SLACK, 0)

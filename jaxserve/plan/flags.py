@@ -1,0 +1,123 @@
+"""The flags of plan."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxserve.cli.flags import size_flags
+from jaxserve.errors import ConfigError
+from jaxserve.plan.model import shipped
+from jaxserve.plan.topology import MEMORY_FRACTION
+
+DEFAULT_CONTEXT = 2048
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="python -m jaxserve.plan",
+        description="Say whether a model fits devices that are not here, and how fast it can be there at best. "
+        "Exit code: 0 it fits, 1 it does not, 2 something asked for cannot be done.",
+    )
+    p.add_argument(
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help=f"a checkpoint's folder, a config.json, or one of {', '.join(shipped())}",
+    )
+    p.add_argument("--topology", required=True, metavar="T", help="v5e:4x4, v6e:2x4, v5p:2x2x2, 7x:2x2x1, h200x8, cpu")
+    _mesh_flags(p.add_argument_group("mesh"))
+    _number_flags(p.add_argument_group("numbers"))
+    _output_flags(p.add_argument_group("output"))
+    size_flags(p.add_argument_group("engine"))
+    return p
+
+
+def _mesh_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--data", type=_count, metavar="N", help="data-parallel lanes (default 1)")
+    group.add_argument("--expert", type=_count, metavar="N", help="devices that share experts (default 1)")
+    group.add_argument("--tensor", type=_count, metavar="N", help="tensor parallelism (default: the devices left)")
+
+
+def _number_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--weights", default="auto", metavar="DTYPE", help="auto (as config.json says), float32, bfloat16"
+    )
+    group.add_argument("--kv", default="auto", metavar="DTYPE", help="of pages: auto (as the weights)")
+    group.add_argument(
+        "--context",
+        type=_count,
+        metavar="N",
+        help=f"positions of a decoding sequence, and tokens of a prompt, for times ({DEFAULT_CONTEXT})",
+    )
+    group.add_argument("--price", type=_price, metavar="USD", help="of a chip for an hour")
+    group.add_argument(
+        "--memory-fraction",
+        type=_fraction,
+        metavar="X",
+        help=f"of a GPU's memory: XLA_PYTHON_CLIENT_MEM_FRACTION of the server ({MEMORY_FRACTION})",
+    )
+
+
+def _output_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--json", action="store_true", help="one JSON object and nothing else on standard output")
+    group.add_argument(
+        "--suggest",
+        type=_number,
+        nargs="?",
+        const=3,
+        metavar="N",
+        help="rank all meshes (and --weights, if left open) instead: counted first, the best N compiled then (3); "
+        "--prefer latency ranks by the time of a lone stream, else tokens per second decide",
+    )
+    group.add_argument("--plot", type=Path, metavar="F", help="write charts of times and rates by batch, as SVG")
+    group.add_argument(
+        "--buckets",
+        choices=("all", "largest"),
+        help="largest: of each kind of step compile the widest alone, and the narrowest decode (default: all)",
+    )
+    group.add_argument(
+        "--no-compile", action="store_true", help="only what can be counted: needs no compiler, takes a second"
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """ConfigError for flags that have no part in what is asked."""
+    unused: dict[str, Sequence[str]] = {
+        "--suggest": ("data", "expert", "tensor", "plot", "buckets"),
+        "--no-compile": ("buckets",),
+    }
+    for flag, others in unused.items():
+        for name in others:
+            if getattr(args, flag[2:].replace("-", "_")) not in (None, False) and getattr(args, name) is not None:
+                raise ConfigError(f"{flag} has no use for --{name} (leave --{name} out)")
+
+
+def _count(text: str) -> int:
+    if _number(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return int(text)
+
+
+def _price(text: str) -> float:
+    return _between(text, 0, math.inf)
+
+
+def _fraction(text: str) -> float:
+    return _between(text, 0, 1)
+
+
+def _between(text: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (low < value <= high and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above {low:g}" + (" up to 1" if high == 1 else ""))
+    return value

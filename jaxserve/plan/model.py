@@ -1,0 +1,59 @@
+"""The model that is planned for: a config.json, of a folder, a file, or one of those that ship with the planner."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from checkpoints.safetensors_reader import parse_json_object
+from jaxserve.errors import ConfigError, ModelError
+from jaxserve.load import DTYPES
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def shipped() -> list[str]:
+    """Names of the models whose config.json is here."""
+    return sorted(path.stem for path in CONFIGS.glob("*.json"))
+
+
+def read_config(given: str) -> tuple[str, dict[str, Any]]:
+    """The model's name and its config.json. ModelError, or CheckpointError for a file that is no JSON object."""
+    path = CONFIGS / f"{given}.json" if given in shipped() else Path(given)
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ModelError(
+            f"--model {given}: {path}: {error.strerror} (a folder, a config.json, or one of {', '.join(shipped())})"
+        ) from None
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return name, parse_json_object(raw, path)
+
+
+def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
+    """--weights. auto: what config.json says the checkpoint is stored in, as it would be loaded."""
+    if asked != "auto":
+        return _served("--weights", asked)
+    stored = config.get("dtype") or config.get("torch_dtype")
+    if stored == "float16":  # is loaded as bfloat16
+        stored = "bfloat16"
+    if stored is None:
+        raise ConfigError(f"config.json does not say its dtype; give --weights ({', '.join(DTYPES)})")
+    return _served("config.json: dtype", str(stored))
+
+
+def pages_dtype(asked: str, weights: jnp.dtype) -> jnp.dtype:
+    """--kv. auto: as the weights; nothing else is served yet."""
+    stored = weights if asked == "auto" else _served("--kv", asked)
+    if stored != weights:
+        raise ConfigError(f"--kv {asked}: pages are kept in the dtype of the weights, {weights} (leave it out)")
+    return stored
+
+
+def _served(flag: str, name: str) -> jnp.dtype:
+    if name not in DTYPES:
+        raise ConfigError(f"{flag} {name}: is not served yet; choose one of {', '.join(DTYPES)}")
+    return jnp.dtype(DTYPES[name])

@@ -1,0 +1,67 @@
+"""A ranking of meshes and dtypes as a table for a person, and as JSON."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from jaxserve.plan.report import GIB
+from jaxserve.plan.suggest import Choice, Ranked
+from sharding.mesh import MeshSpec
+
+COLUMNS = ("GiB of cache", "tokens of it", "streams", "tokens/s", "TPOT alone, ms")
+CAPTION = "mesh: data x expert x tensor; tokens/s, TPOT and USD: of floors and of what is sent beside them"
+
+
+def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> Table:
+    priced = any(r.batch.usd is not None for r in ranked)
+    shown = Table("mesh", "weights", "attention", box=SIMPLE_HEAD, caption=CAPTION)
+    for name in (*COLUMNS, *(("USD/M",) if priced else ())):
+        shown.add_column(name, justify="right")
+    shown.add_column("", no_wrap=True)
+    for r in ranked:
+        shown.add_row(*_cells(r))
+    for choice in rest:
+        lacks = f"lacks {choice.missing / GIB:.2f} GiB" if choice.missing else "holds no sequence of the context"
+        shown.add_row(_mesh(choice.axes), str(choice.dtype), "", *[""] * (len(COLUMNS) + priced), lacks)
+    return shown
+
+
+def _cells(r: Ranked) -> Iterator[str]:
+    tokens = r.account.lane_tokens * r.account.deployment.config.lanes
+    yield from (_mesh(r.choice.axes), str(r.choice.dtype), r.account.deployment.config.attention)
+    yield from (f"{r.account.cache / GIB:.2f}", f"{tokens:,}")
+    yield from (f"{r.batch.streams:,}", f"{r.tokens_per_second:,.0f}", f"{r.tpot * 1e3:.3f}")
+    usd = r.account.usd(r.tokens_per_second)
+    if usd is not None:
+        yield f"{usd:.3f}"
+    yield "compiled" if r.account.steps else "counted"
+
+
+def _mesh(axes: MeshSpec) -> str:
+    return f"{axes.data} x {axes.expert} x {axes.tensor}"
+
+
+def ranking_json(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> list[dict[str, Any]]:
+    fitting = [
+        _choice_json(r.choice, fits=True)
+        | {
+            "compiled": bool(r.account.steps),
+            "attention": r.account.deployment.config.attention,
+            "cache": r.account.cache,
+            "tokens_per_lane": r.account.lane_tokens,
+            "streams": r.batch.streams,
+            "tokens_per_second": r.tokens_per_second,
+            "tpot": r.tpot,
+            "usd": r.account.usd(r.tokens_per_second),
+        }
+        for r in ranked
+    ]
+    return fitting + [_choice_json(choice, fits=False) | {"missing": choice.missing} for choice in rest]
+
+
+def _choice_json(choice: Choice, fits: bool) -> dict[str, Any]:
+    axes = choice.axes
+    mesh = {"data": axes.data, "expert": axes.expert, "tensor": axes.tensor}
+    return {"mesh": mesh, "weights": str(choice.dtype), "fits": fits}

@@ -1,0 +1,100 @@
+"""Which devices a plan is for: `v5e:4x4`, `v5p:2x2x2`, `h200x8`, `cpu`. They need not be here."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AbstractDevice, Mesh
+
+from jaxserve.engine.memory import device_limit
+from jaxserve.errors import ConfigError
+from jaxserve.plan.roofline import Limits
+from sharding import absent
+from sharding.absent import CHIPS, Chip
+from sharding.mesh import MeshSpec
+
+MEMORY_FRACTION = 0.75  # of a GPU, which jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+MAX_CPUS = 64
+GPUS = re.compile(r"([a-z0-9]+?)(?:x([1-9]\d*))?")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """`count` devices of a chip. chip: None for the CPU of this machine. shape: of a TPU slice, in chips."""
+
+    name: str
+    count: int
+    chip: Chip | None = None
+    family: str = "cpu"
+    shape: str = ""
+
+    @property
+    def chips(self) -> int:
+        """As they are sold; a device of some is half a chip."""
+        return self.count // (self.chip.devices if self.chip else 1)
+
+    @property
+    def limits(self) -> Limits | None:
+        """As the maker publishes them, for bfloat16; nobody does so for a CPU."""
+        return Limits(self.chip.bandwidth, self.chip.flops) if self.chip else None
+
+    @property
+    def serializes(self) -> bool:
+        """Whether what is compiled for it can be run elsewhere: not for a GPU that was not there to tune on."""
+        return self.chip is None or self.chip.platform == "tpu"
+
+    def mesh(self, axes: MeshSpec, compilers: bool = True) -> Mesh:
+        """Of its devices; without compilers, one that nothing can be compiled for. AbsentError without a compiler."""
+        if self.chip and not compilers:
+            chip = self.chip
+            device = AbstractDevice(device_kind=chip.kind, num_cores=chip.cores, platform=chip.platform)
+            return axes.without_devices(device)
+        return axes.build(self._devices())
+
+    def _devices(self) -> list[Any]:
+        if self.chip is None:
+            return jax.devices("cpu")
+        if self.chip.platform == "tpu":
+            return absent.tpus(self.family, self.shape)
+        return absent.gpus(self.family, self.count)
+
+    def memory_limit(self, mesh: Mesh, fraction: float | None = None) -> int:
+        """Bytes that programs may use on one device. fraction: of a GPU's memory."""
+        if fraction is not None and not (self.chip and self.chip.platform == "gpu"):
+            raise ConfigError(f"--memory-fraction is for GPUs; {self.name} gives all it has (leave it out)")
+        if self.chip is None:
+            return device_limit(mesh)
+        return self.chip.usable or int(self.chip.memory * (MEMORY_FRACTION if fraction is None else fraction))
+
+
+def parse(text: str) -> Topology:
+    """ConfigError, with what there is, for one that does not exist."""
+    family, _, shape = text.partition(":")
+    if shape:
+        return _slice(text, family, shape)
+    found = GPUS.fullmatch(text)
+    name, count = (found[1], int(found[2] or 1)) if found else (text, 0)
+    if name == "cpu" and 1 <= count <= MAX_CPUS:
+        return Topology(text, count)
+    chip = CHIPS.get(name)
+    if chip is None or chip.platform != "gpu":
+        raise ConfigError(f"--topology {text}: there is no such topology ({_examples()})")
+    if count > absent.NODE:
+        raise ConfigError(f"--topology {text}: one node has {absent.NODE} GPUs (at most {name}x{absent.NODE})")
+    return Topology(text, count, chip, name)
+
+
+def _slice(text: str, family: str, shape: str) -> Topology:
+    family = family.removeprefix("tpu")
+    chip = CHIPS.get(family)
+    if chip is None or chip.platform != "tpu":
+        raise ConfigError(f"--topology {text}: there is no such topology ({_examples()})")
+    if shape not in chip.slices:
+        raise ConfigError(f"--topology {text}: slices of {family} are {', '.join(chip.slices)}")
+    return Topology(text, absent.chips_in(shape) * chip.devices, chip, family, shape)
+
+
+def _examples() -> str:
+    names = [f"{name}:{chip.slices[1]}" if chip.slices else f"{name}x{absent.NODE}" for name, chip in CHIPS.items()]
+    return f"there are {', '.join(names)}, cpu and more"

@@ -1,0 +1,60 @@
+"""How many tokens every expert has answered, as metrics: read from the device now and then, between two steps."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from jaxserve.errors import JaxserveError
+from jaxserve.server.engine_thread import EngineThread
+
+PREFIX = "jaxserve:"
+EVERY = 10.0  # seconds; a device counts modulo 2^32
+
+
+class ExpertLoad(Collector):
+    """expert_tokens by layer and expert; expert_imbalance by layer: the busiest expert's share of the latest tokens,
+    times the experts. 1 is even, and where every expert has a device of its own, so many times longer it takes.
+    """
+
+    def __init__(self, registry: CollectorRegistry, layers: Sequence[int]):
+        self._layers = layers
+        self._seen: np.ndarray | None = None  # as the device counts
+        self._total = self._latest = np.zeros((len(layers), 1), np.int64)
+        registry.register(self)
+
+    def take(self, load: np.ndarray) -> None:
+        """load: uint32 [layers, experts], counted by the device since it began."""
+        new = (load - (0 if self._seen is None else self._seen)).astype(np.uint32).astype(np.int64)
+        self._total = new if self._seen is None else self._total + new
+        self._seen = load
+        if new.any():
+            self._latest = new
+
+    def collect(self) -> Iterator[Metric]:
+        if self._seen is None:
+            return
+        tokens = CounterMetricFamily(
+            PREFIX + "expert_tokens", "tokens that an expert has answered", labels=("layer", "expert")
+        )
+        imbalance = GaugeMetricFamily(
+            PREFIX + "expert_imbalance", "tokens of a layer's busiest expert beside the mean", labels=("layer",)
+        )
+        for layer, total, latest in zip(self._layers, self._total, self._latest, strict=True):
+            for expert, count in enumerate(total.tolist()):
+                tokens.add_metric((str(layer), str(expert)), count)
+            imbalance.add_metric((str(layer),), float(latest.max() / max(latest.mean(), 1e-9)))
+        yield tokens
+        yield imbalance
+
+    async def watch(self, thread: EngineThread, read: Callable[[], np.ndarray], every: float = EVERY) -> None:
+        """Until the engine ends. read: asks the device; it runs between two steps."""
+        while True:
+            await asyncio.sleep(every)
+            try:
+                self.take(await asyncio.wrap_future(thread.call(lambda engine: read())))
+            except JaxserveError:
+                return

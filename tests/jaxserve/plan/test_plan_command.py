@@ -1,0 +1,115 @@
+"""The command: what it says of what fits, of what does not, and of what cannot be."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxserve.plan.__main__ import main
+from jaxserve.plan.topology import parse
+
+COUNT = ("--no-compile", "--topology")
+
+
+def plan(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
+    code = main(flags)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_pod_of_v5e(capsys: pytest.CaptureFixture[str]) -> None:
+    """All figures of a device add up to what it has; weights are a sixteenth, but every kv head is there twice."""
+    code, out, err = plan(capsys, "--model", "llama3.1-8b", *COUNT, "v5e:4x4", "--price", "1.2", "--json")
+    told = json.loads(out)
+    assert code == 0 and err == "" and told["fits"]
+    memory = told["memory"]
+    parts = ("weights", "rows", "pages", "temporaries", "programs", "spare")
+    assert sum(memory[part] for part in parts) == memory["limit"] == 15.75 * 2**30
+    copied = 2 * 32 * 2 * 8 * 4096 * 128  # bytes, of K and V in 32 layers
+    assert memory["weights"] * 16 == pytest.approx(2 * told["parameters"] + copied, rel=1e-3)
+    cache = told["cache"]
+    assert cache["tokens_per_lane"] == cache["pages"][0] * 64
+    assert memory["pages"] == cache["tokens_per_lane"] * 32 * 2 * 128 * 2, "a device holds one of the heads"
+    batch = told["batches"][-1]
+    assert batch["usd"] == pytest.approx(1.2 * 16 / 3600 / batch["tokens_per_second"] * 1e6)
+    assert batch["tokens_per_second"] * batch["tpot"] == pytest.approx(batch["streams"])
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = plan(capsys, "--model", "gemma3-27b", *COUNT, "h200x2", "--data", "2", "--price", "3")
+    assert code == 0 and "It fits" in out and "USD" in out and "NVIDIA H200" in out
+    assert "27,009.3 M parameters" in out and "a ceiling is no forecast" in out.lower()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_does_not_fit(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--model", "llama3.1-70b", *COUNT, "v5e:2x2", *(("--json",) if as_json else ()))
+    code, out, _ = plan(capsys, *flags)
+    assert code == 1
+    if as_json:
+        told = json.loads(out)
+        assert told["fits"] is False and 17 < told["missing"] / 2**30 < 18
+    else:
+        assert out.startswith("It does not fit") and "every device lacks 17." in out and out.count("\n") == 1
+
+
+def test_a_cache_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = plan(capsys, "--model", "llama3.1-8b", *COUNT, "v5e:2x2", "--cache-tokens", "10000000")
+    assert code == 1 and "--cache-tokens asks for" in out
+
+
+BAD = {
+    "a mesh that does not match": (
+        ("h200x4", "--tensor", "2"),
+        "mesh 1x1x2 (--data, --expert, --tensor) has 2 devices",
+    ),
+    "a mesh that is too large": (("h200x4", "--data", "8"), "has 8 devices; h200x4 has 4"),
+    "heads that do not divide": (("h200x6",), "does not divide by mesh axis 'tensor' of size 6"),
+    "no such topology": (("v5e:3x5",), "slices of v5e are"),
+    "a fraction of a TPU": (("v5e:2x2", "--memory-fraction", "0.5"), "--memory-fraction is for GPUs"),
+    "weights that are not served": (("h200", "--weights", "int4"), "--weights int4: is not served yet"),
+    "a kernel of another chip": (("h200", "--attention", "tpu"), "attention 'tpu' runs on 'tpu'"),
+    "a context beyond the model's": (("h200", "--max-context", "1000000"), "--max-context 1000000"),
+}
+
+
+@pytest.mark.parametrize(("flags", "problem"), BAD.values(), ids=list(BAD))
+def test_bad_input_is_one_line(flags: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = plan(capsys, "--model", "llama3.1-8b", *COUNT, *flags)
+    assert code == 2 and out == "" and problem in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "rope type 'spiral' is not implemented"),
+        ({"routing": "by dice"}, "does not understand: routing"),
+        ({"architectures": ["NobodyForCausalLM"]}, "are not implemented"),
+    ],
+)
+def test_a_config_that_is_not_understood(
+    change: dict, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((Path(__file__).parents[3] / "jaxserve/plan/configs/llama3.1-8b.json").read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | change))
+    code, _, err = plan(capsys, "--model", str(path), *COUNT, "h200")
+    assert code == 2 and problem in err and err.count("\n") == 1
+
+
+def test_without_a_compiler(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever compilers there are here: jax says so when there is none."""
+
+    def missing(**_: object) -> None:
+        raise RuntimeError("TPU support not installed.\nSee the manual.")
+
+    monkeypatch.setattr("sharding.absent.topologies.get_topology_desc", missing)
+    code, _, err = plan(capsys, "--model", "llama3.1-8b", "--topology", "v5e:2x2")
+    assert code == 2 and "pip install '.[compilers]'" in err and err.count("\n") == 1
+
+
+def test_more_context_than_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--cache-tokens", "8192", "--context", "2048", "--json")
+    _, out, _ = plan(capsys, "--model", "llama3.1-8b", *COUNT, "h200", *flags)
+    assert [batch["held"] for batch in json.loads(out)["batches"]] == [True, True, True, False, False]
+    assert parse("h200").count == 1

@@ -1,0 +1,97 @@
+"""Bytes and FLOP of a step, against counts by hand."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+
+from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.roofline import Case, Limits, Weight, Work, _of_weight, work_of
+from sharding.mesh import MeshSpec
+from sharding.params import ParamSpec
+
+BF16 = jnp.dtype("bfloat16")
+# D 32, L 3, N 4, K 2, H 8, F 48, V 100.
+SPEC = ModelSpec("llama", 100, 32, 3, 4, 2, 8, 48, 1e-5, 4096)
+ATTENTION = 32 * 2 * 4 * 8 + 4 * 8 * 32  # qkv, o
+LAYER = ATTENTION + 32 * 2 * 48 + 48 * 32
+NORMS = (2 * 3 + 1) * 32
+
+
+def test_a_decode_step() -> None:
+    """Two rows that see 11 positions each: weights, two rows of the embedding, 22 positions of K and V in 3 layers."""
+    work = work_of(SPEC, BF16, Case("decode", 2, 10, 2))
+    assert work.bytes == 2 * (3 * LAYER + NORMS + 32 * 100 + 2 * 32 + 22 * 3 * 2 * 2 * 8)
+    assert work.flops == 2 * 2 * (3 * LAYER + 32 * 100) + 22 * 3 * 4 * 4 * 8
+
+
+def test_a_prompt() -> None:
+    """Five tokens see 1 + ... + 5 positions; the head reads the last of them, in a score step all."""
+    work, score = (work_of(SPEC, BF16, Case(kind, 1, 0, 5)) for kind in ("prefill", "score"))
+    assert work.bytes == 2 * (3 * LAYER + NORMS + 32 * 100 + 5 * 32 + 5 * 3 * 2 * 2 * 8)
+    assert work.flops == 2 * (5 * 3 * LAYER + 32 * 100) + 15 * 3 * 4 * 4 * 8
+    assert score.bytes == work.bytes and score.flops == work.flops + 4 * 2 * 32 * 100
+
+
+def test_a_tied_head_is_read_once() -> None:
+    tied, apart = (work_of(replace(SPEC, tied_head=head), BF16, Case("decode", 1, 0, 1)) for head in (True, False))
+    assert tied.flops == apart.flops and tied.bytes == apart.bytes - 2 * 32
+
+
+@pytest.mark.parametrize(
+    ("context", "tokens", "seen", "live"), [(2, 1, 3, 3), (20, 1, 4, 4), (0, 6, 18, 6), (20, 3, 12, 6)]
+)
+def test_a_window(context: int, tokens: int, seen: int, live: int) -> None:
+    """Of four positions, the own among them."""
+    windowed = replace(SPEC, windows=(4, 4, 4))
+    work = work_of(windowed, BF16, Case("prefill", 1, context, tokens))
+    without = work_of(replace(SPEC, num_layers=3), BF16, Case("prefill", 1, 0, tokens))
+    own = sum(range(1, tokens + 1))
+    assert work.bytes - without.bytes == (live - tokens) * 3 * 2 * 2 * 8 * 2
+    assert work.flops - without.flops == (seen - own) * 3 * 4 * 4 * 8
+
+
+def test_tensor_parallelism_shares_everything_but_norms() -> None:
+    case = Case("decode", 4, 100, 4)
+    whole, half = work_of(SPEC, BF16, case), work_of(SPEC, BF16, case, MeshSpec(tensor=2))
+    assert half.flops == whole.flops / 2
+    assert half.bytes == (whole.bytes + 2 * NORMS) / 2
+
+
+def test_copies_of_kv_heads_are_read_by_every_device() -> None:
+    """Two kv heads on four devices: each reads one head's pages, where two devices read as much."""
+    four = work_of(SPEC.on(4), BF16, Case("decode", 1, 1000, 1), MeshSpec(tensor=4))
+    two = work_of(SPEC, BF16, Case("decode", 1, 1000, 1), MeshSpec(tensor=2))
+    weights = [work_of(SPEC.on(n), BF16, Case("decode", 1, 0, 1), MeshSpec(tensor=n)).bytes for n in (4, 2)]
+    assert four.bytes - weights[0] == two.bytes - weights[1] == 1000 * 3 * 2 * 8 * 2
+
+
+def test_lanes_repeat_the_work() -> None:
+    case = Case("decode", 2, 10, 2)
+    assert work_of(SPEC, BF16, case, MeshSpec(data=4)) == work_of(SPEC, BF16, case)
+
+
+def test_experts_that_are_hit() -> None:
+    """Of 8 experts with 2 each, a token hits 2, two tokens 3.5 of them, many all; every token computes 2."""
+    spec = SimpleNamespace(mixture=SimpleNamespace(experts=8, taken=2))
+    weight = Weight("gate_up", "layers", ParamSpec("EDCF", (8, 32, 2, 48), BF16))
+    one = 32 * 2 * 48
+
+    def of(tokens: int, mesh: MeshSpec) -> Work:
+        return _of_weight(weight, spec, Case("decode", tokens, 0, tokens), mesh)  # type: ignore[arg-type]
+
+    alone = MeshSpec()
+    assert of(1, alone).bytes == pytest.approx(2 * 2 * one)
+    assert of(2, alone).bytes == pytest.approx(3.5 * 2 * one)
+    assert of(1000, alone).bytes == pytest.approx(8 * 2 * one)
+    assert of(3, alone).flops == pytest.approx(2 * 3 * 2 * one)
+    shared = MeshSpec(expert=4, tensor=2)  # 4 lanes of one token each meet at each device's two experts
+    assert of(1, shared).bytes == pytest.approx((1 - 0.75**4) * 2 * 2 * one / 2)
+    assert of(1, shared).flops == pytest.approx(2 * 4 * 2 * one / 4 / 2)
+
+
+def test_a_floor_is_the_slower_of_memory_and_products() -> None:
+    limits = Limits(bandwidth=100, flops=1000)
+    assert limits.ridge == 10
+    assert Work(200, 100).floor(limits) == 2 and Work(200, 5000).floor(limits) == 5

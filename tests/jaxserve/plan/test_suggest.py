@@ -1,0 +1,86 @@
+"""Rankings of meshes: all of them are tried, and the best by the stated measure comes first."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.plan.__main__ import main
+from jaxserve.plan.model import read_config
+from jaxserve.plan.suggest import meshes
+
+
+def suggest(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 0) -> list[dict[str, Any]]:
+    assert main((*flags, "--suggest", "--no-compile", "--json")) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("devices", [1, 8, 12])
+def test_all_meshes_are_tried_once(devices: int) -> None:
+    found = list(meshes(devices))
+    assert len(set(found)) == len(found) and all(axes.size == devices for axes in found)
+    ways = sum(math.prod((d, e)) <= devices and devices % (d * e) == 0 for d in range(1, 13) for e in range(1, 13))
+    assert len(found) == ways
+
+
+def test_a_large_model_has_one_way(capsys: pytest.CaptureFixture[str]) -> None:
+    """140 GB on 16 chips of 16 GiB: only all together hold it; the rest is told what it lacks, the least first."""
+    first, *rest = suggest(capsys, "--model", "llama3.1-70b", "--topology", "v5e:4x4", "--price", "1.2")
+    assert first["mesh"] == {"data": 1, "expert": 1, "tensor": 16} and first["weights"] == "bfloat16"
+    assert first["usd"] == pytest.approx(1.2 * 16 / 3600 / first["tokens_per_second"] * 1e6)
+    assert len(rest) == 9 and not any(choice["fits"] for choice in rest)
+    assert [choice["missing"] for choice in rest] == sorted(choice["missing"] for choice in rest)
+
+
+def test_latency_splits_the_model_and_throughput_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--model", "llama3.1-8b", "--topology", "h200x8", "--weights", "bfloat16")
+    quick = suggest(capsys, *flags, "--prefer", "latency")
+    assert quick[0]["mesh"]["tensor"] == 8
+    assert [choice["tpot"] for choice in quick] == sorted(choice["tpot"] for choice in quick)
+    busy = suggest(capsys, *flags, "--prefer", "throughput")
+    assert busy[0]["mesh"]["data"] == 8 and {choice["weights"] for choice in busy} == {"bfloat16"}
+    rates = [choice["tokens_per_second"] for choice in busy]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    found = suggest(capsys, "--model", "llama3.1-70b", "--topology", "v5e:2x2", code=1)
+    assert found and not any(choice["fits"] for choice in found)
+
+
+def test_no_mesh_divides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps(read_config("llama3.1-8b")[1] | {"num_attention_heads": 7, "head_dim": 128}))
+    path.write_text(path.read_text().replace('"num_key_value_heads": 8', '"num_key_value_heads": 7'))
+    flags = ("--topology", "h200x8", "--suggest", "--no-compile")
+    assert main(("--model", str(path), *flags)) == 0, "lanes need no division"
+    capsys.readouterr()
+    assert main(("--model", str(path), "--max-context", "10000000", *flags)) == 2
+    assert "--max-context 10000000" in capsys.readouterr().err
+
+
+def test_without_compilers_the_first_ranking_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(**_: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr("sharding.absent.topologies.get_topology_desc", missing)
+    assert main(("--model", "llama3.1-8b", "--topology", "v6e:2x2", "--suggest")) == 0
+    out, err = capsys.readouterr()
+    assert "1 x 1 x 4" in out and "counted" in out
+    assert "pip install '.[compilers]'" in err and err.count("\n") == 1
+
+
+def test_flags_that_a_ranking_has_no_use_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (("--tensor", "2"), ("--data", "2"), ("--plot", "x.svg"), ("--buckets", "all")):
+        assert main(("--model", "llama3.1-8b", "--topology", "h200x2", "--suggest", *flags)) == 2
+        assert f"leave {flags[0]} out" in capsys.readouterr().err
+
+
+def test_a_cpu_has_no_published_speed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxserve.plan.__main__.prepare_platform", lambda topology: None)
+    assert main(("--model", "llama3.1-8b", "--topology", "cpux2", "--suggest")) == 2
+    assert "nobody publishes" in capsys.readouterr().err
