@@ -1,8 +1,9 @@
 """Several inputs as one request: each is an answer of its own, and they are told together."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from jaxserve.completion import Completion
@@ -13,6 +14,7 @@ from jaxserve.server.service import Call, Service
 
 MAX_INPUTS = 2048  # of a request, as OpenAI has it
 AT_ONCE = 128  # of a request's inputs in the engine: others come in between
+FEW = 4  # embeddings that are written on the event loop
 
 
 def embed_calls(inputs: Sequence[tuple[Prompt, str]], request_id: str, **given: Any) -> list[Call]:
@@ -38,6 +40,15 @@ async def embed(service: Service, calls: Sequence[Call]) -> list[Completion]:
         raise errors.exceptions[0] from None
     except TimeoutError:
         raise DeadlineError("--max-request-seconds has passed") from None
+
+
+async def written[T](service: Service, done: Sequence[Completion], write: Callable[[int, Completion], T]) -> list[T]:
+    """What `write` makes of each, by its place: beside the event loop, where there are many."""
+
+    def work() -> list[T]:
+        return [write(i, completion) for i, completion in enumerate(done)]
+
+    return work() if len(done) <= FEW else await service.beside(partial(work))
 
 
 async def _admit(service: Service, call: Call, running: "_Running") -> Answer:
@@ -77,6 +88,7 @@ class _Running:
         self._ended.set()
 
     async def one_less(self) -> None:
-        """Until one of them has ended."""
-        self._ended.clear()
-        await self._ended.wait()
+        """Until one of them has ended, if there is one."""
+        if self.count:
+            self._ended.clear()
+            await self._ended.wait()

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from grpc.aio import AbortError, ServicerContext
 
 from jaxserve.errors import AbortedError, JaxserveError
-from jaxserve.server.embedding import embed
+from jaxserve.server.embedding import embed, written
 from jaxserve.server.gate import Gate
 from jaxserve.server.incidents import presentable
 from jaxserve.server.service import new_id
@@ -93,7 +93,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         service = self._gate.enter().service
         request_id = request.request_id or new_id()
         done = await embed(service, embed_calls_of(request, request_id, context.time_remaining()))
-        embeddings = [pb.Embedding(values=completion.embedding) for completion in done]
+        embeddings = await written(service, done, lambda _, completion: pb.Embedding(values=completion.embedding))
         return pb.EmbedResponse(request_id=request_id, embeddings=embeddings, usage=usage_of(done))
 
     @answering

@@ -1,6 +1,7 @@
 """From checked bodies to the service's calls."""
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,8 +11,10 @@ from starlette.requests import Request
 from jaxserve.errors import ModelNotFoundError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
+from jaxserve.server.http.body import read
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
-from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling
+from jaxserve.server.http.types import Body, ChatBody, CompletionBody, Sampling
+from jaxserve.server.limits import Limits
 from jaxserve.server.model import Served
 from jaxserve.server.service import Call
 
@@ -156,6 +159,13 @@ def _joined(parts: list[Any], path: str) -> str:
             if part[name] is not None:
                 raise UnknownFieldError(f"{where}.{name:.80}", "is not a field of a text; leave it out")
     return "".join(part["text"] for part in parts)
+
+
+async def body_of[T: Body](request: Request, kind: type[T], limits: Limits) -> tuple[T, float | None]:
+    """The body, and the seconds that the client still waits."""
+    timeout, began = timeout_of(request), time.monotonic()
+    body = await read(request, kind, limits)
+    return body, None if timeout is None else timeout - (time.monotonic() - began)
 
 
 def timeout_of(request: Request) -> float | None:

@@ -8,7 +8,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxserve.errors import NotBuiltInError
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.http.body import MEDIA_TYPE
 from jaxserve.server.http.calls import check_model
@@ -48,10 +47,6 @@ class Info:
     @answering
     async def version(self, request: Request) -> Response:
         return _json({"version": self._version})
-
-    @answering
-    async def embeddings(self, request: Request) -> Response:
-        raise NotBuiltInError("the models that are served here make no embeddings")
 
     def _card(self, model: ModelCard) -> dict[str, Any]:
         return {

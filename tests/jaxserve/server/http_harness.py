@@ -24,6 +24,7 @@ from tests.jaxserve.engine.driver import request as engine_request
 from tests.jaxserve.server.harness import Running, running
 
 TEXT = "The quick brown fox"
+EMBEDDING = {"input": "canary", "request_id": "canary"}
 CANARY = {"prompt": "canary", "max_tokens": 3, "seed": 7, "logprobs": 3, "request_id": "canary"}
 
 
@@ -53,7 +54,8 @@ class Http:
 
     async def canary(self) -> bytes:
         """A whole answer, but for the time and for what was cached by then."""
-        response = await self.post("/v1/completions", CANARY)
+        embeds = self.server.service.prompts.embeds
+        response = await (self.post("/v1/embeddings", EMBEDDING) if embeds else self.post("/v1/completions", CANARY))
         assert response.status_code == 200, response.text
         return re.sub(rb'"(created|cached_tokens)":\d+', b"", response.content)
 

@@ -12,9 +12,12 @@ from google.rpc import error_details_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
+from jaxserve.errors import QueueFullError
+from jaxserve.server.answer import Answer
 from jaxserve.server.embedding import AT_ONCE, MAX_INPUTS
 from jaxserve.server.limits import Limits
 from jaxserve.server.metrics import Metrics
+from jaxserve.server.service import Call
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import naive_embedding
@@ -172,6 +175,29 @@ def test_a_queue_that_others_fill_refuses(tmp_path: Path) -> None:
             await asyncio.gather(*others)
             await server.at_rest()
             assert 'request_failure_total{reason="QUEUE_FULL"} 1.0' in metrics.render().decode()
+
+    asyncio.run(main())
+
+
+def test_the_last_of_its_own_may_end_before_the_queue_says_no(tmp_path: Path) -> None:
+    """While a long text is tokenized: then nobody of its own is left to wait for."""
+
+    async def main() -> None:
+        async with running(tmp_path, embeds=True, max_context=4096, num_pages=2048) as server:
+            answer, asked = server.service.answer, list[bool]()
+
+            async def answering(call: Call, comes_again: bool = False) -> Answer:
+                asked.append(comes_again)
+                if len(asked) == 1:
+                    return await answer(call)
+                while server.service.in_flight:
+                    await asyncio.sleep(0.001)
+                raise QueueFullError("others were quicker", 1.0)
+
+            server.service.answer = answering  # type: ignore[method-assign]
+            reason, text = await failure(ask(server, [TEXT, LONG], timeout=5), "RESOURCE_EXHAUSTED")
+            assert (reason, text) == ("QUEUE_FULL", "others were quicker") and asked == [False, True, False]
+            await server.at_rest()
 
     asyncio.run(main())
 

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from jaxserve.server.assembly import assemble, engine_card, model_card
 from jaxserve.server.gate import Gate
 from jaxserve.server.grpc_server import Health, bind, new_server
 from jaxserve.server.grpc_service import InferenceServicer
+from jaxserve.server.http.app import new_app
 from jaxserve.server.limits import Limits
 from jaxserve.server.model import Served
 from jaxserve.server.tokens import Tokens
@@ -48,6 +51,13 @@ async def serving(llm: LLM) -> AsyncIterator[tuple[Gate, str]]:
         service.close()
 
 
+async def over_http(gate: Gate, body: dict[str, Any]) -> list[list[float]]:
+    app = new_app(gate, Tokens(), Limits(), bytes)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        answer = (await client.post("/v1/embeddings", json=body)).json()
+    return [entry["embedding"] for entry in answer["data"]]
+
+
 def check(found: object) -> None:
     np.testing.assert_allclose(np.array(found, np.float32), EXPECTED, atol=BOUND, rtol=0)
 
@@ -57,7 +67,7 @@ def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_toke
     """Alone, from the prefix cache, and with others beside it in one request and in several."""
 
     async def main(llm: LLM) -> None:
-        async with serving(llm) as (_, address), AsyncClient(address) as client:
+        async with serving(llm) as (gate, address), AsyncClient(address) as client:
             done = await client.embed(PROMPTS)
             check(done.embeddings)
             assert done.usage.prompt_tokens == sum(map(len, PROMPTS)) and not done.usage.cached_prompt_tokens
@@ -69,6 +79,10 @@ def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_toke
             check(beside.embeddings[len(OTHERS) :])
             of_text = await client.embed([text_of([5, 17]), [5, 17, END]])
             np.testing.assert_allclose(*np.array(of_text.embeddings), atol=BOUND)
+            check(await over_http(gate, {"input": PROMPTS}))
+            texts = [text_of([5, 17]), text_of([8])]
+            found = np.array(await over_http(gate, {"input": texts, "dimensions": EXPECTED.shape[1]}), np.float32)
+            assert found.tolist() == [list(e) for e in (await client.embed(texts)).embeddings]
 
     options = EngineOptions(max_batch=4, page_size=4, step_tokens=step_tokens)
     with LLM(folder, options=options, mesh=MeshSpec(*mesh)) as llm:
