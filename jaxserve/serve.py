@@ -15,7 +15,7 @@ import uvloop
 from rich.console import Console
 
 from checkpoints.errors import CheckpointError
-from jaxserve.cli.compilation_cache import use_compilation_cache
+from jaxserve.cli.compilation_cache import read_compiled, use_compilation_cache
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import Bar
@@ -24,9 +24,16 @@ from jaxserve.cluster.hosts import Alone, Hosts, Pod, join, leave
 from jaxserve.cluster.pulse import Loss
 from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
+<<<<<<< HEAD
 from jaxserve.server.assembly import assemble, engine_card, model_card
 from jaxserve.server.flags import limits, parser, tokens
 from jaxserve.server.follower import healthy, on_signals
+=======
+from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
+from jaxserve.server import log
+from jaxserve.server.assembly import assemble, engine_card, model_card
+from jaxserve.server.flags import check_bundle, limits, parser, tokens
+>>>>>>> planner
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.lifecycle import FAILED, Lifecycle
 from jaxserve.server.listeners import Listeners
@@ -35,7 +42,7 @@ from jaxserve.server.metrics import Metrics
 from jaxserve.server.model import EngineCard, ModelCard, Served
 from jaxserve.tokenizer import TokenizerError
 from pallas_kernels.dispatch import KernelError
-from sharding.mesh import MeshSpec
+from sharding.mesh import MeshSpec, device_kind
 from sharding.rules import ShardingError
 
 if TYPE_CHECKING:
@@ -77,6 +84,12 @@ def follow(args: argparse.Namespace, console: Console, pod: "Follower") -> int:
 
 async def serve(args: argparse.Namespace, console: Console, pod: "Alone | Leader", resources: ExitStack) -> int:
     """resources: closes the model in the end."""
+<<<<<<< HEAD
+=======
+    manifest = use_bundle(args) if args.bundle else None
+    if manifest is None:
+        use_compilation_cache(args.compilation_cache)
+>>>>>>> planner
     gate, loop = Gate(), asyncio.get_running_loop()
     metrics = Metrics(lambda: gate.served.compiles_after_ready() if gate.served else 0)
     listeners = Listeners(gate, limits(args), tokens(args), metrics.render)
@@ -85,10 +98,14 @@ async def serve(args: argparse.Namespace, console: Console, pod: "Alone | Leader
     lifecycle.watch_signals()
 
     def load() -> Served:
+<<<<<<< HEAD
         llm = resources.enter_context(open_llm(args, console, pod))
+=======
+        llm = resources.enter_context(open_llm(args, console, manifest))
+>>>>>>> planner
         model, engine = model_card(llm, args.served_model_name or args.model.resolve().name), engine_card(llm)
         introduce(model, engine, console)
-        compile_all(llm, console)
+        compile_all(llm, console, manifest)
         service, thread = assemble(llm, limits(args), (metrics, RequestLog()), loop, lifecycle.fail)
         gc.collect()
         gc.freeze()  # modules and compiled steps stay: every full collection would hold all up to walk them again
@@ -115,6 +132,7 @@ async def serve(args: argparse.Namespace, console: Console, pod: "Alone | Leader
         raise
 
 
+<<<<<<< HEAD
 def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
     options, mesh = engine_options(args), MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
     pod.agree("start", partial(facts_of_start, mesh, args.dtype, options))
@@ -124,20 +142,50 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
             dtype=args.dtype,
             options=options,
             mesh=mesh,
+=======
+def use_bundle(args: argparse.Namespace) -> Manifest:
+    """ConfigError when it is not whole, of another version, or for something else than what is asked."""
+    manifest = open_bundle(args.bundle)
+    check_bundle(args, manifest)
+    read_compiled(args.bundle / CACHE)
+    return manifest
+
+
+def open_llm(args: argparse.Namespace, console: Console, manifest: Manifest | None) -> LLM:
+    with Bar(console, "loading") as loading:
+        llm = LLM(
+            args.model,
+            dtype=manifest.dtype if manifest else args.dtype,
+            options=manifest.options() if manifest else engine_options(args),
+            mesh=manifest.axes if manifest else MeshSpec(data=args.data, tensor=args.tensor),
+>>>>>>> planner
             chat_template=args.chat_template,
             on_load=loading.update,
             new_runner=pod.new_runner,
         )
+<<<<<<< HEAD
     pod.agree("engine", partial(facts_of_engine, llm.model.spec, llm.model.params, llm.runner.config))
+=======
+    if manifest:
+        model, kind = llm.model, device_kind(llm.model.mesh)
+        check_engine(manifest, model.spec, str(model.params["embed"].dtype), kind, llm.runner.config)
+>>>>>>> planner
     return llm
 
 
-def compile_all(llm: LLM, console: Console) -> None:
-    """Every step that the engine can ever launch."""
+def compile_all(llm: LLM, console: Console, manifest: Manifest | None) -> None:
+    """Every step that the engine can ever launch; those that a bundle should have had and has not are named."""
     buckets = llm.runner.buckets.buckets
     with Bar(console, "compiling") as bar:
         llm.runner.warm_up(buckets, bar.update)
-    console.print(f"{len(buckets)} steps compiled, {llm.runner.found_compiled} compiles found in the cache")
+    if manifest is None:
+        console.print(f"{len(buckets)} steps compiled, {llm.runner.found_compiled} compiles found in the cache")
+        return
+    missed = llm.runner.missed
+    total = len(buckets) + len(llm.runner.writers)
+    console.print(f"{total - len(missed)} of {total} steps and writers of rows found in the bundle", soft_wrap=True)
+    for name in missed:
+        console.print(f"not found in the bundle, so compiled here: {name}", soft_wrap=True, markup=False)
 
 
 def introduce(model: ModelCard, engine: EngineCard, console: Console) -> None:

@@ -29,6 +29,12 @@ def use_compilation_cache(chosen: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def read_compiled(folder: Path) -> None:
+    """Find compiled steps in this folder, and write nothing to it."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
+
+
 def default_compilation_cache() -> Path | None:
     """The user's cache folder for jaxserve; None for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

@@ -60,6 +60,7 @@ class DeviceRunner:
         self.writers: dict[str, Any] = {}
         self._steps: dict[Bucket, Any] = {}
         self._compiles = CompileCounter()
+        self.missed: list[str] = []  # steps and writers that the persistent cache did not have
         self._expected_compiles = 0
         self.padding: dict[Bucket, Padding] = {}
         self.total = Padding()  # of all buckets
@@ -107,11 +108,17 @@ class DeviceRunner:
         prove_attention(self.lowering.attention, steps, heads, dtype, device)
 
     def _compile_step(self, bucket: Bucket) -> None:
-        self._steps[bucket] = self.lowering.step(bucket).compile()
+        self._steps[bucket] = self._compiled(str(bucket), self.lowering.step(bucket))
         self.padding.setdefault(bucket, Padding())
 
     def _compile_writers(self) -> None:
-        self.writers = {name: writer.compile() for name, writer in self.lowering.writers().items()}
+        self.writers = {name: self._compiled(name, writer) for name, writer in self.lowering.writers().items()}
+
+    def _compiled(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        hits, compiled = self._compiles.hits, lowered.compile()
+        if self._compiles.hits == hits:
+            self.missed.append(name)
+        return compiled
 
     # ---- running
 

@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -17,12 +18,13 @@ from jaxserve.cli.output import Bar, prepare_output
 from jaxserve.errors import ConfigError, JaxserveError, MemoryLimitError
 from jaxserve.load import DTYPES, read_spec
 from jaxserve.plan.account import Account
+from jaxserve.plan.bundle import new_folder, write_manifest
 from jaxserve.plan.charts import charts
 from jaxserve.plan.compile import CompiledStep, asking, compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.flags import DEFAULT_CONTEXT, check, parser
 from jaxserve.plan.model import pages_dtype, read_config, weights_dtype
-from jaxserve.plan.platform import prepare_platform
+from jaxserve.plan.platform import keeping, prepare_platform
 from jaxserve.plan.ranking import ranking_json, ranking_table
 from jaxserve.plan.report import GIB, show, to_json
 from jaxserve.plan.suggest import choices, confirmed, rank
@@ -47,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def plan(args: argparse.Namespace) -> int:
     check(args)
     console, topology = Console(stderr=True, highlight=False), parse(args.topology)
+    if args.out and not topology.serializes:
+        raise ConfigError(f"--out: what is compiled for an absent {args.topology} is not tuned for it (leave it out)")
     prepare_platform(topology)
     name, config = read_config(args.model)
     target = Target(name, read_spec(config)[1], topology, engine_options(args), args.memory_fraction)
@@ -60,6 +64,8 @@ def plan(args: argparse.Namespace) -> int:
         return refuse(error, args)
     if args.plot:
         write_plot(args.plot, charts(account))
+    if args.out and account.fits:
+        write_manifest(account.deployment, args.out)
     if args.json:
         print(json.dumps(to_json(account)))
     else:
@@ -78,7 +84,8 @@ def account_of(args: argparse.Namespace, deployment: Deployment, console: Consol
     context, steps = context_of(args, deployment.config.max_context), dict[str, CompiledStep]()
     if not args.no_compile:
         buckets = deployment.largest() if args.buckets == "largest" else deployment.buckets
-        with Bar(console, "compiling") as bar:
+        kept = keeping(new_folder(args.out)) if args.out else nullcontext()
+        with kept, Bar(console, "compiling") as bar:
             steps = compile_steps(deployment, buckets, bar.update)
     return Account(deployment, context, deployment.topology.limits, args.price, steps)
 

@@ -72,6 +72,12 @@ def _output_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--plot", type=Path, metavar="F", help="write charts of times and rates by batch, as SVG")
     group.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="keep the compiled steps as a bundle, for serve --bundle (TPUs, and the CPU to try it)",
+    )
+    group.add_argument(
         "--buckets",
         choices=("all", "largest"),
         help="largest: of each kind of step compile the widest alone, and the narrowest decode (default: all)",
@@ -84,13 +90,16 @@ def _output_flags(group: argparse._ArgumentGroup) -> None:
 def check(args: argparse.Namespace) -> None:
     """ConfigError for flags that have no part in what is asked."""
     unused: dict[str, Sequence[str]] = {
-        "--suggest": ("data", "expert", "tensor", "plot", "buckets"),
-        "--no-compile": ("buckets",),
+        "--suggest": ("data", "expert", "tensor", "plot", "buckets", "out"),
+        "--no-compile": ("buckets", "out"),
     }
     for flag, others in unused.items():
         for name in others:
             if getattr(args, flag[2:].replace("-", "_")) not in (None, False) and getattr(args, name) is not None:
                 raise ConfigError(f"{flag} has no use for --{name} (leave --{name} out)")
+
+    if args.out and args.buckets == "largest":
+        raise ConfigError("--out keeps every step; --buckets largest compiles a few (leave --buckets out)")
 
 
 def _count(text: str) -> int:

@@ -1,17 +1,77 @@
-"""The process's own platform: the CPU, whatever the plan is for, so that nobody looks for a TPU or a GPU."""
+"""The process and its platform: the CPU, whatever the plan is for, so that nobody looks for a TPU or a GPU."""
 
+import importlib.util
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve.plan.topology import Topology
 from sharding.absent import ENVIRONMENT
+
+PACKAGES = ("jaxserve", "jax", "jaxlib")
+UNHASHED = ("--xla_dump", "--xla_force_host_platform_device_count")  # flags that are no part of jax's keys
 
 
 def prepare_platform(topology: Topology) -> None:
     """Before jax is first used. libtpu reads its settings from the environment."""
     os.environ.update(ENVIRONMENT)
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)  # what is for no device here cannot be read back
+    _use_cache(False)  # what is for no device here cannot be read back
     if topology.chip is None:
         jax.config.update("jax_num_cpu_devices", topology.count)
+
+
+@contextmanager
+def keeping(folder: Path) -> Iterator[None]:
+    """Whatever is compiled meanwhile is kept in this folder."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    _use_cache(True)
+    try:
+        yield
+    finally:
+        _use_cache(False)
+
+
+def _use_cache(use: bool) -> None:
+    """jax decides once whether it uses a cache, unless it is told to decide again."""
+    jax.config.update("jax_enable_compilation_cache", use)
+    compilation_cache.reset_cache()
+
+
+def environment(platform: str) -> dict[str, Any]:
+    """What this process would ask jax's cache with. libtpu, on a TPU."""
+    flags = [flag for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") for flag in os.environ.get(name, "").split()]
+    zstd = sys.version_info >= (3, 14) or importlib.util.find_spec("zstandard") is not None
+    return {
+        **{package: version(package) for package in PACKAGES},
+        "libtpu": _version("libtpu") if platform == "tpu" else None,
+        "flags": sorted(flag for flag in flags if not flag.startswith(UNHASHED)),
+        "compression": "zstd" if zstd else "zlib",
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def new_folder(folder: Path) -> Path:
+    """Its cache folder; ConfigError when there is something in it already."""
+    try:
+        (folder / CACHE).mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(f"--out {folder}: there is a bundle or a file already (remove it, or name another)") from None
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: {error.strerror}") from None
+    return folder / CACHE

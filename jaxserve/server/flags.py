@@ -1,12 +1,13 @@
 """The flags of serve."""
 
 import argparse
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from jaxserve.cli.flags import engine_flags, hosts_flags, model_flag
 from jaxserve.errors import ConfigError
+from jaxserve.plan.bundle import Manifest
 from jaxserve.server.limits import Limits
 from jaxserve.server.tokens import Tokens
 
@@ -23,6 +24,12 @@ def parser() -> argparse.ArgumentParser:
     _address_flags(p.add_argument_group("addresses"))
     _security_flags(p.add_argument_group("credentials"))
     _operation_flags(p.add_argument_group("operation"))
+    p.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="DIR",
+        help="steps compiled ahead by python -m jaxserve.plan --out, which then decides mesh, dtype and sizes",
+    )
     _limit_flags(p.add_argument_group("limits"))
     engine_flags(p.add_argument_group("engine"))
     hosts_flags(p.add_argument_group("several hosts: the same command on each, with its number"))
@@ -85,6 +92,17 @@ def _positive(text: str, kind: Any) -> Any:
     if not 0 < value < 2**62:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
+
+
+def check_bundle(args: argparse.Namespace, manifest: Manifest) -> None:
+    """ConfigError for a flag that asks for something else than what the bundle was compiled for."""
+    decided = asdict(manifest.options()) | dict(manifest.mesh) | {"dtype": manifest.dtype, "prefer": "nothing of it"}
+    unsaid = {"dtype": "auto", **dict.fromkeys(manifest.mesh, 1), "compilation_cache": None}
+    for name, value in ({"compilation_cache": "its own cache"} | decided).items():
+        asked = getattr(args, name, None)
+        if asked is not None and asked != unsaid.get(name) and asked != value:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} {asked}: the bundle was compiled for {value} (leave it out)")
 
 
 def limits(args: argparse.Namespace) -> Limits:

@@ -1,0 +1,164 @@
+"""A bundle: the steps of an engine compiled ahead, as jax's persistent compilation cache, and a manifest of them.
+
+    bundle/manifest.json    what the steps were compiled from and for, and the hash of every entry
+    bundle/cache/           the entries, under the keys that jax gives them
+
+An entry is code that runs on the device, as trusted as this program: the hashes show that it is whole, not who made it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from checkpoints.errors import CheckpointError
+from checkpoints.safetensors_reader import parse_json_object
+from jaxserve.config import EngineConfig, EngineOptions
+from jaxserve.errors import ConfigError
+from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.deployment import Deployment
+from jaxserve.plan.platform import environment
+from sharding.mesh import AXES, MeshSpec, device_kind, platform
+
+MANIFEST, CACHE = "manifest.json", "cache"
+FORMAT = 1
+CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """environment: versions and flags that a key of jax's cache depends on. engine: EngineConfig, field by field.
+
+    spec: hash of the architecture as the devices hold it. steps: the bucket plan. entries: file -> sha256.
+    """
+
+    model: str
+    spec: str
+    dtype: str
+    topology: str
+    device_kind: str
+    mesh: Mapping[str, int]
+    engine: Mapping[str, Any]
+    steps: Sequence[str]
+    environment: Mapping[str, Any]
+    entries: Mapping[str, str]
+    format: int = FORMAT
+
+    @property
+    def axes(self) -> MeshSpec:
+        return MeshSpec(**self.mesh)
+
+    def options(self) -> EngineOptions:
+        """What leads to the engine that the steps were compiled for, whatever memory the devices have."""
+        fixed = ("max_batch", "step_tokens", "decode_steps", "page_size", "max_context")
+        given = {name: self.engine[name] for name in (*fixed, "prefix_cache", "deterministic", "attention")}
+        pages = max(pool["pages"] for pool in self.engine["pools"])
+        return EngineOptions(**given, cache_tokens=pages * self.engine["page_size"])
+
+
+def spec_hash(spec: ModelSpec) -> str:
+    return sha256(repr(spec).encode()).hexdigest()
+
+
+def engine_fields(config: EngineConfig) -> dict[str, Any]:
+    """As JSON has them."""
+    return json.loads(json.dumps(asdict(config)))
+
+
+def write_manifest(d: Deployment, folder: Path) -> None:
+    """Of what was compiled into the folder's cache."""
+    manifest = Manifest(
+        model=d.target.model,
+        spec=spec_hash(d.spec),
+        dtype=str(d.dtype),
+        topology=d.topology.name,
+        device_kind=device_kind(d.mesh),
+        mesh={axis: getattr(d.axes, axis) for axis in AXES},
+        engine=engine_fields(d.config),
+        steps=[str(bucket) for bucket in d.buckets],
+        environment=environment(platform(d.mesh)),
+        entries=hashes(folder / CACHE),
+    )
+    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n")
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Of all files in it."""
+    return {path.name: _hash(path) for path in sorted(folder.iterdir())}
+
+
+def _hash(path: Path) -> str:
+    digest = sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def open_bundle(folder: Path) -> Manifest:
+    """The manifest of a bundle that is whole and fits this installation; ConfigError, one line, when it does not."""
+    manifest = _read(folder)
+    mine = environment("tpu" if manifest.device_kind.startswith("TPU") else "cpu")
+    for name, theirs in manifest.environment.items():
+        if mine.get(name) != theirs:
+            raise ConfigError(
+                f"--bundle {folder}: was compiled with {name} {theirs}, and here is {mine.get(name)} "
+                "(make it again with python -m jaxserve.plan --out)"
+            )
+    _check_entries(folder, manifest)
+    return manifest
+
+
+def _read(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    try:
+        told = parse_json_object(path.read_bytes(), path)
+        if told.get("format") != FORMAT:
+            raise ConfigError(f"--bundle {folder}: is of another version of bundles (make it again)")
+        return _checked(Manifest(**told))
+    except OSError as error:
+        raise ConfigError(f"--bundle {folder}: {MANIFEST}: {error.strerror}") from None
+    except (CheckpointError, TypeError) as error:
+        raise ConfigError(f"--bundle {folder}: {MANIFEST} is not one: {error}") from None
+
+
+def _checked(manifest: Manifest) -> Manifest:
+    """TypeError where a field is not what it should be."""
+    for name in ("mesh", "engine", "environment", "entries"):
+        if not isinstance(getattr(manifest, name), dict):
+            raise TypeError(f"{name} is no object")
+    known = {"mesh": set(AXES), "engine": {field.name for field in fields(EngineConfig)}}
+    for name, names in known.items():
+        if getattr(manifest, name).keys() != names:
+            raise TypeError(f"{name} has other fields than {', '.join(sorted(names))}")
+    return manifest
+
+
+def _check_entries(folder: Path, manifest: Manifest) -> None:
+    try:
+        found = hashes(folder / CACHE)
+    except OSError as error:
+        raise ConfigError(f"--bundle {folder}: {CACHE}: {error.strerror}") from None
+    missing, added = manifest.entries.keys() - found.keys(), found.keys() - manifest.entries.keys()
+    changed = {name for name in found.keys() & manifest.entries.keys() if found[name] != manifest.entries[name]}
+    for names, problem in ((missing, "is missing"), (added, "is not in the manifest"), (changed, "has another hash")):
+        if names:
+            raise ConfigError(f"--bundle {folder}: entry {min(names)} {problem} ({len(names)} in all): copy it again")
+
+
+def check_engine(manifest: Manifest, spec: ModelSpec, dtype: str, kind: str, config: EngineConfig) -> None:
+    """ConfigError when the engine is not the one that the steps were compiled for.
+
+    spec: as the devices hold it. kind: of the devices.
+    """
+    mine = {"dtype": dtype, "spec": spec_hash(spec), "device_kind": kind}
+    names = {"dtype": "weights in", "spec": "a model with the hash", "device_kind": "devices of kind"}
+    for name, value in mine.items():
+        if getattr(manifest, name) != value:
+            raise ConfigError(f"--bundle: is for {names[name]} {getattr(manifest, name)}; here it is {value}")
+    engine = engine_fields(config)
+    for name, value in manifest.engine.items():
+        if engine.get(name) != value:
+            raise ConfigError(f"--bundle: is for {name} {value}; the engine has {engine.get(name)}")

@@ -1,0 +1,177 @@
+"""Bundles: compiled in one process, found in another; and what is refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.config import EngineOptions, resolve
+from jaxserve.errors import ConfigError
+from jaxserve.plan.__main__ import main
+from jaxserve.plan.bundle import (
+    CACHE,
+    MANIFEST,
+    Manifest,
+    check_engine,
+    engine_fields,
+    hashes,
+    open_bundle,
+    spec_hash,
+)
+from jaxserve.plan.platform import environment
+from jaxserve.server.flags import check_bundle, parser
+from tests.jaxserve.engine.tiny import SPEC
+
+ROOT = Path(__file__).parents[3]
+MODEL = str(ROOT / "checkpoints" / "bundled" / "tiny-chat-draft")
+CONFIG = resolve(EngineOptions(max_batch=2, cache_tokens=4096), max_positions=96, lanes=1, affordable_tokens=0)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """One of two entries that nothing was compiled for."""
+    (tmp_path / CACHE).mkdir()
+    for name in ("jit_run-1-cache", "jit_run-2-cache"):
+        (tmp_path / CACHE / name).write_bytes(name.encode())
+    manifest = Manifest(
+        model="tiny",
+        spec=spec_hash(SPEC),
+        dtype="float32",
+        topology="cpu",
+        device_kind="cpu",
+        mesh={"data": 1, "expert": 1, "tensor": 1},
+        engine=engine_fields(CONFIG),
+        steps=["decode[1]"],
+        environment=environment("cpu"),
+        entries=hashes(tmp_path / CACHE),
+    )
+    (tmp_path / MANIFEST).write_text(json.dumps(asdict(manifest)))
+    return tmp_path
+
+
+def edit(bundle: Path, **changes: Any) -> None:
+    told = json.loads((bundle / MANIFEST).read_text())
+    (bundle / MANIFEST).write_text(json.dumps(told | changes))
+
+
+def test_a_whole_bundle_opens_and_leads_to_the_same_engine(bundle: Path) -> None:
+    manifest = open_bundle(bundle)
+    again = resolve(manifest.options(), max_positions=96, lanes=1, affordable_tokens=0)
+    assert again == CONFIG
+    check_engine(manifest, SPEC, "float32", "cpu", again)
+
+
+def refused(bundle: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        open_bundle(bundle)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_entries_that_are_not_those_of_the_manifest(bundle: Path) -> None:
+    entry = bundle / CACHE / "jit_run-2-cache"
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[:-1] + b"!")
+    assert "jit_run-2-cache has another hash" in refused(bundle)
+    entry.unlink()
+    assert "jit_run-2-cache is missing" in refused(bundle)
+    entry.write_bytes(whole)
+    (bundle / CACHE / "jit_run-3-cache").write_bytes(b"")
+    assert "jit_run-3-cache is not in the manifest" in refused(bundle)
+    shutil.rmtree(bundle / CACHE)
+    assert "cache: No such file" in refused(bundle)
+
+
+@pytest.mark.parametrize("name", ["jax", "jaxlib", "jaxserve", "compression", "flags"])
+def test_another_version(bundle: Path, name: str) -> None:
+    edit(bundle, environment=environment("cpu") | {name: "other"})
+    assert f"was compiled with {name} other, and here is" in refused(bundle)
+
+
+def test_a_manifest_that_is_none(bundle: Path) -> None:
+    whole = (bundle / MANIFEST).read_text()
+    edit(bundle, format=2)
+    assert "of another version of bundles" in refused(bundle)
+    for broken in ({"entries": []}, {"mesh": {"data": 1}}, {"engine": {}}, {"more": 1}):
+        (bundle / MANIFEST).write_text(json.dumps(json.loads(whole) | broken))
+        assert "manifest.json is not one" in refused(bundle)
+    (bundle / MANIFEST).write_text(whole[:-5])
+    assert "not valid JSON" in refused(bundle)
+    (bundle / MANIFEST).unlink()
+    assert "No such file" in refused(bundle)
+
+
+def test_another_engine(bundle: Path) -> None:
+    manifest = open_bundle(bundle)
+    other = resolve(EngineOptions(max_batch=4, cache_tokens=4096), max_positions=96, lanes=1, affordable_tokens=0)
+    for arguments, problem in (
+        ((SPEC, "bfloat16", "cpu", CONFIG), "is for weights in float32"),
+        ((SPEC.on(4), "float32", "cpu", CONFIG), "is for a model with the hash"),
+        ((SPEC, "float32", "TPU v5 lite", CONFIG), "is for devices of kind cpu"),
+        ((SPEC, "float32", "cpu", other), "is for max_batch 2; the engine has 4"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            check_engine(manifest, *arguments)
+
+
+def test_flags_beside_a_bundle(bundle: Path) -> None:
+    """Those that agree are taken; the others name what was compiled."""
+    manifest = open_bundle(bundle)
+    check_bundle(parser().parse_args([]), manifest)
+    check_bundle(parser().parse_args(["--max-batch", "2", "--dtype", "float32"]), manifest)
+    for flags in (["--max-batch", "3"], ["--dtype", "bfloat16"], ["--tensor", "2"], ["--prefer", "latency"]):
+        with pytest.raises(ConfigError, match=f"{' '.join(flags)}: the bundle was compiled for"):
+            check_bundle(parser().parse_args(flags), manifest)
+    with pytest.raises(ConfigError, match="--compilation-cache x: "):
+        check_bundle(parser().parse_args(["--compilation-cache", "x"]), manifest)
+
+
+def test_bundles_that_are_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ("--out", str(tmp_path))
+    assert main(("--model", "llama3.1-8b", "--topology", "h200", *out)) == 2
+    assert "is not tuned for it" in capsys.readouterr().err
+    assert main(("--model", "llama3.1-8b", "--topology", "v5e:2x2", "--no-compile", *out)) == 2
+    assert "leave --out out" in capsys.readouterr().err
+    assert main(("--model", "llama3.1-8b", "--topology", "v5e:2x2", "--buckets", "largest", *out)) == 2
+    assert "--out keeps every step" in capsys.readouterr().err
+
+
+def serve(bundle: Path) -> list[str]:
+    """What a server says until it is ready, or ends."""
+    flags = ("--bundle", str(bundle), "--port", "0", "--http-port", "0")
+    command = (sys.executable, "-m", "jaxserve.serve", "--model", MODEL, *flags)
+    lines: list[str] = []
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        for line in process.stderr:
+            lines.append(line.rstrip())
+            if line.startswith("ready:"):
+                process.terminate()
+    return lines
+
+
+@pytest.mark.slow
+def test_compiled_in_one_process_and_found_in_another(tmp_path: Path) -> None:
+    """All of it; but for an entry that somebody took out, which is named and not put back."""
+    folder = tmp_path / "bundle"
+    sizes = ("--max-batch", "2", "--step-tokens", "32", "--max-context", "128", "--weights", "float32")
+    command = (sys.executable, "-m", "jaxserve.plan", "--model", MODEL, "--topology", "cpu", *sizes)
+    subprocess.run((*command, "--out", str(folder)), cwd=ROOT, check=True, capture_output=True)
+    lines = serve(folder)
+    assert "9 of 9 steps and writers of rows found in the bundle" in lines
+    assert not [line for line in lines if "not found" in line]
+    told = json.loads((folder / MANIFEST).read_text())
+    taken = next(name for name in told["entries"] if name.startswith("jit_admit_row"))
+    (folder / CACHE / taken).unlink()
+    edit(folder, entries={name: digest for name, digest in told["entries"].items() if name != taken})
+    lines = serve(folder)
+    assert "8 of 9 steps and writers of rows found in the bundle" in lines
+    assert "not found in the bundle, so compiled here: admit_row" in lines
+    assert not (folder / CACHE / taken).exists()
+    again = subprocess.run((*command, "--out", str(folder)), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert again.returncode == 2 and "there is a bundle or a file already" in again.stderr
