@@ -24,16 +24,10 @@ from jaxserve.cluster.hosts import Alone, Hosts, Pod, join, leave
 from jaxserve.cluster.pulse import Loss
 from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
-<<<<<<< HEAD
-from jaxserve.server.assembly import assemble, engine_card, model_card
-from jaxserve.server.flags import limits, parser, tokens
-from jaxserve.server.follower import healthy, on_signals
-=======
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
-from jaxserve.server import log
 from jaxserve.server.assembly import assemble, engine_card, model_card
 from jaxserve.server.flags import check_bundle, limits, parser, tokens
->>>>>>> planner
+from jaxserve.server.follower import healthy, on_signals
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.lifecycle import FAILED, Lifecycle
 from jaxserve.server.listeners import Listeners
@@ -65,31 +59,33 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False)
     with ExitStack() as resources:
         pod = resources.enter_context(join(Hosts.of(args)))
-        use_compilation_cache(args.compilation_cache)
+        manifest = use_bundle(args) if args.bundle else None
+        if manifest is None:
+            use_compilation_cache(args.compilation_cache)
         if pod.leads is False:
-            return follow(args, console, pod)
-        code = asyncio.run(serve(args, console, pod, resources), loop_factory=uvloop.new_event_loop)
+            return follow(args, console, pod, manifest)
+        code = asyncio.run(serve(args, console, pod, manifest, resources), loop_factory=uvloop.new_event_loop)
         if code == FAILED:
             pod.fail()
             os._exit(code)  # the engine's thread may hang for ever, and whatever waits for it
         return code
 
 
-def follow(args: argparse.Namespace, console: Console, pod: "Follower") -> int:
+def follow(args: argparse.Namespace, console: Console, pod: "Follower", manifest: Manifest | None) -> int:
     """What another host of the pod does: it computes, and only its leader is asked."""
-    with healthy(args.host, args.port), open_llm(args, console, pod) as llm:
+    with healthy(args.host, args.port), open_llm(args, console, pod, manifest) as llm:
         on_signals(pod.leave)
         return pod.follow(llm.runner)
 
 
-async def serve(args: argparse.Namespace, console: Console, pod: "Alone | Leader", resources: ExitStack) -> int:
+async def serve(
+    args: argparse.Namespace,
+    console: Console,
+    pod: "Alone | Leader",
+    manifest: Manifest | None,
+    resources: ExitStack,
+) -> int:
     """resources: closes the model in the end."""
-<<<<<<< HEAD
-=======
-    manifest = use_bundle(args) if args.bundle else None
-    if manifest is None:
-        use_compilation_cache(args.compilation_cache)
->>>>>>> planner
     gate, loop = Gate(), asyncio.get_running_loop()
     metrics = Metrics(lambda: gate.served.compiles_after_ready() if gate.served else 0)
     listeners = Listeners(gate, limits(args), tokens(args), metrics.render)
@@ -98,11 +94,7 @@ async def serve(args: argparse.Namespace, console: Console, pod: "Alone | Leader
     lifecycle.watch_signals()
 
     def load() -> Served:
-<<<<<<< HEAD
-        llm = resources.enter_context(open_llm(args, console, pod))
-=======
-        llm = resources.enter_context(open_llm(args, console, manifest))
->>>>>>> planner
+        llm = resources.enter_context(open_llm(args, console, pod, manifest))
         model, engine = model_card(llm, args.served_model_name or args.model.resolve().name), engine_card(llm)
         introduce(model, engine, console)
         compile_all(llm, console, manifest)
@@ -132,17 +124,6 @@ async def serve(args: argparse.Namespace, console: Console, pod: "Alone | Leader
         raise
 
 
-<<<<<<< HEAD
-def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
-    options, mesh = engine_options(args), MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
-    pod.agree("start", partial(facts_of_start, mesh, args.dtype, options))
-    with Bar(console, "loading") as loading:
-        llm = LLM(
-            args.model,
-            dtype=args.dtype,
-            options=options,
-            mesh=mesh,
-=======
 def use_bundle(args: argparse.Namespace) -> Manifest:
     """ConfigError when it is not whole, of another version, or for something else than what is asked."""
     manifest = open_bundle(args.bundle)
@@ -151,25 +132,26 @@ def use_bundle(args: argparse.Namespace) -> Manifest:
     return manifest
 
 
-def open_llm(args: argparse.Namespace, console: Console, manifest: Manifest | None) -> LLM:
+def open_llm(args: argparse.Namespace, console: Console, pod: Pod, manifest: Manifest | None) -> LLM:
+    options, dtype = engine_options(args), args.dtype
+    mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
+    if manifest:
+        options, dtype, mesh = manifest.options(), manifest.dtype, manifest.axes
+    pod.agree("start", partial(facts_of_start, mesh, dtype, options))
     with Bar(console, "loading") as loading:
         llm = LLM(
             args.model,
-            dtype=manifest.dtype if manifest else args.dtype,
-            options=manifest.options() if manifest else engine_options(args),
-            mesh=manifest.axes if manifest else MeshSpec(data=args.data, tensor=args.tensor),
->>>>>>> planner
+            dtype=dtype,
+            options=options,
+            mesh=mesh,
             chat_template=args.chat_template,
             on_load=loading.update,
             new_runner=pod.new_runner,
         )
-<<<<<<< HEAD
-    pod.agree("engine", partial(facts_of_engine, llm.model.spec, llm.model.params, llm.runner.config))
-=======
     if manifest:
         model, kind = llm.model, device_kind(llm.model.mesh)
         check_engine(manifest, model.spec, str(model.params["embed"].dtype), kind, llm.runner.config)
->>>>>>> planner
+    pod.agree("engine", partial(facts_of_engine, llm.model.spec, llm.model.params, llm.runner.config))
     return llm
 
 

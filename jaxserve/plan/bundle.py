@@ -67,6 +67,17 @@ def engine_fields(config: EngineConfig) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(config)))
 
 
+def new_folder(folder: Path) -> Path:
+    """Its cache folder; ConfigError when there is something in it already."""
+    try:
+        (folder / CACHE).mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(f"--out {folder}: there is a bundle or a file already (remove it, or name another)") from None
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: {error.strerror}") from None
+    return folder / CACHE
+
+
 def write_manifest(d: Deployment, folder: Path) -> None:
     """Of what was compiled into the folder's cache."""
     manifest = Manifest(

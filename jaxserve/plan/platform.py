@@ -64,14 +64,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def new_folder(folder: Path) -> Path:
-    """Its cache folder; ConfigError when there is something in it already."""
-    try:
-        (folder / CACHE).mkdir(parents=True)
-    except FileExistsError:
-        raise ConfigError(f"--out {folder}: there is a bundle or a file already (remove it, or name another)") from None
-    except OSError as error:
-        raise ConfigError(f"--out {folder}: {error.strerror}") from None
-    return folder / CACHE
