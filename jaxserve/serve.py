@@ -99,6 +99,8 @@ async def serve(
         introduce(model, engine, console)
         compile_all(llm, console, manifest)
         service, thread = assemble(llm, limits(args), (metrics, RequestLog()), loop, lifecycle.fail)
+        if mixture := llm.model.spec.mixture:
+            loop.call_soon_threadsafe(metrics.watch_experts, mixture.layers, thread, llm.runner.expert_load)
         gc.collect()
         gc.freeze()  # modules and compiled steps stay: every full collection would hold all up to walk them again
         return Served(service, thread, model, engine, lambda: llm.runner.compiles_after_ready)

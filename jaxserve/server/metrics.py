@@ -1,12 +1,15 @@
 """Prometheus metrics, named as vLLM's after the prefix, so that dashboards port."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.answer import Answer
-from jaxserve.server.engine_thread import Loads, StepNews, Tally
+from jaxserve.server.engine_thread import EngineThread, Loads, StepNews, Tally
+from jaxserve.server.expert_load import ExpertLoad
 from jaxserve.server.histogram import Histogram
 
 PREFIX = "jaxserve:"
@@ -54,6 +57,11 @@ class Metrics:
         gauge("compiles_after_ready", "steps compiled while serving: 0, or something is wrong").set_function(compiles)
         self._tally, self._loads = Tally(), Loads()
         self._uncounted = 0  # generated tokens that the counter does not have yet
+
+    def watch_experts(self, layers: Sequence[int], thread: EngineThread, read: Callable[[], np.ndarray]) -> None:
+        """Tell of the experts' load from now on. Called in the event loop; arguments as those of ExpertLoad."""
+        load = ExpertLoad(self._registry, layers)
+        self._watching = asyncio.ensure_future(load.watch(thread, read))
 
     def render(self) -> bytes:
         """Prometheus's text format."""

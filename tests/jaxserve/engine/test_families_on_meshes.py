@@ -1,10 +1,13 @@
 """Every family, whole engines over meshes: what transformers answered, with chunks, prefix hits and preemption."""
 
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
@@ -42,9 +45,14 @@ MESHES = ((1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 4), (1, 4, 2), (1, 8, 1))
 OPTIONS = EngineOptions(max_batch=2, step_tokens=16, page_size=4, cache_tokens=96, max_context=60)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh)))
-@pytest.mark.parametrize("family", FAMILIES)
+def cases() -> Iterator[ParameterSet]:
+    """All of them; `make test` runs two meshes of each family, and each mesh with some."""
+    for (i, family), (j, mesh) in product(enumerate(FAMILIES), enumerate(MESHES)):
+        marks = [pytest.mark.slow] if (i + j) % 3 == 0 else [pytest.mark.slow, pytest.mark.matrix]
+        yield pytest.param(family, mesh, marks=marks, id=f"{family}-{'x'.join(map(str, mesh))}")
+
+
+@pytest.mark.parametrize(("family", "mesh"), list(cases()))
 def test_tokens_and_log_probabilities(family: str, mesh: tuple[int, int, int]) -> None:
     case = FAMILIES[family]
     golden = np.load(GOLDEN / case / "golden.npz")
