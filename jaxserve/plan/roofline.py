@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxserve.engine.plan import StepKind
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.moe import room
 from jaxserve.models.spec import ModelSpec, PageGroup
 from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec, is_param_spec
@@ -95,9 +96,10 @@ def sent_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None
     sampled = case.tokens if case.kind == "score" else case.rows
     ring = (mesh.tensor - 1) / mesh.tensor
     sums = (2 * spec.num_layers + 1) * 2 * hidden * ring + sampled * spec.vocab_size * LOGIT_BYTES * ring
-    layers = param_specs(spec, dtype)["layers"]
-    with_experts = sum(any(param.axes.startswith("E") for param in layer.values()) for layer in layers)
-    return sums + with_experts * 2 * hidden * (mesh.expert - 1)
+    if spec.mixture is None:
+        return sums
+    share = (room(spec.mixture, case.tokens, mesh.expert) or case.tokens) / case.tokens  # of tokens, for each neighbour
+    return sums + len(spec.mixture.layers) * 2 * hidden * share * (mesh.expert - 1)
 
 
 def weights_of(spec: ModelSpec, dtype: jnp.dtype) -> Iterator[Weight]:

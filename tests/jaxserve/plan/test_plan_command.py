@@ -113,3 +113,10 @@ def test_more_context_than_pages(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = plan(capsys, "--model", "llama3.1-8b", *COUNT, "h200", *flags)
     assert [batch["held"] for batch in json.loads(out)["batches"]] == [True, True, True, False, False]
     assert parse("h200").count == 1
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-120b", "deepseek-v3"])
+def test_mixtures_of_experts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """On 64 chips all of them fit some mesh, and the best ones split experts or whole layers."""
+    assert main(("--model", name, "--topology", "v5p:4x4x4", "--suggest", "--no-compile", "--weights", "bfloat16")) == 0
+    assert "lacks" in capsys.readouterr().out or name != "deepseek-v3"
