@@ -61,7 +61,8 @@ def test_tokens_and_log_probabilities(family: str, mesh: tuple[int, int, int]) -
         check(outcome, golden, int(name) % 2)
     times = [outcome.last.times for outcome in outcomes.values() if outcome.last]
     assert sum(t.cached for t in times) >= 8 * len(times), "the later half finds its prompts' pages"
-    assert sum(t.preemptions for t in times) > 0
+    if any(group.window is None for group in spec.page_groups()):  # pages behind a window are given back in time
+        assert sum(t.preemptions for t in times) > 0
     if spec.mixture:
         check_load(runner, spec, golden, outcomes)
 
