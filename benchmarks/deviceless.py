@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from rich.console import Console
 
 from benchmarks.device import versions
-from benchmarks.models import NAMES, abstract_params, spec_of
+from benchmarks.models import NAMES, spec_of
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.inspection import inspect
-from jaxserve.engine.lowering import Lowering
+from jaxserve.engine.lowering import Lowering, abstract_params
 from jaxserve.engine.memory import bytes_per_device
 from sharding.absent import CHIPS, ENVIRONMENT, AbsentError, devices
 from sharding.mesh import MeshSpec
@@ -35,6 +36,7 @@ MODELS = ("llama3.1-8b", "qwen3-8b", "gemma3-27b", "llama3.1-70b")
 # Sizes that no weight has by chance: 1.5 * 2^10 tokens, a prime number of pages.
 ROWS, TOKENS, CONTEXT, PAGES = 64, 1536, 8192, 1031
 STEPS = (Bucket("decode", ROWS, ROWS), Bucket("prefill", ROWS, TOKENS))
+BF16 = jnp.dtype(jnp.bfloat16)
 MEBI = 2**20
 
 
@@ -64,7 +66,7 @@ def fitting(model: str, chip: str) -> int | None:
     spec = spec_of(model)
     for tensor in (1, 2, 4, 8):
         mesh = MeshSpec(tensor=tensor).build(devices(chip, tensor))
-        if bytes_per_device(abstract_params(spec, mesh)) < 0.75 * CHIPS[chip].memory:
+        if bytes_per_device(abstract_params(spec, BF16, mesh)) < 0.75 * CHIPS[chip].memory:
             return tensor
     return None
 
@@ -76,7 +78,7 @@ def compile_step(model: str, chip: str, tensor: int, bucket: Bucket) -> Row:
     )
     windows = [group.window for group in spec.page_groups()]
     config = resolve(options, max_positions=CONTEXT, lanes=1, affordable_tokens=2**20, windows=windows)
-    lowering = Lowering(spec, abstract_params(spec, mesh), config, mesh)
+    lowering = Lowering(spec, abstract_params(spec, BF16, mesh), config, mesh)
     began = time.monotonic()
     found = inspect(lowering.step(bucket).compile(), lowering)
     return Row(

@@ -12,7 +12,7 @@ from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.attention import choose_attention
 from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.lowering import Footprint, Lowering, abstract
+from jaxserve.engine.lowering import Footprint, Lowering, abstract_params
 from jaxserve.engine.memory import Budget, affordable_pages, bytes_per_device, cache_bytes, check_fits, device_limit
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
@@ -88,7 +88,8 @@ def plan_config(
     if budget.weights + budget.rows + cache < budget.limit / 2:
         return wish
     affordable_pages(budget, bytes_of, wanted=1)  # weights that leave no room for a page need no compiler to say so
-    probe = Lowering(spec, abstract(params), resolved(wish.page_size), mesh)  # a TPU's compiler refuses what cannot fit
+    least = resolved(wish.page_size)  # a TPU's compiler refuses what cannot fit
+    probe = Lowering(spec, abstract_params(spec, dtype, mesh), least, mesh)
     budget = with_steps(budget, BucketPlan.of(wish), partial(footprint, probe))
     most = max(pool.pages for pool in wish.pools)
     return resolved(affordable_pages(budget, bytes_of, most) * wish.page_size)

@@ -20,10 +20,12 @@ from jaxserve.engine.experts import choose_grouped_matmul
 from jaxserve.engine.state import State, abstract_state
 from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
 from jaxserve.errors import ConfigError
+from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
 from sharding.mesh import spans_hosts
+from sharding.params import map_specs
 from sharding.rules import LANES, replicated
 
 
@@ -92,6 +94,10 @@ class Lowering:
         return Footprint(analysis.temp_size_in_bytes, analysis.generated_code_size_in_bytes)
 
 
-def abstract(params: Any) -> Any:
-    """Shapes, dtypes, shardings and memory orders of parameters."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.format), params)
+def abstract_params(spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh) -> dict:
+    """Shapes, dtypes, shardings and memory orders of parameters, as declared: whether they are here or not.
+
+    Those of the arrays would name a TPU's tiles as well: the same step, but another key of jax's cache than that of a
+    step compiled ahead (jaxserve/plan/bundle.py). ShardingError where the mesh does not divide them.
+    """
+    return map_specs(lambda param: param.abstract(mesh), param_specs(spec, dtype))

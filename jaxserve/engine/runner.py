@@ -23,7 +23,7 @@ from jaxserve.engine.batch import (
 )
 from jaxserve.engine.buckets import Bucket, BucketPlan, choose
 from jaxserve.engine.compiles import CompileCounter
-from jaxserve.engine.lowering import Lowering, abstract
+from jaxserve.engine.lowering import Lowering, abstract_params
 from jaxserve.engine.plan import Admission, StepOutput, StepPlan
 from jaxserve.engine.state import new_state
 from jaxserve.errors import EngineError
@@ -54,7 +54,7 @@ class DeviceRunner:
     def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh):
         self.spec, self.config, self.mesh = spec, config, mesh
         self.buckets = BucketPlan.of(config)
-        self.lowering = Lowering(spec, abstract(params), config, mesh)
+        self.lowering = Lowering(spec, abstract_params(spec, params["embed"].dtype, mesh), config, mesh)
         self._params = params
         self._state = new_state(self.lowering.state)
         self.writers: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.build import plan_config, with_steps
-from jaxserve.engine.lowering import Footprint, Lowering
+from jaxserve.engine.lowering import Footprint, Lowering, abstract_params
 from jaxserve.engine.memory import Budget, bytes_per_device
 from jaxserve.engine.steps import SCORE_TOKENS
 from jaxserve.errors import ConfigError
@@ -21,7 +21,7 @@ from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, Work, sent_of, work_of
 from jaxserve.plan.topology import Topology
 from sharding.mesh import MeshSpec
-from sharding.params import is_param_spec, map_specs
+from sharding.params import is_param_spec
 
 LOGITS = 8  # arrays of a step's logits, float32, that a sampler was seen to keep at a time
 SLACK = 2**26  # bytes
@@ -117,7 +117,7 @@ def deploy(
     check_mesh(topology, axes)
     mesh = topology.mesh(axes, compilers=footprint is not None)
     limit = topology.memory_limit(mesh, target.memory_fraction)
-    params = map_specs(lambda param: param.abstract(mesh), param_specs(held, dtype))
+    params = abstract_params(held, dtype, mesh)
     config = plan_config(held, params, mesh, target.options, limit, footprint or estimated_footprint)
     return Deployment(target, held, axes, mesh, params, config, limit)
 
