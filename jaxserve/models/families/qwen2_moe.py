@@ -6,8 +6,7 @@ from typing import Any
 
 from jaxserve.models.families.family import Family, Tensor
 from jaxserve.models.families.names import expert_tensors, layer_tensors, tensors
-from jaxserve.models.families.qwen2 import upper_windows
-from jaxserve.models.families.reading import ConfigReader
+from jaxserve.models.families.reading import FULL, ConfigReader
 from jaxserve.models.spec import Mixture, ModelSpec
 
 
@@ -28,13 +27,20 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         norm_eps=float(read.take("rms_norm_eps", 1e-6)),
         max_positions=read.integer("max_position_embeddings"),
         rope=read.rope(default_theta=10000.0),
-        windows=upper_windows(read, layers),
+        windows=no_windows(read, layers),
         tied_head=read.take("tie_word_embeddings", False, kind=bool),
         qkv_bias=read.take("qkv_bias", True, kind=bool),
         mixture=mixture(read, layers, d_shared=read.integer("shared_expert_intermediate_size"), shared_gate=True),
     )
     read.finish()
     return spec
+
+
+def no_windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
+    """Which layers would have one is another matter in each version of transformers, and no published one is in use."""
+    read.expect("use_sliding_window", False)
+    read.ignore("sliding_window", "max_window_layers")
+    return read.windows(None, [FULL] * layers)
 
 
 def mixture(read: ConfigReader, layers: int, **more: Any) -> Mixture:

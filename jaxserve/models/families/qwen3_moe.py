@@ -6,8 +6,7 @@ from typing import Any
 
 from jaxserve.models.families.family import Family, Tensor
 from jaxserve.models.families.names import expert_tensors, tensors
-from jaxserve.models.families.qwen2 import upper_windows
-from jaxserve.models.families.qwen2_moe import mixture
+from jaxserve.models.families.qwen2_moe import mixture, no_windows
 from jaxserve.models.families.reading import ConfigReader
 from jaxserve.models.spec import ModelSpec
 
@@ -29,7 +28,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         norm_eps=float(read.take("rms_norm_eps", 1e-6)),
         max_positions=read.integer("max_position_embeddings"),
         rope=read.rope(default_theta=10000.0),
-        windows=upper_windows(read, layers),
+        windows=no_windows(read, layers),
         tied_head=read.take("tie_word_embeddings", False, kind=bool),
         qk_norm="head",
         qkv_bias=bias,

@@ -251,6 +251,31 @@ def test_refused(config: dict[str, Any], fields: dict[str, Any], message: str) -
     assert "\n" not in str(caught.value)
 
 
+MIXTURES_REFUSED = [
+    ("deepseek-v3", {"topk_method": "random"}, "topk_method = 'random' is not implemented"),
+    ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not implemented"),
+    ("deepseek-v3", {"n_group": 3}, "256 experts do not divide into 3 groups"),
+    ("deepseek-v3", {"topk_group": 9}, "9 of 8 groups of experts are taken"),
+    ("deepseek-v3", {"num_experts_per_tok": 200}, "200 experts per token are more than 4 of 8 groups of 256"),
+    ("deepseek-v3", {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
+    ("deepseek-v3", {"num_key_value_heads": 8}, "num_key_value_heads = 8 is not implemented"),
+    ("deepseek-v3", {"rope_scaling": {"type": "yarn", "factor": 4, "wobble": 1}}, "wobble"),
+    ("gpt-oss-20b", {"swiglu_alpha": 2.0}, "swiglu_alpha = 2.0 is not implemented"),
+    ("gpt-oss-20b", {"swiglu_limit": -7.0}, "activation clamped with the limit -7.0"),
+    ("gpt-oss-20b", {"experts_per_token": 2}, "num_experts_per_tok is 4 and experts_per_token 2"),
+    ("mixtral-8x7b", {"num_experts_per_tok": 9}, "9 experts per token are more than 1 of 1 groups of 8"),
+    ("qwen3-30b-a3b", {"use_sliding_window": True}, "use_sliding_window = True is not implemented"),
+    ("qwen3-30b-a3b", {"decoder_sparse_step": 100}, "a mixture with experts of size 768 in 0 layers"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "message"), MIXTURES_REFUSED, ids=[m for *_, m in MIXTURES_REFUSED])
+def test_mixtures_that_are_refused(name: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        spec_of(shipped(name) | fields)
+    assert "\n" not in str(caught.value)
+
+
 SHIPPED = {  # of what `python -m jaxserve.plan` knows by name: parameters as published
     "deepseek-v3": 671_026_419_200,
     "gemma3-27b": 27_009_346_304,  # without its vision tower
@@ -264,9 +289,13 @@ SHIPPED = {  # of what `python -m jaxserve.plan` knows by name: parameters as pu
 }
 
 
+def shipped(name: str) -> dict[str, Any]:
+    return json.loads((Path(plan.__file__).parent / "configs" / f"{name}.json").read_text())
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_configs_have_the_published_number_of_parameters(name: str) -> None:
-    config = json.loads((Path(plan.__file__).parent / "configs" / f"{name}.json").read_text())
+    config = shipped(name)
     leaves = jax.tree.leaves(param_specs(spec_of(config), jnp.dtype(jnp.bfloat16)), is_leaf=is_param_spec)
     assert sum(math.prod(leaf.shape) for leaf in leaves) == SHIPPED[name]
 
