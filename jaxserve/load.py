@@ -4,7 +4,7 @@ The only file that knows both checkpoints and models.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -195,19 +195,22 @@ def _load_parameter(
         if not _is_float(tensors[row.name].dtype):
             raise ModelError(f"tensor {row.name} is stored as {tensors[row.name].dtype}; floating point is needed")
 
+    done: dict[tuple[range, ...], np.ndarray] = {}  # devices that have the same shard read it once
+
     def shard(index: Any) -> np.ndarray:
-        asked = [range(size)[part] for size, part in zip(param.shape, index, strict=True)]
-        whole = np.empty([len(part) for part in asked], param.dtype)
-        for row in rows:
-            _read_into(whole, asked, row, tensors[row.name], param.axes, specs)
-        return whole
+        asked = tuple(range(size)[part] for size, part in zip(param.shape, index, strict=True))
+        if asked not in done:
+            done[asked] = np.empty([len(part) for part in asked], param.dtype)
+            for row in rows:
+                _read_into(done[asked], asked, row, tensors[row.name], param.axes, specs)
+        return done[asked]
 
     return jax.make_array_from_callback(param.shape, param.format(mesh), shard)
 
 
 def _read_into(
     whole: np.ndarray,
-    asked: list[range],
+    asked: Sequence[range],
     row: Tensor,
     stored: Stored,
     axes: str,

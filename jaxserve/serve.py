@@ -88,7 +88,7 @@ async def serve(
     """resources: closes the model in the end."""
     gate, loop = Gate(), asyncio.get_running_loop()
     metrics = Metrics(lambda: gate.served.compiles_after_ready() if gate.served else 0)
-    listeners = Listeners(gate, limits(args), tokens(args), metrics.render)
+    listeners = Listeners(gate, limits(args), tokens(args), metrics.text)
     lifecycle = Lifecycle(gate, listeners.stop, args.drain_timeout, args.step_timeout)
     await listeners.start(args, lifecycle.drain, lifecycle.fail)
     lifecycle.watch_signals()

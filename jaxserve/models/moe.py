@@ -122,7 +122,8 @@ class Experts:
     def _one_lane(self, weights: dict, x: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The same for one lane's tokens and one shard's experts and columns."""
         ids, scales = route(self.mixture, weights, x)
-        ids = jnp.where(live[:, None], ids, self.mixture.experts)
+        # In the order of experts, as waves and shards come, so that every sum is of the same numbers one by one.
+        ids, scales = lax.sort((jnp.where(live[:, None], ids, self.mixture.experts), scales), num_keys=1)
         load = (ids.reshape(-1)[:, None] == jnp.arange(self.mixture.experts)[None]).sum(0, dtype=jnp.int32)
         out = self._exchange(weights["experts"], x, ids, scales).astype(jnp.float32)
         if self.mixture.d_shared:
@@ -243,7 +244,8 @@ class Experts:
                 at = position[:, some] - first * size
                 found = answers.at[at].get(mode="clip").astype(jnp.float32) * scales[:, some, None]
                 here = (at >= 0) & (at < rows) & (local[:, some] < experts)
-                sums = sums + jnp.where(here[:, :, None], found, 0).sum(1)
+                for k in range(found.shape[1]):  # in order: a wave may end between any two of a token's experts
+                    sums = sums + jnp.where(here[:, k, None], found[:, k], 0)
             return sums
 
         nothing = jnp.zeros(x.shape, jnp.float32)

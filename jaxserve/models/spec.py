@@ -158,6 +158,8 @@ class ModelSpec:
             raise ModelError(f"{len(self.windows)} windows for {self.num_layers} layers")
         if (self.activation == "clamped") != (0 < self.activation_limit < math.inf):
             raise ModelError(f"activation {self.activation} with the limit {self.activation_limit}")
+        if self.mixture and not set(self.mixture.layers) <= set(range(self.num_layers)):
+            raise ModelError(f"layers {self.mixture.layers} have experts, of {self.num_layers} layers")
         if self.latent and (self.num_kv_heads, self.head_dim) != (1, self.latent.head + self.latent.rotated):
             raise ModelError(f"latent attention with {self.num_kv_heads} kv heads of {self.head_dim}")
         for name in ("attn_scale", "attn_softcap", "final_softcap", "embed_scale"):

@@ -1,6 +1,7 @@
 """How many tokens every expert has answered, as metrics: read from the device now and then, between two steps."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from prometheus_client.registry import Collector
 from jaxserve.errors import JaxserveError
 from jaxserve.server.engine_thread import EngineThread
 
+log = logging.getLogger("jaxserve.server")
 PREFIX = "jaxserve:"
 EVERY = 10.0  # seconds; a device counts modulo 2^32
 
@@ -23,19 +25,17 @@ class ExpertLoad(Collector):
     def __init__(self, registry: CollectorRegistry, layers: Sequence[int]):
         self._layers = layers
         self._seen: np.ndarray | None = None  # as the device counts
-        self._total = self._latest = np.zeros((len(layers), 1), np.int64)
+        self._told: tuple[np.ndarray, np.ndarray] | None = None  # in all, and lately; replaced as one
         registry.register(self)
 
     def take(self, load: np.ndarray) -> None:
         """load: uint32 [layers, experts], counted by the device since it began."""
         new = (load - (0 if self._seen is None else self._seen)).astype(np.uint32).astype(np.int64)
-        self._total = new if self._seen is None else self._total + new
-        self._seen = load
-        if new.any():
-            self._latest = new
+        total, latest = self._told or (np.zeros_like(new), new)
+        self._seen, self._told = load, (total + new, new if new.any() else latest)
 
     def collect(self) -> Iterator[Metric]:
-        if self._seen is None:
+        if self._told is None:
             return
         tokens = CounterMetricFamily(
             PREFIX + "expert_tokens", "tokens that an expert has answered", labels=("layer", "expert")
@@ -43,7 +43,7 @@ class ExpertLoad(Collector):
         imbalance = GaugeMetricFamily(
             PREFIX + "expert_imbalance", "tokens of a layer's busiest expert beside the mean", labels=("layer",)
         )
-        for layer, total, latest in zip(self._layers, self._total, self._latest, strict=True):
+        for layer, total, latest in zip(self._layers, *self._told, strict=True):
             for expert, count in enumerate(total.tolist()):
                 tokens.add_metric((str(layer), str(expert)), count)
             imbalance.add_metric((str(layer),), float(latest.max() / max(latest.mean(), 1e-9)))
@@ -57,4 +57,7 @@ class ExpertLoad(Collector):
             try:
                 self.take(await asyncio.wrap_future(thread.call(lambda engine: read())))
             except JaxserveError:
+                return
+            except Exception:
+                log.exception("the experts' load could not be read, and is not asked for again")
                 return

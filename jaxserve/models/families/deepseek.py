@@ -28,10 +28,11 @@ def spec_from_v3(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("scoring_func", "sigmoid")
     read.expect("topk_method", "noaux_tc")
+    read.expect("norm_topk_prob", True, False)
     routing = dict(
         scores="sigmoid",
         corrected=True,
-        normalized=read.take("norm_topk_prob", True, kind=bool),
+        normalized=config.get("norm_topk_prob", True),
         scale=float(read.take("routed_scaling_factor", 2.5)),
         groups=read.integer("n_group", 8),
         groups_taken=read.integer("topk_group", 4),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.errors import ModelError
 from jaxserve.models.families.family import Family, Tensor
 from jaxserve.models.families.names import layer_tensors, tensors
 from jaxserve.models.families.reading import FULL, SLIDING, ConfigReader
@@ -21,6 +22,8 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     layers, d_mlp = read.integer("num_hidden_layers"), read.integer("intermediate_size")
     heads = read.integer("num_attention_heads")
+    if not (config.get("rope_scaling") or config.get("rope_parameters")):  # others assume some of their own
+        raise ModelError("config.json lacks 'rope_scaling' (or 'rope_parameters'), which this family needs")
     read.expect("hidden_act", "silu")
     read.expect("attention_bias", True)
     read.expect("swiglu_alpha", 1.702)

@@ -1,6 +1,6 @@
 """The HTTP face: OpenAI's API, what vLLM's clients expect beside it, health and metrics."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -23,7 +23,7 @@ from jaxserve.server.tokens import Tokens
 HEALTH = "/health"
 
 
-def new_app(gate: Gate, tokens: Tokens, limits: Limits, metrics: Callable[[], bytes]) -> Starlette:
+def new_app(gate: Gate, tokens: Tokens, limits: Limits, metrics: Callable[[], Awaitable[bytes]]) -> Starlette:
     """The ASGI application over what stands behind the gate. metrics: renders Prometheus's text format."""
     generation, embeddings = Generation(gate, limits), Embeddings(gate, limits)
     tokenization, info = Tokenization(gate, limits), Info(gate, metrics)

@@ -1,7 +1,7 @@
 """What can be asked of the server itself: models, health, metrics, version."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -21,7 +21,7 @@ PROMETHEUS = "text/plain; version=0.0.4"
 class Info:
     """metrics: renders Prometheus's text format."""
 
-    def __init__(self, gate: Gate, metrics: Callable[[], bytes]):
+    def __init__(self, gate: Gate, metrics: Callable[[], Awaitable[bytes]]):
         self._gate, self._metrics = gate, metrics
         self._created, self._version = int(time.time()), version("jaxserve")
 
@@ -42,7 +42,7 @@ class Info:
 
     @answering
     async def metrics(self, request: Request) -> Response:
-        return Response(self._metrics(), media_type=PROMETHEUS)
+        return Response(await self._metrics(), media_type=PROMETHEUS)
 
     @answering
     async def version(self, request: Request) -> Response:

@@ -115,3 +115,19 @@ def test_a_token_s_answer_is_the_same_whichever_way_it_went(monkeypatch: pytest.
     monkeypatch.setattr(moe, "room", lambda *_: None)
     gathered, _ = jax.jit(lambda w, x: experts(w, x))(weights, x)
     np.testing.assert_array_equal(travelled, gathered)
+
+
+def test_a_token_s_answer_is_the_same_however_many_turns_its_neighbours_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit: of its experts the same numbers are added one by one, wherever a turn ends."""
+    mixture = replace(MIXTURE, taken=5)
+    spec, mesh = replace(SPEC, mixture=mixture), MeshSpec(expert=2).build(jax.devices())
+    monkeypatch.setattr(moe, "ROWS_AT_ONCE", 8)
+    weights, rng = weights_on(mesh, spec), np.random.default_rng(0)
+    x = rng.standard_normal((2 * TOKENS, spec.d_model)).astype(np.float32)
+    experts = Experts(jnp.ones(len(x), bool), spec, mesh, reference)
+    answer = jax.jit(lambda w, x: experts(w, x))
+    among_others, _ = answer(weights, jnp.asarray(x))
+    alike = np.broadcast_to(x[1] + 0.01 * x, x.shape).copy()  # the neighbours all want the same experts
+    alike[0] = x[0]
+    among_alike, _ = answer(weights, jnp.asarray(alike))
+    np.testing.assert_array_equal(among_others[0], among_alike[0])

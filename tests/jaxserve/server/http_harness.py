@@ -28,6 +28,10 @@ EMBEDDING = {"input": "canary", "request_id": "canary"}
 CANARY = {"prompt": "canary", "max_tokens": 3, "seed": 7, "logprobs": 3, "request_id": "canary"}
 
 
+async def fake_metrics() -> bytes:
+    return b"fake_metric 1\n"
+
+
 @dataclass
 class Http:
     """raw: for requests by hand; client: OpenAI's."""
@@ -67,7 +71,7 @@ async def serving(folder: Path, *, tops: bool = False, token: str | None = None,
     async with running(folder, **options) as server:
         if tops:
             add_alternatives(server)
-        app = new_app(server.gate, Tokens(client=token, admin=None), limits, lambda: b"fake_metric 1\n")
+        app = new_app(server.gate, Tokens(client=token, admin=None), limits, fake_metrics)
         http = HttpServer(app, "127.0.0.1", 0, None, limits)
         failures: list[BaseException] = []
         http.start(failures.append)

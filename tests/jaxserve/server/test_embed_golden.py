@@ -22,6 +22,7 @@ from jaxserve.server.model import Served
 from jaxserve.server.tokens import Tokens
 from sharding.mesh import MeshSpec
 from tests.embedding_model import BOUND, END, golden, text_of, with_tokenizer
+from tests.jaxserve.server.http_harness import fake_metrics
 
 PROMPTS, EXPECTED = golden()
 OTHERS = [[7], [1, 2, 3], PROMPTS[0][:9], list(range(90, 40, -1))]
@@ -52,7 +53,7 @@ async def serving(llm: LLM) -> AsyncIterator[tuple[Gate, str]]:
 
 
 async def over_http(gate: Gate, body: dict[str, Any]) -> list[list[float]]:
-    app = new_app(gate, Tokens(), Limits(), bytes)
+    app = new_app(gate, Tokens(), Limits(), fake_metrics)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
         answer = (await client.post("/v1/embeddings", json=body)).json()
     return [entry["embedding"] for entry in answer["data"]]
