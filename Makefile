@@ -15,7 +15,7 @@ PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
 INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: help demo test test-oldest test-kernels deviceless deviceless-full soak check protos fmt clean
+.PHONY: help demo test test-oldest test-kernels support-matrix deviceless deviceless-full soak check protos fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -33,6 +33,9 @@ test-oldest: ## run the tests on the oldest supported jax, in an environment of 
 
 test-kernels: $(VENV)/.dev ## kernels in their interpreters on many random cases: an hour
 	$(RUN) pytest -q tests/pallas_kernels -m kernels $(PYTEST_ARGS)
+
+support-matrix: $(VENV)/.dev ## every family on every mesh; writes the table in README.md
+	$(RUN) pytest -q tests/jaxserve/engine/test_families_on_meshes.py -m slow --support-matrix README.md $(PYTEST_ARGS)
 
 deviceless: ## compile small steps for TPUs and an H200 that are not here, in an environment of its own
 	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)
@@ -52,8 +55,8 @@ check: $(VENV)/.dev ## check style, format and types
 	$(VENV)/bin/buf breaking --against tests/golden/jaxserve_v1.binpb
 	$(RUN) pyright --pythonpath $(VENV)/bin/python
 
-protos: $(VENV)/.dev ## generate jaxserve/v1/*_pb2* and docs/api.md from the .proto files
-	$(RUN) grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. jaxserve/v1/*.proto
+protos: $(VENV)/.dev ## generate *_pb2* and docs/api.md from the .proto files
+	$(RUN) grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto
 	rm jaxserve/v1/common_pb2_grpc.py # has no service
 	$(VENV)/bin/python docs/make_api.py
 

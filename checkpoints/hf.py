@@ -1,7 +1,10 @@
-"""Opens a checkpoint in the Hugging Face folder layout: config.json beside one or several .safetensors files."""
+"""Opens a checkpoint in the Hugging Face folder layout: config.json beside one or several .safetensors files.
+
+An embedding model has the files of sentence-transformers beside them.
+"""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -10,11 +13,24 @@ from typing import Any, Self
 import numpy as np
 
 from checkpoints.errors import CheckpointError
-from checkpoints.safetensors_reader import SafetensorsFile, parse_json_object
+from checkpoints.safetensors_reader import SafetensorsFile, parse_json, parse_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MODULES = "modules.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """A step from texts to embeddings, as sentence-transformers keeps them.
+
+    kind: the name of its class, such as Pooling. config: of `file`, a path in the folder; empty if it is not there.
+    """
+
+    kind: str
+    file: str
+    config: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +43,7 @@ class HFCheckpoint:
     folder: Path
     config: dict[str, Any]  # config.json
     generation_config: dict[str, Any]  # generation_config.json, empty if the folder has none
+    modules: tuple[Module, ...]  # of modules.json, in their order; none if the folder has no such file
     tensors: Mapping[str, np.ndarray]  # under the names of the files
 
     @classmethod
@@ -47,18 +64,41 @@ class HFCheckpoint:
             folder=folder,
             config=config,
             generation_config=_read_json(generation_config) if os.path.exists(generation_config) else {},
+            modules=tuple(_read_modules(folder)) if os.path.exists(folder / MODULES) else (),
             tensors=MappingProxyType(_open_tensors(folder)),
         )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    return parse_json_object(_read(path), path)
+
+
+def _read(path: Path) -> bytes:
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: there is no such file; download the whole checkpoint, its JSON files included")
     try:
-        raw = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error}); check its permissions and the disk") from error
-    return parse_json_object(raw, path)
+
+
+def _read_modules(folder: Path) -> Iterator[Module]:
+    path = folder / MODULES
+    entries = parse_json(_read(path), path)
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("type", "path")):
+            raise CheckpointError(f"{path}: {entry!r} is no module with a type and a path; download the file again")
+        if not _is_inside(entry["path"]):
+            raise CheckpointError(f"{path}: names the folder {entry['path']!r} outside its own, which is refused")
+        kind = entry["type"].rpartition(".")[2]
+        name = "sentence_bert_config.json" if kind == "Transformer" else "config.json"
+        file = str(PurePosixPath(entry["path"], name))
+        yield Module(kind, file, _read_json(folder / file) if os.path.exists(folder / file) else {})
+
+
+def _is_inside(name: str) -> bool:
+    """Judged by the name alone: in the hub's cache every file of a model folder is a link to a place outside it."""
+    return not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
 
 
 def _open_tensors(folder: Path) -> dict[str, np.ndarray]:
@@ -106,8 +146,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _open_shard(folder: Path, file: str) -> SafetensorsFile:
-    # Judged by the name alone: in the hub's cache every file of a model folder is a link to a place outside it.
-    if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
+    if not _is_inside(file):
         raise CheckpointError(
             f"{folder / INDEX}: names the file {file!r} outside its folder, which is refused; "
             "move the shards beside the index and name them so"

@@ -111,8 +111,16 @@ def check_finite(name: str, array: np.ndarray) -> None:
 
 
 def parse_json_object(raw: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in `raw`, the contents of `path` or its header; CheckpointError if it is not one or if any
-    object in it names a key twice, which readers resolve differently."""
+    """The JSON object in `raw`, the contents of `path` or its header; CheckpointError if it is not one."""
+    value = parse_json(raw, path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a JSON {type(value).__name__}, not an object; download the file again")
+    return value
+
+
+def parse_json(raw: bytes, path: Path) -> Any:
+    """The JSON in `raw`, the contents of `path`; CheckpointError if it is none or if any object in it names a key
+    twice, which readers resolve differently."""
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = dict(pairs)
@@ -122,14 +130,11 @@ def parse_json_object(raw: bytes, path: Path) -> dict[str, Any]:
         return keys
 
     try:
-        value = json.loads(raw, object_pairs_hook=unique_keys)
+        return json.loads(raw, object_pairs_hook=unique_keys)
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({error}); download the file again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds a JSON {type(value).__name__}, not an object; download the file again")
-    return value
 
 
 def _validate(path: Path) -> None:

@@ -20,10 +20,11 @@ from grpc_tools import protoc
 from starlette.routing import Route
 
 from jaxserve import errors
+from jaxserve.server.embedding import MAX_INPUTS
 from jaxserve.server.gate import Gate
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.fields import IGNORED, ONLY
-from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling
+from jaxserve.server.http.types import MAX_PROMPTS, ChatBody, CompletionBody, EmbeddingBody, Sampling
 from jaxserve.server.limits import Limits
 from jaxserve.server.tokens import Tokens
 
@@ -38,7 +39,7 @@ TYPES = {
 ROUTES = {
     "/v1/completions": "one prompt or several, as text or token ids; `stream`, `echo`, `logprobs`",
     "/v1/chat/completions": "a conversation, by the checkpoint's chat template; `stream`, `logprobs`, `top_logprobs`",
-    "/v1/embeddings": "501: no family that is served embeds",
+    "/v1/embeddings": "one text or several, as text or token ids, of a model that embeds; `encoding_format`",
     "/v1/models": "the model that is served",
     "/v1/models/{id:path}": "the same by name",
     "/tokenize": "`prompt` or `messages` to `tokens`",
@@ -142,7 +143,8 @@ def http() -> Iterator[str]:
     yield "## OpenAI's API over HTTP\n"
     yield "The same service. A field that is null counts as left out; one that is not below is an error that names it."
     yield "`X-Request-Timeout` (seconds) is the deadline; `x-request-id` is sent back. Errors are OpenAI's error"
-    yield "objects, in the middle of a stream as an event. Bounds are those of SamplingParams; 64 prompts a call.\n"
+    yield "objects, in the middle of a stream as an event. Bounds are those of SamplingParams;"
+    yield f"{MAX_PROMPTS} prompts a call, or {MAX_INPUTS:,} texts to embed.\n"
     yield "| method | path | |\n|---|---|---|"
     app = new_app(Gate(), Tokens(), Limits(), bytes)
     for route in app.routes:
@@ -155,15 +157,21 @@ def http() -> Iterator[str]:
         (ChatBody.model_fields.keys() - Sampling.model_fields.keys()),
     )
     for name, fields in (
-        ("both", Sampling.model_fields),
+        ("both kinds of completion", Sampling.model_fields),
         ("/v1/completions", own[0]),
         ("/v1/chat/completions", own[1]),
+        ("/v1/embeddings", EmbeddingBody.model_fields),
     ):
         yield f"- {name}: " + ", ".join(f"`{field}`" for field in sorted(fields))
     yield ""
+    yield "/v1/embeddings puts around a text what the tokenizer's files say (the end token of Qwen3-Embedding), and no"
+    yield "more: the instruction that a model wants before a query, as in its config_sentence_transformers.json, is the"
+    yield "client's to write. Token ids are taken as they are, and have to be the model's own: LangChain's"
+    yield "OpenAIEmbeddings sends those of OpenAI's vocabulary, unless it is made with"
+    yield "`check_embedding_ctx_length=False`. `dimensions` may be what the model has, and nothing else.\n"
     yield "Accepted, and without effect here:\n"
     yield from (f"- `{field}`: {why}" for field, why in IGNORED.items())
-    yield "\nAccepted only where they ask for what happens anyway:\n"
+    yield "\nAccepted, of completions, only where they ask for what happens anyway:\n"
     for field, values in ONLY.items():
         yield f"- `{field}`: " + " or ".join(f"`{json.dumps(value)}`" for value in (*values, None))
     yield ""

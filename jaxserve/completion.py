@@ -43,7 +43,8 @@ class Timings:
 class Completion:
     """One finished choice. text leaves out what ended it unless include_stop; token_ids has an end token if one came.
 
-    stopped_by: the stop string or token id that ended it. error: set when finish_reason is "error".
+    stopped_by: the stop string or token id that ended it. error: set when finish_reason is "error". embedding: of the
+    prompt, D numbers that are float32; None where text is generated.
     """
 
     prompt: str
@@ -58,6 +59,7 @@ class Completion:
     seed: int
     timings: Timings
     error: Exception | None = None
+    embedding: Sequence[float] | None = None
 
     def to_json(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """As plain JSON values; log-probabilities carry their tokens' text."""
@@ -185,6 +187,7 @@ class Assembler:
             seed=self.seed,
             timings=Timings.of(event.times, count),
             error=event.finish.error,
+            embedding=event.embedding,
         )
 
     def _trim(self, entries: Sequence[Logprob], alternatives: int | None) -> list[Logprob]:

@@ -49,6 +49,7 @@ class EngineOptions:
     prefix_cache: bool = True
     deterministic: bool = False
     attention: str = "auto"
+    grouped_matmul: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Pool:
 class EngineConfig:
     """Resolved: every field is a fact. Sizes are per lane; one pool per page group of the model.
 
-    min_rows: the fewest rows that a step is compiled for.
+    min_rows: the fewest rows that a step is compiled for. embeds: the model makes an embedding of every prompt, and
+    generates nothing.
     """
 
     lanes: int
@@ -77,6 +79,8 @@ class EngineConfig:
     prefix_cache: bool
     deterministic: bool
     attention: str
+    grouped_matmul: str
+    embeds: bool = False
 
     @property
     def pages_per_row(self) -> int:
@@ -125,11 +129,12 @@ def resolve(
     affordable_tokens: int,
     windows: Sequence[int | None] = (None,),
     min_rows: int = 1,
+    embeds: bool = False,
 ) -> EngineConfig:
     """Fill in what was left open. affordable_tokens: KV tokens per lane for which there is memory.
 
     windows: of each page group. A group with a window gets as many pages as its rows can hold, and as many again for
-    the windows of cached prefixes, if that is less than --cache-tokens.
+    the windows of cached prefixes, if that is less than --cache-tokens. embeds: see EngineConfig.
     ConfigError when a choice contradicts the model, the memory or another choice.
     """
     if options.prefer not in PRESETS:
@@ -143,7 +148,7 @@ def resolve(
         raise ConfigError(
             f"--step-tokens {step_tokens} is less than --max-batch {max_batch}: every stream takes a token of each step"
         )
-    decode_steps = _decode_steps(options, preset, step_tokens)
+    decode_steps = _decode_steps(options, preset, step_tokens, embeds)
     useful = min(affordable_tokens, max_batch * _round_up(context, page_size))
     wanted = _bounded("--cache-tokens", options.cache_tokens, 1, 2**50, useful)
     num_pages = wanted // page_size
@@ -173,16 +178,20 @@ def resolve(
         prefix_cache=options.prefix_cache,
         deterministic=options.deterministic,
         attention=options.attention,
+        grouped_matmul=options.grouped_matmul,
+        embeds=embeds,
     )
 
 
-def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int) -> int:
-    """One under `deterministic`: there, a decode step is one executable."""
+def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embeds: bool) -> int:
+    """One under `deterministic`: there, a decode step is one executable. One where there is none."""
+    if embeds and (options.decode_steps or 1) > 1:
+        raise ConfigError(f"--decode-steps {options.decode_steps}: a model that embeds decodes nothing (leave it out)")
     if options.deterministic and (options.decode_steps or 1) > 1:
         raise ConfigError(
             f"--decode-steps {options.decode_steps}: --deterministic launches decode steps one by one (leave it out)"
         )
-    default = 1 if options.deterministic else min(preset.decode_steps, step_tokens)
+    default = 1 if options.deterministic or embeds else min(preset.decode_steps, step_tokens)
     steps = _bounded("--decode-steps", options.decode_steps, 1, MAX_DECODE_STEPS, default)
     if steps > step_tokens:  # pages behind a window are kept for as many tokens in flight as a step may have
         raise ConfigError(f"--decode-steps {steps} is more than --step-tokens {step_tokens} (lower it, or raise that)")

@@ -7,6 +7,7 @@ JaxserveError
 │   └── ChatError                                     the chat template refuses the messages, or cannot render them
 ├── RequestIdInUseError     ALREADY_EXISTS       409  a request with this id has not ended yet
 ├── ModelNotFoundError      NOT_FOUND            404  another model was asked for than the one that is served
+├── NotBuiltInError         UNIMPLEMENTED        501  the model embeds and was asked to generate, or the other way round
 ├── CredentialError         UNAUTHENTICATED      401  no token, or a wrong one
 ├── AdminOnlyError          PERMISSION_DENIED    403  a client's token where an admin's is needed
 ├── QueueFullError          RESOURCE_EXHAUSTED   429  too much waits already; try again after `retry_after`
@@ -69,6 +70,10 @@ class RequestIdInUseError(JaxserveError):
 
 class ModelNotFoundError(JaxserveError):
     code, http_status, reason = "NOT_FOUND", 404, "MODEL_NOT_FOUND"
+
+
+class NotBuiltInError(JaxserveError):
+    code, http_status, reason = "UNIMPLEMENTED", 501, "NOT_IMPLEMENTED"
 
 
 class CredentialError(JaxserveError):

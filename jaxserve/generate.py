@@ -15,6 +15,8 @@ from jaxserve.cli.exits import BAD_INPUT, complain, exit_code
 from jaxserve.cli.flags import check_chat_flags, engine_options, parser, sampling_params
 from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
 from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, summary
+from jaxserve.cluster.fingerprint import facts_of_engine, facts_of_start
+from jaxserve.cluster.hosts import Hosts, Pod, join, leave
 from jaxserve.completion import Completion, Delta
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.llm import LLM
@@ -36,33 +38,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     console = Console(stderr=True, highlight=False)
     prepare_output(args.json)
-    return exit_code(lambda: generate(args, console), EXPECTED)
+    return leave(exit_code(lambda: generate(args, console), EXPECTED))
 
 
 def generate(args: argparse.Namespace, console: Console) -> int:
     params = sampling_params(args)
     check_chat_flags(args, params)
-    prompts = [] if args.chat else read_prompts(args)
-    turns = read_turns(args) if args.chat else []
-    use_compilation_cache(args.compilation_cache)
-    with open_llm(args, console) as llm:
-        if args.chat:
-            return talk(llm, turns, params, args, console)
-        return run(llm, prompts, params, args.json, console)
+    with join(Hosts.of(args)) as pod:
+        prompts = read_prompts(args) if pod.leads and not args.chat else []
+        turns = read_turns(args) if pod.leads and args.chat else []
+        use_compilation_cache(args.compilation_cache)
+        with open_llm(args, console, pod) as llm:
+            if pod.leads is False:
+                return pod.follow(llm.runner)
+            if args.chat:
+                return talk(llm, turns, params, args, console)
+            return run(llm, prompts, params, args.json, console)
 
 
-def open_llm(args: argparse.Namespace, console: Console) -> LLM:
+def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
     loading, compiling = Bar(console, "loading"), Bar(console, "compiling")
+    options, mesh = engine_options(args), MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
+    pod.agree("start", partial(facts_of_start, mesh, args.dtype, options))
     with loading:
-        return LLM(
+        llm = LLM(
             args.model,
             dtype=args.dtype,
-            options=engine_options(args),
-            mesh=MeshSpec(data=args.data, tensor=args.tensor),
+            options=options,
+            mesh=mesh,
             chat_template=args.chat_template,
             on_load=loading.update,
             on_compile=compiling.update,
+            new_runner=pod.new_runner,
         )
+    pod.agree("engine", partial(facts_of_engine, llm.model.spec, llm.model.params, llm.runner.config))
+    return llm
 
 
 def run(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, console: Console) -> int:

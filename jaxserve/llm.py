@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from jaxserve.chat import Chat, Message, Rendered
 from jaxserve.completion import Assembler, Completion, Delta
 from jaxserve.config import EngineOptions
-from jaxserve.engine.build import build_engine
+from jaxserve.engine.build import NewRunner, build_engine
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.engine.runner import DeviceRunner, Progress
@@ -33,12 +34,19 @@ def _silent(done: int, total: int, what: str) -> None:
     pass
 
 
+def _names(prompts: Sequence[Prompt]) -> list[str]:
+    """Of the prompts, for errors."""
+    if isinstance(prompts, str):
+        raise RequestError("prompts", "is a string; give a list of prompts")
+    return [f"prompts[{i}]" for i in range(len(prompts))]
+
+
 class LLM:
-    """A checkpoint ready to generate. Close it, or use it in a `with`, to free its device memory.
+    """A checkpoint ready to generate, or to embed. Close it, or use it in a `with`, to free its device memory.
 
     model: a folder as Hugging Face publishes it. dtype: auto, float32, bfloat16. options: the engine's knobs.
     mesh: how many devices to spread over. chat_template: a file to use instead of the folder's chat template.
-    on_load, on_compile: called with (done, total, what) as it gets ready.
+    on_load, on_compile: called with (done, total, what) as it gets ready. new_runner: makes what drives the devices.
     Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, KernelError; later RequestError for what a
     client can mend, EngineError once the LLM is closed or a step has failed. One line each. Steps are compiled when
     the first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets
@@ -55,13 +63,14 @@ class LLM:
         chat_template: str | Path | None = None,
         on_load: Progress = _silent,
         on_compile: Progress = _silent,
+        new_runner: NewRunner = DeviceRunner,
     ):
         devices = (mesh or MeshSpec()).build(jax.devices())
         self.model = load(Path(model), devices, dtype, on_load)
         self.engine: Engine
         self.runner: DeviceRunner
         self.engine, self.runner = build_engine(
-            self.model.spec, self.model.params, devices, options or EngineOptions(), self.model.fingerprint
+            self.model.spec, self.model.params, devices, options or EngineOptions(), self.model.fingerprint, new_runner
         )
         self._chat = Chat(Path(model), self.model.tokenizer, Path(chat_template) if chat_template else None)
         self.prompts = Prompts(
@@ -71,6 +80,7 @@ class LLM:
             self.model.spec.vocab_size,
             self.runner.config.max_context,
             self.engine.scheduler.max_tokens,
+            self.runner.config.embeds,
         )
         self._on_compile = on_compile
         self._live: dict[str, _Live] = {}
@@ -86,10 +96,8 @@ class LLM:
         params: one for all, or one per prompt. Log-probabilities of the prompt come with choice 0. RequestError names
         the first prompt that cannot run; nothing runs then.
         """
-        if isinstance(prompts, str):
-            raise RequestError("prompts", "is a string; give a list of prompts")
-        self.engine.check_usable()
-        names = [f"prompts[{i}]" for i in range(len(prompts))]
+        self._check(embed=False)
+        names = _names(prompts)
         return self._complete(list(map(self.prompts.encode, prompts, names)), params, names)
 
     def chat(
@@ -104,10 +112,33 @@ class LLM:
         is wrong by its path, such as messages[2].role; ChatError is what the template has to say. To stream an answer,
         give stream() a conversation.
         """
-        self.engine.check_usable()
+        self._check(embed=False)
         many = isinstance(messages, Sequence) and messages and all(isinstance(m, list | tuple) for m in messages)
         named = {f"messages[{i}]": m for i, m in enumerate(messages)} if many else {"messages": messages}
         return self._complete([self._chat.render(m, name) for name, m in named.items()], params, list(named))
+
+    def embed(self, prompts: Sequence[str | Sequence[int]]) -> list[np.ndarray]:
+        """The embedding of every prompt, float32 [D] of length 1, from a model that embeds.
+
+        A text gets the tokens that the tokenizer's files put around it; token ids are taken as they are. Instructions,
+        such as the prompts of config_sentence_transformers.json, are for the caller to write before the text.
+        RequestError names the first prompt that cannot run; NotBuiltInError where the model generates, and where it
+        embeds, from the calls that generate.
+        """
+        self._check(embed=True)
+        names = _names(prompts)
+        for name, prompt in zip(names, prompts, strict=True):
+            if is_conversation(prompt):
+                raise RequestError(name, "is a conversation; give a text or its token ids")
+        done = self._complete(list(map(self.prompts.encode, prompts, names)), None, names)
+        for completion in done:
+            if completion.error:
+                raise completion.error
+        return [np.array(completion.embedding, np.float32) for completion in done]
+
+    def _check(self, embed: bool) -> None:
+        self.engine.check_usable()
+        self.prompts.check_purpose(embed)
 
     def _complete(
         self, prompts: list[Rendered], params: SamplingParams | Sequence[SamplingParams] | None, names: list[str]
@@ -125,7 +156,7 @@ class LLM:
 
     def prepare(self, prompt: Prompt, params: SamplingParams | None = None, name: str = "") -> Prepared:
         """Tokenize and check one prompt; RequestError, with `name` as the field, when it could never run."""
-        self.engine.check_usable()
+        self._check(embed=False)
         name = name or ("messages" if is_conversation(prompt) else "prompt")
         return self._checked(self.prompts.encode(prompt, name), params, name)
 

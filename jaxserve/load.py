@@ -4,8 +4,9 @@ The only file that knows both checkpoints and models.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -18,12 +19,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from checkpoints.hf import HFCheckpoint
+from checkpoints.quantized import check_method, dequantized
 from checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
-from jaxserve.models.decoder import param_specs
+from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
 from jaxserve.models.families import FAMILIES
-from jaxserve.models.families.family import Family, Tensor
-from jaxserve.models.fused import PARTS, place
+from jaxserve.models.families.family import Family, Stored, Tensor
+from jaxserve.models.families.pooling import embeds
+from jaxserve.models.fused import PARTS
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_EOS_IDS
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
@@ -59,7 +62,7 @@ def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lam
     """
     checkpoint = HFCheckpoint.open(folder)
     tokenizer = load_tokenizer(folder)
-    _, spec = read_spec(checkpoint.config)
+    _, spec = _architecture(checkpoint)
     added = {*tokenizer.special_tokens.values(), *tokenizer.added_tokens.values()}
     if any(token not in added for token in range(spec.vocab_size, tokenizer.vocab_size)):
         raise ModelError(
@@ -79,9 +82,9 @@ def load_params(
     checkpoint: HFCheckpoint, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None
 ) -> dict:
     """The parameters of `spec.on` these devices, each read once from the memory map straight into its shards."""
-    family, spec = read_spec(checkpoint.config)
+    family, spec = _architecture(checkpoint)
     spread = spec.on(mesh.shape["tensor"])
-    tensors = checkpoint.tensors
+    tensors = dequantized(_with_prefix(checkpoint.tensors), checkpoint.config)
     table = _match(family, spec, tensors)
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
     params: Any = param_specs(spread, jnp.dtype(kept))
@@ -103,11 +106,20 @@ def _by_parameter(table: list[Tensor]) -> dict[tuple[str | int, ...], list[Tenso
     for row in table:
         fused = PARTS.get(str(row.path[-1]))
         grouped.setdefault((*row.path[:-1], fused.fused) if fused else row.path, []).append(row)
-    for path, rows in grouped.items():
-        parts = {name for name, part in PARTS.items() if part.fused == path[-1]}
-        if parts and parts != {row.path[-1] for row in rows}:
-            raise ModelError(f"the weight-name table has no row for some of {', '.join(sorted(parts))} of {path}")
     return grouped
+
+
+def _architecture(checkpoint: HFCheckpoint) -> tuple[Family, ModelSpec]:
+    """What config.json says, and the files beside it: whether the model embeds."""
+    family, spec = read_spec(checkpoint.config)
+    return family, replace(spec, embeds=embeds(checkpoint.modules))
+
+
+def _with_prefix(tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """Under the names that a whole model's have: a decoder that was stored without its head lacks their beginning."""
+    if "embed_tokens.weight" not in tensors:
+        return tensors
+    return {name if name.startswith("lm_head.") else f"model.{name}": tensor for name, tensor in tensors.items()}
 
 
 def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
@@ -120,18 +132,15 @@ def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
         raise ModelError(
             f"config.json: architectures {named!r} are not implemented (implemented: {', '.join(FAMILIES)})"
         )
-    if config.get("quantization_config"):
-        raise ModelError(
-            "config.json: quantization_config: quantized checkpoints are not implemented (use the unquantized one)"
-        )
+    check_method(config)
     family = FAMILIES[known[0]]
     return family, family.spec_from_hf(config)
 
 
-def _checkpoint_dtype(asked: str, table: list[Tensor], tensors: Mapping[str, np.ndarray]) -> np.dtype:
+def _checkpoint_dtype(asked: str, table: list[Tensor], tensors: Mapping[str, Stored]) -> np.dtype:
     if asked != "auto":
         raise ModelError(f"--dtype {asked!r}: choose auto, {' or '.join(DTYPES)}")
-    stored = {tensors[row.name].dtype for row in table}
+    stored = {tensors[row.name].dtype for row in table if row.path[-1] not in ALWAYS_FLOAT32}
     if any(not _is_float(dtype) for dtype in stored):
         raise ModelError(
             f"the checkpoint stores weights as {', '.join(sorted(map(str, stored)))}; floating point is needed"
@@ -143,14 +152,15 @@ def _is_float(dtype: np.dtype) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize >= 2
 
 
-def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, np.ndarray]) -> list[Tensor]:
+def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> list[Tensor]:
     """The weight-name table; ModelError when a tensor is left over or missing."""
     table = family.tensors(spec)
     wanted = {row.name for row in table}
     missing = sorted(wanted - set(tensors))
-    extra = sorted(name for name in set(tensors) - wanted if not name.endswith(family.ignored_tensors))
+    ignored = (*family.ignored(spec), *(("lm_head.weight",) if spec.embeds else ()))
+    extra = sorted(name for name in set(tensors) - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
     if spec.tied_head and "lm_head.weight" in extra:  # some publishers store the tied head twice
-        if not np.array_equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
+        if not np.array_equal(tensors["lm_head.weight"][:], tensors["model.embed_tokens.weight"][:]):
             raise ModelError("config.json ties the head to the embedding, but lm_head.weight differs from it")
         extra.remove("lm_head.weight")
     if missing:
@@ -169,7 +179,7 @@ def _some(names: list[str]) -> str:
 def _load_parameter(
     rows: list[Tensor],
     param: ParamSpec,
-    tensors: Mapping[str, np.ndarray],
+    tensors: Mapping[str, Stored],
     specs: tuple[ModelSpec, ModelSpec],
     mesh: Mesh,
 ) -> jax.Array:
@@ -177,40 +187,70 @@ def _load_parameter(
 
     specs: of the checkpoint, and of what these devices hold.
     """
-    views = [_view(row, tensors[row.name], param.axes, *specs) for row in rows]
+    spread = specs[1]
+    held = sum(row.size(param.axes, spread.sizes(row.block)) for row in rows)
+    if held != math.prod(param.shape):
+        raise ModelError(f"the weight-name table has {held} of the {math.prod(param.shape)} numbers of {rows[0].path}")
+    for row in rows:
+        if not _is_float(tensors[row.name].dtype):
+            raise ModelError(f"tensor {row.name} is stored as {tensors[row.name].dtype}; floating point is needed")
+
+    done: dict[tuple[range, ...], np.ndarray] = {}  # devices that have the same shard read it once
 
     def shard(index: Any) -> np.ndarray:
-        lengths = [len(range(size)[part]) for size, part in zip(param.shape, index, strict=True)]
-        whole = np.empty(lengths, param.dtype)
-        for row, (view, at) in zip(rows, views, strict=True):
-            part = view[tuple(slice(None) if own != slice(None) else i for i, own in zip(index, at, strict=True))]
-            check_finite(row.name, part)
-            _copy(part, whole[at])
-        return whole
+        asked = tuple(range(size)[part] for size, part in zip(param.shape, index, strict=True))
+        if asked not in done:
+            done[asked] = np.empty([len(part) for part in asked], param.dtype)
+            for row in rows:
+                _read_into(done[asked], asked, row, tensors[row.name], param.axes, specs)
+        return done[asked]
 
     return jax.make_array_from_callback(param.shape, param.format(mesh), shard)
 
 
-def _view(
-    row: Tensor, stored: np.ndarray, axes: str, spec: ModelSpec, spread: ModelSpec
-) -> tuple[np.ndarray, tuple[slice, ...]]:
-    """A checkpoint's tensor with the parameter's dimensions, and where along them it lies."""
-    if not _is_float(stored.dtype):
-        raise ModelError(f"tensor {row.name} is stored as {stored.dtype}; floating point is needed")
-    sizes, name, copies = spec.sizes(), str(row.path[-1]), spread.num_kv_heads // spec.num_kv_heads
-    if name not in PARTS:
-        return _spread(row.view(stored, sizes, axes), axes, copies), (slice(None),) * len(axes)
-    part, where = place(name, spread.sizes())
-    own = axes.replace(part.axis, part.letter)
-    view = _spread(row.view(stored, sizes, own), own, copies)
-    at = tuple(where if letter == part.axis else slice(None) for letter in axes)
-    return view if part.letter else np.expand_dims(view, axes.index(part.axis)), at
+def _read_into(
+    whole: np.ndarray,
+    asked: Sequence[range],
+    row: Tensor,
+    stored: Stored,
+    axes: str,
+    specs: tuple[ModelSpec, ModelSpec],
+) -> None:
+    """A row's share of one shard of its parameter: of the entries `asked` along each of the parameter's axes."""
+    spec, held = specs
+    places = row.places(held.sizes(row.block))
+    wanted, within, target = "", dict[str, slice](), list[slice | int]()
+    for letter, part in zip(axes, asked, strict=True):
+        if letter not in places:
+            wanted += letter
+            within[letter] = slice(part.start, part.stop)
+            target.append(slice(None))
+        else:
+            letters, at = places[letter]
+            begin, end = max(at.start, part.start), min(at.stop, part.stop)
+            if begin >= end:
+                return
+            wanted += letters
+            target.append(slice(begin - part.start, end - part.start) if letters else begin - part.start)
+    copies = held.num_kv_heads // spec.num_kv_heads
+    values = _read(row, stored, spec.sizes(row.block), wanted, within, copies)
+    check_finite(row.name, values)
+    _copy(values, whole[tuple(target)])
+
+
+def _read(
+    row: Tensor, stored: Stored, sizes: Mapping[str, int], wanted: str, within: dict[str, slice], copies: int
+) -> np.ndarray:
+    """Tensor.read, the kv heads copied so many times; `within` counts the copies."""
+    if copies == 1 or "K" not in wanted:
+        return row.read(stored, sizes, wanted, within)
+    heads = within.pop("K")
+    spread = _spread(row.read(stored, sizes, wanted, within), wanted, copies)
+    return spread[tuple(heads if letter == "K" else slice(None) for letter in wanted)]
 
 
 def _spread(view: np.ndarray, axes: str, copies: int) -> np.ndarray:
-    """Every kv head so many times, its queries (G, which follows K) shared out among them; otherwise as it was."""
-    if copies == 1 or "K" not in axes:
-        return view
+    """Every kv head so many times, its queries (G, which follows K) shared out among them."""
     at = axes.index("K")
     if "G" not in axes:
         return view.repeat(copies, axis=at)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from jaxserve.chat import Chat, Message, Rendered
-from jaxserve.errors import ContextLengthError, RequestError
+from jaxserve.errors import ContextLengthError, NotBuiltInError, RequestError
 from jaxserve.request import Request, SamplingParams, check_token_ids, integers
 from jaxserve.tokenizer import Tokenizer, TokenizerError
 
@@ -26,7 +26,10 @@ def is_conversation(prompt: object) -> bool:
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a model's prompts become. max_tokens: the scheduler's, which knows context and capacity."""
+    """What a model's prompts become. max_tokens: the scheduler's, which knows context and capacity.
+
+    embeds: the model makes embeddings of them, and no text.
+    """
 
     tokenizer: Tokenizer
     chat: Chat
@@ -34,6 +37,14 @@ class Prompts:
     vocab_size: int
     max_context: int
     max_tokens: MaxTokens
+    embeds: bool = False
+
+    def check_purpose(self, embed: bool) -> None:
+        """NotBuiltInError when the model does not do what is asked for: to embed, or else to generate."""
+        if embed and not self.embeds:
+            raise NotBuiltInError("this model generates text and makes no embeddings (serve one that embeds)")
+        if self.embeds and not embed:
+            raise NotBuiltInError("this model makes embeddings and generates no text (ask for embeddings)")
 
     def encode(self, prompt: Prompt, name: str) -> Rendered:
         """Text and token ids; RequestError with `name` as the field. From any thread."""

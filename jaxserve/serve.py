@@ -3,10 +3,13 @@
 import argparse
 import asyncio
 import gc
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
 
 import uvloop
 from rich.console import Console
@@ -16,16 +19,19 @@ from jaxserve.cli.compilation_cache import read_compiled, use_compilation_cache
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import Bar
-from jaxserve.errors import JaxserveError
+from jaxserve.cluster.fingerprint import facts_of_engine, facts_of_start
+from jaxserve.cluster.hosts import Alone, Hosts, Pod, join, leave
+from jaxserve.cluster.pulse import Loss
+from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
-from jaxserve.server import log
 from jaxserve.server.assembly import assemble, engine_card, model_card
 from jaxserve.server.flags import check_bundle, limits, parser, tokens
+from jaxserve.server.follower import healthy, on_signals
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.lifecycle import FAILED, Lifecycle
 from jaxserve.server.listeners import Listeners
-from jaxserve.server.log import RequestLog
+from jaxserve.server.log import RequestLog, configure
 from jaxserve.server.metrics import Metrics
 from jaxserve.server.model import EngineCard, ModelCard, Served
 from jaxserve.tokenizer import TokenizerError
@@ -33,43 +39,68 @@ from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec, device_kind
 from sharding.rules import ShardingError
 
+if TYPE_CHECKING:
+    from jaxserve.cluster.follower import Follower
+    from jaxserve.cluster.leader import Leader
+
+log = logging.getLogger("jaxserve.serve")
+LAST_WORDS = 5.0  # seconds to tell every client that a host is gone
 EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 after a drain, 2 when something asked for cannot be done, 70 when the engine failed."""
     args = parser().parse_args(arguments)
-    log.configure(args.log_format, args.log_level)
-    return exit_code(lambda: run(args), EXPECTED)
+    configure(args.log_format, args.log_level)
+    return leave(exit_code(lambda: run(args), EXPECTED))
 
 
 def run(args: argparse.Namespace) -> int:
+    console = Console(stderr=True, highlight=False)
     with ExitStack() as resources:
-        work = serve(args, Console(stderr=True, highlight=False), resources)
-        code = asyncio.run(work, loop_factory=uvloop.new_event_loop)
+        pod = resources.enter_context(join(Hosts.of(args)))
+        manifest = use_bundle(args) if args.bundle else None
+        if manifest is None:
+            use_compilation_cache(args.compilation_cache)
+        if pod.leads is False:
+            return follow(args, console, pod, manifest)
+        code = asyncio.run(serve(args, console, pod, manifest, resources), loop_factory=uvloop.new_event_loop)
         if code == FAILED:
+            pod.fail()
             os._exit(code)  # the engine's thread may hang for ever, and whatever waits for it
         return code
 
 
-async def serve(args: argparse.Namespace, console: Console, resources: ExitStack) -> int:
+def follow(args: argparse.Namespace, console: Console, pod: "Follower", manifest: Manifest | None) -> int:
+    """What another host of the pod does: it computes, and only its leader is asked."""
+    with healthy(args.host, args.port), open_llm(args, console, pod, manifest) as llm:
+        on_signals(pod.leave)
+        return pod.follow(llm.runner)
+
+
+async def serve(
+    args: argparse.Namespace,
+    console: Console,
+    pod: "Alone | Leader",
+    manifest: Manifest | None,
+    resources: ExitStack,
+) -> int:
     """resources: closes the model in the end."""
-    manifest = use_bundle(args) if args.bundle else None
-    if manifest is None:
-        use_compilation_cache(args.compilation_cache)
     gate, loop = Gate(), asyncio.get_running_loop()
     metrics = Metrics(lambda: gate.served.compiles_after_ready() if gate.served else 0)
-    listeners = Listeners(gate, limits(args), tokens(args), metrics.render)
+    listeners = Listeners(gate, limits(args), tokens(args), metrics.text)
     lifecycle = Lifecycle(gate, listeners.stop, args.drain_timeout, args.step_timeout)
     await listeners.start(args, lifecycle.drain, lifecycle.fail)
     lifecycle.watch_signals()
 
     def load() -> Served:
-        llm = resources.enter_context(open_llm(args, console, manifest))
+        llm = resources.enter_context(open_llm(args, console, pod, manifest))
         model, engine = model_card(llm, args.served_model_name or args.model.resolve().name), engine_card(llm)
         introduce(model, engine, console)
         compile_all(llm, console, manifest)
         service, thread = assemble(llm, limits(args), (metrics, RequestLog()), loop, lifecycle.fail)
+        if mixture := llm.model.spec.mixture:
+            loop.call_soon_threadsafe(metrics.watch_experts, mixture.layers, thread, llm.runner.expert_load)
         gc.collect()
         gc.freeze()  # modules and compiled steps stay: every full collection would hold all up to walk them again
         return Served(service, thread, model, engine, lambda: llm.runner.compiles_after_ready)
@@ -77,7 +108,15 @@ async def serve(args: argparse.Namespace, console: Console, resources: ExitStack
     def changed(phase: Phase) -> None:
         listeners.tell(phase)
         if phase is Phase.READY:
+            pod.watch(lost, evicted, LAST_WORDS)
             console.print(f"ready: {listeners.addresses}", soft_wrap=True)
+
+    def lost(loss: Loss) -> None:
+        loop.call_soon_threadsafe(lifecycle.fail, RestartingError(loss.reason))
+
+    def evicted(reason: str) -> None:
+        log.info("draining: %s", reason)
+        loop.call_soon_threadsafe(lifecycle.drain)
 
     gate.changed = changed
     try:
@@ -95,19 +134,26 @@ def use_bundle(args: argparse.Namespace) -> Manifest:
     return manifest
 
 
-def open_llm(args: argparse.Namespace, console: Console, manifest: Manifest | None) -> LLM:
+def open_llm(args: argparse.Namespace, console: Console, pod: Pod, manifest: Manifest | None) -> LLM:
+    options, dtype = engine_options(args), args.dtype
+    mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
+    if manifest:
+        options, dtype, mesh = manifest.options(), manifest.dtype, manifest.axes
+    pod.agree("start", partial(facts_of_start, mesh, dtype, options))
     with Bar(console, "loading") as loading:
         llm = LLM(
             args.model,
-            dtype=manifest.dtype if manifest else args.dtype,
-            options=manifest.options() if manifest else engine_options(args),
-            mesh=manifest.axes if manifest else MeshSpec(data=args.data, tensor=args.tensor),
+            dtype=dtype,
+            options=options,
+            mesh=mesh,
             chat_template=args.chat_template,
             on_load=loading.update,
+            new_runner=pod.new_runner,
         )
     if manifest:
         model, kind = llm.model, device_kind(llm.model.mesh)
         check_engine(manifest, model.spec, str(model.params["embed"].dtype), kind, llm.runner.config)
+    pod.agree("engine", partial(facts_of_engine, llm.model.spec, llm.model.params, llm.runner.config))
     return llm
 
 
@@ -128,9 +174,11 @@ def compile_all(llm: LLM, console: Console, manifest: Manifest | None) -> None:
 
 def introduce(model: ModelCard, engine: EngineCard, console: Console) -> None:
     mesh = " x ".join(f"{axis} {size}" for axis, size in engine.mesh.items())
+    purpose = f", embeddings of {model.embedding_dimensions} numbers" if model.embedding_dimensions else ""
     copies = f", every kv head on {engine.kv_copies} devices" if engine.kv_copies > 1 else ""
     lines = (
-        f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M parameters, {model.dtype}",
+        f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M parameters, {model.dtype}"
+        + purpose,
         f"mesh     {mesh} on {engine.device_kind}{copies}",
         f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context {model.max_context}",
         f"cache    {engine.cache_tokens:,} tokens in pages of {engine.page_size}",

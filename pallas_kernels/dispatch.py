@@ -6,13 +6,21 @@ that is not there.
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+from pallas_kernels.errors import KernelError
+from pallas_kernels.grouped_matmul import api as grouped
+from pallas_kernels.grouped_matmul import gpu as grouped_gpu
+from pallas_kernels.grouped_matmul import reference as grouped_reference
+from pallas_kernels.grouped_matmul import tpu as grouped_tpu
+from pallas_kernels.paged_attention import api as paged
 from pallas_kernels.paged_attention import gpu, reference, tpu
-from pallas_kernels.paged_attention.api import Demand, KernelError, Options, PagedAttention
 
-IMPLEMENTATIONS: Final[Mapping[str, PagedAttention]] = MappingProxyType(
+IMPLEMENTATIONS: Final[Mapping[str, paged.PagedAttention]] = MappingProxyType(
     {"reference": reference, "gpu": gpu, "tpu": tpu}
+)
+GROUPED: Final[Mapping[str, grouped.GroupedMatmul]] = MappingProxyType(
+    {"reference": grouped_reference, "gpu": grouped_gpu, "tpu": grouped_tpu}
 )
 PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"gpu": "gpu", "tpu": "tpu"})  # of those that run on one alone
 # What "auto" tries on each platform, in this order.
@@ -24,7 +32,7 @@ CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 def choose(
     name: str,
     platform: str,
-    steps: Sequence[tuple[Options, Demand]],
+    steps: Sequence[tuple[paged.Options, paged.Demand]],
     refused: Callable[[str, KernelError], None] = lambda name, error: None,
 ) -> str:
     """The name of the implementation of paged attention that takes all of these steps.
@@ -32,25 +40,47 @@ def choose(
     "auto": the first of the platform's candidates that can; `refused` is told of those before it, and why they cannot.
     A name is that one or KernelError: nothing takes its place.
     """
-    known = ", ".join(IMPLEMENTATIONS)
-    if name != "auto" and name not in IMPLEMENTATIONS:
-        raise KernelError(f"attention {name!r} is not built in; choose auto or one of {known} (--attention)")
+    return _choose("attention", IMPLEMENTATIONS, name, platform, lambda kernel: steps, refused)
+
+
+def choose_grouped(
+    name: str,
+    platform: str,
+    demands: Callable[[grouped.GroupedMatmul], Sequence[tuple[grouped.Options, grouped.Demand]]],
+    refused: Callable[[str, KernelError], None] = lambda name, error: None,
+) -> str:
+    """The same of the grouped matrix product, for all products that are asked of an implementation."""
+    return _choose("grouped-matmul", GROUPED, name, platform, demands, refused)
+
+
+def _choose(
+    what: str,
+    built_in: Mapping[str, Any],
+    name: str,
+    platform: str,
+    demands: Callable[[Any], Sequence[tuple[Any, Any]]],
+    refused: Callable[[str, KernelError], None],
+) -> str:
+    """what: the kernel, as its flag has it."""
+    known = ", ".join(built_in)
+    if name != "auto" and name not in built_in:
+        raise KernelError(f"{what} {name!r} is not built in; choose auto or one of {known} (--{what})")
     if name == "auto" and platform not in CANDIDATES:
-        raise KernelError(f"no attention is known to run on {platform!r}; name one of {known} (--attention)")
+        raise KernelError(f"no {what} is known to run on {platform!r}; name one of {known} (--{what})")
     if (own := PLATFORMS.get(name, platform)) != platform:
-        raise KernelError(f"attention {name!r} runs on {own!r}, and this is {platform!r}; choose auto (--attention)")
+        raise KernelError(f"{what} {name!r} runs on {own!r}, and this is {platform!r}; choose auto (--{what})")
     *others, last = CANDIDATES[platform] if name == "auto" else (name,)
     for candidate in others:
         try:
-            _check(candidate, steps)
+            _check(built_in[candidate], demands)
         except KernelError as error:
             refused(candidate, error)
         else:
             return candidate
-    _check(last, steps)
+    _check(built_in[last], demands)
     return last
 
 
-def _check(name: str, steps: Sequence[tuple[Options, Demand]]) -> None:
-    for options, demand in steps:
-        IMPLEMENTATIONS[name].check(options, demand)
+def _check(implementation: Any, demands: Callable[[Any], Sequence[tuple[Any, Any]]]) -> None:
+    for options, demand in demands(implementation):
+        implementation.check(options, demand)

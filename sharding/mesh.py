@@ -16,7 +16,8 @@ AXES = ("data", "expert", "tensor")
 class MeshSpec:
     """Sizes of the mesh axes.
 
-    data splits rows and pages into lanes, expert splits experts, tensor splits heads, MLP columns and the vocabulary.
+    data and expert split rows and pages into lanes; expert splits experts too; tensor splits heads, MLP columns and the
+    vocabulary. So beside a mixture of experts the attention of every expert shard has sequences of its own.
     """
 
     data: int = 1
@@ -32,14 +33,29 @@ class MeshSpec:
     def size(self) -> int:
         return self.data * self.expert * self.tensor
 
+    @property
+    def lanes(self) -> int:
+        return self.data * self.expert
+
     def build(self, devices: Sequence[Any]) -> Mesh:
-        """Mesh with Auto axis types over the first `size` devices; ShardingError when there are fewer."""
+        """Mesh with Auto axis types over the first `size` devices, host after host.
+
+        So the tensor axis stays inside a host where it fits. ShardingError when there are fewer devices, or when a host
+        is left with none.
+        """
         if len(devices) < self.size:
             raise ShardingError(
-                f"mesh {self.data}x{self.expert}x{self.tensor} needs {self.size} devices; {len(devices)} are present "
+                f"mesh {self} needs {self.size} devices; {len(devices)} are present "
                 "(lower --data, --expert or --tensor)"
             )
-        grid = np.asarray(devices[: self.size]).reshape(self.data, self.expert, self.tensor)
+        by_host = sorted(devices, key=lambda device: device.process_index)
+        taken, left = by_host[: self.size], by_host[self.size :]
+        if idle := {device.process_index for device in left} - {device.process_index for device in taken}:
+            raise ShardingError(
+                f"mesh {self} takes {self.size} of {len(devices)} devices and none of host {min(idle)} "
+                "(raise --data, --expert or --tensor, or lower --hosts)"
+            )
+        grid = np.asarray(taken).reshape(self.data, self.expert, self.tensor)
         return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
     def without_devices(self, device: AbstractDevice) -> Mesh:
@@ -47,6 +63,26 @@ class MeshSpec:
         sizes = (self.data, self.expert, self.tensor)
         mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), abstract_device=device)
         return cast(Mesh, mesh)  # which has all of a Mesh that is asked for here
+
+    def __str__(self) -> str:
+        return f"{self.data}x{self.expert}x{self.tensor}"
+
+
+def spans_hosts(mesh: Mesh) -> bool:
+    """Whether the mesh has devices of several processes."""
+    return len({device.process_index for device in mesh.devices.flat}) > 1
+
+
+def crosses_slow_links(mesh: Mesh, axis: str) -> bool:
+    """Whether neighbours along the axis lie on two hosts, or of TPUs, whose hosts share one fabric, in two slices."""
+
+    def fabric(device: Any) -> int:
+        return getattr(device, "slice_index", 0) if device.platform == "tpu" else device.process_index
+
+    if isinstance(mesh, AbstractMesh):  # nobody knows where its devices are
+        return False
+    lines = np.moveaxis(mesh.devices, AXES.index(axis), -1).reshape(-1, mesh.shape[axis])
+    return any(len({fabric(device) for device in line}) > 1 for line in lines)
 
 
 def platform(mesh: Mesh) -> str:

@@ -16,6 +16,7 @@ from sharding.rules import sharding
 
 # Platforms with weights in `memory_order`. Elsewhere the order is that of the axes, which keeps a fused product one.
 REORDERED: Final = frozenset({"tpu"})
+LANES: Final = 128  # of a TPU's tiles: numbers of a row
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,16 @@ class ParamSpec:
         return sharding(self.axes, self.shape, mesh)
 
     def format(self, mesh: Mesh) -> Format:
-        """Sharding, and the order of dimensions in the devices' memory where it is not that of the axes.
+        """Sharding, and the order of dimensions in the devices' memory where it must not be left to the compiler.
 
-        Only there, since jax loads an array of a given layout on a slower way.
+        That is where it is not that of the axes, or where rows do not fill a TPU's tiles: XLA turns such a weight over,
+        and back in every step. Only there, since jax loads an array of a given layout on a slower way.
         """
-        order, plain = memory_order(self.axes), tuple(range(len(self.axes)))
-        reordered = order != plain and platform(mesh) in REORDERED
-        return Format(Layout(order) if reordered else None, self.sharding(mesh))
+        order, split = memory_order(self.axes), self.sharding(mesh)
+        reordered = order != tuple(range(len(self.axes)))
+        ragged = len(self.axes) > 1 and split.shard_shape(self.shape)[-1] % LANES != 0
+        given = platform(mesh) in REORDERED and (reordered or ragged)
+        return Format(Layout(order) if given else None, split)
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.format(mesh))

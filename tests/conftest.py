@@ -6,6 +6,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from tests.support_matrix import SupportMatrix
+
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -14,6 +16,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".pytest_cache" / "xla"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--support-matrix", type=Path, metavar="FILE", help="write which families passed on which meshes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if path := config.getoption("--support-matrix"):
+        config.pluginmanager.register(SupportMatrix(path))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@
 The sum runs over what is read back from the pages through the row's table, so a wrong page, stale content, a wrong
 prefix hit or a wrong fed-back token changes the answer, or breaks an assertion first. If the first page group has a
 window, the sum begins where the window of position e does. `naive` is the same arithmetic over a plain list of tokens.
+The embedding of a prompt is that sum up to its last token, and how many tokens it has.
 """
 
 from collections import deque
@@ -18,7 +19,7 @@ from jaxserve.engine.plan import FED_BACK, Admission, LaneOutput, LanePlan, Logp
 from jaxserve.request import Request
 
 VOCAB = 97
-EXECUTABLES: dict[StepKind, int] = {"decode": 11, "prefill": 23, "score": 37}
+EXECUTABLES: dict[StepKind, int] = {"decode": 11, "prefill": 23, "score": 37, "embed": 41}
 
 Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that wrote it
 EMPTY: Slot = (-1, 0, nan)
@@ -76,6 +77,12 @@ def naive(request: Request, index: int, seed: int, n: int, window: int | None = 
         total = sum(weight(p, tokens[p]) for p in seen)
         tokens.append(rules.choose(total, len(tokens), penalty_of(tokens, prompt)))
     return tokens[prompt:]
+
+
+def naive_embedding(prompt: tuple[int, ...], window: int | None = None) -> list[float]:
+    """The same for a prompt that is embedded."""
+    total = sum(weight(p, prompt[p]) for p in window_of(window, len(prompt) - 1))
+    return [float(total), float(len(prompt))]
 
 
 def window_of(window: int | None, query: int) -> range:
@@ -197,6 +204,10 @@ class DeviceLane:
                 break
         return new, True
 
+    def embed(self, chunk: Chunk, offset: int) -> list[float]:
+        """As if the prompt ended with the chunk."""
+        return [self.read(chunk.row, chunk.end - 1) + offset, float(chunk.end)]
+
     def advance(self, chunk: Chunk, new: list[int]) -> None:
         chunk.row.length = chunk.end - chunk.samples + len(new)
         chunk.row.token = new[-1] if new else chunk.row.token
@@ -261,6 +272,8 @@ class FakeRunner:
         for chunk, (new, _) in zip(chunks, results, strict=True):
             lane.advance(chunk, new)
         output = LaneOutput([new for new, _ in results], [finite for _, finite in results])
+        if plan.kind == "embed":
+            output.embeddings = [lane.embed(chunk, self._noise_of_kind("embed")) for chunk in chunks]
         if columns.logprobs:
             output.logprobs = [
                 _logprobs(new, chunk.row.length) for chunk, new in zip(chunks, output.tokens, strict=True)

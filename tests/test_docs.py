@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import support_matrix
+from tests.jaxserve.engine.test_families_on_meshes import FAMILIES, MESHES
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -17,9 +20,15 @@ def test_api_md_is_up_to_date() -> None:
 
 
 def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
-    protos = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "jaxserve" / "v1").glob("*.proto"))]
+    protos = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "jaxserve").rglob("v1/*.proto"))]
     outs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *outs, *protos], cwd=ROOT, check=True)
-    for path in (ROOT / "jaxserve" / "v1").glob("*_pb2*"):
+    for path in (ROOT / "jaxserve").rglob("v1/*_pb2*"):
         made = tmp_path / path.relative_to(ROOT)
         assert path.read_text() == made.read_text(), f"{path.name}: run make protos"
+
+
+def test_the_support_matrix_is_of_these_families_and_meshes() -> None:
+    """`make support-matrix` writes it."""
+    wanted = {(family, "x".join(map(str, mesh))): "tested" for family in FAMILIES for mesh in MESHES}
+    assert support_matrix.read(ROOT / "README.md") == wanted

@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     _chat_flags(p.add_argument_group("conversation"))
     sampling_flags(p.add_argument_group("sampling"))
     engine_flags(p.add_argument_group("engine"))
+    hosts_flags(p.add_argument_group("several hosts: the same command on each, with its number"))
     return p
 
 
@@ -95,12 +96,14 @@ def size_flags(group: argparse._ArgumentGroup) -> None:
         "--deterministic", action="store_true", default=None, help="same tokens bit for bit, whatever the load"
     )
     group.add_argument("--attention", help="auto, or one by name: reference, gpu, tpu")
+    group.add_argument("--grouped-matmul", help="of a mixture of experts: auto, or one by name: reference, gpu, tpu")
 
 
 def engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dtype", default="auto", help="auto (as stored), float32 or bfloat16")
     size_flags(group)
-    group.add_argument("--data", type=int, default=1, help="mesh: data-parallel lanes")
+    group.add_argument("--data", type=int, default=1, help="mesh: devices to split rows and pages over")
+    group.add_argument("--expert", type=int, default=1, help="mesh: the same, and experts beside them")
     group.add_argument(
         "--tensor", type=int, default=1, help="mesh: tensor parallelism (with fewer kv heads, several devices hold one)"
     )
@@ -109,6 +112,21 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="DIR",
         help="where compiled steps are kept (default: the user's cache)",
+    )
+
+
+def hosts_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--hosts", type=int, metavar="N", help="how many")
+    group.add_argument("--host-index", type=int, metavar="I", help="this one's number, from 0 on; host 0 leads")
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="of host 0, where the others find it")
+    group.add_argument(
+        "--pod", action="store_true", help="ask the environment instead: a TPU slice, a LeaderWorkerSet, Slurm"
+    )
+    group.add_argument(
+        "--control-port", type=int, default=0, metavar="N", help="of host 0, for its followers (default: any)"
+    )
+    group.add_argument(
+        "--join-timeout", type=float, default=300.0, metavar="S", help="until all hosts are there (300 s)"
     )
 
 

@@ -14,7 +14,7 @@ from jaxserve.client.asking import Ask, Messages, Options, Prompt
 from jaxserve.client.base import ADDRESS, RETRIES, Connection
 from jaxserve.client.channel import TLS
 from jaxserve.client.failures import CallError
-from jaxserve.client.results import Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
+from jaxserve.client.results import Embedded, Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
 from jaxserve.client.retrying import Readiness
 from jaxserve.request import SamplingParams
 
@@ -125,6 +125,18 @@ class AsyncClient:
     ) -> Score:
         """Log-probabilities of a given text."""
         return await self._ask(asking.score(prompt, top_logprobs, request_id, priority), timeout)
+
+    async def embed(
+        self,
+        inputs: Sequence[Prompt],
+        *,
+        request_id: str = "",
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,
+    ) -> Embedded:
+        """Vectors of texts, from a model that embeds."""
+        return await self._ask(asking.embed(inputs, request_id, priority, cache_salt), timeout)
 
     async def tokenize(self, text: str | Messages, *, timeout: float | None = None) -> Tokenized:
         """Token ids of a text, or of a conversation."""

@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 
 from google.protobuf.message import Message
 
-from jaxserve.client.reading import event_of, plain, result_of, score_of
-from jaxserve.client.results import Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
+from jaxserve.client.reading import embedded_of, event_of, plain, result_of, score_of
+from jaxserve.client.results import Embedded, Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
 from jaxserve.errors import RequestError
 from jaxserve.request import SamplingParams, check_token_ids, integers
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
@@ -89,6 +89,14 @@ def score(prompt: Prompt, top_logprobs: int, request_id: str, priority: int) -> 
     return Ask("inference.Score", _built(inference_pb2.ScoreRequest, _prompt(prompt) | given), score_of)
 
 
+def embed(inputs: Sequence[Prompt], request_id: str, priority: int, cache_salt: str) -> Ask[Embedded]:
+    if isinstance(inputs, str):
+        raise RequestError("inputs", f"is {inputs!r:.80}; give a list of texts")
+    entries = [_embed_input(text, f"inputs[{i}]") for i, text in enumerate(inputs)]
+    given = {"inputs": entries, "request_id": request_id, "priority": priority, "cache_salt": cache_salt}
+    return Ask("inference.Embed", _built(inference_pb2.EmbedRequest, given), embedded_of)
+
+
 def tokenize(text: str | Messages) -> Ask[Tokenized]:
     if isinstance(text, str):
         given: dict[str, Any] = {"text": text}
@@ -151,10 +159,14 @@ def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
     return common_pb2.SamplingParams(**chosen)
 
 
-def _prompt(prompt: Prompt) -> dict[str, Any]:
+def _prompt(prompt: Prompt, name: str = "prompt") -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"text": prompt}
-    return {"token_ids": common_pb2.TokenIds(ids=_ids("prompt", prompt))}
+    return {"token_ids": common_pb2.TokenIds(ids=_ids(name, prompt))}
+
+
+def _embed_input(prompt: Prompt, path: str) -> inference_pb2.EmbedInput:
+    return _built(inference_pb2.EmbedInput, _prompt(prompt, path), f"{path}.")
 
 
 def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from jaxserve.client import asking
 from jaxserve.client.asking import Ask, Messages, Options, Prompt
 from jaxserve.client.base import ADDRESS, RETRIES, Connection
 from jaxserve.client.channel import TLS
-from jaxserve.client.results import Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
+from jaxserve.client.results import Embedded, Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
 from jaxserve.client.retrying import Readiness
 from jaxserve.request import SamplingParams
 
@@ -113,6 +113,18 @@ class Client:
     ) -> Score:
         """Log-probabilities of a given text."""
         return self._ask(asking.score(prompt, top_logprobs, request_id, priority), timeout)
+
+    def embed(
+        self,
+        inputs: Sequence[Prompt],
+        *,
+        request_id: str = "",
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout: float | None = None,
+    ) -> Embedded:
+        """Vectors of texts, from a model that embeds."""
+        return self._ask(asking.embed(inputs, request_id, priority, cache_salt), timeout)
 
     def tokenize(self, text: str | Messages, *, timeout: float | None = None) -> Tokenized:
         """Token ids of a text, or of a conversation."""

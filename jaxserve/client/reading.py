@@ -9,6 +9,7 @@ from jaxserve.client.results import (
     Choice,
     ChoiceFinish,
     Delta,
+    Embedded,
     Event,
     Finish,
     Logprob,
@@ -69,6 +70,14 @@ def score_of(message: inference_pb2.ScoreResponse) -> Score:
         token_ids=tuple(message.token_ids),
         logprobs=_logprobs(message.logprobs),
         total_logprob=message.total_logprob,
+    )
+
+
+def embedded_of(message: inference_pb2.EmbedResponse) -> Embedded:
+    return Embedded(
+        request_id=message.request_id,
+        embeddings=tuple(tuple(embedding.values) for embedding in message.embeddings),
+        usage=plain(Usage, message.usage),
     )
 
 

@@ -126,6 +126,15 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """embeddings: of the texts, in their order; vectors of length 1, their numbers float32."""
+
+    request_id: str
+    embeddings: tuple[tuple[float, ...], ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenized:
     """Token ids as the model would read them. prompt: the text, or the rendered conversation."""
 
@@ -135,7 +144,10 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """The model that is served. max_context: the longest prompt plus output, in tokens."""
+    """The model that is served. max_context: the longest prompt plus output, in tokens.
+
+    embedding_dimensions: numbers of an embedding; 0: the model generates.
+    """
 
     name: str
     architecture: str
@@ -145,6 +157,7 @@ class ModelInfo:
     max_context: int
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
+    embedding_dimensions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

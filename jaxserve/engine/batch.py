@@ -116,9 +116,14 @@ def _padded(column: list[int], size: int, fill: int) -> np.ndarray:
 # ---- the download
 
 
-def download_layout(bucket: Bucket) -> Packed:
-    """Per chunk: tokens (n_new of them count), finite, log-probabilities; score steps: the same of every target."""
+def download_layout(bucket: Bucket, width: int = 0) -> Packed:
+    """Per chunk: tokens (n_new of them count), finite, log-probabilities; score steps: the same of every target.
+
+    Embed steps: per chunk an embedding of `width` numbers, and finite.
+    """
     rows, steps, top = bucket.rows, bucket.steps, MAX_LOGPROBS
+    if bucket.kind == "embed":
+        return Packed((("finite", (rows,), np.int32), ("embedding", (rows, width), np.float32)))
     fields: list[tuple[str, tuple[int, ...], type]] = [
         ("n_new", (rows,), np.int32),
         ("tokens", (rows, steps), np.int32),
@@ -140,11 +145,11 @@ def unpack_lane(plan: LanePlan, layout: Packed, array: np.ndarray) -> LaneOutput
     """What one lane's [size] array says of the plan's chunks."""
     out = layout.unpack_on_host(array)
     chunks = range(len(plan.rows))
+    finite = [bool(flag) for flag in out["finite"][: len(plan.rows)].tolist()]
+    if "embedding" in out:
+        return LaneOutput([[] for _ in chunks], finite, embeddings=out["embedding"][: len(plan.rows)].tolist())
     n_new, tokens = out["n_new"].tolist(), out["tokens"].tolist()
-    result = LaneOutput(
-        tokens=[tokens[i][: n_new[i]] for i in chunks],
-        finite=[bool(flag) for flag in out["finite"][: len(plan.rows)].tolist()],
-    )
+    result = LaneOutput([tokens[i][: n_new[i]] for i in chunks], finite)
     if plan.logprobs:
         columns = out["logprob"].tolist(), out["top_ids"].tolist(), out["top_logprobs"].tolist()
         result.logprobs = [

@@ -46,13 +46,15 @@ class BucketPlan:
     def of(config: EngineConfig) -> "BucketPlan":
         """Decode steps over doubling rows, one by one and several as one; prefill steps over growing tokens.
 
-        One of each under `deterministic`.
+        One of each under `deterministic`. A model that embeds has embed steps, over growing tokens, and no others.
         """
         rows = _doubling(config.min_rows, max(config.max_batch, config.min_rows))
         tokens = _growing(MIN_TOKENS, max(config.step_tokens, MIN_TOKENS))
         if config.deterministic:
             rows, tokens = rows[-1:], tokens[-1:]
         most = rows[-1]
+        if config.embeds:
+            return BucketPlan(tuple(Bucket("embed", most, t) for t in tokens))
         return BucketPlan(
             tuple(
                 [Bucket("decode", r, r, steps) for steps in sorted({1, config.decode_steps}) for r in rows]
@@ -67,9 +69,12 @@ class BucketPlan:
         alone = len(prompts) == 1  # nobody else: it is never preempted, so only its prompt is ever prefilled
         most = sum(prompt if alone else prompt + output for prompt, output in prompts)
         least = min(prompt for prompt, _ in prompts)
+        chunks = min(least, config.step_tokens), min(most, config.step_tokens)
+        if config.embeds:
+            return self._span("embed", *chunks)
         longest = max(output for _, output in prompts)  # the prompt's step gives the first token of it
         decode = tuple(b for b in self._span("decode", 1, rows) if b.steps < max(longest, 2))
-        prefill = self._span("prefill", min(least, config.step_tokens), min(most, config.step_tokens))
+        prefill = self._span("prefill", *chunks)
         return decode + prefill + (self._span("score", 1, 1) if score else ())
 
     def _span(self, kind: StepKind, least: int, most: int) -> tuple[Bucket, ...]:

@@ -1,5 +1,6 @@
 """From a model on a mesh and the operator's options to an engine: the one place where sizes are decided."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,15 +19,25 @@ from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.state import abstract_state
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
-from sharding.mesh import platform
+from sharding.mesh import crosses_slow_links, platform
+from sharding.rules import shards
+
+NewRunner = Callable[[ModelSpec, dict, EngineConfig, Mesh], DeviceRunner]
+log = logging.getLogger("jaxserve.engine")
 
 
 def build_engine(
-    spec: ModelSpec, params: dict, mesh: Mesh, options: EngineOptions, fingerprint: str
+    spec: ModelSpec,
+    params: dict,
+    mesh: Mesh,
+    options: EngineOptions,
+    fingerprint: str,
+    new_runner: NewRunner = DeviceRunner,
 ) -> tuple[Engine, DeviceRunner]:
     """The engine, and its runner for warm-up and figures. ConfigError when the options cannot be met."""
+    _warn_of_slow_links(spec, mesh, params["embed"].dtype)
     config = plan_config(spec, params, mesh, options)
-    runner = DeviceRunner(spec, params, config, mesh)
+    runner = new_runner(spec, params, config, mesh)
     scheduler = Scheduler(config, fingerprint=fingerprint)
     return Engine(scheduler, runner), runner
 
@@ -50,7 +61,7 @@ def plan_config(
     windows = [group.window for group in spec.page_groups()]
 
     def resolved(tokens: int) -> EngineConfig:
-        lanes, positions = mesh.shape["data"], spec.max_positions
+        lanes, positions = shards("A", mesh), spec.max_positions
         return resolve(
             options,
             max_positions=positions,
@@ -58,6 +69,7 @@ def plan_config(
             affordable_tokens=tokens,
             windows=windows,
             min_rows=min_rows(mesh, dtype),
+            embeds=spec.embeds,
         )
 
     options = replace(options, attention=choose_attention(spec, resolved(2**62), mesh, dtype))
@@ -92,6 +104,19 @@ def with_steps(budget: Budget, plan: BucketPlan, footprint: Callable[[Bucket], F
         temporaries=max(need.temporaries for need in needs.values()),
         programs=sum(needs[bucket.kind].program for bucket in plan.buckets),
     )
+
+
+def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
+    """Tensor parallelism adds up the hidden state of every token, after the embedding and twice in each layer."""
+    if crosses_slow_links(mesh, "tensor"):
+        sums = 2 * spec.num_layers + 1
+        log.warning(
+            "--tensor %d spans hosts: they exchange %d sums, %.0f KiB in all, for every token "
+            "(a --tensor that fits into one host, and --data across them, exchanges none)",
+            mesh.shape["tensor"],
+            sums,
+            sums * spec.d_model * dtype.itemsize / 1024,
+        )
 
 
 def min_rows(mesh: Mesh, dtype: jnp.dtype) -> int:

@@ -16,6 +16,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.attention import choose_attention
 from jaxserve.engine.batch import Packed, admission_layout, upload_layout
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.experts import choose_grouped_matmul
 from jaxserve.engine.state import State, abstract_state
 from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
 from jaxserve.errors import ConfigError
@@ -23,8 +24,9 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
+from sharding.mesh import spans_hosts
 from sharding.params import map_specs
-from sharding.rules import replicated
+from sharding.rules import LANES, replicated
 
 
 class Footprint(NamedTuple):
@@ -46,18 +48,23 @@ class Lowering:
         self.page_groups = len(spec.page_groups())
         self.admission: Packed = admission_layout(self.page_groups, config.pages_per_row)
         self.state: State = abstract_state(spec, config, mesh, kernel, dtype)
-        self._builder = StepBuilder(spec, mesh, kernel, config.page_size, dtype)
+        grouped = dispatch.GROUPED[choose_grouped_matmul(spec, config, mesh, dtype)]
+        self._builder = StepBuilder(spec, mesh, kernel, grouped, config.page_size, dtype)
 
     @cached_property
     def _state_shardings(self) -> Any:
         return jax.tree.map(lambda x: x.sharding, self.state)
 
     def step(self, bucket: Bucket) -> jax.stages.Lowered:
-        """(params, state, upload [A, n]) -> (state, download [A, m]), the state donated."""
-        lane_axis = NamedSharding(self.mesh, PartitionSpec("data"))
+        """(params, state, upload [A, n]) -> (state, download [A, m]), the state donated.
+
+        On a mesh over several hosts every one of them gets the whole download.
+        """
+        lane_axis = NamedSharding(self.mesh, PartitionSpec(LANES))
         size = upload_layout(bucket, self.page_groups, self.config.page_size).size
         upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
-        shardings = (self._state_shardings, lane_axis)
+        download = replicated(self.mesh) if spans_hosts(self.mesh) else lane_axis
+        shardings = (self._state_shardings, download)
         step = jax.jit(self._builder.step(bucket), donate_argnums=1, out_shardings=shardings)
         return step.lower(self.params, self.state, upload)
 

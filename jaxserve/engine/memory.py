@@ -9,14 +9,18 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ConfigError, MemoryLimitError
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Layout, PagedAttention
+from sharding.mesh import spans_hosts
 
 HOST_SHARE = 0.5  # of a machine's memory, where the device is the host itself
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -45,15 +49,22 @@ class Budget:
 
 
 def device_limit(mesh: Mesh) -> int:
-    """Bytes that one device of the mesh may use."""
-    device = mesh.devices.flat[0]
+    """Bytes that one device of the mesh may use; on several hosts, the least that one of them has, in whole MiB."""
+    limit = _limit_here(mesh)
+    if not spans_hosts(mesh):
+        return limit
+    return int(multihost_utils.process_allgather(np.int32(limit // MIB)).min()) * MIB
+
+
+def _limit_here(mesh: Mesh) -> int:
+    device = mesh.local_devices[0]
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
     if device.platform != "cpu":
         raise ConfigError(f"{device.device_kind} does not report its memory; give --cache-tokens")
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(host * HOST_SHARE) // mesh.size
+    return int(host * HOST_SHARE) // len(mesh.local_devices)
 
 
 def bytes_per_device(tree: object) -> int:

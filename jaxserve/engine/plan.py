@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Literal
 
-StepKind = Literal["decode", "prefill", "score"]
+StepKind = Literal["decode", "prefill", "score", "embed"]
 FED_BACK = -1  # in LanePlan.tokens: the token that the device sampled last for this row
 
 
@@ -16,8 +16,9 @@ FED_BACK = -1  # in LanePlan.tokens: the token that the device sampled last for 
 class LanePlan:
     """The chunks of one lane. Entry i of every column up to `samples` belongs to chunk i.
 
-    In a prefill or score step that is launched, chunks of one token come first. In a decode step, `sizes` (and
-    `samples`, which is the same) says how many decodes each row takes, each feeding the next.
+    In a step of another kind than decode that is launched, chunks of one token come first. In a decode step, `sizes`
+    (and `samples`, which is the same) says how many decodes each row takes, each feeding the next. An embed step
+    samples nothing.
     """
 
     sequences: list[int] = field(default_factory=list)
@@ -111,6 +112,7 @@ class LaneOutput:
     finite: list[bool]
     logprobs: list[list[Logprob]] | None = None  # like tokens; None when no row asked
     prompt_logprobs: list[Logprob] | None = None  # score steps: per packed token, of its target
+    embeddings: list[list[float]] | None = None  # embed steps: per chunk, of its last token
 
 
 @dataclass(slots=True)
@@ -155,5 +157,6 @@ class TokenEvent:
     tokens: list[int]
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
+    embedding: list[float] | None = None  # of the prompt, with finish
     finish: Finish | None = None
     times: Times | None = None  # with the first token and with finish

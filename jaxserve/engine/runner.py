@@ -162,11 +162,21 @@ class DeviceRunner:
 
     def collect(self, plan: StepPlan, handle: Launched) -> StepOutput:
         """The step's results on the host; waits for the device."""
-        array, layout = np.asarray(handle.output), download_layout(handle.bucket)
+        array, layout = np.asarray(handle.output), download_layout(handle.bucket, self.spec.d_model)
         self.collected = handle.bucket
         return StepOutput(
             tuple(unpack_lane(lane, layout, values) for lane, values in zip(plan.lanes, array, strict=True))
         )
+
+    def expert_load(self) -> np.ndarray:
+        """How many tokens every expert has answered so far, modulo 2^32: uint32 [layers with experts, experts].
+
+        On several hosts, tokens of this one's lanes. Waits for the device. EngineError where the model has no experts.
+        """
+        if self._state is None or self._state.load is None:
+            raise EngineError("there are no experts whose load could be read")
+        lanes = {shard.index[0].start: shard.data for shard in self._state.load.addressable_shards}
+        return np.concatenate([np.asarray(lane) for lane in lanes.values()]).sum(0, dtype=np.uint32)
 
     def wait(self) -> None:
         """Until the device has done all that was launched."""
@@ -204,7 +214,7 @@ def _check_decodes(plan: StepPlan) -> None:
 
 
 def _check_chunks(plan: StepPlan) -> None:
-    """EngineError for what the compiled prefill and score steps cannot take."""
+    """EngineError for what the compiled steps of prompts cannot take."""
     if any(samples > 1 for lane in plan.lanes for samples in lane.samples):
         raise EngineError("the compiled steps sample one token per row; verifying drafted tokens is not built in")
     if any(lane.sizes != sorted(lane.sizes, key=lambda size: size != 1) for lane in plan.lanes):

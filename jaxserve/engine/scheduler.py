@@ -68,6 +68,8 @@ class _Draft:
 
 def kind_of(seq: Sequence) -> StepKind:
     """The step that the sequence's next chunk needs."""
+    if seq.embeds:
+        return "embed"
     if seq.decoding:
         return "decode"
     return "score" if seq.scoring else "prefill"
@@ -106,9 +108,8 @@ class Scheduler:
         max_tokens = self.max_tokens(request)
         choices: list[Sequence] = []
         for index in range(request.params.n):
-            seq = Sequence(
-                self._next_sequence, request, index, seed, max_tokens, leader=choices[0] if choices else None
-            )
+            leader = choices[0] if choices else None
+            seq = Sequence(self._next_sequence, request, index, seed, max_tokens, self.config.embeds, leader)
             seq.tokens = list(request.prompt)
             seq.chains = [Chain() for _ in self.config.pools]
             seq.waits_for_host = self._proposer is not None and self._proposer.waits(request)
@@ -121,23 +122,30 @@ class Scheduler:
             insort(self.waiting, seq, key=lambda s: s.rank)
 
     def max_tokens(self, request: Request, name: str = "prompt") -> int:
-        """max_tokens, or all that context and page pool leave; RequestError, with `name` as the field, without room."""
+        """max_tokens, or all that context and page pool leave; RequestError, with `name` as the field, without room.
+
+        0 for a prompt that is embedded.
+        """
         prompt, asked = len(request.prompt), request.params.max_tokens
+        least = 0 if self.config.embeds else asked or 1
+        what, way_out = f"{prompt} tokens", "shorten the prompt"
+        if least:
+            what, way_out = f"{what} and max_tokens {least}", f"{way_out}, lower max_tokens"
         if prompt == 0:
             raise RequestError(name, "has no tokens")
-        if prompt + (asked or 1) > self.config.max_context:
+        if prompt + least > self.config.max_context:
             raise ContextLengthError(
                 name,
-                f"{prompt} tokens and max_tokens {asked or 1} exceed the context of {self.config.max_context} "
-                "(shorten the prompt, lower max_tokens, or raise --max-context as far as the model allows)",
+                f"{what} exceed the context of {self.config.max_context} "
+                f"({way_out}, or raise --max-context as far as the model allows)",
             )
-        if prompt + (asked or 1) > self.config.capacity:
+        if prompt + least > self.config.capacity:
             raise CapacityError(
                 name,
-                f"{prompt} tokens and max_tokens {asked or 1} can never fit the page pool of "
-                f"{self.config.capacity} tokens (shorten the prompt, lower max_tokens, or raise --cache-tokens)",
+                f"{what} can never fit the page pool of {self.config.capacity} tokens "
+                f"({way_out}, or raise --cache-tokens)",
             )
-        return asked or min(self.config.max_context, self.config.capacity) - prompt
+        return 0 if self.config.embeds else asked or min(self.config.max_context, self.config.capacity) - prompt
 
     def abort(self, request_id: str, now: float = 0.0) -> list[TokenEvent]:
         """End every choice of the request; unknown ids (ended already) are no error."""
@@ -183,7 +191,7 @@ class Scheduler:
 
     def _turns(self) -> tuple[StepKind | None, ...]:
         """Kinds to try, in order. Mixed steps unless deterministic; there, prompts and decodes take turns."""
-        if not self.config.deterministic:
+        if not self.config.deterministic or self.config.embeds:
             return (None,)
         prompts: tuple[StepKind, ...] = ("prefill", "score") if self._last_prompts == "score" else ("score", "prefill")
         return (*prompts, "decode") if self._last_kind == "decode" else ("decode", *prompts)
@@ -358,8 +366,9 @@ class Scheduler:
     ) -> None:
         plan, start = draft.lanes[lane.index], seq.num_computed
         last = start + size == seq.num_tokens
+        samples = 1 + len(drafted) if last and not seq.embeds else 0
         if not seq.decoding:
-            draft.kind = "score" if seq.scoring or draft.kind == "score" else "prefill"
+            draft.kind = "score" if draft.kind == "score" else kind_of(seq)
         elif drafted and draft.kind == "decode":
             draft.kind = "prefill"
         known = [FED_BACK] if seq.decoding else seq.tokens[start : start + size]
@@ -367,7 +376,7 @@ class Scheduler:
         plan.rows.append(seq.row)
         plan.starts.append(start)
         plan.sizes.append(size + len(drafted))
-        plan.samples.append(1 + len(drafted) if last else 0)
+        plan.samples.append(samples)
         plan.tokens += known + drafted
         plan.targets += [*seq.tokens[start + 1 : start + size], seq.tokens[start + size] if not last else 0, *drafted]
         plan.fresh += fresh
@@ -376,7 +385,7 @@ class Scheduler:
         draft.scheduled.add(seq.id)
         seq.num_computed += size + len(drafted)
         seq.in_flight += 1
-        if last:
+        if samples:
             seq.unread += 1
             seq.newest_on_device = True
 
@@ -458,6 +467,8 @@ class Scheduler:
         finish = self._append(seq, event, tokens, result.logprobs[i] if result.logprobs else None)
         if not seq.preempted:
             lane.settle(seq, min(plan.starts[i] + computed, len(seq.tokens)))  # drafts after an end are nobody's
+        if result.embeddings and plan.starts[i] + size == seq.prompt_len:
+            event.embedding, finish = result.embeddings[i], Finish(FinishReason.STOP)
         if finish is not None:
             return self._finish(seq, event, finish, now)
         return event if event.tokens or event.prompt_logprobs else None
@@ -527,5 +538,6 @@ class Scheduler:
 
 def _non_finite(seq: Sequence) -> NonFiniteLogitsError:
     return NonFiniteLogitsError(
-        f"request {seq.request.id!r}, choice {seq.index}: the logits after {len(seq.tokens)} tokens are NaN or infinite"
+        f"request {seq.request.id!r}, choice {seq.index}: the {'values' if seq.embeds else 'logits'} after "
+        f"{len(seq.tokens)} tokens are NaN or infinite"
     )

@@ -23,6 +23,7 @@ class Sequence:
     index: int
     seed: int
     max_tokens: int
+    embeds: bool = False  # its prompt is embedded, and that is all
     leader: "Sequence | None" = None  # choice 0, whose prompt pages the other choices share
     waits_for_host: bool = False  # its next chunk depends on what the host reads from the step before
     tokens: list[int] = field(default_factory=list)
@@ -94,7 +95,8 @@ class Sequence:
         """Whether its next chunk may be launched now."""
         if self.finish or self.preempted or (self.waits_for_host and self.in_flight):
             return False
-        return self.num_computed < self.num_tokens < self.limit
+        wanted = self.embeds or self.num_tokens < self.limit  # after the last token of an output comes nothing
+        return wanted and self.num_computed < self.num_tokens
 
     @property
     def rank(self) -> tuple[int, int]:

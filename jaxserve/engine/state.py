@@ -1,21 +1,23 @@
 """What lives on the device between steps: one donated pytree of fixed structure, pages and rows."""
 
 from functools import partial
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, UInt32
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.batch import MAX_END_IDS
 from jaxserve.engine.sampling import RowFields, RowSampling
+from jaxserve.models.attend import page_rules
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages
-from sharding.rules import RULES, sharding
+from sharding.rules import LANES, partition, shards
 
 
 @flax.struct.dataclass
@@ -33,13 +35,14 @@ class Rows:
 class State:
     pages: tuple[Pages, ...]  # per layer, every array with a leading axis A
     rows: Rows
+    load: UInt32[Array, "A M E"] | None = None  # tokens that each expert of each layer has answered, modulo 2^32
 
 
 def abstract_state(
     spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention, dtype: jnp.dtype
 ) -> State:
     """The state's shapes, dtypes and shardings."""
-    lanes_only = NamedSharding(mesh, PartitionSpec("data"))
+    lanes_only = NamedSharding(mesh, PartitionSpec(LANES))
     rows = jax.eval_shape(partial(_zero_rows, spec, config))
     by_layer: dict[int, Pages] = {}
     for group, pool in zip(spec.page_groups(), config.pools, strict=True):
@@ -48,7 +51,15 @@ def abstract_state(
     return State(
         pages=tuple(by_layer[layer] for layer in range(spec.num_layers)),
         rows=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lanes_only), rows),
+        load=_abstract_load(spec, config, lanes_only),
     )
+
+
+def _abstract_load(spec: ModelSpec, config: EngineConfig, lanes_only: NamedSharding) -> Any:
+    if spec.mixture is None:
+        return None
+    shape = (config.lanes, len(spec.mixture.layers), spec.mixture.experts)
+    return jax.ShapeDtypeStruct(shape, np.uint32, sharding=lanes_only)
 
 
 def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh: Mesh) -> Pages:
@@ -56,10 +67,11 @@ def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh
 
     def whole(x: jax.ShapeDtypeStruct, axes: str) -> jax.ShapeDtypeStruct:
         sizes = (1, *x.shape)
-        shards = (mesh.shape[RULES[letter]] if letter in RULES else 1 for letter in "A" + axes)
-        shape = tuple(size * n for size, n in zip(sizes, shards, strict=True))
-        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding("A" + axes, shape, mesh))
+        shape = tuple(size * shards(letter, mesh, rules) for letter, size in zip("A" + axes, sizes, strict=True))
+        split = NamedSharding(mesh, partition("A" + axes, shape, mesh, rules))
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=split)
 
+    rules = page_rules(layout)
     one_shard = jax.eval_shape(partial(kernel.allocate, num_pages, layout))
     return jax.tree.map(whole, one_shard, kernel.axes(layout))
 

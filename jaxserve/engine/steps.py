@@ -1,6 +1,8 @@
 """The compiled steps: pure functions of parameters, state and one packed upload.
 
 upload -> where every token lies -> decoder -> logits of the sampling rows -> tokens -> state and one packed download
+
+In place of logits and tokens, an embed step has embeddings.
 """
 
 from collections.abc import Callable
@@ -11,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.engine.attention import attention_options
 from jaxserve.engine.batch import Packed, download_layout, upload_layout
@@ -19,10 +21,13 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.plan import FED_BACK
 from jaxserve.engine.sampling import RowSampling, Sampled, log_probabilities, sample, silence, take_rows
 from jaxserve.engine.state import Rows, State
-from jaxserve.models.attention import Attend
-from jaxserve.models.decoder import forward, logits
+from jaxserve.models.attend import Attend
+from jaxserve.models.decoder import embeddings, forward, logits
+from jaxserve.models.moe import Experts
 from jaxserve.models.spec import ModelSpec
+from pallas_kernels.grouped_matmul.api import GroupedMatmul
 from pallas_kernels.paged_attention.api import PagedAttention, Ragged
+from sharding.rules import LANES
 
 SCORE_TOKENS = 64  # hidden states per slice of the head, so that no [T, V] array exists
 
@@ -47,12 +52,14 @@ class StepBuilder:
     spec: ModelSpec
     mesh: Mesh
     kernel: PagedAttention
+    grouped: GroupedMatmul
     page_size: int
     dtype: jnp.dtype  # of pages
 
     def step(self, bucket: Bucket) -> Callable[[dict, State, jax.Array], tuple[State, jax.Array]]:
         groups = len(self.spec.page_groups())
-        upload, download = upload_layout(bucket, groups, self.page_size), download_layout(bucket)
+        upload = upload_layout(bucket, groups, self.page_size)
+        download = download_layout(bucket, self.spec.d_model)
 
         def run(params: dict, state: State, packed: Int[Array, "A n"]) -> tuple[State, Int[Array, "A m"]]:
             batch = upload.unpack(packed)
@@ -71,13 +78,32 @@ class StepBuilder:
         rows = state.rows
         tokens = self._tokens(rows, batch, place)
         attends = self._attends(bucket, rows, batch, state, place)
-        hidden, pages = forward(params, self.spec, state.pages, tokens.reshape(-1), place.position.reshape(-1), attends)
-        per_lane = hidden.reshape(*tokens.shape, -1)
-        sampled = self._sample(params, rows, batch, per_lane, place)
-        results = _results(batch, sampled)
+        experts = Experts(place.live.reshape(-1), self.spec, self.mesh, self.grouped) if self.spec.mixture else None
+        positions = place.position.reshape(-1)
+        done = forward(params, self.spec, state.pages, tokens.reshape(-1), positions, attends, experts)
+        per_lane = done.hidden.reshape(*tokens.shape, -1)
+        answer = self._embed if bucket.kind == "embed" else self._generate
+        rows, results = answer(params, rows, batch, per_lane, place)
         if bucket.kind == "score":
             results |= self._scores(params, per_lane, batch["targets"])
-        return State(pages, _advance(rows, batch, place, sampled)), results
+        load = None if state.load is None else state.load + jnp.asarray(done.load, jnp.uint32)
+        return State(done.pages, rows, load), results
+
+    def _generate(
+        self, params: dict, rows: Rows, batch: Batch, hidden: Float[Array, "A T D"], place: _Place
+    ) -> tuple[Rows, Batch]:
+        """One token for every row: the rows after it, and what is to be reported."""
+        sampled = self._sample(params, rows, batch, hidden, place)
+        return _advance(rows, batch, place, sampled), _results(batch, sampled)
+
+    def _embed(
+        self, params: dict, rows: Rows, batch: Batch, hidden: Float[Array, "A T D"], place: _Place
+    ) -> tuple[Rows, Batch]:
+        """The same of an embed step: an embedding for every row, as if its prompt ended with the chunk."""
+        last = _last(hidden, place)
+        found = embeddings(params, self.spec, last.reshape(-1, self.spec.d_model)).reshape(last.shape)
+        rows = replace(rows, length=_put(rows.length, batch["rows"], place.lengths))
+        return rows, {"embedding": found, "finite": jnp.isfinite(found).all(-1)}
 
     def _several_decodes(self, bucket: Bucket, params: dict, state: State, batch: Batch) -> tuple[State, Batch]:
         """`bucket.steps` decodes, each feeding the next; sizes: how many of them each row may take.
@@ -129,7 +155,7 @@ class StepBuilder:
 
     def _sample(self, params: dict, rows: Rows, batch: Batch, hidden: jax.Array, place: _Place) -> Sampled:
         """One token for every row, from its chunk's last hidden state; fields [A*R, ...]."""
-        last = _take(hidden, jnp.maximum(place.starts[:, 1:] - 1, 0))
+        last = _last(hidden, place)
         values = self._logits(params, last.reshape(-1, last.shape[-1]))
         sampling = jax.tree.map(lambda field: take_rows(field, batch["rows"]), rows.sampling)
         sampling = silence(sampling, batch["samples"].reshape(-1) == 0)
@@ -137,7 +163,7 @@ class StepBuilder:
 
     def _by_lane[T](self, function: Callable[..., T]) -> Callable[..., T]:
         """For arrays whose first axis goes over lanes: left alone, XLA lets them exchange all of their logits."""
-        lanes = PartitionSpec("data")
+        lanes = PartitionSpec(LANES)
         return jax.shard_map(function, mesh=self.mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
 
     def _logits(self, params: dict, hidden: jax.Array) -> jax.Array:
@@ -146,7 +172,7 @@ class StepBuilder:
         Each shard's part first: without being told, XLA:TPU gathered the head's weight instead of the logits.
         """
         values = logits(params, self.spec, hidden)
-        for axes in (("data", "tensor"), ("data", None)):
+        for axes in ((LANES, "tensor"), (LANES, None)):
             values = lax.with_sharding_constraint(values, NamedSharding(self.mesh, PartitionSpec(*axes)))
         return values
 
@@ -168,6 +194,11 @@ class StepBuilder:
         found = lax.map(score, (split_hidden.swapaxes(0, 1), split_targets.swapaxes(0, 1)))
         whole = [x.swapaxes(0, 1).reshape(lanes, slices * step, *x.shape[3:])[:, :tokens] for x in found]
         return dict(zip(("target_logprob", "target_top_ids", "target_top_logprobs"), whole, strict=True))
+
+
+def _last(hidden: Float[Array, "A T D"], place: _Place) -> Float[Array, "A R D"]:
+    """Of each chunk's last token."""
+    return _take(hidden, jnp.maximum(place.starts[:, 1:] - 1, 0))
 
 
 def _take(field: jax.Array, index: Int[Array, "A n"]) -> jax.Array:

@@ -3,54 +3,71 @@
 Layers are unrolled, one leaf per weight and layer: a scan over stacked weights copies every layer's weights each step.
 """
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxserve.models.attention import Attend, Rotation, norm, self_attention
+from jaxserve.models import attention, latent, moe
+from jaxserve.models.attend import Attend, Rotation
+from jaxserve.models.attention import norm, self_attention
+from jaxserve.models.latent import latent_attention
 from jaxserve.models.layers import einsum, softcap
 from jaxserve.models.mlp import gated_mlp
+from jaxserve.models.moe import Experts
 from jaxserve.models.rope import tables
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Pages
 from sharding.params import ParamSpec
 
-PROJECTIONS = {"qkv": "DKQH", "o": "NHD", "gate_up": "DCF", "down": "FD"}
 NORMS = {
     "before": ("attn_norm", "mlp_norm"),
     "after": ("attn_out_norm", "mlp_out_norm"),
     "around": ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm"),
 }
-QK_NORMS = {"none": {}, "head": {"q_norm": "H", "k_norm": "H"}, "whole": {"q_norm": "NH", "k_norm": "KH"}}
+ALWAYS_FLOAT32 = frozenset({"correction"})  # rounded, it would choose other experts
+SHORTEST = 1e-12  # no vector is made longer than this allows: one of zeros stays what it is
 
 
-def layer_axes(spec: ModelSpec) -> dict[str, str]:
-    """Name -> axes of one layer's parameters."""
-    axes = PROJECTIONS | dict.fromkeys(NORMS[spec.norms], "D") | QK_NORMS[spec.qk_norm]
-    if spec.qkv_bias:
-        axes |= {"qkv_bias": "KQH"}
-    if spec.out_bias:
-        axes |= {"o_bias": "D"}
-    if spec.mlp_bias:
-        axes |= {"gate_up_bias": "CF", "down_bias": "D"}
-    return axes
+class Forwarded(NamedTuple):
+    hidden: Float[Array, "T D"]  # before the final norm
+    pages: tuple[Pages, ...]  # with this step's K and V in them
+    load: Int[Array, "A M E"] | None  # tokens that each expert answered, in every layer that has some
+
+
+def layer_axes(spec: ModelSpec, layer: int) -> dict:
+    """Name -> axes of one layer's parameters; of its experts, a dict of the same kind."""
+    axes = latent.axes(spec.latent) if spec.latent else attention.axes(spec)
+    axes |= dict.fromkeys(NORMS[spec.norms], "D")
+    if spec.has_experts(layer):
+        return axes | moe.axes(spec)
+    biases = {"gate_up_bias": "CF", "down_bias": "D"} if spec.mlp_bias else {}
+    return axes | {"gate_up": "DCF", "down": "FD"} | biases
 
 
 def param_specs(spec: ModelSpec, dtype: jnp.dtype) -> dict:
-    """{"embed", "layers": [one dict per layer], "norm", "head" unless tied}, a ParamSpec each."""
-    layer = layer_axes(spec)
+    """{"embed", "layers": [one dict per layer], "norm", "head" if it has one}, a ParamSpec each."""
     specs: dict = {
         "embed": _spec(spec, "VD", dtype),
-        "layers": [
-            {name: _spec(spec, axes, dtype, name) for name, axes in layer.items()} for _ in range(spec.num_layers)
-        ],
+        "layers": [_specs(spec, layer_axes(spec, layer), dtype) for layer in range(spec.num_layers)],
         "norm": _spec(spec, "D", dtype, "norm"),
     }
-    return specs if spec.tied_head else specs | {"head": _spec(spec, "DV", dtype)}
+    return specs | {"head": _spec(spec, "DV", dtype)} if spec.has_head else specs
 
 
-def _spec(spec: ModelSpec, axes: str, dtype: jnp.dtype, name: str = "") -> ParamSpec:
-    shape = tuple(spec.sizes()[letter] for letter in axes)
-    return ParamSpec(axes, shape, dtype, mean=1.0 if name.endswith("norm") and not spec.norm_plus_one else 0.0)
+def _specs(spec: ModelSpec, axes: dict, dtype: jnp.dtype, block: str = "") -> dict:
+    return {
+        name: _specs(spec, own, dtype, name) if isinstance(own, dict) else _spec(spec, own, dtype, name, block)
+        for name, own in axes.items()
+    }
+
+
+def _spec(spec: ModelSpec, axes: str, dtype: jnp.dtype, name: str = "", block: str = "") -> ParamSpec:
+    shape = tuple(spec.sizes(block)[letter] for letter in axes)
+    mean = 1.0 if name.endswith("norm") and not spec.norm_plus_one else 0.0
+    return ParamSpec(axes, shape, jnp.dtype(np.float32) if name in ALWAYS_FLOAT32 else dtype, mean)
 
 
 def forward(
@@ -60,28 +77,36 @@ def forward(
     tokens: Int[Array, "T"],
     positions: Int[Array, "T"],
     attends: tuple[Attend, ...],
-) -> tuple[Float[Array, "T D"], tuple[Pages, ...]]:
-    """Hidden states before the final norm, and the pages with this step's K and V in them.
+    experts: Experts | None = None,
+) -> Forwarded:
+    """All of a step's tokens once through the layers.
 
-    One Pages and one Attend per layer; layers of a page group share theirs.
+    One Pages and one Attend per layer; layers of a page group share theirs. experts: of a model that has some.
     """
     x = params["embed"][tokens]
     if spec.embed_scale != 1:
         x = x * jnp.asarray(spec.embed_scale, x.dtype)  # rounded to x's dtype, as in training
-    rotation = Rotation(*tables(spec.rope, spec.head_dim, positions))
-    in_window = Rotation(*tables(spec.window_rope, spec.head_dim, positions)) if spec.window_rope else rotation
-    written = []
+    rotation = Rotation(*tables(spec.rope, spec.rope_dim, positions))
+    in_window = Rotation(*tables(spec.window_rope, spec.rope_dim, positions)) if spec.window_rope else rotation
+    written, loads = list[Pages](), list[jax.Array]()
     kinds = spec.windows or (None,) * spec.num_layers
     for weights, layer_pages, attend, window in zip(params["layers"], pages, attends, kinds, strict=True):
         turn = rotation if window is None else in_window
-        out, layer_pages = self_attention(
-            spec, weights, _norm(spec, weights, "attn_norm", x), turn, attend, layer_pages
-        )
+        normed = _norm(spec, weights, "attn_norm", x)
+        if spec.latent:
+            out, layer_pages = latent_attention(spec.latent, weights, normed, turn, attend, layer_pages)
+        else:
+            out, layer_pages = self_attention(spec, weights, normed, turn, attend, layer_pages)
         x = x + _norm(spec, weights, "attn_out_norm", out)
-        out = gated_mlp(weights, _norm(spec, weights, "mlp_norm", x), spec.activation)
+        normed = _norm(spec, weights, "mlp_norm", x)
+        if experts and "experts" in weights:
+            out, load = experts(weights, normed)
+            loads.append(load)
+        else:
+            out = gated_mlp(spec, weights, normed).astype(x.dtype)
         x = x + _norm(spec, weights, "mlp_out_norm", out)
         written.append(layer_pages)
-    return x, tuple(written)
+    return Forwarded(x, tuple(written), jnp.stack(loads, 1) if loads else None)
 
 
 def _norm(spec: ModelSpec, weights: dict, name: str, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
@@ -96,3 +121,9 @@ def logits(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[
         einsum("RD,VD->RV", normed, params["embed"]) if spec.tied_head else einsum("RD,DV->RV", normed, params["head"])
     )
     return softcap(head, spec.final_softcap)
+
+
+def embeddings(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[Array, "R D"]:
+    """Final norm, and each vector divided by its length; float32."""
+    normed = _norm(spec, params, "norm", hidden).astype(jnp.float32)
+    return normed / jnp.maximum(jnp.linalg.norm(normed, axis=-1, keepdims=True), SHORTEST)

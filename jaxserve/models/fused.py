@@ -4,6 +4,7 @@ The fused axis is never split over the mesh: every kv head has its queries, its 
 that splitting kv heads splits all three alike.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,11 +13,14 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Part:
-    """Of the parameter `fused`, along its axis of that letter: one entry, or as many as `letter` has."""
+    """Of the parameter `fused`, along its axis of that letter: one entry, or as many as `letters` have.
+
+    Several letters stand in parentheses.
+    """
 
     fused: str
     axis: str
-    letter: str = ""
+    letters: str = ""
 
 
 # What families call a weight -> its place; the parts of a fused parameter lie in this order.
@@ -32,16 +36,21 @@ PARTS: Final[Mapping[str, Part]] = MappingProxyType(
         "up": Part("gate_up", "C"),
         "gate_bias": Part("gate_up_bias", "C"),
         "up_bias": Part("gate_up_bias", "C"),
+        "compress_query": Part("compress", "c", "y"),
+        "compress_latent": Part("compress", "c", "m"),
+        "compress_rotated": Part("compress", "c", "(ji)"),
+        "query_plain": Part("query", "H", "u"),
+        "query_rotated": Part("query", "H", "(ji)"),
     }
 )
 
 
-def place(name: str, sizes: Mapping[str, int]) -> tuple[Part, slice]:
-    """Where a weight lies along the fused axis; KeyError for one that is not fused."""
+def place(name: str, sizes: Mapping[str, int]) -> dict[str, tuple[str, slice]]:
+    """Along which letter a weight is a part of a fused one, its own letters there, and where it lies."""
     part, begin = PARTS[name], 0
     for other, earlier in PARTS.items():
-        size = sizes[earlier.letter] if earlier.letter else 1
+        size = math.prod(sizes[letter] for letter in earlier.letters.strip("()"))
         if other == name:
             break
         begin += size if earlier.fused == part.fused else 0
-    return part, slice(begin, begin + size)
+    return {part.axis: (part.letters, slice(begin, begin + size))}

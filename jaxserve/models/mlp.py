@@ -1,20 +1,25 @@
 """The gated MLP (Shazeer 2020: SwiGLU, and GeGLU with the tanh approximation)."""
 
-from collections.abc import Callable
-from functools import partial
-
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxserve.models.layers import project
-
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-}
+from jaxserve.models.spec import ModelSpec
 
 
-def gated_mlp(weights: dict, x: Float[Array, "T D"], activation: str) -> Float[Array, "T D"]:
+def gated_mlp(spec: ModelSpec, weights: dict, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    """float32."""
     both = project("TD,DCF->TCF", x, weights, "gate_up")
-    hidden = (ACTIVATIONS[activation](both[:, 0]) * both[:, 1]).astype(x.dtype)
-    return project("TF,FD->TD", hidden, weights, "down").astype(x.dtype)
+    return project("TF,FD->TD", activate(spec, both[:, 0], both[:, 1]).astype(x.dtype), weights, "down")
+
+
+def activate(spec: ModelSpec, gate: Float[Array, "*n"], up: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """The product of the activated gate and the other half."""
+    if spec.activation == "silu":
+        return jax.nn.silu(gate) * up
+    if spec.activation == "gelu_tanh":
+        return jax.nn.gelu(gate, approximate=True) * up
+    limit = spec.activation_limit  # gpt-oss: a sigmoid steeper than silu's, and no number beyond the limit
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)

@@ -126,6 +126,11 @@ class YarnRope(Rope):
             return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
         return self._magnitude(1.0)
 
+    @property
+    def score_factor(self) -> float:
+        """By which DeepSeek multiplies the scores of attention beside, for keys whose every dimension is extended."""
+        return self._magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
     def _magnitude(self, mscale: float) -> float:
         return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
 

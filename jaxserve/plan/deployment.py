@@ -114,7 +114,7 @@ def deploy(
     fit; ShardingError when heads, experts or the vocabulary do not divide; AbsentError without a compiler.
     """
     topology, held = target.topology, target.spec.on(axes.tensor)
-    check_mesh(topology, axes, target.spec)
+    check_mesh(topology, axes)
     mesh = topology.mesh(axes, compilers=footprint is not None)
     limit = topology.memory_limit(mesh, target.memory_fraction)
     params = abstract_params(held, dtype, mesh)
@@ -122,15 +122,13 @@ def deploy(
     return Deployment(target, held, axes, mesh, params, config, limit)
 
 
-def check_mesh(topology: Topology, axes: MeshSpec, spec: ModelSpec) -> None:
-    """ConfigError when the mesh leaves devices out, or asks for more; or splits experts that the model has not."""
+def check_mesh(topology: Topology, axes: MeshSpec) -> None:
+    """ConfigError when the mesh leaves devices out, or asks for more."""
     if axes.size != topology.count:
         raise ConfigError(
             f"mesh {axes.data}x{axes.expert}x{axes.tensor} (--data, --expert, --tensor) has {axes.size} devices; "
             f"{topology.name} has {topology.count}"
         )
-    if axes.expert > 1 and "E" not in spec.sizes():
-        raise ConfigError(f"--expert {axes.expert}: {spec.family} has no experts to split (use --data or --tensor)")
 
 
 def estimated_footprint(lowering: Lowering, bucket: Bucket) -> Footprint:

@@ -4,6 +4,7 @@ Counted, not asked of the compiler: XLA's cost analysis leaves custom calls out.
 activations, collectives, launches and everything that does not overlap come on top.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxserve.engine.plan import StepKind
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.moe import room
 from jaxserve.models.spec import ModelSpec, PageGroup
 from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec, is_param_spec
@@ -94,9 +96,10 @@ def sent_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None
     sampled = case.tokens if case.kind == "score" else case.rows
     ring = (mesh.tensor - 1) / mesh.tensor
     sums = (2 * spec.num_layers + 1) * 2 * hidden * ring + sampled * spec.vocab_size * LOGIT_BYTES * ring
-    layers = param_specs(spec, dtype)["layers"]
-    with_experts = sum(any(param.axes.startswith("E") for param in layer.values()) for layer in layers)
-    return sums + with_experts * 2 * hidden * (mesh.expert - 1)
+    if spec.mixture is None:
+        return sums
+    share = (room(spec.mixture, case.tokens, mesh.expert) or case.tokens) / case.tokens  # of tokens, for each neighbour
+    return sums + len(spec.mixture.layers) * 2 * hidden * share * (mesh.expert - 1)
 
 
 def weights_of(spec: ModelSpec, dtype: jnp.dtype) -> Iterator[Weight]:
@@ -120,10 +123,7 @@ def _of_weight(weight: Weight, spec: ModelSpec, case: Case, mesh: MeshSpec) -> W
 
 
 def _shards(param: ParamSpec, mesh: MeshSpec) -> int:
-    shards = 1
-    for letter in param.axes:
-        shards *= getattr(mesh, RULES[letter]) if letter in RULES else 1
-    return shards
+    return math.prod(getattr(mesh, axis) for letter in param.axes for axis in RULES.get(letter, ()))
 
 
 def _hit(param: ParamSpec, spec: ModelSpec, case: Case, mesh: MeshSpec) -> float:
@@ -145,8 +145,7 @@ def _used(param: ParamSpec, spec: ModelSpec, mesh: MeshSpec) -> float:
 
 
 def _chosen(spec: ModelSpec) -> float:
-    moe = getattr(spec, "moe", None)
-    return moe.experts_per_token / moe.num_experts if moe else 1
+    return spec.mixture.taken / spec.mixture.experts if spec.mixture else 1
 
 
 def _of_attention(group: PageGroup, spec: ModelSpec, dtype: jnp.dtype, case: Case, tensor: int) -> Work:

@@ -64,6 +64,8 @@ def choices(target: Target, dtypes: Sequence[jnp.dtype], context: int, price: fl
     found: list[Choice] = []
     refusal: Exception = ConfigError(f"--topology {target.topology.name}: has no mesh")
     for axes in meshes(target.topology.count):
+        if axes.expert > 1 and target.spec.mixture is None:
+            continue  # without experts that axis does what data does
         for dtype in dtypes:
             try:
                 deployment = deploy(target, axes, dtype, footprint=None)

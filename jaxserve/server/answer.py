@@ -76,6 +76,13 @@ class Answer:
         self._told_all = isinstance(news, Done)
         return news
 
+    async def whole(self) -> Done:
+        """The last of the news; JaxserveError where there is none."""
+        async for news in self:
+            if isinstance(news, Done):
+                return news
+        raise AssertionError("an answer ends with Done or an error")
+
     def __enter__(self) -> "Answer":
         return self
 

@@ -56,6 +56,7 @@ def model_card(llm: LLM, name: str) -> ModelCard:
         max_context=llm.runner.config.max_context,
         eos_ids=llm.model.eos_ids,
         has_chat_template=_has_chat_template(llm),
+        embedding_dimensions=spec.d_model if spec.embeds else 0,
     )
 
 

@@ -120,6 +120,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
+                self._busy_since = time.monotonic()  # a job may wait for the device as well
                 while self._jobs:
                     self._jobs.popleft()()
                 self._step()

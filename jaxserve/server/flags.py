@@ -5,7 +5,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from jaxserve.cli.flags import engine_flags, model_flag
+from jaxserve.cli.flags import engine_flags, hosts_flags, model_flag
 from jaxserve.errors import ConfigError
 from jaxserve.plan.bundle import Manifest
 from jaxserve.server.limits import Limits
@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _limit_flags(p.add_argument_group("limits"))
     engine_flags(p.add_argument_group("engine"))
+    hosts_flags(p.add_argument_group("several hosts: the same command on each, with its number"))
     return p
 
 

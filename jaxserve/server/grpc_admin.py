@@ -42,6 +42,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             max_context=model.max_context,
             eos_token_ids=model.eos_ids,
             has_chat_template=model.has_chat_template,
+            embedding_dimensions=model.embedding_dimensions,
         )
 
     @answering

@@ -10,12 +10,22 @@ from google.protobuf.message import Message
 from grpc.aio import AbortError, ServicerContext
 
 from jaxserve.errors import AbortedError, JaxserveError
-from jaxserve.server.answer import Answer
+from jaxserve.server.embedding import embed, written
 from jaxserve.server.gate import Gate
 from jaxserve.server.incidents import presentable
-from jaxserve.server.news import Done
+from jaxserve.server.service import new_id
 from jaxserve.server.status import trailers
-from jaxserve.server.wire import StreamEvent, Writer, call_of, check_known, input_of, located, score_call_of
+from jaxserve.server.wire import (
+    StreamEvent,
+    Writer,
+    call_of,
+    check_known,
+    embed_calls_of,
+    input_of,
+    located,
+    score_call_of,
+    usage_of,
+)
 from jaxserve.v1 import inference_pb2 as pb
 from jaxserve.v1 import inference_pb2_grpc
 
@@ -67,7 +77,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Score(self, request: pb.ScoreRequest, context: ServicerContext) -> pb.ScoreResponse:
         service = self._gate.enter().service
         with await service.answer(score_call_of(request, context.time_remaining())) as answer:
-            completion = (await _done(answer)).completions[0]
+            completion = (await answer.whole()).completions[0]
         if completion.finish_reason == "abort":
             raise AbortedError(f"request {answer.id!r} was aborted before all of it was scored")
         scores = completion.prompt_logprobs or ()
@@ -77,6 +87,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             logprobs=Writer(answer.id, service.prompts.tokenizer).logprobs(scores),
             total_logprob=sum(entry.logprob for entry in scores),
         )
+
+    @answering
+    async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
+        service = self._gate.enter().service
+        request_id = request.request_id or new_id()
+        done = await embed(service, embed_calls_of(request, request_id, context.time_remaining()))
+        embeddings = await written(service, done, lambda _, completion: pb.Embedding(values=completion.embedding))
+        return pb.EmbedResponse(request_id=request_id, embeddings=embeddings, usage=usage_of(done))
 
     @answering
     async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext) -> pb.TokenizeResponse:
@@ -93,7 +111,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _whole(self, request: Any, context: ServicerContext) -> dict[str, Any]:
         service = self._gate.enter().service
         with await service.answer(call_of(request, context.time_remaining())) as answer:
-            return Writer(answer.id, service.prompts.tokenizer).whole(await _done(answer))
+            return Writer(answer.id, service.prompts.tokenizer).whole(await answer.whole())
 
     async def _stream(self, request: Any, context: ServicerContext, event: StreamEvent) -> None:
         service = self._gate.enter().service
@@ -104,10 +122,3 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     for message in writer.stream(news, event):
                         with write:
                             await context.write(message)
-
-
-async def _done(answer: Answer) -> Done:
-    async for news in answer:
-        if isinstance(news, Done):
-            return news
-    raise AssertionError("an answer ends with Done or an error")

@@ -2,7 +2,7 @@
 
 import argparse
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from grpc import aio  # type: ignore[attr-defined]
 
@@ -21,7 +21,7 @@ from jaxserve.server.tokens import Tokens
 class Listeners:
     """gRPC, AdminService where it has a port of its own, and HTTP. They answer from the start: LOADING at first."""
 
-    def __init__(self, gate: Gate, limits: Limits, tokens: Tokens, metrics: Callable[[], bytes]):
+    def __init__(self, gate: Gate, limits: Limits, tokens: Tokens, metrics: Callable[[], Awaitable[bytes]]):
         self._gate, self._limits, self._tokens, self._metrics = gate, limits, tokens, metrics
         self._healths: list[Health] = []
         self._grpc: list[aio.Server] = []

@@ -1,12 +1,15 @@
 """Prometheus metrics, named as vLLM's after the prefix, so that dashboards port."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.answer import Answer
-from jaxserve.server.engine_thread import Loads, StepNews, Tally
+from jaxserve.server.engine_thread import EngineThread, Loads, StepNews, Tally
+from jaxserve.server.expert_load import ExpertLoad
 from jaxserve.server.histogram import Histogram
 
 PREFIX = "jaxserve:"
@@ -20,6 +23,7 @@ class Metrics:
 
     def __init__(self, compiles: Callable[[], int]):
         self._registry = registry = CollectorRegistry()
+        self._experts = CollectorRegistry()
 
         def gauge(name: str, what: str) -> Gauge:
             return Gauge(PREFIX + name, what, registry=registry)
@@ -55,8 +59,17 @@ class Metrics:
         self._tally, self._loads = Tally(), Loads()
         self._uncounted = 0  # generated tokens that the counter does not have yet
 
+    def watch_experts(self, layers: Sequence[int], thread: EngineThread, read: Callable[[], np.ndarray]) -> None:
+        """Tell of the experts' load from now on. Called in the event loop; arguments as those of ExpertLoad."""
+        load = ExpertLoad(self._experts, layers)
+        self._watching = asyncio.ensure_future(load.watch(thread, read))
+
+    async def text(self) -> bytes:
+        """All of it; what tells of thousands of experts is written beside the event loop."""
+        return self.render() + await asyncio.to_thread(generate_latest, self._experts)
+
     def render(self) -> bytes:
-        """Prometheus's text format."""
+        """Prometheus's text format; of everything but the experts."""
         self._generated.inc(self._uncounted)
         self._uncounted = 0
         return generate_latest(self._registry)

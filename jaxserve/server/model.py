@@ -10,7 +10,7 @@ from jaxserve.server.service import Service
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What clients may know of the model."""
+    """What clients may know of the model. embedding_dimensions: of its embeddings; 0: it generates."""
 
     name: str
     architecture: str
@@ -20,6 +20,7 @@ class ModelCard:
     max_context: int
     eos_ids: tuple[int, ...]
     has_chat_template: bool
+    embedding_dimensions: int = 0
 
 
 @dataclass(frozen=True)

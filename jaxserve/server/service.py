@@ -35,12 +35,13 @@ SHORT = 2048  # letters or tokens that are encoded on the event loop
 class Call:
     """A request at the door. timeout: seconds that the client will wait from now; None: as long as the limits allow.
 
-    prompt_field: the prompt's path in the client's message, for errors.
+    prompt_field: the prompt's path in the client's message, for errors. embed: its embedding is wanted, and no text.
     """
 
     prompt: Prompt
     params: SamplingParams = field(default_factory=SamplingParams)
     prompt_field: str = "prompt"
+    embed: bool = False
     request_id: str = ""
     priority: int = 0
     cache_salt: str = ""
@@ -94,22 +95,27 @@ class Service:
 
     # ---- requests
 
-    async def answer(self, call: Call) -> Answer:
-        """Admit a request. JaxserveError when it cannot run, or not now."""
-        request_id = call.request_id or f"req-{secrets.token_hex(8)}"
+    async def answer(self, call: Call, comes_again: bool = False) -> Answer:
+        """Admit a request. JaxserveError when it cannot run, or not now.
+
+        comes_again: when the queue is full, the caller tries again by itself: that is no refusal.
+        """
         try:
-            self._check(call, request_id)
+            return await self._admit(call)
         except JaxserveError as error:
-            self._refuse(error)
+            if not (comes_again and isinstance(error, QueueFullError)):
+                self._refuse(error)
             raise
+
+    async def _admit(self, call: Call) -> Answer:
+        request_id = call.request_id or new_id()
+        self._check(call, request_id)
         self._requests[request_id] = None
         self._waiting.add(request_id)
         try:
             return self._submit(call, request_id, await self._rendered(call))
-        except BaseException as error:
+        except BaseException:
             self._forget(request_id)
-            if isinstance(error, JaxserveError):
-                self._refuse(error)
             raise
 
     def abort(self, request_id: str) -> bool:
@@ -188,6 +194,7 @@ class Service:
     # ---- admission
 
     def _check(self, call: Call, request_id: str) -> None:
+        self.prompts.check_purpose(call.embed)
         _check_size("request_id", request_id, MAX_ID_BYTES)
         _check_size("cache_salt", call.cache_salt, MAX_SALT_BYTES)
         if abs(call.priority) > MAX_PRIORITY:
@@ -268,7 +275,7 @@ class Service:
     def take(self, news: StepNews) -> None:
         """What a step brought, once per step."""
         self.loads, self.tally = news.loads, news.tally
-        if any(event.tokens for event in news.events):
+        if any(event.tokens or event.embedding for event in news.events):
             self._forecast.saw_step(news.seconds)
         idle, now = not self._events, time.monotonic()
         self._events.extend((event, news.tally, now) for event in news.events)
@@ -308,6 +315,11 @@ class Service:
         self._timers.pop(answer).cancel()
         for observer in self._observers:
             observer.ended(answer, error)
+
+
+def new_id() -> str:
+    """For a request whose client gave none."""
+    return f"req-{secrets.token_hex(8)}"
 
 
 def _check_size(name: str, text: str, limit: int) -> None:

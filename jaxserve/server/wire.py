@@ -12,6 +12,7 @@ from jaxserve.engine.plan import Logprob
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
+from jaxserve.server.embedding import MAX_INPUTS, embed_calls
 from jaxserve.server.news import Done, News, PromptScores, Started, Update
 from jaxserve.server.service import Call
 from jaxserve.tokenizer import Tokenizer
@@ -87,6 +88,23 @@ def score_call_of(request: inference_pb2.ScoreRequest, timeout: float | None) ->
         priority=request.priority,
         timeout=timeout,
     )
+
+
+def embed_calls_of(request: inference_pb2.EmbedRequest, request_id: str, timeout: float | None) -> list[Call]:
+    """One for each input. request_id: the client's, or the server's."""
+    if not 1 <= len(request.inputs) <= MAX_INPUTS:
+        raise RequestError("inputs", f"has {len(request.inputs)} entries; give 1 to {MAX_INPUTS}")
+    inputs = [_input(entry, f"inputs[{i}]") for i, entry in enumerate(request.inputs)]
+    return embed_calls(inputs, request_id, priority=request.priority, cache_salt=request.cache_salt, timeout=timeout)
+
+
+def _input(entry: inference_pb2.EmbedInput, path: str) -> tuple[Prompt, str]:
+    """The prompt, and its path in the request."""
+    try:
+        prompt, field = prompt_of(entry)
+    except RequestError as error:
+        raise error.under(path) from None
+    return prompt, f"{path}.{field}"
 
 
 def prompt_of(request: Any) -> tuple[Prompt, str]:
@@ -186,12 +204,9 @@ class Writer:
         }
 
     def usage(self, done: Done) -> common_pb2.Usage:
-        first = done.completions[0]
-        return common_pb2.Usage(
-            prompt_tokens=len(first.prompt_token_ids),
-            cached_prompt_tokens=first.timings.cached_tokens,
-            completion_tokens=sum(len(completion.token_ids) for completion in done.completions),
-        )
+        usage = usage_of(done.completions[:1])
+        usage.completion_tokens = sum(len(completion.token_ids) for completion in done.completions)
+        return usage
 
     def logprobs(self, entries: Iterable[Logprob]) -> list[common_pb2.TokenLogprob]:
         return [
@@ -235,6 +250,16 @@ class Writer:
         elif completion.stopped_by is not None:
             finish.stop_token_id = completion.stopped_by
         return finish
+
+
+def usage_of(completions: Iterable[Completion]) -> common_pb2.Usage:
+    """Of one completion for each prompt."""
+    usage = common_pb2.Usage()
+    for completion in completions:
+        usage.prompt_tokens += len(completion.prompt_token_ids)
+        usage.cached_prompt_tokens += completion.timings.cached_tokens
+        usage.completion_tokens += len(completion.token_ids)
+    return usage
 
 
 def _timings(completion: Completion, done: Done) -> common_pb2.Timings:

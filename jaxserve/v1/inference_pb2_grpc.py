@@ -62,6 +62,11 @@ class InferenceServiceStub:
                 request_serializer=jaxserve_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=jaxserve_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/jaxserve.v1.InferenceService/Embed',
+                request_serializer=jaxserve_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=jaxserve_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/jaxserve.v1.InferenceService/Tokenize',
                 request_serializer=jaxserve_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -115,6 +120,13 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Vectors of given texts, from a model that embeds; such a model does nothing of the above.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Text to token ids.
         """
@@ -156,6 +168,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=jaxserve_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
                     response_serializer=jaxserve_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=jaxserve_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=jaxserve_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -306,6 +323,33 @@ class InferenceService:
             '/jaxserve.v1.InferenceService/Score',
             jaxserve_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
             jaxserve_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/jaxserve.v1.InferenceService/Embed',
+            jaxserve_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            jaxserve_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

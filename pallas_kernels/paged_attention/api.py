@@ -18,11 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.errors import KernelError
+
 EIGHT_BITS = {jnp.dtype(jnp.int8): 127.0, jnp.dtype(jnp.float8_e4m3fn): 448.0}  # dtype -> its largest value
-
-
-class KernelError(ValueError):
-    """An implementation that is not built in, or that cannot take what it is given."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ and their results are merged (`gpu_work.py`). Of rows with many tokens every pag
 rows. A step that has both walks twice, unless it is small: then all of it is split.
 """
 
-import re
 from typing import Any, Final
 
 import jax
@@ -14,15 +13,15 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels.hopper import HOPPER, WARPGROUP_ROWS, tiled
 from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention.api import Attended, Demand, KernelError, Options, Pages, Ragged
 from pallas_kernels.paged_attention.gpu_body import Body
-from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan, Sizes, few_plan, few_tokens, many_plan
+from pallas_kernels.paged_attention.gpu_plan import Plan, Sizes, few_plan, few_tokens, many_plan
 from pallas_kernels.paged_attention.gpu_refs import Given, Made, Raw, Shared
 from pallas_kernels.paged_attention.gpu_work import Units, merged, units_of
 from pallas_kernels.paged_attention.tiles import Tiles, by_token, decode_tiles, gathered, ragged_tiles, single_tiles
 
-HOPPER: Final = re.compile(r"NVIDIA G?H(100|200|800|20)\b")
 HEAD_DIMS: Final = (64, 128, 192, 256)
 SMALL_STEP: Final = 16  # tiles of a warpgroup, up to which all of a step is: few tiles on long contexts must be split
 
@@ -137,12 +136,12 @@ def _call(
 def _scratch(plan: Plan, dtype: jnp.dtype) -> Shared:
     dim, w, s = plan.options.layout.head_dim, plan.warpgroups, plan.stages
     rows = WARPGROUP_ROWS * (1 if plan.is_latent else w)
-    buffers = _tiled((s, plan.block_tokens, dim), dtype)
+    buffers = tiled((s, plan.block_tokens, dim), dtype)
     scaled = plan.options.layout.scaled
     fetched = plgpu.Barrier(num_arrivals=1 if scaled else plan.pieces, num_barriers=s)
     done = plgpu.Barrier(num_arrivals=w, num_barriers=s)
     return Shared(
-        q=_tiled((rows, dim), dtype),
+        q=tiled((rows, dim), dtype),
         k=buffers,
         v=None if plan.is_latent else buffers,
         lse=plgpu.SMEM((rows,), jnp.float32),
@@ -155,22 +154,14 @@ def _scratch(plan: Plan, dtype: jnp.dtype) -> Shared:
         cleared=plgpu.Barrier(num_barriers=s),
         scored=done,
         raw=_raw(plan) if scaled else None,
-        out=_tiled((rows, plan.result_columns), jnp.dtype(jnp.float32)) if plan.has_parts else None,
-        weights=_tiled((w, WARPGROUP_ROWS, plan.block_tokens), dtype) if plan.interpreted else None,
+        out=tiled((rows, plan.result_columns), jnp.dtype(jnp.float32)) if plan.has_parts else None,
+        weights=tiled((w, WARPGROUP_ROWS, plan.block_tokens), dtype) if plan.interpreted else None,
     )
 
 
 def _raw(plan: Plan) -> Raw:
     layout, s = plan.options.layout, plan.stages
-    numbers = _tiled((s, plan.block_tokens, layout.head_dim), layout.dtype)
+    numbers = tiled((s, plan.block_tokens, layout.head_dim), layout.dtype)
     scales = plgpu.SMEM((s, plan.block_tokens), jnp.float32)
     landed = plgpu.Barrier(num_arrivals=2 * plan.pieces, num_barriers=s)
     return Raw(numbers, numbers, scales, scales, landed, landed)
-
-
-def _tiled(shape: tuple[int, ...], dtype: jnp.dtype) -> Any:
-    """Shared memory as matrix products and bulk copies of 2D tiles want it."""
-    swizzle = min(plgpu.find_swizzle(shape[-1] * dtype.itemsize * 8), 64 * dtype.itemsize)  # 64 columns, at most
-    tiling: Any = plgpu.TilingTransform
-    swizzling: Any = plgpu.SwizzleTransform  # abstract, says their type
-    return plgpu.SMEM(shape, dtype, transforms=(tiling((8, swizzle // dtype.itemsize)), swizzling(swizzle)))

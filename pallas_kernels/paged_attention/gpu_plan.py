@@ -5,16 +5,11 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from math import gcd
-from types import MappingProxyType
 from typing import NamedTuple
 
+from pallas_kernels.hopper import ALIGNMENT, FEW_CORES, SHARED_BYTES, WARPGROUP_ROWS, cores_of
 from pallas_kernels.paged_attention.api import KernelError, Layout, Options
 
-WARPGROUP_ROWS = 64  # of a matrix product of one warpgroup (wgmma)
-# Multiprocessors, by a part of the device's name; in the interpreter, which has a thread or two for them all.
-CORES, MOST_CORES, FEW_CORES = MappingProxyType({"PCIe": 114, "H20 ": 78}), 132, 2
-SHARED_BYTES = 228 * 1024  # of a multiprocessor's shared memory, for its thread blocks
-ALIGNMENT = 1024  # every buffer begins at a multiple of it; and the driver keeps as much of each thread block's
 RESULT_COLUMNS = 64  # of a part's result that are handed out together, for want of shared memory
 LEAST_BLOCK = 64  # kv positions
 PARTIAL_ROWS = 2**16  # of split results: they are written, and read whole
@@ -144,7 +139,6 @@ def _plan(options: Options, groups: int, sharing: int, tiles: int, tokens: int, 
     if layout.scaled:
         sizes = sizes._replace(per_core=1)  # with the warpgroup that converts it has too many registers for two
     splits = max(1, min(sizes.splits, PARTIAL_ROWS // (tiles * layout.kv_heads * sharing * rows)))
-    on_chip = options.device_kind.startswith("NVIDIA")
     fixed, token_bytes = _shared_bytes(layout, sizes.warpgroups * WARPGROUP_ROWS, splits > 1)
     # Fewer thread blocks of a multiprocessor where they do not fit, and then smaller blocks.
     wanted = [(n, sizes.block_tokens) for n in range(sizes.per_core, 0, -1)] + [(1, LEAST_BLOCK)]
@@ -165,7 +159,7 @@ def _plan(options: Options, groups: int, sharing: int, tiles: int, tokens: int, 
         per_core=per_core,
         split_tokens=max(sizes.split_tokens, block_tokens),
         splits=splits,
-        cores=_cores(options.device_kind) if on_chip else FEW_CORES,
+        cores=cores_of(options.device_kind),
     )
 
 
@@ -179,10 +173,6 @@ def _shared_bytes(layout: Layout, rows: int, has_parts: bool) -> tuple[int, int]
         return rows * layout.head_dim * ELEMENT + staged + others, 2 * layout.head_dim * ELEMENT
     scales = 2 * ALIGNMENT  # of few tokens: a buffer is no smaller
     return rows * layout.head_dim * ELEMENT + staged + others + scales, 2 * (layout.head_dim * (ELEMENT + 1) + 4)
-
-
-def _cores(device_kind: str) -> int:
-    return next((cores for part, cores in CORES.items() if part in f"{device_kind} "), MOST_CORES)
 
 
 def tuned(options: Options, groups: int, kind: str) -> Sizes:

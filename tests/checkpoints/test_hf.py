@@ -57,6 +57,39 @@ def test_single_file(tmp_path: Path) -> None:
         checkpoint.tensors["b"] = tensor(0)  # type: ignore[index]
 
 
+def test_modules_of_sentence_transformers(tmp_path: Path) -> None:
+    entries = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.modules.pooling.Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+    ]
+    weights = {"model.safetensors": {"a": tensor(1)}}
+    assert HFCheckpoint.open(folder_with(tmp_path, weights)).modules == ()
+    files = {"modules.json": json.dumps(entries), "1_Pooling/config.json": '{"x": 1}'}
+    found = HFCheckpoint.open(folder_with(tmp_path, files)).modules
+    assert [(m.kind, m.file, m.config) for m in found] == [
+        ("Transformer", "sentence_bert_config.json", {}),
+        ("Pooling", "1_Pooling/config.json", {"x": 1}),
+        ("Normalize", "2_Normalize/config.json", {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ("{", "not valid JSON"),
+        ('{"type": "x"}', "is no module with a type and a path"),
+        ("[3]", "3 is no module"),
+        ('[{"type": "x.Pooling", "path": null}]', "is no module"),
+        ('[{"type": "x.Pooling", "path": "../other"}]', "names the folder '../other' outside its own"),
+        ('[{"type": "x.Pooling", "path": "/etc"}]', "outside its own"),
+    ],
+)
+def test_modules_that_are_none(tmp_path: Path, contents: str, message: str) -> None:
+    files = {"model.safetensors": {"a": tensor(1)}, "modules.json": contents}
+    assert message in failure(folder_with(tmp_path, files))
+
+
 def test_generation_config_is_read(tmp_path: Path) -> None:
     files = {"model.safetensors": {"a": tensor(1)}, "generation_config.json": '{"eos_token_id": [1, 2]}'}
     assert HFCheckpoint.open(folder_with(tmp_path, files)).generation_config == {"eos_token_id": [1, 2]}

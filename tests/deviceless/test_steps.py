@@ -5,6 +5,7 @@ Run by `make deviceless`, in an environment that has these compilers; skipped in
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 from sharding import absent
-from sharding.mesh import MeshSpec
+from sharding.mesh import MeshSpec, spans_hosts
 from sharding.params import map_specs
 from tests.deviceless.attention_step import COMPILERS
 from tests.deviceless.pallas_calls import pallas_calls
@@ -50,14 +51,15 @@ QUICK_POD = ("v5e", 2, 8)
 CHIPS = [("v4", 2), ("v5e", 2), ("v5p", 1), ("v6e", 1), ("7x", 2), ("h200", 1), ("h200", 2)]
 
 
-def lowering(chip: str, tensor: int, data: int = 1) -> Lowering:
+def lowering(chip: str, tensor: int, data: int = 1, embeds: bool = False) -> Lowering:
     compiler = COMPILERS[absent.CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = MeshSpec(data=data, tensor=tensor).build(absent.devices(chip, data * tensor))
-    spec = SPEC.on(tensor)
+    spec = replace(SPEC, embeds=embeds).on(tensor)
     params = map_specs(lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16)))
-    return Lowering(spec, params, resolve(OPTIONS, max_positions=8192, lanes=data, affordable_tokens=CACHE), mesh)
+    config = resolve(OPTIONS, max_positions=8192, lanes=data, affordable_tokens=CACHE, embeds=embeds)
+    return Lowering(spec, params, config, mesh)
 
 
 def temporaries_bound(bucket: Bucket) -> int:
@@ -90,22 +92,25 @@ def expected_calls(chip: str, bucket: Bucket) -> dict[str, int]:
     return {"paged_attention": SPEC.num_layers, **writes}
 
 
-def expected_collectives(tensor: int, bucket: Bucket) -> dict[str, int]:
-    """Two per layer, the embedding; the logits. Lanes have nothing to say to each other."""
-    exchanges = {"all-reduce": 2 * SPEC.num_layers + 1, "all-gather": 2 if bucket.kind == "score" else 1}
-    return exchanges if tensor > 1 else {}
+def expected_collectives(tensor: int, bucket: Bucket, several_lanes_and_hosts: bool) -> dict[str, int]:
+    """Two per layer, the embedding; the logits. Lanes say nothing to each other, but every host gets all results."""
+    gathers = {"embed": 0, "score": 2}.get(bucket.kind, 1) if tensor > 1 else 0
+    sums = 2 * SPEC.num_layers + 1 if tensor > 1 else 0
+    exchanges = {"all-reduce": sums, "all-gather": gathers + several_lanes_and_hosts}
+    return {name: count for name, count in exchanges.items() if count}
 
 
 def check_step(chip: str, bucket: Bucket, tensor: int, data: int = 1) -> None:
-    steps = lowering(chip, tensor, data)
+    steps = lowering(chip, tensor, data, embeds=bucket.kind == "embed")
     compiled = steps.step(bucket).compile()
     found = inspect(compiled, steps)
     assert found.aliased >= bytes_per_device(steps.state)  # a TPU pads to tiles
-    assert found.fresh <= download_layout(bucket).size * 4 + 2**16
+    gathers = data > 1 and spans_hosts(steps.mesh)
+    assert found.fresh <= download_layout(bucket, SPEC.d_model).size * 4 * (data if gathers else 1) + 2**16
     assert bool(found.copies) == copies_weights(chip, bucket), found.copies
     if not found.copies:
         assert found.temporaries < temporaries_bound(bucket)
-    assert found.collectives == expected_collectives(tensor, bucket)
+    assert found.collectives == expected_collectives(tensor, bucket, gathers)
     assert pallas_calls(parse(compiled.as_text() or "")) == expected_calls(chip, bucket)
 
 
@@ -113,6 +118,13 @@ def check_step(chip: str, bucket: Bucket, tensor: int, data: int = 1) -> None:
 @pytest.mark.parametrize(("chip", "tensor", "bucket"), list(cases()))
 def test_in_place_and_without_copies(chip: str, tensor: int, bucket: Bucket) -> None:
     check_step(chip, bucket, tensor)
+
+
+@pytest.mark.deviceless
+@pytest.mark.slow
+@pytest.mark.parametrize(("chip", "tensor"), [("v5e", 2), ("v6e", 1), ("h200", 1)])
+def test_an_embed_step(chip: str, tensor: int) -> None:
+    check_step(chip, Bucket("embed", ROWS, TOKENS), tensor)
 
 
 def pods() -> Iterator[ParameterSet]:

@@ -1,10 +1,11 @@
 """The models whose golden answers make_goldens.py writes: tiny configs, and the RoPE figures of published ones."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from stored_weights import Stored
 from transformers import (  # pyright: ignore[reportMissingImports]
     Gemma2Config,
     Gemma3TextConfig,
@@ -25,11 +26,16 @@ class Case:
     None: as transformers writes it. "type" or "rope_type": rope_theta and rope_scaling at the top, the kind of scaling
     under that key. "minimal": the few fields of the first Llama checkpoints, the rest left to the defaults.
     "gemma3": a theta for each kind of layers at the top, and a pattern instead of layer_types.
+    A legacy config.json also has the fields `published` and lacks those named in `unpublished`.
+    `stored` is the form of its model.safetensors, None: as transformers writes it.
     """
 
     name: str
     config: PretrainedConfig
     legacy: str | None = None
+    published: dict[str, Any] = field(default_factory=dict)
+    unpublished: str = ""
+    stored: Stored | None = None
 
 
 def rope(rope_type: str = "default", theta: float = 10000.0, **figures: float) -> dict[str, Any]:

@@ -1,20 +1,28 @@
 """Write the golden answers of Hugging Face transformers that the decoder tests compare with.
 
-Needs its own environment, Python 3.11: `pip install torch==2.13.0 transformers safetensors sentencepiece`. Then
-`python tests/golden/make_goldens.py [--babyllama DIR]` rewrites, beside this file:
+Needs its own environment, Python 3.11: `pip install torch==2.13.0 transformers safetensors sentencepiece accelerate`
+(accelerate: to load quantized models). Then `python tests/golden/make_goldens.py [--babyllama DIR]` rewrites, beside
+this file:
 
 - `<case>/config.json`, `<case>/model.safetensors`: a tiny random float32 model, as transformers saves it (the cases
-  named `legacy` have a config.json in the form of published checkpoints: rope_theta and rope_scaling at the top);
+  named `legacy` have a config.json in the form of published checkpoints: rope_theta and rope_scaling at the top;
+  those named `fp8` and `mxfp4` also have quantized weights as published, and the answers are those of the float32
+  model that the weights stand for);
 - `<case>/golden.npz`: `prompts` int32 [B, P]; `tokens` int32 [B, S], the greedy continuation, blind to eos;
   `prompt_logits` float32 [B, P, V]; `decode_logits` float32 [B, S, V], where decode_logits[:, i] is the answer to
   feeding tokens[:, i] at position P + i. So tokens[:, 0] is the argmax of prompt_logits[:, -1], and tokens[:, i + 1]
-  that of decode_logits[:, i]. B = 2, P = 24, S = 32, V = 96; one prefill, then S cached decode steps;
+  that of decode_logits[:, i]. B = 2, P = 24, S = 32, V = 96; one prefill, then S cached decode steps. If M of the
+  layers have X experts per token: `experts` int32 [M, B, P + S, X], their ids, the largest weight first, and
+  `expert_weights` float32, the same shape: what each expert's output is multiplied with, all told;
+- `qwen3_embedding/`: the same of an embedding model, with the files of sentence-transformers; its golden.npz also has
+  `embeddings` float32 [B, D], of length 1: the last final hidden state of the first `lengths` int32 [B] of prompts;
 - `rope.json`: name -> {config, inv_freq [head_dim / 2], attention_scaling}, at the figures of published models;
 - `babyllama_greedy.json`, if DIR holds the BabyLlama checkpoint: 200 greedy tokens after [1], blind to eos, and
   gaps[i], the distance between the two largest of the logits that chose tokens[i].
 
-Before a case is written it is proved to be a test: its greedy choices stand clear of ties, and each norm weight, bias,
-epsilon and RoPE figure moves its logits. Afterwards the folder is loaded again and must give the same logits.
+Before a case is written it is proved to be a test: its choices of tokens and experts stand clear of ties, and each norm
+weight, bias, epsilon, RoPE and routing figure moves its logits. Afterwards the folder is loaded again and must give the
+same answers.
 """
 
 import argparse
@@ -23,6 +31,7 @@ import hashlib
 import itertools
 import json
 import math
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +39,19 @@ from typing import Any
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
+from embedding_golden import (
+    embed,
+    embedding_answer,
+    embedding_case,
+    load_encoder,
+    sentence_transformers_files,
+    wrong_embeddings,
+)
 from golden_cases import Case, all_cases, published_ropes
+from moe_cases import moe_cases
+from moe_routing import chosen_experts, recorded, smallest_gap
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportMissingImports]
+from stored_weights import Stored, Tensors
 from transformers import (  # pyright: ignore[reportMissingImports]
     AutoModelForCausalLM,
     LlamaConfig,
@@ -39,19 +60,21 @@ from transformers import (  # pyright: ignore[reportMissingImports]
 )
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # pyright: ignore[reportMissingImports]
 
+EAGER = dict(dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
 B, P, S = 2, 24, 32
 LOGIT_STD = 2.0
 SMALLEST_GAP = 5e-3  # of the two largest logits at any greedy step; float32 noise is about 1e-5
+SMALLEST_CHOICE = 1e-4  # between the scores of the last expert chosen and the first that was not
 SMALLEST_EFFECT = 0.05  # on the logits, of a number that a case is there to test
 SAME = 5e-5  # largest difference between one pass over the sequence and cached steps, in float32
 
 
 def build(config: PretrainedConfig) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_config(config, **EAGER).eval()
 
 
 def load(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(folder, **EAGER).eval()
 
 
 def norm_offset(config: PretrainedConfig) -> float:
@@ -59,24 +82,48 @@ def norm_offset(config: PretrainedConfig) -> float:
     return 1.0 if config.model_type.startswith("gemma") else 0.0
 
 
+def spread(model: PreTrainedModel, name: str, weight: torch.Tensor) -> float:
+    """The standard deviation of a matrix [out, in] or [E, out, in], a bias, or sinks [N].
+
+    That of matrices keeps activations near 1.5, but for gpt-oss's [E, in, out], whose gates must reach their limit.
+    """
+    if name.endswith(("bias", "sinks")):
+        return 1.5 if name.endswith("sinks") else 0.3
+    if model.config.model_type == "gpt_oss" and "experts" in name:
+        return (4.0 if "gate_up" in name else 1.0) / math.sqrt(weight.shape[1])
+    return 1.5 / math.sqrt(weight.shape[-1])
+
+
+def latent_rank(config: PretrainedConfig, name: str) -> int:
+    """How many outputs of the projection DeepSeek normalizes; the rest of kv_a_proj_with_mqa are keys for RoPE."""
+    return config.kv_lora_rank if "kv_a_proj" in name else config.q_lora_rank
+
+
+def weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Everything that is saved, tied weights once: also the bias of DeepSeek-V3's choices, which is no parameter."""
+    yield from model.named_parameters()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict())
+
+
 @torch.no_grad()
 def randomize(model: PreTrainedModel, prompts: torch.Tensor, generator: torch.Generator) -> None:
-    """Random weights, the final norm scaled so that logits have LOGIT_STD; tied weights are drawn once."""
+    """Random weights, the final norm scaled so that logits have LOGIT_STD."""
     offset = norm_offset(model.config)
-    for name, weight in model.named_parameters():
+    for name, weight in weights(model):
         if name.endswith("norm.weight"):
             weight.uniform_(0.5 - offset, 1.5 - offset, generator=generator)
         elif "embed_tokens" in name:
             weight.normal_(0.0, 0.02, generator=generator)  # small, as when published: the epsilon of the norms shows
         else:
-            scale = 0.3 if name.endswith("bias") else 1.5 / math.sqrt(weight.shape[1])
-            weight.normal_(0.0, scale, generator=generator)
+            weight.normal_(0.0, spread(model, name, weight), generator=generator)
+        if "a_proj" in name:
+            weight[: latent_rank(model.config, name)] *= 0.01  # small latents: the epsilon of their norms shows too
     norm = model.model.norm.weight
     norm.copy_((norm + offset) * LOGIT_STD / model(prompts).logits.std() - offset)
 
 
 @torch.no_grad()
-def greedy(model: PreTrainedModel, prompts: torch.Tensor, steps: int) -> dict[str, torch.Tensor]:
+def greedy(model: PreTrainedModel, prompts: torch.Tensor, steps: int) -> Tensors:
     """One prefill of prompts [B, P] and `steps` cached decode steps: the arrays of golden.npz."""
     out = model(prompts, use_cache=True)
     prompt_logits, tokens, logits = out.logits, [], []
@@ -88,7 +135,14 @@ def greedy(model: PreTrainedModel, prompts: torch.Tensor, steps: int) -> dict[st
     return dict(prompts=prompts, **answers)
 
 
-def top_two_gaps(golden: dict[str, torch.Tensor]) -> torch.Tensor:
+def answer(model: PreTrainedModel, prompts: torch.Tensor) -> tuple[Tensors, float]:
+    """The arrays of golden.npz, those of the experts included, and the smallest gap of a choice of experts."""
+    with recorded(model) as routings:
+        golden = greedy(model, prompts, S)
+    return {**golden, **chosen_experts(routings, len(prompts))}, smallest_gap(routings)
+
+
+def top_two_gaps(golden: Tensors) -> torch.Tensor:
     """[B, S]: by how much tokens[b, i] was chosen."""
     deciding = torch.cat([golden["prompt_logits"][:, -1:], golden["decode_logits"][:, :-1]], 1)
     largest = deciding.topk(2, dim=-1).values
@@ -96,25 +150,46 @@ def top_two_gaps(golden: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def one_pass(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> torch.Tensor:
+def one_pass(model: PreTrainedModel, golden: Tensors) -> torch.Tensor:
     """Logits [B, P + S, V] of the whole sequence, no cache."""
     return model(torch.cat([golden["prompts"], golden["tokens"]], 1), use_cache=False).logits
 
 
+def rounding(model: PreTrainedModel, golden: Tensors) -> float:
+    """How far one pass over the sequence is from cached steps at most."""
+    cached = torch.cat([golden["prompt_logits"], golden["decode_logits"]], 1)
+    return (one_pass(model, golden) - cached).abs().max().item()
+
+
+def changed(figure: Any) -> Any:
+    """A flag turned round, a number doubled, or each of a list."""
+    if isinstance(figure, list):
+        return [changed(x) for x in figure]
+    return not figure if isinstance(figure, bool) else 2 * figure
+
+
+def with_figure(config: PretrainedConfig, name: str, figure: Any) -> PretrainedConfig:
+    altered = copy.deepcopy(config)
+    setattr(altered, name, figure)
+    return altered
+
+
 def altered_configs(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
     """The config with one figure changed at a time; "dynamic" RoPE is plain RoPE inside max_position_embeddings."""
-    altered = copy.deepcopy(config)
-    altered.rms_norm_eps *= 10
-    yield "rms_norm_eps", altered
-    for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
-        if getattr(config, name, None) is not None:
-            altered = copy.deepcopy(config)
-            setattr(altered, name, 2 * getattr(config, name))
-            yield name, altered
+    yield "rms_norm_eps", with_figure(config, "rms_norm_eps", 10 * config.rms_norm_eps)
+    names = "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping swiglu_limit rope_interleave"
+    names += " routed_scaling_factor norm_topk_prob"
+    for name in names.split():
+        unread = (config.model_type, name) == ("deepseek_v2", "norm_topk_prob")  # transformers never normalizes there
+        if getattr(config, name, None) is not None and not unread:
+            yield name, with_figure(config, name, changed(getattr(config, name)))
     if (getattr(config, "sliding_window", None) or config.max_position_embeddings) < config.max_position_embeddings:
-        altered = copy.deepcopy(config)
-        altered.sliding_window += 1
-        yield "sliding_window", altered
+        yield "sliding_window", with_figure(config, "sliding_window", config.sliding_window + 1)
+    if hasattr(config, "num_experts_per_tok"):
+        yield "num_experts_per_tok", with_figure(config, "num_experts_per_tok", config.num_experts_per_tok - 1)
+    if (getattr(config, "n_group", None) or 1) > 1:
+        yield "n_group", with_figure(config, "n_group", config.n_group // 2)
+        yield "topk_group", with_figure(config, "topk_group", config.topk_group + 1)
     yield from altered_ropes(config)
 
 
@@ -129,10 +204,17 @@ def altered_ropes(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedCon
                 continue
             altered = copy.deepcopy(config)
             figures = altered.rope_parameters[layers] if layers else altered.rope_parameters
-            figures[key] = [2 * x for x in value] if isinstance(value, list) else 2 * value
+            figures[key] = changed(value)
             if hasattr(altered, key):  # Phi-3 has it beside its rope as well, and believes that
                 setattr(altered, key, figures[key])
             yield f"{layers} {key}", altered
+
+
+def neutral(config: PretrainedConfig, name: str) -> float:
+    """What a norm weight, a sink, a bias or a gate is where it is forgotten."""
+    if name.endswith("norm.weight"):
+        return 1.0 - norm_offset(config)
+    return -math.inf if name.endswith("sinks") else 0.0
 
 
 def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedModel]]:
@@ -141,15 +223,19 @@ def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedMode
         altered = build(config)
         altered.load_state_dict(model.state_dict())
         yield name, altered
-    for name, _ in model.named_parameters():
-        if name.endswith(("norm.weight", "bias")):
+    for name, _ in weights(model):
+        if name.endswith(("norm.weight", "bias", "shared_expert_gate.weight", "sinks")):
             altered = copy.deepcopy(model)
-            neutral = 1.0 - norm_offset(model.config) if name.endswith("norm.weight") else 0.0
-            torch.nn.init.constant_(altered.get_parameter(name), neutral)
+            torch.nn.init.constant_(altered.state_dict()[name], neutral(model.config, name))
             yield name, altered
+    for name, module in model.named_modules():
+        if name.endswith("_a_layernorm"):
+            altered = copy.deepcopy(model)
+            altered.get_submodule(name).variance_epsilon = 10 * module.variance_epsilon
+            yield f"{name} epsilon", altered
 
 
-def smallest_effect(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> tuple[float, str]:
+def smallest_effect(model: PreTrainedModel, golden: Tensors) -> tuple[float, str]:
     """How far the logits move at least when one number is wrong, and which number that is."""
     right = one_pass(model, golden)
     moves = [((one_pass(altered, golden) - right).abs().max().item(), name) for name, altered in altered_models(model)]
@@ -158,16 +244,50 @@ def smallest_effect(model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> 
     return min(moves)
 
 
-def clear_model(config: PretrainedConfig, first_seed: int) -> tuple[PreTrainedModel, dict[str, torch.Tensor], int]:
-    """The first random model whose greedy choices all stand clear of ties, its answers and its seed."""
+def save_tensors(tensors: Tensors, folder: Path) -> None:
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def load_decoded(folder: Path, stored: Stored) -> PreTrainedModel:
+    """The float32 model that the folder's tensors stand for."""
+    fields = json.loads((folder / "config.json").read_text())
+    fields.pop("quantization_config", None)
+    with tempfile.TemporaryDirectory() as decoded:
+        write_json(Path(decoded, "config.json"), fields)
+        save_tensors(stored.decode(load_file(folder / "model.safetensors")), Path(decoded))
+        return load(Path(decoded))
+
+
+def as_stored(model: PreTrainedModel, stored: Stored) -> tuple[PreTrainedModel, Tensors]:
+    """The tensors to store for a model, and the float32 model that they stand for."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tensors = stored.encode(load_file(Path(folder, "model.safetensors")))
+        save_tensors(tensors, Path(folder))
+        return load_decoded(Path(folder), stored), tensors
+
+
+def random_model(case: Case, seed: int) -> tuple[PreTrainedModel, Tensors | None, torch.Tensor]:
+    """A model, its tensors if they are not stored as transformers does, and prompts [B, P]."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(0, case.config.vocab_size, (B, P), generator=generator)
+    model = build(case.config)
+    randomize(model, prompts, generator)
+    model, tensors = as_stored(model, case.stored) if case.stored else (model, None)
+    return model, tensors, prompts
+
+
+def clear_model(case: Case, first_seed: int) -> tuple[PreTrainedModel, Tensors | None, Tensors, int]:
+    """The first random model whose choices of tokens and experts stand clear of ties, its tensors, answers and seed.
+
+    Models that make more of rounding than SAME are passed over too.
+    """
     for seed in itertools.count(first_seed):
-        generator = torch.Generator().manual_seed(seed)
-        prompts = torch.randint(0, config.vocab_size, (B, P), generator=generator)
-        model = build(config)
-        randomize(model, prompts, generator)
-        golden = greedy(model, prompts, S)
-        if top_two_gaps(golden).min() > SMALLEST_GAP:
-            return model, golden, seed
+        model, tensors, prompts = random_model(case, seed)
+        golden, choice_gap = answer(model, prompts)
+        clear = top_two_gaps(golden).min() > SMALLEST_GAP and choice_gap > SMALLEST_CHOICE
+        if clear and rounding(model, golden) <= SAME:
+            return model, tensors, golden, seed
     raise AssertionError("unreachable: itertools.count has no end")
 
 
@@ -190,7 +310,8 @@ def legacy_config(written: dict[str, Any], form: str) -> dict[str, Any]:
         if written["model_type"] == "phi3" and name in figures:
             fields[name] = figures.pop(name)
     fields["rope_theta"] = figures.pop("rope_theta")
-    fields["rope_scaling"] = {form: figures.pop("rope_type"), **figures}
+    kind = figures.pop("rope_type")
+    fields["rope_scaling"] = None if kind == "default" else {form: kind, **figures}
     return dict(sorted(fields.items()))
 
 
@@ -198,35 +319,55 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def write_case(case: Case, folder: Path, model: PreTrainedModel, golden: dict[str, torch.Tensor]) -> None:
+def write_case(case: Case, folder: Path, model: PreTrainedModel, tensors: Tensors | None, golden: Tensors) -> None:
     model.save_pretrained(folder)
+    if tensors:
+        save_tensors(tensors, folder)
     (folder / "generation_config.json").unlink()
     if case.legacy:
         config_path = folder / "config.json"
-        write_json(config_path, legacy_config(json.loads(config_path.read_text()), case.legacy))
+        fields = legacy_config(json.loads(config_path.read_text()), case.legacy) | case.published
+        write_json(config_path, {name: fields[name] for name in sorted(fields) if name not in case.unpublished.split()})
     arrays = {name: array.numpy() for name, array in golden.items()}
-    ids = {name: arrays[name].astype(np.int32) for name in ("prompts", "tokens")}
-    np.savez_compressed(folder / "golden.npz", **{**arrays, **ids})
+    integers = {name: array.astype(np.int32) for name, array in arrays.items() if array.dtype == np.int64}
+    np.savez_compressed(folder / "golden.npz", **{**arrays, **integers})
 
 
-def check_reload(folder: Path) -> float:
+def check_reload(case: Case, folder: Path) -> float:
     """The folder alone must give its answers again: to the bit if cached, else up to the noise returned."""
-    model = load(folder)
+    model = load_decoded(folder, case.stored) if case.stored and not case.stored.loads else load(folder)
     golden = {name: torch.from_numpy(array) for name, array in np.load(folder / "golden.npz").items()}
-    again = greedy(model, golden["prompts"].long(), S)
-    different = [name for name in golden if not torch.equal(again[name].to(golden[name].dtype), golden[name])]
-    noise = (one_pass(model, golden) - torch.cat([golden["prompt_logits"], golden["decode_logits"]], 1)).abs().max()
+    again, _ = answer(model, golden["prompts"].long())
+    different = [name for name in again if not torch.equal(again[name].to(golden[name].dtype), golden[name])]
+    noise = rounding(model, golden)
     if different or noise > SAME:
         raise SystemExit(f"{folder.name}: loaded again, differs in {different}; one pass differs by {noise:.1e}")
-    return noise.item()
+    return noise
 
 
 def make_case(case: Case, folder: Path, first_seed: int) -> None:
-    model, golden, seed = clear_model(case.config, first_seed)
+    model, tensors, golden, seed = clear_model(case, first_seed)
     effect, number = smallest_effect(model, golden)
-    write_case(case, folder, model, golden)
-    noise, gap = check_reload(folder), top_two_gaps(golden).min().item()
+    write_case(case, folder, model, tensors, golden)
+    noise, gap = check_reload(case, folder), top_two_gaps(golden).min().item()
     print(f"{case.name:30} seed {seed}, gap {gap:.0e}, one pass {noise:.0e}, smallest effect {effect:.0e} ({number})")
+
+
+def make_embedding(case: Case, folder: Path, first_seed: int) -> None:
+    model, tensors, golden, seed = clear_model(case, first_seed)
+    golden |= embedding_answer(model.model, golden["prompts"])
+    mistakes = wrong_embeddings(model.model, golden)
+    effect, mistake = min(((wrong - golden["embeddings"]).abs().max().item(), name) for name, wrong in mistakes)
+    if effect < SMALLEST_EFFECT:
+        raise SystemExit(f"{case.name}: {mistake} changes the embeddings by {effect:.1e} alone")
+    write_case(case, folder, model, tensors, golden)
+    for path, content in sentence_transformers_files(case.config.hidden_size).items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        write_json(folder / path, content)
+    noise = check_reload(case, folder)
+    if not torch.equal(embed(load_encoder(folder), golden["prompts"], golden["lengths"]), golden["embeddings"]):
+        raise SystemExit(f"{case.name}: loaded again, embeds differently")
+    print(f"{case.name:30} seed {seed}, one pass {noise:.0e}, smallest effect {effect:.0e} ({mistake})")
 
 
 def rope_answer(config: LlamaConfig) -> dict[str, Any]:
@@ -253,9 +394,12 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    for index, case in enumerate(all_cases()):
+    for index, case in itertools.chain(enumerate(all_cases()), enumerate(moe_cases(), start=1000)):
         if case.name.startswith(args.only):
             make_case(case, args.out / case.name, first_seed=1000 * index)
+    embedding = embedding_case()
+    if embedding.name.startswith(args.only):
+        make_embedding(embedding, args.out / embedding.name, first_seed=2_000_000)
     if args.only:
         return
     write_json(args.out / "rope.json", {name: rope_answer(config) for name, config in published_ropes().items()})

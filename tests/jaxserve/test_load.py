@@ -1,25 +1,30 @@
 """A whole folder: weights and tokenizer of one checkpoint."""
 
+import functools
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from checkpoints.hf import HFCheckpoint
+from checkpoints.quantized import dequantized
+from jaxserve import load as loading
 from jaxserve.errors import ModelError
 from jaxserve.load import load, load_params, read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.spec import ModelSpec
 from sharding.mesh import MeshSpec
-from sharding.params import map_specs
+from sharding.params import is_param_spec, map_specs
 from sharding.rules import ShardingError
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
@@ -109,11 +114,32 @@ def test_kv_heads_that_do_not_come_out_even_are_refused(heads: int, kv_heads: in
         )
 
 
+def test_every_tensor_of_deepseek_r1_has_its_parameter(data_folder: Path) -> None:
+    """All 91,991 names and shapes, scales and the layer that proposes tokens included; nothing is left over."""
+    folder = data_folder / "shapes" / "deepseek_r1"
+    config = json.loads((folder / "config.json").read_text())
+    names = json.loads((folder / "r1_hf_ckpt_params_map.json").read_text())
+    dtypes = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "F8_E4M3": ml_dtypes.float8_e4m3fn}
+    stored = {
+        name: np.broadcast_to(np.zeros((), dtypes[entry["dtype"]]), entry["shape"]) for name, entry in names.items()
+    }
+    family, spec = read_spec(config)
+    table = loading._match(family, spec, dequantized(stored, config))
+    for row in table:
+        assert list(stored[row.name].shape) == row.shape(spec.sizes(row.block)), row
+    params = param_specs(spec, jnp.dtype(jnp.bfloat16))
+    for path, rows in loading._by_parameter(table).items():
+        param = functools.reduce(lambda holder, step: holder[step], path, params)
+        assert sum(row.size(param.axes, spec.sizes(row.block)) for row in rows) == math.prod(param.shape), path
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params, is_leaf=is_param_spec))
+    assert count == 671_026_419_200  # as published
+
+
 def test_a_name_table_that_forgets_a_part_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Phi-3's gate and up are one tensor: without a row for `up` nothing would be missing."""
     checkpoint = HFCheckpoint.open(GOLDEN.parent / "phi3_window")
     family, spec = read_spec(checkpoint.config)
     rows = [row for row in family.tensors(spec) if row.path[-1] != "up"]
     monkeypatch.setitem(FAMILIES, "Phi3ForCausalLM", replace(family, tensors=lambda spec: rows))
-    with pytest.raises(ModelError, match="no row for some of gate, up"):
+    with pytest.raises(ModelError, match=r"has 768 of the 1536 numbers of \('layers', 0, 'gate'\)"):
         load_params(checkpoint, one_device_mesh())

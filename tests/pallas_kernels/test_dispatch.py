@@ -6,9 +6,15 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import dispatch
-from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options
+from pallas_kernels.errors import KernelError
+from pallas_kernels.grouped_matmul import api as grouped
+from pallas_kernels.paged_attention.api import Demand, Layout, Options
 
 STEP = Options(Layout(2, 64, 16, jnp.dtype("float32")), 1.0), Demand(4, 8, 10, jnp.dtype("float32"), "some chip")
+PRODUCT = (
+    grouped.Options(16, jnp.dtype("bfloat16")),
+    grouped.Demand(64, 4, 2, 256, 256, jnp.dtype("bfloat16"), "some chip"),
+)
 
 
 def implementation(most_rows: int) -> SimpleNamespace:
@@ -23,6 +29,23 @@ def implementation(most_rows: int) -> SimpleNamespace:
 def test_every_candidate_exists(platform: str) -> None:
     assert set(dispatch.CANDIDATES[platform]) <= set(dispatch.IMPLEMENTATIONS)
     assert dispatch.choose("auto", platform, [STEP]) in dispatch.CANDIDATES[platform]
+
+
+@pytest.mark.parametrize("platform", dispatch.CANDIDATES)
+def test_every_candidate_for_grouped_products_exists(platform: str) -> None:
+    assert set(dispatch.CANDIDATES[platform]) <= set(dispatch.GROUPED)
+    assert dispatch.choose_grouped("auto", platform, [PRODUCT]) in dispatch.CANDIDATES[platform]
+
+
+def test_grouped_products_are_chosen_as_attention_is() -> None:
+    said: list[str] = []
+    ragged = PRODUCT[0], PRODUCT[1]._replace(columns=90)
+    chosen = dispatch.choose_grouped("auto", "gpu", [PRODUCT, ragged], lambda *refused: said.append(refused[0]))
+    assert (chosen, said) == ("reference", ["gpu"])
+    with pytest.raises(KernelError, match="40 rows cannot be cut into blocks of 16"):
+        dispatch.choose_grouped("reference", "cpu", [(PRODUCT[0], PRODUCT[1]._replace(rows=40))])
+    with pytest.raises(KernelError, match=r"grouped-matmul 'dense' is not built in; .* \(--grouped-matmul\)"):
+        dispatch.choose_grouped("dense", "cpu", [PRODUCT])
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
 """Meshes: sizes, the order of devices, and what is refused."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import jax
+import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from sharding.mesh import AXES, MeshSpec
+from sharding.mesh import AXES, MeshSpec, crosses_slow_links, spans_hosts
 from sharding.rules import ShardingError
 
 
@@ -41,3 +45,57 @@ def test_sizes_below_one(axis: str, size: int) -> None:
     with pytest.raises(ShardingError) as caught:
         MeshSpec(**{axis: size})
     assert str(caught.value) == f"mesh axis {axis} is {size}; it must be at least 1"
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a mesh asks of a device that is not here."""
+
+    id: int
+    process_index: int
+    slice_index: int = 0
+    platform: str = "gpu"
+
+
+class Grid:
+    """What is asked of a mesh: jax makes none of such devices."""
+
+    def __init__(self, spec: MeshSpec, devices: list[Any]):
+        self.devices = np.empty((spec.data, spec.expert, spec.tensor), object)
+        self.devices.flat = devices
+        self.shape = {"data": spec.data, "expert": spec.expert, "tensor": spec.tensor}
+
+
+def test_hosts_follow_each_other_whatever_the_order_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The four hosts of a v5e-16 have two by two chips each, whose ids go along the rows of the whole slice."""
+    devices = [Device(id, process_index=id % 4 // 2 + 2 * (id // 8)) for id in range(16)]
+    monkeypatch.setattr("sharding.mesh.Mesh", lambda grid, axes, axis_types: grid)
+    grid: Any = MeshSpec(data=4, tensor=4).build(devices)
+    assert [[d.process_index for d in lane] for lane in grid[:, 0]] == [[i] * 4 for i in range(4)]
+    assert [d.id for d in grid[0, 0]] == [0, 1, 4, 5]
+
+
+def test_no_host_is_left_without_a_part() -> None:
+    devices = [Device(id, process_index=id // 2) for id in range(4)]
+    with pytest.raises(ShardingError) as caught:
+        MeshSpec(tensor=2).build(devices)
+    assert str(caught.value) == (
+        "mesh 1x1x2 takes 2 of 4 devices and none of host 1 (raise --data, --expert or --tensor, or lower --hosts)"
+    )
+
+
+@pytest.mark.parametrize("platform, slow", [("gpu", True), ("tpu", False)])
+def test_what_leaves_a_host_leaves_no_slice(platform: str, slow: bool) -> None:
+    """The chips of a slice are linked to each other whichever host they are in."""
+    devices = [Device(id, process_index=id // 2, platform=platform) for id in range(4)]
+    wide: Any = Grid(MeshSpec(tensor=4), devices)
+    narrow: Any = Grid(MeshSpec(data=2, tensor=2), devices)
+    assert spans_hosts(wide) and spans_hosts(narrow)
+    assert crosses_slow_links(wide, "tensor") is slow
+    assert crosses_slow_links(narrow, "data") is slow and not crosses_slow_links(narrow, "tensor")
+
+
+def test_slices_are_linked_slowly() -> None:
+    devices = [Device(id, process_index=id // 2, slice_index=id // 2, platform="tpu") for id in range(4)]
+    mesh: Any = Grid(MeshSpec(tensor=4), devices)
+    assert crosses_slow_links(mesh, "tensor")

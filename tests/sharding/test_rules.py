@@ -21,7 +21,7 @@ def mesh() -> Mesh:
         ("NHD", (8, 16, 64), ("tensor", None, None)),
         ("EDF", (4, 64, 32), ("expert", None, "tensor")),
         ("VD", (512, 64), ("tensor", None)),
-        ("APKZH", (2, 9, 2, 16, 8), ("data", None, "tensor", None, None)),
+        ("APKZH", (4, 9, 2, 16, 8), (("data", "expert"), None, "tensor", None, None)),
         ("D", (7,), (None,)),
         ("", (), ()),
     ],
@@ -65,6 +65,15 @@ def test_size_that_does_not_divide(mesh: Mesh) -> None:
     )
 
 
+def test_lanes_that_do_not_divide(mesh: Mesh) -> None:
+    with pytest.raises(ShardingError) as caught:
+        partition("AD", (6, 2), mesh)
+    assert str(caught.value) == (
+        "axis A of size 6 does not divide by mesh axis 'data' x 'expert' of size 4 "
+        "(choose a --data and a --expert that divides 6)"
+    )
+
+
 def test_letters_and_dimensions_must_agree(mesh: Mesh) -> None:
     with pytest.raises(ShardingError) as caught:
         partition("DF", (64, 32, 2), mesh)
@@ -72,8 +81,8 @@ def test_letters_and_dimensions_must_agree(mesh: Mesh) -> None:
 
 
 def test_other_rules(mesh: Mesh) -> None:
-    assert partition("DF", (64, 7), mesh, {"D": "data"}) == PartitionSpec("data", None)
+    assert partition("DF", (64, 7), mesh, {"D": ("data",)}) == PartitionSpec("data", None)
 
 
 def test_rules_name_axes_of_the_mesh(mesh: Mesh) -> None:
-    assert set(RULES.values()) <= set(mesh.axis_names)
+    assert {axis for names in RULES.values() for axis in names} == set(mesh.axis_names)

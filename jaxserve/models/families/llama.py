@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.family import Family
+from jaxserve.models.families.family import Family, without_frequencies
 from jaxserve.models.families.names import tensors
 from jaxserve.models.families.reading import ConfigReader
 from jaxserve.models.spec import ModelSpec
@@ -38,4 +38,4 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-FAMILY = Family(spec_from_hf, tensors, ignored_tensors=("rotary_emb.inv_freq",))
+FAMILY = Family(spec_from_hf, tensors, without_frequencies)

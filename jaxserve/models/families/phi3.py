@@ -9,8 +9,6 @@ from jaxserve.models.families.reading import ConfigReader
 from jaxserve.models.rope import LongRope
 from jaxserve.models.spec import ModelSpec
 
-QKV, GATE_UP = ("NH", "KH", "KH"), ("F", "F")
-
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
@@ -52,17 +50,17 @@ def tensors(spec: ModelSpec) -> list[Tensor]:
 
 
 def _layer_tensors(layer: int) -> list[Tensor]:
-    def row(name: str, param: str, axes: str, parts: tuple[str, ...] = (), part: int = 0) -> Tensor:
-        return Tensor(f"model.layers.{layer}.{name}.weight", ("layers", layer, param), axes, parts, part)
+    def row(name: str, param: str, axes: str, part: int = 0) -> Tensor:
+        return Tensor(f"model.layers.{layer}.{name}.weight", ("layers", layer, param), axes, part)
 
     return [
         *(row(name, param, "D") for name, param in PRE_NORMS.items()),
-        row("self_attn.qkv_proj", "q", "(KGH)D", QKV, 0),
-        row("self_attn.qkv_proj", "k", "(KH)D", QKV, 1),
-        row("self_attn.qkv_proj", "v", "(KH)D", QKV, 2),
+        row("self_attn.qkv_proj", "q", "([KGH|KH|KH])D", 0),
+        row("self_attn.qkv_proj", "k", "([KGH|KH|KH])D", 1),
+        row("self_attn.qkv_proj", "v", "([KGH|KH|KH])D", 2),
         row("self_attn.o_proj", "o", "D(NH)"),
-        row("mlp.gate_up_proj", "gate", "FD", GATE_UP, 0),
-        row("mlp.gate_up_proj", "up", "FD", GATE_UP, 1),
+        row("mlp.gate_up_proj", "gate", "([F|F])D", 0),
+        row("mlp.gate_up_proj", "up", "([F|F])D", 1),
         row("mlp.down_proj", "down", "DF"),
     ]
 

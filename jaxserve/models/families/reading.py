@@ -16,7 +16,8 @@ BOOKKEEPING: frozenset[str] = frozenset(
     "_attn_implementation attn_implementation unsloth_version unsloth_fixed auto_map use_return_dict tf_legacy_loss "
     "use_bfloat16 tie_encoder_decoder finetuning_task task_specific_params tokenizer_class prefix "
     "_attn_implementation_autoset _commit_hash neftune_noise_alpha unsloth_training_mode model_max_length "
-    "transformers.js_config max_length max_sequence_length do_sample temperature top_p top_k".split()
+    "transformers.js_config quantization_config max_length max_sequence_length do_sample temperature top_p "
+    "top_k".split()
 )
 
 
@@ -52,6 +53,14 @@ class ConfigReader:
         if isinstance(value, bool) or value < 1:
             raise ModelError(f"config.json: {name} is {value!r}; it must be an integer of at least 1")
         return value
+
+    def either(self, name: str, other: str) -> int:
+        """An integer that goes by two names; ModelError where a config has both and they differ."""
+        present = [each for each in (name, other) if self._config.get(each) is not None]
+        values = [self.integer(each) for each in present or [name]]
+        if len(set(values)) > 1:
+            raise ModelError(f"config.json: {name} is {values[0]} and {other} {values[1]}; they have to be the same")
+        return values[0]
 
     def kv_heads(self, heads: int, default: int | None = None) -> int:
         """num_key_value_heads; null says as many as query heads, and so does an absent field without a default."""

@@ -1,6 +1,6 @@
 """The HTTP face: OpenAI's API, what vLLM's clients expect beside it, health and metrics."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.gate import Gate
+from jaxserve.server.http.embeddings import Embeddings
 from jaxserve.server.http.errors import HeadersTooLargeError, refusal, refuse_route
 from jaxserve.server.http.generation import Generation
 from jaxserve.server.http.ids import EchoId
@@ -22,14 +23,15 @@ from jaxserve.server.tokens import Tokens
 HEALTH = "/health"
 
 
-def new_app(gate: Gate, tokens: Tokens, limits: Limits, metrics: Callable[[], bytes]) -> Starlette:
+def new_app(gate: Gate, tokens: Tokens, limits: Limits, metrics: Callable[[], Awaitable[bytes]]) -> Starlette:
     """The ASGI application over what stands behind the gate. metrics: renders Prometheus's text format."""
-    generation, tokenization, info = Generation(gate, limits), Tokenization(gate, limits), Info(gate, metrics)
+    generation, embeddings = Generation(gate, limits), Embeddings(gate, limits)
+    tokenization, info = Tokenization(gate, limits), Info(gate, metrics)
     app = Starlette(
         routes=[
             Route("/v1/completions", generation.completions, methods=["POST"]),
             Route("/v1/chat/completions", generation.chat, methods=["POST"]),
-            Route("/v1/embeddings", info.embeddings, methods=["POST"]),
+            Route("/v1/embeddings", embeddings.embeddings, methods=["POST"]),
             Route("/v1/models", info.models),
             Route("/v1/models/{id:path}", info.model),  # names have slashes
             Route("/tokenize", tokenization.tokenize, methods=["POST"]),

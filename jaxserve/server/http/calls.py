@@ -1,7 +1,7 @@
 """From checked bodies to the service's calls."""
 
 import math
-import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +11,10 @@ from starlette.requests import Request
 from jaxserve.errors import ModelNotFoundError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
+from jaxserve.server.http.body import read
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
-from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling
+from jaxserve.server.http.types import Body, ChatBody, CompletionBody, Sampling
+from jaxserve.server.limits import Limits
 from jaxserve.server.model import Served
 from jaxserve.server.service import Call
 
@@ -159,6 +161,13 @@ def _joined(parts: list[Any], path: str) -> str:
     return "".join(part["text"] for part in parts)
 
 
+async def body_of[T: Body](request: Request, kind: type[T], limits: Limits) -> tuple[T, float | None]:
+    """The body, and the seconds that the client still waits."""
+    timeout, began = timeout_of(request), time.monotonic()
+    body = await read(request, kind, limits)
+    return body, None if timeout is None else timeout - (time.monotonic() - began)
+
+
 def timeout_of(request: Request) -> float | None:
     """Seconds that the client will wait, if it says so."""
     given = request.headers.get(TIMEOUT)
@@ -171,7 +180,3 @@ def timeout_of(request: Request) -> float | None:
     if not 0 < seconds < math.inf:
         raise RequestError(TIMEOUT, f"is {given!r:.80}; give seconds above 0")
     return seconds
-
-
-def new_id() -> str:
-    return f"req-{secrets.token_hex(8)}"

@@ -8,7 +8,6 @@ JaxserveError                  and, of HTTP alone:
 ├── BodyTooLargeError       413
 ├── MediaTypeError          415
 ├── HeadersTooLargeError    431
-├── NotBuiltInError         501
 └── RequestError
     ├── UnknownFieldError   400  a name that this server does not know
     └── UnsupportedError    400  a field of OpenAI's whose value would have to change the output
@@ -65,10 +64,6 @@ class MediaTypeError(JaxserveError):
 
 class HeadersTooLargeError(JaxserveError):
     code, http_status, reason = "RESOURCE_EXHAUSTED", 431, "HEADERS_TOO_LARGE"
-
-
-class NotBuiltInError(JaxserveError):
-    code, http_status, reason = "UNIMPLEMENTED", 501, "NOT_IMPLEMENTED"
 
 
 class UnknownFieldError(RequestError):

@@ -10,15 +10,14 @@ from starlette.responses import Response
 
 from jaxserve.server.answer import Answer
 from jaxserve.server.gate import Gate
-from jaxserve.server.http.body import MEDIA_TYPE, read
+from jaxserve.server.http.body import MEDIA_TYPE
 from jaxserve.server.http.calls import (
+    body_of,
     chat_calls,
     check_model,
     completion_calls,
     naming,
-    new_id,
     scores_only,
-    timeout_of,
 )
 from jaxserve.server.http.chat import ChatWriter
 from jaxserve.server.http.completions import CompletionWriter
@@ -32,7 +31,7 @@ from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling, Strea
 from jaxserve.server.limits import Limits
 from jaxserve.server.model import Served
 from jaxserve.server.news import Done
-from jaxserve.server.service import Call, Service
+from jaxserve.server.service import Call, Service, new_id
 
 
 class Generation:
@@ -52,11 +51,8 @@ class Generation:
         return await self._reply(request, body, id, chat_calls(body, id, timeout))
 
     async def _body[T: Sampling](self, request: Request, kind: type[T]) -> tuple[T, float | None]:
-        """The body, and the seconds that the client still waits."""
         self._gate.enter()
-        timeout, began = timeout_of(request), time.monotonic()
-        body = await read(request, kind, self._limits)
-        return body, None if timeout is None else timeout - (time.monotonic() - began)
+        return await body_of(request, kind, self._limits)
 
     async def _reply(self, request: Request, body: Sampling, id: str, calls: list[Call]) -> Response:
         served = self._gate.enter()  # the body may have taken its time

@@ -1,7 +1,7 @@
 """What can be asked of the server itself: models, health, metrics, version."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.http.body import MEDIA_TYPE
 from jaxserve.server.http.calls import check_model
-from jaxserve.server.http.errors import NotBuiltInError, answering
+from jaxserve.server.http.errors import answering
 from jaxserve.server.http.json import dumps
 from jaxserve.server.model import ModelCard
 
@@ -21,7 +21,7 @@ PROMETHEUS = "text/plain; version=0.0.4"
 class Info:
     """metrics: renders Prometheus's text format."""
 
-    def __init__(self, gate: Gate, metrics: Callable[[], bytes]):
+    def __init__(self, gate: Gate, metrics: Callable[[], Awaitable[bytes]]):
         self._gate, self._metrics = gate, metrics
         self._created, self._version = int(time.time()), version("jaxserve")
 
@@ -42,15 +42,11 @@ class Info:
 
     @answering
     async def metrics(self, request: Request) -> Response:
-        return Response(self._metrics(), media_type=PROMETHEUS)
+        return Response(await self._metrics(), media_type=PROMETHEUS)
 
     @answering
     async def version(self, request: Request) -> Response:
         return _json({"version": self._version})
-
-    @answering
-    async def embeddings(self, request: Request) -> Response:
-        raise NotBuiltInError("the models that are served here make no embeddings")
 
     def _card(self, model: ModelCard) -> dict[str, Any]:
         return {

@@ -1,11 +1,13 @@
 """The bodies of requests. A field that is null counts as left out, whatever it is."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from jaxserve.request import MAX_BIASES
+from jaxserve.server.embedding import MAX_INPUTS
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
 from jaxserve.server.http.fields import IGNORED, ONLY
 from jaxserve.server.http.json import dumps
@@ -26,14 +28,14 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _prompts(value: Any) -> list[str | list[int]]:
+def _prompts(value: Any, limit: int) -> list[str | list[int]]:
     """One or several, as text or as token ids; the service looks at each id."""
     if isinstance(value, str) or (isinstance(value, list) and value and not isinstance(value[0], str | list)):
         value = [value]
     if not isinstance(value, list) or not value:
         raise ValueError("give a string, a list of strings, a list of token ids, or a list of such lists")
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"has {len(value)} prompts; the limit is {MAX_PROMPTS}")
+    if len(value) > limit:
+        raise ValueError(f"has {len(value)} entries; the limit is {limit}")
     kind = type(value[0])
     for i, prompt in enumerate(value):
         if type(prompt) is not kind:
@@ -128,7 +130,7 @@ class Sampling(Body):
 
 
 class CompletionBody(Sampling):
-    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
+    prompt: Annotated[list[str | list[int]], PlainValidator(partial(_prompts, limit=MAX_PROMPTS))]
     echo: bool = False
     logprobs: int | None = None
     best_of: int | None = None
@@ -138,6 +140,18 @@ class ChatBody(Sampling):
     messages: Messages
     logprobs: bool = False
     top_logprobs: int | None = None
+
+
+class EmbeddingBody(Body):
+    ignored: ClassVar[Mapping[str, str]] = IGNORED
+
+    model: Text | None = None
+    input: Annotated[list[str | list[int]], PlainValidator(partial(_prompts, limit=MAX_INPUTS))]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    priority: int = 0
+    cache_salt: Text = ""
+    request_id: Text = ""
 
 
 class TokenizeBody(Body):

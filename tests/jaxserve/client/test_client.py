@@ -14,14 +14,14 @@ import pytest
 
 from jaxserve.client import AsyncClient, Client, Delta, Finish, PromptInfo, PromptLogprobs, join, results
 from jaxserve.client.asking import HEADER, Options
-from jaxserve.errors import AdminOnlyError, CredentialError, DrainingError, RequestError
+from jaxserve.errors import AdminOnlyError, CredentialError, DrainingError, NotBuiltInError, RequestError
 from jaxserve.request import SamplingParams
 from jaxserve.server.gate import Phase
 from jaxserve.server.limits import Limits
 from jaxserve.server.tokens import Tokens
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
-from tests.fake_runner import naive
+from tests.fake_runner import naive, naive_embedding
 from tests.jaxserve.engine.driver import request as engine_request
 from tests.jaxserve.server.harness import ENGINE, MODEL, running
 
@@ -175,6 +175,23 @@ def test_score_tokenize_detokenize(tmp_path: Path, kind: type) -> None:
 
 
 @both
+def test_embed(tmp_path: Path, kind: type) -> None:
+    async def main() -> None:
+        async with running(tmp_path, embeds=True) as server, opened(kind, server.address) as client:
+            done = await client.embed([TEXT, IDS[:3]], request_id="e", priority=2, cache_salt="s")
+            assert done.embeddings == (tuple(naive_embedding(tuple(IDS))), tuple(naive_embedding(tuple(IDS[:3]))))
+            assert (done.request_id, done.usage.prompt_tokens) == ("e", len(IDS) + 3)
+            assert (await client.model_info()).embedding_dimensions == 2
+            with pytest.raises(NotBuiltInError, match="this model makes embeddings and generates no text"):
+                await client.generate(TEXT)
+            with pytest.raises(RequestError, match=r"inputs\[1\]\.token_ids\.ids: entry 0 is 999"):
+                await client.embed([TEXT, [999]])
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+@both
 def test_for_operators(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
         async with running(tmp_path, seconds=0.01) as server, opened(kind, server.address) as client:
@@ -235,6 +252,10 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("chat", ([*TALK, {"role": "user", "content": "hi", "name": "x"}],), {}, "messages[1]"),
     ("chat", ([{"role": "user", "content": None}],), {}, "messages[0].content"),
     ("score", (TEXT,), {"top_logprobs": None}, "top_logprobs"),
+    ("embed", ("hi",), {}, "inputs"),
+    ("embed", (["x", "half \ud800"],), {}, "inputs[1].text"),
+    ("embed", (["x", [2**32]],), {}, "inputs[1]"),
+    ("embed", (["x"],), {"priority": None}, "priority"),
     ("detokenize", ("hi",), {}, "token_ids"),
     ("abort", ("hi",), {}, "request_ids"),
 ]
@@ -271,6 +292,7 @@ def test_nothing_of_the_api_is_missing() -> None:
         inference_pb2.GenerateResponse: results.Result,
         inference_pb2.ChatResponse: results.Result,
         inference_pb2.ScoreResponse: results.Score,
+        inference_pb2.EmbedResponse: results.Embedded,
         inference_pb2.TokenizeResponse: results.Tokenized,
     }.items():
         assert {field.name for field in fields(kind)} == set(message.DESCRIPTOR.fields_by_name), kind

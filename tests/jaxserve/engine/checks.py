@@ -9,7 +9,7 @@ from jaxserve.engine.buckets import BucketPlan, choose
 from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, Logprob, StepKind, StepPlan, Times
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.request import Request
-from tests.fake_runner import FakeRunner, naive
+from tests.fake_runner import FakeRunner, naive, naive_embedding
 
 Cut = tuple[StepKind, int, int]  # kind of step, start, size
 
@@ -24,6 +24,7 @@ class Result:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob] = field(default_factory=list)
+    embedding: list[float] | None = None
     finish: Finish | None = None
     times: Times | None = None
     asked_to_end: FinishReason | None = None
@@ -57,6 +58,19 @@ def check_result(result: Result, max_tokens: int, window: int | None) -> None:
     _check_logprobs(result, whole)
 
 
+def check_embedding(result: Result, window: int | None) -> None:
+    """The naive embedding and no token, unless it was ended from outside or was not finite."""
+    finish = result.finish
+    assert finish is not None and not result.tokens
+    if result.asked_to_end:
+        assert finish == Finish(result.asked_to_end) and result.embedding is None
+    elif finish.reason == FinishReason.ERROR:
+        assert result.spoilt and finish.error is not None and result.embedding is None
+    else:
+        assert finish == Finish(FinishReason.STOP)
+        assert result.embedding == naive_embedding(result.request.prompt, window)
+
+
 def _check_logprobs(result: Result, whole: bool) -> None:
     prompt, params = result.request.prompt, result.request.params
     chosen = [Logprob(t, -float(len(prompt) - 1 + n), ()) for n, t in enumerate(result.tokens)]
@@ -71,6 +85,7 @@ def check_plan(plan: StepPlan, config: EngineConfig) -> None:
     json.dumps(dataclasses.asdict(plan))
     assert len(plan.lanes) == config.lanes and 0 < plan.num_tokens <= config.step_tokens * plan.steps
     assert plan.steps in (1, config.decode_steps) and (plan.steps == 1 or plan.kind == "decode")
+    assert (plan.kind == "embed") == config.embeds
     bucket = choose(BucketPlan.of(config).buckets, plan.kind, plan.num_rows, plan.num_tokens, plan.steps)
     for lane in plan.lanes:
         assert len({len(c) for c in (lane.sequences, lane.rows, lane.starts, lane.sizes, lane.samples)}) == 1

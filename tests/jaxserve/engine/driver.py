@@ -13,6 +13,7 @@ from tests.fake_runner import VOCAB, FakeRunner, naive
 from tests.jaxserve.engine.checks import (
     Result,
     check_deterministic,
+    check_embedding,
     check_order,
     check_plan,
     check_published,
@@ -37,6 +38,7 @@ def config_of(*, num_pages: int = 32, windows: tuple[int | None, ...] = (None,),
         prefix_cache=True,
         deterministic=False,
         attention="reference",
+        grouped_matmul="reference",
     )
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
@@ -149,13 +151,20 @@ class Driver:
         result = self.results[event.request_id, event.index]
         assert result.finish is None, f"news of {event.request_id!r} after its end"
         assert event.tokens or event.prompt_logprobs or event.finish, "no news"
+        assert event.embedding is None or event.finish
         is_first = bool(event.tokens) and not result.tokens
         assert (event.times is not None) == (is_first or event.finish is not None)
         result.tokens += event.tokens
         result.logprobs += event.logprobs or ()
         result.prompt_logprobs += event.prompt_logprobs or ()
-        result.finish, result.times = event.finish, event.times
+        result.embedding, result.finish, result.times = event.embedding, event.finish, event.times
         if event.finish and not self.runner.executables_differ:
+            self._check(result)
+
+    def _check(self, result: Result) -> None:
+        if self.config.embeds:
+            check_embedding(result, self.runner.window)
+        else:
             check_result(result, self.scheduler.max_tokens(result.request), self.runner.window)
 
     # ---- the engine's runner
@@ -172,7 +181,8 @@ class Driver:
                 seq = self.scheduler._sequences[sequence]
                 assert not (self.config.deterministic and seq.times.preemptions)
                 assert seq.id not in self._leaving, "a sequence that leaves is given another step"
-                assert start + size < seq.prompt_len + seq.max_tokens, "the last token has nothing after it to compute"
+                computed = seq.limit if seq.embeds else seq.limit - 1  # the last token of an output is not
+                assert start + size <= computed, "more tokens than are of use"
                 self._owners[seq.id] = seq.request.id
                 result = self.results[seq.request.id, seq.index]
                 result.cuts.append((plan.kind, start, size))

@@ -44,6 +44,13 @@ def test_deterministic_engines_have_one_of_each() -> None:
     assert [str(b) for b in plan.buckets] == ["decode[64]", "prefill[64x2048]", "score[64x2048]"]
 
 
+def test_models_that_embed_have_nothing_else() -> None:
+    plan = BucketPlan.of(config_of(max_batch=6, step_tokens=100, embeds=True))
+    assert [str(b) for b in plan.buckets] == [f"embed[6x{tokens}]" for tokens in (16, 32, 64, 96, 100)]
+    plan = BucketPlan.of(config_of(max_batch=64, step_tokens=2048, deterministic=True, embeds=True))
+    assert [str(b) for b in plan.buckets] == ["embed[64x2048]"]
+
+
 @pytest.mark.parametrize("prefer", ["latency", "balanced", "throughput"])
 def test_presets_compile_few_steps(prefer: str) -> None:
     options = EngineOptions(prefer=prefer)  # type: ignore[arg-type]
@@ -126,6 +133,9 @@ def test_reachable_leaves_out_what_cannot_happen() -> None:
         "prefill[8x32]",
         "prefill[8x64]",
     ]
+    embedding = config_of(max_batch=8, step_tokens=64, embeds=True)
+    found = BucketPlan.of(embedding).reachable([(20, 0), (5, 0)], config=embedding, score=False)
+    assert [str(b) for b in found] == ["embed[8x16]", "embed[8x32]"]
 
 
 PROMPTS = st.lists(
@@ -135,15 +145,16 @@ PROMPTS = st.lists(
 
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
-    deterministic = draw(st.booleans())
+    deterministic, embeds = draw(st.booleans()), draw(st.booleans())
     return config_of(
         max_batch=draw(st.integers(1, 5)),
         step_tokens=draw(st.integers(5, 40)),
-        decode_steps=1 if deterministic else draw(st.sampled_from([1, 3, 5])),
+        decode_steps=1 if deterministic or embeds else draw(st.sampled_from([1, 3, 5])),
         num_pages=draw(st.integers(9, 20)),
         lanes=draw(st.integers(1, 2)),
         prefix_cache=draw(st.booleans()),
         deterministic=deterministic,
+        embeds=embeds,
     )
 
 
@@ -154,8 +165,10 @@ def test_prompts_never_leave_what_is_reachable_for_them(
 ) -> None:
     """Preempted, chunked, mixed and scored: every step finds a bucket among those compiled for these prompts."""
     driver = Driver(config)
+    if config.embeds:
+        prompts = [(length, 0, None) for length, _, _ in prompts]
     for number, (length, most, scores) in enumerate(prompts):
-        params = SamplingParams(max_tokens=most, prompt_logprobs=scores, seed=number)
+        params = SamplingParams(max_tokens=most or None, prompt_logprobs=scores, seed=number)
         driver.submit(Request(id=str(number), prompt=tuple(range(number, number + length)), params=params))
     driver.run()
     score = any(scores is not None for _, _, scores in prompts)

@@ -196,3 +196,8 @@ def test_two_page_groups_deterministic(windowed_answers: Answers) -> None:
 
 def test_two_page_groups_over_two_lanes_and_two_shards(windowed_answers: Answers) -> None:
     run_and_check(BASE, windowed_answers, MeshSpec(data=2, tensor=2), spec=WINDOWED)
+
+
+def test_lanes_over_two_axes_of_the_mesh(answers: Answers) -> None:
+    """A model without experts takes the expert axis as it takes the data axis."""
+    run_and_check(BASE, answers, MeshSpec(data=1, expert=2, tensor=2))

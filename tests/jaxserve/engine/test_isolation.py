@@ -9,12 +9,15 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.plan import Admission, LaneOutput, LanePlan, StepPlan
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.request import Request, SamplingParams
-from tests.jaxserve.engine.tiny import BASE, SPEC, WINDOWED, distribution, make_engine, run
+from tests.jaxserve.engine.tiny import BASE, EXPERTS, LATENT, SPEC, WINDOWED, distribution, make_engine, run
 
 PROMPTS = [[5, 1, 7, 7, 2, 9, 0, 4, 11], [8, 8, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13], [19]]
 
 
-@pytest.fixture(scope="module", params=[SPEC, WINDOWED], ids=["one page group", "two page groups"])
+KINDS = {"one page group": SPEC, "two page groups": WINDOWED, "experts": EXPERTS, "latent pages": LATENT}
+
+
+@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
 def runner(request: pytest.FixtureRequest):
     """Only the largest bucket of each kind, so that every arrangement below runs the same executable."""
     engine, runner = make_engine(BASE, spec=request.param)
@@ -119,13 +122,14 @@ def seeded_requests(count: int) -> list[tuple[int, Request]]:
     return requests
 
 
-def test_deterministic_mode_is_bit_identical_whatever_the_load() -> None:
+@pytest.mark.parametrize("kind", ["one page group", "latent pages"])
+def test_deterministic_mode_is_bit_identical_whatever_the_load(kind: str) -> None:
     """One request alone, among 7 and among 16, arriving together or not, with or without prefix hits."""
     options = replace(BASE, max_batch=16, deterministic=True, cache_tokens=4096)
     requests = seeded_requests(16)
 
     def outcomes(some: list[tuple[int, Request]], prefix_cache: bool = True) -> dict[str, list]:
-        engine, runner = make_engine(replace(options, prefix_cache=prefix_cache))
+        engine, runner = make_engine(replace(options, prefix_cache=prefix_cache), spec=KINDS[kind])
         runner.warm_up(runner.buckets.buckets)
         done = run(engine, some)
         engine.close()

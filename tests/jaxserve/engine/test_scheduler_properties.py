@@ -37,13 +37,13 @@ class House:
 
 
 @st.composite
-def configs(draw: st.DrawFn, deterministic: bool) -> EngineConfig:
+def configs(draw: st.DrawFn, deterministic: bool, embeds: bool = False) -> EngineConfig:
     page_size, max_batch = draw(st.integers(1, 8)), draw(st.integers(1, 4))
     step_tokens = draw(st.integers(max(page_size, max_batch) if deterministic else max_batch, 16))
     options = EngineOptions(
         max_batch=max_batch,
         step_tokens=step_tokens,
-        decode_steps=None if deterministic else min(draw(st.sampled_from([1, 1, 2, 3, 5])), step_tokens),
+        decode_steps=None if deterministic or embeds else min(draw(st.sampled_from([1, 1, 2, 3, 5])), step_tokens),
         page_size=page_size,
         cache_tokens=draw(st.integers(page_size, 40)),
         max_context=draw(st.integers(2, 40)),
@@ -51,14 +51,14 @@ def configs(draw: st.DrawFn, deterministic: bool) -> EngineConfig:
         deterministic=deterministic,
     )
     lanes, windows = draw(st.integers(1, 3)), draw(st.sampled_from(WINDOWS))
-    return resolve(options, max_positions=40, lanes=lanes, affordable_tokens=1000, windows=windows)
+    return resolve(options, max_positions=40, lanes=lanes, affordable_tokens=1000, windows=windows, embeds=embeds)
 
 
 @st.composite
-def houses(draw: st.DrawFn) -> House:
+def houses(draw: st.DrawFn, embeds: bool = False) -> House:
     return House(
-        draw(configs(deterministic=False)),
-        drafts=draw(st.sampled_from([0, 0, 1, 4])),
+        draw(configs(deterministic=False, embeds=embeds)),
+        drafts=0 if embeds else draw(st.sampled_from([0, 0, 1, 4])),
         spoilt_step=draw(st.sampled_from([0, 0, 23])),
     )
 
@@ -119,7 +119,8 @@ def play(driver: Driver, actions: list[tuple[str, Any]]) -> None:
 def submit(driver: Driver, request: Request) -> None:
     """Queue it, or see it refused exactly when it can never run."""
     most = min(driver.config.max_context, driver.config.capacity)
-    fits = len(request.prompt) + (request.params.max_tokens or 1) <= most
+    generated = 0 if driver.config.embeds else request.params.max_tokens or 1
+    fits = len(request.prompt) + generated <= most
     try:
         driver.submit(request)
     except RequestError:
@@ -141,8 +142,24 @@ def test_any_traffic_deterministic(config: EngineConfig, actions: list[tuple[str
     play(Driver(config), actions)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(configs(deterministic=True), st.lists(ACTIONS, min_size=3, max_size=16))
+@settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(houses(embeds=True), st.lists(ACTIONS, min_size=3, max_size=16))
+def test_any_traffic_of_embeddings(house: House, actions: list[tuple[str, Any]]) -> None:
+    """Whatever the parameters of sampling are: nobody heeds them."""
+    play(house.driver(), actions)
+
+
+@settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(configs(deterministic=True, embeds=True), st.lists(ACTIONS, min_size=3, max_size=16))
+def test_any_traffic_of_embeddings_deterministic(config: EngineConfig, actions: list[tuple[str, Any]]) -> None:
+    play(Driver(config), actions)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.booleans().flatmap(lambda embeds: configs(deterministic=True, embeds=embeds)),
+    st.lists(ACTIONS, min_size=3, max_size=16),
+)
 def test_deterministic_bits_do_not_depend_on_load(config: EngineConfig, actions: list[tuple[str, Any]]) -> None:
     """On a device whose last bits depend on executable and chunk borders, tokens are those of a run alone."""
     loaded = Driver(config, executables_differ=True)
@@ -159,6 +176,7 @@ def check_same_bits(got: Result, alone: Result) -> None:
     """The same tokens and end, from the same chunks after the cached prefix, as far as it was left to run."""
     ended_early = got.asked_to_end is not None
     assert got.tokens == (alone.tokens[: len(got.tokens)] if ended_early else alone.tokens)
+    assert got.embedding == (None if ended_early else alone.embedding)
     assert ended_early or got.finish == alone.finish
     first = got.cuts[0][1] if got.cuts else 0
     cuts = [cut for cut in alone.cuts if cut[1] >= first]

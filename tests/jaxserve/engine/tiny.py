@@ -13,10 +13,11 @@ from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import Rope
-from jaxserve.models.spec import ModelSpec
+from jaxserve.models.spec import Latent, Mixture, ModelSpec
 from jaxserve.request import MAX_LOGPROBS, Request
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs, random_params
+from sharding.rules import shards
 
 SPEC = ModelSpec(
     family="llama",
@@ -32,6 +33,8 @@ SPEC = ModelSpec(
     rope=Rope(10000.0),
 )
 WINDOWED = replace(SPEC, windows=(7, None), attn_softcap=3.0)  # two page groups
+EXPERTS = replace(SPEC, mixture=Mixture(experts=8, taken=3, d_expert=16, layers=(0, 1), d_shared=12))
+LATENT = replace(EXPERTS, num_kv_heads=1, head_dim=12, latent=Latent(None, rank=16, head=8, rotated=4, value=8))
 BASE = EngineOptions(max_batch=4, page_size=4, step_tokens=32, cache_tokens=1024)
 
 
@@ -49,7 +52,7 @@ def make_engine(
 ) -> tuple[Engine, DeviceRunner]:
     mesh = (mesh_spec or MeshSpec()).build(jax.devices())
     windows = [group.window for group in spec.page_groups()]
-    lanes, positions = mesh.shape["data"], spec.max_positions
+    lanes, positions = shards("A", mesh), spec.max_positions
     config = resolve(options, max_positions=positions, lanes=lanes, affordable_tokens=10**6, windows=windows)
     return engine_of(config, mesh, spec, dtype)
 

@@ -1,6 +1,5 @@
 """Runs the decoder over one page pool without an engine: logits of prompts and of decode steps."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,11 +9,13 @@ from jax.sharding import Mesh
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.load import load_params, read_spec
-from jaxserve.models.attention import Attend
+from jaxserve.models.attend import Attend
 from jaxserve.models.decoder import forward, logits
+from jaxserve.models.moe import Experts
 from jaxserve.models.spec import ModelSpec
+from pallas_kernels.grouped_matmul import reference as grouped
 from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import Layout, Options, Ragged
+from pallas_kernels.paged_attention.api import Options, Ragged
 from sharding.mesh import MeshSpec
 
 
@@ -34,15 +35,14 @@ class Decoder:
         order = np.random.default_rng(0).permutation(rows * width).astype(np.int32)
         self.tables = jnp.asarray(order.reshape(1, rows, width))
         stored = self.params["embed"].dtype
-        whole = Layout(self.spec.num_kv_heads, self.spec.head_dim, page_size, stored)
-        self.layout = replace(whole, kv_heads=whole.kv_heads // mesh.shape["tensor"])  # of one shard
-        one = reference.allocate(rows * width, whole)
+        group = self.spec.page_groups()[0]
+        one = reference.allocate(rows * width, group.layout(page_size, stored))
         self.pages = tuple(jax.tree.map(lambda x: x[None], one) for _ in range(self.spec.num_layers))
         self._step = jax.jit(self._run, static_argnames="decode")
 
     def __call__(self, tokens: np.ndarray, start: int) -> np.ndarray:
         """tokens [R, C] at positions start..start+C-1 of every row -> logits [R, C, V]."""
-        values, self.pages = self._step(
+        values, self.pages, self.load = self._step(
             self.params, self.pages, jnp.asarray(tokens), jnp.int32(start), decode=tokens.shape[1] == 1
         )
         return np.asarray(values)
@@ -61,10 +61,12 @@ class Decoder:
         )
         attends: dict[int, Attend] = {}
         for group in self.spec.page_groups():
+            layout = group.layout(self.page_size, self.params["embed"].dtype, self.mesh.shape["tensor"])
             options = Options(
-                self.layout, self.spec.score_scale, group.window, self.spec.attn_softcap, 1 if decode else None
+                layout, self.spec.score_scale, group.window, self.spec.attn_softcap, 1 if decode else None
             )
             attends |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, reference, options))
         by_layer = tuple(attends[layer] for layer in range(self.spec.num_layers))
-        hidden, pages = forward(params, self.spec, pages, tokens.reshape(-1), positions.reshape(-1), by_layer)
-        return logits(params, self.spec, hidden).reshape(rows, size, -1), pages
+        experts = Experts(jnp.ones(tokens.size, bool), self.spec, self.mesh, grouped)
+        done = forward(params, self.spec, pages, tokens.reshape(-1), positions.reshape(-1), by_layer, experts)
+        return logits(params, self.spec, done.hidden).reshape(rows, size, -1), done.pages, done.load

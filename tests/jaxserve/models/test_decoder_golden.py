@@ -15,10 +15,11 @@ from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 GOLDEN = Path(__file__).parents[2] / "golden"
 BOUND = 1e-4
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.npz"))
+MIXTURES = [case for case in CASES if "experts" in np.load(GOLDEN / case / "golden.npz")]
 
 
 def test_the_cases_are_there() -> None:
-    assert len(CASES) == 41
+    assert (len(CASES), len(MIXTURES)) == (67, 25)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -31,6 +32,8 @@ def test_logits(case: str) -> None:
     [
         *("llama_gqa", "llama_mlp_bias", "mistral_window", "qwen2_gqa", "qwen3_head_dim", "gemma2_caps"),
         *("gemma3_two_ropes", "phi3_mha_tied", "olmo2_mha_tied"),
+        *("mixtral_gqa", "qwen2_moe_sparse_step", "qwen3_moe_mlp_only_layers", "deepseek_v2_groups"),
+        *("deepseek_v3_fp8", "gpt_oss_head_dim", "gpt_oss_mxfp4"),
     ],
 )
 def test_logits_over_two_devices(case: str) -> None:
@@ -42,6 +45,18 @@ def test_logits_over_two_devices(case: str) -> None:
 def test_logits_where_kv_heads_are_fewer_than_devices(case: str) -> None:
     """One or two kv heads, four query heads on four devices; biases, norms of all heads, and one fused tensor."""
     check_logits(case, MeshSpec(tensor=4).build(jax.devices()))
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_every_token_goes_to_the_same_experts(case: str) -> None:
+    """Token by token: what the experts have answered then is what this token took."""
+    golden = np.load(GOLDEN / case / "golden.npz")
+    tokens = np.concatenate([golden["prompts"], golden["tokens"]], axis=1)[1]
+    decoder = Decoder(GOLDEN / case, one_device_mesh(), rows=1, context=64, page_size=8)
+    for position, token in enumerate(tokens):
+        decoder(np.array([[token]]), position)
+        taken = [np.flatnonzero(layer).tolist() for layer in np.asarray(decoder.load)[0]]
+        assert taken == [sorted(layer) for layer in golden["experts"][:, 1, position].tolist()], position
 
 
 def check_logits(case: str, mesh: Mesh) -> None:

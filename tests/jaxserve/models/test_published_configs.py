@@ -1,17 +1,21 @@
 """config.json of published checkpoints: understood to the last field, and the published number of parameters."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxserve import plan
 from jaxserve.errors import ModelError
 from jaxserve.load import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import LongRope
 from jaxserve.models.spec import ModelSpec
-from sharding.params import map_specs
+from sharding.params import is_param_spec, map_specs
 
 COMMON = {"initializer_range": 0.02, "use_cache": True, "attention_dropout": 0.0, "transformers_version": "4.44.0"}
 
@@ -245,3 +249,59 @@ def test_refused(config: dict[str, Any], fields: dict[str, Any], message: str) -
     with pytest.raises(ModelError, match=message) as caught:
         spec_of(config | fields)
     assert "\n" not in str(caught.value)
+
+
+MIXTURES_REFUSED = [
+    ("deepseek-v3", {"topk_method": "random"}, "topk_method = 'random' is not implemented"),
+    ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not implemented"),
+    ("deepseek-v3", {"n_group": 3}, "256 experts do not divide into 3 groups"),
+    ("deepseek-v3", {"topk_group": 9}, "9 of 8 groups of experts are taken"),
+    ("deepseek-v3", {"num_experts_per_tok": 200}, "200 experts per token are more than 4 of 8 groups of 256"),
+    ("deepseek-v3", {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
+    ("deepseek-v3", {"num_key_value_heads": 8}, "num_key_value_heads = 8 is not implemented"),
+    ("deepseek-v3", {"rope_scaling": {"type": "yarn", "factor": 4, "wobble": 1}}, "wobble"),
+    ("gpt-oss-20b", {"swiglu_alpha": 2.0}, "swiglu_alpha = 2.0 is not implemented"),
+    ("gpt-oss-20b", {"swiglu_limit": -7.0}, "activation clamped with the limit -7.0"),
+    ("gpt-oss-20b", {"experts_per_token": 2}, "num_experts_per_tok is 4 and experts_per_token 2"),
+    ("gpt-oss-20b", {"rope_scaling": None}, "lacks 'rope_scaling'"),
+    ("deepseek-v3", {"first_k_dense_replace": -1}, "have experts, of 61 layers"),
+    ("deepseek-v3", {"norm_topk_prob": None}, "norm_topk_prob = None is not implemented"),
+    ("mixtral-8x7b", {"num_experts_per_tok": 9}, "9 experts per token are more than 1 of 1 groups of 8"),
+    ("qwen3-30b-a3b", {"use_sliding_window": True}, "use_sliding_window = True is not implemented"),
+    ("qwen3-30b-a3b", {"decoder_sparse_step": 100}, "a mixture with experts of size 768 in 0 layers"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "message"), MIXTURES_REFUSED, ids=[m for *_, m in MIXTURES_REFUSED])
+def test_mixtures_that_are_refused(name: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        spec_of(shipped(name) | fields)
+    assert "\n" not in str(caught.value)
+
+
+SHIPPED = {  # of what `python -m jaxserve.plan` knows by name: parameters as published
+    "deepseek-v3": 671_026_419_200,
+    "gemma3-27b": 27_009_346_304,  # without its vision tower
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+}
+
+
+def shipped(name: str) -> dict[str, Any]:
+    return json.loads((Path(plan.__file__).parent / "configs" / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_configs_have_the_published_number_of_parameters(name: str) -> None:
+    config = shipped(name)
+    leaves = jax.tree.leaves(param_specs(spec_of(config), jnp.dtype(jnp.bfloat16)), is_leaf=is_param_spec)
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == SHIPPED[name]
+
+
+def test_every_shipped_config_is_looked_at() -> None:
+    assert {path.stem for path in (Path(plan.__file__).parent / "configs").glob("*.json")} == set(SHIPPED)

@@ -74,7 +74,7 @@ def test_lanes_repeat_the_work() -> None:
 
 def test_experts_that_are_hit() -> None:
     """Of 8 experts with 2 each, a token hits 2, two tokens 3.5 of them, many all; every token computes 2."""
-    spec = SimpleNamespace(moe=SimpleNamespace(num_experts=8, experts_per_token=2))
+    spec = SimpleNamespace(mixture=SimpleNamespace(experts=8, taken=2))
     weight = Weight("gate_up", "layers", ParamSpec("EDCF", (8, 32, 2, 48), BF16))
     one = 32 * 2 * 48
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,7 @@ async def running(
         tokenizer.vocab_size,
         configured.max_context,
         engine.scheduler.max_tokens,
+        configured.embeds,
     )
     service = Service(prompts, thread, Forecast(configured.step_tokens), limits, observers)
     health, gate = Health(), Gate()
@@ -152,7 +153,8 @@ async def running(
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await health.start()
     await server.start()
-    served = Served(service, thread, MODEL, ENGINE, lambda: 0)
+    model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
+    served = Served(service, thread, model, ENGINE, lambda: 0)
 
     def open_gate() -> None:
         thread.start()

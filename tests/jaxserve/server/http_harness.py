@@ -24,7 +24,12 @@ from tests.jaxserve.engine.driver import request as engine_request
 from tests.jaxserve.server.harness import Running, running
 
 TEXT = "The quick brown fox"
+EMBEDDING = {"input": "canary", "request_id": "canary"}
 CANARY = {"prompt": "canary", "max_tokens": 3, "seed": 7, "logprobs": 3, "request_id": "canary"}
+
+
+async def fake_metrics() -> bytes:
+    return b"fake_metric 1\n"
 
 
 @dataclass
@@ -53,7 +58,8 @@ class Http:
 
     async def canary(self) -> bytes:
         """A whole answer, but for the time and for what was cached by then."""
-        response = await self.post("/v1/completions", CANARY)
+        embeds = self.server.service.prompts.embeds
+        response = await (self.post("/v1/embeddings", EMBEDDING) if embeds else self.post("/v1/completions", CANARY))
         assert response.status_code == 200, response.text
         return re.sub(rb'"(created|cached_tokens)":\d+', b"", response.content)
 
@@ -65,7 +71,7 @@ async def serving(folder: Path, *, tops: bool = False, token: str | None = None,
     async with running(folder, **options) as server:
         if tops:
             add_alternatives(server)
-        app = new_app(server.gate, Tokens(client=token, admin=None), limits, lambda: b"fake_metric 1\n")
+        app = new_app(server.gate, Tokens(client=token, admin=None), limits, fake_metrics)
         http = HttpServer(app, "127.0.0.1", 0, None, limits)
         failures: list[BaseException] = []
         http.start(failures.append)

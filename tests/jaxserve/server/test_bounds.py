@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
@@ -15,7 +16,7 @@ from grpc_status import rpc_status
 
 from jaxserve.v1 import admin_pb2, inference_pb2
 from tests.jaxserve.server.harness import Running, running
-from tests.jaxserve.server.test_server_isolation import canary
+from tests.jaxserve.server.test_server_isolation import canary as generating_canary
 
 GENERATE = {"text": "hello", "sampling": {"maxTokens": "2"}}
 CHAT = {"messages": [{"role": "u", "content": "hi"}], "sampling": {"maxTokens": "2"}}
@@ -28,6 +29,7 @@ BASES: dict[str, dict[str, Any]] = {
     "Tokenize": {"text": "hello"},
     "Detokenize": {"tokenIds": [104]},
     "Abort": {"requestIds": ["nobody"]},
+    "Embed": {"inputs": [{"text": "hello"}]},
 }
 RANGES: dict[str, tuple[list[Any], list[Any]]] = {  # field of SamplingParams -> accepted, refused
     "temperature": ([0, 2], [-0.01, 2.01, "NaN", "Infinity"]),
@@ -63,6 +65,24 @@ COMMON = {
     "sampling": ([{}], []),
 }
 MESSAGES = ([[{"role": "user", "content": "x" * 400}]], [[], [{"role": "u", "content": "x" * 512}], [{}] * 4097])
+INPUTS = (
+    [
+        [{"text": "x"}] * 130,
+        [{"text": ""}, {"tokenIds": {"ids": [0, 257]}}],
+        [{"text": "x" * 511}],
+        [{"tokenIds": {"ids": [1] * 512}}],
+        [{"text": "x"}] * 2048,
+    ],
+    [
+        [],
+        [{}],
+        [{"text": "x"}, {"text": "x" * 512}],
+        [{"tokenIds": {"ids": []}}],
+        [{"tokenIds": {"ids": [258]}}],
+        [{"tokenIds": {"ids": [1] * 513}}],
+        [{"text": "x"}] * 2049,
+    ],
+)
 FIELDS: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
     "Generate": PROMPTS | COMMON,
     "GenerateStream": PROMPTS | COMMON,
@@ -73,14 +93,17 @@ FIELDS: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
     "Tokenize": {"text": (["", "x" * 9000], []), "conversation": ([{"messages": [{"role": "u"}]}], [{}])},
     "Detokenize": {"tokenIds": ([[], [0, 257], [1] * 10_000], [[258], [2**32 - 1]])},
     "Abort": {"requestIds": ([["a"], ["a"] * 4096], [[], ["a"] * 4097])},
+    "Embed": {name: COMMON[name] for name in ("requestId", "priority", "cacheSalt")} | {"inputs": INPUTS},
     "StartProfile": {"maxSeconds": ([], [0, -1, 60.1, "NaN"])},
 }
 FORBIDDEN_TOGETHER = {"text", "tokenIds", "conversation"}  # of a oneof: setting one takes the other out
 
 
-def cases() -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Method, request as JSON, and whether it is accepted."""
+def cases(embeds: bool) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Method, request as JSON, and whether it is accepted: of a server that embeds, or generates."""
     for method, fields in FIELDS.items():
+        if (method == "Embed") != embeds:
+            continue
         base = BASES.get(method, {})
         for field, (accepted, refused) in fields.items():
             kept = {k: v for k, v in base.items() if not (field in FORBIDDEN_TOGETHER and k in FORBIDDEN_TOGETHER)}
@@ -145,11 +168,23 @@ def violation(error: aio.AioRpcError) -> str:
     return bad.field_violations[0].field
 
 
-def test_every_bound(tmp_path: Path) -> None:
+async def embedding_canary(server: Running) -> tuple[int, bytes]:
+    """Engine steps that had it, and the answer."""
+    before = server.runner.launches["canary"]
+    message = inference_pb2.EmbedRequest(inputs=[inference_pb2.EmbedInput(text="canary")], request_id="canary")
+    response = await server.inference.Embed(message)
+    response.usage.ClearField("cached_prompt_tokens")
+    return server.runner.launches["canary"] - before, response.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("embeds", [False, True])
+def test_every_bound(tmp_path: Path, embeds: bool) -> None:
+    canary = embedding_canary if embeds else generating_canary
+
     async def main() -> None:
-        async with running(tmp_path, max_batch=16) as server:
+        async with running(tmp_path, max_batch=16, embeds=embeds) as server:
             expected = await canary(server)
-            for method, request, accepted in cases():
+            for method, request, accepted in cases(embeds):
                 error = await send(server, method, request)
                 if accepted:
                     assert error is None, (method, request, error)

@@ -17,22 +17,24 @@ from jaxserve.server.http.types import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    EmbeddingBody,
     StreamOptions,
     TokenizeBody,
 )
 from jaxserve.server.limits import Limits
 from tests.jaxserve.server.http_harness import TEXT, Http, serving
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "hi"}]
 KINDS: dict[str, tuple[type[Body], dict[str, Any]]] = {
     COMPLETIONS: (CompletionBody, {"prompt": TEXT, "max_tokens": 2}),
     CHAT: (ChatBody, {"messages": MESSAGES, "max_tokens": 2, "logprobs": True}),
+    EMBEDDINGS: (EmbeddingBody, {"input": TEXT}),
     "/tokenize": (TokenizeBody, {"prompt": TEXT}),
     "/detokenize": (DetokenizeBody, {"tokens": [65]}),
 }
 VALUES = [{}, {"a": 1}, [], [{}], [[]], [1.5], ["x", 1], "", "\ud800", "never", 1.5, True, -1, 0, 2**70, 10**400, 1e999]
-REQUIRED = {"prompt", "messages", "tokens"}
+REQUIRED = {"prompt", "messages", "tokens", "input"}
 
 
 async def refused(http: Http, path: str, body: Any, canary: bytes, **options: Any) -> tuple[int, str | None, str]:
@@ -52,7 +54,7 @@ def test_every_field_with_every_kind_of_value(tmp_path: Path, path: str) -> None
     kind, good = KINDS[path]
 
     async def main() -> None:
-        async with serving(tmp_path) as http:
+        async with serving(tmp_path, embeds=path == EMBEDDINGS) as http:
             canary = await http.canary()
             for name in kind.model_fields:
                 statuses = set()
@@ -289,9 +291,10 @@ def test_the_clients_exceptions(tmp_path: Path) -> None:
             assert model.value.code == "model_not_found"
             with pytest.raises(openai.NotFoundError):
                 await http.client.models.retrieve("gpt-5")
-            with pytest.raises(openai.InternalServerError) as embed:
+            with pytest.raises(openai.InternalServerError, match="generates text and makes no embeddings") as embed:
                 await http.client.embeddings.create(model="fake", input="x")
             assert (embed.value.status_code, embed.value.code) == (501, "not_implemented")
+            assert embed.value.response.headers["x-should-retry"] == "false"
             with pytest.raises(openai.AuthenticationError) as unknown:
                 await http.client.with_options(api_key="wrong").completions.create(model="fake", prompt="x")
             assert (unknown.value.code, unknown.value.type) == ("invalid_api_key", "authentication_error")

@@ -24,6 +24,7 @@ from jaxserve.server.tls import Tls
 from jaxserve.server.tokens import Tokens
 from tests.jaxserve.client.test_connection import signed
 from tests.jaxserve.server.harness import Running, running
+from tests.jaxserve.server.http_harness import fake_metrics
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
 
@@ -33,7 +34,7 @@ async def listening(server: Running, token: str | None = None, **files: Path) ->
     """Addresses of a second set of listeners before the same service, with this token and these certificates."""
     none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir"))
     ports = {"host": "127.0.0.1", "port": 0, "admin_port": 0, "http_port": 0, "no_http": False}
-    listeners = Listeners(server.gate, Limits(), Tokens(token, token), lambda: b"")
+    listeners = Listeners(server.gate, Limits(), Tokens(token, token), fake_metrics)
     ended: list[BaseException] = []
     await listeners.start(argparse.Namespace(**none | ports | files), lambda: None, ended.append)
     try:

@@ -1,0 +1,1 @@
+"""Several hosts as one engine: a leader plans, and every host launches the same steps on its devices."""

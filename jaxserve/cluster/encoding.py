@@ -1,0 +1,116 @@
+"""Step plans as bytes: what a follower needs to launch the leader's steps, in plain numbers."""
+
+from collections.abc import Iterable
+from itertools import batched, chain
+from typing import cast
+
+from jaxserve.cluster.v1 import cluster_pb2 as pb
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.plan import Admission, LanePlan, StepKind, StepPlan
+
+
+def plan_to_proto(plan: StepPlan) -> pb.StepPlan:
+    return pb.StepPlan(
+        number=plan.number,
+        kind=plan.kind,
+        lanes=map(_lane_to_proto, plan.lanes),
+        admissions=map(_admission_to_proto, plan.admissions),
+        steps=plan.steps,
+    )
+
+
+def plan_from_proto(message: pb.StepPlan) -> StepPlan:
+    return StepPlan(
+        number=message.number,
+        kind=cast(StepKind, message.kind),
+        lanes=tuple(map(_lane_from_proto, message.lanes)),
+        admissions=tuple(map(_admission_from_proto, message.admissions)),
+        steps=message.steps,
+    )
+
+
+def buckets_to_proto(buckets: Iterable[Bucket]) -> pb.Compile:
+    return pb.Compile(buckets=[pb.Bucket(kind=b.kind, rows=b.rows, tokens=b.tokens, steps=b.steps) for b in buckets])
+
+
+def buckets_from_proto(message: pb.Compile) -> tuple[Bucket, ...]:
+    return tuple(Bucket(cast(StepKind, b.kind), b.rows, b.tokens, b.steps) for b in message.buckets)
+
+
+def _lane_to_proto(lane: LanePlan) -> pb.LanePlan:
+    return pb.LanePlan(
+        sequences=lane.sequences,
+        rows=lane.rows,
+        starts=lane.starts,
+        sizes=lane.sizes,
+        samples=lane.samples,
+        tokens=lane.tokens,
+        targets=lane.targets,
+        fresh=chain.from_iterable(lane.fresh),
+        logprobs=lane.logprobs,
+    )
+
+
+def _lane_from_proto(lane: pb.LanePlan) -> LanePlan:
+    return LanePlan(
+        sequences=list(lane.sequences),
+        rows=list(lane.rows),
+        starts=list(lane.starts),
+        sizes=list(lane.sizes),
+        samples=list(lane.samples),
+        tokens=list(lane.tokens),
+        targets=list(lane.targets),
+        fresh=[cast(tuple[int, int, int, int], entry) for entry in batched(lane.fresh, 4)],
+        logprobs=lane.logprobs,
+    )
+
+
+def _admission_to_proto(a: Admission) -> pb.Admission:
+    return pb.Admission(
+        lane=a.lane,
+        row=a.row,
+        length=a.length,
+        tables=[pb.Pages(pages=pages) for pages in a.tables],
+        prompt_tokens=a.prompt_tokens,
+        choice=a.choice,
+        seed=a.seed,
+        temperature=a.temperature,
+        top_k=a.top_k,
+        top_p=a.top_p,
+        min_p=a.min_p,
+        repetition_penalty=a.repetition_penalty,
+        presence_penalty=a.presence_penalty,
+        frequency_penalty=a.frequency_penalty,
+        logprobs=a.logprobs,
+        min_tokens=a.min_tokens,
+        end_ids=a.end_ids,
+        bias_ids=[token for token, _ in a.bias],
+        bias_values=[value for _, value in a.bias],
+        allowed=None if a.allowed is None else pb.Tokens(ids=a.allowed),
+        history=None if a.history is None else pb.Tokens(ids=a.history),
+    )
+
+
+def _admission_from_proto(a: pb.Admission) -> Admission:
+    return Admission(
+        lane=a.lane,
+        row=a.row,
+        length=a.length,
+        tables=tuple(tuple(table.pages) for table in a.tables),
+        prompt_tokens=a.prompt_tokens,
+        choice=a.choice,
+        seed=a.seed,
+        temperature=a.temperature,
+        top_k=a.top_k,
+        top_p=a.top_p,
+        min_p=a.min_p,
+        repetition_penalty=a.repetition_penalty,
+        presence_penalty=a.presence_penalty,
+        frequency_penalty=a.frequency_penalty,
+        logprobs=a.logprobs,
+        min_tokens=a.min_tokens,
+        end_ids=tuple(a.end_ids),
+        bias=tuple(zip(a.bias_ids, a.bias_values, strict=True)),
+        allowed=tuple(a.allowed.ids) if a.HasField("allowed") else None,
+        history=tuple(a.history.ids) if a.HasField("history") else None,
+    )

@@ -1,0 +1,64 @@
+"""What the hosts of a pod must have in common: jax does not notice one that computes something else."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from hashlib import sha256
+from importlib.metadata import version
+
+import jax
+import numpy as np
+
+from jaxserve.config import EngineConfig, EngineOptions
+from jaxserve.engine.buckets import Bucket, BucketPlan
+from jaxserve.models.spec import ModelSpec
+from sharding.mesh import MeshSpec
+
+Facts = dict[str, str]
+PACKAGES = ("jaxserve", "jax", "jaxlib")
+
+
+def facts_of_start(mesh: MeshSpec, dtype: str, options: EngineOptions) -> Facts:
+    """Before anything is loaded: releases, devices, and the flags that decide what is compiled."""
+    device = jax.local_devices()[0]
+    packages = {f"the version of {package}": version(package) for package in PACKAGES}
+    devices = {
+        "platform": device.platform,
+        "device kind": device.device_kind,
+        "devices per host": str(jax.local_device_count()),
+    }
+    flags = {f"--{name}": str(size) for name, size in asdict(mesh).items()} | {"--dtype": dtype}
+    flags |= {f"--{field.name.replace('_', '-')}": str(getattr(options, field.name)) for field in fields(options)}
+    return packages | devices | flags
+
+
+def facts_of_engine(spec: ModelSpec, params: dict, config: EngineConfig) -> Facts:
+    """Before anything is compiled: the model, as far as every host holds it, and every size that was decided."""
+    sizes = {f"the engine's {field.name}": str(getattr(config, field.name)) for field in fields(config)}
+    model = {"the model": _digest(repr(spec)), "the model's weights": digest_of(params)}
+    return model | sizes | facts_of_steps(BucketPlan.of(config).buckets)
+
+
+def facts_of_steps(buckets: Iterable[Bucket]) -> Facts:
+    """What was compiled."""
+    return {"the compiled steps": ", ".join(map(str, buckets))}
+
+
+def digest_of(params: dict) -> str:
+    """Of the norms' weights, which every device holds whole: two checkpoints of one architecture differ in them."""
+    found = sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if leaf.ndim == 1 and leaf.is_fully_replicated:
+            found.update(jax.tree_util.keystr(path).encode() + np.asarray(leaf.addressable_data(0)).tobytes())
+    return found.hexdigest()[:16]
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
+    """The first fact that differs, with both values; None when all are the same."""
+    for name in [*mine, *(name for name in theirs if name not in mine)]:
+        if mine.get(name) != theirs.get(name):
+            return f"{name}: {theirs.get(name, 'none')} there, {mine.get(name, 'none')} here"
+    return None

@@ -1,0 +1,36 @@
+"""Which grouped matrix product the expert layers of an engine's steps use."""
+
+import logging
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.buckets import BucketPlan
+from jaxserve.models.moe import products
+from jaxserve.models.spec import ModelSpec
+from pallas_kernels import dispatch
+from pallas_kernels.errors import KernelError
+from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Options
+from sharding.mesh import platform
+
+log = logging.getLogger("jaxserve.engine")
+
+
+def choose_grouped_matmul(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype) -> str:
+    """The name of an implementation that can run every step of this engine; KernelError when the one asked for cannot.
+
+    config.grouped_matmul: a name, or auto. What auto passes over is logged.
+    """
+
+    def asked(kernel: GroupedMatmul) -> list[tuple[Options, Demand]]:
+        if spec.mixture is None:
+            return []
+        sizes = {bucket.tokens for bucket in BucketPlan.of(config).buckets}
+        return [each for tokens in sorted(sizes) for each in products(spec, tokens, mesh, kernel, dtype)]
+
+    return dispatch.choose_grouped(config.grouped_matmul, platform(mesh), asked, _log_refusal)
+
+
+def _log_refusal(name: str, error: KernelError) -> None:
+    log.warning("grouped-matmul %r is passed over: %s", name, error)

@@ -1,0 +1,73 @@
+"""POST /v1/embeddings, as OpenAI has it."""
+
+import struct
+from base64 import b64encode
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxserve.completion import Completion
+from jaxserve.errors import RequestError
+from jaxserve.server.embedding import embed, embed_calls, written
+from jaxserve.server.gate import Gate
+from jaxserve.server.http.body import MEDIA_TYPE
+from jaxserve.server.http.calls import body_of, check_model
+from jaxserve.server.http.errors import answering
+from jaxserve.server.http.ids import id_header
+from jaxserve.server.http.json import dumps
+from jaxserve.server.http.news import while_connected
+from jaxserve.server.http.types import EmbeddingBody
+from jaxserve.server.limits import Limits
+from jaxserve.server.model import Served
+from jaxserve.server.service import Call, new_id
+
+
+class Embeddings:
+    def __init__(self, gate: Gate, limits: Limits):
+        self._gate, self._limits = gate, limits
+
+    @answering
+    async def embeddings(self, request: Request) -> Response:
+        self._gate.enter()
+        body, timeout = await body_of(request, EmbeddingBody, self._limits)
+        id = body.request_id or new_id()
+        served = self._gate.enter()  # the body may have taken its time
+        check_model(body.model, served)
+        calls = _calls(body, id, timeout)
+        _check_dimensions(body, served)
+        done = await while_connected(request, embed(served.service, calls))
+        return Response(await _content(body, served, done), headers=id_header(id), media_type=MEDIA_TYPE)
+
+
+def _calls(body: EmbeddingBody, id: str, timeout: float | None) -> list[Call]:
+    """One for each input."""
+    alone = len(body.input) == 1
+    inputs = [(prompt, "input" if alone else f"input[{i}]") for i, prompt in enumerate(body.input)]
+    return embed_calls(inputs, id, priority=body.priority, cache_salt=body.cache_salt, timeout=timeout)
+
+
+def _check_dimensions(body: EmbeddingBody, served: Served) -> None:
+    made = served.model.embedding_dimensions
+    if made and body.dimensions not in (None, made):
+        problem = f"is {body.dimensions}; embeddings of this model have {made}, and are not cut (leave it out)"
+        raise RequestError("dimensions", problem)
+
+
+async def _content(body: EmbeddingBody, served: Served, done: Sequence[Completion]) -> bytes:
+    """Entry by entry: one call for all would keep everybody else from the interpreter."""
+
+    def entry(index: int, completion: Completion) -> bytes:
+        values = completion.embedding or ()
+        form = _base64(values) if body.encoding_format == "base64" else list(values)
+        return dumps({"object": "embedding", "index": index, "embedding": form})
+
+    entries = await written(served.service, done, entry)
+    tokens = sum(len(completion.prompt_token_ids) for completion in done)
+    rest = dumps({"model": served.model.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
+    return b'{"object":"list","data":[' + b",".join(entries) + b"]," + rest[1:]
+
+
+def _base64(values: Sequence[float]) -> str:
+    """Of float32, the lower bytes first."""
+    return b64encode(struct.pack(f"<{len(values)}f", *values)).decode()

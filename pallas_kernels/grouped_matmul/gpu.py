@@ -1,0 +1,80 @@
+"""The grouped matrix product on NVIDIA's Hopper, in Pallas (Mosaic GPU).
+
+Units of work, a block of rows times a tile of columns each, are shared out over as many thread blocks as the GPU has
+multiprocessors (`gpu_body.py`). A warpgroup always multiplies 64 rows: with few rows of an expert most of them are
+empty, which costs nothing as long as the weight takes longer to come than to be multiplied.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels.errors import KernelError
+from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, next_power_of_two
+from pallas_kernels.grouped_matmul.gpu_body import Body, Given, Shared
+from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan, plan_of
+from pallas_kernels.hopper import HOPPER, tiled
+
+BLOCKS = (8, 16, 32, 64, 128)  # rows
+LEAST_ROWS = 16
+STEP = 8  # numbers: a bulk copy's rows begin at multiples of 16 bytes
+
+
+def check(options: Options, demand: Demand) -> None:
+    check_rows(options, demand)
+    instead = "--grouped-matmul reference"
+    if options.device_kind.startswith("NVIDIA") and not HOPPER.match(options.device_kind):
+        raise KernelError(
+            f"the GPU kernel is written for Hopper (H100, H200); this is {options.device_kind} ({instead})"
+        )
+    if demand.dtype != jnp.bfloat16 or options.out_dtype not in (jnp.bfloat16, jnp.float32):
+        raise KernelError(
+            f"{demand.dtype} multiplied into {options.out_dtype}: the GPU kernel multiplies bfloat16, into that or "
+            f"float32 (--dtype bfloat16, or {instead})"
+        )
+    if options.block not in BLOCKS:
+        raise KernelError(f"blocks of {options.block} rows: the GPU kernel has {BLOCKS} ({instead})")
+    if demand.contracted % STEP or demand.columns % STEP:
+        raise KernelError(
+            f"weights of {demand.contracted} x {demand.columns}: the GPU kernel has multiples of {STEP} ({instead})"
+        )
+
+
+def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
+    """Twice as many as are expected: an expert's second block fetches the weight again, though from the L2 cache."""
+    return min(max(LEAST_ROWS, next_power_of_two(2 * rows_per_expert)), BLOCKS[-1])
+
+
+def multiply(
+    x: Float[Array, "M K"], weight: Float[Array, "E C K N"], groups: Groups, options: Options
+) -> Float[Array, "M C N"]:
+    (num_rows, contracted), (num_experts, parts, _, columns) = x.shape, weight.shape
+    demand = Demand(num_rows, num_experts, parts, contracted, columns, x.dtype, options.device_kind)
+    plan = plan_of(options, demand)
+
+    def grouped_matmul(*refs: Any) -> None:
+        Body(plan, Given(*refs[:4]), refs[4], Shared(*refs[5:])).run()
+
+    return plgpu.kernel(
+        grouped_matmul,  # in profiles by this name
+        out_type=jax.ShapeDtypeStruct((num_rows, parts, columns), options.out_dtype),
+        scratch_types=_scratch(plan, x.dtype, options.out_dtype),
+        grid=(plan.cores,),
+        grid_names=("block",),
+        num_threads=plan.warpgroups + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=0),
+    )(groups.experts, groups.live.reshape(1), x, weight)
+
+
+def _scratch(plan: Plan, dtype: jnp.dtype, out_dtype: jnp.dtype) -> Shared:
+    return Shared(
+        x=tiled((plan.stages, plan.rows, DEPTH), dtype),
+        weight=tiled((plan.stages, DEPTH, plan.columns), dtype),
+        out=tiled((plan.rows, STAGED_COLUMNS), out_dtype),
+        full=plgpu.Barrier(num_arrivals=2, num_barriers=plan.stages),
+        free=plgpu.Barrier(num_arrivals=plan.warpgroups, num_barriers=plan.stages),
+    )

@@ -1,0 +1,84 @@
+"""Quantized checkpoints, beside the formats' own descriptions written out in numpy."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from checkpoints.errors import CheckpointError
+from checkpoints.quantized import check_method, dequantized
+
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [4, 8]}}
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+WHOLE = slice(None)
+
+
+def test_fp8_in_blocks_with_parts_of_blocks_at_the_ends() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((10, 19)).astype(ml_dtypes.float8_e4m3fn)
+    scales = rng.random((3, 3)).astype(np.float32)
+    found = dequantized({"a.weight": values, "a.weight_scale_inv": scales, "b": scales}, FP8)
+    assert set(found) == {"a.weight", "b"} and found["b"] is scales
+    weight = found["a.weight"]
+    expected = np.array([[float(values[r, c]) * scales[r // 4, c // 8] for c in range(19)] for r in range(10)])
+    assert weight.shape == (10, 19) and weight.dtype == ml_dtypes.bfloat16
+    np.testing.assert_allclose(weight[WHOLE, WHOLE], expected, rtol=1e-6)
+    np.testing.assert_allclose(weight[3:9, 7:18], expected[3:9, 7:18], rtol=1e-6)
+
+
+def test_every_number_and_power_of_mxfp4() -> None:
+    """OCP Microscaling Formats 1.0: e2m1 has a sign, two bits of exponent (biased by 1), one of mantissa."""
+
+    def e2m1(bits: int) -> float:
+        exponent, mantissa = bits >> 1 & 3, bits & 1
+        size = mantissa / 2 if exponent == 0 else 2.0 ** (exponent - 1) * (1 + mantissa / 2)
+        return -size if bits & 8 else size
+
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, 16, (2, 3, 64))
+    codes[0, 0, :16] = range(16)
+    blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8).reshape(2, 3, 2, 16)
+    scales = rng.integers(100, 150, (2, 3, 2)).astype(np.uint8)
+    weight = dequantized({"w_blocks": blocks, "w_scales": scales}, MXFP4)["w"]
+    powers = 2.0 ** (scales.astype(int) - 127)
+    expected = np.vectorize(e2m1)(codes) * powers.repeat(32, axis=-1)
+    assert weight.shape == (2, 64, 3)
+    np.testing.assert_array_equal(weight[WHOLE, WHOLE, WHOLE], expected.transpose(0, 2, 1))
+    np.testing.assert_array_equal(weight[1:, 30:50, :2], expected.transpose(0, 2, 1)[1:, 30:50, :2])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "message"),
+    [
+        ({}, {"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq' is not implemented"),
+        ({}, {"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8' is not implemented"),
+        ({}, {"quantization_config": [1]}, "is not implemented"),
+        ({"a_scale_inv": np.zeros((1, 1), np.float32)}, FP8, "holds scales of a, which is missing"),
+        (
+            {"a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn), "a_scale_inv": np.zeros((2, 2), np.float32)},
+            FP8,
+            r"blocks of 4 x 8 make them \[2, 1\]",
+        ),
+        (
+            {"a_blocks": np.zeros((1, 2, 1, 8), np.uint8), "a_scales": np.zeros((1, 2, 1), np.uint8)},
+            MXFP4,
+            "are not MXFP4",
+        ),
+        (
+            {"a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn), "a_scale_inv": np.zeros((2, 2), np.float32)},
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 8]}},
+            "must be two positive integers",
+        ),
+    ],
+)
+def test_what_is_refused(tensors: dict[str, np.ndarray], config: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        dequantized(tensors, config)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_quantization_nothing_changes() -> None:
+    assert check_method({}) is None and check_method({"quantization_config": None}) is None
+    tensors = {"a_scales": np.zeros(3)}
+    assert dequantized(tensors, {}) == tensors

@@ -1,0 +1,93 @@
+"""The products of published models' experts alone, as arguments without memory, and compiled for an absent chip."""
+
+import importlib.util
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.layout import Format, Layout
+from jax.sharding import PartitionSpec
+
+from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Groups, Options
+from pallas_kernels.grouped_matmul.grouping import blocks_needed
+from sharding import absent
+from sharding.mesh import MeshSpec, device_kind
+from sharding.rules import replicated
+
+COMPILERS = {"tpu": "libtpu", "gpu": "jax_cuda13_plugin"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """experts: E of a shard, of `total`; per_token: X; model: D; mlp: F."""
+
+    name: str
+    experts: int
+    total: int
+    per_token: int
+    model: int
+    mlp: int
+
+
+MODELS = [
+    Model("mixtral-8x7b", 8, 8, 2, 4096, 14336),
+    Model("qwen3-30b-a3b", 128, 128, 8, 2048, 768),
+    Model("gpt-oss-120b", 128, 128, 4, 2880, 2880),
+    Model("deepseek-v3", 16, 256, 8, 7168, 2048),
+]
+
+
+@dataclass(frozen=True)
+class Product:
+    """Of a step of `tokens` tokens: up is the first of both, gate and up side by side; down the other."""
+
+    model: Model
+    tokens: int
+    up: bool
+    dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        return f"{self.model.name}-{self.tokens}-{'up' if self.up else 'down'}-{self.dtype}"
+
+    def options(self, kernel: GroupedMatmul, kind: str) -> Options:
+        dtype = jnp.dtype(self.dtype)
+        expected = max(1, self.tokens * self.model.per_token // self.model.total)
+        return Options(kernel.block_rows(dtype, expected), dtype, kind)
+
+    def demand(self, options: Options) -> Demand:
+        model = self.model
+        rows = blocks_needed(self.tokens * model.per_token, model.experts, options.block) * options.block
+        sizes = (2, model.model, model.mlp) if self.up else (1, model.mlp, model.model)
+        return Demand(rows, model.experts, *sizes, jnp.dtype(self.dtype), options.device_kind)
+
+
+PRODUCTS = [Product(model, tokens, up) for model in MODELS for tokens in (64, 2048) for up in (True, False)]
+
+
+def compile_for(kernel: GroupedMatmul, chip: str, product: Product) -> tuple[jax.stages.Compiled, Options, Demand]:
+    """With what a model makes of the result. Skips where the compiler is not installed."""
+    compiler = COMPILERS[absent.CHIPS[chip].platform]
+    if importlib.util.find_spec(compiler) is None:
+        pytest.skip(f"needs {compiler} (make deviceless)")
+    mesh = MeshSpec().build(absent.devices(chip, 1))
+    options = product.options(kernel, device_kind(mesh))
+    demand = product.demand(options)
+    kernel.check(options, demand)
+
+    def multiply(x: jax.Array, weight: jax.Array, groups: Groups) -> jax.Array:
+        found = kernel.multiply(x, weight, groups, options)
+        return jax.nn.silu(found[:, 0]) * found[:, 1] if product.up else found[:, 0]
+
+    def row_major(dimensions: int) -> Format:
+        """By default XLA turns arrays round whose rows are no multiple of 128 numbers, and back for the kernel."""
+        return Format(Layout(tuple(range(dimensions))), replicated(mesh))
+
+    def argument(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=row_major(len(shape)))
+
+    x = argument(product.dtype, demand.rows, demand.contracted)
+    weight = argument(product.dtype, demand.experts, demand.parts, demand.contracted, demand.columns)
+    groups = Groups(argument("int32", demand.rows // options.block), argument("int32"))
+    on_chip = jax.shard_map(multiply, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+    return jax.jit(on_chip, out_shardings=row_major(2)).lower(x, weight, groups).compile(), options, demand

@@ -1,0 +1,39 @@
+"""What the real compilers of TPUs say of the grouped product alone: no weight is copied, nothing large lies beside.
+
+Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from jaxserve.engine.inspection import find_copies, parse
+from pallas_kernels.grouped_matmul import tpu
+from sharding import absent
+from tests.deviceless.grouped_product import MODELS, PRODUCTS, Product, compile_for
+from tests.deviceless.pallas_calls import pallas_calls
+
+CHIPS = [name for name, chip in absent.CHIPS.items() if chip.platform == "tpu"]
+EXACT = [replace(product, dtype="float32") for product in PRODUCTS if product.tokens == 64]
+QUICK = [Product(MODELS[1], 64, up=True), Product(MODELS[2], 64, up=False)]
+
+
+def cases() -> Iterator[ParameterSet]:
+    for product in [*PRODUCTS, *EXACT]:
+        for chip in CHIPS:
+            marks = [] if product in QUICK else [pytest.mark.slow]
+            yield pytest.param(chip, product, marks=marks, id=f"{chip}-{product}")
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize(("chip", "product"), list(cases()))
+def test_no_weight_is_copied(chip: str, product: Product) -> None:
+    compiled, _, demand = compile_for(tpu, chip, product)
+    module, memory = parse(compiled.as_text() or ""), compiled.memory_analysis()
+    assert memory is not None
+    result = demand.rows * demand.parts * -(-demand.columns // 128) * 128 * demand.dtype.itemsize
+    assert memory.temp_size_in_bytes < result + 2**22
+    assert pallas_calls(module) == {"grouped_matmul": 1}
+    assert not find_copies(module, set(), {demand.experts * demand.parts * demand.contracted * demand.columns})

@@ -1,0 +1,222 @@
+"""The stream between a leader and its followers, in one process: joining, agreeing, orders, losses and farewells."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from jaxserve.cluster import pulse
+from jaxserve.cluster.fingerprint import Facts, difference
+from jaxserve.cluster.follower import Follower
+from jaxserve.cluster.leader import Leader
+from jaxserve.cluster.pulse import FAILED, Loss, Pulse
+from jaxserve.cluster.seal import SECRET_BYTES
+from jaxserve.cluster.v1 import cluster_pb2 as pb
+from jaxserve.errors import ConfigError, EngineError
+
+SECRET = b"x" * SECRET_BYTES
+FACTS = {"--max-batch": "4", "the model": "abc"}
+
+
+@dataclass
+class Exit:
+    """Ends a process that is only a thread."""
+
+    codes: list[int] = field(default_factory=list)
+    called: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, code: int) -> None:
+        self.codes.append(code)
+        self.called.set()
+
+    def wait(self, seconds: float = 10) -> int:
+        assert self.called.wait(seconds)
+        return self.codes[0]
+
+
+@dataclass
+class Pod:
+    leader: Leader
+    followers: list[Follower]
+    exits: list[Exit]  # the leader's first
+    pool: ThreadPoolExecutor
+
+    def agree(self, stage: str, *facts: Facts) -> "list[Future[None]]":
+        hosts = [self.leader, *self.followers]
+        return [
+            self.pool.submit(host.agree, stage, lambda own=own: own) for host, own in zip(hosts, facts, strict=True)
+        ]
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "BEAT", 0.05)
+
+
+@pytest.fixture
+def pod(capfd: pytest.CaptureFixture[str]) -> Iterator[Pod]:
+    """A leader and two followers."""
+    exits = [Exit() for _ in range(3)]
+    leader = Leader(3, 0, SECRET, exits[0])
+    followers = [Follower(f"127.0.0.1:{leader.port}", host, SECRET, exits[host]) for host in (1, 2)]
+    with ThreadPoolExecutor() as pool:
+        joining = [pool.submit(leader.wait_for_followers), *(pool.submit(follower.call) for follower in followers)]
+        for future in joining:
+            future.result(20)
+        yield Pod(leader, followers, exits, pool)
+        leader._ending = True
+        for follower in followers:
+            follower._leaving = True
+        leader._server.stop(0)
+        for host in (leader, *followers):
+            host._pulse.stop()
+            host._pulse._thread.join()  # it may have something to say, while somebody listens
+        for follower in followers:
+            follower._channel.close()
+
+
+def next_order(follower: Follower) -> pb.Order:
+    return follower._orders.get(timeout=10)
+
+
+def test_hosts_that_agree_go_on(pod: Pod) -> None:
+    for stage in ("start", "engine"):
+        for future in pod.agree(stage, FACTS, FACTS, FACTS):
+            future.result(10)
+
+
+def test_one_that_differs_is_refused_on_all_hosts_in_one_line(pod: Pod) -> None:
+    differing = FACTS | {"the model": "xyz"}
+    for future in pod.agree("start", FACTS, FACTS, differing):
+        with pytest.raises(ConfigError) as caught:
+            future.result(10)
+        assert str(caught.value) == "host 2 differs from the leader in the model: xyz there, abc here"
+
+
+def test_the_first_difference_is_named() -> None:
+    assert difference(FACTS, dict(FACTS)) is None
+    assert difference(FACTS, {"--max-batch": "2"}) == "--max-batch: 2 there, 4 here"
+    assert difference(FACTS, {"--max-batch": "4"}) == "the model: none there, abc here"
+    assert difference(FACTS, FACTS | {"more": "1"}) == "more: 1 there, none here"
+
+
+def test_orders_come_to_all_in_their_order(pod: Pod) -> None:
+    for number in range(50):
+        pod.leader.order(plan=pb.StepPlan(number=number))
+    for follower in pod.followers:
+        assert [next_order(follower).plan.number for _ in range(50)] == list(range(50))
+
+
+def test_an_order_that_was_changed_ends_the_follower_and_the_pod(pod: Pod, capfd: pytest.CaptureFixture[str]) -> None:
+    response = pb.FollowResponse(number=1, order=pb.Order(plan=pb.StepPlan()).SerializeToString(), digest=b"?" * 32)
+    pod.leader._outboxes[1].put(response)
+    assert [ended.wait() for ended in pod.exits] == [FAILED] * 3
+    assert pod.followers[0]._orders.empty()
+    assert "error: host 1 has ended: order 1 is not the one that the leader sent" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("host, secret", [(3, SECRET), (0, SECRET), (1, SECRET), (1, b"y" * SECRET_BYTES)])
+def test_strangers_and_doubles_are_turned_away(pod: Pod, host: int, secret: bytes) -> None:
+    ended = Exit()
+    stranger = Follower(f"127.0.0.1:{pod.leader.port}", host, secret, ended)
+    stranger.call()
+    assert ended.wait() == FAILED
+    pod.leader.order(plan=pb.StepPlan(number=7))
+    assert next_order(pod.followers[0]).plan.number == 7 and not pod.exits[0].codes
+
+
+def test_a_broken_stream_ends_everybody_at_once(pod: Pod, capfd: pytest.CaptureFixture[str]) -> None:
+    told: list[Loss] = []
+    pod.leader.watch(told.append, lambda reason: None, grace=0.2)
+    pod.followers[0]._leaving = True
+    began = time.monotonic()
+    pod.followers[0]._channel.close()
+    assert pod.exits[0].wait() == FAILED and pod.exits[2].wait() == FAILED
+    assert 0.2 < time.monotonic() - began < 5
+    assert told[0].reason.startswith("host 1 is gone")
+    assert "error: the leader has ended the pod" in capfd.readouterr().err
+
+
+def test_a_leader_that_goes_takes_its_followers_along(pod: Pod) -> None:
+    pod.leader._ending = True
+    pod.leader._server.stop(0)
+    assert [ended.wait() for ended in pod.exits[1:]] == [FAILED] * 2
+
+
+def test_silence_ends_the_process(pod: Pod) -> None:
+    """A host that hangs keeps its connections open."""
+    pod.leader._pulse.patience = 0.4
+    pod.followers[1]._pulse.stop()  # no heartbeats any more, no messages either
+    told: list[Loss] = []
+    pod.leader.watch(told.append, lambda reason: None, grace=0)
+    assert pod.exits[0].wait() == pod.exits[1].wait() == FAILED
+    assert [loss.reason for loss in told] == ["host 2 has sent no heartbeat for 0.4 s"]
+
+
+def test_heartbeats_keep_the_pod(pod: Pod) -> None:
+    for host in (pod.leader, *pod.followers):
+        host._pulse.patience = 0.4
+    time.sleep(1.5)
+    assert not any(ended.codes for ended in pod.exits)
+
+
+def test_who_was_stopped_itself_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that slept for 30 s hears of the others again before it judges them."""
+    now, beats, ended = [100.0], 0, Exit()
+    monkeypatch.setattr(pulse.time, "monotonic", lambda: now[0])
+
+    def send() -> None:
+        nonlocal beats
+        beats += 1
+        watch.hear("a")
+        now[0] += 30 if beats == 3 else 0.05
+
+    watch = Pulse(send, exit=ended)
+    watch.patience = 5
+    watch.start(["a"])
+    while beats < 6:
+        threading.Event().wait(0.01)
+    watch.stop()
+    assert now[0] > 130 and not ended.codes
+
+
+def test_a_follower_that_has_to_go_is_reported(pod: Pod) -> None:
+    reasons: list[str] = []
+    pod.leader.watch(lambda loss: None, reasons.append, grace=0)
+    pod.followers[1].leave()
+    while not reasons:
+        time.sleep(0.01)
+    assert reasons == ["host 2 is told to end: SIGTERM"] and not pod.exits[0].codes
+
+
+def test_an_end_in_order(pod: Pod) -> None:
+    def follow(follower: Follower) -> int:
+        with follower:
+            return follower.follow(None)  # type: ignore[arg-type]
+
+    ends = [pod.pool.submit(follow, follower) for follower in pod.followers]
+    with pod.leader:
+        pass
+    assert [end.result(10) for end in ends] == [0, 0]
+    assert not any(ended.codes for ended in pod.exits)
+
+
+def test_a_leader_that_fails_sends_its_followers_away(pod: Pod) -> None:
+    with pytest.raises(EngineError, match="lost"), pod.leader:
+        raise EngineError("lost")
+    assert [ended.wait() for ended in pod.exits[1:]] == [FAILED] * 2
+
+
+def test_a_follower_that_fails_says_why(pod: Pod, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError), pod.followers[0]:
+        raise ConfigError("--model /nowhere: there is no such folder")
+    assert pod.exits[0].wait() == pod.exits[2].wait() == FAILED
+    assert "error: host 1 has ended: --model /nowhere: there is no such folder\n" in capfd.readouterr().err
+
+
+def test_a_taken_port_is_one_line(pod: Pod) -> None:
+    with pytest.raises(ConfigError, match=f"--control-port {pod.leader.port}: cannot listen"):
+        Leader(2, pod.leader.port, SECRET)

@@ -1,0 +1,114 @@
+"""python -m jaxserve.serve on two processes: clients talk to host 0, and no host outlives another for long."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from jaxserve.client import Client
+from jaxserve.errors import JaxserveError, RestartingError
+from tests.jaxserve.cluster.processes import Pod, free_port
+
+FLAGS = ("--data", "2", "--tensor", "2", "--deterministic", "--no-http")
+
+
+@dataclass
+class Served:
+    pod: Pod
+    client: Client
+    ports: list[int]
+
+
+@contextlib.contextmanager
+def served(*flags: str) -> Iterator[Served]:
+    """A pod of two that is ready."""
+    with Pod(2, "serve") as pod:
+        ports = [free_port(), free_port()]
+        for index, port in enumerate(ports):
+            pod.start(index, "--port", str(port), *FLAGS, *flags)
+        with Client(f"127.0.0.1:{ports[0]}") as client:
+            while True:
+                assert all(host.popen.poll() is None for host in pod.hosts.values()), pod.everything
+                with contextlib.suppress(JaxserveError):
+                    client.wait_ready(timeout=2)
+                    break
+            yield Served(pod, client, ports)
+
+
+def health(port: int) -> str:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        found = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(found.status)
+
+
+def stream_and(served: Served, number: int, host: int, tokens: int = 300) -> int:
+    """Read a stream, send a host a signal after its first tokens; how many came in all."""
+    came = 0
+    with served.client.stream("Once upon a time", max_tokens=tokens, ignore_eos=True, temperature=0) as stream:
+        for event in stream:
+            came += len(getattr(event, "token_ids", ()))
+            if came == 3:
+                served.pod.hosts[host].popen.send_signal(number)
+    return came
+
+
+def test_a_follower_that_is_killed_ends_the_pod_within_ten_seconds() -> None:
+    with served() as s:
+        text = s.client.generate("Once upon a time", max_tokens=12, temperature=0).choices[0].text
+        assert s.client.generate("Once upon a time", max_tokens=12, temperature=0).choices[0].text == text
+        assert s.client.server_info().compiles_after_ready == 0
+        assert s.client.server_info().mesh == {"data": 2, "expert": 1, "tensor": 2}
+        assert [health(port) for port in s.ports] == ["SERVING"] * 2  # what probes of both kinds of pods ask
+        began = time.monotonic()
+        with pytest.raises(RestartingError):
+            stream_and(s, signal.SIGKILL, host=1)
+        assert time.monotonic() - began < 10
+        assert s.pod.wait(20) == [70, -signal.SIGKILL], s.pod.everything
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.slow
+def test_a_follower_that_hangs_ends_the_pod_within_ten_seconds() -> None:
+    """Its connections stay open, and the leader waits in a collective."""
+    with served() as s:
+        began = time.monotonic()
+        with pytest.raises(RestartingError):
+            stream_and(s, signal.SIGSTOP, host=1)
+        assert 4 < time.monotonic() - began < 10
+        assert s.pod.hosts[0].popen.wait(20) == 70, s.pod.everything
+        assert "host 1 has sent no heartbeat for 5 s" in s.pod.hosts[0].errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_followers_do_not_outlive_their_leader(number: int) -> None:
+    with served() as s:
+        began = time.monotonic()
+        s.pod.hosts[0].popen.send_signal(number)
+        code = s.pod.hosts[1].popen.wait(20)
+        assert time.monotonic() - began < 10
+        # Where the leader's machine closes its connections, jax's own abort may be faster than the exit of ours.
+        assert code == 70 or (code == -signal.SIGABRT and number == signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [(0,), (1,)])
+def test_sigterm_drains_whichever_host_gets_it(hosts: tuple[int, ...]) -> None:
+    with served() as s:
+        for host in hosts:
+            assert stream_and(s, signal.SIGTERM, host) == 300
+        assert s.pod.wait(60) == [0, 0], s.pod.everything
+        assert "draining" in s.pod.hosts[0].errors
+
+
+@pytest.mark.slow
+def test_what_does_not_finish_in_time_is_told_so_and_the_pod_ends() -> None:
+    with served("--drain-timeout", "1") as s:
+        with pytest.raises(JaxserveError, match="drain-timeout"):
+            stream_and(s, signal.SIGTERM, host=1, tokens=490)
+        assert s.pod.wait(60) == [0, 0], s.pod.everything

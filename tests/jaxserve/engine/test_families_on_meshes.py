@@ -1,0 +1,111 @@
+"""Every family, whole engines over meshes: what transformers answered, with chunks, prefix hits and preemption."""
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from checkpoints.hf import HFCheckpoint
+from jaxserve.config import EngineOptions
+from jaxserve.engine.build import plan_config
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.runner import DeviceRunner
+from jaxserve.engine.scheduler import Scheduler
+from jaxserve.load import load_params, read_spec
+from jaxserve.models.spec import ModelSpec
+from jaxserve.request import Request, SamplingParams
+from sharding.mesh import MeshSpec
+from tests.jaxserve.engine.tiny import Outcome, run
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+BOUND = 1e-4  # of log-probabilities; each golden token was chosen by a gap of 5e-3 or more
+FAMILIES = {
+    "Llama": "llama_gqa",
+    "Mistral": "mistral_window",
+    "Qwen2": "qwen2_gqa",
+    "Qwen3": "qwen3_head_dim",
+    "Gemma 2": "gemma2_caps",
+    "Gemma 3": "gemma3_two_ropes",
+    "Phi-3": "phi3_mha_tied",
+    "OLMo 2": "olmo2_mha_tied",
+    "Mixtral": "mixtral_gqa",
+    "Qwen2-MoE": "qwen2_moe_shared_expert",
+    "Qwen3-MoE": "qwen3_moe_gqa",
+    "DeepSeek-V2": "deepseek_v2_lite",
+    "DeepSeek-V3": "deepseek_v3_legacy",
+    "gpt-oss": "gpt_oss_head_dim",
+}
+# data, expert, tensor
+MESHES = ((1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 4), (1, 4, 2), (1, 8, 1))
+# Chunks of 16 tokens; pages for one and a half of the two sequences that a lane has at a time.
+OPTIONS = EngineOptions(max_batch=2, step_tokens=16, page_size=4, cache_tokens=96, max_context=60)
+
+
+def cases() -> Iterator[ParameterSet]:
+    """All of them; `make test` runs two meshes of each family, and each mesh with some."""
+    for (i, family), (j, mesh) in product(enumerate(FAMILIES), enumerate(MESHES)):
+        marks = [pytest.mark.slow] if (i + j) % 3 == 0 else [pytest.mark.slow, pytest.mark.matrix]
+        yield pytest.param(family, mesh, marks=marks, id=f"{family}-{'x'.join(map(str, mesh))}")
+
+
+@pytest.mark.parametrize(("family", "mesh"), list(cases()))
+def test_tokens_and_log_probabilities(family: str, mesh: tuple[int, int, int]) -> None:
+    case = FAMILIES[family]
+    golden = np.load(GOLDEN / case / "golden.npz")
+    outcomes, runner, spec = answer(case, MeshSpec(*mesh))
+    for (name, _), outcome in outcomes.items():
+        check(outcome, golden, int(name) % 2)
+    times = [outcome.last.times for outcome in outcomes.values() if outcome.last]
+    assert sum(t.cached for t in times) >= 8 * len(times), "the later half finds its prompts' pages"
+    if any(group.window is None for group in spec.page_groups()):  # pages behind a window are given back in time
+        assert sum(t.preemptions for t in times) > 0
+    if spec.mixture:
+        check_load(runner, spec, golden, outcomes)
+
+
+def answer(case: str, mesh_spec: MeshSpec) -> tuple[dict[tuple[str, int], Outcome], DeviceRunner, ModelSpec]:
+    """Both prompts of the case, so often that every lane has each of them twice."""
+    mesh = mesh_spec.build(jax.devices())
+    checkpoint = HFCheckpoint.open(GOLDEN / case)
+    spec = read_spec(checkpoint.config)[1].on(mesh_spec.tensor)
+    params = load_params(checkpoint, mesh, "float32")
+    config = plan_config(spec, params, mesh, OPTIONS)
+    runner = DeviceRunner(spec, params, config, mesh)
+    engine = Engine(Scheduler(config, fingerprint=case), runner)
+    runner.warm_up([max(b for b in runner.buckets.buckets if b.kind == kind) for kind in ("decode", "prefill")])
+    golden = np.load(GOLDEN / case / "golden.npz")
+    steps = golden["tokens"].shape[1]
+    params_of = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True, logprobs=20)
+    prompts = [tuple(golden["prompts"][i % 2].tolist()) for i in range(4 * mesh_spec.lanes)]
+    requests = [Request(id=str(i), prompt=prompt, params=params_of, eos_ids=()) for i, prompt in enumerate(prompts)]
+    outcomes = run(engine, [(0, request) for request in requests])
+    assert runner.compiles_after_ready == 0
+    return outcomes, runner, spec
+
+
+def check(outcome: Outcome, golden: dict[str, np.ndarray], prompt: int) -> None:
+    assert outcome.tokens == golden["tokens"][prompt].tolist()
+    logits = np.concatenate([golden["prompt_logits"][prompt, -1:], golden["decode_logits"][prompt, :-1]])
+    expected = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    for entry, scores in zip(outcome.logprobs, expected, strict=True):
+        ids = [token for token, _ in entry.top]
+        np.testing.assert_allclose([score for _, score in entry.top], scores[ids], atol=BOUND)
+
+
+def check_load(
+    runner: DeviceRunner, spec: ModelSpec, golden: dict[str, np.ndarray], outcomes: dict[tuple[str, int], Outcome]
+) -> None:
+    """Every layer has answered as many tokens, and no expert one that nobody sent to it."""
+    assert spec.mixture
+    load = runner.expert_load()
+    assert load.shape == (len(spec.mixture.layers), spec.mixture.experts)
+    computed = load.sum(1) // spec.mixture.taken
+    once = len(outcomes) * (golden["prompts"].shape[1] + golden["tokens"].shape[1] - 1)
+    cached = sum(outcome.last.times.cached for outcome in outcomes.values() if outcome.last)
+    assert (computed == computed[0]).all() and once - cached <= computed[0]
+    for layer, counts in enumerate(load):
+        assert set(np.flatnonzero(counts)) == set(golden["experts"][layer, :, :-1].ravel().tolist())

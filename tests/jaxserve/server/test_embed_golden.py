@@ -1,0 +1,92 @@
+"""A server over a model: what transformers answered, over every way in."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from jaxserve import LLM, EngineOptions
+from jaxserve.client import AsyncClient
+from jaxserve.server.assembly import assemble, engine_card, model_card
+from jaxserve.server.gate import Gate
+from jaxserve.server.grpc_server import Health, bind, new_server
+from jaxserve.server.grpc_service import InferenceServicer
+from jaxserve.server.http.app import new_app
+from jaxserve.server.limits import Limits
+from jaxserve.server.model import Served
+from jaxserve.server.tokens import Tokens
+from sharding.mesh import MeshSpec
+from tests.embedding_model import BOUND, END, golden, text_of, with_tokenizer
+from tests.jaxserve.server.http_harness import fake_metrics
+
+PROMPTS, EXPECTED = golden()
+OTHERS = [[7], [1, 2, 3], PROMPTS[0][:9], list(range(90, 40, -1))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_tokenizer(tmp_path_factory.mktemp("embedding"))
+
+
+@asynccontextmanager
+async def serving(llm: LLM) -> AsyncIterator[tuple[Gate, str]]:
+    """What is behind the gate, and the address of gRPC."""
+    failures: list[BaseException] = []
+    service, thread = assemble(llm, Limits(), (), asyncio.get_running_loop(), failures.append)
+    gate = Gate()
+    gate.open(Served(service, thread, model_card(llm, "tiny"), engine_card(llm), lambda: 0))
+    server = new_server(Limits(), Tokens(), Health(), InferenceServicer(gate), None)
+    port = bind(server, "127.0.0.1", 0, None, "--port")
+    await server.start()
+    thread.start()
+    try:
+        yield gate, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+        assert thread.close() and not failures
+        service.close()
+
+
+async def over_http(gate: Gate, body: dict[str, Any]) -> list[list[float]]:
+    app = new_app(gate, Tokens(), Limits(), fake_metrics)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        answer = (await client.post("/v1/embeddings", json=body)).json()
+    return [entry["embedding"] for entry in answer["data"]]
+
+
+def check(found: object) -> None:
+    np.testing.assert_allclose(np.array(found, np.float32), EXPECTED, atol=BOUND, rtol=0)
+
+
+@pytest.mark.parametrize(("mesh", "step_tokens"), [((1, 1, 2), 16), ((2, 1, 1), 64)], ids=["1x1x2", "2x1x1"])
+def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_tokens: int) -> None:
+    """Alone, from the prefix cache, and with others beside it in one request and in several."""
+
+    async def main(llm: LLM) -> None:
+        async with serving(llm) as (gate, address), AsyncClient(address) as client:
+            done = await client.embed(PROMPTS)
+            check(done.embeddings)
+            assert done.usage.prompt_tokens == sum(map(len, PROMPTS)) and not done.usage.cached_prompt_tokens
+            again, beside, *_ = await asyncio.gather(
+                client.embed(PROMPTS), client.embed([*OTHERS, *PROMPTS]), *(client.embed([each]) for each in OTHERS)
+            )
+            check(again.embeddings)
+            assert again.usage.cached_prompt_tokens >= 32
+            check(beside.embeddings[len(OTHERS) :])
+            of_text = await client.embed([text_of([5, 17]), [5, 17, END]])
+            np.testing.assert_allclose(*np.array(of_text.embeddings), atol=BOUND)
+            check(await over_http(gate, {"input": PROMPTS}))
+            texts = [text_of([5, 17]), text_of([8])]
+            found = np.array(await over_http(gate, {"input": texts, "dimensions": EXPECTED.shape[1]}), np.float32)
+            assert found.tolist() == [list(e) for e in (await client.embed(texts)).embeddings]
+
+    options = EngineOptions(max_batch=4, page_size=4, step_tokens=step_tokens)
+    with LLM(folder, options=options, mesh=MeshSpec(*mesh)) as llm:
+        llm.warm_up()
+        asyncio.run(main(llm))
+        assert llm.runner.compiles_after_ready == 0

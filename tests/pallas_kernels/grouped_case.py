@@ -1,0 +1,125 @@
+"""Cases of the grouped matrix product and what they must give: one expert after the other in numpy, float64.
+
+Any implementation of the contract is run through them. What is nobody's is NaN: padding, and blocks without rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Groups, Options
+
+BF16 = ml_dtypes.bfloat16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """rows: of every expert. spare: blocks without rows, behind those that hold some."""
+
+    rows: tuple[int, ...]
+    contracted: int
+    columns: int
+    parts: int = 1
+    block: int = 16
+    spare: int = 1
+    dtype: type = np.float32
+    out_dtype: type = np.float32
+
+    def __str__(self) -> str:
+        rows = ",".join(map(str, self.rows))
+        return f"{rows}x{self.parts}x{self.contracted}x{self.columns}-b{self.block}-{np.dtype(self.dtype)}"
+
+    @property
+    def experts(self) -> int:
+        return len(self.rows)
+
+    @property
+    def owners(self) -> list[int]:
+        """The expert of every live block."""
+        return [expert for expert, rows in enumerate(self.rows) for _ in range(-(-rows // self.block))]
+
+    @property
+    def options(self) -> Options:
+        return Options(self.block, jnp.dtype(self.out_dtype), jax.devices()[0].device_kind)
+
+    @property
+    def demand(self) -> Demand:
+        num_rows = (len(self.owners) + self.spare) * self.block
+        sizes = num_rows, self.experts, self.parts, self.contracted, self.columns
+        return Demand(*sizes, jnp.dtype(self.dtype), self.options.device_kind)
+
+
+SHAPES = [
+    Shape((16,), 64, 32),
+    Shape((5,), 64, 32, spare=0),
+    Shape((0, 3, 0, 0, 40, 1, 0, 16), 96, 80, parts=2),
+    Shape((0, 0, 0, 0), 32, 32),
+    Shape((0, 0, 70, 0), 128, 48, parts=2),
+    Shape((1,) * 16, 40, 200, block=8),
+    Shape((17, 16, 15), 200, 136, parts=2, spare=4),
+]
+SHAPES += [replace(shape, dtype=BF16, out_dtype=BF16) for shape in SHAPES[2:5]] + [
+    replace(SHAPES[2], dtype=BF16),
+]
+
+
+@cache
+def compiled(kernel: GroupedMatmul, options: Options) -> Any:
+    return jax.jit(lambda x, weight, groups: kernel.multiply(x, weight, groups, options))
+
+
+def operands(shape: Shape, seed: int = 0) -> tuple[np.ndarray, np.ndarray, Groups]:
+    """Random, and NaN where nobody should look: padding, blocks without rows, weights of experts without rows."""
+    rng = np.random.default_rng(seed)
+    x = np.full((shape.demand.rows, shape.contracted), np.nan, shape.dtype)
+    weight = rng.normal(size=(shape.experts, shape.parts, shape.contracted, shape.columns)).astype(shape.dtype)
+    for expert, rows in enumerate(shape.rows):
+        x[_begin(shape, expert) :][:rows] = rng.normal(size=(rows, shape.contracted))
+        if not rows:
+            weight[expert] = np.nan
+    any_experts = rng.integers(0, shape.experts, shape.spare)
+    experts = np.concatenate([shape.owners, any_experts]).astype(np.int32)
+    return x, weight, Groups(experts, np.int32(len(shape.owners)))
+
+
+def _begin(shape: Shape, expert: int) -> int:
+    """The first row of an expert."""
+    return sum(-(-rows // shape.block) for rows in shape.rows[:expert]) * shape.block
+
+
+def check(kernel: GroupedMatmul, shape: Shape, seed: int = 0) -> None:
+    """The kernel takes the shape, and every row of every expert is right, whatever is NaN beside it."""
+    kernel.check(shape.options, shape.demand)
+    x, weight, groups = operands(shape, seed)
+    found = compiled(kernel, shape.options)(x, weight, groups)
+    # Interpreters run kernels in threads that XLA:CPU may starve for what is dispatched meanwhile.
+    jax.block_until_ready(found)
+    assert found.shape == (len(x), shape.parts, shape.columns) and found.dtype == shape.out_dtype
+    for expert, rows in enumerate(shape.rows):
+        at = slice(_begin(shape, expert), _begin(shape, expert) + rows)
+        expected = np.einsum("MK,CKN->MCN", x[at].astype(np.float64), weight[expert].astype(np.float64))
+        ours = np.asarray(found[at], np.float64)
+        np.testing.assert_allclose(ours, expected, **tolerance(shape))
+
+
+def tolerance(shape: Shape) -> dict[str, float]:
+    """Of sums of K products around 1 in float32, and of a bfloat16 result its own rounding."""
+    return {"atol": 4 * 2**-23 * shape.contracted, "rtol": 2**-8 if shape.out_dtype is BF16 else 0}
+
+
+@st.composite
+def shapes(draw: st.DrawFn, dtype: type, blocks: Sequence[int]) -> Shape:
+    """Experts with no, few and many rows; sizes that are and are no multiples of tiles."""
+    block = draw(st.sampled_from(blocks))
+    most = st.sampled_from([0, 0, 1, block - 1, block, block + 1, 3 * block])
+    rows = draw(st.lists(most, min_size=1, max_size=6))
+    contracted, columns = (draw(st.sampled_from([64, 128, 192, 256, 320, 384])) for _ in range(2))
+    parts, spare = draw(st.integers(1, 2)), draw(st.integers(0, 2))
+    return Shape(tuple(rows), contracted, columns, parts, block, spare or int(not any(rows)), dtype, dtype)

@@ -1,0 +1,57 @@
+"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs: copies, barriers, warpgroups, races found."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreter
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.grouped_matmul import gpu
+from pallas_kernels.grouped_matmul.gpu_plan import NARROW, WIDE, plan_of
+from tests.pallas_kernels.grouped_case import BF16, Shape, check, compiled, shapes
+
+NARROW_SHAPES = [
+    Shape((5,), 64, 128, spare=0, dtype=BF16, out_dtype=BF16),
+    Shape((0, 3, 0), 72, 56, dtype=BF16),
+    Shape((0, 0, 0, 0), 64, 64, dtype=BF16, out_dtype=BF16),
+    Shape((0, 60, 0, 70), 200, 136, block=64, dtype=BF16, out_dtype=BF16),
+    Shape((130, 0), 128, 64, block=128, spare=0, dtype=BF16, out_dtype=BF16),
+]
+WIDE_SHAPES = [
+    Shape((0, 3, 0, 0, 40, 1, 0, 16), 96, 80, parts=2, dtype=BF16, out_dtype=BF16),
+    Shape((1,) * 8 + (17, 0, 5), 136, 200, block=8, spare=2, dtype=BF16),
+    Shape((100, 129, 3), 128, 320, block=128, dtype=BF16, out_dtype=BF16),
+    Shape((33, 0, 5, 1), 64, 264, parts=2, block=32, dtype=BF16, out_dtype=BF16),
+]
+
+
+@pytest.fixture(autouse=True)
+def interpreted() -> Iterator[None]:
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+        yield
+    compiled.cache_clear()
+    assert not interpreter.get_races().races_found
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("shape", [*NARROW_SHAPES, *WIDE_SHAPES], ids=str)
+def test_rows_times_their_experts_weight(shape: Shape) -> None:
+    assert plan_of(shape.options, shape.demand).columns == (WIDE if shape in WIDE_SHAPES else NARROW)
+    check(gpu, shape)
+
+
+# ---- many more, by `make test-kernels`
+
+
+@pytest.mark.kernels
+@pytest.mark.random_kernels
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", gpu.BLOCKS)
+def test_random_rows_times_their_experts_weight(block: int) -> None:
+    @settings(deadline=None, derandomize=True, database=None, max_examples=40)
+    @given(shapes(BF16, blocks=(block,)))
+    def run(shape: Shape) -> None:
+        check(gpu, shape)
+
+    run()

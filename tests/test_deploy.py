@@ -1,0 +1,248 @@
+"""What deploy/ says, by the schemas of Kubernetes, by our own flags, and by itself. No cluster has seen it."""
+
+import math
+import re
+import shlex
+import subprocess
+import tomllib
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
+from jaxserve.cli.flags import parser as generate_parser
+from jaxserve.server import grpc_server
+from jaxserve.server.flags import parser as serve_parser
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "deploy").glob("*.yaml"))
+KUBERNETES = "1.34"  # the first in which a container may sleep before it is stopped without a feature gate
+PARSERS = {"jaxserve.serve": serve_parser, "jaxserve.generate": generate_parser}
+PORTS = {"grpc": 50051, "http": 8000}
+# No package has the schema of a LeaderWorkerSet: the fields of its v1, from sigs.k8s.io/lws.
+SET_FIELDS = {"replicas", "leaderWorkerTemplate", "rolloutStrategy", "startupPolicy", "networkConfig"}
+TEMPLATE_FIELDS = {
+    *("leaderTemplate", "workerTemplate", "size", "restartPolicy", "subGroupPolicy"),
+    *("volumeClaimTemplates", "persistentVolumeClaimRetentionPolicy"),
+}
+TEMPLATES = {
+    "Deployment": lambda spec: [(spec["template"], spec["replicas"])],
+    "LeaderWorkerSet": lambda spec: [
+        (spec["leaderWorkerTemplate"]["leaderTemplate"], 1),
+        (spec["leaderWorkerTemplate"]["workerTemplate"], spec["leaderWorkerTemplate"]["size"] - 1),
+    ],
+    "JobSet": lambda spec: [
+        (job["template"]["spec"]["template"], job["template"]["spec"]["parallelism"]) for job in spec["replicatedJobs"]
+    ],
+}
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def templates(path: Path) -> list[tuple[dict[str, Any], int]]:
+    """Pod templates of a file, and how many pods each makes in a group."""
+    return [
+        pair for document in documents(path) for pair in TEMPLATES.get(document["kind"], lambda _: [])(document["spec"])
+    ]
+
+
+def containers() -> Iterator[Any]:
+    for path in FILES:
+        for number, (template, _) in enumerate(templates(path)):
+            yield pytest.param(template, id=f"{path.stem}-{number}")
+
+
+def the_container(template: dict[str, Any]) -> dict[str, Any]:
+    (found,) = template["spec"]["containers"]
+    return found
+
+
+def flags(template: dict[str, Any]) -> tuple[str, Namespace]:
+    """The program, and its flags as it understands them; SystemExit when it does not."""
+    arguments = the_container(template)["args"]
+    if arguments[:2] == ["python", "-m"]:
+        arguments = arguments[2:]
+    return arguments[0], PARSERS[arguments[0]]().parse_args(arguments[1:])
+
+
+def chips(template: dict[str, Any]) -> int:
+    limits = the_container(template)["resources"]["limits"]
+    return int(limits.get("google.com/tpu") or limits["nvidia.com/gpu"])
+
+
+def test_there_is_what_was_promised() -> None:
+    kinds = {path.stem: {document["kind"] for document in documents(path)} for path in FILES}
+    assert kinds == {
+        "gpu-1": {"Deployment", "Service"},
+        "gpu-8": {"Deployment", "Service"},
+        "jobset-batch": {"JobSet"},
+        "leaderworkerset-v5e-16": {"LeaderWorkerSet", "Service"},
+        "leaderworkerset-v6e-8": {"LeaderWorkerSet", "Service"},
+        "volumes": {"PersistentVolumeClaim"},
+    }
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_schemas(path: Path) -> None:
+    for document in documents(path):
+        match document["kind"]:
+            case "LeaderWorkerSet":
+                check_worker_set(document)
+            case "JobSet":
+                check_job_set(document)
+            case _:
+                kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    for template, _ in templates(path):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+def test_the_schemas_notice_a_misspelt_field() -> None:
+    (deployment, _) = documents(ROOT / "deploy" / "gpu-1.yaml")
+    the_container(deployment["spec"]["template"])["livenesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(deployment, KUBERNETES, strict=True)
+    (job_set,) = documents(ROOT / "deploy" / "jobset-batch.yaml")
+    job_set["spec"]["failurePolicy"]["maxRestart"] = 3
+    with pytest.raises(AssertionError):
+        check_job_set(job_set)
+
+
+def check_worker_set(document: dict[str, Any]) -> None:
+    assert document["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+    assert document.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    group = document["spec"]["leaderWorkerTemplate"]
+    assert document["spec"].keys() <= SET_FIELDS and group.keys() <= TEMPLATE_FIELDS
+    assert group["restartPolicy"] == "RecreateGroupOnPodRestart", "no host outlives another"
+    assert all(
+        template.keys() <= {"metadata", "spec"} for template in (group["leaderTemplate"], group["workerTemplate"])
+    )
+
+
+def check_job_set(document: dict[str, Any]) -> None:
+    """The model drops fields that it does not know: what comes back has to be what went in."""
+    assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    model = JobsetV1alpha2JobSet.from_dict(document)
+    assert model is not None
+
+    def lost(given: Any, kept: Any, where: str) -> Iterator[str]:
+        if isinstance(given, dict):
+            for key, value in given.items():
+                if key not in kept:
+                    yield f"{where}.{key}"
+                else:
+                    yield from lost(value, kept[key], f"{where}.{key}")
+        elif isinstance(given, list):
+            for one, other in zip(given, kept, strict=True):
+                yield from lost(one, other, where)
+
+    assert not list(lost(document["spec"], model.to_dict()["spec"], "spec"))
+
+
+@pytest.mark.parametrize("template", list(containers()))
+def test_flags_are_ours(template: dict[str, Any]) -> None:
+    program, args = flags(template)
+    assert args.compilation_cache and args.model
+    if program == "jaxserve.serve":
+        assert args.host == "0.0.0.0" and args.token_file, "who listens on all addresses asks for a token"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem != "volumes"], ids=lambda path: path.stem)
+def test_the_mesh_takes_every_chip(path: Path) -> None:
+    """And tensor parallelism stays inside a host."""
+    group = templates(path)
+    args = [flags(template)[1] for template, _ in group]
+    assert len({str(vars(a)) for a in args}) == 1, "the same flags on all hosts"
+    hosts, chips_of_host = sum(count for _, count in group), {chips(template) for template, _ in group}
+    assert len(chips_of_host) == 1
+    assert args[0].data * args[0].tensor == hosts * sum(chips_of_host) and args[0].tensor <= max(chips_of_host)
+    assert args[0].pod == (hosts > 1)
+    for template, _ in group:
+        if topology := template["spec"].get("nodeSelector", {}).get("cloud.google.com/gke-tpu-topology"):
+            assert math.prod(map(int, topology.split("x"))) == hosts * chips(template)
+
+
+@pytest.mark.parametrize("template", list(containers()))
+def test_probes_ask_what_is_answered(template: dict[str, Any]) -> None:
+    program, args = flags(template)
+    container = the_container(template)
+    follower = template.get("metadata", {}).get("labels", {}).get("role") == "follower"
+    probes = {
+        name: container[name]["grpc"]
+        for name in ("startupProbe", "readinessProbe", "livenessProbe")
+        if name in container
+    }
+    if program == "jaxserve.generate":
+        assert not probes
+        return
+    assert len(probes) == 3 and all(probe["port"] == args.port == PORTS["grpc"] for probe in probes.values())
+    assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"grpc": args.port, "http": args.http_port}
+    assert not args.tls_cert, "Kubernetes asks over gRPC without TLS"
+    ready = None if follower else grpc_server.INFERENCE
+    services = {name: probe.get("service") for name, probe in probes.items()}
+    assert services == {"startupProbe": ready, "readinessProbe": ready, "livenessProbe": None}
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] > args.join_timeout
+
+
+@pytest.mark.parametrize("template", list(containers()))
+def test_there_is_time_to_drain(template: dict[str, Any]) -> None:
+    program, args = flags(template)
+    if program == "jaxserve.serve":
+        before = the_container(template)["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert template["spec"]["terminationGracePeriodSeconds"] >= before + args.drain_timeout + 20
+
+
+@pytest.mark.parametrize("template", list(containers()))
+def test_what_is_mounted_is_there(template: dict[str, Any]) -> None:
+    _, args = flags(template)
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    mounts = {mount["name"]: mount for mount in the_container(template)["volumeMounts"]}
+    assert mounts.keys() == volumes.keys()
+    claims = {document["metadata"]["name"] for document in documents(ROOT / "deploy" / "volumes.yaml")}
+    used = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
+    assert used <= claims
+    paths = [args.model, args.compilation_cache, getattr(args, "token_file", None), getattr(args, "prompts_file", None)]
+    for path in filter(None, paths):
+        (mount,) = [m for m in mounts.values() if path.is_relative_to(m["mountPath"])]
+        assert mount.get("readOnly", False) == (
+            path not in (args.compilation_cache, getattr(args, "prompts_file", None))
+        )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_services_find_who_answers(path: Path) -> None:
+    for service in (document["spec"] for document in documents(path) if document["kind"] == "Service"):
+        labels = [template["metadata"]["labels"] for template, _ in templates(path)]
+        found = [own for own in labels if service["selector"].items() <= own.items()]
+        assert len(found) == 1 and found[0].get("role") != "follower"
+        assert {port["targetPort"]: port["port"] for port in service["ports"]} == PORTS
+
+
+@pytest.mark.parametrize("name, extra", [("Dockerfile.tpu", "tpu"), ("Dockerfile.gpu", "cuda13")])
+def test_images(name: str, extra: str) -> None:
+    text = (ROOT / "deploy" / name).read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"[{extra}]" in text and extra in project["optional-dependencies"]
+    assert set(re.findall(r"^FROM python:(\S+)-slim", text, re.M)) == {project["requires-python"].removeprefix(">=")}
+    assert 'ENTRYPOINT ["python", "-m"]' in text, "what the manifests' args begin with"
+
+
+def test_the_script_for_tpu_vms() -> None:
+    path = ROOT / "deploy" / "tpu-vm.sh"
+    subprocess.run(["bash", "-n", path], check=True)
+    (given,) = re.findall(r"^SERVE=\((.*?)\)$", path.read_text(), re.M | re.S)
+    program, *arguments = shlex.split(given)
+    args = PARSERS[program]().parse_args(arguments)
+    assert args.pod and args.data * args.tensor == 16, "of its default, a v5e-16"
+    timeout = re.search(r"--stop-timeout (\d+)", path.read_text())
+    assert timeout and int(timeout[1]) >= args.drain_timeout + 20
+    done = subprocess.run(["bash", path], capture_output=True, text=True, check=False, env={"ZONE": "z", "IMAGE": "i"})
+    assert done.returncode == 2 and done.stderr.startswith("A TPU slice without Kubernetes")
