@@ -134,7 +134,7 @@ class MemoryLimitError(ConfigError):
 
     reason = "MEMORY"
 
-    def __init__(self, problem: str, missing: int):
+    def __init__(self, problem: str, missing: int = 0):
         super().__init__(problem)
         self.missing = missing
 
