@@ -17,6 +17,7 @@ from jaxserve.engine.attention import choose_attention
 from jaxserve.engine.batch import Packed, admission_layout, upload_layout
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.experts import choose_grouped_matmul
+from jaxserve.engine.memory import memory_errors
 from jaxserve.engine.state import State, abstract_state
 from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
 from jaxserve.errors import ConfigError
@@ -87,8 +88,10 @@ class Lowering:
         }
 
     def footprint(self, bucket: Bucket) -> Footprint:
-        """Of a step of this shape, as the compiler says; compiles it."""
-        analysis = self.step(bucket).compile().memory_analysis()
+        """Of a step of this shape, as the compiler says; compiles it. MemoryLimitError when the compiler refuses."""
+        with memory_errors(str(bucket)):
+            compiled = self.step(bucket).compile()
+        analysis = compiled.memory_analysis()
         if analysis is None:
             raise ConfigError("the compiler reports no memory figures for this device; give --cache-tokens")
         return Footprint(analysis.temp_size_in_bytes, analysis.generated_code_size_in_bytes)

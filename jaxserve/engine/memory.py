@@ -2,14 +2,17 @@
 
 import math
 import os
+import re
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
@@ -19,6 +22,7 @@ from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Layout, PagedAttention
 from sharding.mesh import spans_hosts
 
+UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 HOST_SHARE = 0.5  # of a machine's memory, where the device is the host itself
 MIB = 2**20
 
@@ -111,3 +115,21 @@ def affordable_pages(budget: Budget, cache: Callable[[int], int], wanted: int) -
             missing=cache(1) - budget.left,
         )
     return pages
+
+
+@contextmanager
+def memory_errors(step: str) -> Iterator[None]:
+    """MemoryLimitError, in the compiler's own words, where it finds that a step cannot fit."""
+    try:
+        yield
+    except JaxRuntimeError as error:
+        words = str(error).strip().splitlines()[0]
+        if not words.startswith("RESOURCE_EXHAUSTED"):
+            raise
+        raise MemoryLimitError(f"{step}: the compiler says {words}", _missing(words)) from None
+
+
+def _missing(words: str) -> int:
+    """(17.12G) exceeds available HBM (15.75G) -> 1.37 GiB; 0 where the words have no two sizes."""
+    sizes = [float(number) * 2 ** UNITS[unit] for number, unit in re.findall(r"\(([\d.]+)([KMGT]?)\)", words)]
+    return round(sizes[0] - sizes[1]) if len(sizes) == 2 else 0

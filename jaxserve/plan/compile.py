@@ -1,24 +1,20 @@
 """Every step of a deployment through the real compiler, and what it says of each."""
 
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
 import jax
-from jax.errors import JaxRuntimeError
 
 from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.inspection import Inspection, inspect
 from jaxserve.engine.lowering import Footprint, Lowering
-from jaxserve.errors import MemoryLimitError
+from jaxserve.engine.memory import memory_errors
 from jaxserve.plan.deployment import Deployment
 
 Progress = Callable[[int, int, str], None]  # done, total, what
-UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 @dataclass(frozen=True)
@@ -59,27 +55,8 @@ def asking(progress: Progress) -> Callable[[Lowering, Bucket], Footprint]:
 
     def footprint(lowering: Lowering, bucket: Bucket) -> Footprint:
         kinds = {b.kind for b in BucketPlan.of(lowering.config).buckets}
-        progress(len(asked), len(kinds), str(bucket))
+        progress(len(asked) % len(kinds), len(kinds), str(bucket))
         asked.append(bucket)
-        with memory_errors(str(bucket)):
-            return lowering.footprint(bucket)
+        return lowering.footprint(bucket)
 
     return footprint
-
-
-@contextmanager
-def memory_errors(step: str) -> Iterator[None]:
-    """MemoryLimitError, in the compiler's own words, where it finds that a step cannot fit."""
-    try:
-        yield
-    except JaxRuntimeError as error:
-        words = str(error).strip().splitlines()[0]
-        if not words.startswith("RESOURCE_EXHAUSTED"):
-            raise
-        raise MemoryLimitError(f"{step}: the compiler says {words}", _missing(words)) from None
-
-
-def _missing(words: str) -> int:
-    """(17.12G) exceeds available HBM (15.75G) -> 1.37 GiB; 0 where the words have no two sizes."""
-    sizes = [float(number) * 2 ** UNITS[unit] for number, unit in re.findall(r"\(([\d.]+)([KMGT]?)\)", words)]
-    return round(sizes[0] - sizes[1]) if len(sizes) == 2 else 0

@@ -20,11 +20,12 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, Work, sent_of, work_of
 from jaxserve.plan.topology import Topology
-from sharding.mesh import MeshSpec
+from sharding.mesh import MeshSpec, platform
 from sharding.params import is_param_spec
 
 LOGITS = 8  # arrays of a step's logits, float32, that a sampler was seen to keep at a time
 SLACK = 2**26  # bytes
+TPU_PROGRAM = 2**20  # bytes of a step's program for each layer, on a TPU that is nearly full (on others it is larger)
 
 
 @dataclass(frozen=True)
@@ -139,4 +140,5 @@ def estimated_footprint(lowering: Lowering, bucket: Bucket) -> Footprint:
     itemsize = lowering.params["embed"].dtype.itemsize
     logits = max(bucket.rows, SCORE_TOKENS if bucket.kind == "score" else 0) * spec.vocab_size * 4
     activations = 2 * bucket.tokens * 2 * spec.d_mlp * itemsize // tensor
-    return Footprint(LOGITS * logits + activations + SLACK, 0)
+    program = TPU_PROGRAM * spec.num_layers if platform(lowering.mesh) == "tpu" else 0
+    return Footprint(LOGITS * logits + activations + SLACK, program)

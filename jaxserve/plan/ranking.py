@@ -16,14 +16,16 @@ CAPTION = "mesh: data x expert x tensor; tokens/s, TPOT and USD: of floors and o
 
 def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> Table:
     priced = any(r.batch.usd is not None for r in ranked)
-    shown = Table("mesh", "weights", "attention", box=SIMPLE_HEAD, caption=CAPTION)
+    shown = Table(box=SIMPLE_HEAD, caption=CAPTION)
+    for name in ("mesh", "weights", "attention"):
+        shown.add_column(name, no_wrap=True)
     for name in (*COLUMNS, *(("USD/M",) if priced else ())):
         shown.add_column(name, justify="right")
     shown.add_column("", no_wrap=True)
     for r in ranked:
         shown.add_row(*_cells(r))
     for choice in rest:
-        lacks = f"lacks {choice.missing / GIB:.2f} GiB" if choice.missing else "holds no sequence of the context"
+        lacks = f"lacks {choice.missing / GIB:.2f} GiB" if choice.missing else "too small a cache"
         shown.add_row(_mesh(choice.axes), str(choice.dtype), "", *[""] * (len(COLUMNS) + priced), lacks)
     return shown
 

@@ -65,7 +65,7 @@ def memory_rows(account: Account) -> Iterator[tuple[str, int, str]]:
     yield "state: rows", budget.rows, f"{d.config.max_batch} a lane, {d.config.lanes} lanes"
     yield "state: pages", account.cache, f"{pools} pages of {d.config.page_size}: {tokens}"
     yield "temporaries", budget.temporaries, counted
-    yield "compiled steps", budget.programs, "" if budget.programs else "not known"
+    yield "compiled steps", budget.programs, "all of them loaded" if budget.programs else "not known"
     if account.padding:
         yield "padding", account.padding, "of arrays to the tiles of the chip, and a step's upload"
     yield "free", account.spare, ""
@@ -155,7 +155,7 @@ def _table(first: str, *numbers: str) -> Table:
 
 def _compiling(account: Account) -> str:
     if not account.steps:
-        return "Nothing was compiled: temporaries are counted, the size of compiled steps is left out."
+        return "Nothing was compiled: what steps take beside weights and state is an estimate."
     seconds = sum(step.seconds for step in account.steps.values())
     return f"{len(account.steps)} steps and writers of rows compiled in {seconds:,.0f} s."
 

@@ -5,10 +5,20 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.errors import JaxRuntimeError
 
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine import build
-from jaxserve.engine.memory import Budget, affordable_pages, bytes_per_device, cache_bytes, device_limit
+from jaxserve.engine.buckets import Bucket, BucketPlan
+from jaxserve.engine.lowering import Footprint, Lowering
+from jaxserve.engine.memory import (
+    Budget,
+    affordable_pages,
+    bytes_per_device,
+    cache_bytes,
+    device_limit,
+    memory_errors,
+)
 from jaxserve.engine.state import abstract_state
 from jaxserve.errors import MemoryLimitError
 from pallas_kernels.paged_attention import reference
@@ -70,6 +80,40 @@ def test_a_small_device_gets_a_smaller_cache(monkeypatch: pytest.MonkeyPatch) ->
     planned = build.plan_config(SPEC, params, mesh, options)
     assert 0 < planned.capacity < wish.capacity
     assert fixed + planned.capacity * 256 < limit
+
+
+def test_steps_are_asked_about_with_a_cache_that_nearly_fills_the_device() -> None:
+    """Or with one page, where the compiler refuses that."""
+    mesh = MESH.build(jax.devices())
+    params, options, asked = make_params(mesh), EngineOptions(max_batch=64, step_tokens=64, page_size=16), []
+    limit = bytes_per_device(params) + 2**20
+
+    def footprint(lowering: Lowering, bucket: Bucket) -> Footprint:
+        asked.append((bucket.kind, lowering.config.pools[0].pages))
+        if len(asked) == 1:
+            raise MemoryLimitError("no", 0)
+        return Footprint(temporaries=1000, program=10)
+
+    planned = build.plan_config(SPEC, params, mesh, options, limit, footprint)
+    (_, first), *rest = asked
+    assert first > 0.8 * planned.pools[0].pages and [pages for _, pages in rest] == [1, 1, 1]
+    assert {kind for kind, _ in rest} == {"decode", "prefill", "score"}
+    steps = len(BucketPlan.of(planned).buckets)
+    page = 2 * 2 * 2 * 8 * 4 * 16  # bytes: layers, K and V, heads and their numbers, float32, tokens
+    state = abstract_state(SPEC, planned, mesh, reference, params["embed"].dtype)
+    left = 2**20 - bytes_per_device(state.rows) - 1000 - 10 * steps
+    assert planned.pools[0].pages == left // page
+
+
+def test_a_compiler_that_refuses_is_quoted() -> None:
+    with (
+        pytest.raises(MemoryLimitError, match=r"decode\[4\]: the compiler says RESOURCE_EXHAUSTED") as caught,
+        memory_errors("decode[4]"),
+    ):
+        raise JaxRuntimeError("RESOURCE_EXHAUSTED: temporaries (17.25G) exceed available HBM (15.75G).\nAnd more.")
+    assert caught.value.missing == 1.5 * 2**30 and "\n" not in str(caught.value)
+    with pytest.raises(JaxRuntimeError, match="INTERNAL"), memory_errors("decode[4]"):
+        raise JaxRuntimeError("INTERNAL: a bug")
 
 
 def test_a_cache_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
