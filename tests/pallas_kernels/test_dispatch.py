@@ -1,5 +1,6 @@
 """An implementation by name or by platform, and never another one instead."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ from pallas_kernels import dispatch
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul import api as grouped
 from pallas_kernels.paged_attention.api import Demand, Layout, Options
+
+type Product = tuple[grouped.Options, grouped.Demand]
 
 STEP = Options(Layout(2, 64, 16, jnp.dtype("float32")), 1.0), Demand(4, 8, 10, jnp.dtype("float32"), "some chip")
 PRODUCT = (
@@ -25,6 +28,10 @@ def implementation(most_rows: int) -> SimpleNamespace:
     return SimpleNamespace(check=check)
 
 
+def products(*asked: Product) -> Callable[[grouped.GroupedMatmul], list[Product]]:
+    return lambda implementation: list(asked)
+
+
 @pytest.mark.parametrize("platform", dispatch.CANDIDATES)
 def test_every_candidate_exists(platform: str) -> None:
     assert set(dispatch.CANDIDATES[platform]) <= set(dispatch.IMPLEMENTATIONS)
@@ -34,18 +41,18 @@ def test_every_candidate_exists(platform: str) -> None:
 @pytest.mark.parametrize("platform", dispatch.CANDIDATES)
 def test_every_candidate_for_grouped_products_exists(platform: str) -> None:
     assert set(dispatch.CANDIDATES[platform]) <= set(dispatch.GROUPED)
-    assert dispatch.choose_grouped("auto", platform, [PRODUCT]) in dispatch.CANDIDATES[platform]
+    assert dispatch.choose_grouped("auto", platform, products(PRODUCT)) in dispatch.CANDIDATES[platform]
 
 
 def test_grouped_products_are_chosen_as_attention_is() -> None:
     said: list[str] = []
     ragged = PRODUCT[0], PRODUCT[1]._replace(columns=90)
-    chosen = dispatch.choose_grouped("auto", "gpu", [PRODUCT, ragged], lambda *refused: said.append(refused[0]))
+    chosen = dispatch.choose_grouped("auto", "gpu", products(PRODUCT, ragged), lambda *refused: said.append(refused[0]))
     assert (chosen, said) == ("reference", ["gpu"])
     with pytest.raises(KernelError, match="40 rows cannot be cut into blocks of 16"):
-        dispatch.choose_grouped("reference", "cpu", [(PRODUCT[0], PRODUCT[1]._replace(rows=40))])
+        dispatch.choose_grouped("reference", "cpu", products((PRODUCT[0], PRODUCT[1]._replace(rows=40))))
     with pytest.raises(KernelError, match=r"grouped-matmul 'dense' is not built in; .* \(--grouped-matmul\)"):
-        dispatch.choose_grouped("dense", "cpu", [PRODUCT])
+        dispatch.choose_grouped("dense", "cpu", products(PRODUCT))
 
 
 @pytest.fixture
