@@ -1,6 +1,7 @@
 """Step plans survive the way to another host, and nothing else passes for one."""
 
 from dataclasses import fields, replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -12,13 +13,13 @@ from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.plan import Admission, LanePlan, StepOutput, StepPlan
+from jaxserve.engine.plan import Admission, LanePlan, StepKind, StepOutput, StepPlan
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.errors import EngineError
 from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.driver import config_of, request
 
-KINDS = st.sampled_from(["decode", "prefill", "score"])
+KINDS = st.sampled_from(get_args(StepKind))
 SMALL, SIGNED = st.integers(0, 2**31 - 1), st.integers(-1, 2**31 - 1)
 COLUMN, TOKENS = st.lists(SMALL, max_size=8), st.lists(SIGNED, max_size=12)
 NUMBER = st.floats(allow_nan=False)
