@@ -4,10 +4,12 @@
 #   JAX_VERSION     an exact jax for a new environment, e.g. 0.11.2; otherwise the newest that pyproject.toml allows
 #   DEVICELESS_JAX  the jax that steps are compiled with for chips that are not here
 #   PYTEST_ARGS     more arguments for pytest, e.g. PYTEST_ARGS="-k pages"
+#   JOBS            processes that run the tests: 8 at most, by default as many as there are cores
 VENV       ?= .venv
 CANDIDATES := python3.12 python3.13 python3
 OLDEST_JAX := 0.11.2
 DEVICELESS_JAX ?= $(OLDEST_JAX)
+JOBS           ?= auto
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
 
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
@@ -26,7 +28,7 @@ demo: $(VENV)/.runtime ## a sum and a story from the bundled model
 	  --prompt "What is 7 plus 5?" --prompt "Tell me a story about a fox."
 
 test: $(VENV)/.dev ## run the tests
-	$(RUN) pytest -q $(PYTEST_ARGS)
+	$(RUN) pytest -q -n $(JOBS) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
 
 test-oldest: ## run the tests on the oldest supported jax, in an environment of its own
 	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX)

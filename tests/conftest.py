@@ -12,8 +12,10 @@ jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Engines of the same shape are built by many tests: compile each step once.
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".pytest_cache" / "xla"))
+# Engines of the same shape are built by many tests: compile each step once. A folder for each of the processes that run
+# them: jax's cache may be read while another process writes it.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".pytest_cache" / "xla" / WORKER))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -13,7 +13,8 @@ from typing import IO
 ROOT = Path(__file__).parents[3]
 DRAFT = ROOT / "checkpoints" / "bundled" / "tiny-chat-draft"
 SMALL = ["--max-batch", "2", "--step-tokens", "32", "--page-size", "16", "--max-context", "512", "--dtype", "float32"]
-CACHE = ["--compilation-cache", str(ROOT / ".pytest_cache" / "xla-pods")]
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+CACHE = ["--compilation-cache", str(ROOT / ".pytest_cache" / "xla-pods" / WORKER)]
 
 
 def free_port() -> int:
@@ -71,7 +72,7 @@ class Pod:
             self.start(index, *flags)
         return self
 
-    def wait(self, seconds: float = 120) -> list[int]:
+    def wait(self, seconds: float = 240) -> list[int]:
         """Exit codes by host."""
         until = time.monotonic() + seconds
         return [self.hosts[i].popen.wait(max(0.1, until - time.monotonic())) for i in sorted(self.hosts)]
