@@ -69,6 +69,7 @@ BAD = {
     "a fraction of a TPU": (("v5e:2x2", "--memory-fraction", "0.5"), "--memory-fraction is for GPUs"),
     "weights that are not served": (("h200", "--weights", "int4"), "--weights int4: is not served yet"),
     "a kernel of another chip": (("h200", "--attention", "tpu"), "attention 'tpu' runs on 'tpu'"),
+    "a plot that cannot be written": (("h200", "--plot", "/nowhere/plot.svg"), "--plot /nowhere/plot.svg: no file can"),
     "a context beyond the model's": (("h200", "--max-context", "1000000"), "--max-context 1000000"),
 }
 
