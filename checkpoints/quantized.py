@@ -71,7 +71,8 @@ class Mxfp4:
         packed = self.blocks[expert, rows, first:end]
         numbers = E2M1[np.stack([packed & 15, packed >> 4], axis=-1)]  # [R, blocks, 16, 2]
         exponents = self.scales[expert, rows, first:end].astype(np.int32) - 127
-        numbers = np.ldexp(numbers.reshape(*exponents.shape, BLOCK), exponents[..., None])
+        with np.errstate(over="ignore"):  # infinity, for whoever reads to refuse
+            numbers = np.ldexp(numbers.reshape(*exponents.shape, BLOCK), exponents[..., None])
         begin = columns.start - first * BLOCK
         return numbers.reshape(len(numbers), -1)[:, begin : begin + len(columns)].T
 

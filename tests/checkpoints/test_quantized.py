@@ -98,6 +98,12 @@ def test_what_is_refused(tensors: dict[str, np.ndarray], config: dict[str, Any],
     assert "\n" not in str(caught.value)
 
 
+def test_powers_beyond_float32_are_infinite_without_a_warning() -> None:
+    tensors = {"w_blocks": np.full((1, 1, 1, 16), 0x77, np.uint8), "w_scales": np.full((1, 1, 1), 255, np.uint8)}
+    weight = dequantized(tensors, MXFP4)["w"]
+    assert np.isinf(weight[WHOLE, WHOLE, WHOLE].astype(np.float32)).all()
+
+
 def test_without_quantization_nothing_changes() -> None:
     assert check_method({}) is None and check_method({"quantization_config": None}) is None
     tensors = {"a_scales": np.zeros(3)}
