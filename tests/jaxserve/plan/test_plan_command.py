@@ -80,6 +80,15 @@ def test_bad_input_is_one_line(flags: tuple[str, ...], problem: str, capsys: pyt
     assert code == 2 and out == "" and problem in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--data", "0"), ("--expert", "-1"), ("--tensor", "x"), ("--price", "-1")])
+def test_numbers_that_are_none_are_one_line(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(("--model", "llama3.1-8b", *COUNT, "h200", flag, value))
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.startswith(f"error: argument {flag}: '{value}' is not a number")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
