@@ -14,6 +14,7 @@ import numpy as np
 from checkpoints.errors import CheckpointError
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
+FLOAT8: Final = frozenset(map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
 BLOCK = 32  # numbers that share a power of two
 # The values of e2m1, by their bits: sign, two of exponent, one of mantissa.
 E2M1: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -70,7 +71,8 @@ class Mxfp4:
         packed = self.blocks[expert, rows, first:end]
         numbers = E2M1[np.stack([packed & 15, packed >> 4], axis=-1)]  # [R, blocks, 16, 2]
         exponents = self.scales[expert, rows, first:end].astype(np.int32) - 127
-        numbers = np.ldexp(numbers.reshape(*exponents.shape, BLOCK), exponents[..., None])
+        with np.errstate(over="ignore"):  # infinity, for whoever reads to refuse
+            numbers = np.ldexp(numbers.reshape(*exponents.shape, BLOCK), exponents[..., None])
         begin = columns.start - first * BLOCK
         return numbers.reshape(len(numbers), -1)[:, begin : begin + len(columns)].T
 
@@ -78,7 +80,8 @@ class Mxfp4:
 def dequantized(tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, Any]:
     """The checkpoint's tensors, those that are quantized as one with their scales, under the weights' own names.
 
-    config: config.json. CheckpointError for a way of quantizing that is not known here, or a scale without its weight.
+    config: config.json. CheckpointError for a way of quantizing that is not known here, a scale without its weight, or
+    a weight without its scales.
     """
     method = check_method(config)
     if method is None:
@@ -92,6 +95,10 @@ def dequantized(tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) ->
                 raise CheckpointError(f"tensor {name} holds scales of {weight + partner}, which is missing")
             scales, values = found.pop(name), found.pop(weight + partner)
             found[weight] = _joined(method, weight, values, scales, config)
+        elif tensors[name].dtype in FLOAT8 or (partner and name.endswith(partner)):
+            scales_name = name.removesuffix(partner) + suffix
+            if scales_name not in tensors:
+                raise CheckpointError(f"tensor {name} is quantized, and its scales, {scales_name}, are missing")
     return found
 
 
@@ -124,6 +131,10 @@ def _joined(method: str, name: str, values: np.ndarray, scales: np.ndarray, conf
                 f"{list(scales.shape)} are not MXFP4 ([E, R, n, 16] and [E, R, n], uint8)"
             )
         return Mxfp4(values, scales)
+    if values.dtype not in FLOAT8 or scales.dtype.kind in "biu":
+        raise CheckpointError(
+            f"tensor {name}: {values.dtype} with {scales.dtype} scales is not FP8 in blocks (float8 and floating point)"
+        )
     block = tuple(config["quantization_config"]["weight_block_size"])
     if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
         raise CheckpointError(f"config.json: weight_block_size is {list(block)}; it must be two positive integers")

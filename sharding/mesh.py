@@ -27,7 +27,7 @@ class MeshSpec:
     def __post_init__(self) -> None:
         for axis in AXES:
             if getattr(self, axis) < 1:
-                raise ShardingError(f"mesh axis {axis} is {getattr(self, axis)}; it must be at least 1")
+                raise ShardingError(f"mesh axis {axis} is {getattr(self, axis)}; it must be at least 1 (--{axis})")
 
     @property
     def size(self) -> int:

@@ -49,6 +49,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.chat": ("jaxserve.chat", "jaxserve.completion", "jaxserve.errors", "jaxserve.tokenizer"),
     "jaxserve.chat.worker": (),
     "jaxserve.cli": (
+        "jaxserve.cli",
         "jaxserve.chat.conversation",
         "jaxserve.completion",
         "jaxserve.config",

@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from jaxserve.chat.conversation import HINT
+from jaxserve.cli.parser import Parser
 from jaxserve.config import PRESETS, EngineOptions
 from jaxserve.errors import RequestError
 from jaxserve.request import SamplingParams
@@ -14,7 +15,7 @@ BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="python -m jaxserve.generate", description="Generate text from a checkpoint.")
+    p = Parser(prog="python -m jaxserve.generate", description="Generate text from a checkpoint.")
     model_flag(p)
     _prompt_flags(p.add_argument_group("prompts (default: standard input, as one prompt, without its last newline)"))
     _chat_flags(p.add_argument_group("conversation"))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jaxserve.cli.flags import sampling_flags
 from jaxserve.cli.inputs import read_prompts
+from jaxserve.cli.parser import Parser
 from jaxserve.client.base import ADDRESS
 from jaxserve.client.channel import TLS
 from jaxserve.client.client import Client
@@ -15,7 +16,7 @@ STANDARD_INPUT = "-"
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="python -m jaxserve.client", description="Ask a server of jaxserve for text.")
+    p = Parser(prog="python -m jaxserve.client", description="Ask a server of jaxserve for text.")
     p.add_argument(
         "prompt",
         nargs="?",

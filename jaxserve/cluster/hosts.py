@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxserve.cluster.leader import Leader
 
 COORDINATOR_PORT = 8476  # of a LeaderWorkerSet's leader; jax's own choice on TPUs is 8482
+DAY = 86400  # seconds
 LETTER_BYTES = 512  # of what host 0 tells the others: the secret, and where it listens
 
 
@@ -59,16 +60,23 @@ class Hosts:
             raise ConfigError(f"--hosts {args.hosts}: it must be at least 1")
         if given and not 0 <= args.host_index < args.hosts:
             raise ConfigError(f"--host-index {args.host_index}: with --hosts {args.hosts} it is 0 to {args.hosts - 1}")
-        if given and not args.coordinator.rpartition(":")[2].isdigit():
-            raise ConfigError(f"--coordinator {args.coordinator}: it must be HOST:PORT of host 0")
-        if args.join_timeout <= 0:
-            raise ConfigError(f"--join-timeout {args.join_timeout:g}: it must be above 0")
+        if given and not _is_address(args.coordinator):
+            raise ConfigError(f"--coordinator {args.coordinator}: it must be HOST:PORT of host 0, the port 1 to 65535")
+        if not 0 <= args.control_port < 2**16:
+            raise ConfigError(f"--control-port {args.control_port}: it must be 0 to 65535")
+        if not 0 < args.join_timeout <= DAY:
+            raise ConfigError(f"--join-timeout {args.join_timeout:g}: it must be above 0 and at most {DAY} seconds")
         found = Hosts(args.hosts, args.host_index, args.coordinator, args.pod, args.control_port, args.join_timeout)
         return _of_worker_set(found, environment) if args.pod else found
 
     @property
     def alone(self) -> bool:
         return not self.detect and self.count in (None, 1)
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 2**16
 
 
 def _of_worker_set(found: Hosts, environment: Mapping[str, str]) -> Hosts:

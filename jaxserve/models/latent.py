@@ -31,11 +31,18 @@ def latent_attention(
     # Rows of a head's 192 numbers would not fill a TPU's tiles: so they are columns.
     heads, width, source = weights["query"].shape
     query = einsum("Ty,My->TM", narrow, weights["query"].reshape(-1, source)).astype(dtype).reshape(-1, heads, width)
-    absorbed = einsum("TNu,Num->TNm", query[:, :, : latent.head], weights["key_up"]).astype(dtype)
+    absorbed = _head_by_head("TNu,Num->NTm", query[:, :, : latent.head], weights["key_up"])
     q = jnp.concatenate([absorbed, rotate(query[:, :, latent.head :], rotation.cos, rotation.sin)], -1)
     vector = rms_norm(compressed[:, y : y + m], weights["latent_norm"], EPS)[:, None]
     k = jnp.concatenate([vector, rotate(compressed[:, None, y + m :], rotation.cos, rotation.sin)], -1)
     out, pages = attend(q, k, None, pages)
-    values = einsum("TNm,Nmw->TNw", out, weights["value_up"]).astype(dtype)
+    values = _head_by_head("TNm,Nmw->NTw", out, weights["value_up"])
     flat = weights | {"o": weights["o"].reshape(-1, weights["o"].shape[-1])}
     return project("TM,MD->TD", values.reshape(len(x), -1), flat, "o").astype(dtype), pages
+
+
+def _head_by_head(subscripts: str, x: Float[Array, "T N a"], weight: Float[Array, "N a b"]) -> Float[Array, "T N b"]:
+    """Every head's own product. It is rounded before the tokens come first again: XLA:CPU makes a turn that follows a
+    product a part of it, and cannot run such a product of bfloat16 with float32 sums.
+    """
+    return einsum(subscripts, x, weight).astype(x.dtype).swapaxes(0, 1)

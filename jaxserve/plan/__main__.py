@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ from jaxserve.cli.output import Bar, prepare_output
 from jaxserve.errors import ConfigError, JaxserveError, MemoryLimitError
 from jaxserve.load import DTYPES, read_spec
 from jaxserve.plan.account import Account
-from jaxserve.plan.bundle import new_folder, write_manifest
+from jaxserve.plan.bundle import check_free, new_folder, write_manifest
 from jaxserve.plan.charts import charts
 from jaxserve.plan.compile import CompiledStep, asking, compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
@@ -73,8 +74,13 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def check_topology(args: argparse.Namespace, topology: Topology) -> None:
+    """ConfigError for what could not be done in the end, before anything is compiled."""
     if args.out and not topology.serializes:
         raise ConfigError(f"--out: what is compiled for an absent {args.topology} is not tuned for it (leave it out)")
+    if args.out:
+        check_free(args.out)
+    if args.plot and (args.plot.is_dir() or not os.access(args.plot.parent, os.W_OK)):
+        raise ConfigError(f"--plot {args.plot}: no file can be written there (name another)")
     for flag in ("plot", "suggest"):
         if getattr(args, flag) is not None and topology.limits is None:
             raise ConfigError(f"--{flag}: nobody publishes how fast {topology.name} is (leave it out)")

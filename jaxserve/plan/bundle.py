@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from checkpoints.errors import CheckpointError
 from checkpoints.safetensors_reader import parse_json_object
@@ -67,12 +67,17 @@ def engine_fields(config: EngineConfig) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(config)))
 
 
+def check_free(folder: Path) -> None:
+    """ConfigError when there is something in it, or it is no folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--out {folder}: there is a bundle or a file already (remove it, or name another)")
+
+
 def new_folder(folder: Path) -> Path:
     """Its cache folder; ConfigError when there is something in it already."""
+    check_free(folder)
     try:
         (folder / CACHE).mkdir(parents=True)
-    except FileExistsError:
-        raise ConfigError(f"--out {folder}: there is a bundle or a file already (remove it, or name another)") from None
     except OSError as error:
         raise ConfigError(f"--out {folder}: {error.strerror}") from None
     return folder / CACHE
@@ -137,13 +142,23 @@ def _read(folder: Path) -> Manifest:
 
 def _checked(manifest: Manifest) -> Manifest:
     """TypeError where a field is not what it should be."""
-    for name in ("mesh", "engine", "environment", "entries"):
-        if not isinstance(getattr(manifest, name), dict):
-            raise TypeError(f"{name} is no object")
+    for name, kind in get_type_hints(Manifest).items():
+        kind = {Mapping: dict, Sequence: list}.get(get_origin(kind), kind)
+        if not isinstance(getattr(manifest, name), kind):
+            raise TypeError(f"{name} is {getattr(manifest, name)!r}")
     known = {"mesh": set(AXES), "engine": {field.name for field in fields(EngineConfig)}}
     for name, names in known.items():
         if getattr(manifest, name).keys() != names:
             raise TypeError(f"{name} has other fields than {', '.join(sorted(names))}")
+    for name, kind in get_type_hints(EngineConfig).items():
+        if kind in (int, bool, str) and type(manifest.engine[name]) is not kind:
+            raise TypeError(f"engine: {name} is {manifest.engine[name]!r}")
+    pools = manifest.engine["pools"]
+    if not isinstance(pools, list) or not pools or not all(isinstance(pool, dict) for pool in pools):
+        raise TypeError(f"engine: pools are {pools!r}")
+    for number in [*manifest.mesh.values(), *(pool.get("pages") for pool in pools)]:
+        if type(number) is not int or number < 1:
+            raise TypeError(f"{number!r} is no size of a mesh or a pool")
     return manifest
 
 

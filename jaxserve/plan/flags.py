@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxserve.cli.flags import size_flags
+from jaxserve.cli.parser import Parser
 from jaxserve.errors import ConfigError
 from jaxserve.plan.model import shipped
 from jaxserve.plan.topology import MEMORY_FRACTION
@@ -14,7 +15,7 @@ DEFAULT_CONTEXT = 2048
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="python -m jaxserve.plan",
         description="Say whether a model fits devices that are not here, and how fast it can be there at best. "
         "Exit code: 0 it fits, 1 it does not, 2 something asked for cannot be done.",
@@ -103,14 +104,12 @@ def check(args: argparse.Namespace) -> None:
 
 
 def _count(text: str) -> int:
-    if _number(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
+    return _number(text, least=1)
 
 
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+def _number(text: str, least: int = 0) -> int:
+    if not (text.isascii() and text.isdigit() and least <= int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {least}")
     return int(text)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.cli.flags import engine_flags, hosts_flags, model_flag
+from jaxserve.cli.parser import Parser
 from jaxserve.errors import ConfigError
 from jaxserve.plan.bundle import Manifest
 from jaxserve.server.limits import Limits
@@ -15,7 +16,7 @@ MAX_TOKEN_BYTES = 4096
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="python -m jaxserve.serve", description="Serve a checkpoint over gRPC, and over HTTP as OpenAI's API."
     )
     model_flag(p)

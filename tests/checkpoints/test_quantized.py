@@ -70,12 +70,38 @@ def test_every_number_and_power_of_mxfp4() -> None:
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 8]}},
             "must be two positive integers",
         ),
+        (
+            {"a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn)},
+            FP8,
+            "tensor a is quantized, and its scales, a_scale_inv, are missing",
+        ),
+        (
+            {"a_blocks": np.zeros((1, 2, 1, 16), np.uint8)},
+            MXFP4,
+            "tensor a_blocks is quantized, and its scales, a_scales, are missing",
+        ),
+        (
+            {"a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn), "a_scale_inv": np.zeros((2, 1), np.uint8)},
+            FP8,
+            "float8_e4m3fn with uint8 scales is not FP8 in blocks",
+        ),
+        (
+            {"a": np.zeros((8, 8), np.int8), "a_scale_inv": np.zeros((2, 1), np.float32)},
+            FP8,
+            "int8 with float32 scales is not FP8 in blocks",
+        ),
     ],
 )
 def test_what_is_refused(tensors: dict[str, np.ndarray], config: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         dequantized(tensors, config)
     assert "\n" not in str(caught.value)
+
+
+def test_powers_beyond_float32_are_infinite_without_a_warning() -> None:
+    tensors = {"w_blocks": np.full((1, 1, 1, 16), 0x77, np.uint8), "w_scales": np.full((1, 1, 1), 255, np.uint8)}
+    weight = dequantized(tensors, MXFP4)["w"]
+    assert np.isinf(weight[WHOLE, WHOLE, WHOLE].astype(np.float32)).all()
 
 
 def test_without_quantization_nothing_changes() -> None:

@@ -44,7 +44,7 @@ def test_too_few_devices() -> None:
 def test_sizes_below_one(axis: str, size: int) -> None:
     with pytest.raises(ShardingError) as caught:
         MeshSpec(**{axis: size})
-    assert str(caught.value) == f"mesh axis {axis} is {size}; it must be at least 1"
+    assert str(caught.value) == f"mesh axis {axis} is {size}; it must be at least 1 (--{axis})"
 
 
 @dataclass(frozen=True)

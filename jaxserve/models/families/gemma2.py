@@ -55,7 +55,7 @@ def shared_fields(read: ConfigReader) -> dict[str, Any]:
         norm_plus_one=True,
         activation="gelu_tanh",
         embed_scale=d_model**0.5,
-        attn_scale=float(read.take("query_pre_attn_scalar", 256)) ** -0.5,
+        attn_scale=read.positive("query_pre_attn_scalar", 256) ** -0.5,
     )
 
 

@@ -1,7 +1,9 @@
 """The reading of config.json that refuses what nobody understood."""
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from jaxserve.errors import ModelError
 from jaxserve.models.families.ropes import rope_of
@@ -21,6 +23,12 @@ BOOKKEEPING: frozenset[str] = frozenset(
 )
 
 
+MOST: Final = 2**31 - 1  # of any size: positions and ids are int32
+# Of what is gone through one by one, more than any checkpoint has.
+MOST_OF: Final[Mapping[str, int]] = MappingProxyType(
+    {"num_hidden_layers": 2**10, "num_attention_heads": 2**12, "num_key_value_heads": 2**12}
+    | dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), 2**14)
+)
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers in layer_types
 
 
@@ -52,6 +60,14 @@ class ConfigReader:
         value = self.take(name, default, kind=int)
         if isinstance(value, bool) or value < 1:
             raise ModelError(f"config.json: {name} is {value!r}; it must be an integer of at least 1")
+        if value > (most := MOST_OF.get(name, MOST)):
+            raise ModelError(f"config.json: {name} is {value}; at most {most} are supported")
+        return value
+
+    def positive(self, name: str, default: float) -> float:
+        value = float(self.take(name, default))
+        if not 0 < value < math.inf:
+            raise ModelError(f"config.json: {name} is {value:g}; it must be a positive number")
         return value
 
     def either(self, name: str, other: str) -> int:

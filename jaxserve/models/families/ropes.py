@@ -25,7 +25,7 @@ def rope_of(fields: dict[str, Any], max_positions: int) -> Rope:
         raise ModelError(f"config.json: {wrong}") from None
     except KeyError as missing:
         raise ModelError(f"config.json: rope type {kind!r} lacks {missing}") from None
-    except (TypeError, ValueError) as wrong:
+    except (TypeError, ValueError, OverflowError) as wrong:
         raise ModelError(f"config.json: rope type {kind!r} has a field of the wrong type: {wrong}") from None
     if left:
         raise ModelError(

@@ -58,7 +58,7 @@ class HttpServer:
 
     async def stop(self, grace: float) -> None:
         """Close; open responses have so many seconds."""
-        self._server.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]
+        self._server.config.timeout_graceful_shutdown = max(grace, 0.01)  # type: ignore[assignment] # 0: never in time
         self._server.should_exit = True
         if self._task:
             await asyncio.wait((self._task,))

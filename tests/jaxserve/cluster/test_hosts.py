@@ -51,7 +51,11 @@ def test_on_a_tpu_slice_jax_knows_by_itself() -> None:
         ("--hosts 0 --host-index 0 --coordinator a:1", "--hosts 0: it must be at least 1"),
         ("--hosts 2 --host-index 0 --coordinator a", "--coordinator a: it must be HOST:PORT of host 0"),
         ("--pod --hosts 2 --host-index 0 --coordinator a:1", "--pod asks the environment for what --hosts says"),
+        ("--hosts 2 --host-index 0 --coordinator a:99999", "--coordinator a:99999: it must be HOST:PORT of host 0"),
+        ("--hosts 2 --host-index 0 --coordinator :1", "--coordinator :1: it must be HOST:PORT of host 0"),
+        ("--pod --control-port 65536", "--control-port 65536: it must be 0 to 65535"),
         ("--pod --join-timeout 0", "--join-timeout 0: it must be above 0"),
+        ("--pod --join-timeout nan", "--join-timeout nan: it must be above 0 and at most 86400 seconds"),
     ],
 )
 def test_what_does_not_fit_together_is_one_line(flags: str, message: str) -> None:

@@ -241,6 +241,16 @@ REFUSED = [
         "1 short and 0 long",
     ),
     (OLMO_2_7B, {"attention_bias": True}, "attention_bias = True is not implemented"),
+    (LLAMA_3_8B, {"num_hidden_layers": 10**18}, "num_hidden_layers is 1000000000000000000; at most 1024 are supported"),
+    (LLAMA_3_8B, {"num_attention_heads": 2**30}, "num_attention_heads is 1073741824; at most 4096 are supported"),
+    (LLAMA_3_8B, {"vocab_size": 2**63}, "vocab_size is 9223372036854775808; at most 2147483647 are supported"),
+    (GEMMA_2_2B, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must be a positive number"),
+    (GEMMA_3_1B, {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar is -1; it must be a positive number"),
+    (
+        LLAMA_3_8B,
+        {"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": float("inf")}},
+        "has a field of the wrong type: cannot convert float infinity to integer",
+    ),
 ]
 
 
@@ -267,6 +277,7 @@ MIXTURES_REFUSED = [
     ("deepseek-v3", {"first_k_dense_replace": -1}, "have experts, of 61 layers"),
     ("deepseek-v3", {"norm_topk_prob": None}, "norm_topk_prob = None is not implemented"),
     ("mixtral-8x7b", {"num_experts_per_tok": 9}, "9 experts per token are more than 1 of 1 groups of 8"),
+    ("mixtral-8x7b", {"num_local_experts": 2**20}, "num_local_experts is 1048576; at most 16384 are supported"),
     ("qwen3-30b-a3b", {"use_sliding_window": True}, "use_sliding_window = True is not implemented"),
     ("qwen3-30b-a3b", {"decoder_sparse_step": 100}, "a mixture with experts of size 768 in 0 layers"),
 ]

@@ -97,8 +97,15 @@ def test_a_manifest_that_is_none(bundle: Path) -> None:
     whole = (bundle / MANIFEST).read_text()
     edit(bundle, format=2)
     assert "of another version of bundles" in refused(bundle)
-    for broken in ({"entries": []}, {"mesh": {"data": 1}}, {"engine": {}}, {"more": 1}):
-        (bundle / MANIFEST).write_text(json.dumps(json.loads(whole) | broken))
+    told = json.loads(whole)
+    of_engine = [
+        told["engine"] | change for change in ({"max_batch": "four"}, {"pools": [3]}, {"pools": [{}]}, {"pools": []})
+    ]
+    for broken in (
+        *({"entries": []}, {"mesh": {"data": 1}}, {"mesh": told["mesh"] | {"tensor": "2"}}, {"more": 1}),
+        *({"device_kind": 3}, {"engine": {}}, *({"engine": engine} for engine in of_engine)),
+    ):
+        (bundle / MANIFEST).write_text(json.dumps(told | broken))
         assert "manifest.json is not one" in refused(bundle)
     (bundle / MANIFEST).write_text(whole[:-5])
     assert "not valid JSON" in refused(bundle)

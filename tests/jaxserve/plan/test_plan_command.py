@@ -69,6 +69,7 @@ BAD = {
     "a fraction of a TPU": (("v5e:2x2", "--memory-fraction", "0.5"), "--memory-fraction is for GPUs"),
     "weights that are not served": (("h200", "--weights", "int4"), "--weights int4: is not served yet"),
     "a kernel of another chip": (("h200", "--attention", "tpu"), "attention 'tpu' runs on 'tpu'"),
+    "a plot that cannot be written": (("h200", "--plot", "/nowhere/plot.svg"), "--plot /nowhere/plot.svg: no file can"),
     "a context beyond the model's": (("h200", "--max-context", "1000000"), "--max-context 1000000"),
 }
 
@@ -77,6 +78,15 @@ BAD = {
 def test_bad_input_is_one_line(flags: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = plan(capsys, "--model", "llama3.1-8b", *COUNT, *flags)
     assert code == 2 and out == "" and problem in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--data", "0"), ("--expert", "-1"), ("--tensor", "x"), ("--price", "-1")])
+def test_numbers_that_are_none_are_one_line(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(("--model", "llama3.1-8b", *COUNT, "h200", flag, value))
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.startswith(f"error: argument {flag}: '{value}' is not a number")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -213,4 +213,4 @@ def test_what_cannot_be_done_is_one_line(flags: list[str], message: str) -> None
     code, text = process.wait(120)
     assert code == 2
     assert [line for line in text.splitlines() if line.startswith("error: ")][-1].find(message) > 0, text
-    assert "Traceback" not in text
+    assert "Traceback" not in text and "ERROR" not in text
