@@ -33,6 +33,9 @@ LANES: Final = ("data", "expert")
 RULES: Final[Rules] = MappingProxyType(
     {"A": LANES, "E": ("expert",), "V": ("tensor",), "N": ("tensor",), "K": ("tensor",), "F": ("tensor",)}
 )
+WORDS: Final[Mapping[str, str]] = MappingProxyType(
+    {"A": "lanes", "E": "experts", "V": "vocabulary", "N": "query heads", "K": "kv heads", "F": "mlp"}
+)
 
 
 def partition(axes: str, shape: tuple[int, ...], mesh: Mesh, rules: Rules = RULES) -> PartitionSpec:
@@ -51,8 +54,8 @@ def partition(axes: str, shape: tuple[int, ...], mesh: Mesh, rules: Rules = RULE
         if size % (count := shards(letter, mesh, rules)):
             names = rules[letter]
             raise ShardingError(
-                f"axis {letter} of size {size} does not divide by mesh axis {' x '.join(map(repr, names))} of size "
-                f"{count} (choose a --{' and a --'.join(names)} that divides {size})"
+                f"axis {letter} ({WORDS[letter]}) of size {size} does not divide by mesh axis "
+                f"{' x '.join(map(repr, names))} of size {count} (choose a --{' and a --'.join(names)} that divides {size})"
             )
     names = (rules.get(letter, ()) for letter in axes)
     return PartitionSpec(*(entry if len(entry) > 1 else entry[0] if entry else None for entry in names))

@@ -94,5 +94,7 @@ def test_layers_of_one_shape_share_a_compile() -> None:
 
 
 def test_random_params_of_a_size_that_does_not_divide() -> None:
-    with pytest.raises(ShardingError, match="axis F of size 30 does not divide by mesh axis 'tensor' of size 4"):
+    with pytest.raises(
+        ShardingError, match=r"axis F \(mlp\) of size 30 does not divide by mesh axis 'tensor' of size 4"
+    ):
         random_params({"w": ParamSpec("DF", (4, 30), jnp.dtype(jnp.float32))}, MeshSpec(tensor=4).build(jax.devices()))

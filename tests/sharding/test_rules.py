@@ -61,7 +61,7 @@ def test_size_that_does_not_divide(mesh: Mesh) -> None:
     with pytest.raises(ShardingError) as caught:
         sharding("DKH", (64, 3, 16), mesh)
     assert str(caught.value) == (
-        "axis K of size 3 does not divide by mesh axis 'tensor' of size 2 (choose a --tensor that divides 3)"
+        "axis K (kv heads) of size 3 does not divide by mesh axis 'tensor' of size 2 (choose a --tensor that divides 3)"
     )
 
 
@@ -69,7 +69,7 @@ def test_lanes_that_do_not_divide(mesh: Mesh) -> None:
     with pytest.raises(ShardingError) as caught:
         partition("AD", (6, 2), mesh)
     assert str(caught.value) == (
-        "axis A of size 6 does not divide by mesh axis 'data' x 'expert' of size 4 "
+        "axis A (lanes) of size 6 does not divide by mesh axis 'data' x 'expert' of size 4 "
         "(choose a --data and a --expert that divides 6)"
     )
 
