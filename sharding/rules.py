@@ -53,9 +53,10 @@ def partition(axes: str, shape: tuple[int, ...], mesh: Mesh, rules: Rules = RULE
             used[axis] = letter
         if size % (count := shards(letter, mesh, rules)):
             names = rules[letter]
+            asked, flags = " x ".join(map(repr, names)), " and a --".join(names)
             raise ShardingError(
-                f"axis {letter} ({WORDS[letter]}) of size {size} does not divide by mesh axis "
-                f"{' x '.join(map(repr, names))} of size {count} (choose a --{' and a --'.join(names)} that divides {size})"
+                f"axis {letter} ({WORDS[letter]}) of size {size} does not divide by mesh axis {asked} of size {count} "
+                f"(choose a --{flags} that divides {size})"
             )
     names = (rules.get(letter, ()) for letter in axes)
     return PartitionSpec(*(entry if len(entry) > 1 else entry[0] if entry else None for entry in names))
