@@ -36,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _mesh_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--data", type=_count, metavar="N", help="data-parallel lanes (default 1)")
-    group.add_argument("--expert", type=_count, metavar="N", help="devices that share experts; of a dense model, lanes (default 1)")
+    group.add_argument(
+        "--expert", type=_count, metavar="N", help="devices that share experts (dense: lanes; default 1)"
+    )
     group.add_argument("--tensor", type=_count, metavar="N", help="tensor parallelism (default: the devices left)")
 
 
