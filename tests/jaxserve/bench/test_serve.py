@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.latency import Objective
-from benchmarks.own_server import free_ports, running
+from jaxserve.bench.latency import Objective
+from jaxserve.bench.own_server import free_ports, running
 from benchmarks.serving import account, main, measure
 from benchmarks.serving_flags import arrivals_of, check, parser
 from benchmarks.serving_report import Report

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.arrivals import Arrival, Lengths, Prompts, at_rate, capped, mean_gap, poisson, resized, stretched
-from benchmarks.traces import read_trace
+from jaxserve.bench.arrivals import Arrival, Lengths, Prompts, at_rate, capped, mean_gap, poisson, resized, stretched
+from jaxserve.bench.traces import read_trace
 from jaxserve.errors import ConfigError
 
 MOONCAKE = """\

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.arrivals import Arrival
-from benchmarks.latency import Objective, Outcome, Spread, summarize
-from benchmarks.open_loop import lateness
+from jaxserve.bench.arrivals import Arrival
+from jaxserve.bench.latency import Objective, Outcome, Spread, summarize
+from jaxserve.bench.loops import lateness
 
 
 def outcome(
