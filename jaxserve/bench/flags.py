@@ -30,7 +30,9 @@ def _serve_flags(p: argparse.ArgumentParser) -> None:
     _target_flags(p.add_argument_group("server"))
     _request_flags(p.add_argument_group("requests"))
     _pace_flags(p.add_argument_group("pace"))
-    p.add_argument("--slo", metavar="N=MS,..", help="objectives in ms for goodput, of ttft, tpot, e2e: ttft=500,tpot=50")
+    p.add_argument(
+        "--slo", metavar="N=MS,..", help="objectives in ms for goodput, of ttft, tpot, e2e: ttft=500,tpot=50"
+    )
 
 
 def _target_flags(group: argparse._ArgumentGroup) -> None:
@@ -40,7 +42,9 @@ def _target_flags(group: argparse._ArgumentGroup) -> None:
         help="grpc://HOST:PORT of jaxserve, http://HOST:PORT/v1 of any server with OpenAI's API; without it a server "
         "of our own is started",
     )
-    group.add_argument("--model", type=Path, metavar="DIR", help=f"of our own server (default: {BUNDLED.name}, bundled)")
+    group.add_argument(
+        "--model", type=Path, metavar="DIR", help=f"of our own server (default: {BUNDLED.name}, bundled)"
+    )
     group.add_argument("serve_flags", nargs="*", metavar="FLAG", help="after --: more flags for our own server")
     group.add_argument("--ready-timeout", type=float, default=1800.0, metavar="S", help="for it to be ready (1800)")
     group.add_argument("--served-model-name", metavar="NAME", help="of several that OpenAI's API offers (the first)")
@@ -58,7 +62,7 @@ def _request_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--prompt-tokens", default="128", metavar="N|N-N", help="random, evenly spread from .. to (128)")
     group.add_argument("--output-tokens", default="64", metavar="N|N-N", help="the same (64)")
     group.add_argument("--prompts-file", type=Path, metavar="F", help="texts instead, one per line, again and again")
-    group.add_argument("--trace", type=Path, metavar="F", help="lengths and times: Mooncake's JSON lines or Azure's CSV")
+    group.add_argument("--trace", type=Path, metavar="F", help="lengths and times: Mooncake's JSONL or Azure's CSV")
     group.add_argument("--time-scale", type=float, metavar="X", help="of a trace: its gaps times this (1)")
     group.add_argument("--token-scale", type=float, default=1.0, metavar="X", help="of a trace: its lengths (1)")
     group.add_argument("--max-prompt-tokens", type=int, metavar="N", help="longer prompts are cut")

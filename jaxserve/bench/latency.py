@@ -109,12 +109,11 @@ class Objective:
     @staticmethod
     def parse(text: str) -> "Objective":
         """From "ttft=500,tpot=50"; ConfigError for anything else."""
-        bounds = dict(part.partition("=")[::2] for part in text.split(","))
-        try:
-            found = {name: float(most) for name, most in bounds.items()}
-        except ValueError:
-            found = {}
-        if not set(found) <= {"ttft", "tpot", "e2e"} or not all(most > 0 for most in found.values()) or not found:
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, most = part.partition("=")
+            found[name] = _number(most)
+        if not set(found) <= {"ttft", "tpot", "e2e"} or not all(most > 0 for most in found.values()):
             raise ConfigError(f"--slo {text!r}: give milliseconds above 0 for ttft, tpot or e2e, as ttft=500,tpot=50")
         return Objective(**found)
 
@@ -128,6 +127,14 @@ class Objective:
             return False
         found = ((name, getattr(outcome, name)) for name in self.bounds())
         return all(value is None or 1e3 * value <= self.bounds()[name] for name, value in found)
+
+
+def _number(text: str) -> float:
+    """Not a number where the text is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,9 @@ def check(args: argparse.Namespace) -> None:
         if args.serve_flags:
             raise ConfigError(f"{args.serve_flags[0]!r} is for a server of our own (leave it out, or --target)")
     elif tls_of(args) or args.token_file or args.served_model_name or args.strict:
-        raise ConfigError("credentials, --served-model-name and --strict are for a server that is there (give --target)")
+        raise ConfigError(
+            "--token-file, --tls-*, --served-model-name and --strict are for a server that is there (--target)"
+        )
 
 
 def paces(args: argparse.Namespace) -> tuple[list[float], list[int]]:

@@ -27,7 +27,7 @@ SECONDS = 30.0  # for a server to list its models
 
 @dataclass(frozen=True)
 class Model:
-    """One that a server offers. max_context: tokens; None where the server does not say, as OpenAI's API has no field."""
+    """One that a server offers. max_context: tokens; None where it does not say: OpenAI's API has no field for it."""
 
     name: str
     max_context: int | None

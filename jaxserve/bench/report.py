@@ -103,11 +103,11 @@ def remarks(point: Point) -> Iterator[str]:
 
 def row_of(point: Point) -> dict[str, Any]:
     """A line of CSV: of each latency the same columns, empty where there are no samples."""
-    about = asdict(point)
-    summary = about.pop("summary")
+    row = asdict(point)
+    summary = row.pop("summary")
     failures = " ".join(f"{status}:{failure.count}" for status, failure in point.summary.failures.items())
     filled = {name: summary[name] or NO_FIGURES for name in (*LATENCIES, "lag")}
-    del_summary | {"failures": failures} | filled
+    return row | summary | {"failures": failures} | filled
 
 
 def rates(points: Sequence[Point]) -> Grid:

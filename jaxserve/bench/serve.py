@@ -27,7 +27,7 @@ from jaxserve.bench.load import Load, check, loads_of
 from jaxserve.bench.loops import Loop, lateness
 from jaxserve.bench.prompts import Prompts, RandomPrompts, TextPrompts
 from jaxserve.bench.report import Point, Report
-from jaxserve.bench.target import Target, address_of, target
+from jaxserve.bench.target import address_of, target
 from jaxserve.cli.exits import INTERRUPTED
 from jaxserve.cli.inputs import read_prompts
 from jaxserve.errors import ConfigError
@@ -109,7 +109,8 @@ async def warm_up(args: argparse.Namespace, caller: Caller, prompts: Prompts, lo
 def point_of(load: Load, repetition: int, loop: Loop, objective: Objective) -> Point:
     summary = summarize(loop.outcomes, objective)
     gap = 0.0 if load.concurrency else mean_gap(load.arrivals)
-    unsent = not load.endless and load.concurrency is None and summary.requests < len(load.arrivals)
+    until_the_end = not (load.concurrency and load.seconds)
+    unsent = until_the_end and summary.requests < len(load.arrivals)
     return Point(
         load=str(load),
         repetition=repetition,

@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from benchmarks.serving import account, main, measure
+from benchmarks.serving_flags import arrivals_of, check, parser
+from benchmarks.serving_report import Report
 from rich.console import Console
 
 from jaxserve.bench.latency import Objective
 from jaxserve.bench.own_server import free_ports, running
-from benchmarks.serving import account, main, measure
-from benchmarks.serving_flags import arrivals_of, check, parser
-from benchmarks.serving_report import Report
 from jaxserve.client import CallError
 from jaxserve.errors import ConfigError
 from jaxserve.server.limits import Limits
