@@ -64,6 +64,8 @@ class OpenAICaller:
                 await _read(response, outcome)
         except httpx.HTTPError as error:
             raise Refused(type(error).__name__, str(error)) from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Refused(MALFORMED, f"a chunk is not as OpenAI's API says: {error}") from None
 
 
 async def _read(response: httpx.Response, outcome: Outcome) -> None:
@@ -75,7 +77,9 @@ async def _read(response: httpx.Response, outcome: Outcome) -> None:
             break
         if not line.startswith("data:"):
             continue
-        chunk = _parsed(line[5:])
+        chunk = json.loads(line[5:])
+        if error := chunk.get("error"):
+            raise _refusal(error, "error in a stream")
         if found := chunk.get("usage"):
             usage = found
             told.append((now, int(usage.get("completion_tokens", 0))))
@@ -102,18 +106,6 @@ def shares(times: Sequence[float], tokens: int | None) -> list[tuple[float, int]
     """When so many of the tokens were there, had each chunk brought as many; None of them: one for each chunk."""
     total, chunks = len(times) if tokens is None else tokens, len(times)
     return [(at, total * number // chunks) for number, at in enumerate(times, 1)]
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        chunk = json.loads(text)
-    except ValueError:
-        raise Refused(MALFORMED, f"a chunk is no JSON: {text[:80]!r}") from None
-    if not isinstance(chunk, dict):
-        raise Refused(MALFORMED, f"a chunk is no object: {text[:80]!r}")
-    if error := chunk.get("error"):
-        raise _refusal(error, "error in a stream")
-    return chunk
 
 
 def refused_by(status: int, body: bytes) -> Refused:

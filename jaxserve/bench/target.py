@@ -17,7 +17,7 @@ from jaxserve.bench.openai_caller import OpenAICaller, find_model, http_client
 from jaxserve.bench.own_server import HOST, free_ports, running, serve_command
 from jaxserve.client import AsyncClient
 from jaxserve.client.flags import tls_of, token_of
-from jaxserve.errors import AdminOnlyError, ConfigError
+from jaxserve.errors import AdminOnlyError, ConfigError, JaxserveError
 from jaxserve.tokenizer import load_tokenizer
 
 SECONDS = 30.0  # for a server to say what it is
@@ -117,14 +117,16 @@ async def _look(args: argparse.Namespace, protocol: str, where: str) -> Target:
 
 
 async def _ask_admin(args: argparse.Namespace, where: str, credentials: Credentials) -> Target:
-    """CallError when there is no server, ConfigError when it tells only admins what else it needed to know."""
+    """JaxserveError when it does not answer, unless the flags say enough to go on without."""
     async with _client(where, credentials) as client:
         try:
             model, server = await client.model_info(), await client.server_info()
-        except AdminOnlyError as error:
+        except JaxserveError as error:
             if args.vocab_size or args.tokenizer or args.prompts_file:
                 return Target("grpc", where, where, credentials)
-            raise ConfigError(f"{where} tells only admins what it serves (give --vocab-size): {error}") from None
+            if isinstance(error, AdminOnlyError):
+                raise ConfigError(f"{where} tells only admins what it serves (give --vocab-size): {error}") from None
+            raise
     about = asdict(server)
     del about["buckets"], about["uptime_seconds"]
     about |= {"model": model.name, "dtype": model.dtype, "max_context": model.max_context}

@@ -1,6 +1,7 @@
 """The load generator against servers on the fake device, and against none."""
 
 import asyncio
+import csv
 import io
 import json
 import shutil
@@ -12,13 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from benchmarks.serving import account, main, measure
-from benchmarks.serving_flags import arrivals_of, check, parser
-from benchmarks.serving_report import Report
 from rich.console import Console
 
+from jaxserve.bench.__main__ import main
+from jaxserve.bench.flags import parser
 from jaxserve.bench.latency import Objective
+from jaxserve.bench.load import check
 from jaxserve.bench.own_server import free_ports, running
+from jaxserve.bench.report import Report
+from jaxserve.bench.serve import measure
 from jaxserve.client import CallError
 from jaxserve.errors import ConfigError
 from jaxserve.server.limits import Limits
@@ -28,55 +31,107 @@ from tests.jaxserve.server import harness, http_harness
 from tests.jaxserve.server.test_tls import listening
 
 STEP = 0.004  # seconds of the device
+ENVIRONMENT = {"load_before": 0.0, "cores": 2, "jaxserve": "1", "jax": "2", "python": "3", "date": "2026-01-01"}
 
 
-async def measured(flags: Sequence[str], report: Report) -> Report:
-    """As `main` does it, on this event loop; cancelled, it returns."""
-    args = parser("").parse_args(flags)
+async def measured(flags: Sequence[str], report: Report, words: io.StringIO | None = None) -> Report:
+    """As `main` does it, on this event loop; cancelled, it returns. words: what goes to standard error."""
+    args = parser().parse_args(["serve", *flags])
     check(args)
-    plans, cut = arrivals_of(args)
-    report.account |= account(args)
-    report.objective = Objective(args.slo_ttft_ms, args.slo_tpot_ms)
+    report.objective = Objective.parse(args.slo) if args.slo else Objective()
     with suppress(asyncio.CancelledError):
-        await measure(args, plans, cut, report)
-    report.close()
+        await measure(args, report, Console(file=words or io.StringIO(), width=200))
     return report
 
 
-def empty(out: Path | None = None) -> Report:
-    return Report({}, Objective(), out, Console(file=io.StringIO(), width=200))
-
-
-def said(report: Report) -> str:
-    assert isinstance(report.console.file, io.StringIO)
-    return report.console.file.getvalue()
+def empty() -> Report:
+    return Report(ENVIRONMENT, Objective())
 
 
 def test_rates_over_grpc(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    flags = "--rates 100,200 --requests 12 --prompt-tokens 5-40 --output-tokens 6 --slo-ttft-ms 10000".split()
+    flags = "--rate 100,200 --requests 12 --prompt-tokens 5-40 --output-tokens 6 --slo ttft=10000".split()
 
     async def run() -> Report:
         async with harness.running(tmp_path, seconds=STEP) as server:
-            report = await measured([*flags, "--address", server.address], empty(out))
+            report = await measured([*flags, "--target", f"grpc://{server.address}", "--repetitions", "2"], empty())
             await server.at_rest()
             return report
 
     report = asyncio.run(run())
-    assert len(report.points) == 2
+    assert [(point.load, point.repetition) for point in report.points] == [
+        (load, repetition) for repetition in range(2) for load in ("100/s", "200/s")
+    ]
     for point in report.points:
         s = point.summary
         assert (s.requests, s.ok, s.unfinished, s.failures, point.interrupted) == (12, 12, 0, {}, False)
         assert s.ttft and s.tpot and s.itl and s.e2e
         assert s.ttft.p50 >= 1e3 * STEP and s.tpot.p50 >= 0.9e3 * STEP and s.e2e.p50 >= 6e3 * STEP
         assert s.output_tokens_per_second == pytest.approx(12 * 6 / s.busy_seconds, rel=0.05)
-        assert (s.cached_prompt_tokens, s.goodput_share) == (0, 1.0)
-    assert report.points[0].rate == pytest.approx(report.points[1].rate / 2, rel=1e-3)
-    written = json.loads(out.read_text())
-    assert [point["summary"]["ok"] for point in written["points"]] == [12, 12]
-    assert written["servers"]["fake"]["device_kind"] == "fake" and written["asked"]["requests"] == 12
-    assert out.with_suffix(".md").read_text().count("| fake |") == 2
-    assert out.with_suffix(".svg").read_text().count("<polyline") == 4
+        assert (s.cached_prompt_tokens, s.goodput_share, s.shared_out) == (0, 1.0, 0)
+    slow, fast = (point.offered_per_second or 0 for point in report.points[:2])
+    assert slow == pytest.approx(fast / 2, rel=1e-3)
+    written = json.loads(report.text("json"))
+    assert [point["summary"]["ok"] for point in written["results"]] == [12] * 4
+    assert written["environment"]["device"] == written["server"]["about"]["device_kind"] == "fake"
+    rates, latencies = report.text("md").split("\n\n")[:2]
+    assert [line.split()[1:6] for line in rates.splitlines()[2:]] == [
+        [load, "|", "24", "|", "24"] for load in ("100/s", "200/s")
+    ]
+    assert latencies.count("| TTFT |") == 2 and "±" in latencies
+    lines = list(csv.DictReader(io.StringIO(report.text("csv"))))
+    assert [(line["load"], line["ok"]) for line in lines] == [(point.load, "12") for point in report.points]
+    assert float(lines[0]["ttft_p90"]) == written["results"][0]["summary"]["ttft"]["p90"]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "openai"])
+def test_a_closed_loop_keeps_so_many_running(tmp_path: Path, protocol: str) -> None:
+    flags = "--concurrency 1,3 --requests 9 --prompt-tokens 5 --output-tokens 4 --warm-up 0 --vocab-size 200".split()
+
+    async def run() -> Report:
+        async with http_harness.serving(tmp_path, seconds=STEP) as http:
+            return await measured([*flags, "--target", address(http, protocol)], empty())
+
+    points = asyncio.run(run()).points
+    assert [point.load for point in points] == ["1 at a time", "3 at a time"]
+    assert [(p.concurrency, p.peak_in_flight, p.summary.ok, p.warning) for p in points] == [
+        (1, 1, 9, ""),
+        (3, 3, 9, ""),
+    ]
+    assert all(point.offered_per_second is None and not point.interrupted for point in points)
+
+
+def test_a_closed_loop_of_some_seconds_sends_nothing_after_them(tmp_path: Path) -> None:
+    """At least two rounds, then what runs is waited for; the same lengths again and again, with other prompts."""
+
+    async def run() -> Report:
+        async with harness.running(tmp_path, seconds=STEP) as server:
+            flags = "--concurrency 2 --duration 0.5 --prompt-tokens 20 --output-tokens 3".split()
+            return await measured([*flags, "--target", f"grpc://{server.address}"], empty())
+
+    (point,) = asyncio.run(run()).points
+    s = point.summary
+    assert s.ok == s.requests > 4 and not point.interrupted and s.cached_prompt_tokens == 0
+
+
+def test_texts_of_a_file(tmp_path: Path) -> None:
+    """The server counts their tokens, and needs to tell nothing about its vocabulary."""
+    (tmp_path / "prompts").write_text("fox\n\nThe quick brown fox\n")
+    flags = ["--prompts-file", str(tmp_path / "prompts"), *"--rate inf --requests 4 --output-tokens 3".split()]
+
+    async def run() -> list[Report]:
+        async with http_harness.serving(tmp_path) as http:
+            targets = [address(http, protocol) for protocol in ("grpc", "openai")]
+            return [await measured([*flags, "--target", target], empty()) for target in targets]
+
+    over_grpc, over_http = (report.points[0].summary for report in asyncio.run(run()))
+    assert over_grpc.ok == over_http.ok == 4
+    assert (
+        over_grpc.prompt_tokens == over_http.prompt_tokens == 2 * (len("fox") + len("The quick brown fox")) + 4
+    )  # and BOS
+
+
+def address(http: http_harness.Http, protocol: str) -> str:
+    return f"grpc://{http.server.address}" if protocol == "grpc" else f"{http.base}/v1"
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "openai"])
@@ -92,8 +147,7 @@ def test_a_trace_with_shared_blocks(tmp_path: Path, protocol: str) -> None:
 
     async def run() -> Report:
         async with http_harness.serving(tmp_path) as http:
-            where = ["--address", http.server.address, "--protocol", protocol, "--url", http.base]
-            return await measured([*flags, *where], empty())
+            return await measured([*flags, "--vocab-size", "200", "--target", address(http, protocol)], empty())
 
     (point,) = asyncio.run(run()).points
     s = point.summary
@@ -114,8 +168,9 @@ def test_a_server_with_certificates_and_a_token(tmp_path: Path, protocol: str) -
             harness.running(tmp_path) as server,
             listening(server, "secret", tls_cert=cert, tls_key=key, tls_client_ca=own) as found,
         ):
-            where = ["--address", found["gRPC"], "--protocol", protocol, "--url", f"https://{found['HTTP']}"]
-            flags = [*"--rate 100 --requests 5 --prompt-tokens 5 --output-tokens 5 --vocab-size 200".split(), *where]
+            where = f"grpc://{found['gRPC']}" if protocol == "grpc" else f"https://{found['HTTP']}/v1"
+            flags = "--rate 100 --requests 5 --prompt-tokens 5 --output-tokens 5 --vocab-size 200 --target".split()
+            flags.append(where)
             for wrong in (tls, [*tls, "--token-file", str(tmp_path / "wrong")]):
                 with pytest.raises(ConfigError, match=r"401|UNAUTHENTICATED"):
                     await measured([*flags, *wrong], empty())
@@ -130,7 +185,7 @@ def test_a_server_that_tells_only_admins(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with harness.running(tmp_path, tokens=Tokens("secret", None)) as server:
-            flags = ["--rate", "1", "--address", server.address, "--token-file", str(tmp_path / "token")]
+            flags = ["--rate", "1", "--target", f"grpc://{server.address}", "--token-file", str(tmp_path / "token")]
             await measured(flags, empty())
 
     with pytest.raises(ConfigError, match=r"tells only admins what it serves \(give --vocab-size\)"):
@@ -140,18 +195,23 @@ def test_a_server_that_tells_only_admins(tmp_path: Path) -> None:
 def test_refused_requests_are_counted(tmp_path: Path) -> None:
     """Sixty in a moment, four rows and eight places to wait in: some are served, some refused, none is lost."""
 
+    words = io.StringIO()
+
     async def run() -> Report:
         limits = Limits(max_waiting_requests=8)
         async with harness.running(tmp_path, seconds=STEP, limits=limits) as server:
-            flags = "--rate 10000 --requests 60 --prompt-tokens 5 --output-tokens 5 --slo-ttft-ms 10000".split()
-            return await measured([*flags, "--address", server.address], empty())
+            flags = "--rate 10000 --requests 60 --prompt-tokens 5 --output-tokens 5 --slo ttft=10000".split()
+            return await measured([*flags, "--target", f"grpc://{server.address}"], empty(), words)
 
     report = asyncio.run(run())
     (point,) = report.points
     s, refused = point.summary, point.summary.failures["RESOURCE_EXHAUSTED"]
     assert s.ok > 0 and refused.count > 0 and s.ok + refused.count == 60 and list(s.failures) == ["RESOURCE_EXHAUSTED"]
     assert s.goodput_share == round(s.ok / 60, 4)
-    assert f"{refused.count} x RESOURCE_EXHAUSTED: {refused.example}" in said(report)
+    said = f"{refused.count} x RESOURCE_EXHAUSTED: {refused.example}"
+    assert said in words.getvalue() and said in report.text("md")
+    assert report.text("md").splitlines()[2].split()[3:8:2] == ["60", str(s.ok), str(refused.count)]
+    assert f"RESOURCE_EXHAUSTED:{refused.count}" in report.text("csv")
     assert "the generator was late" in point.warning
 
 
@@ -159,7 +219,7 @@ def test_cancelled_it_reports_what_it_has(tmp_path: Path) -> None:
     async def run() -> Report:
         async with harness.running(tmp_path, seconds=0.02) as server:
             flags = "--rate 40 --requests 400 --prompt-tokens 5 --output-tokens 10 --warm-up 1".split()
-            measuring = asyncio.create_task(measured([*flags, "--address", server.address], empty()))
+            measuring = asyncio.create_task(measured([*flags, "--target", f"grpc://{server.address}"], empty()))
             await asyncio.sleep(1.2)
             measuring.cancel()
             report = await measuring
@@ -173,24 +233,23 @@ def test_cancelled_it_reports_what_it_has(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_the_program_with_a_report(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-
-    async def run() -> tuple[int, bytes]:
+    async def run() -> tuple[int, bytes, bytes]:
         async with harness.running(tmp_path, seconds=0.002) as server:
-            flags = "--rate 20 --requests 4000 --prompt-tokens 5 --output-tokens 2".split()
-            command = [sys.executable, "-m", "benchmarks.serving", *flags, "--address", server.address, "--out", out]
+            flags = "serve --rate 20 --requests 4000 --prompt-tokens 5 --output-tokens 2 --output json".split()
+            command = [sys.executable, "-m", "jaxserve.bench", *flags, "--target", f"grpc://{server.address}"]
             process = await asyncio.create_subprocess_exec(
-                *command, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
+                *command, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
             while server.runner.steps < 20:
                 await asyncio.sleep(0.02)
             process.send_signal(signal.SIGINT)
-            _, words = await process.communicate()
+            out, words = await process.communicate()
             assert process.returncode is not None
-            return process.returncode, words
+            return process.returncode, out, words
 
-    assert asyncio.run(run()) == (130, b"interrupted\n")
-    (point,) = json.loads(out.read_text())["points"]
+    code, out, words = asyncio.run(run())
+    assert code == 130 and words.endswith(b"interrupted\n")
+    (point,) = json.loads(out)["results"]
     assert point["interrupted"] and point["summary"]["ok"] > 0
 
 
@@ -201,7 +260,7 @@ def test_a_server_that_is_lost(tmp_path: Path) -> None:
     async def run() -> None:
         async with harness.running(tmp_path, seconds=0.02) as server:
             flags = "--rate 40 --requests 40 --prompt-tokens 5 --output-tokens 10 --warm-up 1".split()
-            measuring = asyncio.create_task(measured([*flags, "--address", server.address], report))
+            measuring = asyncio.create_task(measured([*flags, "--target", f"grpc://{server.address}"], report))
             while server.runner.steps < 40:
                 await asyncio.sleep(0.01)
             await server.stop(0)
@@ -218,38 +277,54 @@ def test_a_server_that_is_lost(tmp_path: Path) -> None:
     ("flags", "problem"),
     [
         ("", "no load was asked for"),
-        ("--rate 0", "a rate of 0 requests/s: it must be above 0"),
-        ("--rates 1,x", "--rates '1,x' is not a list"),
-        ("--rate 1 --rates 2", "give one of them"),
+        ("--rate 0", "--rate 0: it must be above 0"),
+        ("--rate nan", "--rate nan: it must be above 0"),
+        ("--rate 1,x", "--rate '1,x' is not a list"),
+        ("--rate 1 --concurrency 2", "give one of them"),
+        ("--concurrency 1.5", "--concurrency '1.5' is not a list"),
         ("--rate 1 --requests 0", "--requests 0: it must be above 0"),
+        ("--rate 1 --repetitions 0", "--repetitions 0: it must be above 0"),
         ("--rate 1 --output-tokens many", "'many' is not a length"),
+        ("--rate 1 --slo ttft", "give milliseconds above 0"),
+        ("--rate 1 --arrivals gamma", "need each other"),
+        ("--rate inf --duration 5", "more than 1,000,000 requests"),
         ("--trace {folder}/none", "No such file"),
         ("--trace {folder}/odd", "neither Mooncake's JSON lines nor Azure's CSV"),
         ("--trace {folder}/odd --time-scale 2 --rate 1", "both say how fast"),
-        ("--rate 1 --presets fast", "choose of latency,balanced,throughput"),
-        ("--rate 1 -- --dtype float32", "'--dtype' is for a server of our own"),
-        ("--rate 1 --presets --vocab-size 9", "--vocab-size is for"),
-        ("--rate 1 --presets --tls-ca {folder}/odd", "asked in plain text"),
-        ("--rate 1 --token-file {folder}/none", "No such file"),
-        ("--rate 1 --out {folder}/no/out.json", "there is no folder"),
-        ("--rate 1 --address 127.0.0.1:{port}", "UNAVAILABLE"),
-        ("--rate 1 --protocol openai --vocab-size 9 --url http://127.0.0.1:{port}", "no list of models"),
+        ("--trace {folder}/odd --prompts-file {folder}/odd", "both say what is sent"),
+        ("--rate 1 --prompts-file {folder}/none", "No such file"),
+        ("--rate 1 --target grpc://127.0.0.1:{port} -- --dtype float32", "'--dtype' is for a server of our own"),
+        ("--rate 1 --target grpc://127.0.0.1:{port} --model DIR", "--model is for a server of our own"),
+        ("--rate 1 --tls-ca {folder}/odd", "for a server that is there"),
+        ("--rate 1 --target grpc://127.0.0.1:{port} --token-file {folder}/none", "No such file"),
+        ("--rate 1 --target 127.0.0.1:{port}", "give grpc://HOST:PORT or http://HOST:PORT/v1"),
+        ("--rate 1 --target grpc://127.0.0.1:{port}", "UNAVAILABLE"),
+        ("--rate 1 --vocab-size 9 --target http://127.0.0.1:{port}", "no list of models"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, problem: str
 ) -> None:
     (tmp_path / "odd").write_text("a,b\n1,2\n")
-    assert main(flags.format(folder=tmp_path, port=free_ports(1)[0]).split()) == 2
+    assert main(["serve", *flags.format(folder=tmp_path, port=free_ports(1)[0]).split()]) == 2
     out, err = capsys.readouterr()
     assert not out and err.startswith("error: ") and problem in err and err.count("\n") == 1
+
+
+def test_a_server_that_does_not_tell_its_vocabulary(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with http_harness.serving(tmp_path) as http:
+            await measured(["--rate", "1", "--target", f"{http.base}/v1"], empty())
+
+    with pytest.raises(ConfigError, match="give --tokenizer, --vocab-size or --prompts-file"):
+        asyncio.run(run())
 
 
 def test_requests_that_do_not_fit(tmp_path: Path) -> None:
     async def run() -> None:
         async with harness.running(tmp_path) as server:
             flags = "--rate 1 --requests 2 --prompt-tokens 500 --output-tokens 100".split()
-            await measured([*flags, "--address", server.address], empty())
+            await measured([*flags, "--target", f"grpc://{server.address}"], empty())
 
     with pytest.raises(ConfigError, match=r"2 of 2 requests do not fit .* 512 tokens, the first with 500 \+ 100"):
         asyncio.run(run())
@@ -271,7 +346,7 @@ def test_a_server_that_ends_before_it_is_ready() -> None:
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_server_always_ends(tmp_path: Path, deaf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted while it starts; one of them does not listen to SIGTERM."""
-    monkeypatch.setattr("benchmarks.own_server.END_SECONDS", 0.2)
+    monkeypatch.setattr("jaxserve.bench.own_server.END_SECONDS", 0.2)
     here = tmp_path / "pid"
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if deaf else ""
     script = f"import os, pathlib, signal, time; {ignore} pathlib.Path({str(here)!r}).write_text(str(os.getpid())); "
