@@ -201,7 +201,7 @@ def timed(engine: Engine, prompts: Sequence[Sequence[int]], lengths: Sequence[in
 
 
 def about(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
-    """Of model and engine. bytes: of all parameters as they are held, on all devices."""
+    """Of model and engine. bytes: of all parameters, each once however many devices have it."""
     model, config = llm.model, llm.runner.config
     return {
         "model": args.model.resolve().name,

@@ -75,20 +75,19 @@ def start(kind: str, repetition: int, flags: Sequence[str]) -> Start:
     """Start a process and wait for its end; ConfigError with its last words when it ends early."""
     with TemporaryFile() as words:
         told, began = list[tuple[float, dict[str, Any]]](), time.monotonic()
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-m", "jaxserve.bench.stages", *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=words,
             text=True,
-        )
-        try:
-            assert process.stdout
-            told += [(time.monotonic(), json.loads(line)) for line in process.stdout]
-            code = process.wait()
-        finally:
-            process.kill()
-            process.wait()
+        ) as process:
+            try:
+                assert process.stdout
+                told += [(time.monotonic(), json.loads(line)) for line in process.stdout]
+                code = process.wait()
+            finally:
+                process.kill()
         if code or [line["stage"] for _, line in told] != list(STAGES):
             raise ConfigError(f"the program that was started ended with exit code {code}: {last_line(words)}")
     times = [began, *(at for at, _ in told)]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import jax
 import pytest
 from rich.console import Console
 
@@ -331,6 +332,18 @@ def test_requests_that_do_not_fit(tmp_path: Path) -> None:
 
 
 # ---- servers of our own
+
+
+@pytest.mark.slow
+def test_without_a_target_a_server_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Path(__file__).parents[3] / "checkpoints" / "bundled" / "tiny-chat-draft"
+    flags = "serve --concurrency 2 --requests 4 --prompt-tokens 8 --output-tokens 4 --output json".split()
+    cache = ["--compilation-cache", jax.config.jax_compilation_cache_dir]
+    sizes = "--max-batch 2 --step-tokens 16 --page-size 16 --max-context 32".split()
+    assert main([*flags, "--model", str(model), "--", *sizes, *cache]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["results"][0]["summary"]["ok"] == 4 and found["compiles_after_ready"] == 0
+    assert (found["server"]["model"], found["server"]["about"]["max_batch"]) == (model.name, 2)
 
 
 def test_a_server_that_ends_before_it_is_ready() -> None:

@@ -17,6 +17,7 @@ FLAGS = ["--model", str(BUNDLED), *"--max-batch 1 --step-tokens 16 --page-size 1
 MODEL = {"model": "tiny", "parameters": 2_000_000, "dtype": "float32", "device": "cpu", "mesh": "1x1x1"}
 
 
+@pytest.mark.slow
 def test_a_cold_and_a_cached_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["startup", *FLAGS, "--repetitions", "1", "--output", "json"]) == 0
     out, err = capsys.readouterr()
