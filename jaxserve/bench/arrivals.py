@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxserve.bench.checks import MOST
 from jaxserve.errors import ConfigError
 
 REQUESTS = 100  # where neither a number nor a duration is given
@@ -42,8 +43,8 @@ class Lengths:
         """From "128" or "64-256"; ConfigError for anything else."""
         low, dash, high = text.partition("-")
         high = high if dash else low
-        if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high)):
-            raise ConfigError(f"{text!r} is not a length in tokens like 128 or 64-256")
+        if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= MOST):
+            raise ConfigError(f"{text!r} is not a length in tokens like 128 or 64-256 (at most {MOST:,})")
         return Lengths(int(low), int(high))
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:

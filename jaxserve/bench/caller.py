@@ -3,6 +3,7 @@
 As little as can be is done for a message: what is done for one request delays the readings of all others.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -11,6 +12,7 @@ from jaxserve.bench.latency import OK, Outcome
 from jaxserve.client.channel import TLS
 
 CUT, SHORT = "CUT", "SHORT"  # a stream without its end; an answer with another number of tokens than asked for
+TIMEOUT = "TIMEOUT"  # ours, not the server's
 
 
 class Refused(Exception):
@@ -38,14 +40,17 @@ class Caller(Protocol):
         ...
 
 
-async def call(caller: Caller, request: Any, outcome: Outcome) -> None:
-    """The whole of one request. Cancelled, it stays UNFINISHED."""
+async def call(caller: Caller, request: Any, outcome: Outcome, seconds: float) -> None:
+    """The whole of one request, or what comes of it in so many seconds. Cancelled, it stays UNFINISHED."""
     outcome.sent = time.monotonic()
     try:
-        await caller.ask(request, outcome)
+        async with asyncio.timeout(seconds):
+            await caller.ask(request, outcome)
         asked, came = outcome.output_tokens, outcome.received
         if not (1 <= came <= asked if outcome.may_end_early else came == asked):
             raise Refused(SHORT, f"{came} tokens came instead of {asked}")
+    except TimeoutError:
+        outcome.status, outcome.error = TIMEOUT, f"no end after {seconds:g} s (--timeout)"
     except Refused as error:
         outcome.status, outcome.error = error.status, str(error)
     else:

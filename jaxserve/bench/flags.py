@@ -68,6 +68,7 @@ def _request_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-prompt-tokens", type=int, metavar="N", help="longer prompts are cut")
     group.add_argument("--max-output-tokens", type=int, metavar="N", help="longer answers are cut")
     group.add_argument("--no-ignore-eos", action="store_true", help="answers end where the model ends them")
+    group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of one request, then it failed (600)")
     group.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and tokens (0)")
 
 

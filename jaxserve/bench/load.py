@@ -3,14 +3,15 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from jaxserve.bench.arrivals import Arrival, Lengths, Process, at_rate, capped, drawn, due_times, resized, stretched
-from jaxserve.bench.checks import check_above, check_unused, numbers
+from jaxserve.bench.checks import MOST, check_above, check_unused, numbers
 from jaxserve.bench.traces import read_trace
 from jaxserve.client.flags import tls_of
 from jaxserve.errors import ConfigError
 
-MOST = 1_000_000  # requests of one run
+MOST_AT_ONCE = 50_000  # of a closed loop: a client has no more ports
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,13 @@ class Load:
     def __str__(self) -> str:
         if self.concurrency:
             return f"{self.concurrency} at a time"
-        return "trace" if self.rate is None else "at once" if self.rate == float("inf") else f"{self.rate:g}/s"
+        return "trace" if self.rate is None else "at once" if self.rate == inf else f"{self.rate:g}/s"
 
 
 def check(args: argparse.Namespace) -> None:
     """ConfigError for what no server is needed to refuse."""
     check_above(args, 0, "time_scale", "token_scale", "ready_timeout", "duration", "burstiness", "repetitions")
-    check_above(args, 0, "requests", "max_prompt_tokens", "max_output_tokens", "vocab_size")
+    check_above(args, 0, "timeout", "requests", "max_prompt_tokens", "max_output_tokens", "vocab_size")
     check_above(args, -1, "warm_up", "seed")
     rates, concurrencies = paces(args)
     if rates and concurrencies:
@@ -64,7 +65,7 @@ def check(args: argparse.Namespace) -> None:
 
 def paces(args: argparse.Namespace) -> tuple[list[float], list[int]]:
     """--rate and --concurrency."""
-    return numbers(args, "rate", float, 0), numbers(args, "concurrency", int, 0)
+    return numbers(args, "rate", float, 0, inf), numbers(args, "concurrency", int, 0, MOST_AT_ONCE)
 
 
 def loads_of(args: argparse.Namespace, repetition: int) -> list[Load]:
@@ -87,7 +88,7 @@ def _open(args: argparse.Namespace, rate: float | None, seed: int) -> Load:
 
 
 def _closed(args: argparse.Namespace, concurrency: int, seed: int) -> Load:
-    due = due_times(Process("constant", float("inf")).gaps(seed), args.requests, None)
+    due = due_times(Process("constant", inf).gaps(seed), args.requests, None)
     arrivals = _of_trace(args) if args.trace else drawn(due, *_lengths(args), seed)
     endless = args.duration is not None and args.requests is None
     return Load(*_capped(args, arrivals), concurrency=concurrency, seconds=args.duration, endless=endless)

@@ -26,13 +26,16 @@ Ready = tuple[Arrival, Any]  # and the request that the caller made for it
 
 @dataclass
 class Loop:
-    """Sends requests and holds what became of them. changed: told whenever a request begins or ends.
+    """Sends requests and holds what became of them.
 
+    timeout: seconds of one request. may_end_early: an answer may have fewer tokens than asked for. changed: told
+    whenever a request begins or ends.
     outcomes: of the requests that were sent so far, in their order; in_flight: those of them that have not ended.
     """
 
     caller: Caller
     prompts: Prompts
+    timeout: float
     may_end_early: bool = False
     changed: Callable[["Loop"], None] = lambda loop: None
     outcomes: list[Outcome] = field(default_factory=list)
@@ -88,7 +91,7 @@ class Loop:
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         self.changed(self)
         try:
-            await call(self.caller, request, outcome)
+            await call(self.caller, request, outcome, self.timeout)
         finally:
             self.in_flight -= 1
             self.changed(self)

@@ -79,7 +79,7 @@ async def measure(args: argparse.Namespace, report: Report, console: Console) ->
                 prompts = texts or RandomPrompts(server.vocab_size or 0, server.not_drawn, args.seed, number)
                 if number == 0:
                     await warm_up(args, caller, prompts, load)
-                loop = Loop(caller, prompts, may_end_early(args))
+                loop = loop_of(args, caller, prompts)
                 try:
                     with progress(console, loop, load):
                         await loop.run(load)
@@ -93,13 +93,13 @@ def texts_of(args: argparse.Namespace) -> list[str]:
     return read_prompts(argparse.Namespace(prompt=None, prompts_file=args.prompts_file))
 
 
-def may_end_early(args: argparse.Namespace) -> bool:
-    return args.no_ignore_eos or args.strict
+def loop_of(args: argparse.Namespace, caller: Caller, prompts: Prompts) -> Loop:
+    return Loop(caller, prompts, args.timeout, may_end_early=args.no_ignore_eos or args.strict)
 
 
 async def warm_up(args: argparse.Namespace, caller: Caller, prompts: Prompts, load: Load) -> None:
     """All at once, thrown away. ConfigError when each of them fails: so would the others."""
-    loop = Loop(caller, prompts, may_end_early(args))
+    loop = loop_of(args, caller, prompts)
     await loop.open([replace(a, due=0.0) for a in load.arrivals[: args.warm_up]])
     if loop.outcomes and not any(o.ok for o in loop.outcomes):
         failed = loop.outcomes[0]

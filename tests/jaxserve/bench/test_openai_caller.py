@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from jaxserve.bench.caller import CUT, SHORT, Credentials, call
+from jaxserve.bench.caller import CUT, SHORT, TIMEOUT, Credentials, call
 from jaxserve.bench.latency import OK, Objective, Outcome, Spread, summarize
 from jaxserve.bench.openai_caller import MALFORMED, OpenAICaller, find_model, shares
 from jaxserve.errors import ConfigError
@@ -38,7 +38,7 @@ def answered(
         transport = httpx.MockTransport(handle)
         async with httpx.AsyncClient(transport=transport, base_url="http://test/v1/") as client:
             caller, outcome = OpenAICaller(client, "theirs", True, strict), Outcome(0.0, 2, asked, may_end_early)
-            await call(caller, caller.prepare([1, 2], asked, "salt"), outcome)
+            await call(caller, caller.prepare([1, 2], asked, "salt"), outcome, 60.0)
             return outcome
 
     return asyncio.run(run()), json.loads(sent[0])
@@ -96,6 +96,21 @@ def test_an_answer_that_ends_early() -> None:
 def test_what_went_wrong_is_counted_by_its_status(status: int, body: str, counted: str) -> None:
     outcome, _ = answered(body, status)
     assert outcome.status == counted and outcome.error and "\n" not in outcome.error and outcome.ended > outcome.sent
+
+
+def test_a_server_that_never_answers() -> None:
+    async def silent(_: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def run() -> Outcome:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(silent), base_url="http://test/v1/") as client:
+            caller, outcome = OpenAICaller(client, "theirs", True, False), Outcome(0.0, 2, 4)
+            await call(caller, caller.prepare("a text", 4, "salt"), outcome, 0.05)
+            return outcome
+
+    outcome = asyncio.run(run())
+    assert (outcome.status, outcome.error) == (TIMEOUT, "no end after 0.05 s (--timeout)")
 
 
 def test_strict_sends_only_what_openai_knows() -> None:

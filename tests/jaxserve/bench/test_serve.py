@@ -170,8 +170,10 @@ def test_a_server_with_certificates_and_a_token(tmp_path: Path, protocol: str) -
             listening(server, "secret", tls_cert=cert, tls_key=key, tls_client_ca=own) as found,
         ):
             where = f"grpc://{found['gRPC']}" if protocol == "grpc" else f"https://{found['HTTP']}/v1"
-            flags = "--rate 100 --requests 5 --prompt-tokens 5 --output-tokens 5 --vocab-size 200 --target".split()
-            flags.append(where)
+            flags = [
+                *"--rate 100 --requests 5 --prompt-tokens 5 --output-tokens 5 --vocab-size 200 --target".split(),
+                where,
+            ]
             for wrong in (tls, [*tls, "--token-file", str(tmp_path / "wrong")]):
                 with pytest.raises(ConfigError, match=r"401|UNAUTHENTICATED"):
                     await measured([*flags, *wrong], empty())
@@ -284,11 +286,16 @@ def test_a_server_that_is_lost(tmp_path: Path) -> None:
         ("--rate 1 --concurrency 2", "give one of them"),
         ("--concurrency 1.5", "--concurrency '1.5' is not a list"),
         ("--rate 1 --requests 0", "--requests 0: it must be above 0"),
+        ("--rate 1 --timeout inf", "--timeout inf: it must be at most 10,000,000"),
+        ("--rate 1 --duration nan", "--duration nan: it must be above 0"),
+        ("--concurrency 1e9", "'1e9' is not a list"),
+        ("--concurrency 1000000", "--concurrency 1e+06: it must be at most 50,000"),
+        ("--rate 1 --prompt-tokens 99999999", "(at most 10,000,000)"),
         ("--rate 1 --repetitions 0", "--repetitions 0: it must be above 0"),
         ("--rate 1 --output-tokens many", "'many' is not a length"),
         ("--rate 1 --slo ttft", "give milliseconds above 0"),
         ("--rate 1 --arrivals gamma", "need each other"),
-        ("--rate inf --duration 5", "more than 1,000,000 requests"),
+        ("--rate inf --duration 5", "more than 10,000,000 requests"),
         ("--trace {folder}/none", "No such file"),
         ("--trace {folder}/odd", "neither Mooncake's JSON lines nor Azure's CSV"),
         ("--trace {folder}/odd --time-scale 2 --rate 1", "both say how fast"),
