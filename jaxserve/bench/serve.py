@@ -12,14 +12,14 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jaxserve.bench.arrivals import mean_gap
+from jaxserve.bench.arrivals import Arrival, mean_gap
 from jaxserve.bench.caller import Caller
 from jaxserve.bench.environment import environment
 from jaxserve.bench.latency import Objective, summarize
@@ -27,7 +27,7 @@ from jaxserve.bench.load import Load, check, loads_of
 from jaxserve.bench.loops import Loop, lateness
 from jaxserve.bench.prompts import Prompts, RandomPrompts, TextPrompts
 from jaxserve.bench.report import Point, Report
-from jaxserve.bench.target import address_of, target
+from jaxserve.bench.target import Target, address_of, target
 from jaxserve.cli.exits import INTERRUPTED
 from jaxserve.cli.inputs import read_prompts
 from jaxserve.errors import ConfigError
@@ -67,19 +67,18 @@ async def stoppable(args: argparse.Namespace, report: Report, console: Console) 
 
 async def measure(args: argparse.Namespace, report: Report, console: Console) -> None:
     """Every load, as often as asked for. report: has what was measured, even when this is cancelled or fails."""
-    texts = TextPrompts(texts_of(args)) if args.prompts_file else None
+    texts = texts_of(args) if args.prompts_file else []
     async with target(args, console) as server:
         report.server = server
         runs = [(repetition, load) for repetition in range(args.repetitions) for load in loads_of(args, repetition)]
         for _, load in runs:
             server.check_fits(load.arrivals)
         most = max(load.concurrency or len(load.arrivals) for _, load in runs)
+        prompts = [prompts_of(args, server, texts, number) for number in range(1 + len(runs))]
         async with server.caller(args, most) as caller:
-            for number, (repetition, load) in enumerate(runs):
-                prompts = texts or RandomPrompts(server.vocab_size or 0, server.not_drawn, args.seed, number)
-                if number == 0:
-                    await warm_up(args, caller, prompts, load)
-                loop = loop_of(args, caller, prompts)
+            await warm_up(loop_of(args, caller, prompts[0]), runs[0][1].arrivals[: args.warm_up])
+            for (repetition, load), asked in zip(runs, prompts[1:], strict=True):
+                loop = loop_of(args, caller, asked)
                 try:
                     with progress(console, loop, load):
                         await loop.run(load)
@@ -93,14 +92,18 @@ def texts_of(args: argparse.Namespace) -> list[str]:
     return read_prompts(argparse.Namespace(prompt=None, prompts_file=args.prompts_file))
 
 
+def prompts_of(args: argparse.Namespace, server: Target, texts: Sequence[str], run: int) -> Prompts:
+    """Of a run with this number: other tokens than any other's, or the same texts."""
+    return TextPrompts(texts) if texts else RandomPrompts(server.vocab_size or 0, server.not_drawn, args.seed, run)
+
+
 def loop_of(args: argparse.Namespace, caller: Caller, prompts: Prompts) -> Loop:
     return Loop(caller, prompts, args.timeout, may_end_early=args.no_ignore_eos or args.strict)
 
 
-async def warm_up(args: argparse.Namespace, caller: Caller, prompts: Prompts, load: Load) -> None:
+async def warm_up(loop: Loop, arrivals: Sequence[Arrival]) -> None:
     """All at once, thrown away. ConfigError when each of them fails: so would the others."""
-    loop = loop_of(args, caller, prompts)
-    await loop.open([replace(a, due=0.0) for a in load.arrivals[: args.warm_up]])
+    await loop.open([replace(a, due=0.0) for a in arrivals])
     if loop.outcomes and not any(o.ok for o in loop.outcomes):
         failed = loop.outcomes[0]
         raise ConfigError(f"no request of the warm-up was answered: {failed.status}: {failed.error}")

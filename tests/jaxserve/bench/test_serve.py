@@ -114,6 +114,19 @@ def test_a_closed_loop_of_some_seconds_sends_nothing_after_them(tmp_path: Path) 
     assert s.ok == s.requests > 4 and not point.interrupted and s.cached_prompt_tokens == 0
 
 
+def test_runs_find_nothing_of_each_other_cached(tmp_path: Path) -> None:
+    """Nor of the warm-up, by a server that knows no salt."""
+
+    async def run() -> Report:
+        async with http_harness.serving(tmp_path) as http:
+            flags = "--rate inf,1000 --requests 5 --prompt-tokens 20 --output-tokens 3 --repetitions 2 --strict".split()
+            return await measured([*flags, "--vocab-size", "200", "--target", address(http, "openai")], empty())
+
+    summaries = [point.summary for point in asyncio.run(run()).points]
+    assert [(s.ok, s.prompt_tokens, s.cached_prompt_tokens) for s in summaries] == [(5, 100, 0)] * 4
+    assert all(s.shared_out for s in summaries)
+
+
 def test_texts_of_a_file(tmp_path: Path) -> None:
     """The server counts their tokens, and needs to tell nothing about its vocabulary."""
     (tmp_path / "prompts").write_text("fox\n\nThe quick brown fox\n")
