@@ -23,6 +23,7 @@ from jaxserve.errors import ConfigError
 
 MALFORMED = "MALFORMED"  # not what OpenAI's API says
 SECONDS = 30.0  # for a server to list its models
+REFUSALS = (401, 403)  # for want of credentials
 
 
 @dataclass(frozen=True)
@@ -70,23 +71,26 @@ class OpenAICaller:
 
 async def _read(response: httpx.Response, outcome: Outcome) -> None:
     """What comes of one request, written down when it has ended."""
-    told, untold, usage = list[tuple[float, int]](), list[float](), dict[str, Any]()
+    told, untold, usage, whole = list[tuple[float, int]](), list[float](), dict[str, Any](), False
     async for line in response.aiter_lines():
         now = time.monotonic()
-        if line.removeprefix("data:").strip() == "[DONE]":
-            break
         if not line.startswith("data:"):
             continue
+        if line[5:].strip() == "[DONE]":
+            whole = True
+            break
         chunk = json.loads(line[5:])
         if error := chunk.get("error"):
             raise _refusal(error, "error in a stream")
+        choices = chunk.get("choices") or ()
+        whole |= any(choice.get("finish_reason") for choice in choices)
         if found := chunk.get("usage"):
             usage = found
             told.append((now, int(usage.get("completion_tokens", 0))))
-        elif any(choice.get("text") for choice in chunk.get("choices") or ()):
+        elif any(choice.get("text") for choice in choices):
             untold.append(now)
-    else:
-        raise Refused(CUT, "the stream ended without [DONE]")
+    if not whole:
+        raise Refused(CUT, "the stream ended without a finish_reason and without [DONE]")
     outcome.prompt_tokens = int(usage.get("prompt_tokens") or outcome.prompt_tokens)
     outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     outcome.shared_out = bool(untold)
@@ -146,10 +150,15 @@ def _ssl_context(credentials: Credentials) -> ssl.SSLContext:
 
 
 async def find_model(base: str, credentials: Credentials, wanted: str | None) -> Model:
-    """The first that is offered, or the one of that name; ConfigError when nobody there offers it."""
+    """The first that is offered, or the one of that name; ConfigError when nobody there offers it.
+
+    A server that offers no list is asked for the one that is wanted all the same.
+    """
     try:
         async with http_client(base, credentials) as client:
             response = await client.get("models", timeout=SECONDS)
+        if wanted and response.is_error and response.status_code not in REFUSALS:
+            return Model(wanted, None)
         offered = {str(model["id"]): model for model in response.raise_for_status().json()["data"]}
         name = wanted or next(iter(offered))
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, StopIteration) as error:

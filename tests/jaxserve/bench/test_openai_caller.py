@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.bench.caller import CUT, SHORT, TIMEOUT, Credentials, call
 from jaxserve.bench.latency import OK, Objective, Outcome, Spread, summarize
-from jaxserve.bench.openai_caller import MALFORMED, OpenAICaller, find_model, shares
+from jaxserve.bench.openai_caller import MALFORMED, Model, OpenAICaller, find_model, shares
 from jaxserve.errors import ConfigError
 
 DONE = "data: [DONE]\n\n"
@@ -61,6 +61,13 @@ def test_a_server_that_counts_in_the_end() -> None:
 def test_a_server_that_never_counts() -> None:
     outcome, _ = answered([event("ab"), event("cd"), DONE], asked=2)
     assert (outcome.status, outcome.received, outcome.shared_out, outcome.prompt_tokens) == (OK, 2, True, 2)
+
+
+def test_a_server_that_says_no_done() -> None:
+    """As that of transformers: the finish_reason is the end."""
+    end = {"choices": [{"text": "", "finish_reason": "length"}]}
+    outcome, _ = answered([event("ab"), event("cd"), event("", 2, **end)], asked=2)
+    assert (outcome.status, outcome.counts.tolist()) == (OK, [1, 1])
 
 
 def test_shares() -> None:
@@ -123,18 +130,36 @@ def test_strict_sends_only_what_openai_knows() -> None:
     assert sent == strict | extensions | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
-@pytest.mark.parametrize("wanted", [None, "other"])
-def test_models_of_a_server_that_says_little(wanted: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def found(response: httpx.Response, wanted: str | None, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """The model that a server with this answer to GET models is measured with."""
+
     def handle(request: httpx.Request) -> httpx.Response:
         assert request.url.path == "/v1/models"
-        return httpx.Response(200, json={"data": [{"id": "theirs"}, {"id": "big", "max_model_len": 99}]})
+        return response
 
     new = httpx.AsyncClient
     monkeypatch.setattr(httpx, "AsyncClient", lambda **options: new(transport=httpx.MockTransport(handle), **options))
-    if wanted is None:
-        model = asyncio.run(find_model("http://test/v1/", Credentials(), None))
-        assert (model.name, model.max_context) == ("theirs", None)
-        assert asyncio.run(find_model("http://test/v1/", Credentials(), "big")).max_context == 99
+    return asyncio.run(find_model("http://test/v1/", Credentials(), wanted))
+
+
+def test_models_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = httpx.Response(200, json={"data": [{"id": "theirs"}, {"id": "big", "max_model_len": 99}]})
+    assert found(listed, None, monkeypatch) == Model("theirs", None)
+    monkeypatch.undo()
+    assert found(listed, "big", monkeypatch) == Model("big", 99)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="offers theirs, big"):
+        found(listed, "other", monkeypatch)
+
+
+@pytest.mark.parametrize("status", [401, 404, 500])
+def test_models_that_are_not_listed(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that was given is enough, unless the credentials are wrong."""
+    if status == 401:
+        with pytest.raises(ConfigError, match=r"no list of models .*401"):
+            found(httpx.Response(status), "theirs", monkeypatch)
     else:
-        with pytest.raises(ConfigError, match="offers theirs, big"):
-            asyncio.run(find_model("http://test/v1/", Credentials(), wanted))
+        assert found(httpx.Response(status), "theirs", monkeypatch) == Model("theirs", None)
+        monkeypatch.undo()
+        with pytest.raises(ConfigError, match=rf"no list of models .*{status}"):
+            found(httpx.Response(status), None, monkeypatch)
