@@ -4,13 +4,13 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxserve.bench import environment
 from jaxserve.plan.roofline import Limits
 
 
@@ -61,13 +61,9 @@ def about() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """jax, commit and date, for a file of results. COMMIT in the environment speaks for a copy without git."""
-    return {
-        "jax": version("jax"),
-        "jaxlib": version("jaxlib"),
-        "commit": os.environ.get("COMMIT") or _commit() or "unknown",
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    """Of our software and of jax, commit and date, for a file of results. COMMIT in the environment speaks for a copy
+    without git."""
+    return environment.versions() | {"commit": os.environ.get("COMMIT") or _commit() or "unknown"}
 
 
 def _commit() -> str:

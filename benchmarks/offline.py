@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -29,6 +28,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
+
+from jaxserve.bench.environment import IDLE
 
 PROMPT_TOKENS, EQUAL_TOKENS = 128, 64
 CONFIG = {
@@ -54,7 +55,6 @@ MIXED_LENGTHS = [
     18 18 18 14 56 17 23 18 53 18 21 57 20 13 55 54 21 22 31 59 27 61 30 19 59 18 67 53 59
     """.split()
 ]
-IDLE_LOAD = 0.4  # of the last minute
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
     import jax
 
     from checkpoints.hf import HFCheckpoint
+    from jaxserve.bench.offline import timed
     from jaxserve.config import EngineOptions
     from jaxserve.engine.build import build_engine
     from jaxserve.engine.engine import Engine
     from jaxserve.engine.runner import DeviceRunner
     from jaxserve.load import load_params, read_spec
-    from jaxserve.request import Request, SamplingParams
     from sharding.mesh import MeshSpec
 
     jax.config.update("jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / "jaxserve-benchmark-xla"))
@@ -137,16 +137,7 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
         return engines[streams][0]
 
     def run(job: dict[str, Any]) -> float:
-        engine = engine_for(job["streams"])
-        began = time.perf_counter()
-        for i, (prompt, length) in enumerate(zip(job["prompts"], job["lengths"], strict=True)):
-            sampling = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-            engine.submit(Request(id=str(i), prompt=tuple(prompt), params=sampling))
-        made = 0
-        while engine.has_work:
-            made += sum(len(event.tokens) for event in engine.step())
-        assert made == sum(job["lengths"]), f"{made} tokens instead of {sum(job['lengths'])}"
-        return time.perf_counter() - began
+        return timed(engine_for(job["streams"]), job["prompts"], job["lengths"])
 
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
@@ -219,7 +210,7 @@ def measure(case: Case, pair: tuple[Worker, Worker], requests: int, repeats: int
 
 def check_idle(console: Console, even_if_busy: bool) -> None:
     load = os.getloadavg()[0]
-    if load > IDLE_LOAD and not even_if_busy:
+    if load > IDLE and not even_if_busy:
         raise SystemExit(f"the machine is busy (load {load:.2f} over the last minute); wait, or give --even-if-busy")
     console.print(f"load {load:.2f} over the last minute, {len(os.sched_getaffinity(0))} cores")
 

@@ -61,6 +61,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.llm": ("jaxserve", "sharding"),
     "jaxserve.generate": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
     "jaxserve.plan": ("jaxserve", "sharding", "checkpoints.errors", "checkpoints.safetensors_reader", "pallas_kernels"),
+    "jaxserve.bench": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
     "jaxserve.v1": ("jaxserve.v1",),
     "jaxserve.client": ("jaxserve.client", "jaxserve.cli", "jaxserve.errors", "jaxserve.request", "jaxserve.v1"),
     "jaxserve.server": ("jaxserve", "sharding.mesh"),
@@ -88,6 +89,7 @@ HOST_HALF = (
     "jaxserve.server.service",
     "jaxserve.server.grpc_service",
 )
+BENCH = "jaxserve.bench"  # imported by nobody else
 UNSAFE_CALLS = ("eval", "exec", "pickle.load", "pickle.loads", "serialize_executable")
 
 
@@ -123,6 +125,7 @@ def is_under(name: str, prefix: str) -> bool:
 def test_arrows(module: str) -> None:
     rule = max((prefix for prefix in ALLOWED if is_under(module, prefix)), key=len)
     for name in project_imports(ast.parse(SOURCES[module].read_text())):
+        assert is_under(module, BENCH) or not is_under(name, BENCH), f"{module} must not import {name}"
         assert any(is_under(name, allowed) for allowed in ALLOWED[rule]), f"{module} must not import {name}"
 
 
@@ -138,6 +141,12 @@ def test_no_code_from_data(module: str) -> None:
 
 def test_the_host_half_never_imports_jax() -> None:
     script = f"import sys, {', '.join(HOST_HALF)}; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_load_generator_never_imports_jax() -> None:
+    """It would only take memory from the server beside it."""
+    script = "import sys, jaxserve.bench.__main__, jaxserve.bench.serve; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
 
 

@@ -1,10 +1,12 @@
 """Statistics of the load generator against numbers worked out by hand."""
 
+import numpy as np
 import pytest
 
-from benchmarks.arrivals import Arrival
-from benchmarks.latency import Objective, Outcome, Spread, summarize
-from benchmarks.open_loop import lateness
+from jaxserve.bench.arrivals import Arrival
+from jaxserve.bench.latency import Objective, Outcome, Spread, summarize
+from jaxserve.bench.loops import lateness
+from jaxserve.errors import ConfigError
 
 
 def outcome(
@@ -34,10 +36,18 @@ def test_a_first_message_with_several_tokens() -> None:
 
 
 def test_spread() -> None:
-    """Of 1, 2, 3, 4 seconds: the 95th percentile lies at 1 + 0.95 * 3."""
-    assert Spread.of([4.0, 1.0, 3.0, 2.0]) == Spread(2500.0, 2500.0, 3850.0, 3970.0)
+    """Of 1, 2, 3, 4 seconds: the 90th percentile lies at 1 + 0.9 * 3."""
+    assert Spread.of([4.0, 1.0, 3.0, 2.0]) == Spread(2500.0, 2500.0, 3700.0, 3970.0)
     assert Spread.of([0.25]) == Spread(250.0, 250.0, 250.0, 250.0)
     assert Spread.of([]) is None
+
+
+def test_spread_against_numpy() -> None:
+    samples = np.random.default_rng(0).exponential(1.0, 997)
+    spread = Spread.of(samples)
+    assert spread and spread.mean == pytest.approx(1e3 * samples.mean(), abs=1e-3)
+    for name, percentile in (("p50", 50), ("p90", 90), ("p99", 99)):
+        assert getattr(spread, name) == pytest.approx(1e3 * np.percentile(samples, percentile), abs=1e-3)
 
 
 def test_summary() -> None:
@@ -49,16 +59,16 @@ def test_summary() -> None:
         outcome(13.0, (13.5, 1), status="UNFINISHED"),
     ]
     outcomes[1].cached_tokens, outcomes[2].error = 7, "gone"
-    s = summarize(outcomes, Objective(ttft_ms=600))
+    s = summarize(outcomes, Objective(ttft=600))
     assert (s.requests, s.ok, s.unfinished, s.busy_seconds) == (4, 2, 1, 4.0)
     assert (s.requests_per_second, s.output_tokens_per_second, s.prompt_tokens_per_second) == (0.5, 2.0, 5.0)
     assert (s.prompt_tokens, s.cached_prompt_tokens) == (20, 7)
     assert s.failures.keys() == {"UNAVAILABLE"}
     assert (s.failures["UNAVAILABLE"].count, s.failures["UNAVAILABLE"].example) == (1, "gone")
-    assert s.ttft == Spread(750.0, 750.0, 975.0, 995.0)
+    assert s.ttft == Spread(750.0, 750.0, 950.0, 995.0)
     assert s.tpot == Spread(500.0, 500.0, 500.0, 500.0)
     assert s.itl and s.itl.mean == 500.0
-    assert s.e2e == Spread(2500.0, 2500.0, 2950.0, 2990.0)
+    assert s.e2e == Spread(2500.0, 2500.0, 2900.0, 2990.0)
     assert s.lag and s.lag.mean == 10.0  # of all four, two of them in time
     assert (s.goodput, s.goodput_share) == (0.25, pytest.approx(1 / 3, abs=1e-4))
 
@@ -66,7 +76,7 @@ def test_summary() -> None:
 def test_summary_of_nothing() -> None:
     s = summarize([], Objective())
     assert (s.requests, s.busy_seconds, s.requests_per_second, s.ttft, s.goodput) == (0, 0.0, 0.0, None, None)
-    refused = summarize([outcome(1.0, status="UNAVAILABLE", ended=2.0)], Objective(ttft_ms=1))
+    refused = summarize([outcome(1.0, status="UNAVAILABLE", ended=2.0)], Objective(ttft=1))
     assert (refused.ok, refused.goodput, refused.goodput_share, refused.e2e) == (0, 0.0, 0.0, None)
 
 
@@ -74,12 +84,12 @@ def test_summary_of_nothing() -> None:
     ("objective", "met"),
     [
         (Objective(), True),
-        (Objective(ttft_ms=500), True),
-        (Objective(ttft_ms=499), False),
-        (Objective(tpot_ms=100), True),
-        (Objective(tpot_ms=99), False),
-        (Objective(ttft_ms=500, tpot_ms=99), False),
-        (Objective(ttft_ms=500, tpot_ms=100), True),
+        (Objective(ttft=500), True),
+        (Objective(ttft=499), False),
+        (Objective(tpot=100), True),
+        (Objective(tpot=99), False),
+        (Objective(ttft=500, tpot=99), False),
+        (Objective(ttft=500, tpot=100), True),
     ],
 )
 def test_objective(objective: Objective, met: bool) -> None:
@@ -89,8 +99,21 @@ def test_objective(objective: Objective, met: bool) -> None:
 
 
 def test_an_objective_without_a_tpot() -> None:
-    assert Objective(tpot_ms=1).met(outcome(0.0, (0.5, 1)))
-    assert not Objective() and Objective(tpot_ms=1)
+    assert Objective(tpot=1).met(outcome(0.0, (0.5, 1)))
+    assert not Objective().bounds() and Objective(tpot=1).bounds() == {"tpot": 1}
+
+
+def test_an_objective_for_the_whole_request() -> None:
+    assert Objective(e2e=601).met(outcome(0.0, (0.5, 1), (0.6, 1)))
+    assert not Objective(ttft=501, e2e=599).met(outcome(0.0, (0.5, 1), (0.6, 1)))
+
+
+def test_objectives_as_flags() -> None:
+    assert Objective.parse("ttft=500,tpot=0.5") == Objective(500, 0.5)
+    assert Objective.parse("e2e=2e3") == Objective(e2e=2000)
+    for wrong in ("", "ttft", "ttft=", "ttft=x", "ttft=0", "ttft=nan", "itl=5", "ttft=5;tpot=5"):
+        with pytest.raises(ConfigError, match="give milliseconds above 0"):
+            Objective.parse(wrong)
 
 
 def test_lateness() -> None:

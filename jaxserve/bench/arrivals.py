@@ -1,24 +1,27 @@
-"""When requests arrive, and how long they are; and the random tokens of their prompts.
+"""When requests arrive, and how long they are.
 
-Nothing here waits for an answer: arrivals are drawn, or read from a trace (benchmarks.traces), before anything is sent.
+Nothing here waits for an answer: arrivals are drawn, or read from a trace, before anything is sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxserve.bench.checks import MOST
 from jaxserve.errors import ConfigError
 
-PER_BLOCK, PER_REQUEST = 0, 1  # kinds of random streams
+REQUESTS = 100  # where neither a number nor a duration is given
+LENGTHS, GAPS = 0, 1  # kinds of random streams
+Gaps = Callable[[int], np.ndarray]  # so many of them, in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """due: seconds after the start. The other sizes are tokens.
 
-    blocks: numbers of the prompt's blocks of `block_tokens`, of which the last may be cut short. Equal numbers stand
-    for equal tokens. Without any, the prompt is like no other.
+    prompt_tokens: 0 of a text whose tokens nobody counted. blocks: numbers of the prompt's blocks of `block_tokens`, of
+    which the last may be cut short. Equal numbers stand for equal tokens. Without any, the prompt is like no other.
     """
 
     due: float
@@ -40,27 +43,61 @@ class Lengths:
         """From "128" or "64-256"; ConfigError for anything else."""
         low, dash, high = text.partition("-")
         high = high if dash else low
-        if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high)):
-            raise ConfigError(f"{text!r} is not a length in tokens like 128 or 64-256")
+        if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= MOST):
+            raise ConfigError(f"{text!r} is not a length in tokens like 128 or 64-256 (at most {MOST:,})")
         return Lengths(int(low), int(high))
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
         return rng.integers(self.low, self.high, count, endpoint=True).tolist()
 
 
-def poisson(rate: float, requests: int, prompt: Lengths, output: Lengths, seed: int) -> list[Arrival]:
-    """rate: requests/s on average. The same seed gives the same lengths and, but for the scale, the same gaps."""
-    check_rate(rate)
-    rng = np.random.default_rng(seed)
-    lengths = prompt.draw(rng, requests), output.draw(rng, requests)
-    gaps = rng.exponential(1 / rate, requests)
+@dataclass(frozen=True, slots=True)
+class Process:
+    """How requests come: poisson, constant (evenly), or gamma. rate: requests/s on average; inf: all at once.
+
+    burstiness: shape of gamma's gaps, whose coefficient of variation is 1 / sqrt(burstiness): 1 is Poisson.
+    """
+
+    kind: str
+    rate: float
+    burstiness: float = 1.0
+
+    def gaps(self, seed: int) -> Gaps:
+        """A seed gives the same gaps at every rate, but for the scale."""
+        mean = 1 / self.rate
+
+        def draw(count: int) -> np.ndarray:
+            rng = np.random.default_rng([seed, GAPS])
+            if self.kind == "constant":
+                return np.full(count, mean)
+            if self.kind == "gamma":
+                return rng.gamma(self.burstiness, 1.0, count) * (mean / self.burstiness)
+            return rng.exponential(1.0, count) * mean
+
+        return draw
+
+
+def due_times(gaps: Gaps, requests: int | None, seconds: float | None) -> list[float]:
+    """From 0 on, before `seconds`, and no more than `requests`; without either, REQUESTS of them."""
+    count = requests or REQUESTS
+    due = _sums(gaps(count))
+    while seconds is not None and requests is None and due[-1] < seconds:
+        count *= 2
+        due = _sums(gaps(count))
+    return due[due < (np.inf if seconds is None else seconds)].tolist()
+
+
+def _sums(gaps: np.ndarray) -> np.ndarray:
     gaps[:1] = 0.0
-    return [Arrival(*row) for row in zip(np.cumsum(gaps).tolist(), *lengths, strict=True)]
+    return np.cumsum(gaps)
 
 
-def check_rate(rate: float) -> None:
-    if not 0 < rate < np.inf:
-        raise ConfigError(f"a rate of {rate:g} requests/s: it must be above 0")
+def drawn(due: Sequence[float], prompt: Lengths | None, output: Lengths, seed: int) -> list[Arrival]:
+    """With lengths of that spread; the same seed gives the same ones whenever they are due. prompt None: of texts."""
+    rng = np.random.default_rng([seed, LENGTHS])
+    outputs = output.draw(rng, len(due))
+    prompts = prompt.draw(rng, len(due)) if prompt else [0] * len(due)
+    return [Arrival(*row) for row in zip(due, prompts, outputs, strict=True)]
 
 
 def mean_gap(arrivals: Sequence[Arrival]) -> float:
@@ -70,7 +107,6 @@ def mean_gap(arrivals: Sequence[Arrival]) -> float:
 
 def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
     """The same bursts, so much faster or slower that on average `rate` requests arrive in a second."""
-    check_rate(rate)
     if not (gap := mean_gap(arrivals)):
         raise ConfigError(f"{len(arrivals)} requests that all arrive at once have no rate (raise --requests)")
     return stretched(arrivals, 1 / (rate * gap))
@@ -108,20 +144,3 @@ def capped(arrivals: Sequence[Arrival], max_prompt: int | None, max_output: int 
         for a in arrivals
     ]
     return cut, sum(a != b for a, b in zip(arrivals, cut, strict=True))
-
-
-class Prompts:
-    """Random tokens of a vocabulary without its end tokens; the same seed gives the same ones."""
-
-    def __init__(self, vocab_size: int, end_ids: Sequence[int], seed: int):
-        self._ids, self._seed = np.setdiff1d(np.arange(vocab_size), end_ids), seed
-
-    def of(self, number: int, arrival: Arrival) -> list[int]:
-        """Of the arrival with this number."""
-        if not arrival.blocks:
-            return self._draw(PER_REQUEST, number, arrival.prompt_tokens).tolist()
-        parts = [self._draw(PER_BLOCK, block, arrival.block_tokens) for block in arrival.blocks]
-        return np.concatenate(parts)[: arrival.prompt_tokens].tolist()
-
-    def _draw(self, kind: int, number: int, count: int) -> np.ndarray:
-        return np.random.default_rng([self._seed, kind, number]).choice(self._ids, count)

@@ -1,12 +1,25 @@
-"""Arrivals of the load generator: Poisson, traces as they were published, and the tokens of their prompts."""
+"""Arrivals of the load generator: drawn, or of traces as they were published; and the tokens of their prompts."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.arrivals import Arrival, Lengths, Prompts, at_rate, capped, mean_gap, poisson, resized, stretched
-from benchmarks.traces import read_trace
+from jaxserve.bench.arrivals import (
+    REQUESTS,
+    Arrival,
+    Lengths,
+    Process,
+    at_rate,
+    capped,
+    drawn,
+    due_times,
+    mean_gap,
+    resized,
+    stretched,
+)
+from jaxserve.bench.prompts import RandomPrompts, TextPrompts
+from jaxserve.bench.traces import read_trace
 from jaxserve.errors import ConfigError
 
 MOONCAKE = """\
@@ -27,6 +40,10 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
+def poisson(rate: float, requests: int, prompt: Lengths, output: Lengths, seed: int) -> list[Arrival]:
+    return drawn(due_times(Process("poisson", rate).gaps(seed), requests, None), prompt, output, seed)
+
+
 def test_poisson_has_exponential_gaps_of_the_rate() -> None:
     arrivals = poisson(4.0, 20_000, Lengths(10, 20), Lengths(7, 7), seed=3)
     gaps = np.diff([a.due for a in arrivals])
@@ -37,17 +54,35 @@ def test_poisson_has_exponential_gaps_of_the_rate() -> None:
     assert {a.prompt_tokens for a in arrivals} == set(range(10, 21)) and {a.output_tokens for a in arrivals} == {7}
 
 
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gamma_is_as_bursty_as_asked(burstiness: float) -> None:
+    gaps = np.diff(due_times(Process("gamma", 4.0, burstiness).gaps(0), 50_000, None))
+    assert gaps.mean() == pytest.approx(0.25, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.05)
+
+
+def test_constant_and_at_once() -> None:
+    assert due_times(Process("constant", 4.0).gaps(0), 4, None) == [0, 0.25, 0.5, 0.75]
+    assert due_times(Process("poisson", np.inf).gaps(0), 3, None) == [0, 0, 0]
+    assert len(due_times(Process("constant", 4.0).gaps(0), None, None)) == REQUESTS
+
+
+@pytest.mark.parametrize("kind", ["poisson", "gamma", "constant"])
+def test_a_duration_has_all_that_are_due_before_its_end(kind: str) -> None:
+    """The same ones as by number, up to that moment; both bounds hold where both are given."""
+    gaps = Process(kind, 100.0, 0.5).gaps(7)
+    timed, many = due_times(gaps, None, 30.0), due_times(gaps, 10_000, None)
+    assert timed == [due for due in many if due < 30.0]
+    assert len(timed) == pytest.approx(3000, rel=0.1)
+    assert due_times(gaps, 50, 30.0) == due_times(gaps, 50, None)
+    assert due_times(gaps, 10_000, 30.0) == timed
+
+
 def test_a_seed_gives_the_same_requests_at_every_rate() -> None:
     slow, fast = (poisson(rate, 50, Lengths(1, 99), Lengths(1, 99), seed=1) for rate in (1.0, 10.0))
     np.testing.assert_allclose([a.due for a in slow], [10 * a.due for a in fast])
     assert [(a.prompt_tokens, a.output_tokens) for a in slow] == [(a.prompt_tokens, a.output_tokens) for a in fast]
     assert slow != poisson(1.0, 50, Lengths(1, 99), Lengths(1, 99), seed=2)
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_is_above_0(rate: float) -> None:
-    with pytest.raises(ConfigError, match="above 0"):
-        poisson(rate, 1, Lengths(1, 1), Lengths(1, 1), 0)
 
 
 def test_lengths() -> None:
@@ -123,18 +158,19 @@ def test_capped_requests_are_counted() -> None:
 
 
 def test_prompts_share_what_their_blocks_share() -> None:
-    prompts = Prompts(1000, (3, 7), seed=5)
+    prompts = RandomPrompts(1000, (3, 7), seed=5)
     a = prompts.of(0, Arrival(0, 25, 1, (8, 1, 2), 10))
     b = prompts.of(1, Arrival(0, 30, 1, (8, 1, 3), 10))
     assert (len(a), len(b)) == (25, 30)
     assert a[:20] == b[:20] and a[20:] != b[20:25]
     alone = [prompts.of(number, Arrival(0, 25, 1)) for number in range(2)]
-    assert alone[0] != alone[1] and alone[0] == Prompts(1000, (3, 7), seed=5).of(0, Arrival(0, 25, 1))
-    assert alone[0] != Prompts(1000, (3, 7), seed=6).of(0, Arrival(0, 25, 1))
+    assert alone[0] != alone[1] and alone[0] == RandomPrompts(1000, (3, 7), seed=5).of(0, Arrival(0, 25, 1))
+    assert alone[0] != RandomPrompts(1000, (3, 7), seed=6).of(0, Arrival(0, 25, 1))
+    assert alone[0] != RandomPrompts(1000, (3, 7), seed=5, run=1).of(0, Arrival(0, 25, 1))
 
 
 def test_prompts_have_every_token_but_the_end_tokens() -> None:
-    assert set(Prompts(10, (3, 7), seed=0).of(0, Arrival(0, 500, 1))) == {0, 1, 2, 4, 5, 6, 8, 9}
+    assert set(RandomPrompts(10, (3, 7), seed=0).of(0, Arrival(0, 500, 1))) == {0, 1, 2, 4, 5, 6, 8, 9}
 
 
 def test_published_traces_are_read_whole(data_folder: Path) -> None:
@@ -144,3 +180,8 @@ def test_published_traces_are_read_whole(data_folder: Path) -> None:
     synthetic = read_trace(traces / "mooncake" / "synthetic_trace.jsonl", None)
     assert len(synthetic) == 3993
     assert sum(a.prompt_tokens for a in synthetic) == 61_194_628
+
+
+def test_texts_are_asked_in_their_order_again_and_again() -> None:
+    prompts = TextPrompts(["a", "b"])
+    assert [prompts.of(number, Arrival(0, 0, 1)) for number in range(5)] == ["a", "b", "a", "b", "a"]

@@ -58,7 +58,7 @@ async def _until_ready(
         try:
             await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                raise ConfigError(f"the server ended with exit code {ended.result()}: {_last_line(words)}")
+                raise ConfigError(f"the server ended with exit code {ended.result()}: {last_line(words)}")
             await ready
         finally:
             ready.cancel()
@@ -66,7 +66,7 @@ async def _until_ready(
             await asyncio.gather(ready, ended, return_exceptions=True)
 
 
-def _last_line(words: IO[bytes]) -> str:
+def last_line(words: IO[bytes]) -> str:
     size = words.seek(0, os.SEEK_END)
     words.seek(max(0, size - 4096))
     lines = words.read().decode("utf-8", "replace").strip().splitlines()

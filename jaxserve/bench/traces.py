@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arrivals import Arrival
+from jaxserve.bench.arrivals import Arrival
 from jaxserve.errors import ConfigError
 
 BLOCK = 512  # tokens

@@ -14,29 +14,36 @@ ITL of one that sends them evenly; TTFT and E2E show the difference.
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
+from jaxserve.errors import ConfigError
+
 OK, UNFINISHED = "OK", "UNFINISHED"
+QUANTILES = 0.5, 0.9, 0.99
 
 
 @dataclass(slots=True)
 class Outcome:
     """One request. due, sent, ended: clock readings; times, counts: when messages came, and with how many tokens.
 
-    status: OK, UNFINISHED (until it ends, or for ever when nobody waits for it), or what went wrong; error: in words.
+    output_tokens: asked for; the most of them when the answer may end early. status: OK, UNFINISHED (until it ends, or
+    for ever when nobody waits for it), or what went wrong; error: in words. shared_out: the server did not say which
+    message had how many tokens.
     """
 
     due: float
     prompt_tokens: int
-    output_tokens: int  # asked for
+    output_tokens: int
+    may_end_early: bool = False
     sent: float = 0.0
     ended: float = 0.0
     status: str = UNFINISHED
     error: str = ""
     cached_tokens: int = 0
+    shared_out: bool = False
     times: array = field(default_factory=lambda: array("d"))
     counts: array = field(default_factory=lambda: array("I"))
 
@@ -78,7 +85,7 @@ class Spread:
 
     mean: float
     p50: float
-    p95: float
+    p90: float
     p99: float
 
     @staticmethod
@@ -87,26 +94,47 @@ class Spread:
         samples = np.fromiter(seconds, float)
         if not samples.size:
             return None
-        figures = (samples.mean(), *np.quantile(samples, (0.5, 0.95, 0.99)))
+        figures = (samples.mean(), *np.quantile(samples, QUANTILES))
         return Spread(*(round(1e3 * float(value), 3) for value in figures))
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The SLO of a request: the longest TTFT and TPOT in milliseconds; None is any."""
+    """The SLO of a request: the longest TTFT, TPOT and E2E in milliseconds; None is any."""
 
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
 
-    def __bool__(self) -> bool:
-        return (self.ttft_ms, self.tpot_ms) != (None, None)
+    @staticmethod
+    def parse(text: str) -> "Objective":
+        """From "ttft=500,tpot=50"; ConfigError for anything else."""
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, most = part.partition("=")
+            found[name] = _number(most)
+        if not set(found) <= {"ttft", "tpot", "e2e"} or not all(most > 0 for most in found.values()):
+            raise ConfigError(f"--slo {text!r}: give milliseconds above 0 for ttft, tpot or e2e, as ttft=500,tpot=50")
+        return Objective(**found)
+
+    def bounds(self) -> dict[str, float]:
+        """Milliseconds by name, of those that there are."""
+        return {name: most for name, most in asdict(self).items() if most is not None}
 
     def met(self, outcome: Outcome) -> bool:
-        """A request that failed has not met it; one without a TPOT is judged by its TTFT."""
+        """A request that failed has not met it; one without a TPOT is judged by the others."""
         if not outcome.ok:
             return False
-        found = ((outcome.ttft, self.ttft_ms), (outcome.tpot, self.tpot_ms))
-        return all(value is None or most is None or 1e3 * value <= most for value, most in found)
+        found = ((name, getattr(outcome, name)) for name in self.bounds())
+        return all(value is None or 1e3 * value <= self.bounds()[name] for name, value in found)
+
+
+def _number(text: str) -> float:
+    """Not a number where the text is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +151,7 @@ class Summary:
 
     They count requests that ended OK, as do the tokens and all latencies. lag: how late requests were sent. goodput:
     requests/s that met the objective; goodput_share: of those that ended somehow. None: no objective, or no samples.
+    shared_out: requests of which only the sum of the tokens is known, shared out evenly over the messages.
     """
 
     requests: int
@@ -140,6 +169,7 @@ class Summary:
     itl: Spread | None
     e2e: Spread | None
     lag: Spread | None
+    shared_out: int
     goodput: float | None
     goodput_share: float | None
 
@@ -150,7 +180,7 @@ def summarize(outcomes: Sequence[Outcome], objective: Objective) -> Summary:
     ended = [o for o in outcomes if o.status != UNFINISHED]
     busy = max((o.ended for o in ended), default=0.0) - min((o.sent for o in ended), default=0.0)
     rates = (len(done), sum(o.received for o in done), sum(o.prompt_tokens for o in done))
-    met = sum(map(objective.met, ended)) if objective else None
+    met = sum(map(objective.met, ended)) if objective.bounds() else None
     return Summary(
         len(outcomes),
         len(done),
@@ -165,6 +195,7 @@ def summarize(outcomes: Sequence[Outcome], objective: Objective) -> Summary:
         itl=Spread.of(gap for o in done for gap in o.itl()),
         e2e=Spread.of(o.e2e for o in done),
         lag=Spread.of(o.sent - o.due for o in outcomes),
+        shared_out=sum(o.shared_out for o in done),
         goodput=None if met is None else _per_second(met, busy),
         goodput_share=None if met is None or not ended else round(met / len(ended), 4),
     )

@@ -1,0 +1,152 @@
+"""What bench serve found, as tables, CSV and JSON."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from jaxserve.bench.environment import footnote
+from jaxserve.bench.latency import Objective, Spread, Summary
+from jaxserve.bench.output import Grid, comma_separated, markdown, spread
+from jaxserve.bench.target import Target
+
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+FIGURES = ("mean", "p50", "p90", "p99")  # of a Spread
+NO_FIGURES = dict.fromkeys(FIGURES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One run of one load. offered_per_second: requests on average; None in a closed loop, or when all came at once.
+
+    capped: requests that were cut to the longest allowed. peak_in_flight: the most requests that ran at a time.
+    interrupted: some were not sent, or not waited for. warning: why not to trust it, or nothing.
+    """
+
+    load: str
+    repetition: int
+    offered_per_second: float | None
+    concurrency: int | None
+    capped: int
+    peak_in_flight: int
+    interrupted: bool
+    warning: str
+    summary: Summary
+
+
+@dataclass
+class Report:
+    """environment: as bench.environment tells it. server: None until there is one. compiles_after_ready: of it."""
+
+    environment: dict[str, Any]
+    objective: Objective
+    server: Target | None = None
+    compiles_after_ready: int = 0
+    points: list[Point] = field(default_factory=list)
+
+    def add(self, point: Point, console: Console) -> None:
+        """What no table has room for is said at once."""
+        self.points.append(point)
+        for line in remarks(point):
+            console.print(f"{point.load}: {line}", soft_wrap=True, markup=False)
+
+    def text(self, output: str) -> str:
+        """output: md, csv or json."""
+        if output == "json":
+            return json.dumps(self.to_json(), indent=1) + "\n"
+        if output == "csv":
+            return comma_separated([row_of(point) for point in self.points])
+        return "\n".join([markdown(rates(self.points)), markdown(latencies(self.points)), *self._below(), ""])
+
+    def to_json(self) -> dict[str, Any]:
+        server = self.server and {"where": self.server.where, "model": self.server.model, "about": self.server.about}
+        return {
+            "environment": self.environment | {"device": self.server.device if self.server else None},
+            "benchmark": "serve",
+            "server": server,
+            "objective_ms": self.objective.bounds(),
+            "compiles_after_ready": self.compiles_after_ready,
+            "results": [asdict(point) for point in self.points],
+        }
+
+    def _below(self) -> Iterator[str]:
+        """Lines below the tables."""
+        if bounds := self.objective.bounds():
+            yield "goodput: requests within " + ", ".join(f"{name} {most:g} ms" for name, most in bounds.items()) + "  "
+        if self.compiles_after_ready:
+            yield f"NOT STEADY: {self.compiles_after_ready} compiles while it was measured; requests waited for them  "
+        for point in self.points:
+            yield from (f"{point.load}: {line}  " for line in remarks(point))
+        if self.server:
+            yield f"{self.server.model} at {self.server.where}; {footnote(self.environment, self.server.device)}"
+
+
+def remarks(point: Point) -> Iterator[str]:
+    """Whatever keeps a run from being what its row seems to say."""
+    s = point.summary
+    for status, failure in s.failures.items():
+        yield f"{failure.count} x {status}: {failure.example}"
+    if point.interrupted:
+        yield f"interrupted, {s.unfinished} unfinished"
+    if point.capped:
+        yield f"{point.capped} requests were cut to the longest allowed"
+    if s.shared_out:
+        yield (
+            f"the server did not say which chunk had how many tokens ({s.shared_out} requests): shared out evenly, "
+            "so ITL is that of chunks"
+        )
+    if point.warning:
+        yield point.warning
+
+
+def row_of(point: Point) -> dict[str, Any]:
+    """A line of CSV: of each latency the same columns, empty where there are no samples."""
+    row = asdict(point)
+    summary = row.pop("summary")
+    failures = " ".join(f"{status}:{failure.count}" for status, failure in point.summary.failures.items())
+    filled = {name: summary[name] or NO_FIGURES for name in (*LATENCIES, "lag")}
+    return row | summary | {"failures": failures} | filled
+
+
+def rates(points: Sequence[Point]) -> Grid:
+    columns = ("load", "sent", "OK", "failed", "requests/s", "output tok/s", "prompt tok/s", "cached", "in flight")
+    return Grid((*columns, "goodput/s", "good %"), [_rates(name, found) for name, found in _by_load(points)])
+
+
+def _rates(name: str, points: Sequence[Point]) -> list[str]:
+    """Counts over all repetitions; rates as mean and deviation."""
+    all_of = [point.summary for point in points]
+
+    def over(figure: Callable[[Summary], float | None], digits: int = 2) -> str:
+        return spread([value for s in all_of if (value := figure(s)) is not None], digits)
+
+    failed = sum(failure.count for s in all_of for failure in s.failures.values())
+    prompts, cached = (sum(getattr(s, count) for s in all_of) for count in ("prompt_tokens", "cached_prompt_tokens"))
+    return [
+        name,
+        *(str(count) for count in (sum(s.requests for s in all_of), sum(s.ok for s in all_of), failed)),
+        over(lambda s: s.requests_per_second),
+        over(lambda s: s.output_tokens_per_second, 1),
+        over(lambda s: s.prompt_tokens_per_second, 1),
+        f"{cached / prompts:.0%}" if prompts else "-",
+        str(max(point.peak_in_flight for point in points)),
+        over(lambda s: s.goodput),
+        over(lambda s: None if s.goodput_share is None else 100 * s.goodput_share, 1),
+    ]
+
+
+def latencies(points: Sequence[Point]) -> Grid:
+    rows = []
+    for name, found in _by_load(points):
+        for latency in LATENCIES:
+            samples: list[Spread] = [s for point in found if (s := getattr(point.summary, latency))]
+            rows.append([name, latency.upper(), *(spread([getattr(s, f) for s in samples], 1) for f in FIGURES)])
+    return Grid(("load", "ms", *FIGURES), rows, left=2)
+
+
+def _by_load(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
+    """The repetitions of each load, in the order of the loads."""
+    for name in dict.fromkeys(point.load for point in points):
+        yield name, [point for point in points if point.load == name]

@@ -1,0 +1,149 @@
+"""bench serve: how long do people wait for a server, and how much does it serve? Measured at the client.
+
+Prompts are random tokens (or texts of a file), answers have exactly the asked-for number of tokens, greedy and blind to
+end tokens unless told otherwise. jaxserve.bench.latency says what is measured, jaxserve.bench.loops how it is asked.
+
+The load generator itself has limits: how late it sent requests is measured and reported, with a warning when that
+would spoil the figures. After Ctrl-C, what was measured so far is reported. The server names the device: a generator
+that asked for it would take its memory.
+"""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jaxserve.bench.arrivals import Arrival, mean_gap
+from jaxserve.bench.caller import Caller
+from jaxserve.bench.environment import environment
+from jaxserve.bench.latency import Objective, summarize
+from jaxserve.bench.load import Load, check, loads_of
+from jaxserve.bench.loops import Loop, lateness
+from jaxserve.bench.prompts import Prompts, RandomPrompts, TextPrompts
+from jaxserve.bench.report import Point, Report
+from jaxserve.bench.target import Target, address_of, target
+from jaxserve.cli.exits import INTERRUPTED
+from jaxserve.cli.inputs import read_prompts
+from jaxserve.errors import ConfigError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REFRESHES = 2  # of the progress bar, per second: each one holds up the event loop
+NONE_ANSWERED = 1
+
+
+def bench_serve(args: argparse.Namespace) -> int:
+    """Exit code: 0; 1 when no request was answered; 130 when it was interrupted."""
+    check(args)
+    loads_of(args, 0)  # what cannot be, is said before a server is started
+    if args.target:
+        address_of(args.target)
+    report = Report(environment(args.command_line), Objective.parse(args.slo) if args.slo else Objective())
+    console, code = Console(stderr=True, highlight=False), 0
+    try:
+        asyncio.run(stoppable(args, report, console))
+        code = 0 if any(point.summary.ok for point in report.points) else NONE_ANSWERED
+    except asyncio.CancelledError:
+        print("interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    finally:
+        if report.points:
+            print(report.text(args.output), end="")
+    return code
+
+
+async def stoppable(args: argparse.Namespace, report: Report, console: Console) -> None:
+    """`measure`, which a signal cancels."""
+    task = asyncio.create_task(measure(args, report, console))
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    await task
+
+
+async def measure(args: argparse.Namespace, report: Report, console: Console) -> None:
+    """Every load, as often as asked for. report: has what was measured, even when this is cancelled or fails."""
+    texts = texts_of(args) if args.prompts_file else []
+    async with target(args, console) as server:
+        report.server = server
+        runs = [(repetition, load) for repetition in range(args.repetitions) for load in loads_of(args, repetition)]
+        for _, load in runs:
+            server.check_fits(load.arrivals)
+        most = max(load.concurrency or len(load.arrivals) for _, load in runs)
+        prompts = [prompts_of(args, server, texts, number) for number in range(1 + len(runs))]
+        async with server.caller(args, most) as caller:
+            await warm_up(loop_of(args, caller, prompts[0]), runs[0][1].arrivals[: args.warm_up])
+            for (repetition, load), asked in zip(runs, prompts[1:], strict=True):
+                loop = loop_of(args, caller, asked)
+                try:
+                    with progress(console, loop, load):
+                        await loop.run(load)
+                finally:
+                    if loop.outcomes:
+                        report.add(point_of(load, repetition, loop, report.objective), console)
+        report.compiles_after_ready = await server.compiles_after_ready()
+
+
+def texts_of(args: argparse.Namespace) -> list[str]:
+    return read_prompts(argparse.Namespace(prompt=None, prompts_file=args.prompts_file))
+
+
+def prompts_of(args: argparse.Namespace, server: Target, texts: Sequence[str], run: int) -> Prompts:
+    """Of a run with this number: other tokens than any other's, or the same texts."""
+    return TextPrompts(texts) if texts else RandomPrompts(server.vocab_size or 0, server.not_drawn, args.seed, run)
+
+
+def loop_of(args: argparse.Namespace, caller: Caller, prompts: Prompts) -> Loop:
+    return Loop(caller, prompts, args.timeout, may_end_early=args.no_ignore_eos or args.strict)
+
+
+async def warm_up(loop: Loop, arrivals: Sequence[Arrival]) -> None:
+    """All at once, thrown away. ConfigError when each of them fails: so would the others."""
+    await loop.open([replace(a, due=0.0) for a in arrivals])
+    if loop.outcomes and not any(o.ok for o in loop.outcomes):
+        failed = loop.outcomes[0]
+        raise ConfigError(f"no request of the warm-up was answered: {failed.status}: {failed.error}")
+
+
+def point_of(load: Load, repetition: int, loop: Loop, objective: Objective) -> Point:
+    summary = summarize(loop.outcomes, objective)
+    gap = 0.0 if load.concurrency else mean_gap(load.arrivals)
+    until_the_end = not (load.concurrency and load.seconds)
+    unsent = until_the_end and summary.requests < len(load.arrivals)
+    return Point(
+        load=str(load),
+        repetition=repetition,
+        offered_per_second=round(1 / gap, 4) if gap else None,
+        concurrency=load.concurrency,
+        capped=load.capped,
+        peak_in_flight=loop.peak_in_flight,
+        interrupted=bool(unsent or summary.unfinished),
+        warning="" if load.concurrency else lateness(summary.lag, load.arrivals),
+        summary=summary,
+    )
+
+
+@contextmanager
+def progress(console: Console, loop: Loop, load: Load) -> Iterator[None]:
+    columns = (
+        TextColumn(str(load)),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=REFRESHES
+    ) as bar:
+        task = bar.add_task("", total=None if load.endless else len(load.arrivals))
+
+        def changed(loop: Loop) -> None:
+            done = len(loop.outcomes) - loop.in_flight
+            bar.update(task, completed=done, description=f"{loop.in_flight} in flight")
+
+        loop.changed = changed
+        yield

@@ -1,0 +1,51 @@
+"""A program that starts as serve does, and says on standard output when each stage has ended: a JSON object a line.
+
+Run by jaxserve.bench.startup, which holds the clock. Nothing is imported before it is needed: that is a stage too.
+"""
+
+import json
+import sys
+from typing import Any
+
+STAGES = ("import", "device", "load", "compile", "first token")
+
+
+def tell(stage: str, **facts: Any) -> None:
+    print(json.dumps({"stage": stage} | facts), flush=True)
+
+
+def main() -> int:
+    """Flags: those of bench startup."""
+    from jaxserve.bench.flags import parser
+    from jaxserve.bench.offline import EXPECTED
+    from jaxserve.cli.exits import exit_code
+
+    args = parser().parse_args(["startup", *sys.argv[1:]])
+    return exit_code(lambda: start(args), EXPECTED)
+
+
+def start(args: Any) -> int:
+    import jax
+    from rich.console import Console
+
+    from jaxserve.bench.offline import about, open_llm
+    from jaxserve.cli.compilation_cache import use_compilation_cache
+    from jaxserve.cli.flags import engine_options
+    from jaxserve.request import SamplingParams
+
+    tell("import")
+    jax.devices()
+    tell("device")
+    use_compilation_cache(args.compilation_cache)
+    with open_llm(args, engine_options(args), Console(stderr=True)) as llm:
+        tell("load", model=about(llm, args))
+        llm.warm_up()
+        programs = len(llm.runner.buckets.buckets) + len(llm.runner.writers)
+        tell("compile", programs=programs, compiled=len(llm.runner.missed))
+        llm.generate([[0]], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+        tell("first token")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""bench startup: seconds until the first token, stage by stage.
+
+Every start is a process of its own. Cold: the compilation cache is an empty folder; cached: what the cold start before
+it left there. The operating system's cache of files is left as it is, so weights and modules may come from memory.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
+
+from rich.console import Console
+
+from jaxserve.bench.checks import check_above, check_unused
+from jaxserve.bench.environment import environment, footnote
+from jaxserve.bench.output import Grid, comma_separated, markdown, spread
+from jaxserve.bench.own_server import last_line
+from jaxserve.bench.stages import STAGES
+from jaxserve.cli.output import Bar
+from jaxserve.errors import ConfigError
+
+KINDS = ("cold", "cached")
+
+
+@dataclass(frozen=True)
+class Start:
+    """One process. kind: cold or cached. seconds: of each stage, the first from the start of the process.
+
+    model: as bench.offline.about has it. programs: steps and writers of rows that were needed; compiled: those of them
+    that the persistent cache did not have.
+    """
+
+    kind: str
+    repetition: int
+    seconds: dict[str, float]
+    model: dict[str, Any]
+    programs: int
+    compiled: int
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    def to_json(self) -> dict[str, Any]:
+        row = {"start": self.kind, "repetition": self.repetition, "programs": self.programs}
+        return row | {"compiled": self.compiled, "seconds": self.seconds | {"total": self.total}}
+
+
+def bench_startup(args: argparse.Namespace) -> int:
+    check_above(args, 0, "repetitions")
+    check_unused(args, ["compilation_cache"], "is decided here: an empty folder for each cold start (leave it out)")
+    found, starts = environment(args.command_line), list[Start]()
+    total = len(KINDS) * args.repetitions
+    try:
+        with Bar(Console(stderr=True, highlight=False), "starting") as bar:
+            for repetition in range(args.repetitions):
+                with TemporaryDirectory(prefix="jaxserve-bench-") as folder:
+                    for kind in KINDS:
+                        bar.update(len(starts), total, kind)
+                        starts.append(start(kind, repetition, [*args.asked[1:], "--compilation-cache", folder]))
+            bar.update(total, total, "")
+    finally:  # after Ctrl-C too
+        if starts:
+            print(text(args.output, starts, found), end="")
+    return 0
+
+
+def start(kind: str, repetition: int, flags: Sequence[str]) -> Start:
+    """Start a process and wait for its end; ConfigError with its last words when it ends early."""
+    with TemporaryFile() as words:
+        told, began = list[tuple[float, dict[str, Any]]](), time.monotonic()
+        with subprocess.Popen(
+            [sys.executable, "-m", "jaxserve.bench.stages", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+        ) as process:
+            try:
+                assert process.stdout
+                told += [(time.monotonic(), json.loads(line)) for line in process.stdout]
+                code = process.wait()
+            finally:
+                process.kill()
+        if code or [line["stage"] for _, line in told] != list(STAGES):
+            raise ConfigError(f"the program that was started ended with exit code {code}: {last_line(words)}")
+    times = [began, *(at for at, _ in told)]
+    seconds = {stage: round(b - a, 4) for stage, (a, b) in zip(STAGES, pairwise(times), strict=True)}
+    facts = {name: value for _, line in told for name, value in line.items()}
+    return Start(kind, repetition, seconds, facts["model"], facts["programs"], facts["compiled"])
+
+
+def text(output: str, starts: Sequence[Start], found: dict[str, Any]) -> str:
+    """output: md, csv or json."""
+    model, rows = starts[0].model, [start.to_json() for start in starts]
+    if output == "json":
+        environment = found | {"device": model["device"]}
+        whole = {"environment": environment, "benchmark": "startup", "model": model, "results": rows}
+        return json.dumps(whole, indent=1) + "\n"
+    if output == "csv":
+        return comma_separated([{"model": model["model"], "device": model["device"]} | row for row in rows])
+    size = f"{model['model']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['dtype']}, mesh {model['mesh']}"
+    return f"{markdown(grid(starts))}\n{size}; {footnote(found, model['device'])}\n"
+
+
+def grid(starts: Sequence[Start]) -> Grid:
+    columns = ("start", "starts", *(f"{stage} s" for stage in STAGES), "total s", "programs", "compiled")
+    return Grid(columns, list(_rows(starts)))
+
+
+def _rows(starts: Sequence[Start]) -> Iterator[list[str]]:
+    for kind in dict.fromkeys(start.kind for start in starts):
+        found = [start for start in starts if start.kind == kind]
+        stages = (spread([start.seconds[stage] for start in found]) for stage in STAGES)
+        total = spread([start.total for start in found])
+        yield [kind, str(len(found)), *stages, total, str(found[-1].programs), str(found[-1].compiled)]

@@ -1,0 +1,144 @@
+"""The server that is measured, one that is there or one of our own, and the way to it."""
+
+import argparse
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jaxserve.bench.arrivals import Arrival
+from jaxserve.bench.caller import Caller, Credentials
+from jaxserve.bench.grpc_caller import grpc_caller
+from jaxserve.bench.openai_caller import OpenAICaller, find_model, http_client
+from jaxserve.bench.own_server import HOST, free_ports, running, serve_command
+from jaxserve.client import AsyncClient
+from jaxserve.client.flags import tls_of, token_of
+from jaxserve.errors import AdminOnlyError, ConfigError, JaxserveError
+from jaxserve.tokenizer import load_tokenizer
+
+SECONDS = 30.0  # for a server to say what it is
+URL = re.compile(r"(?P<scheme>grpc|https?)://(?P<host>[^/?#\s]+)(?P<path>/[^?#\s]*)?")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server. where: HOST:PORT of gRPC, or the base of OpenAI's API.
+
+    vocab_size, max_context: None where nobody said. not_drawn: tokens that random prompts leave out. about: device,
+    versions and sizes, as far as the server tells.
+    """
+
+    protocol: str
+    where: str
+    model: str
+    credentials: Credentials
+    vocab_size: int | None = None
+    not_drawn: tuple[int, ...] = ()
+    max_context: int | None = None
+    about: dict[str, Any] | None = None
+
+    @property
+    def device(self) -> str:
+        return (self.about or {}).get("device_kind", "device not told")
+
+    def check_fits(self, arrivals: Sequence[Arrival]) -> None:
+        """ConfigError when a request is longer than the context."""
+        long = [a for a in arrivals if self.max_context and a.prompt_tokens + a.output_tokens > self.max_context]
+        if long:
+            raise ConfigError(
+                f"{len(long)} of {len(arrivals)} requests do not fit the server's context of {self.max_context} "
+                f"tokens, the first with {long[0].prompt_tokens} + {long[0].output_tokens} (give --max-prompt-tokens "
+                f"and --max-output-tokens, or --token-scale)"
+            )
+
+    def caller(self, args: argparse.Namespace, requests: int) -> AbstractAsyncContextManager[Caller]:
+        """requests: the most that may run at once."""
+        if self.protocol == "openai":
+            return _openai_caller(self, args)
+        return grpc_caller(self.where, requests, self.credentials, not args.no_ignore_eos)
+
+    async def compiles_after_ready(self) -> int:
+        """Steps that our server had to compile while it was measured; 0 where nobody tells."""
+        if self.about is None or self.protocol != "grpc":
+            return 0
+        async with _client(self.where, self.credentials) as client:
+            return (await client.server_info()).compiles_after_ready
+
+
+@asynccontextmanager
+async def _openai_caller(target: Target, args: argparse.Namespace) -> AsyncIterator[Caller]:
+    async with http_client(target.where, target.credentials) as client:
+        yield OpenAICaller(client, target.model, not args.no_ignore_eos, args.strict)
+
+
+def address_of(url: str) -> tuple[str, str]:
+    """Protocol and place of --target; ConfigError when it is neither grpc:// nor http://."""
+    found = URL.fullmatch(url)
+    if not found or (found["scheme"] == "grpc" and found["path"] not in (None, "/")):
+        raise ConfigError(f"--target {url!r}: give grpc://HOST:PORT or http://HOST:PORT/v1")
+    if found["scheme"] == "grpc":
+        return "grpc", found["host"]
+    path = (found["path"] or "").rstrip("/") or "/v1"
+    return "openai", f"{found['scheme']}://{found['host']}{path}/"
+
+
+@asynccontextmanager
+async def target(args: argparse.Namespace, console: Console) -> AsyncIterator[Target]:
+    """Without --target: a server of our own, for as long as the block runs."""
+    if args.target:
+        yield await _look(args, *address_of(args.target))
+        return
+    port, http_port = free_ports(2)
+    flags = [*(["--model", str(args.model)] if args.model else []), *args.serve_flags]
+    console.print(f"starting a server: {' '.join(flags) or 'the bundled model'}", soft_wrap=True, markup=False)
+    async with running(serve_command(port, http_port, flags), f"{HOST}:{port}", args.ready_timeout):
+        yield await _look(args, "grpc", f"{HOST}:{port}")
+
+
+async def _look(args: argparse.Namespace, protocol: str, where: str) -> Target:
+    """Ask a server what it is; ConfigError when nobody says which tokens it knows, but random ones are needed."""
+    credentials = Credentials(token_of(args), tls_of(args))
+    if protocol == "openai":
+        model = await find_model(where, credentials, args.served_model_name)
+        seen = Target(protocol, where, model.name, credentials, max_context=model.max_context)
+    else:
+        seen = await _ask_admin(args, where, credentials)
+    if args.vocab_size:
+        return replace(seen, vocab_size=args.vocab_size)
+    if args.tokenizer:
+        return _with_tokenizer(seen, args.tokenizer)
+    if seen.vocab_size is None and not args.prompts_file:
+        raise ConfigError(f"{where} does not tell its vocabulary (give --tokenizer, --vocab-size or --prompts-file)")
+    return seen
+
+
+async def _ask_admin(args: argparse.Namespace, where: str, credentials: Credentials) -> Target:
+    """JaxserveError when it does not answer, unless the flags say enough to go on without."""
+    async with _client(where, credentials) as client:
+        try:
+            model, server = await client.model_info(), await client.server_info()
+        except JaxserveError as error:
+            if args.vocab_size or args.tokenizer or args.prompts_file:
+                return Target("grpc", where, where, credentials)
+            if isinstance(error, AdminOnlyError):
+                raise ConfigError(f"{where} tells only admins what it serves (give --vocab-size): {error}") from None
+            raise
+    about = asdict(server)
+    del about["buckets"], about["uptime_seconds"]
+    about |= {"model": model.name, "dtype": model.dtype, "max_context": model.max_context}
+    eos_ids, context = model.eos_token_ids, model.max_context
+    return Target("grpc", where, model.name, credentials, model.vocab_size, eos_ids, context, about)
+
+
+def _with_tokenizer(seen: Target, folder: Path) -> Target:
+    tokenizer = load_tokenizer(folder)
+    special = {*tokenizer.special_tokens.values(), *tokenizer.eos_ids}
+    return replace(seen, vocab_size=tokenizer.vocab_size, not_drawn=tuple(sorted(special)))
+
+
+def _client(where: str, credentials: Credentials) -> AsyncClient:
+    return AsyncClient(where, retries=0, timeout=SECONDS, token=credentials.token, tls=credentials.tls)
