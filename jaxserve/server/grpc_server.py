@@ -81,7 +81,7 @@ class Face:
 
 
 class Health:
-    """grpc.health.v1: "" says that the process lives, InferenceService's name whether it is ready, as those of faces do.
+    """grpc.health.v1: "" says that the process lives; the names of InferenceService and of faces, whether it is ready.
 
     inference, admin, faces: the services that the server has.
     """

@@ -1,6 +1,7 @@
 """The files that another program needs to tokenize, and to render chats, as this server does."""
 
 import io
+from contextlib import suppress
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
@@ -21,10 +22,8 @@ def tokenizer_bundle(chat: Chat) -> bytes:
     """
     files = {JSON_FILE: _tokenizer(chat.folder)}
     files |= {name: path.read_bytes() for name in SETTINGS if (path := chat.folder / name).exists()}
-    try:
+    with suppress(ChatError):  # a model that does not chat has none
         files[TEMPLATE_FILE] = chat.template.source.encode()
-    except ChatError:
-        pass  # a model that does not chat
     archive = io.BytesIO()
     with ZipFile(archive, "w", ZIP_DEFLATED) as bundle:
         for name, content in files.items():
@@ -38,4 +37,5 @@ def _tokenizer(folder: Path) -> bytes:
     try:
         return tokenizer_json(folder).encode()
     except TokenizerError as error:
-        raise NotBuiltInError(f"there is no {JSON_FILE} to hand out: {str(error).removeprefix(f'{folder}/')}") from None
+        problem = str(error).replace(f"{folder}/", "")  # where it lies is nobody's business
+        raise NotBuiltInError(f"there is no {JSON_FILE} to hand out: {problem}") from None

@@ -29,6 +29,8 @@ from jaxserve.server.vllm_wire import Writer, call_of, embed_input_of, naming
 NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 SERVER_TYPE = "jaxserve"
 CHUNK = 64 * 1024  # bytes of a message of GetTokenizer
+# smg first looks for this on its disk and on Hugging Face's hub, where something else may have the model's name.
+TOKENIZER_PATH = "grpc:GetTokenizer"
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
@@ -82,6 +84,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         model, bos_id = served.model, served.service.prompts.tokenizer.bos_id
         return pb.GetModelInfoResponse(
             model_path=model.name,
+            tokenizer_path=TOKENIZER_PATH,
             served_model_name=model.name,
             model_type=model.architecture,
             is_generation=not model.embedding_dimensions,

@@ -129,7 +129,7 @@ class Writer:
             prompt_tokens=self._started.prompt_tokens,
             completion_tokens=len(update.token_ids),
             cached_tokens=self._started.cached_tokens,
-            output_logprobs=_output_logprobs(update.logprobs),
+            output_logprobs=self._output_logprobs(update.logprobs),
             input_logprobs=self._input_logprobs(scores),
         )
 
@@ -141,7 +141,7 @@ class Writer:
             prompt_tokens=len(completion.prompt_token_ids),
             completion_tokens=len(completion.token_ids),
             cached_tokens=completion.timings.cached_tokens,
-            output_logprobs=None if self._streams else _output_logprobs(completion.logprobs),
+            output_logprobs=None if self._streams else self._output_logprobs(completion.logprobs),
             input_logprobs=None if self._streams else self._input_logprobs(completion.prompt_logprobs),
         )
         match completion.stopped_by:
@@ -155,6 +155,15 @@ class Writer:
         """One of stop_token_ids, and not the model's own end, which is no match."""
         return self._request.params.ignore_eos or token not in self._request.eos_ids
 
+    def _output_logprobs(self, entries: Sequence[Logprob] | None) -> pb.OutputLogProbs | None:
+        if not entries:
+            return None
+        return pb.OutputLogProbs(
+            token_ids=[entry.token for entry in entries],
+            token_logprobs=[entry.logprob for entry in entries],
+            top_logprobs=[_top(entry) for entry in entries] if self._request.params.logprobs else None,
+        )
+
     def _input_logprobs(self, entries: Sequence[Logprob] | None) -> pb.InputLogProbs | None:
         """A prompt's first token has no log-probability."""
         if not entries:
@@ -165,16 +174,6 @@ class Writer:
             token_logprobs=[pb.InputTokenLogProb(), *(pb.InputTokenLogProb(value=entry.logprob) for entry in entries)],
             top_logprobs=top and [pb.TopLogProbs(), *top],
         )
-
-
-def _output_logprobs(entries: Sequence[Logprob] | None) -> pb.OutputLogProbs | None:
-    if not entries:
-        return None
-    return pb.OutputLogProbs(
-        token_ids=[entry.token for entry in entries],
-        token_logprobs=[entry.logprob for entry in entries],
-        top_logprobs=[_top(entry) for entry in entries if entry.top],
-    )
 
 
 def _top(entry: Logprob) -> pb.TopLogProbs:

@@ -19,15 +19,14 @@ def tokenizer_json(folder: Path) -> str:
     (`legacy` is false), the library gives none to a text that begins with a space.
 
     Raises:
-        TokenizerError: the model is not BPE, or rewrites its text before, or the folder's files cannot be used.
+        TokenizerError: the model is not BPE, or does with its text what the library cannot, or there is none.
     """
     settings = read_settings(folder)
     ours = load_sentencepiece(folder / MODEL_FILE, settings)
     model = (folder / MODEL_FILE).read_bytes()
     rules = rules_of(model)
-    if not rules.bpe or rules.rewrites:
-        kind = "a model that normalizes its text" if rules.bpe else "no BPE model"
-        raise TokenizerError(f"{folder / MODEL_FILE}: is {kind}, which cannot be written as tokenizer.json (add one)")
+    if problem := _problem(rules, bool(ours.added_tokens)):
+        raise TokenizerError(f"{folder / MODEL_FILE}: {problem}, which cannot be written as tokenizer.json (add one)")
     library = Library(_bpe(SentencePieceProcessor(model_proto=model)))
     _set_spaces(library, rules, bool(settings.legacy))
     library.add_special_tokens([AddedToken(name, normalized=False) for name in ours.special_tokens])
@@ -36,6 +35,14 @@ def tokenizer_json(folder: Path) -> str:
     before = [token for token in affixes if token == ours.bos_id]
     library.post_processor = _affixes(library, before, affixes[len(before) :])
     return library.to_str()
+
+
+def _problem(rules: Rules, has_symbols: bool) -> str | None:
+    if not rules.bpe:
+        return "is no BPE model"
+    if rules.rewrites:
+        return "normalizes its text"
+    return "puts a space before texts that begin with its symbols" if rules.dummy_prefix and has_symbols else None
 
 
 def _bpe(processor: SentencePieceProcessor) -> models.BPE:
