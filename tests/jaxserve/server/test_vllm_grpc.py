@@ -1,10 +1,12 @@
 """vllm.grpc.engine.VllmEngine over a socket, with the fake device."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
@@ -16,7 +18,11 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
+from jaxserve.errors import ConfigError
+from jaxserve.server.flags import parser
+from jaxserve.server.gate import Gate
 from jaxserve.server.limits import Limits
+from jaxserve.server.listeners import Listeners
 from jaxserve.server.tokens import Tokens
 from jaxserve.server.vllm_grpc import NAME, vllm_face
 from jaxserve.v1 import inference_pb2
@@ -420,3 +426,13 @@ def test_a_checkpoint_without_a_tokenizer_file(tmp_path: Path) -> None:
                 assert "tokenizer.json" in text and str(tmp_path) not in text
 
     asyncio.run(main())
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("smg_grpc_proto", "jaxserve.server.vllm_grpc", "jaxserve.server.vllm_wire"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "smg_grpc_proto", None)
+    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http", "--vllm-port", "0"])
+    listeners = Listeners(Gate(), Limits(), Tokens(), AsyncMock())
+    with pytest.raises(ConfigError, match=r"pip install 'jaxserve\[smg\]'"):
+        asyncio.run(listeners.start(args, Mock(), Mock()))
