@@ -24,7 +24,7 @@ SAME = frozenset(  # in the message as in SamplingParams; 0 and an empty list sa
 )
 RENAMED = {"include_stop_str_in_output": "include_stop"}
 OF_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens"})  # token ids go out, the text is theirs
-NO_GRAMMAR = "asks for structured output, which this server does not have yet (leave it out)"
+NO_GRAMMAR = "asks for structured output, which this server does not have (leave it out)"
 ONE_PLACE = "asks for KV caches of other servers, which this server does not fetch (leave it out)"
 WHY: Mapping[str, str] = {
     **dict.fromkeys(("json_schema", "regex", "grammar", "structural_tag", "json_object", "choice"), NO_GRAMMAR),
