@@ -41,9 +41,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     def __init__(self, gate: Gate):
         self._gate = gate
-        self._asked = Counter[
-            str
-        ]()  # ids under way; one may have several calls, of which all but the first are refused
+        self._asked = Counter[str]()  # calls by id: all but the first of an id are refused
 
     @answering
     async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> None:
