@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -71,14 +72,23 @@ class _HealthServicer(health.HealthServicer):
         self._over.set()
 
 
-class Health:
-    """grpc.health.v1: "" says that the process lives, InferenceService's name whether it is ready.
+@dataclass(frozen=True)
+class Face:
+    """A service of another project's protocol. name: its full one. add: puts its servicer on a server."""
 
-    inference, admin: the services that the server has.
+    name: str
+    add: Callable[[aio.Server], None]
+
+
+class Health:
+    """grpc.health.v1: "" says that the process lives; the names of InferenceService and of faces, whether it is ready.
+
+    inference, admin, faces: the services that the server has.
     """
 
-    def __init__(self, inference: bool = True, admin: bool = True) -> None:
-        self._inference, self._admin = inference, admin
+    def __init__(self, inference: bool = True, admin: bool = True, *faces: Face) -> None:
+        self._admin = admin
+        self._ready = [*([INFERENCE] if inference else []), *(face.name for face in faces)]
         self.servicer = _HealthServicer()
 
     async def start(self) -> None:
@@ -88,9 +98,9 @@ class Health:
         await self.tell(Phase.LOADING)
 
     async def tell(self, phase: Phase) -> None:
-        if self._inference:
-            status = Serving.SERVING if phase is Phase.READY else Serving.NOT_SERVING
-            await self.servicer.set(INFERENCE, status)
+        status = Serving.SERVING if phase is Phase.READY else Serving.NOT_SERVING
+        for name in self._ready:
+            await self.servicer.set(name, status)
 
     def close(self) -> None:
         """Nobody hears of it any more."""
@@ -98,7 +108,12 @@ class Health:
 
 
 def new_server(
-    limits: Limits, tokens: Tokens, health: Health, inference: InferenceServicer | None, admin: AdminServicer | None
+    limits: Limits,
+    tokens: Tokens,
+    health: Health,
+    inference: InferenceServicer | None,
+    admin: AdminServicer | None,
+    *faces: Face,
 ) -> aio.Server:
     """A server with these services, not yet bound to an address."""
     server = aio.server(interceptors=[TokenInterceptor(tokens)], options=_options(limits))
@@ -110,6 +125,9 @@ def new_server(
     if admin:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         names.append(ADMIN)
+    for face in faces:
+        face.add(server)
+        names.append(face.name)
     reflection.enable_server_reflection(names, server)
     return server
 

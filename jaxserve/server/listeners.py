@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable
 
 from grpc import aio  # type: ignore[attr-defined]
 
+from jaxserve.errors import ConfigError
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.grpc_admin import AdminServicer
-from jaxserve.server.grpc_server import Health, bind, new_server
+from jaxserve.server.grpc_server import Face, Health, bind, new_server
 from jaxserve.server.grpc_service import InferenceServicer
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
@@ -19,7 +20,7 @@ from jaxserve.server.tokens import Tokens
 
 
 class Listeners:
-    """gRPC, AdminService where it has a port of its own, and HTTP. They answer from the start: LOADING at first."""
+    """gRPC, AdminService and faces on ports of their own, and HTTP. They answer from the start: LOADING at first."""
 
     def __init__(self, gate: Gate, limits: Limits, tokens: Tokens, metrics: Callable[[], Awaitable[bytes]]):
         self._gate, self._limits, self._tokens, self._metrics = gate, limits, tokens, metrics
@@ -45,6 +46,9 @@ class Listeners:
         found = {"gRPC": self._add(inference, None if apart else admin, args.host, args.port, credentials, "--port")}
         if apart:
             found["admin"] = self._add(None, admin, args.host, args.admin_port, credentials, "--admin-port")
+        if args.vllm_port is not None:
+            face = _vllm_face(self._gate)
+            found["vLLM"] = self._add(None, None, args.host, args.vllm_port, credentials, "--vllm-port", face)
         if not args.no_http:
             app = new_app(self._gate, self._tokens, self._limits, self._metrics)
             self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
@@ -65,9 +69,10 @@ class Listeners:
         port: int,
         credentials: object,
         flag: str,
+        *faces: Face,
     ) -> int:
-        health = Health(inference is not None, admin is not None)
-        server = new_server(self._limits, self._tokens, health, inference, admin)
+        health = Health(inference is not None, admin is not None, *faces)
+        server = new_server(self._limits, self._tokens, health, inference, admin, *faces)
         self._grpc.append(server)
         self._healths.append(health)
         return bind(server, host, port, credentials, flag)  # type: ignore[arg-type]
@@ -87,3 +92,14 @@ class Listeners:
             health.close()
         stopping = [server.stop(grace) for server in self._grpc] + ([self._http.stop(grace)] if self._http else [])
         await asyncio.gather(*stopping)
+
+
+def _vllm_face(gate: Gate) -> Face:
+    """ConfigError without the package that has its messages."""
+    try:
+        from jaxserve.server.vllm_grpc import vllm_face
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "smg_grpc_proto":
+            raise
+        raise ConfigError("--vllm-port needs the package smg-grpc-proto (pip install 'jaxserve[smg]')") from None
+    return vllm_face(gate)

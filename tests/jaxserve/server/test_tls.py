@@ -22,6 +22,7 @@ from jaxserve.server.limits import Limits
 from jaxserve.server.listeners import Listeners
 from jaxserve.server.tls import Tls
 from jaxserve.server.tokens import Tokens
+from jaxserve.server.vllm_grpc import NAME as VLLM
 from tests.jaxserve.client.test_connection import signed
 from tests.jaxserve.server.harness import Running, running
 from tests.jaxserve.server.http_harness import fake_metrics
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs t
 async def listening(server: Running, token: str | None = None, **files: Path) -> AsyncIterator[dict[str, str]]:
     """Addresses of a second set of listeners before the same service, with this token and these certificates."""
     none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir"))
-    ports = {"host": "127.0.0.1", "port": 0, "admin_port": 0, "http_port": 0, "no_http": False}
+    ports = {"host": "127.0.0.1", "port": 0, "admin_port": 0, "vllm_port": 0, "http_port": 0, "no_http": False}
     listeners = Listeners(server.gate, Limits(), Tokens(token, token), fake_metrics)
     ended: list[BaseException] = []
     await listeners.start(argparse.Namespace(**none | ports | files), lambda: None, ended.append)
@@ -58,7 +59,7 @@ async def services(address: str, ca: Path) -> list[str]:
     credentials = grpc.ssl_channel_credentials(ca.read_bytes())
     async with aio.secure_channel(address, credentials) as channel:
         stub, found = health_pb2_grpc.HealthStub(channel), []
-        for name in (INFERENCE, ADMIN):
+        for name in (INFERENCE, ADMIN, VLLM):
             with contextlib.suppress(aio.AioRpcError):
                 await stub.Check(health_pb2.HealthCheckRequest(service=name))
                 found.append(name)
@@ -92,6 +93,7 @@ def test_tls_and_mutual_tls(tmp_path: Path) -> None:
                 assert not await grpc_answers(found["gRPC"], TLS(ca=cert), admin=True)  # it is on the other port only
                 assert await services(found["gRPC"], cert) == [INFERENCE]
                 assert await services(found["admin"], cert) == [ADMIN]
+                assert await services(found["vLLM"], cert) == [VLLM]
                 assert await http_answers(found["HTTP"], trusting(cert))
                 assert not await http_answers(found["HTTP"], trusting(own))
             async with listening(server, tls_cert=cert, tls_key=key, tls_client_ca=own) as found:
