@@ -25,14 +25,15 @@ Serving = health_pb2.HealthCheckResponse.ServingStatus
 
 
 class TokenInterceptor(aio.ServerInterceptor):
-    """Asks every call but health checks for its token."""
+    """Asks every call but health checks for its token. open_method: one more that needs none."""
 
-    def __init__(self, tokens: Tokens):
-        self._tokens = tokens
+    def __init__(self, tokens: Tokens, open_method: str = ""):
+        self._tokens, self._open = tokens, open_method
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        service = handler_call_details.method.rsplit("/", 1)[0].lstrip("/")
-        if service != HEALTH:
+        method = handler_call_details.method
+        service = method.rsplit("/", 1)[0].lstrip("/")
+        if service != HEALTH and method != self._open:
             metadata = dict(handler_call_details.invocation_metadata)
             try:
                 self._tokens.check(metadata.get("authorization"), admin=service == ADMIN)
@@ -101,7 +102,7 @@ def new_server(
     limits: Limits, tokens: Tokens, health: Health, inference: InferenceServicer | None, admin: AdminServicer | None
 ) -> aio.Server:
     """A server with these services, not yet bound to an address."""
-    server = aio.server(interceptors=[TokenInterceptor(tokens)], options=_options(limits))
+    server = bare_server(limits, tokens)
     names = [HEALTH, reflection.SERVICE_NAME]
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     if inference:
@@ -112,6 +113,11 @@ def new_server(
         names.append(ADMIN)
     reflection.enable_server_reflection(names, server)
     return server
+
+
+def bare_server(limits: Limits, tokens: Tokens, open_method: str = "") -> aio.Server:
+    """A server with bounds and credentials, and no service yet. open_method: needs no token."""
+    return aio.server(interceptors=[TokenInterceptor(tokens, open_method)], options=_options(limits))
 
 
 def bind(server: aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None, flag: str) -> int:

@@ -32,8 +32,11 @@ from jaxserve.v1 import inference_pb2_grpc
 Method = Callable[[Any, Any, ServicerContext], Awaitable[Any]]
 
 
-def answering(method: Method) -> Method:
-    """Refuse unknown fields, and turn errors into statuses. Cancellation passes through."""
+def answering(method: Method, locate: Callable[[JaxserveError], JaxserveError] = located) -> Method:
+    """Refuse unknown fields, and turn errors into statuses. Cancellation passes through.
+
+    locate: names the field in the message that an error is about.
+    """
 
     @wraps(method)
     async def answered(self: Any, request: Message, context: ServicerContext) -> Any:
@@ -43,7 +46,7 @@ def answering(method: Method) -> Method:
         except (AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
-            await end(context, located(presentable(error)))
+            await end(context, locate(presentable(error)))
 
     return answered
 

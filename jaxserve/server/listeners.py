@@ -8,10 +8,11 @@ from grpc import aio  # type: ignore[attr-defined]
 
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.grpc_admin import AdminServicer
-from jaxserve.server.grpc_server import Health, bind, new_server
+from jaxserve.server.grpc_server import Health, bare_server, bind, new_server
 from jaxserve.server.grpc_service import InferenceServicer
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
+from jaxserve.server.jetstream import HEALTH_CHECK, Orchestrator
 from jaxserve.server.limits import Limits
 from jaxserve.server.profiler import Profiler
 from jaxserve.server.tls import Tls
@@ -45,6 +46,8 @@ class Listeners:
         found = {"gRPC": self._add(inference, None if apart else admin, args.host, args.port, credentials, "--port")}
         if apart:
             found["admin"] = self._add(None, admin, args.host, args.admin_port, credentials, "--admin-port")
+        if args.jetstream_port is not None:
+            found["JetStream"] = self._add_jetstream(args, credentials)
         if not args.no_http:
             app = new_app(self._gate, self._tokens, self._limits, self._metrics)
             self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
@@ -71,6 +74,12 @@ class Listeners:
         self._grpc.append(server)
         self._healths.append(health)
         return bind(server, host, port, credentials, flag)  # type: ignore[arg-type]
+
+    def _add_jetstream(self, args: argparse.Namespace, credentials: object) -> int:
+        server = bare_server(self._limits, self._tokens, HEALTH_CHECK)
+        server.add_generic_rpc_handlers((Orchestrator(self._gate, args.jetstream_temperature).handlers(),))
+        self._grpc.append(server)
+        return bind(server, args.host, args.jetstream_port, credentials, "--jetstream-port")  # type: ignore[arg-type]
 
     def tell(self, phase: Phase) -> None:
         """Health checks answer by the new phase."""
