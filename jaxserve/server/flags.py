@@ -69,6 +69,7 @@ def _operation_flags(group: argparse._ArgumentGroup) -> None:
         "--step-timeout", type=_seconds, default=60.0, metavar="S", help="of one step, then the server gives up (60)"
     )
     group.add_argument("--profile-dir", type=Path, metavar="DIR", help="where StartProfile may write")
+    group.add_argument("--otel", action="store_true", help="a trace of every request, sent as the OTEL_* variables say")
     group.add_argument("--log-format", choices=("text", "json"), default="text")
     group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 

@@ -13,10 +13,11 @@ from grpc.aio import ServicerContext
 from jaxserve.errors import AbortedError, JaxserveError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams, check_token_ids
+from jaxserve.server.call import Call
 from jaxserve.server.gate import Gate, Phase
-from jaxserve.server.grpc_service import answering
+from jaxserve.server.grpc_service import answering, caller
 from jaxserve.server.news import Done, Update
-from jaxserve.server.service import Call, Service
+from jaxserve.server.service import Service
 from jaxserve.server.v1 import jetstream_pb2 as pb
 from jaxserve.tokenizer import Tokenizer
 
@@ -51,7 +52,7 @@ class Orchestrator:
     @partial(answering, locate=located)
     async def Decode(self, request: pb.DecodeRequest, context: ServicerContext) -> None:
         service, has_text = self._gate.enter().service, request.HasField("text_content")
-        with await service.answer(await self._call(request, service, context.time_remaining())) as answer:
+        with await service.answer(await self._call(request, service, context)) as answer:
             async with service.slow_clients.watching() as write:
                 async for news in answer:
                     if isinstance(news, Done):
@@ -64,7 +65,7 @@ class Orchestrator:
     async def HealthCheck(self, request: pb.HealthCheckRequest, context: ServicerContext) -> pb.HealthCheckResponse:
         return pb.HealthCheckResponse(is_live=self._gate.phase is Phase.READY)
 
-    async def _call(self, request: pb.DecodeRequest, service: Service, timeout: float | None) -> Call:
+    async def _call(self, request: pb.DecodeRequest, service: Service, context: ServicerContext) -> Call:
         for field in ("lora_adapter_id", "session_cache"):
             if given := getattr(request, field):
                 raise RequestError(field, f"is {given!r:.80}; this server has none (leave it out)")
@@ -72,7 +73,7 @@ class Orchestrator:
             temperature=self._temperature, max_tokens=request.max_tokens, n=request.num_samples or 1
         )
         prompt, field = await _prompt(request, service)
-        return Call(prompt=prompt, prompt_field=field, params=params, timeout=timeout)
+        return Call(prompt=prompt, prompt_field=field, params=params, **caller(context))
 
 
 async def _prompt(request: pb.DecodeRequest, service: Service) -> tuple[Prompt, str]:

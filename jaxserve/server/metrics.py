@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.answer import Answer
+from jaxserve.server.call import Call
 from jaxserve.server.engine_thread import EngineThread, Loads, StepNews, Tally
 from jaxserve.server.expert_load import ExpertLoad
 from jaxserve.server.histogram import Histogram
@@ -74,7 +75,7 @@ class Metrics:
         self._uncounted = 0
         return generate_latest(self._registry)
 
-    def refused(self, error: JaxserveError) -> None:
+    def refused(self, call: Call, error: JaxserveError) -> None:
         self._failures.labels(error.reason).inc()
 
     def stepped(self, news: StepNews) -> None:
