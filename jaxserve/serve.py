@@ -88,7 +88,9 @@ async def serve(
 ) -> int:
     """resources: closes the model in the end."""
     gate, loop = Gate(), asyncio.get_running_loop()
-    metrics = Metrics(lambda: gate.served.compiles_after_ready() if gate.served else 0)
+    metrics = Metrics(
+        lambda: gate.served.compiles_after_ready() if gate.served else 0, lambda: gate.phase is Phase.READY
+    )
     provider = open_provider() if args.otel else None
     if provider:
         resources.callback(provider.shutdown)  # sends what is left
