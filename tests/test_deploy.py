@@ -14,10 +14,12 @@ import kubernetes_validate
 import pytest
 import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+from smg.launch_router import parse_router_args
 
 from jaxserve.cli.flags import parser as generate_parser
 from jaxserve.server import grpc_server
 from jaxserve.server.flags import parser as serve_parser
+from jaxserve.server.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(path for path in (ROOT / "deploy").glob("*.yaml") if path.stem != "alerts")  # those are Prometheus's
@@ -32,6 +34,7 @@ TEMPLATE_FIELDS = {
 }
 TEMPLATES = {
     "Deployment": lambda spec: [(spec["template"], spec["replicas"])],
+    "StatefulSet": lambda spec: [(spec["template"], 1)],  # each replica is a server of its own
     "LeaderWorkerSet": lambda spec: [
         (spec["leaderWorkerTemplate"]["leaderTemplate"], 1),
         (spec["leaderWorkerTemplate"]["workerTemplate"], spec["leaderWorkerTemplate"]["size"] - 1),
@@ -47,9 +50,12 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 def templates(path: Path) -> list[tuple[dict[str, Any], int]]:
-    """Pod templates of a file, and how many pods each makes in a group."""
+    """Pod templates of a file that run this project, and how many pods each makes in a group."""
     return [
-        pair for document in documents(path) for pair in TEMPLATES.get(document["kind"], lambda _: [])(document["spec"])
+        pair
+        for document in documents(path)
+        for pair in TEMPLATES.get(document["kind"], lambda _: [])(document["spec"])
+        if the_container(pair[0])["image"].startswith("REGISTRY/jaxserve:")
     ]
 
 
@@ -85,6 +91,7 @@ def test_there_is_what_was_promised() -> None:
         "jobset-batch": {"JobSet"},
         "leaderworkerset-v5e-16": {"LeaderWorkerSet", "Service"},
         "leaderworkerset-v6e-8": {"LeaderWorkerSet", "Service"},
+        "smg": {"StatefulSet", "Deployment", "Service", "NetworkPolicy"},
         "volumes": {"PersistentVolumeClaim"},
     }
 
@@ -151,7 +158,8 @@ def test_flags_are_ours(template: dict[str, Any]) -> None:
     program, args = flags(template)
     assert args.compilation_cache and args.model
     if program == "jaxserve.serve":
-        assert args.host == "0.0.0.0" and args.token_file, "who listens on all addresses asks for a token"
+        assert args.host == "0.0.0.0"
+        assert args.token_file or args.vllm_port, "who listens on all addresses asks for a token: see test_smg_*"
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.stem != "volumes"], ids=lambda path: path.stem)
@@ -183,7 +191,8 @@ def test_probes_ask_what_is_answered(template: dict[str, Any]) -> None:
         assert not probes
         return
     assert len(probes) == 3 and all(probe["port"] == args.port == PORTS["grpc"] for probe in probes.values())
-    assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"grpc": args.port, "http": args.http_port}
+    ports = {"grpc": args.port, "http": args.http_port} | ({"vllm": args.vllm_port} if args.vllm_port else {})
+    assert {p["name"]: p["containerPort"] for p in container["ports"]} == ports
     assert not args.tls_cert, "Kubernetes asks over gRPC without TLS"
     ready = None if follower else grpc_server.INFERENCE
     services = {name: probe.get("service") for name, probe in probes.items()}
@@ -217,7 +226,7 @@ def test_what_is_mounted_is_there(template: dict[str, Any]) -> None:
         )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem != "smg"], ids=lambda path: path.stem)
 def test_services_find_who_answers(path: Path) -> None:
     for service in (document["spec"] for document in documents(path) if document["kind"] == "Service"):
         labels = [template["metadata"]["labels"] for template, _ in templates(path)]
@@ -226,11 +235,59 @@ def test_services_find_who_answers(path: Path) -> None:
         assert {port["targetPort"]: port["port"] for port in service["ports"]} == PORTS
 
 
+def smg_documents() -> dict[tuple[str, str], Any]:
+    """By kind and name."""
+    found = documents(ROOT / "deploy" / "smg.yaml")
+    return {(document["kind"], document["metadata"]["name"]): document["spec"] for document in found}
+
+
+def test_smg_is_sent_to_the_servers() -> None:
+    found = smg_documents()
+    replicas, router = found["StatefulSet", "jaxserve-replicas"], found["Deployment", "smg"]
+    names, service = replicas["serviceName"], found["Service", replicas["serviceName"]]
+    port = flags(replicas["template"])[1].vllm_port
+    assert service["clusterIP"] == "None" and service["selector"] == replicas["selector"]["matchLabels"]
+    assert [(p["port"], p["targetPort"]) for p in service["ports"]] == [(port, "vllm")]
+    container = the_container(router["template"])
+    given = parse_router_args(container["args"])
+    assert given.worker_urls == [f"grpc://jaxserve-replicas-{i}.{names}:{port}" for i in range(replicas["replicas"])]
+    ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+    assert ports == {"http": given.port, "metrics": given.prometheus_port} and given.host == "0.0.0.0"
+    probes = {container[name]["httpGet"]["port"] for name in ("readinessProbe", "livenessProbe")}
+    (own,) = found["Service", "smg"]["ports"]
+    assert probes == {own["targetPort"]} == {"http"} and found["Service", "smg"]["selector"] == {"app": "smg"}
+    version = container["image"].rpartition(":")[2]
+    assert f"smg=={version} " in (ROOT / "deploy" / "Dockerfile.smg").read_text()
+    assert router["template"]["spec"]["terminationGracePeriodSeconds"] > given.shutdown_grace_period_secs
+
+
+def test_the_metrics_that_a_picker_reads_are_there() -> None:
+    named = set(re.findall(r"jaxserve:\w+_\w+", (ROOT / "deploy" / "README.md").read_text()))
+    assert len(named) == 3
+    exposed = Metrics(lambda: 0).render().decode()
+    assert all(f"# TYPE {name} gauge" in exposed for name in named)
+
+
+def test_smg_alone_reaches_servers_that_ask_for_no_token() -> None:
+    found = smg_documents()
+    replicas, router = found["StatefulSet", "jaxserve-replicas"], found["Deployment", "smg"]
+    policy = found["NetworkPolicy", "jaxserve-replicas"]
+    args = flags(replicas["template"])[1]
+    assert (
+        not args.token_file and policy["podSelector"] == replicas["selector"] and policy["policyTypes"] == ["Ingress"]
+    )
+    who = [{"podSelector": router["selector"]}]
+    assert policy["ingress"] == [{"from": who, "ports": [{"port": args.vllm_port}]}]
+    container = the_container(router["template"])
+    (variable,) = container["env"]
+    assert f"--api-key=$({variable['name']})" in container["args"] and "secretKeyRef" in variable["valueFrom"]
+
+
 @pytest.mark.parametrize("name, extra", [("Dockerfile.tpu", "tpu"), ("Dockerfile.gpu", "cuda13")])
 def test_images(name: str, extra: str) -> None:
     text = (ROOT / "deploy" / name).read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert f"[{extra}]" in text and extra in project["optional-dependencies"]
+    assert f"[{extra},smg]" in text and {extra, "smg"} <= project["optional-dependencies"].keys()
     assert set(re.findall(r"^FROM python:(\S+)-slim", text, re.M)) == {project["requires-python"].removeprefix(">=")}
     assert 'ENTRYPOINT ["python", "-m"]' in text, "what the manifests' args begin with"
 

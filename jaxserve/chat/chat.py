@@ -36,13 +36,13 @@ class Chat:
         self, folder: Path, tokenizer: Tokenizer, template_file: Path | None = None, seconds: float = SECONDS
     ) -> None:
         """template_file: instead of the folder's; either is read with the first use. seconds: for one rendering."""
-        self._folder, self._tokenizer, self._file = folder, tokenizer, template_file
+        self.folder, self._tokenizer, self._file = folder, tokenizer, template_file
         self._renderer = TemplateRenderer(seconds)
 
     @cached_property
     def template(self) -> ChatTemplate:
         """ChatError when there is none, or it cannot be read."""
-        return read_template(self._folder, self._tokenizer, self._file)
+        return read_template(self.folder, self._tokenizer, self._file)
 
     @cached_property
     def _marker(self) -> Marker:

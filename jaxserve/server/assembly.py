@@ -79,4 +79,5 @@ def engine_card(llm: LLM) -> EngineCard:
         page_size=config.page_size,
         cache_tokens=config.lanes * max(pool.pages for pool in config.pools) * config.page_size,
         kv_copies=llm.model.kv_copies,
+        lanes=config.lanes,
     )

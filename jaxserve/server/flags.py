@@ -42,6 +42,7 @@ def _address_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--port", type=_port, default=50051, metavar="N", help="of gRPC; 0: any (default 50051)")
     group.add_argument("--http-port", type=_port, default=8000, metavar="N", help="of HTTP; 0: any (default 8000)")
     group.add_argument("--no-http", action="store_true", help="gRPC only")
+    group.add_argument("--vllm-port", type=_port, metavar="N", help="of vLLM's gRPC, for routers such as smg")
     group.add_argument("--admin-port", type=_port, metavar="N", help="AdminService on a port of its own")
     group.add_argument("--jetstream-port", type=_port, metavar="N", help="JetStream's Orchestrator too (there: 9000)")
     group.add_argument(

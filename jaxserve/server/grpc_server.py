@@ -1,7 +1,8 @@
 """The gRPC server: services, health, reflection, bounds and credentials."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -25,15 +26,15 @@ Serving = health_pb2.HealthCheckResponse.ServingStatus
 
 
 class TokenInterceptor(aio.ServerInterceptor):
-    """Asks every call but health checks for its token. open_method: one more that needs none."""
+    """Asks every call but health checks for its token. open_methods: more that need none."""
 
-    def __init__(self, tokens: Tokens, open_method: str = ""):
-        self._tokens, self._open = tokens, open_method
+    def __init__(self, tokens: Tokens, open_methods: Collection[str] = ()):
+        self._tokens, self._open = tokens, open_methods
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         method = handler_call_details.method
         service = method.rsplit("/", 1)[0].lstrip("/")
-        if service != HEALTH and method != self._open:
+        if service != HEALTH and method not in self._open:
             metadata = dict(handler_call_details.invocation_metadata)
             try:
                 self._tokens.check(metadata.get("authorization"), admin=service == ADMIN)
@@ -72,14 +73,27 @@ class _HealthServicer(health.HealthServicer):
         self._over.set()
 
 
-class Health:
-    """grpc.health.v1: "" says that the process lives, InferenceService's name whether it is ready.
+@dataclass(frozen=True)
+class Face:
+    """A service of another project's protocol. name: its full one. add: puts its servicer on a server.
 
-    inference, admin: the services that the server has.
+    open_methods: paths of its calls that need no token.
     """
 
-    def __init__(self, inference: bool = True, admin: bool = True) -> None:
-        self._inference, self._admin = inference, admin
+    name: str
+    add: Callable[[aio.Server], None]
+    open_methods: tuple[str, ...] = ()
+
+
+class Health:
+    """grpc.health.v1: "" says that the process lives; the names of InferenceService and of faces, whether it is ready.
+
+    inference, admin, faces: the services that the server has.
+    """
+
+    def __init__(self, inference: bool = True, admin: bool = True, *faces: Face) -> None:
+        self._admin = admin
+        self._ready = [*([INFERENCE] if inference else []), *(face.name for face in faces)]
         self.servicer = _HealthServicer()
 
     async def start(self) -> None:
@@ -89,9 +103,9 @@ class Health:
         await self.tell(Phase.LOADING)
 
     async def tell(self, phase: Phase) -> None:
-        if self._inference:
-            status = Serving.SERVING if phase is Phase.READY else Serving.NOT_SERVING
-            await self.servicer.set(INFERENCE, status)
+        status = Serving.SERVING if phase is Phase.READY else Serving.NOT_SERVING
+        for name in self._ready:
+            await self.servicer.set(name, status)
 
     def close(self) -> None:
         """Nobody hears of it any more."""
@@ -99,10 +113,16 @@ class Health:
 
 
 def new_server(
-    limits: Limits, tokens: Tokens, health: Health, inference: InferenceServicer | None, admin: AdminServicer | None
+    limits: Limits,
+    tokens: Tokens,
+    health: Health,
+    inference: InferenceServicer | None,
+    admin: AdminServicer | None,
+    *faces: Face,
 ) -> aio.Server:
     """A server with these services, not yet bound to an address."""
-    server = bare_server(limits, tokens)
+    open_methods = [method for face in faces for method in face.open_methods]
+    server = aio.server(interceptors=[TokenInterceptor(tokens, open_methods)], options=_options(limits))
     names = [HEALTH, reflection.SERVICE_NAME]
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     if inference:
@@ -111,13 +131,11 @@ def new_server(
     if admin:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         names.append(ADMIN)
+    for face in faces:
+        face.add(server)
+        names.append(face.name)
     reflection.enable_server_reflection(names, server)
     return server
-
-
-def bare_server(limits: Limits, tokens: Tokens, open_method: str = "") -> aio.Server:
-    """A server with bounds and credentials, and no service yet. open_method: needs no token."""
-    return aio.server(interceptors=[TokenInterceptor(tokens, open_method)], options=_options(limits))
 
 
 def bind(server: aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None, flag: str) -> int:

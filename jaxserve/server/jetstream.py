@@ -15,6 +15,7 @@ from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams, check_token_ids
 from jaxserve.server.call import Call
 from jaxserve.server.gate import Gate, Phase
+from jaxserve.server.grpc_server import Face
 from jaxserve.server.grpc_service import answering, caller
 from jaxserve.server.news import Done, Update
 from jaxserve.server.service import Service
@@ -33,9 +34,13 @@ def located(error: JaxserveError) -> JaxserveError:
     return error
 
 
-class Orchestrator:
+def jetstream_face(gate: Gate, temperature: float) -> Face:
     """temperature: of every request; 0, JetStream's own default, takes the most probable token."""
+    orchestrator = Orchestrator(gate, temperature)
+    return Face(SERVICE, lambda server: server.add_generic_rpc_handlers((orchestrator.handlers(),)), (HEALTH_CHECK,))
 
+
+class Orchestrator:
     def __init__(self, gate: Gate, temperature: float):
         self._gate, self._temperature = gate, temperature
 

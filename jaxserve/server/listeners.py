@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable
 
 from grpc import aio  # type: ignore[attr-defined]
 
+from jaxserve.errors import ConfigError
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.grpc_admin import AdminServicer
-from jaxserve.server.grpc_server import Health, bare_server, bind, new_server
+from jaxserve.server.grpc_server import Face, Health, bind, new_server
 from jaxserve.server.grpc_service import InferenceServicer
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
-from jaxserve.server.jetstream import HEALTH_CHECK, Orchestrator
+from jaxserve.server.jetstream import jetstream_face
 from jaxserve.server.limits import Limits
 from jaxserve.server.profiler import Profiler
 from jaxserve.server.tls import Tls
@@ -20,7 +21,7 @@ from jaxserve.server.tokens import Tokens
 
 
 class Listeners:
-    """gRPC, AdminService where it has a port of its own, and HTTP. They answer from the start: LOADING at first."""
+    """gRPC, AdminService and faces on ports of their own, and HTTP. They answer from the start: LOADING at first."""
 
     def __init__(self, gate: Gate, limits: Limits, tokens: Tokens, metrics: Callable[[], Awaitable[bytes]]):
         self._gate, self._limits, self._tokens, self._metrics = gate, limits, tokens, metrics
@@ -47,7 +48,11 @@ class Listeners:
         if apart:
             found["admin"] = self._add(None, admin, args.host, args.admin_port, credentials, "--admin-port")
         if args.jetstream_port is not None:
-            found["JetStream"] = self._add_jetstream(args, credentials)
+            face, port = jetstream_face(self._gate, args.jetstream_temperature), args.jetstream_port
+            found["JetStream"] = self._add(None, None, args.host, port, credentials, "--jetstream-port", face)
+        if args.vllm_port is not None:
+            face = _vllm_face(self._gate)
+            found["vLLM"] = self._add(None, None, args.host, args.vllm_port, credentials, "--vllm-port", face)
         if not args.no_http:
             app = new_app(self._gate, self._tokens, self._limits, self._metrics)
             self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
@@ -68,18 +73,13 @@ class Listeners:
         port: int,
         credentials: object,
         flag: str,
+        *faces: Face,
     ) -> int:
-        health = Health(inference is not None, admin is not None)
-        server = new_server(self._limits, self._tokens, health, inference, admin)
+        health = Health(inference is not None, admin is not None, *faces)
+        server = new_server(self._limits, self._tokens, health, inference, admin, *faces)
         self._grpc.append(server)
         self._healths.append(health)
         return bind(server, host, port, credentials, flag)  # type: ignore[arg-type]
-
-    def _add_jetstream(self, args: argparse.Namespace, credentials: object) -> int:
-        server = bare_server(self._limits, self._tokens, HEALTH_CHECK)
-        server.add_generic_rpc_handlers((Orchestrator(self._gate, args.jetstream_temperature).handlers(),))
-        self._grpc.append(server)
-        return bind(server, args.host, args.jetstream_port, credentials, "--jetstream-port")  # type: ignore[arg-type]
 
     def tell(self, phase: Phase) -> None:
         """Health checks answer by the new phase."""
@@ -96,3 +96,14 @@ class Listeners:
             health.close()
         stopping = [server.stop(grace) for server in self._grpc] + ([self._http.stop(grace)] if self._http else [])
         await asyncio.gather(*stopping)
+
+
+def _vllm_face(gate: Gate) -> Face:
+    """ConfigError without the package that has its messages."""
+    try:
+        from jaxserve.server.vllm_grpc import vllm_face
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "smg_grpc_proto":
+            raise
+        raise ConfigError("--vllm-port needs the package smg-grpc-proto (pip install 'jaxserve[smg]')") from None
+    return vllm_face(gate)

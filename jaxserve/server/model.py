@@ -25,7 +25,7 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class EngineCard:
-    """What operators may know of the engine."""
+    """What operators may know of the engine. max_batch: of one lane."""
 
     versions: dict[str, str]
     mesh: dict[str, int]
@@ -36,6 +36,12 @@ class EngineCard:
     page_size: int
     cache_tokens: int
     kv_copies: int = 1  # tensor-parallel devices that hold the same kv head
+    lanes: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Choices that run at a time."""
+        return self.max_batch * self.lanes
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from jaxserve.server.engine_thread import EngineThread
 from jaxserve.server.forecast import Forecast
 from jaxserve.server.gate import Gate
 from jaxserve.server.grpc_admin import AdminServicer
-from jaxserve.server.grpc_server import Health, bind, new_server
+from jaxserve.server.grpc_server import Face, Health, bind, new_server
 from jaxserve.server.grpc_service import InferenceServicer
 from jaxserve.server.limits import Limits
 from jaxserve.server.model import EngineCard, ModelCard, Served
@@ -106,6 +106,7 @@ async def running(
     seconds: float = 0.0,
     opened: bool = True,
     observers: tuple[Observer, ...] = (),
+    faces: Callable[[Gate], tuple[Face, ...]] = lambda gate: (),
     **config: Any,
 ) -> AsyncIterator[Running]:
     """folder: an empty one. seconds: of one step of the device. config: of the engine (see `config_of`)."""
@@ -144,12 +145,13 @@ async def running(
         configured.embeds,
     )
     service = Service(prompts, thread, Forecast(configured.step_tokens), limits, observers)
-    health, gate = Health(), Gate()
+    gate = Gate()
+    others = faces(gate)
+    health = Health(True, True, *others)
     telling: set[asyncio.Task[None]] = set()
     gate.changed = lambda phase: telling.add(loop.create_task(health.tell(phase)))
-    server = new_server(
-        limits, tokens or Tokens(), health, InferenceServicer(gate), AdminServicer(gate, Profiler(None), drain)
-    )
+    admin = AdminServicer(gate, Profiler(None), drain)
+    server = new_server(limits, tokens or Tokens(), health, InferenceServicer(gate), admin, *others)
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await health.start()
     await server.start()

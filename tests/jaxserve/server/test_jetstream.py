@@ -15,10 +15,12 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import Message
 from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.answer import Answer
 from jaxserve.server.flags import parser
+from jaxserve.server.jetstream import SERVICE
 from jaxserve.server.limits import Limits
 from jaxserve.server.metrics import Metrics
 from jaxserve.server.v1 import jetstream_pb2 as ours
@@ -143,6 +145,14 @@ def test_numbers_and_types_are_jetstream_s() -> None:
     assert added == LATER | {"Metadata.start_time": 1}
     methods = {name: method.server_streaming for name, method in Theirs().service.methods_by_name.items()}
     assert methods == {"Decode": True, "HealthCheck": False}
+
+
+def test_both_may_be_in_one_process() -> None:
+    """A pool of descriptors has every name once."""
+    pool, mine = descriptor_pool.DescriptorPool(), FileDescriptorProto()
+    ours.DESCRIPTOR.CopyToProto(mine)
+    pool.Add(FileDescriptorProto.FromString(GOLDEN.read_bytes()))  # pyright: ignore[reportAttributeAccessIssue]
+    pool.Add(mine)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_text(tmp_path: Path) -> None:
@@ -309,7 +319,12 @@ def test_health_needs_no_token_and_says_when_requests_are_taken(tmp_path: Path) 
             async def is_live() -> bool:
                 return (await Theirs().call(channel, "HealthCheck")(Theirs().types["HealthCheckRequest"]())).is_live
 
-            assert not await is_live()
+            async def is_ready() -> bool:
+                request = health_pb2.HealthCheckRequest(service=SERVICE)
+                response = await health_pb2_grpc.HealthStub(channel).Check(request)
+                return response.status == health_pb2.HealthCheckResponse.SERVING
+
+            assert not await is_live() and not await is_ready()
             server.open()
             assert await is_live()
             decode = Theirs().call(channel, "Decode")

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs t
 @asynccontextmanager
 async def listening(server: Running, token: str | None = None, **files: Path) -> AsyncIterator[dict[str, str]]:
     """Addresses of a second set of listeners before the same service, with this token and these certificates."""
-    none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir", "jetstream_port"))
+    none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir", "jetstream_port", "vllm_port"))
     ports = {"host": "127.0.0.1", "port": 0, "admin_port": 0, "http_port": 0, "no_http": False}
     listeners = Listeners(server.gate, Limits(), Tokens(token, token), fake_metrics)
     ended: list[BaseException] = []
