@@ -149,6 +149,15 @@ def test_nothing_that_is_told_is_forgotten(samples: Samples) -> None:
     assert told == shown
 
 
+def test_every_metric_is_explained(samples: Samples) -> None:
+    """In docs/operating.md, and nothing that there is not."""
+    documented = set(
+        re.findall(r"`(\w+)(?:{[\w,]+})?`", (DEPLOY.parent / "docs/operating.md").read_text().split("## Traces")[0])
+    )
+    told = {name.removeprefix("jaxserve:").removesuffix("_bucket") for name, _, _ in samples}
+    assert documented == {name for name in told if not name.endswith(("_created", "_sum", "_count"))}
+
+
 def test_the_dashboard_is_one() -> None:
     dashboard = json.loads((DEPLOY / "grafana.json").read_text())
     ids = [panel["id"] for panel in dashboard["panels"]]

@@ -100,8 +100,8 @@ async def _prompt(request: pb.DecodeRequest, service: Service) -> tuple[Prompt, 
 
 def _opening(tokenizer: Tokenizer) -> list[int]:
     """The token that begins a text, if the checkpoint wants one there."""
-    first = tokenizer.encode("x")[0]
-    return [first] if first == tokenizer.bos_id else []
+    first = tokenizer.encode("x")[:1]
+    return first if first == [tokenizer.bos_id] else []
 
 
 def _response(update: Update, samples: int, has_text: bool) -> pb.DecodeResponse:

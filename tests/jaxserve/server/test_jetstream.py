@@ -309,9 +309,11 @@ def test_an_abort_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_health_needs_no_token_and_says_when_requests_are_taken(tmp_path: Path) -> None:
+    seen = Seen()
+
     async def main() -> None:
         async with (
-            running(tmp_path, opened=False) as server,
+            running(tmp_path, opened=False, observers=(seen,)) as server,
             listener(server, token="secret") as addresses,
             aio.insecure_channel(addresses["JetStream"]) as channel,
         ):
@@ -329,7 +331,10 @@ def test_health_needs_no_token_and_says_when_requests_are_taken(tmp_path: Path) 
             assert await is_live()
             decode = Theirs().call(channel, "Decode")
             assert await _code(decode(text())) == "UNAUTHENTICATED"
-            assert await _code(decode(text(), metadata=(("authorization", "Bearer secret"),))) == "OK"
+            metadata = (("authorization", "Bearer secret"), ("traceparent", "00-1"))
+            assert await _code(decode(text(), metadata=metadata)) == "OK"
+            (answer,) = seen.answers
+            assert answer.call.trace == {"traceparent": "00-1"} and answer.call.timeout is None
             server.gate.drain()
             assert not await is_live() and await _code(decode(text())) == "UNAUTHENTICATED"
             await server.at_rest()
