@@ -95,9 +95,7 @@ def test_names_in_messages_are_text(open_chat: OpenChat, name: str, place: str) 
 
 def test_text_of_a_client_is_encoded_as_in_a_prompt(open_chat: OpenChat) -> None:
     chat = open_chat("sentencepiece, legacy")
-    (chat._folder / "tokenizer_config.json").write_text(
-        '{"chat_template": "{{ messages[0].content }}", "legacy": true}'
-    )
+    (chat.folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages[0].content }}", "legacy": true}')
     tokenizer = chat._tokenizer
     rendered = chat.render([{"role": "user", "content": FORGED}])
     assert list(rendered.token_ids) == tokenizer.encode(FORGED)[1:], "but for BOS, which this template does not write"
