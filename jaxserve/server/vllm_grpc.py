@@ -7,6 +7,9 @@ that GetTokenizer hands out; prompts and completions are token ids.
 import asyncio
 import hashlib
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property, partial
 
@@ -38,13 +41,15 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     def __init__(self, gate: Gate):
         self._gate = gate
+        self._asked = Counter[
+            str
+        ]()  # ids under way; one may have several calls, of which all but the first are refused
 
     @answering
     async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> None:
         service = self._gate.enter().service
-        with naming():
-            answer = await service.answer(call_of(request, **caller(context)))
-        with answer:
+        call = call_of(request, **caller(context))
+        with self._abortable(request.request_id), naming(), await service.answer(call) as answer:
             writer = Writer(answer.prepared.request, request.stream)
             async with service.slow_clients.watching() as write:
                 async for news in answer:
@@ -57,7 +62,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         service = self._gate.enter().service
         request_id = request.request_id or new_id()
         calls = embed_calls([embed_input_of(request)], request_id, **caller(context))
-        (completion,) = await embed(service, calls)
+        with self._abortable(request_id):
+            (completion,) = await embed(service, calls)
         values = completion.embedding or ()
         return pb.EmbedResponse(
             embedding=values, prompt_tokens=len(completion.prompt_token_ids), embedding_dim=len(values)
@@ -65,13 +71,24 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     @answering
     async def Abort(self, request: pb.AbortRequest, context: ServicerContext) -> pb.AbortResponse:
-        """Their streams end with finish reason abort. Ids that are not in flight may just have ended: no error."""
+        """Their streams end with finish reason abort. Ids that are not in flight may just have ended: no error.
+
+        A client's token is enough, so requests that came by other doors are left alone.
+        """
         if len(request.request_ids) > MAX_ABORTS:
             raise RequestError("request_ids", f"has {len(request.request_ids)} entries; the limit is {MAX_ABORTS}")
         service = self._gate.look().service
-        for request_id in request.request_ids:
+        for request_id in self._asked.keys() & request.request_ids:
             service.abort(request_id)
         return pb.AbortResponse()
+
+    @contextmanager
+    def _abortable(self, request_id: str) -> Iterator[None]:
+        self._asked[request_id] += 1
+        try:
+            yield
+        finally:
+            self._asked -= Counter([request_id])  # those that have none left go
 
     @answering
     async def HealthCheck(self, request: pb.HealthCheckRequest, context: ServicerContext) -> pb.HealthCheckResponse:

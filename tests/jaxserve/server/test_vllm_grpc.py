@@ -297,6 +297,27 @@ def test_abort_ends_the_stream(tmp_path: Path, stream: bool) -> None:
     asyncio.run(main())
 
 
+def test_abort_leaves_other_doors_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, seconds=0.002) as (server, engine):
+            asked = inference_pb2.GenerateRequest(request_id="theirs", text=TEXT, sampling=sampling(max_tokens=100))
+            waiting = asyncio.ensure_future(server.inference.Generate(asked))
+            while not server.service.loads.running:
+                await asyncio.sleep(0.002)
+            await refused(engine.Generate(request(request_id="theirs")), "ALREADY_EXISTS")
+            await engine.Abort(pb.AbortRequest(request_ids=["theirs"]))
+            assert (await waiting).usage.completion_tokens == 100
+
+            ours = asyncio.create_task(answered(engine, request(request_id="ours", max_tokens=LONG)))
+            while not server.service.loads.running:
+                await asyncio.sleep(0.002)
+            await refused(engine.Generate(request(request_id="ours")), "ALREADY_EXISTS")
+            await engine.Abort(pb.AbortRequest(request_ids=["ours"]))
+            assert (await ours)[1][0].finish_reason == "abort"
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_frees_its_pages(tmp_path: Path, stream: bool) -> None:
     async def main() -> None:
@@ -376,7 +397,7 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
             assert (idle.num_running_reqs, idle.token_usage, idle.max_total_num_tokens) == (0, 0, 2048)
             assert idle.max_running_requests == 4
             calls = [asyncio.create_task(answered(engine, request(max_tokens=100, n=2))) for _ in range(4)]
-            while server.service.loads.running < 4:
+            while (server.service.loads.running, server.service.loads.waiting) != (4, 4):
                 await asyncio.sleep(0.002)
             busy = (await engine.GetLoads(pb.GetLoadsRequest())).loads[0]
             assert (busy.num_running_reqs, busy.num_waiting_reqs, busy.num_total_reqs) == (4, 4, 8)
