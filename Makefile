@@ -13,6 +13,7 @@ JOBS           ?= auto
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
 
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
+PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto jaxserve/server/v1/*.proto
 PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
 INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
@@ -58,8 +59,8 @@ check: $(VENV)/.dev ## check style, format and types
 	$(RUN) pyright --pythonpath $(VENV)/bin/python
 
 protos: $(VENV)/.dev ## generate *_pb2* and docs/api.md from the .proto files
-	$(RUN) grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto
-	rm jaxserve/v1/common_pb2_grpc.py # has no service
+	$(RUN) grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+	rm jaxserve/v1/common_pb2_grpc.py jaxserve/server/v1/jetstream_pb2_grpc.py # have no service
 	$(VENV)/bin/python docs/make_api.py
 
 fmt: $(VENV)/.dev ## fix what can be fixed, and format

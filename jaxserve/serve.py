@@ -34,6 +34,7 @@ from jaxserve.server.listeners import Listeners
 from jaxserve.server.log import RequestLog, configure
 from jaxserve.server.metrics import Metrics
 from jaxserve.server.model import EngineCard, ModelCard, Served
+from jaxserve.server.traces import Traces, open_provider
 from jaxserve.tokenizer import TokenizerError
 from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec, device_kind
@@ -87,7 +88,12 @@ async def serve(
 ) -> int:
     """resources: closes the model in the end."""
     gate, loop = Gate(), asyncio.get_running_loop()
-    metrics = Metrics(lambda: gate.served.compiles_after_ready() if gate.served else 0)
+    metrics = Metrics(
+        lambda: gate.served.compiles_after_ready() if gate.served else 0, lambda: gate.phase is Phase.READY
+    )
+    provider = open_provider() if args.otel else None
+    if provider:
+        resources.callback(provider.shutdown)  # sends what is left
     listeners = Listeners(gate, limits(args), tokens(args), metrics.text)
     lifecycle = Lifecycle(gate, listeners.stop, args.drain_timeout, args.step_timeout)
     await listeners.start(args, lifecycle.drain, lifecycle.fail)
@@ -98,7 +104,8 @@ async def serve(
         model, engine = model_card(llm, args.served_model_name or args.model.resolve().name), engine_card(llm)
         introduce(model, engine, console)
         compile_all(llm, console, manifest)
-        service, thread = assemble(llm, limits(args), (metrics, RequestLog()), loop, lifecycle.fail)
+        observers = (metrics, RequestLog(), *([Traces(provider, model.name)] if provider else []))
+        service, thread = assemble(llm, limits(args), observers, loop, lifecycle.fail)
         if mixture := llm.model.spec.mixture:
             loop.call_soon_threadsafe(metrics.watch_experts, mixture.layers, thread, llm.runner.expert_load)
         gc.collect()

@@ -22,7 +22,7 @@ from jaxserve.server.flags import parser as serve_parser
 from jaxserve.server.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted((ROOT / "deploy").glob("*.yaml"))
+FILES = sorted(path for path in (ROOT / "deploy").glob("*.yaml") if path.stem != "alerts")  # those are Prometheus's
 KUBERNETES = "1.34"  # the first in which a container may sleep before it is stopped without a feature gate
 PARSERS = {"jaxserve.serve": serve_parser, "jaxserve.generate": generate_parser}
 PORTS = {"grpc": 50051, "http": 8000}

@@ -159,6 +159,7 @@ def test_the_engine_needs_nothing_of_the_server() -> None:
 
 
 SETTERS = {
+    "jaxserve.server.traces",  # reads the variables of OpenTelemetry's exporters
     "jaxserve.cli.compilation_cache",
     "jaxserve.cluster.hosts",
     "jaxserve.plan.platform",

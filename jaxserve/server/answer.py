@@ -9,6 +9,7 @@ from jaxserve.completion import Assembler, Completion
 from jaxserve.engine.plan import Times, TokenEvent
 from jaxserve.errors import JaxserveError
 from jaxserve.prompts import Prepared
+from jaxserve.server.call import Call
 from jaxserve.server.engine_thread import Tally
 from jaxserve.server.incidents import presentable
 from jaxserve.server.news import Done, News, Outbox, PromptScores, Started
@@ -31,6 +32,7 @@ class Answer:
     def __init__(
         self,
         id: str,
+        call: Call,
         prepared: Prepared,
         tokenizer: Tokenizer,
         engine: Engine,
@@ -40,7 +42,7 @@ class Answer:
     ):
         params = prepared.request.params
         assert params.seed is not None, "the seed is drawn before"
-        self.id, self.prepared = id, prepared
+        self.id, self.call, self.prepared = id, call, prepared
         self.times: Times | None = None  # of the first choice that began
         self.completions: list[Completion] = []
         self.error: JaxserveError | None = None

@@ -10,7 +10,8 @@ from jaxserve.completion import Completion
 from jaxserve.errors import AbortedError, DeadlineError, QueueFullError
 from jaxserve.prompts import Prompt
 from jaxserve.server.answer import Answer
-from jaxserve.server.service import Call, Service
+from jaxserve.server.call import Call
+from jaxserve.server.service import Service
 
 MAX_INPUTS = 2048  # of a request, as OpenAI has it
 AT_ONCE = 128  # of a request's inputs in the engine: others come in between

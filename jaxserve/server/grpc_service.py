@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from grpc.aio import AbortError, ServicerContext
 
 from jaxserve.errors import AbortedError, JaxserveError
+from jaxserve.server.call import trace_of
 from jaxserve.server.embedding import embed, written
 from jaxserve.server.gate import Gate
 from jaxserve.server.incidents import presentable
@@ -32,8 +33,11 @@ from jaxserve.v1 import inference_pb2_grpc
 Method = Callable[[Any, Any, ServicerContext], Awaitable[Any]]
 
 
-def answering(method: Method) -> Method:
-    """Refuse unknown fields, and turn errors into statuses. Cancellation passes through."""
+def answering(method: Method, locate: Callable[[JaxserveError], JaxserveError] = located) -> Method:
+    """Refuse unknown fields, and turn errors into statuses. Cancellation passes through.
+
+    locate: names the field in the message that an error is about.
+    """
 
     @wraps(method)
     async def answered(self: Any, request: Message, context: ServicerContext) -> Any:
@@ -43,7 +47,7 @@ def answering(method: Method) -> Method:
         except (AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
-            await end(context, located(presentable(error)))
+            await end(context, locate(presentable(error)))
 
     return answered
 
@@ -51,6 +55,11 @@ def answering(method: Method) -> Method:
 async def end(context: ServicerContext, error: JaxserveError) -> None:
     """End the call with the error's status."""
     await context.abort(grpc.StatusCode[error.code], str(error), trailers(error))
+
+
+def caller(context: ServicerContext) -> dict[str, Any]:
+    """The fields of Call that are not in the request."""
+    return {"timeout": context.time_remaining(), "trace": trace_of(context.invocation_metadata() or ())}
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -76,7 +85,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     @answering
     async def Score(self, request: pb.ScoreRequest, context: ServicerContext) -> pb.ScoreResponse:
         service = self._gate.enter().service
-        with await service.answer(score_call_of(request, context.time_remaining())) as answer:
+        with await service.answer(score_call_of(request, **caller(context))) as answer:
             completion = (await answer.whole()).completions[0]
         if completion.finish_reason == "abort":
             raise AbortedError(f"request {answer.id!r} was aborted before all of it was scored")
@@ -92,7 +101,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
         service = self._gate.enter().service
         request_id = request.request_id or new_id()
-        done = await embed(service, embed_calls_of(request, request_id, context.time_remaining()))
+        done = await embed(service, embed_calls_of(request, request_id, **caller(context)))
         embeddings = await written(service, done, lambda _, completion: pb.Embedding(values=completion.embedding))
         return pb.EmbedResponse(request_id=request_id, embeddings=embeddings, usage=usage_of(done))
 
@@ -110,12 +119,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _whole(self, request: Any, context: ServicerContext) -> dict[str, Any]:
         service = self._gate.enter().service
-        with await service.answer(call_of(request, context.time_remaining())) as answer:
+        with await service.answer(call_of(request, **caller(context))) as answer:
             return Writer(answer.id, service.prompts.tokenizer).whole(await answer.whole())
 
     async def _stream(self, request: Any, context: ServicerContext, event: StreamEvent) -> None:
         service = self._gate.enter().service
-        with await service.answer(call_of(request, context.time_remaining())) as answer:
+        with await service.answer(call_of(request, **caller(context))) as answer:
             writer = Writer(answer.id, service.prompts.tokenizer)
             async with service.slow_clients.watching() as write:
                 async for news in answer:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.answer import Answer
+from jaxserve.server.call import Call
 from jaxserve.server.engine_thread import StepNews
 
 Format = Literal["text", "json"]
@@ -49,10 +50,10 @@ def _one_line(value: object) -> str:
 
 
 def configure(format: Format, level: str) -> None:
-    """For the server's process: everything of jaxserve and uvicorn's errors to standard error."""
+    """For the server's process: everything of jaxserve, and errors of uvicorn and OpenTelemetry, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
-    for name in ("jaxserve", "uvicorn.error"):
+    for name in ("jaxserve", "uvicorn.error", "opentelemetry"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level.upper() if name == "jaxserve" else logging.WARNING)
@@ -61,7 +62,7 @@ def configure(format: Format, level: str) -> None:
 class RequestLog:
     """An observer of the service: a line for every request that ended, and for every one that was refused."""
 
-    def refused(self, error: JaxserveError) -> None:
+    def refused(self, call: Call, error: JaxserveError) -> None:
         log.info("refused", extra={"fields": {"reason": error.reason}})
 
     def stepped(self, news: StepNews) -> None:

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.answer import Answer
+from jaxserve.server.call import Call
 from jaxserve.server.engine_thread import EngineThread, Loads, StepNews, Tally
 from jaxserve.server.expert_load import ExpertLoad
 from jaxserve.server.histogram import Histogram
@@ -19,9 +20,9 @@ HOST = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 
 
 class Metrics:
-    """An observer of the service, with a registry of its own. compiles: asked at every scrape."""
+    """An observer of the service, with a registry of its own. compiles, ready: asked at every scrape."""
 
-    def __init__(self, compiles: Callable[[], int]):
+    def __init__(self, compiles: Callable[[], int], ready: Callable[[], bool] = lambda: True):
         self._registry = registry = CollectorRegistry()
         self._experts = CollectorRegistry()
 
@@ -56,6 +57,7 @@ class Metrics:
         self._computed = counter("computed_tokens", "tokens that the device computed, padding among them")
         self._host = histogram("step_host_seconds", "of a step, not spent waiting for the device", HOST)
         gauge("compiles_after_ready", "steps compiled while serving: 0, or something is wrong").set_function(compiles)
+        gauge("ready", "1 while requests are accepted, 0 before and afterwards").set_function(ready)
         self._tally, self._loads = Tally(), Loads()
         self._uncounted = 0  # generated tokens that the counter does not have yet
 
@@ -74,7 +76,7 @@ class Metrics:
         self._uncounted = 0
         return generate_latest(self._registry)
 
-    def refused(self, error: JaxserveError) -> None:
+    def refused(self, call: Call, error: JaxserveError) -> None:
         self._failures.labels(error.reason).inc()
 
     def stepped(self, news: StepNews) -> None:

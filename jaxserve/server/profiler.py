@@ -1,24 +1,34 @@
-"""A jax profile, written for a bounded time."""
+"""A jax profile, written for a bounded time to a place of the operator's."""
 
 import asyncio
+import logging
+import secrets
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from jaxserve.errors import ConfigError, RequestError
 
 DEFAULT_SECONDS, MAX_SECONDS = 10.0, 60.0
+MAX_PROFILES = 32  # in the folder: nobody fills a disk by asking again and again
+log = logging.getLogger(__name__)
 
 
 class Profiler:
-    """One profile at a time, into folders of their own under `folder`; None: the operator allows none."""
+    """One profile at a time, into folders of their own under `folder`; None: the operator allows none.
+
+    Lives on the event loop. What a call has begun is not interrupted when its client goes away: it has to end.
+    """
 
     def __init__(self, folder: Path | None):
         self._folder = folder
         self._current: Path | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self, seconds: float | None = None) -> str:
         """Begin; it ends by itself after so many seconds. Returns its folder."""
@@ -27,27 +37,67 @@ class Profiler:
             raise RequestError("max_seconds", f"is {seconds:g}; it must be above 0 and at most {MAX_SECONDS:g}")
         if self._folder is None:
             raise ConfigError("this server writes no profiles (start it with --profile-dir DIR)")
-        async with self._lock:
-            if self._current:
-                raise ConfigError(f"a profile is being written to {self._current} (StopProfile ends it)")
-            folder = self._folder / time.strftime("%Y%m%d-%H%M%S")
-            await asyncio.to_thread(jax.profiler.start_trace, str(folder))
-            self._current = folder
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(seconds, lambda: loop.create_task(self.close()))
-            return str(folder)
+        return str(await asyncio.shield(self._task(self._start(self._folder, seconds))))
 
     async def stop(self) -> str:
         """End it; returns its folder."""
-        async with self._lock:
-            if self._current is None or self._timer is None:
-                raise ConfigError("no profile is being written (StartProfile begins one)")
-            self._timer.cancel()
-            folder, self._current = self._current, None
-            await asyncio.to_thread(jax.profiler.stop_trace)
-            return str(folder)
+        folder = self._current
+        if folder is None:
+            raise ConfigError("no profile is being written (StartProfile begins one)")
+        await asyncio.shield(self._task(self._end(folder)))
+        return str(folder)
 
     async def close(self) -> None:
-        """End what is being written, if anything."""
+        """End what is being written, if anything; begin nothing more."""
+        self._folder = None
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._current:
             await self.stop()
+
+    def _task[T](self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _start(self, parent: Path, seconds: float) -> Path:
+        async with self._lock:
+            if self._current:
+                raise ConfigError(f"a profile is being written to {self._current} (StopProfile ends it)")
+            folder = await asyncio.to_thread(_begin, parent)
+            self._current = folder
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, folder)
+            return folder
+
+    def _expire(self, folder: Path) -> None:
+        self._task(self._end(folder)).add_done_callback(_log_failure)
+
+    async def _end(self, folder: Path) -> None:
+        """Unless it has ended already, and perhaps another one has begun."""
+        async with self._lock:
+            if self._current != folder or self._timer is None:
+                return
+            self._timer.cancel()
+            self._current = None
+            await asyncio.to_thread(jax.profiler.stop_trace)
+
+
+def _begin(parent: Path) -> Path:
+    """The new profile's folder; ConfigError when there is no room for it."""
+    folder = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        if (profiles := len(list(parent.iterdir()))) >= MAX_PROFILES:
+            raise ConfigError(
+                f"--profile-dir {parent} has {profiles} entries; the limit is {MAX_PROFILES} (remove some)"
+            )
+        folder.mkdir()
+    except OSError as error:
+        raise ConfigError(f"--profile-dir {parent}: {error.strerror}") from None
+    jax.profiler.start_trace(str(folder))
+    return folder
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("a profile could not be written", exc_info=error)

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -14,8 +14,8 @@ from jaxserve.chat import Rendered
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestError, RequestIdInUseError
 from jaxserve.prompts import Prompt, Prompts, is_conversation
-from jaxserve.request import SamplingParams
 from jaxserve.server.answer import Answer
+from jaxserve.server.call import Call
 from jaxserve.server.engine_thread import EngineThread, Loads, StepNews, Tally
 from jaxserve.server.forecast import Forecast
 from jaxserve.server.incidents import presentable
@@ -31,33 +31,10 @@ MAX_ASIDE = 64  # calls of Tokenize and Detokenize that wait for their turn
 SHORT = 2048  # letters or tokens that are encoded on the event loop
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """A request at the door. timeout: seconds that the client will wait from now; None: as long as the limits allow.
-
-    prompt_field: the prompt's path in the client's message, for errors. embed: its embedding is wanted, and no text.
-    """
-
-    prompt: Prompt
-    params: SamplingParams = field(default_factory=SamplingParams)
-    prompt_field: str = "prompt"
-    embed: bool = False
-    request_id: str = ""
-    priority: int = 0
-    cache_salt: str = ""
-    timeout: float | None = None
-    arrived: float = field(default_factory=time.monotonic)
-
-    @property
-    def deadline(self) -> float | None:
-        """On the monotonic clock."""
-        return None if self.timeout is None else self.arrived + self.timeout
-
-
 class Observer(Protocol):
-    """Who counts: the metrics, the log."""
+    """Who counts: the metrics, the log, the traces."""
 
-    def refused(self, error: JaxserveError) -> None: ...
+    def refused(self, call: Call, error: JaxserveError) -> None: ...
     def stepped(self, news: StepNews) -> None: ...
     def received(self, answer: Answer, tokens: int, first: bool, seconds: float) -> None: ...
     def ended(self, answer: Answer, error: JaxserveError | None) -> None: ...
@@ -104,7 +81,7 @@ class Service:
             return await self._admit(call)
         except JaxserveError as error:
             if not (comes_again and isinstance(error, QueueFullError)):
-                self._refuse(error)
+                self._refuse(call, error)
             raise
 
     async def _admit(self, call: Call) -> Answer:
@@ -230,7 +207,7 @@ class Service:
         self._check_room(len(prepared.request.prompt), call)
         outbox = Outbox(self.limits.max_unread_tokens)
         answer = Answer(
-            request_id, prepared, self.prompts.tokenizer, self._thread, outbox, self.tally, self._on_answer_ended
+            request_id, call, prepared, self.prompts.tokenizer, self._thread, outbox, self.tally, self._on_answer_ended
         )
         self._answers[prepared.request.id] = self._requests[request_id] = answer
         self._start_timer(answer, call.deadline)
@@ -266,9 +243,9 @@ class Service:
         self._waiting.discard(request_id)
         self._aborted.discard(request_id)
 
-    def _refuse(self, error: JaxserveError) -> None:
+    def _refuse(self, call: Call, error: JaxserveError) -> None:
         for observer in self._observers:
-            observer.refused(error)
+            observer.refused(call, error)
 
     # ---- news
 

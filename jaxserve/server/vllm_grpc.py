@@ -24,7 +24,7 @@ from jaxserve.server.embedding import embed, embed_calls
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.grpc_admin import MAX_ABORTS
 from jaxserve.server.grpc_server import Face
-from jaxserve.server.grpc_service import answering
+from jaxserve.server.grpc_service import answering, caller
 from jaxserve.server.service import new_id
 from jaxserve.server.tokenizer_bundle import tokenizer_bundle
 from jaxserve.server.vllm_wire import Writer, call_of, embed_input_of, naming
@@ -46,7 +46,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     @answering
     async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> None:
         service = self._gate.enter().service
-        call = call_of(request, context.time_remaining())
+        call = call_of(request, **caller(context))
         with self._abortable(request.request_id), naming(), await service.answer(call) as answer:
             writer = Writer(answer.prepared.request, request.stream)
             async with service.slow_clients.watching() as write:
@@ -59,7 +59,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
         service = self._gate.enter().service
         request_id = request.request_id or new_id()
-        calls = embed_calls([embed_input_of(request)], request_id, timeout=context.time_remaining())
+        calls = embed_calls([embed_input_of(request)], request_id, **caller(context))
         with self._abortable(request_id):
             (completion,) = await embed(service, calls)
         values = completion.embedding or ()

@@ -12,8 +12,8 @@ from jaxserve.engine.plan import Logprob
 from jaxserve.errors import RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import Request, SamplingParams
+from jaxserve.server.call import Call
 from jaxserve.server.news import Done, News, PromptScores, Started, Update
-from jaxserve.server.service import Call
 
 # Fields that are honoured: any other one that is set, one of a later version too, is an error.
 REQUEST = frozenset({"request_id", "tokenized", "text", "sampling_params", "stream"})
@@ -37,13 +37,13 @@ WHY: Mapping[str, str] = {
 # ---- in
 
 
-def call_of(request: pb.GenerateRequest, timeout: float | None) -> Call:
-    """RequestError names the field that is wrong, or not honoured."""
+def call_of(request: pb.GenerateRequest, **given: Any) -> Call:
+    """RequestError names the field that is wrong, or not honoured. given: more fields of Call."""
     _check_honoured(request, REQUEST, "")
     prompt, field = _prompt_of(request)
     with naming():
         params = _sampling_of(request.sampling_params)
-    return Call(prompt=prompt, prompt_field=field, params=params, request_id=request.request_id, timeout=timeout)
+    return Call(prompt=prompt, prompt_field=field, params=params, request_id=request.request_id, **given)
 
 
 def embed_input_of(request: pb.EmbedRequest) -> tuple[Prompt, str]:

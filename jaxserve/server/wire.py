@@ -12,9 +12,9 @@ from jaxserve.engine.plan import Logprob
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
+from jaxserve.server.call import Call
 from jaxserve.server.embedding import MAX_INPUTS, embed_calls
 from jaxserve.server.news import Done, News, PromptScores, Started, Update
-from jaxserve.server.service import Call
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.v1 import common_pb2, inference_pb2
 
@@ -59,8 +59,8 @@ def check_known(message: Message, path: str = "") -> None:
             check_known(entry, f"{inside}[{i}]" if field.is_repeated else inside)
 
 
-def call_of(request: Any, timeout: float | None) -> Call:
-    """Of a GenerateRequest, ChatRequest or one of their streams."""
+def call_of(request: Any, **given: Any) -> Call:
+    """Of a GenerateRequest, ChatRequest or one of their streams. given: more fields of Call."""
     prompt, field = _chat(request) if hasattr(request, "messages") else prompt_of(request)
     return Call(
         prompt=prompt,
@@ -69,11 +69,11 @@ def call_of(request: Any, timeout: float | None) -> Call:
         request_id=request.request_id,
         priority=request.priority,
         cache_salt=request.cache_salt,
-        timeout=timeout,
+        **given,
     )
 
 
-def score_call_of(request: inference_pb2.ScoreRequest, timeout: float | None) -> Call:
+def score_call_of(request: inference_pb2.ScoreRequest, **given: Any) -> Call:
     """One token is generated, and forgotten: the prompt's log-probabilities come with it."""
     prompt, field = prompt_of(request)
     try:
@@ -86,16 +86,16 @@ def score_call_of(request: inference_pb2.ScoreRequest, timeout: float | None) ->
         params=params,
         request_id=request.request_id,
         priority=request.priority,
-        timeout=timeout,
+        **given,
     )
 
 
-def embed_calls_of(request: inference_pb2.EmbedRequest, request_id: str, timeout: float | None) -> list[Call]:
+def embed_calls_of(request: inference_pb2.EmbedRequest, request_id: str, **given: Any) -> list[Call]:
     """One for each input. request_id: the client's, or the server's."""
     if not 1 <= len(request.inputs) <= MAX_INPUTS:
         raise RequestError("inputs", f"has {len(request.inputs)} entries; give 1 to {MAX_INPUTS}")
     inputs = [_input(entry, f"inputs[{i}]") for i, entry in enumerate(request.inputs)]
-    return embed_calls(inputs, request_id, priority=request.priority, cache_salt=request.cache_salt, timeout=timeout)
+    return embed_calls(inputs, request_id, priority=request.priority, cache_salt=request.cache_salt, **given)
 
 
 def _input(entry: inference_pb2.EmbedInput, path: str) -> tuple[Prompt, str]:

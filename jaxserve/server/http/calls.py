@@ -11,12 +11,12 @@ from starlette.requests import Request
 from jaxserve.errors import ModelNotFoundError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
+from jaxserve.server.call import Call
 from jaxserve.server.http.body import read
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
 from jaxserve.server.http.types import Body, ChatBody, CompletionBody, Sampling
 from jaxserve.server.limits import Limits
 from jaxserve.server.model import Served
-from jaxserve.server.service import Call
 
 SAME = (  # in the body as in SamplingParams
     *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),

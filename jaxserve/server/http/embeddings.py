@@ -3,12 +3,14 @@
 import struct
 from base64 import b64encode
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxserve.completion import Completion
 from jaxserve.errors import RequestError
+from jaxserve.server.call import Call, trace_of
 from jaxserve.server.embedding import embed, embed_calls, written
 from jaxserve.server.gate import Gate
 from jaxserve.server.http.body import MEDIA_TYPE
@@ -20,7 +22,7 @@ from jaxserve.server.http.news import while_connected
 from jaxserve.server.http.types import EmbeddingBody
 from jaxserve.server.limits import Limits
 from jaxserve.server.model import Served
-from jaxserve.server.service import Call, new_id
+from jaxserve.server.service import new_id
 
 
 class Embeddings:
@@ -34,17 +36,17 @@ class Embeddings:
         id = body.request_id or new_id()
         served = self._gate.enter()  # the body may have taken its time
         check_model(body.model, served)
-        calls = _calls(body, id, timeout)
+        calls = _calls(body, id, timeout=timeout, trace=trace_of(request.headers.items()))
         _check_dimensions(body, served)
         done = await while_connected(request, embed(served.service, calls))
         return Response(await _content(body, served, done), headers=id_header(id), media_type=MEDIA_TYPE)
 
 
-def _calls(body: EmbeddingBody, id: str, timeout: float | None) -> list[Call]:
-    """One for each input."""
+def _calls(body: EmbeddingBody, id: str, **given: Any) -> list[Call]:
+    """One for each input. given: more fields of Call."""
     alone = len(body.input) == 1
     inputs = [(prompt, "input" if alone else f"input[{i}]") for i, prompt in enumerate(body.input)]
-    return embed_calls(inputs, id, priority=body.priority, cache_salt=body.cache_salt, timeout=timeout)
+    return embed_calls(inputs, id, priority=body.priority, cache_salt=body.cache_salt, **given)
 
 
 def _check_dimensions(body: EmbeddingBody, served: Served) -> None:

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxserve.server.answer import Answer
+from jaxserve.server.call import Call, trace_of
 from jaxserve.server.gate import Gate
 from jaxserve.server.http.body import MEDIA_TYPE
 from jaxserve.server.http.calls import (
@@ -31,7 +33,7 @@ from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling, Strea
 from jaxserve.server.limits import Limits
 from jaxserve.server.model import Served
 from jaxserve.server.news import Done
-from jaxserve.server.service import Call, Service, new_id
+from jaxserve.server.service import Service, new_id
 
 
 class Generation:
@@ -57,6 +59,8 @@ class Generation:
     async def _reply(self, request: Request, body: Sampling, id: str, calls: list[Call]) -> Response:
         served = self._gate.enter()  # the body may have taken its time
         check_model(body.model, served)
+        trace = trace_of(request.headers.items())
+        calls = [replace(call, trace=trace) for call in calls]
         async with AsyncExitStack() as stack:
             work = _stream if body.stream else _whole
             return await while_connected(request, work(served, body, id, calls, stack))

@@ -397,7 +397,7 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
             assert (idle.num_running_reqs, idle.token_usage, idle.max_total_num_tokens) == (0, 0, 2048)
             assert idle.max_running_requests == 4
             calls = [asyncio.create_task(answered(engine, request(max_tokens=100, n=2))) for _ in range(4)]
-            while server.service.loads.running < 4:
+            while (server.service.loads.running, server.service.loads.waiting) != (4, 4):
                 await asyncio.sleep(0.002)
             busy = (await engine.GetLoads(pb.GetLoadsRequest())).loads[0]
             assert (busy.num_running_reqs, busy.num_waiting_reqs, busy.num_total_reqs) == (4, 4, 8)
