@@ -2,9 +2,10 @@
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from grpc import aio  # type: ignore[attr-defined]
+from prometheus_client.metrics_core import Metric
 
 from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.grpc_admin import AdminServicer
@@ -21,8 +22,17 @@ from jaxserve.server.tokens import Tokens
 class Listeners:
     """gRPC, AdminService where it has a port of its own, and HTTP. They answer from the start: LOADING at first."""
 
-    def __init__(self, gate: Gate, limits: Limits, tokens: Tokens, metrics: Callable[[], Awaitable[bytes]]):
-        self._gate, self._limits, self._tokens, self._metrics = gate, limits, tokens, metrics
+    def __init__(
+        self,
+        gate: Gate,
+        limits: Limits,
+        tokens: Tokens,
+        metrics: Callable[[], Awaitable[bytes]],
+        families: Callable[[], Iterable[Metric]] = tuple,
+    ):
+        """metrics, families: see `new_app`."""
+        self._gate, self._limits, self._tokens = gate, limits, tokens
+        self._metrics, self._families = metrics, families
         self._healths: list[Health] = []
         self._grpc: list[aio.Server] = []
         self._http: HttpServer | None = None
@@ -46,7 +56,7 @@ class Listeners:
         if apart:
             found["admin"] = self._add(None, admin, args.host, args.admin_port, credentials, "--admin-port")
         if not args.no_http:
-            app = new_app(self._gate, self._tokens, self._limits, self._metrics)
+            app = new_app(self._gate, self._tokens, self._limits, self._metrics, self._families)
             self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
             found["HTTP"] = self._http.port
         self.addresses = ", ".join(f"{name} {args.host}:{port}" for name, port in found.items())
