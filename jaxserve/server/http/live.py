@@ -99,7 +99,7 @@ def _of(served: Served) -> dict[str, Any]:
 
 
 def _plain(family: Metric) -> Any:
-    """What a JSON reader expects: a number, or numbers by label; of a histogram the counts by upper bound and the sum."""
+    """A number, or numbers by label; of a histogram the counts up to each bound, and the sum."""
     samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     if family.type == "histogram":
         counts = {sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels}

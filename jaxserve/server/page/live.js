@@ -1,0 +1,183 @@
+// The live view: what /live says once a second, with the same numbers as /metrics, and the last minute of it.
+
+import { bars, sparkline } from "./charts.js";
+import { $, el } from "./dom.js";
+import { count, duration, NONE, percent, rate, seconds } from "./format.js";
+import { History, mean, quantile, SPAN, total } from "./history.js";
+
+const sum = (byLabel) => Object.values(byLabel).reduce((a, b) => a + b, 0);
+const metric = (name) => ({ metrics }) => metrics[name];
+
+export class LiveView {
+  #history = new History();
+  #parts = [];
+
+  constructor(root) {
+    this.root = root;
+    root.append(this.#engine(), this.#work(), this.#latency(), this.#ends(), this.#experts(), this.#steps());
+  }
+
+  show(message) {
+    if (!message.engine) return;
+    this.#history.add(message);
+    for (const update of this.#parts) update(message, this.#history);
+  }
+
+  #engine() {
+    return group(
+      "Engine",
+      this.#gauge("running", "Rows", metric("num_requests_running"), (m) => [m.engine.rows, `of ${count(m.engine.rows)}`]),
+      this.#gauge("waiting", "Queue", metric("num_requests_waiting"), () => [0, "wait for a row"]),
+      this.#gauge("pages", "Pages", (m) => m.pages.used, (m) => [
+        m.pages.total,
+        `of ${count(m.pages.total)}, ${percent(m.metrics.kv_cache_usage_perc)}`,
+      ]),
+      this.#tile("compiles", "Compiles after ready", (m) => {
+        const compiles = m.metrics.compiles_after_ready;
+        return [compiles, count(compiles), compiles ? "steps compile while serving" : "as promised", compiles > 0];
+      }),
+    );
+  }
+
+  #work() {
+    return group(
+      `Tokens, last ${SPAN} s`,
+      this.#flow("generated", "Generated", "generation_tokens"),
+      this.#flow("prompts", "Prompts", "prompt_tokens"),
+      this.#share("hits", "Prompt found in cache", "prefix_cache_hits", "prefix_cache_queries"),
+      this.#share("padding", "Padding", "padding_tokens", "computed_tokens"),
+    );
+  }
+
+  #latency() {
+    return group(
+      `Latency, last ${SPAN} s`,
+      this.#spread("ttft", "Time to first token", "time_to_first_token_seconds", "answers"),
+      this.#spread("tpot", "Time per token after it", "request_time_per_output_token_seconds", "answers"),
+    );
+  }
+
+  // ---- kinds of tiles
+
+  #tile(id, label, read, chart) {
+    const [value, note] = [el("data", { id, class: "value" }), el("p", { class: "small" })];
+    this.#parts.push((message, history) => {
+      const [raw, text, said, wrong] = read(message, history);
+      value.value = raw ?? "";
+      value.textContent = text;
+      note.textContent = said;
+      value.classList.toggle("wrong", Boolean(wrong));
+    });
+    const head = el("p", { class: "label" }, label);
+    return el("div", { class: "tile" }, head, el("p", { class: "reading" }, value), note, ...(chart ? [chart] : []));
+  }
+
+  #gauge(id, label, read, bound) {
+    const line = sparkline(SPAN + 1);
+    this.#parts.push((message, history) => line.draw(history.values(read), bound(message)[0]));
+    return this.#tile(id, label, (m) => [read(m), count(read(m)), bound(m)[1]], line.element);
+  }
+
+  #flow(id, label, name) {
+    const [read, line] = [metric(name), sparkline(SPAN + 1)];
+    this.#parts.push((message, history) => line.draw(history.rates(read)));
+    const said = (m, history) => [read(m), `${rate(history.rate(read))} / s`, `${count(read(m))} since the start`];
+    return this.#tile(id, label, said, line.element);
+  }
+
+  #share(id, label, part, whole) {
+    const line = sparkline(SPAN + 1);
+    const shares = (history) => {
+      const [parts, wholes] = [history.rates(metric(part)), history.rates(metric(whole))];
+      return parts.map((n, i) => (wholes[i] > 0 ? n / wholes[i] : null));
+    };
+    this.#parts.push((message, history) => line.draw(shares(history), 1));
+    return this.#tile(id, label, (m, history) => {
+      const grown = history.grown(metric(whole));
+      const share = grown ? history.grown(metric(part)) / grown : null;
+      return [m.metrics[part], percent(share), `${count(m.metrics[part])} of ${count(m.metrics[whole])} since the start`];
+    }, line.element);
+  }
+
+  #spread(id, label, name, what) {
+    const picture = bars();
+    this.#parts.push((message, history) => {
+      const distribution = history.distribution(name);
+      const median = quantile(distribution, 0.5);
+      const at = distribution.findIndex(([bound]) => median !== null && bound >= median);
+      picture.draw(distribution.map(([, n]) => n), (i) => i === at);
+    });
+    return this.#tile(id, label, (m, history) => {
+      const all = m.metrics[name];
+      const [p50, p90, p99] = [0.5, 0.9, 0.99].map((q) => seconds(quantile(history.distribution(name), q)));
+      const since = `mean ${seconds(mean(all))} of ${count(total(all))} ${what} since the start`;
+      return [total(all), p50, p50 === NONE ? since : `p90 ${p90}, p99 ${p99}; ${since}`];
+    }, picture.element);
+  }
+
+  // ---- the rest
+
+  #ends() {
+    const list = el("dl", { class: "ends" });
+    this.#parts.push(({ metrics, ready_seconds: age }) => {
+      const entries = [
+        ...Object.entries(metrics.request_success).map(([reason, n]) => [reason, n]),
+        ["failed or refused", sum(metrics.request_failure), Object.entries(metrics.request_failure)],
+        ["client went away", metrics.request_cancelled],
+        ["preempted", metrics.num_preemptions],
+        ["ready for", duration(age)],
+      ];
+      list.replaceChildren(...entries.map(([name, value, why]) => entry(name, value, why)));
+    });
+    return section("Requests since the start", list);
+  }
+
+  #experts() {
+    const [picture, note] = [bars(), el("p", { class: "small" })];
+    const whole = section("Experts: the busiest beside the mean, by layer", picture.element, note);
+    this.#parts.push(({ metrics }) => {
+      whole.hidden = !metrics.expert_imbalance;
+      if (whole.hidden) return;
+      const layers = Object.entries(metrics.expert_imbalance);
+      const values = layers.map(([, n]) => n);
+      const most = values.indexOf(Math.max(...values));
+      picture.draw(values, (i) => i === most);
+      note.textContent = `${values[most].toFixed(2)} times the mean in layer ${layers[most][0]}; 1 is even`;
+    });
+    return whole;
+  }
+
+  #steps() {
+    const body = el("tbody", { id: "steps" });
+    const names = ["step", "rows", "tokens", "runs", "", "padding"];
+    const head = el("thead", {}, el("tr", {}, ...names.map((name) => el("th", { scope: "col" }, name))));
+    this.#parts.push((message, history) => {
+      const most = Math.max(...message.steps.map((step) => step.launches), 1);
+      const before = history.before?.steps ?? message.steps;
+      body.replaceChildren(...message.steps.map((step, i) => row(step, most, step.launches > before[i].launches)));
+    });
+    return section("Compiled steps", el("table", { class: "steps" }, head, body));
+  }
+}
+
+function section(title, ...children) {
+  return el("section", {}, el("h2", {}, title), ...children);
+}
+
+function group(title, ...tiles) {
+  return section(title, el("div", { class: "tiles" }, ...tiles));
+}
+
+function entry(name, value, why = []) {
+  const reasons = why.map(([reason, n]) => `${reason} ${count(n)}`).join(", ");
+  const number = typeof value === "number" ? el("data", { value }, count(value)) : value;
+  return el("div", reasons ? { title: reasons } : {}, el("dt", {}, name), el("dd", {}, number));
+}
+
+function row({ kind, rows, tokens, steps, launches, live_tokens: live, computed_tokens: computed }, most, ran) {
+  const name = steps > 1 ? `${kind} × ${steps}` : kind;
+  const meter = el("meter", { min: 0, max: most, value: launches, "aria-label": "share of the most run step" });
+  const cells = [name, count(rows), count(tokens), el("data", { value: launches }, count(launches)), meter];
+  const padding = computed ? percent(1 - live / computed) : NONE;
+  return el("tr", { class: ran ? "ran" : launches ? "" : "idle" }, ...[...cells, padding].map((cell) => el("td", {}, cell)));
+}
