@@ -27,18 +27,18 @@ export function sparkline(slots) {
   return { element: frame(area, line), draw };
 }
 
-// Bars side by side. draw(values, marked): marked(i) are drawn in the strong color.
+// Bars side by side. draw(values, names, strong): the strong one stands out; names are shown on hover.
 export function bars() {
   const element = frame();
-  const draw = (values, marked = () => false) => {
+  const draw = (values, names, strong) => {
     const top = Math.max(...values, 0) || 1;
     const step = WIDTH / Math.max(values.length, 1);
     element.replaceChildren(
       ...values.map((v, i) => {
         const height = v ? Math.max((v / top) * (HEIGHT - 2), 1.5) : 0.75;
-        const kind = !v ? "bar none" : marked(i) ? "bar strong" : "bar";
-        const place = { x: i * step, y: HEIGHT - height, width: step * 0.72, height };
-        return svg("rect", { class: kind, ...place });
+        const kind = !v ? "none" : i === strong ? "strong" : "bar";
+        const place = { x: (i + 0.14) * step, y: HEIGHT - height, width: step * 0.72, height };
+        return svg("rect", { class: kind, ...place }, svg("title", {}, names[i]));
       }),
     );
   };

@@ -17,8 +17,7 @@ export const percent = (share) => {
 
 export const seconds = (s) => {
   if (s === null || !Number.isFinite(s)) return NONE;
-  if (s < 0.01) return `${(s * 1000).toFixed(2)} ms`;
-  if (s < 0.1) return `${(s * 1000).toFixed(1)} ms`;
+  if (s < 0.01) return `${(s * 1000).toFixed(1)} ms`;
   if (s < 1) return `${(s * 1000).toFixed(0)} ms`;
   return s < 100 ? `${s.toFixed(2)} s` : `${whole.format(s)} s`;
 };

@@ -27,14 +27,14 @@ export class LiveView {
     return group(
       "Engine",
       this.#gauge("running", "Rows", metric("num_requests_running"), (m) => [m.engine.rows, `of ${count(m.engine.rows)}`]),
-      this.#gauge("waiting", "Queue", metric("num_requests_waiting"), () => [0, "wait for a row"]),
+      this.#gauge("waiting", "Queue", metric("num_requests_waiting"), () => [0, "waiting for a row"]),
       this.#gauge("pages", "Pages", (m) => m.pages.used, (m) => [
         m.pages.total,
         `of ${count(m.pages.total)}, ${percent(m.metrics.kv_cache_usage_perc)}`,
       ]),
       this.#tile("compiles", "Compiles after ready", (m) => {
-        const compiles = m.metrics.compiles_after_ready;
-        return [compiles, count(compiles), compiles ? "steps compile while serving" : "as promised", compiles > 0];
+        const raw = m.metrics.compiles_after_ready;
+        return { raw, text: count(raw), beside: raw ? "something is wrong" : "all were before", wrong: raw > 0 };
       }),
     );
   }
@@ -60,28 +60,31 @@ export class LiveView {
   // ---- kinds of tiles
 
   #tile(id, label, read, chart) {
-    const [value, note] = [el("data", { id, class: "value" }), el("p", { class: "small" })];
+    const [value, note, more] = [el("data", { id, class: "value" }), el("span", { class: "small" }), el("p", { class: "small" })];
     this.#parts.push((message, history) => {
-      const [raw, text, said, wrong] = read(message, history);
-      value.value = raw ?? "";
+      const { raw, text, beside, below = "", wrong = false } = read(message, history);
+      value.value = raw;
       value.textContent = text;
-      note.textContent = said;
-      value.classList.toggle("wrong", Boolean(wrong));
+      note.textContent = beside;
+      more.textContent = below;
+      value.classList.toggle("wrong", wrong);
     });
-    const head = el("p", { class: "label" }, label);
-    return el("div", { class: "tile" }, head, el("p", { class: "reading" }, value), note, ...(chart ? [chart] : []));
+    const reading = el("p", { class: "reading" }, value, " ", note);
+    return el("div", { class: "tile" }, el("p", { class: "label" }, label), reading, more, ...(chart ? [chart] : []));
   }
 
   #gauge(id, label, read, bound) {
     const line = sparkline(SPAN + 1);
     this.#parts.push((message, history) => line.draw(history.values(read), bound(message)[0]));
-    return this.#tile(id, label, (m) => [read(m), count(read(m)), bound(m)[1]], line.element);
+    return this.#tile(id, label, (m) => ({ raw: read(m), text: count(read(m)), beside: bound(m)[1] }), line.element);
   }
 
   #flow(id, label, name) {
     const [read, line] = [metric(name), sparkline(SPAN + 1)];
     this.#parts.push((message, history) => line.draw(history.rates(read)));
-    const said = (m, history) => [read(m), `${rate(history.rate(read))} / s`, `${count(read(m))} since the start`];
+    const said = (m, history) => {
+      return { raw: read(m), text: `${rate(history.rate(read))} / s`, beside: `${count(read(m))} in all` };
+    };
     return this.#tile(id, label, said, line.element);
   }
 
@@ -95,7 +98,8 @@ export class LiveView {
     return this.#tile(id, label, (m, history) => {
       const grown = history.grown(metric(whole));
       const share = grown ? history.grown(metric(part)) / grown : null;
-      return [m.metrics[part], percent(share), `${count(m.metrics[part])} of ${count(m.metrics[whole])} since the start`];
+      const [raw, all] = [m.metrics[part], m.metrics[whole]];
+      return { raw, text: percent(share), beside: `${count(raw)} of ${count(all)} in all` };
     }, line.element);
   }
 
@@ -105,13 +109,13 @@ export class LiveView {
       const distribution = history.distribution(name);
       const median = quantile(distribution, 0.5);
       const at = distribution.findIndex(([bound]) => median !== null && bound >= median);
-      picture.draw(distribution.map(([, n]) => n), (i) => i === at);
+      picture.draw(distribution.map(([, n]) => n), names(distribution), at);
     });
     return this.#tile(id, label, (m, history) => {
       const all = m.metrics[name];
       const [p50, p90, p99] = [0.5, 0.9, 0.99].map((q) => seconds(quantile(history.distribution(name), q)));
-      const since = `mean ${seconds(mean(all))} of ${count(total(all))} ${what} since the start`;
-      return [total(all), p50, p50 === NONE ? since : `p90 ${p90}, p99 ${p99}; ${since}`];
+      const below = `mean of all ${count(total(all))} ${what}: ${seconds(mean(all))}`;
+      return { raw: total(all), text: p50, beside: `p90 ${p90}, p99 ${p99}`, below };
     }, picture.element);
   }
 
@@ -141,7 +145,7 @@ export class LiveView {
       const layers = Object.entries(metrics.expert_imbalance);
       const values = layers.map(([, n]) => n);
       const most = values.indexOf(Math.max(...values));
-      picture.draw(values, (i) => i === most);
+      picture.draw(values, layers.map(([layer, n]) => `layer ${layer}: ${n.toFixed(2)}`), most);
       note.textContent = `${values[most].toFixed(2)} times the mean in layer ${layers[most][0]}; 1 is even`;
     });
     return whole;
@@ -158,6 +162,10 @@ export class LiveView {
     });
     return section("Compiled steps", el("table", { class: "steps" }, head, body));
   }
+}
+
+function names(distribution) {
+  return distribution.map(([bound, n]) => `${bound === Infinity ? "longer" : `up to ${seconds(bound)}`}: ${count(n)}`);
 }
 
 function section(title, ...children) {

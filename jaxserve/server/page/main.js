@@ -48,6 +48,7 @@ function told(message) {
 }
 
 function lost(error) {
+  console.warn(error);
   phase(error.status ? "refused" : "not connected");
   $("live").classList.add("stale");
   $("live-problem").hidden = false;

@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { $, el } from "./dom.js";
-import { count, NONE, rate, seconds } from "./format.js";
+import { count, rate, seconds } from "./format.js";
 import { Popover } from "./popover.js";
 import { events, post } from "./server.js";
 
@@ -126,11 +126,11 @@ export class Playground {
 
   // What was set, and nothing else: the server knows the rest, and says what it cannot do.
   #sampling() {
-    const inputs = [...this.form.querySelectorAll("input[type=number][name]")].filter((input) => input.value !== "");
-    const body = Object.fromEntries(inputs.map((input) => [input.name, Number(input.value)]));
+    const inputs = [...this.form.querySelectorAll("input[inputmode][name]")].filter((input) => input.value.trim());
+    const body = Object.fromEntries(inputs.map((input) => [input.name, number(input.value)]));
     const stop = $("stop-strings").value.split("\n").filter(Boolean);
     if (stop.length) body.stop = stop;
-    const top = Number($("alternatives").value);
+    const top = number($("alternatives").value);
     if (!$("probabilities").checked) return body;
     return { ...body, ...(this.chats ? { logprobs: true, top_logprobs: top } : { logprobs: top }) };
   }
@@ -172,6 +172,12 @@ export class Playground {
   }
 }
 
+// What is no number, or one that JavaScript would round, goes to the server as it was typed: it says what is wrong.
+function number(text) {
+  const n = Number(text);
+  return Number.isNaN(n) || (Number.isInteger(n) && !Number.isSafeInteger(n)) ? text : n;
+}
+
 // When an answer's text came, and why it ended.
 class Clock {
   #began = performance.now();
@@ -196,7 +202,7 @@ class Clock {
       made && `${count(made)} tokens`,
       this.#first && `first after ${seconds((this.#first - this.#began) / 1000)}`,
       spent && made > 1 && `then ${rate((made - 1) / spent)} a second`,
-    ].filter(Boolean).join(" · ") || NONE;
+    ].filter(Boolean).join(" · ");
   }
 }
 
