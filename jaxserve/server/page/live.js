@@ -52,8 +52,8 @@ export class LiveView {
   #latency() {
     return group(
       `Latency, last ${SPAN} s`,
-      this.#spread("ttft", "Time to first token", "time_to_first_token_seconds", "answers"),
-      this.#spread("tpot", "Time per token after it", "request_time_per_output_token_seconds", "answers"),
+      this.#spread("ttft", "Time to first token", "time_to_first_token_seconds"),
+      this.#spread("tpot", "Time per token after it", "request_time_per_output_token_seconds"),
     );
   }
 
@@ -69,7 +69,7 @@ export class LiveView {
       more.textContent = below;
       value.classList.toggle("wrong", wrong);
     });
-    const reading = el("p", { class: "reading" }, value, " ", note);
+    const reading = el("p", { class: "reading" }, value, note);
     return el("div", { class: "tile" }, el("p", { class: "label" }, label), reading, more, ...(chart ? [chart] : []));
   }
 
@@ -103,7 +103,7 @@ export class LiveView {
     }, line.element);
   }
 
-  #spread(id, label, name, what) {
+  #spread(id, label, name) {
     const picture = bars();
     this.#parts.push((message, history) => {
       const distribution = history.distribution(name);
@@ -114,8 +114,8 @@ export class LiveView {
     return this.#tile(id, label, (m, history) => {
       const all = m.metrics[name];
       const [p50, p90, p99] = [0.5, 0.9, 0.99].map((q) => seconds(quantile(history.distribution(name), q)));
-      const below = `mean of all ${count(total(all))} ${what}: ${seconds(mean(all))}`;
-      return { raw: total(all), text: p50, beside: `p90 ${p90}, p99 ${p99}`, below };
+      const below = `p99 ${p99}; mean of all ${count(total(all))}: ${seconds(mean(all))}`;
+      return { raw: total(all), text: p50, beside: `p90 ${p90}`, below };
     }, picture.element);
   }
 
