@@ -21,6 +21,7 @@ from jaxserve.server.metrics import PREFIX
 from jaxserve.server.model import Served
 
 EVERY = 1.0  # seconds
+NOTICE = 0.2  # seconds until a new phase is told
 
 
 class Live:
@@ -61,7 +62,11 @@ class Live:
             yield self._at(beat, phase)
             if phase not in (Phase.LOADING, Phase.READY):
                 return
-            await asyncio.sleep((beat + 1) * EVERY - time.monotonic())
+            await self._pause((beat + 1) * EVERY, phase)
+
+    async def _pause(self, until: float, phase: Phase) -> None:
+        while self._gate.phase is phase and (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, NOTICE))
 
     def _at(self, beat: int, phase: Phase) -> bytes:
         if self._made != (beat, phase):

@@ -8,6 +8,7 @@ export class History {
   // Counters start over with the server, and so does the history.
   add(message) {
     const last = this.#messages.at(-1);
+    if (message.at === last?.at) return;
     if (last && (message.at < last.at || message.at > last.at + SPAN || fewer(message, last))) this.#messages = [];
     this.#messages.push(message);
     while (this.#messages[0].at < message.at - SPAN - 0.5) this.#messages.shift();

@@ -22,7 +22,6 @@ async function watch() {
         failures = 0;
         told(message);
       }
-      phase("ended");
     } catch (error) {
       if (error.needsToken) await ask(error);
       else if (error.name !== "AbortError") lost(error);

@@ -57,17 +57,24 @@ function parsed(text) {
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const data = part.replace(/^data: /, "");
-      if (data === "[DONE]") return;
-      const event = JSON.parse(data);
-      if (event.error) throw new Refusal(event.error.message, event.error.type, event.error.code);
-      yield event;
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        const data = part.replace(/^data: /, "");
+        if (data === "[DONE]") return;
+        yield eventOf(JSON.parse(data));
+      }
     }
+  } finally {
+    reader.cancel().catch(() => {}); // whoever left early leaves the server as well
   }
+}
+
+function eventOf(said) {
+  if (said.error) throw new Refusal(said.error.message, said.error.type, said.error.code);
+  return said;
 }
