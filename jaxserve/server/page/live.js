@@ -139,6 +139,7 @@ export class LiveView {
   #experts() {
     const [picture, note] = [bars(), el("p", { class: "small" })];
     const whole = section("Experts: the busiest beside the mean, by layer", picture.element, note);
+    whole.classList.add("experts");
     this.#parts.push(({ metrics }) => {
       whole.hidden = !metrics.expert_imbalance;
       if (whole.hidden) return;

@@ -73,11 +73,11 @@ async def serving(
     limits = options.setdefault("limits", Limits())
     if metrics:
         options["observers"] = (*options.get("observers", ()), metrics)
-    told = (metrics.text, metrics.families) if metrics else (fake_metrics,)
     async with running(folder, **options) as server:
         if tops:
             add_alternatives(server)
-        app = new_app(server.gate, Tokens(client=token, admin=None), limits, *told)
+        told, families = (metrics.text, metrics.families) if metrics else (fake_metrics, tuple)
+        app = new_app(server.gate, Tokens(client=token, admin=None), limits, told, families)
         http = HttpServer(app, "127.0.0.1", 0, None, limits)
         failures: list[BaseException] = []
         http.start(failures.append)

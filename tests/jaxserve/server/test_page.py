@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from jaxserve.server.engine_thread import EngineThread
 from jaxserve.server.http import page
 from jaxserve.server.limits import Limits
 from jaxserve.server.metrics import Metrics
@@ -240,7 +239,8 @@ def test_watchers_are_bounded_and_those_who_leave_make_room(tmp_path: Path) -> N
     async def main() -> None:
         async with serving(tmp_path, limits=Limits(max_watchers=2)) as http:
             async with watching(http) as first, watching(http) as second:
-                await anext(first), await anext(second)
+                for messages in (first, second):
+                    await anext(messages)
                 refused = await http.raw.get("/live")
                 error = refused.json()["error"]
                 assert (refused.status_code, error["code"]) == (429, "rate_limit_exceeded")

@@ -3,13 +3,18 @@
 import asyncio
 import json
 import math
+import random
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -20,8 +25,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from jaxserve.server.metrics import Metrics
 from tests.jaxserve.server.http_harness import Http, expected, serving
 from tests.jaxserve.server.test_metrics import values
+from tests.jaxserve.server.test_serve_process import ROOT, launch
 
 pytestmark = pytest.mark.slow
+MODEL = ROOT / "checkpoints" / "bundled" / "tiny-chat"
 TOKENS = 12
 
 
@@ -86,14 +93,8 @@ def chromium() -> Iterator[webdriver.Chrome]:
         pytest.skip("no Chromium or no chromedriver is installed (Debian: apt install chromium chromium-driver)")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--no-proxy-server",
-        "--window-size=1440,900",
-    ):
-        options.add_argument(flag)
+    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "no-proxy-server", "window-size=1440,900"):
+        options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     started = webdriver.Chrome(options=options, service=Service(driver))
     yield started
@@ -107,15 +108,17 @@ def browser(chromium: webdriver.Chrome) -> Iterator[Browser]:
     found.leave()
 
 
-def browse(browser: Browser, folder: Path, use: Callable[[Http], None], **options: Any) -> None:
-    """Use the page on a thread, beside the server, and leave it."""
+def browse(
+    browser: Browser, folder: Path, use: Callable[[Http], None], metrics: Metrics | None = None, **options: Any
+) -> None:
+    """Use the page on a thread, beside the server, and leave it. options: of `serving`."""
 
     def used(http: Http) -> None:
         use(http)
         browser.leave()
 
     async def main() -> None:
-        async with serving(folder, tops=True, **{"metrics": Metrics(lambda: 0)} | options) as http:
+        async with serving(folder, tops=True, metrics=metrics or Metrics(lambda: 0), **options) as http:
             await asyncio.to_thread(used, http)
             await http.server.at_rest()
 
@@ -242,6 +245,26 @@ def test_the_live_view_says_what_metrics_says(browser: Browser, tmp_path: Path) 
     browse(browser, tmp_path, use, metrics=Metrics(lambda: 2), max_batch=4, seconds=0.02)
 
 
+def test_experts_are_shown_where_there_are_any(browser: Browser, tmp_path: Path) -> None:
+    async def main() -> None:
+        metrics = Metrics(lambda: 0)
+
+        def shown() -> str:
+            return browser.find(".experts").text
+
+        async with serving(tmp_path, metrics=metrics) as http:
+            await asyncio.to_thread(browser.open, http.base)
+            await asyncio.to_thread(browser.ready)
+            assert await asyncio.to_thread(shown) == ""
+            metrics.watch_experts((1, 4), http.server.served.thread, lambda: np.zeros((2, 2), np.uint32))
+            assert metrics._load
+            metrics._load.take(np.array([[3, 1], [5, 0]], np.uint32))
+            await asyncio.to_thread(browser.until, lambda: "2.00 times the mean in layer 4" in shown())
+            await asyncio.to_thread(browser.leave)
+
+    asyncio.run(main())
+
+
 def test_a_token(browser: Browser, tmp_path: Path) -> None:
     def give(token: str) -> None:
         browser.until(lambda: browser.find("#ask").is_displayed())
@@ -342,3 +365,85 @@ def test_it_fits_and_everything_has_a_name(browser: Browser, tmp_path: Path, wid
         browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
     browse(browser, tmp_path, use)
+
+
+# ---- a real model, in a process of its own
+
+
+def test_the_bundled_model(browser: Browser, request: pytest.FixtureRequest) -> None:
+    """A right answer; the table of steps says what the engine ran. --page-picture FILE: a picture of it, under load."""
+    process = launch("--model", str(MODEL), "--max-batch", "8", "--max-context", "2048", "--page-size", "16")
+    try:
+        process.client().close()
+        picture = request.config.getoption("--page-picture")
+        with loaded(process.http) if picture else nullcontext():
+            browser.open(process.http)
+            browser.ready()
+            browser.set(seed=7)
+            browser.ask("What is 7 plus 5?", 30)
+            assert browser.texts(".text")[-1] == "7 plus 5 is 12."
+            if picture:
+                paint(browser, picture)
+        rows = browser.until(lambda: settled(browser, process.http))
+        assert sum(row["launches"] for row in rows) > 10
+        assert {row["kind"] for row in rows if row["launches"]} == {"prefill", "decode"}
+        runs = [float(cell.get_attribute("value") or -1) for cell in browser.all("#steps data")]
+        assert runs == [row["launches"] for row in rows]
+        browser.leave()
+    finally:
+        process.popen.send_signal(signal.SIGTERM)
+        code, text = process.wait()
+    assert code == 0, text
+
+
+def settled(browser: Browser, base: str) -> list[dict[str, Any]]:
+    """The steps of /live when the page shows them, and /metrics has counted their tokens."""
+    with httpx.stream("GET", f"{base}/live") as response:
+        message = json.loads(next(response.iter_lines()).removeprefix("data: "))
+    told = values(httpx.get(f"{base}/metrics").content)
+    assert message["metrics"]["compiles_after_ready"] == 0
+    if message["metrics"]["num_requests_running"]:
+        return []
+    assert sum(row["computed_tokens"] for row in message["steps"]) == told["jaxserve:computed_tokens_total{}"]
+    shown = sum(float(cell.get_attribute("value") or 0) for cell in browser.all("#steps data"))
+    return message["steps"] if shown == sum(row["launches"] for row in message["steps"]) else []
+
+
+@contextmanager
+def loaded(base: str) -> Iterator[None]:
+    """A few clients who ask this and that."""
+    ended, dice = threading.Event(), random.Random(1)
+    system = {"role": "system", "content": "You are Tiny, a helpful assistant."}
+    questions = (
+        "Tell me a short story about a fox.",
+        "Tell me a story about a picnic.",
+        "Who are you?",
+        "What is 9 - 4?",
+    )
+
+    def ask() -> None:
+        while not ended.wait(dice.expovariate(0.8)):
+            body = {"messages": [system, {"role": "user", "content": dice.choice(questions)}], "temperature": 0.7}
+            httpx.post(f"{base}/v1/chat/completions", json=body | {"max_tokens": 300}, timeout=60)
+
+    clients = [threading.Thread(target=ask) for _ in range(6)]
+    for client in clients:
+        client.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for client in clients:
+            client.join()
+
+
+def paint(browser: Browser, path: Path) -> None:
+    """A minute of traffic, a story, and what else one of its words could have been."""
+    browser.find("#colors").click()
+    time.sleep(60)
+    browser.ask("Tell me a short story about a fox.", 30)
+    time.sleep(2)
+    doubtful = browser.all(".token[data-doubt='4']")
+    webdriver.ActionChains(browser.driver).move_to_element(doubtful[len(doubtful) // 2]).perform()
+    browser.until(lambda: browser.find("#popover").is_displayed())
+    path.write_bytes(browser.driver.get_screenshot_as_png())
