@@ -12,7 +12,9 @@ export class Answer {
   #spans = [];
   #tokens = [];
   #bytes = new TextDecoder("utf-8", { ignoreBOM: true });
-  #raw = ""; // what the tokens of a chat say, which may begin with a space that the text has not
+  #said = 0; // code points of the tokens of a chat so far
+  #opening = ""; // their text, until the answer's own has begun
+  #shift = null; // how many spaces more than the answer they begin with
 
   constructor(element) {
     this.element = element;
@@ -44,16 +46,18 @@ export class Answer {
 
   #ofChat(logprobs) {
     return (logprobs?.content ?? []).map((entry) => {
-      const offset = [...this.#raw].length;
-      this.#raw += this.#bytes.decode(new Uint8Array(entry.bytes ?? []), { stream: true });
+      const offset = this.#said;
+      const text = this.#bytes.decode(new Uint8Array(entry.bytes ?? []), { stream: true });
+      this.#said += [...text].length;
+      if (this.#shift === null) this.#opening += text;
       const top = entry.top_logprobs.map(({ token, logprob }) => [token, logprob]);
       return { offset, name: entry.token, logprob: entry.logprob, top };
     });
   }
 
   #cut(first) {
-    const shift = leading(this.#raw) - leading(this.text);
-    const at = (i) => (i < this.#tokens.length ? Math.max(this.#tokens[i].offset - Math.max(shift, 0), 0) : Infinity);
+    if (this.#text.length) this.#shift ??= Math.max(leading(this.#opening) - leading(this.text), 0);
+    const at = (i) => (i < this.#tokens.length ? Math.max(this.#tokens[i].offset - this.#shift, 0) : Infinity);
     for (let i = first; i < this.#tokens.length; i++) {
       this.#spans[i] ??= this.element.appendChild(this.#span(this.#tokens[i]));
       this.#spans[i].textContent = this.#text.slice(at(i), at(i + 1)).join("");

@@ -18,7 +18,6 @@ export class LiveView {
   }
 
   show(message) {
-    if (!message.engine) return;
     this.#history.add(message);
     for (const update of this.#parts) update(message, this.#history);
   }
@@ -30,7 +29,7 @@ export class LiveView {
       this.#gauge("waiting", "Queue", metric("num_requests_waiting"), () => [0, "waiting for a row"]),
       this.#gauge("pages", "Pages", (m) => m.pages.used, (m) => [
         m.pages.total,
-        `of ${count(m.pages.total)}, ${percent(m.metrics.kv_cache_usage_perc)}`,
+        m.pages.total ? `of ${count(m.pages.total)}, ${percent(m.metrics.kv_cache_usage_perc)}` : "before the first step",
       ]),
       this.#tile("compiles", "Compiles after ready", (m) => {
         const raw = m.metrics.compiles_after_ready;
@@ -41,7 +40,7 @@ export class LiveView {
 
   #work() {
     return group(
-      `Tokens, last ${SPAN} s`,
+      `Tokens: the last ${SPAN} s, and in all`,
       this.#flow("generated", "Generated", "generation_tokens"),
       this.#flow("prompts", "Prompts", "prompt_tokens"),
       this.#share("hits", "Prompt found in cache", "prefix_cache_hits", "prefix_cache_queries"),
@@ -51,7 +50,7 @@ export class LiveView {
 
   #latency() {
     return group(
-      `Latency, last ${SPAN} s`,
+      `Latency: the last ${SPAN} s, and the mean of all`,
       this.#spread("ttft", "Time to first token", "time_to_first_token_seconds"),
       this.#spread("tpot", "Time per token after it", "request_time_per_output_token_seconds"),
     );
@@ -83,7 +82,7 @@ export class LiveView {
     const [read, line] = [metric(name), sparkline(SPAN + 1)];
     this.#parts.push((message, history) => line.draw(history.rates(read)));
     const said = (m, history) => {
-      return { raw: read(m), text: `${rate(history.rate(read))} / s`, beside: `${count(read(m))} in all` };
+      return { raw: read(m), text: rate(history.rate(read)), beside: `${count(read(m))}` };
     };
     return this.#tile(id, label, said, line.element);
   }
@@ -99,7 +98,7 @@ export class LiveView {
       const grown = history.grown(metric(whole));
       const share = grown ? history.grown(metric(part)) / grown : null;
       const [raw, all] = [m.metrics[part], m.metrics[whole]];
-      return { raw, text: percent(share), beside: `${count(raw)} of ${count(all)} in all` };
+      return { raw, text: percent(share), beside: `${count(raw)} of ${count(all)}` };
     }, line.element);
   }
 
@@ -114,7 +113,7 @@ export class LiveView {
     return this.#tile(id, label, (m, history) => {
       const all = m.metrics[name];
       const [p50, p90, p99] = [0.5, 0.9, 0.99].map((q) => seconds(quantile(history.distribution(name), q)));
-      const below = `p99 ${p99}; mean of all ${count(total(all))}: ${seconds(mean(all))}`;
+      const below = `p99\u00a0${p99}, mean of ${count(total(all))}: ${seconds(mean(all))}`;
       return { raw: total(all), text: p50, beside: `p90 ${p90}`, below };
     }, picture.element);
   }

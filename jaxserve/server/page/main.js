@@ -42,8 +42,10 @@ function told(message) {
   $("live-problem").hidden = true;
   $("live").classList.remove("stale");
   phase(message.phase);
+  if (!message.engine) return;
+  $("live").hidden = false;
   live.show(message);
-  if (message.model) introduce(message);
+  introduce(message);
 }
 
 function lost(error) {
@@ -75,12 +77,19 @@ async function play() {
       return open(data[0]);
     } catch (error) {
       if (error.needsToken) await ask(error);
-      else await pause(Math.min(error.retryAfter ?? 2, 2));
+      else await wait(error);
     }
   }
 }
 
+function wait(error) {
+  $("no-play").hidden = !error.status;
+  $("no-play").textContent = `${error.status}: ${error.message}`;
+  return pause(Math.min(error.retryAfter ?? 2, 2));
+}
+
 function open(model) {
+  $("no-play").hidden = true;
   $("forget").hidden = !token.get();
   if (!model.embedding_dimensions) {
     playground = new Playground(model, (error) => error.needsToken && ask(error));

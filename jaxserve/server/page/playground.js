@@ -16,6 +16,8 @@ export class Playground {
   #messages = []; // of the chat so far
   #answers = [];
   #running = null; // AbortController of the request that runs
+  #atEnd = true; // of the transcript
+  #following = 0; // the frame in which it is scrolled
 
   // refused: told of every refusal.
   constructor(model, refused) {
@@ -46,6 +48,9 @@ export class Playground {
       this.popover.hide();
       this.stop();
     });
+    $("transcript").addEventListener("scroll", ({ target: box }) => {
+      this.#atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+    }, { passive: true });
     $("stop").addEventListener("click", () => this.stop());
     $("clear").addEventListener("click", () => this.clear());
     for (const radio of this.form.elements.mode) radio.addEventListener("change", () => this.clear());
@@ -103,14 +108,17 @@ export class Playground {
 
   async #run({ path, body, answer, reply, keep }) {
     this.#turn(new AbortController());
+    this.#atEnd = true;
+    this.#follow();
     const [clock, speech] = [new Clock(), new Speech($("spoken"))];
     reply.classList.add("running");
     try {
       const options = { stream: true, stream_options: { include_usage: true } };
       const response = await post(path, { ...body, ...options, ...this.#sampling() }, this.#running.signal);
       for await (const event of events(response)) {
-        for (const choice of event.choices) speech.say(this.#follow(() => clock.see(answer.push(choice), choice)));
+        for (const choice of event.choices) speech.say(clock.see(answer.push(choice), choice));
         clock.usage = event.usage ?? clock.usage;
+        this.#follow();
       }
       keep();
     } catch (error) {
@@ -118,7 +126,8 @@ export class Playground {
       else this.#fail(reply, error);
     } finally {
       reply.classList.remove("running");
-      this.#follow(() => reply.append(el("p", { class: "small facts" }, clock.facts(answer))));
+      reply.append(el("p", { class: "small facts" }, clock.facts(answer)));
+      this.#follow();
       speech.end();
       this.#turn(null);
     }
@@ -138,17 +147,17 @@ export class Playground {
   #fail(reply, error) {
     const status = [error.status, error.kind].filter(Boolean).join(" · ");
     const lines = [el("strong", {}, status || "The connection broke off"), el("span", {}, error.message)];
-    this.#follow(() => reply.append(el("p", { class: "error", role: "alert" }, ...lines)));
+    reply.append(el("p", { class: "error", role: "alert" }, ...lines));
     this.refused(error);
   }
 
-  // Do it, and keep the end in view if it was.
-  #follow(work) {
-    const box = $("transcript");
-    const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
-    const result = work();
-    if (atEnd) box.scrollTop = box.scrollHeight;
-    return result;
+  // The end stays in view, unless somebody scrolled away from it. Once a frame: a layout for each token is dear.
+  #follow() {
+    if (!this.#atEnd || this.#following) return;
+    this.#following = requestAnimationFrame(() => {
+      this.#following = 0;
+      $("transcript").scrollTop = $("transcript").scrollHeight;
+    });
   }
 
   #turn(running) {
@@ -156,7 +165,6 @@ export class Playground {
     this.#running = running;
     $("send").hidden = Boolean(running);
     $("stop").hidden = !running;
-    $("transcript").scrollTop = $("transcript").scrollHeight;
     if (focused === $("stop")) $("prompt").focus();
   }
 
@@ -201,7 +209,7 @@ class Clock {
       this.usage && `prompt ${count(this.usage.prompt_tokens)}, cached ${count(this.usage.prompt_tokens_details.cached_tokens)}`,
       made && `${count(made)} tokens`,
       this.#first && `first after ${seconds((this.#first - this.#began) / 1000)}`,
-      spent && made > 1 && `then ${rate((made - 1) / spent)} a second`,
+      spent && made > 1 && `then ${rate((made - 1) / spent)}`,
     ].filter(Boolean).join(" · ");
   }
 }

@@ -15,6 +15,7 @@ export class Popover {
     root.addEventListener("scroll", () => this.hide(), { passive: true });
     root.addEventListener("keydown", (event) => this.#walk(event));
     root.addEventListener("blur", () => this.hide());
+    document.addEventListener("pointerdown", ({ target }) => root.contains(target) || this.hide());
   }
 
   hide() {

@@ -173,7 +173,7 @@ def test_probabilities_of_a_token(browser: Browser, tmp_path: Path, mode: str) -
         def shown(i: int) -> bool:
             popover = browser.find("#popover")
             chances = [math.exp(logprob) * 100 for logprob in sorted(logprobs["top_logprobs"][i].values())[::-1]]
-            rows = [float(text.removesuffix(" %").lstrip("<")) for text in browser.texts("#popover td:last-child")]
+            rows = [float(text.removesuffix("\u00a0%").lstrip("<")) for text in browser.texts("#popover td:last-child")]
             return popover.is_displayed() and rows == pytest.approx(chances, abs=0.11)
 
         for i in (3, 7):
@@ -326,7 +326,10 @@ def test_a_server_that_comes_later(browser: Browser, tmp_path: Path) -> None:
             def before() -> None:
                 browser.open(http.base)
                 browser.until(lambda: browser.find("#phase").text == "loading")
-                assert not browser.find("#play").is_displayed()
+                assert not browser.find("#play").is_displayed() and not browser.find("#live").is_displayed()
+                assert browser.until(lambda: browser.find("#no-play").text).startswith(
+                    "503 Service Unavailable: the model"
+                )
 
             await asyncio.to_thread(before)
             http.server.open()
@@ -439,6 +442,8 @@ def loaded(base: str) -> Iterator[None]:
 
 def paint(browser: Browser, path: Path) -> None:
     """A minute of traffic, a story, and what else one of its words could have been."""
+    size = {"width": 1440, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.find("#colors").click()
     time.sleep(60)
     browser.ask("Tell me a short story about a fox.", 30)
