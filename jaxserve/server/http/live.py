@@ -39,6 +39,8 @@ class Live:
     @answering
     async def live(self, request: Request) -> Response:
         """Until the client goes away, or the server begins to end."""
+        if request.method == "HEAD":
+            return Response(media_type=EventStream.media_type)
         limit = self._limits.max_watchers
         if self.watchers >= limit:
             raise QueueFullError(f"{self.watchers} watch already, as many as --max-watchers {limit} allows", EVERY)

@@ -60,14 +60,22 @@ export class Answer {
     const at = (i) => (i < this.#tokens.length ? Math.max(this.#tokens[i].offset - this.#shift, 0) : Infinity);
     for (let i = first; i < this.#tokens.length; i++) {
       this.#spans[i] ??= this.element.appendChild(this.#span(this.#tokens[i]));
-      this.#spans[i].textContent = this.#text.slice(at(i), at(i + 1)).join("");
+      write(this.#spans[i], this.#text.slice(at(i), at(i + 1)).join(""));
     }
   }
 
   #span({ logprob }) {
     const probability = Math.exp(logprob);
-    return el("span", { class: "token", "data-doubt": DOUBTS.filter((bound) => probability < bound).length });
+    const doubt = DOUBTS.filter((bound) => probability < bound).length;
+    return el("span", { class: "token", "data-doubt": doubt }, "", el("span", { class: "word" }));
   }
+}
+
+// The space before a word is the token's, but not colored: at the end of a line it would be a spot.
+function write(span, text) {
+  const [, space, word] = text.match(/^( *)(.*)$/s);
+  span.firstChild.data = word ? space : "";
+  span.lastChild.textContent = word || space;
 }
 
 function ofCompletion(logprobs) {

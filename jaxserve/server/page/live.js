@@ -154,7 +154,8 @@ export class LiveView {
   #steps() {
     const body = el("tbody", { id: "steps" });
     const names = ["step", "rows", "tokens", "runs", "", "padding"];
-    const head = el("thead", {}, el("tr", {}, ...names.map((name) => el("th", { scope: "col" }, name))));
+    const heads = names.map((name) => (name ? el("th", { scope: "col" }, name) : el("td")));
+    const head = el("thead", {}, el("tr", {}, ...heads));
     this.#parts.push((message, history) => {
       const most = Math.max(...message.steps.map((step) => step.launches), 1);
       const before = history.before?.steps ?? message.steps;

@@ -33,7 +33,7 @@ export class Popover {
 
   #walk(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    const spans = step ? [...this.root.querySelectorAll(".token:not(:empty)")] : [];
+    const spans = step ? [...this.root.querySelectorAll(".token")].filter((span) => span.textContent) : [];
     if (!spans.length) return;
     event.preventDefault();
     const at = spans.indexOf(this.#span);
@@ -49,7 +49,7 @@ export class Popover {
     const chosen = el("p", {}, el("b", {}, visible(token.name)), " ", el("span", {}, percent(Math.exp(token.logprob))));
     this.box.replaceChildren(chosen, ...alternatives(token));
     this.box.hidden = false;
-    const [at, box] = [span.getClientRects()[0] ?? span.getBoundingClientRect(), this.box.getBoundingClientRect()];
+    const [at, box] = [span.lastChild.getBoundingClientRect(), this.box.getBoundingClientRect()];
     const above = at.top - box.height - 6;
     this.box.style.top = `${above > 4 ? above : at.bottom + 6}px`;
     this.box.style.left = `${Math.min(Math.max(at.left - 12, 8), innerWidth - box.width - 8)}px`;

@@ -246,6 +246,8 @@ def test_watchers_are_bounded_and_those_who_leave_make_room(tmp_path: Path) -> N
                 assert (refused.status_code, error["code"]) == (429, "rate_limit_exceeded")
                 assert "--max-watchers 2" in error["message"] and refused.headers["retry-after"] == "1"
             for _ in range(3):
+                assert (await http.raw.head("/live")).status_code == 200  # without a body there is nothing to end
+            for _ in range(3):
                 async with watching(http) as messages:
                     await anext(messages)
 

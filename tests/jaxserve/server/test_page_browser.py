@@ -22,6 +22,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
+from jaxserve.server.limits import Limits
 from jaxserve.server.metrics import Metrics
 from tests.jaxserve.server.http_harness import Http, expected, serving
 from tests.jaxserve.server.test_metrics import values
@@ -265,6 +266,23 @@ def test_experts_are_shown_where_there_are_any(browser: Browser, tmp_path: Path)
     asyncio.run(main())
 
 
+def test_one_watcher_too_many_can_still_play(browser: Browser, tmp_path: Path) -> None:
+    def use(http: Http) -> None:
+        with httpx.stream("GET", f"{http.base}/live"):
+            browser.open(http.base)
+            problem = browser.until(lambda: browser.find("#live-problem").text)
+            assert (
+                problem.startswith("429 Too Many Requests: 1 watch already")
+                and browser.find("#phase").text == "refused"
+            )
+            browser.ask("x")
+            assert browser.texts(".turn .error") == []
+        browser.ready()
+        assert not browser.find("#live-problem").is_displayed()
+
+    browse(browser, tmp_path, use, limits=Limits(max_watchers=1))
+
+
 def test_a_token(browser: Browser, tmp_path: Path) -> None:
     def give(token: str) -> None:
         browser.until(lambda: browser.find("#ask").is_displayed())
@@ -327,9 +345,8 @@ def test_a_server_that_comes_later(browser: Browser, tmp_path: Path) -> None:
                 browser.open(http.base)
                 browser.until(lambda: browser.find("#phase").text == "loading")
                 assert not browser.find("#play").is_displayed() and not browser.find("#live").is_displayed()
-                assert browser.until(lambda: browser.find("#no-play").text).startswith(
-                    "503 Service Unavailable: the model"
-                )
+                refused = browser.until(lambda: browser.find("#no-play").text)
+                assert refused.startswith("503 Service Unavailable: the model is being loaded")
 
             await asyncio.to_thread(before)
             http.server.open()
@@ -382,7 +399,7 @@ def test_the_bundled_model(browser: Browser, request: pytest.FixtureRequest) -> 
         with loaded(process.http) if picture else nullcontext():
             browser.open(process.http)
             browser.ready()
-            browser.set(seed=7)
+            browser.set(seed=5)
             browser.ask("What is 7 plus 5?", 30)
             assert browser.texts(".text")[-1] == "7 plus 5 is 12."
             if picture:
@@ -446,9 +463,10 @@ def paint(browser: Browser, path: Path) -> None:
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.find("#colors").click()
     time.sleep(60)
-    browser.ask("Tell me a short story about a fox.", 30)
+    browser.ask("Tell me a short story about a dragon.", 30)
     time.sleep(2)
     doubtful = browser.all(".token[data-doubt='4']")
-    webdriver.ActionChains(browser.driver).move_to_element(doubtful[len(doubtful) // 2]).perform()
-    browser.until(lambda: browser.find("#popover").is_displayed())
+    webdriver.ActionChains(browser.driver).move_to_element(doubtful[len(doubtful) * 2 // 3]).perform()
+    browser.until(lambda: float(browser.find("data#running").get_attribute("value") or 0) > 1)
+    assert browser.find("#popover").is_displayed()
     path.write_bytes(browser.driver.get_screenshot_as_png())
