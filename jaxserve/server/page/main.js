@@ -1,4 +1,4 @@
-// Start: a token if the server wants one, the live stream, and the playground as soon as the model is there.
+// A token if the server wants one, the live stream, and the playground as soon as the model is there.
 
 import { $ } from "./dom.js";
 import { count, parameters } from "./format.js";
@@ -11,7 +11,6 @@ const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds 
 
 const live = new LiveView($("live"));
 let watching = null; // AbortController of the live stream
-let playground = null;
 
 async function watch() {
   for (let failures = 0; ; ) {
@@ -49,11 +48,12 @@ function told(message) {
 }
 
 function lost(error) {
-  console.warn(error);
+  if (!error.status) console.error(error);
   phase(error.status ? "refused" : "not connected");
   $("live").classList.add("stale");
   $("live-problem").hidden = false;
-  $("live-problem").textContent = error.status ? `${error.status}: ${error.message}` : "The server cannot be reached; trying again.";
+  const unreachable = "The server cannot be reached; trying again.";
+  $("live-problem").textContent = error.status ? `${error.status}: ${error.message}` : unreachable;
 }
 
 function phase(name) {
@@ -70,11 +70,11 @@ function introduce({ model, engine }) {
   $("model-facts").textContent = [...facts, [engine.device, ...mesh].join(", ")].join(" · ");
 }
 
-async function play() {
+async function served() {
   for (;;) {
     try {
       const { data } = await (await get("v1/models")).json();
-      return open(data[0]);
+      return data[0];
     } catch (error) {
       if (error.needsToken) await ask(error);
       else await wait(error);
@@ -89,14 +89,12 @@ function wait(error) {
 }
 
 function open(model) {
-  $("no-play").hidden = true;
+  const numbers = model.embedding_dimensions;
   $("forget").hidden = !token.get();
-  if (!model.embedding_dimensions) {
-    playground = new Playground(model, (error) => error.needsToken && ask(error));
-    return;
-  }
-  $("no-play").hidden = false;
-  $("no-play").textContent = `${model.id} makes embeddings of ${count(model.embedding_dimensions)} numbers (POST /v1/embeddings) and writes no text, so there is only its live view here.`;
+  $("no-play").hidden = !numbers;
+  $("no-play").textContent =
+    `${model.id} makes embeddings of ${count(numbers)} numbers (POST /v1/embeddings) and writes no text: here is its live view.`;
+  if (!numbers) new Playground(model, (error) => error.needsToken && ask(error));
 }
 
 // One dialog, whoever needs the token; it is tried by whoever asked.
@@ -132,4 +130,4 @@ for (const button of document.querySelectorAll("[data-show]")) {
 }
 
 watch();
-play();
+open(await served());

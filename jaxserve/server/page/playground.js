@@ -122,8 +122,11 @@ export class Playground {
       }
       keep();
     } catch (error) {
-      if (error.name === "AbortError") keep(clock.reason = "stopped by you");
-      else this.#fail(reply, error);
+      if (error.name !== "AbortError") this.#fail(reply, error);
+      else {
+        clock.reason = "stopped by you";
+        keep();
+      }
     } finally {
       reply.classList.remove("running");
       reply.append(el("p", { class: "small facts" }, clock.facts(answer)));

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from prometheus_client.metrics_core import Metric
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -264,6 +265,29 @@ def test_experts_are_shown_where_there_are_any(browser: Browser, tmp_path: Path)
             await asyncio.to_thread(browser.leave)
 
     asyncio.run(main())
+
+
+def test_a_tab_that_is_hidden_does_not_watch(browser: Browser, tmp_path: Path) -> None:
+    made: list[float] = []
+
+    class Counted(Metrics):
+        def families(self) -> list[Metric]:
+            made.append(time.monotonic())
+            return super().families()
+
+    def use(http: Http) -> None:
+        driver = browser.driver
+        browser.open(http.base)
+        browser.ready()
+        page = driver.current_window_handle
+        driver.switch_to.new_window("tab")
+        browser.until(lambda: time.monotonic() - made[-1] > 2.5)
+        before = len(made)
+        driver.close()
+        driver.switch_to.window(page)
+        browser.until(lambda: len(made) > before)
+
+    browse(browser, tmp_path, use, metrics=Counted(lambda: 0))
 
 
 def test_one_watcher_too_many_can_still_play(browser: Browser, tmp_path: Path) -> None:
