@@ -80,7 +80,8 @@ export function quantile(distribution, q) {
   if (!all) return null;
   let [passed, below] = [0, 0];
   for (const [bound, n] of distribution) {
-    if (n && passed + n >= q * all) return bound === Infinity ? below : below + (bound - below) * ((q * all - passed) / n);
+    const part = (q * all - passed) / n;
+    if (n && part <= 1) return bound === Infinity ? below : below + (bound - below) * part;
     [passed, below] = [passed + n, bound];
   }
   return below;

@@ -25,12 +25,15 @@ export class LiveView {
   #engine() {
     return group(
       "Engine",
-      this.#gauge("running", "Rows", metric("num_requests_running"), (m) => [m.engine.rows, `of ${count(m.engine.rows)}`]),
-      this.#gauge("waiting", "Queue", metric("num_requests_waiting"), () => [0, "waiting for a row"]),
-      this.#gauge("pages", "Pages", (m) => m.pages.used, (m) => [
-        m.pages.total,
-        m.pages.total ? `of ${count(m.pages.total)}, ${percent(m.metrics.kv_cache_usage_perc)}` : "before the first step",
-      ]),
+      this.#gauge("running", "Rows", metric("num_requests_running"), ({ engine }) => ({
+        most: engine.rows,
+        beside: `of ${count(engine.rows)}`,
+      })),
+      this.#gauge("waiting", "Queue", metric("num_requests_waiting"), () => ({ beside: "waiting for a row" })),
+      this.#gauge("pages", "Pages", ({ pages }) => pages.used, ({ pages: { total }, metrics }) => ({
+        most: total,
+        beside: total ? `of ${count(total)}, ${percent(metrics.kv_cache_usage_perc)}` : "before the first step",
+      })),
       this.#tile("compiles", "Compiles after ready", (m) => {
         const raw = m.metrics.compiles_after_ready;
         return { raw, text: count(raw), beside: raw ? "something is wrong" : "all were before", wrong: raw > 0 };
@@ -59,7 +62,8 @@ export class LiveView {
   // ---- kinds of tiles
 
   #tile(id, label, read, chart) {
-    const [value, note, more] = [el("data", { id, class: "value" }), el("span", { class: "small" }), el("p", { class: "small" })];
+    const value = el("data", { id, class: "value" });
+    const [note, more] = [el("span", { class: "small" }), el("p", { class: "small" })];
     this.#parts.push((message, history) => {
       const { raw, text, beside, below = "", wrong = false } = read(message, history);
       value.value = raw;
@@ -74,8 +78,9 @@ export class LiveView {
 
   #gauge(id, label, read, bound) {
     const line = sparkline(SPAN + 1);
-    this.#parts.push((message, history) => line.draw(history.values(read), bound(message)[0]));
-    return this.#tile(id, label, (m) => ({ raw: read(m), text: count(read(m)), beside: bound(m)[1] }), line.element);
+    this.#parts.push((message, history) => line.draw(history.values(read), bound(message).most));
+    const said = (m) => ({ raw: read(m), text: count(read(m)), beside: bound(m).beside });
+    return this.#tile(id, label, said, line.element);
   }
 
   #flow(id, label, name) {
@@ -180,13 +185,13 @@ function group(title, ...tiles) {
 function entry(name, value, why = []) {
   const reasons = why.map(([reason, n]) => `${reason} ${count(n)}`).join(", ");
   const number = typeof value === "number" ? el("data", { value }, count(value)) : value;
-  return el("div", reasons ? { title: reasons } : {}, el("dt", {}, name), el("dd", {}, number));
+  return el("div", {}, el("dt", {}, name), el("dd", {}, number), el("dd", { class: "small" }, reasons));
 }
 
 function row({ kind, rows, tokens, steps, launches, live_tokens: live, computed_tokens: computed }, most, ran) {
   const name = steps > 1 ? `${kind} × ${steps}` : kind;
   const meter = el("meter", { min: 0, max: most, value: launches, "aria-label": "share of the most run step" });
-  const cells = [name, count(rows), count(tokens), el("data", { value: launches }, count(launches)), meter];
   const padding = computed ? percent(1 - live / computed) : NONE;
-  return el("tr", { class: ran ? "ran" : launches ? "" : "idle" }, ...[...cells, padding].map((cell) => el("td", {}, cell)));
+  const cells = [name, count(rows), count(tokens), el("data", { value: launches }, count(launches)), meter, padding];
+  return el("tr", { class: ran ? "ran" : launches ? "" : "idle" }, ...cells.map((cell) => el("td", {}, cell)));
 }

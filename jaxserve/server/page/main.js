@@ -93,7 +93,7 @@ function open(model) {
   $("forget").hidden = !token.get();
   $("no-play").hidden = !numbers;
   $("no-play").textContent =
-    `${model.id} makes embeddings of ${count(numbers)} numbers (POST /v1/embeddings) and writes no text: here is its live view.`;
+    `${model.id} makes embeddings of ${count(numbers)} numbers (POST /v1/embeddings), no text: this is its live view.`;
   if (!numbers) new Playground(model, (error) => error.needsToken && ask(error));
 }
 
@@ -109,14 +109,14 @@ async function asked(error) {
   const wrong = token.get() !== null;
   $("ask-problem").hidden = !wrong;
   $("ask-problem").textContent = `${error.status}: ${error.message}`;
-  if (!$("ask").open) $("ask").showModal();
   $("ask-token").value = "";
-  await new Promise((resolve) => $("ask-form").addEventListener("submit", resolve, { once: true }));
+  while (!$("ask-token").value.trim()) {
+    $("ask").showModal();
+    await new Promise((resolve) => $("ask").addEventListener("close", resolve, { once: true }));
+  }
   token.set($("ask-token").value.trim());
 }
 
-$("ask-form").addEventListener("submit", (event) => event.preventDefault() ?? $("ask").close());
-$("ask").addEventListener("cancel", (event) => event.preventDefault());
 $("forget").addEventListener("click", () => {
   token.forget();
   location.reload();

@@ -7,7 +7,7 @@ import { Popover } from "./popover.js";
 import { events, post } from "./server.js";
 
 const HINTS = {
-  chat: "Ask something. Every answer is streamed as the engine makes it; point at a word to see what else it could have been.",
+  chat: "Ask something. Answers come as the engine makes them; point at a word to see what else it could have been.",
   completion: "Begin a text, and the model goes on with it.",
 };
 const SPOKEN = 1500; // milliseconds between two pieces that a screen reader is given
@@ -93,9 +93,11 @@ export class Playground {
     const system = $("system").value.trim();
     const messages = [...(system ? [{ role: "system", content: system }] : []), ...this.#messages, asked];
     const answer = new Answer(el("div", { class: "text" }));
-    const question = el("div", { class: "turn user" }, el("p", { class: "who" }, "You"), el("div", { class: "text" }, prompt));
-    const reply = el("div", { class: "turn" }, el("p", { class: "who" }, this.model.id), answer.element);
-    const keep = () => this.#messages.push(asked, { role: "assistant", content: answer.text });
+    const question = turn("You", el("div", { class: "text" }, prompt));
+    const reply = turn(this.model.id, answer.element);
+    question.classList.add("user");
+    const conversation = this.#messages; // a cleared one is another
+    const keep = () => conversation.push(asked, { role: "assistant", content: answer.text });
     return { path: "v1/chat/completions", body: { messages }, answer, reply, elements: [question, reply], keep };
   }
 
@@ -183,6 +185,10 @@ export class Playground {
   }
 }
 
+function turn(who, text) {
+  return el("div", { class: "turn" }, el("p", { class: "who" }, who), text);
+}
+
 // What is no number, or one that JavaScript would round, goes to the server as it was typed: it says what is wrong.
 function number(text) {
   const n = Number(text);
@@ -207,9 +213,10 @@ class Clock {
   facts(answer) {
     const made = this.usage?.completion_tokens ?? answer.spans.length;
     const spent = (this.#last - this.#first) / 1000;
+    const { prompt_tokens: prompt, prompt_tokens_details: details } = this.usage ?? {};
     return [
       this.reason,
-      this.usage && `prompt ${count(this.usage.prompt_tokens)}, cached ${count(this.usage.prompt_tokens_details.cached_tokens)}`,
+      prompt && `prompt ${count(prompt)}, cached ${count(details.cached_tokens)}`,
       made && `${count(made)} tokens`,
       this.#first && `first after ${seconds((this.#first - this.#began) / 1000)}`,
       spent && made > 1 && `then ${rate((made - 1) / spent)}`,

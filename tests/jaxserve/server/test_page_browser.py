@@ -192,6 +192,22 @@ def test_probabilities_of_a_token(browser: Browser, tmp_path: Path, mode: str) -
     browse(browser, tmp_path, use)
 
 
+def test_clearing_forgets_the_answer_that_was_on_its_way(browser: Browser, tmp_path: Path) -> None:
+    def use(http: Http) -> None:
+        browser.open(http.base)
+        browser.ready()
+        browser.set(max_tokens=400, temperature="", seed=1)
+        browser.find("#prompt").send_keys("Go on" + Keys.ENTER)
+        browser.until(lambda: len(browser.all(".token")) > 5)
+        browser.find("#clear").click()
+        browser.until(lambda: browser.find("#send").is_displayed())
+        browser.set(max_tokens=TOKENS)
+        browser.ask("again")
+        assert browser.texts(".text") == ["again", expected(chat_ids(("user", "again")), TOKENS)]
+
+    browse(browser, tmp_path, use, seconds=0.02)
+
+
 @pytest.mark.parametrize("way", ["button", "Escape"])
 def test_stop_frees_the_pages(browser: Browser, tmp_path: Path, way: str) -> None:
     def use(http: Http) -> None:
