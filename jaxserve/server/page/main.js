@@ -94,7 +94,8 @@ function open(model) {
   $("no-play").hidden = !numbers;
   $("no-play").textContent =
     `${model.id} makes embeddings of ${count(numbers)} numbers (POST /v1/embeddings), no text: this is its live view.`;
-  if (!numbers) new Playground(model, (error) => error.needsToken && ask(error));
+  if (numbers) document.body.dataset.view = "only";
+  else new Playground(model, (error) => error.needsToken && ask(error));
 }
 
 // One dialog, whoever needs the token; it is tried by whoever asked.
