@@ -47,6 +47,9 @@ ROUTES = {
     "/version": "of jaxserve",
     "/metrics": "Prometheus",
     "/health": "200 when ready, 503 otherwise; without a token",
+    "/live": "the metrics, pages and compiled steps once a second, as server-sent events of JSON",
+    "/": "the page, for people; without a token, which it asks for",
+    "/page/{path:path}": "what belongs to it",
 }
 
 HEAD = """# jaxserve.v1 and its HTTP face

@@ -25,7 +25,7 @@ from jaxserve.cluster.pulse import Loss
 from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
-from jaxserve.server.assembly import assemble, engine_card, model_card
+from jaxserve.server.assembly import assemble, engine_card, model_card, step_use
 from jaxserve.server.flags import check_bundle, limits, parser, tokens
 from jaxserve.server.follower import healthy, on_signals
 from jaxserve.server.gate import Gate, Phase
@@ -94,7 +94,7 @@ async def serve(
     provider = open_provider() if args.otel else None
     if provider:
         resources.callback(provider.shutdown)  # sends what is left
-    listeners = Listeners(gate, limits(args), tokens(args), metrics.text)
+    listeners = Listeners(gate, limits(args), tokens(args), metrics.text, metrics.families)
     lifecycle = Lifecycle(gate, listeners.stop, args.drain_timeout, args.step_timeout)
     await listeners.start(args, lifecycle.drain, lifecycle.fail)
     lifecycle.watch_signals()
@@ -110,7 +110,8 @@ async def serve(
             loop.call_soon_threadsafe(metrics.watch_experts, mixture.layers, thread, llm.runner.expert_load)
         gc.collect()
         gc.freeze()  # modules and compiled steps stay: every full collection would hold all up to walk them again
-        return Served(service, thread, model, engine, lambda: llm.runner.compiles_after_ready)
+        compiles, steps = (lambda: llm.runner.compiles_after_ready), (lambda: step_use(llm))
+        return Served(service, thread, model, engine, compiles, steps)
 
     def changed(phase: Phase) -> None:
         listeners.tell(phase)

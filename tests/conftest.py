@@ -22,6 +22,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--support-matrix", type=Path, metavar="FILE", help="write which families passed on which meshes")
+    parser.addoption("--page-picture", type=Path, metavar="FILE", help="write what the server's page looks like")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -28,6 +29,7 @@ def test_the_wheel_generates_in_an_empty_environment(tmp_path: Path) -> None:
     run(sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
     (wheel,) = tmp_path.glob("jaxserve-*.whl")
     assert wheel.stat().st_size < 20e6
+    assert "jaxserve/server/page/index.html" in ZipFile(wheel).namelist()
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     run(python, *pip, "install", wheel, cwd=tmp_path)

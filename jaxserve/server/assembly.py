@@ -9,7 +9,7 @@ from jaxserve.llm import LLM
 from jaxserve.server.engine_thread import EngineThread, Tally
 from jaxserve.server.forecast import Forecast
 from jaxserve.server.limits import Limits
-from jaxserve.server.model import EngineCard, ModelCard
+from jaxserve.server.model import EngineCard, ModelCard, StepUse
 from jaxserve.server.service import Observer, Service
 from sharding.mesh import device_kind
 
@@ -81,3 +81,11 @@ def engine_card(llm: LLM) -> EngineCard:
         kv_copies=llm.model.kv_copies,
         lanes=config.lanes,
     )
+
+
+def step_use(llm: LLM) -> list[StepUse]:
+    """Of every compiled step. The engine's thread counts meanwhile: a number may be a launch ahead of the others."""
+    return [
+        StepUse(b.kind, b.rows, b.tokens, b.steps, use.launches, use.live_tokens, use.computed_tokens)
+        for b, use in llm.runner.padding.items()
+    ]

@@ -40,14 +40,21 @@ class ExpertLoad(Collector):
         tokens = CounterMetricFamily(
             PREFIX + "expert_tokens", "tokens that an expert has answered", labels=("layer", "expert")
         )
+        for layer, total in zip(self._layers, self._told[0], strict=True):
+            for expert, count in enumerate(total.tolist()):
+                tokens.add_metric((str(layer), str(expert)), count)
+        yield tokens
+        yield from self.imbalance()
+
+    def imbalance(self) -> Iterator[Metric]:
+        """That alone: a number for each layer."""
+        if self._told is None:
+            return
         imbalance = GaugeMetricFamily(
             PREFIX + "expert_imbalance", "tokens of a layer's busiest expert beside the mean", labels=("layer",)
         )
-        for layer, total, latest in zip(self._layers, *self._told, strict=True):
-            for expert, count in enumerate(total.tolist()):
-                tokens.add_metric((str(layer), str(expert)), count)
+        for layer, latest in zip(self._layers, self._told[1], strict=True):
             imbalance.add_metric((str(layer),), float(latest.max() / max(latest.mean(), 1e-9)))
-        yield tokens
         yield imbalance
 
     async def watch(self, thread: EngineThread, read: Callable[[], np.ndarray], every: float = EVERY) -> None:

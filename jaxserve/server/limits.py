@@ -24,6 +24,7 @@ class Limits:
     max_unread_tokens: int = _bound(4096, "tokens made for a stream that its client has not read")
     slow_client_seconds: float = _bound(30.0, "for a client to read a message of a stream, to send headers, or a body")
     max_request_seconds: float = _bound(3600.0, "age of a request")
+    max_watchers: int = _bound(16, "readers of the live view at a time")
 
     @classmethod
     def table(cls) -> list[tuple[str, float, str]]:

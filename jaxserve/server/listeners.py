@@ -2,9 +2,10 @@
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from grpc import aio  # type: ignore[attr-defined]
+from prometheus_client.metrics_core import Metric
 
 from jaxserve.errors import ConfigError
 from jaxserve.server.gate import Gate, Phase
@@ -23,8 +24,17 @@ from jaxserve.server.tokens import Tokens
 class Listeners:
     """gRPC, AdminService and faces on ports of their own, and HTTP. They answer from the start: LOADING at first."""
 
-    def __init__(self, gate: Gate, limits: Limits, tokens: Tokens, metrics: Callable[[], Awaitable[bytes]]):
-        self._gate, self._limits, self._tokens, self._metrics = gate, limits, tokens, metrics
+    def __init__(
+        self,
+        gate: Gate,
+        limits: Limits,
+        tokens: Tokens,
+        metrics: Callable[[], Awaitable[bytes]],
+        families: Callable[[], Iterable[Metric]] = tuple,
+    ):
+        """metrics, families: see `new_app`."""
+        self._gate, self._limits, self._tokens = gate, limits, tokens
+        self._metrics, self._families = metrics, families
         self._healths: list[Health] = []
         self._grpc: list[aio.Server] = []
         self._http: HttpServer | None = None
@@ -54,7 +64,7 @@ class Listeners:
             face = _vllm_face(self._gate)
             found["vLLM"] = self._add(None, None, args.host, args.vllm_port, credentials, "--vllm-port", face)
         if not args.no_http:
-            app = new_app(self._gate, self._tokens, self._limits, self._metrics)
+            app = new_app(self._gate, self._tokens, self._limits, self._metrics, self._families)
             self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
             found["HTTP"] = self._http.port
         self.addresses = ", ".join(f"{name} {args.host}:{port}" for name, port in found.items())

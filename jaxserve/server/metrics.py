@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.metrics_core import Metric
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.answer import Answer
@@ -25,6 +26,7 @@ class Metrics:
     def __init__(self, compiles: Callable[[], int], ready: Callable[[], bool] = lambda: True):
         self._registry = registry = CollectorRegistry()
         self._experts = CollectorRegistry()
+        self._load: ExpertLoad | None = None
 
         def gauge(name: str, what: str) -> Gauge:
             return Gauge(PREFIX + name, what, registry=registry)
@@ -63,8 +65,8 @@ class Metrics:
 
     def watch_experts(self, layers: Sequence[int], thread: EngineThread, read: Callable[[], np.ndarray]) -> None:
         """Tell of the experts' load from now on. Called in the event loop; arguments as those of ExpertLoad."""
-        load = ExpertLoad(self._experts, layers)
-        self._watching = asyncio.ensure_future(load.watch(thread, read))
+        self._load = ExpertLoad(self._experts, layers)
+        self._watching = asyncio.ensure_future(self._load.watch(thread, read))
 
     async def text(self) -> bytes:
         """All of it; what tells of thousands of experts is written beside the event loop."""
@@ -72,9 +74,17 @@ class Metrics:
 
     def render(self) -> bytes:
         """Prometheus's text format; of everything but the experts."""
+        self._count_generated()
+        return generate_latest(self._registry)
+
+    def families(self) -> list[Metric]:
+        """The same as objects, and of the experts how uneven their load is."""
+        self._count_generated()
+        return [*self._registry.collect(), *(self._load.imbalance() if self._load else ())]
+
+    def _count_generated(self) -> None:
         self._generated.inc(self._uncounted)
         self._uncounted = 0
-        return generate_latest(self._registry)
 
     def refused(self, call: Call, error: JaxserveError) -> None:
         self._failures.labels(error.reason).inc()

@@ -1,7 +1,7 @@
 """What a ready server has behind its gate."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from jaxserve.server.engine_thread import EngineThread
@@ -36,12 +36,25 @@ class EngineCard:
     page_size: int
     cache_tokens: int
     kv_copies: int = 1  # tensor-parallel devices that hold the same kv head
-    lanes: int = 1
+    lanes: int = 1  # each with max_batch rows
 
     @property
     def rows(self) -> int:
         """Choices that run at a time."""
         return self.max_batch * self.lanes
+
+
+@dataclass(frozen=True, slots=True)
+class StepUse:
+    """A compiled step, and what it was used for so far. rows, tokens: of a lane; steps: that are launched as one."""
+
+    kind: str
+    rows: int
+    tokens: int
+    steps: int
+    launches: int
+    live_tokens: int
+    computed_tokens: int
 
 
 @dataclass(frozen=True)
@@ -51,4 +64,5 @@ class Served:
     model: ModelCard
     engine: EngineCard
     compiles_after_ready: Callable[[], int]
+    steps: Callable[[], Sequence[StepUse]] = tuple
     since: float = field(default_factory=time.monotonic)

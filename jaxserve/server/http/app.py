@@ -1,7 +1,8 @@
-"""The HTTP face: OpenAI's API, what vLLM's clients expect beside it, health and metrics."""
+"""The HTTP face: OpenAI's API, what vLLM's clients expect beside it, health, metrics and a page for people."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
+from prometheus_client.metrics_core import Metric
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -16,6 +17,8 @@ from jaxserve.server.http.errors import HeadersTooLargeError, refusal, refuse_ro
 from jaxserve.server.http.generation import Generation
 from jaxserve.server.http.ids import EchoId
 from jaxserve.server.http.info import Info
+from jaxserve.server.http.live import Live
+from jaxserve.server.http.page import Page, is_page
 from jaxserve.server.http.tokens import Tokenization
 from jaxserve.server.limits import Limits
 from jaxserve.server.tokens import Tokens
@@ -23,10 +26,20 @@ from jaxserve.server.tokens import Tokens
 HEALTH = "/health"
 
 
-def new_app(gate: Gate, tokens: Tokens, limits: Limits, metrics: Callable[[], Awaitable[bytes]]) -> Starlette:
-    """The ASGI application over what stands behind the gate. metrics: renders Prometheus's text format."""
+def new_app(
+    gate: Gate,
+    tokens: Tokens,
+    limits: Limits,
+    metrics: Callable[[], Awaitable[bytes]],
+    families: Callable[[], Iterable[Metric]] = tuple,
+) -> Starlette:
+    """The ASGI application over what stands behind the gate.
+
+    metrics: renders Prometheus's text format. families: the same numbers for the live view, without experts' tokens.
+    """
     generation, embeddings = Generation(gate, limits), Embeddings(gate, limits)
     tokenization, info = Tokenization(gate, limits), Info(gate, metrics)
+    live, page = Live(gate, limits, families), Page()
     app = Starlette(
         routes=[
             Route("/v1/completions", generation.completions, methods=["POST"]),
@@ -39,6 +52,9 @@ def new_app(gate: Gate, tokens: Tokens, limits: Limits, metrics: Callable[[], Aw
             Route("/version", info.version),
             Route("/metrics", info.metrics),
             Route(HEALTH, info.health),
+            Route("/live", live.live),
+            Route("/", page.index),
+            Route("/page/{path:path}", page.file),
         ],
         middleware=[Middleware(EchoId), Middleware(HeaderLimit, limits), Middleware(TokenCheck, tokens)],
         exception_handlers={HTTPException: refuse_route},
@@ -66,14 +82,14 @@ class HeaderLimit:
 
 
 class TokenCheck:
-    """Asks every request but health checks for its token."""
+    """Asks every request for its token, but health checks and for the page, which is the same everywhere."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens):
         self._app, self._tokens = app, tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._app
-        if scope["type"] == "http" and scope["path"] != HEALTH:
+        if scope["type"] == "http" and scope["path"] != HEALTH and not is_page(scope["path"]):
             try:
                 self._tokens.check(Headers(scope=scope).get("authorization"), admin=False)
             except JaxserveError as error:

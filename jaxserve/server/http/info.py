@@ -57,6 +57,8 @@ class Info:
             "root": model.name,
             "parent": None,
             "max_model_len": model.max_context,
+            "has_chat_template": model.has_chat_template,
+            "embedding_dimensions": model.embedding_dimensions,
         }
 
 

@@ -17,6 +17,7 @@ from jaxserve.engine.plan import Logprob, StepOutput, StepPlan
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
 from jaxserve.server.limits import Limits
+from jaxserve.server.metrics import Metrics
 from jaxserve.server.tokens import Tokens
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import VOCAB, naive
@@ -65,13 +66,18 @@ class Http:
 
 
 @asynccontextmanager
-async def serving(folder: Path, *, tops: bool = False, token: str | None = None, **options: Any) -> AsyncIterator[Http]:
-    """tops: the device has alternatives to its tokens. options: of `running`."""
+async def serving(
+    folder: Path, *, tops: bool = False, token: str | None = None, metrics: Metrics | None = None, **options: Any
+) -> AsyncIterator[Http]:
+    """tops: the device has alternatives to its tokens. metrics: in place of fake ones. options: of `running`."""
     limits = options.setdefault("limits", Limits())
+    if metrics:
+        options["observers"] = (*options.get("observers", ()), metrics)
     async with running(folder, **options) as server:
         if tops:
             add_alternatives(server)
-        app = new_app(server.gate, Tokens(client=token, admin=None), limits, fake_metrics)
+        told, families = (metrics.text, metrics.families) if metrics else (fake_metrics, tuple)
+        app = new_app(server.gate, Tokens(client=token, admin=None), limits, told, families)
         http = HttpServer(app, "127.0.0.1", 0, None, limits)
         failures: list[BaseException] = []
         http.start(failures.append)
