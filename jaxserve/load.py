@@ -160,7 +160,7 @@ def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> li
     ignored = (*family.ignored(spec), *(("lm_head.weight",) if spec.embeds else ()))
     extra = sorted(name for name in set(tensors) - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
     if spec.tied_head and "lm_head.weight" in extra:  # some publishers store the tied head twice
-        if not np.array_equal(tensors["lm_head.weight"][:], tensors["model.embed_tokens.weight"][:]):
+        if not np.array_equal(*(tensors[name][:, :] for name in ("lm_head.weight", "model.embed_tokens.weight"))):
             raise ModelError("config.json ties the head to the embedding, but lm_head.weight differs from it")
         extra.remove("lm_head.weight")
     if missing:

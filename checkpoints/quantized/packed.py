@@ -51,7 +51,7 @@ class Packed:
         for number in np.flatnonzero(shift + self.bits > WORD):  # the rest is in the next word
             codes[:, :, number] |= units[:, :, low[number, 0] + 1] << (WORD - shift[number])
         codes = ((codes + np.uint32(self.offset)) & np.uint32(2**self.bits - 1)).astype(np.uint8)
-        return codes.reshape(*words.shape[: self.axis], -1, *after)
+        return codes.reshape(*words.shape[: self.axis], codes.shape[1] * codes.shape[2], *after)
 
 
 def packed(name: str, words: np.ndarray, bits: int, axis: int, size: int, **layout: object) -> Packed:
