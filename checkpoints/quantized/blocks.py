@@ -12,11 +12,11 @@ from checkpoints.quantized.fields import Fields
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 FLOAT8: Final = frozenset(map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
-STRIP = 1 << 20  # numbers that are dequantized together: what comes in between stays in the cache
+STRIP = 1 << 19  # numbers that are dequantized together: what comes in between stays in the cache
 
 
 class Matrix(Protocol):
-    """An array, or what gives parts of one when they are asked for."""
+    """An array [R, C], or what gives parts of one when they are asked for with two slices."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -62,10 +62,16 @@ class BlockScaled:
 
 
 def _spread(matrix: Matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """float32 matrix[rows][:, columns], of which no more is read than lies between the ends."""
-    top, left = rows.min(), columns.min()
-    part = matrix[top : rows.max() + 1, left : columns.max() + 1].astype(np.float32)
-    return part[rows - top][:, columns - left]
+    """float32 matrix[rows][:, columns], of which no more is read than lies between the ends.
+
+    Of one row or column if that is what all share.
+    """
+    part = matrix[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].astype(np.float32)
+    for axis, share in enumerate((rows, columns)):
+        at = share - share.min()
+        if part.shape[axis] > 1 and not np.array_equal(at, np.arange(part.shape[axis])):
+            part = part.take(at, axis)
+    return part
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +145,9 @@ def read(fields: Fields) -> tuple[int, int]:
     """The size of blocks that DeepSeek's quantization_config gives."""
     fields.among("fmt", ("e4m3", "e5m2"), "e4m3")
     fields.among("scale_fmt", ("float", "ue8m0"), "float")
-    fields.among("activation_scheme", ("dynamic", "static"), "dynamic")
-    fields.ignore("modules_to_not_convert", "ignored_layers", "dequantize")
+    fields.among("activation_scheme", ("dynamic",), "dynamic")
+    fields.among("expert_dtype", ("fp8",), "fp8")
+    fields.ignore("modules_to_not_convert", "modules_to_convert", "ignored_layers", "dequantize")
     return block_size(fields, "weight_block_size")
 
 

@@ -30,7 +30,8 @@ from checkpoints.quantized.packed import packed
 
 log = logging.getLogger(__name__)
 
-WEIGHT: Final = ("weight", "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
+ZEROS, ORDER = "weight_zero_point", "weight_g_idx"
+WEIGHT: Final = ("weight", "weight_packed", "weight_shape", "weight_scale", ZEROS, ORDER)
 # Of activations and pages, which stay in full precision here.
 ACTIVATIONS: Final = tuple(
     f"{what}_{part}" for what in "input output q k v".split() for part in ("scale", "zero_point")
@@ -38,8 +39,6 @@ ACTIVATIONS: Final = tuple(
 PACKED, PLAIN = "pack-quantized", ("int-quantized", "float-quantized", "naive-quantized")
 MIXED: Final = "mixed-precision"
 INT8: Final = np.dtype(np.int8)
-
-
 ARGUMENTS: Final = (
     "num_bits type symmetric group_size strategy block_structure dynamic actorder observer observer_kwargs "
     "scale_dtype zp_dtype"
@@ -63,6 +62,13 @@ class Scheme:
     group: int
     block: tuple[int, int]
     ordered: bool
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Of a module's tensors those that there must be."""
+        stored = ("weight_packed", "weight_shape") if self.packed else ("weight",)
+        zeros = () if self.symmetric else (ZEROS,)
+        return (*stored, "weight_scale", *zeros, *((ORDER,) if self.ordered else ()))
 
     def block_of(self, name: str, rows: int, columns: int) -> tuple[int, int]:
         """Rows and columns that share a scale in a weight of this shape."""
@@ -181,8 +187,7 @@ def _scheme_of(module: str, schemes: tuple[Scheme, ...]) -> Scheme:
 
 
 def _joined(module: str, parts: Parts, scheme: Scheme) -> BlockScaled:
-    check_complete(module, parts, ("weight_packed", "weight_shape") if scheme.packed else ("weight",))
-    check_complete(module, parts, ("weight_scale", *(() if scheme.symmetric else ("weight_zero_point",))))
+    check_complete(module, parts, scheme.parts)
     name = f"{module}.weight_packed" if scheme.packed else f"{module}.weight"
     values = _values(module, name, parts, scheme)
     rows, columns = values.shape
@@ -191,10 +196,11 @@ def _joined(module: str, parts: Parts, scheme: Scheme) -> BlockScaled:
     scales = scales.reshape(scales.shape if scales.ndim == 2 else (-1, 1))  # of one dimension where one would do
     check_scales(name, values, scales, block)
     zeros = _zeros(module, parts, scheme, scales)
-    if not scheme.ordered or "weight_g_idx" not in parts or (parts["weight_g_idx"] == -1).all():
+    order = parts.get(ORDER)
+    if order is None or (order == -1).all():  # as it is before groups are given out
         return BlockScaled(values, scales, block, zeros)
-    groups = share_of_each(f"{module}.weight_g_idx", parts["weight_g_idx"], columns, block[1])
-    return BlockScaled(values, scales, (1, groups), zeros)
+    groups = share_of_each(f"{module}.{ORDER}", order, columns, block[1])
+    return BlockScaled(values, scales, (block[0], groups), zeros)
 
 
 def _values(module: str, name: str, parts: Parts, scheme: Scheme) -> Matrix:
@@ -214,9 +220,12 @@ def _values(module: str, name: str, parts: Parts, scheme: Scheme) -> Matrix:
 
 def _zeros(module: str, parts: Parts, scheme: Scheme, scales: np.ndarray) -> Matrix | int:
     """Packed numbers, the weight's and its zero points, are stored with half their range added."""
+    name = f"{module}.{ZEROS}"
     if scheme.symmetric:
+        if ZEROS in parts and parts[ZEROS].astype(bool).any():
+            raise CheckpointError(f"tensor {name} is not zero, and config_groups make the weight symmetric")
         return 2 ** (scheme.bits - 1) if scheme.packed else 0
-    name, zeros = f"{module}.weight_zero_point", parts["weight_zero_point"]
+    zeros = parts[ZEROS]
     matrix: Matrix = zeros.reshape(zeros.shape if zeros.ndim == 2 else (-1, 1))
     if scheme.packed:
         matrix = packed(name, zeros, scheme.bits, 0, len(scales))

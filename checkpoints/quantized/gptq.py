@@ -7,7 +7,7 @@ were quantized in the order of their activations, X.g_idx int32 [I], each input'
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,6 +20,16 @@ PARTS = ("qweight", "qzeros", "scales")
 ORDER = "g_idx"
 BITS = (2, 3, 4, 8)
 FIRST, SECOND = "gptq", "gptq_v2"
+# How the weights were found, which are quantized (their tensors say so), and how another library is to run them.
+MAKING: Final = (
+    "sym static_groups true_sequential damp_percent damp_auto_increment mse act_group_aware hyb_act gptaq gptaq_alpha "
+    "v2 v2_alpha mock_quantization parallel_packing meta model_name_or_path model_file_base_name dataset tokenizer "
+    "model_seqlen batch_size pad_token_id max_input_length cache_block_outputs cache_examples_on_gpu lm_head "
+    "block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize modules_to_not_convert "
+    "use_cuda_fp16 use_exllama disable_exllama exllama_config backend "
+    "autoround_version provider iters nsamples seqlen lr minmax_lr enable_minmax_tuning enable_quanted_input "
+    "low_gpu_mem_usage gradient_accumulate_steps"  # AutoRound writes this form too
+).split()
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,7 @@ def read(fields: Fields) -> Form:
     fields.among("is_marlin_format", (False,), False)
     fields.among("awq_gemm_checkpoint", (False,), False)
     fields.empty("dynamic", "adapter", "rotation", "activation")
-    fields.ignore("sym", "static_groups", "true_sequential", "damp_percent", "damp_auto_increment", "mse", "meta")
-    fields.ignore("act_group_aware", "lm_head", "model_name_or_path", "model_file_base_name", "modules_to_not_convert")
-    fields.ignore("dataset", "tokenizer", "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block")
-    fields.ignore("batch_size", "pad_token_id", "max_input_length", "cache_block_outputs", "cache_examples_on_gpu")
-    fields.ignore("modules_in_block_to_quantize", "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config")
-    fields.ignore("backend")
+    fields.ignore(*MAKING)
     return Form(
         bits=fields.among("bits", BITS),
         group=fields.group_size(),

@@ -30,7 +30,7 @@ class Packed:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.size if axis == self.axis else size for axis, size in enumerate(self.words.shape))
 
-    def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         part = range(self.size)[index[self.axis]]
         words = math.lcm(WORD, self.bits) // WORD  # the least that hold whole numbers
         numbers = words * WORD // self.bits

@@ -161,7 +161,7 @@ def test_an_order_that_desc_act_does_not_tell_of_is_honoured() -> None:
 @pytest.mark.parametrize("groups", [1, 4])
 def test_compressed_tensors_packed(bits: int, groups: int) -> None:
     tensors, expected = packed_tensors(bits, groups)
-    fields = dict(strategy="group", group_size=IN // groups) if groups > 1 else {}
+    fields: dict[str, Any] = {"strategy": "group", "group_size": IN // groups} if groups > 1 else {}
     check(tensors, compressed(num_bits=bits, **fields), expected)
 
 
@@ -213,7 +213,7 @@ def test_of_several_schemes_the_name_decides_before_the_pattern_before_the_class
         dequantized(tensors, fields)
 
 
-PLAIN = dict(stored="int-quantized", num_bits=8)
+PLAIN: dict[str, Any] = {"stored": "int-quantized", "num_bits": 8}
 
 
 @pytest.mark.parametrize(
@@ -297,6 +297,12 @@ IN_ORDER = {"a.g_idx": np.arange(IN) // GROUP}
         (without(PACKED, "a.weight_shape"), compressed(), r"belongs to a\.weight_shape, which is missing"),
         (without(PACKED, "a.weight_scale"), compressed(), r"belongs to a\.weight_scale, which is missing"),
         (PACKED, compressed(symmetric=False), r"belongs to a\.weight_zero_point, which is missing"),
+        (PACKED, compressed(actorder="group"), r"belongs to a\.weight_g_idx, which is missing"),
+        (
+            PACKED | {"a.weight_zero_point": np.ones((4, 1), np.int32)},
+            compressed(),
+            "_zero_point is not zero, and conf",
+        ),
         (PACKED | {"a.weight_shape": np.array([OUT, 60])}, compressed(), "holds 64 numbers of 4 bits .* must hold 60"),
         (PACKED | {"a.weight_shape": np.array([9, IN])}, compressed(), r"a\.weight_shape is \[9, 64\], for 32 rows"),
         (PACKED, compressed(strategy="group", group_size=48), "do not divide into groups of 48"),

@@ -10,6 +10,7 @@ import pytest
 
 from checkpoints.hf import HFCheckpoint
 from checkpoints.quantized import dequantized
+from jaxserve.errors import ModelError
 from jaxserve.load import load_params
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
@@ -62,6 +63,16 @@ def test_two_devices_hold_what_one_holds(case: str) -> None:
     one, two = (load_params(checkpoint, MeshSpec(tensor=n).build(jax.devices())) for n in (1, 2))
     for whole, halves in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
         np.testing.assert_array_equal(whole, halves)
+
+
+def test_a_bias_of_zeros_adds_nothing() -> None:
+    """AutoGPTQ of old gave every layer one, whether the model has it or not; one that is not zero is not left out."""
+    checkpoint, name = HFCheckpoint.open(GOLDEN / "gptq_4bit"), "model.layers.0.self_attn.o_proj.bias"
+    bias = np.zeros(64, np.float16)
+    load_params(replace(checkpoint, tensors={**checkpoint.tensors, name: bias}), one_device_mesh())
+    bias[3] = 1
+    with pytest.raises(ModelError, match=f"does not account for: {name}"):
+        load_params(replace(checkpoint, tensors={**checkpoint.tensors, name: bias}), one_device_mesh())
 
 
 def test_nothing_of_the_libraries_is_forgotten() -> None:
