@@ -89,7 +89,8 @@ class Transposed:
         return self.stored.shape[::-1]
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-        return self.stored[index[::-1]].T
+        rows, columns = index
+        return self.stored[columns, rows].T
 
 
 def check_scales(name: str, values: Matrix, scales: np.ndarray, block: tuple[int, int]) -> None:
