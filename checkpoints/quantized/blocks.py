@@ -58,7 +58,8 @@ class BlockScaled:
         ]
         found[...] = self.values[rows.start : rows.stop, columns.start : columns.stop]
         found -= self.zeros if isinstance(self.zeros, int) else _spread(self.zeros, *shares)
-        found *= _spread(self.scales, *shares)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is for whoever reads to refuse
+            found *= _spread(self.scales, *shares)
 
 
 def _spread(matrix: Matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -108,7 +109,7 @@ def check_scales(name: str, values: Matrix, scales: np.ndarray, block: tuple[int
 def check_groups(name: str, inputs: int, size: int) -> int:
     """How many inputs share a scale, -1 being all; CheckpointError when the groups do not divide the inputs."""
     size = inputs if size == -1 else size
-    if size < 1 or inputs % size:
+    if inputs < 1 or inputs % size:
         raise CheckpointError(f"tensor {name} has {inputs} inputs, which do not divide into groups of {size}")
     return size
 

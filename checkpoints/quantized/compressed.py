@@ -205,7 +205,7 @@ def _joined(module: str, parts: Parts, scheme: Scheme) -> BlockScaled:
 
 def _values(module: str, name: str, parts: Parts, scheme: Scheme) -> Matrix:
     values = parts["weight_packed" if scheme.packed else "weight"]
-    if values.ndim != 2:
+    if values.ndim != 2 or not values.size:
         raise CheckpointError(f"tensor {name} of shape {list(values.shape)} is quantized, and no matrix")
     if not scheme.packed:
         if (values.dtype not in FLOAT8) if scheme.floating else (values.dtype != INT8):

@@ -14,9 +14,9 @@ WORD = 32
 class Packed:
     """Unsigned integers [R, C] of `bits` bits, the first in the lowest bits, in int32 words along `axis`.
 
-    words: int32, where the axis has size * bits / 32 of them. Numbers of three bits may begin in one word and end in
-    the next. order: of a word's numbers, where in it each lies. offset: added to each, modulo 2**bits. It is indexed
-    with two slices, unpacks the words that these touch, and gives uint8.
+    words: int32, where the axis has size * bits / 32 of them, rounded up. Numbers of three bits may begin in one word
+    and end in the next. order: of a word's numbers, where in it each lies. offset: added to each, modulo 2**bits. It is
+    indexed with two slices, unpacks the words that these touch, and gives uint8.
     """
 
     words: np.ndarray
@@ -60,9 +60,10 @@ def packed(name: str, words: np.ndarray, bits: int, axis: int, size: int, **layo
         raise CheckpointError(
             f"tensor {name} is {words.dtype} {list(words.shape)}; numbers of {bits} bits are packed in int32 matrices"
         )
-    if size * bits != words.shape[axis] * WORD:
+    count, wanted = words.shape[axis], -(-size * bits // WORD)
+    if count != wanted or (WORD % bits and count % bits):
         raise CheckpointError(
-            f"tensor {name} of shape {list(words.shape)} holds {words.shape[axis] * WORD / bits:g} numbers of {bits} "
-            f"bits along dimension {axis}; it must hold {size}"
+            f"tensor {name} of shape {list(words.shape)} holds {count * WORD / bits:g} numbers of {bits} bits along "
+            f"dimension {axis}; it must hold {size}"
         )
     return Packed(words, bits, axis, size, **layout)  # pyright: ignore[reportArgumentType]

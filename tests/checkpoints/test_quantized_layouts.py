@@ -165,6 +165,23 @@ def test_compressed_tensors_packed(bits: int, groups: int) -> None:
     check(tensors, compressed(num_bits=bits, **fields), expected)
 
 
+def test_compressed_tensors_fill_the_last_words_up() -> None:
+    """30 outputs and 60 inputs of 4 bits: neither the zero points nor the weights end with a word."""
+    rng = np.random.default_rng(0)
+    values, zeros, scales = codes(rng, 4, 30, 60), codes(rng, 4, 30, 3), scales_of(rng, 30, 3)
+    tensors = {"a.weight_packed": pack(values, 4, 1), "a.weight_zero_point": pack(zeros, 4, 0)}
+    tensors |= {"a.weight_scale": scales, "a.weight_shape": np.array([30, 60])}
+    weight = dequantized(tensors, compressed(strategy="group", group_size=20, symmetric=False))["a.weight"]
+    expected = (values - zeros.repeat(20, axis=1)) * scales.astype(np.float32).repeat(20, axis=1)
+    np.testing.assert_array_equal(weight[WHOLE], expected)
+    np.testing.assert_array_equal(weight[27:, 57:], expected[27:, 57:])
+
+
+def test_what_is_not_finite_is_for_the_reader_to_refuse() -> None:
+    tensors = AWQ | {"a.scales": np.full_like(AWQ["a.scales"], np.inf)}
+    assert not np.isfinite(dequantized(tensors, awq())["a.weight"][WHOLE]).any()
+
+
 @pytest.mark.parametrize("order", ["group", "dynamic", True])
 def test_compressed_tensors_in_the_order_of_activations(order: object) -> None:
     tensors, _ = packed_tensors(4, 4)
@@ -294,6 +311,12 @@ IN_ORDER = {"a.g_idx": np.arange(IN) // GROUP}
         (GPTQ | {"a.g_idx": np.arange(3)}, gptq(), r"a\.g_idx is int64 \[3\]; it must be the group of each of 64"),
         (GPTQ, gptq(bits=8), r"a\.qzeros .* holds 16 numbers of 8 bits"),
         (GPTQ | {"a.qweight": GPTQ["a.qweight"][0]}, gptq(), r"a\.qweight is int32 \[32\]"),
+        ({part: tensor[:0] for part, tensor in GPTQ.items()}, gptq(), "has 0 inputs, which do not divide"),
+        (
+            gptq_tensors(3, 1)[0] | {"a.qweight": np.zeros((5, OUT), np.int32)},
+            gptq(bits=3),
+            r"a\.qweight of shape \[5, 32\] holds 53.3333 numbers of 3 bits",
+        ),
         (without(PACKED, "a.weight_shape"), compressed(), r"belongs to a\.weight_shape, which is missing"),
         (without(PACKED, "a.weight_scale"), compressed(), r"belongs to a\.weight_scale, which is missing"),
         (PACKED, compressed(symmetric=False), r"belongs to a\.weight_zero_point, which is missing"),
@@ -303,7 +326,7 @@ IN_ORDER = {"a.g_idx": np.arange(IN) // GROUP}
             compressed(),
             "_zero_point is not zero, and conf",
         ),
-        (PACKED | {"a.weight_shape": np.array([OUT, 60])}, compressed(), "holds 64 numbers of 4 bits .* must hold 60"),
+        (PACKED | {"a.weight_shape": np.array([OUT, 56])}, compressed(), "holds 64 numbers of 4 bits .* must hold 56"),
         (PACKED | {"a.weight_shape": np.array([9, IN])}, compressed(), r"a\.weight_shape is \[9, 64\], for 32 rows"),
         (PACKED, compressed(strategy="group", group_size=48), "do not divide into groups of 48"),
         (PACKED, compressed(**PLAIN), r"belongs to a\.weight, which is missing"),
@@ -312,6 +335,11 @@ IN_ORDER = {"a.g_idx": np.arange(IN) // GROUP}
             {"a.weight": np.zeros((4, 4), np.float32), "a.weight_scale": np.ones((4, 1), np.float32)},
             compressed(**PLAIN),
             r"a\.weight is float32; config_groups make it int8",
+        ),
+        (
+            {"a.weight": np.zeros((0, 4), np.int8), "a.weight_scale": np.ones((1, 1), np.float32)},
+            compressed("int-quantized", num_bits=8, strategy="tensor"),
+            "is quantized, and no matrix",
         ),
         (
             {"a.weight": np.zeros((2, 4, 4), np.int8), "a.weight_scale": np.ones((4, 1), np.float32)},
