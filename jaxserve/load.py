@@ -161,9 +161,10 @@ def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> li
     ignored = (*family.ignored(spec), *(("lm_head.weight",) if spec.embeds else ()))
     extra = sorted(name for name in set(tensors) - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
     if spec.tied_head and "lm_head.weight" in extra:  # some publishers store the tied head twice
-        if not np.array_equal(tensors["lm_head.weight"][:], tensors["model.embed_tokens.weight"][:]):
+        if not np.array_equal(tensors["lm_head.weight"][:, :], tensors["model.embed_tokens.weight"][:, :]):
             raise ModelError("config.json ties the head to the embedding, but lm_head.weight differs from it")
         extra.remove("lm_head.weight")
+    extra = [name for name in extra if not _adds_nothing(name, wanted, tensors)]
     if missing:
         raise ModelError(f"the checkpoint lacks {len(missing)} tensors: {_some(missing)}")
     if extra:
@@ -171,6 +172,12 @@ def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> li
             f"the checkpoint has {len(extra)} tensors that config.json does not account for: {_some(extra)}"
         )
     return table
+
+
+def _adds_nothing(name: str, wanted: set[str], tensors: Mapping[str, Stored]) -> bool:
+    """Whether it is a bias of zeros: AutoGPTQ gives one to every layer that it quantizes."""
+    layer = name.removesuffix(".bias")
+    return layer != name and f"{layer}.weight" in wanted and not tensors[name][:].any()
 
 
 def _some(names: list[str]) -> str:

@@ -51,9 +51,9 @@ def test_every_number_and_power_of_mxfp4() -> None:
 @pytest.mark.parametrize(
     ("tensors", "config", "message"),
     [
-        ({}, {"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq' is not implemented"),
-        ({}, {"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8' is not implemented"),
-        ({}, {"quantization_config": [1]}, "is not implemented"),
+        ({}, {"quantization_config": {"quant_method": "gguf"}}, "quant_method 'gguf' is not implemented"),
+        ({}, {"quantization_config": {"quant_method": "fp8"}}, "weight_block_size is None"),
+        ({}, {"quantization_config": [1]}, "must be an object"),
         ({"a_scale_inv": np.zeros((1, 1), np.float32)}, FP8, "holds scales of a, which is missing"),
         (
             {"a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn), "a_scale_inv": np.zeros((2, 2), np.float32)},

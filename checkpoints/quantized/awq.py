@@ -1,0 +1,49 @@
+"""AWQ (Lin et al. 2023) as AutoAWQ stores it for its GEMM kernel: four bits, zero points, groups of inputs.
+
+X.qweight int32 [I, O / 8], X.qzeros int32 [I / group, O / 8], X.scales [I / group, O] are the weight X.weight [O, I]:
+(qweight - qzeros) * scales, transposed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from checkpoints.quantized.blocks import BlockScaled, Transposed, check_groups, check_scales, check_zeros
+from checkpoints.quantized.fields import Fields
+from checkpoints.quantized.modules import Parts, by_module, check_complete
+from checkpoints.quantized.packed import packed
+
+PARTS = ("qweight", "qzeros", "scales")
+BITS = 4
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of a word's eight numbers: the even ones come first
+
+
+def read(fields: Fields) -> int:
+    """The size of the groups; CheckpointError for what the GEMM form has not."""
+    fields.among("bits", (BITS,), BITS)
+    fields.among("zero_point", (True,), True)
+    fields.among("version", ("gemm",), "gemm")
+    fields.among("format", ("gemm",), "gemm")
+    fields.empty("sym", "desc_act", "dynamic")
+    fields.ignore("modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
+    fields.ignore("exllama_config", "lm_head", "true_sequential", "meta", "pack_dtype")
+    return fields.group_size()
+
+
+def dequantized(tensors: Mapping[str, np.ndarray], group: int) -> dict[str, Any]:
+    """X.qweight, X.qzeros and X.scales become X.weight."""
+    modules, others = by_module(tensors, frozenset(PARTS))
+    return {**others, **{f"{module}.weight": _joined(module, parts, group) for module, parts in modules.items()}}
+
+
+def _joined(module: str, parts: Parts, group: int) -> Transposed:
+    check_complete(module, parts, PARTS)
+    qweight, qzeros, scales = (parts[part] for part in PARTS)
+    outputs = scales.shape[-1] if scales.ndim else 0
+    values = packed(f"{module}.qweight", qweight, BITS, 1, outputs, order=PLACES)
+    zeros = packed(f"{module}.qzeros", qzeros, BITS, 1, outputs, order=PLACES)
+    block = check_groups(f"{module}.qweight", len(qweight), group), 1
+    check_scales(f"{module}.qweight", values, scales, block)
+    check_zeros(f"{module}.qzeros", zeros, scales)
+    return Transposed(BlockScaled(values, scales, block, zeros))

@@ -1,0 +1,174 @@
+"""Weights whose blocks have scales of their own, and DeepSeek-V3's form of them: FP8 in blocks of 128 x 128."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from checkpoints.errors import CheckpointError
+from checkpoints.quantized.fields import Fields
+
+BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
+FLOAT8: Final = frozenset(map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
+STRIP = 1 << 19  # numbers that are dequantized together: what comes in between stays in the cache
+
+
+class Matrix(Protocol):
+    """An array [R, C], or what gives parts of one when they are asked for with two slices."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: Any, /) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, eq=False)
+class BlockScaled:
+    """(values [R, C] - zeros) * scales, scales and zeros [ceil(R / rows), ceil(C / columns)] of their blocks.
+
+    block: rows and columns; in place of either an array, for each row or column the index of its scale. zeros: one
+    number for all where they are no matrix. It is indexed with two slices and gives float32, the product rounded once.
+    dtype: what it is to be kept in, since no more is in it.
+    """
+
+    values: Matrix
+    scales: np.ndarray
+    block: tuple[int | np.ndarray, int | np.ndarray]
+    zeros: Matrix | int = 0
+    dtype: np.dtype = BFLOAT16
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+        rows, columns = (range(size)[part] for size, part in zip(self.shape, index, strict=True))
+        found = np.empty((len(rows), len(columns)), np.float32)
+        step = max(1, STRIP // max(1, len(columns)))
+        for start in range(0, found.size and len(rows), step):
+            self._dequantize(rows[start : start + step], columns, found[start : start + step])
+        return found
+
+    def _dequantize(self, rows: range, columns: range, found: np.ndarray) -> None:
+        shares = [
+            np.asarray(part) // size if isinstance(size, int) else size[part.start : part.stop]
+            for part, size in zip((rows, columns), self.block, strict=True)
+        ]
+        found[...] = self.values[rows.start : rows.stop, columns.start : columns.stop]
+        found -= self.zeros if isinstance(self.zeros, int) else _spread(self.zeros, *shares)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is for whoever reads to refuse
+            found *= _spread(self.scales, *shares)
+
+
+def _spread(matrix: Matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """float32 matrix[rows][:, columns], of which no more is read than lies between the ends.
+
+    Of one row or column if that is what all share.
+    """
+    part = matrix[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].astype(np.float32)
+    for axis, share in enumerate((rows, columns)):
+        at = share - share.min()
+        if part.shape[axis] > 1 and not np.array_equal(at, np.arange(part.shape[axis])):
+            part = part.take(at, axis)
+    return part
+
+
+@dataclass(frozen=True, eq=False)
+class Transposed:
+    """Another one [R, C] as [C, R]."""
+
+    stored: BlockScaled
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.stored.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape[::-1]
+
+    def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+        rows, columns = index
+        return self.stored[columns, rows].T
+
+
+def check_scales(name: str, values: Matrix, scales: np.ndarray, block: tuple[int, int]) -> None:
+    """CheckpointError when there is not one scale for each block of a matrix."""
+    if scales.dtype.kind in "biu":
+        raise CheckpointError(f"tensor {name} has {scales.dtype} scales; they must be floating point")
+    wanted = tuple(-(-size // each) for size, each in zip(values.shape, block, strict=False))
+    if len(values.shape) != 2 or scales.shape != wanted:
+        raise CheckpointError(
+            f"tensor {name} of shape {list(values.shape)} has scales of shape {list(scales.shape)}; blocks of "
+            f"{block[0]} x {block[1]} make them {list(wanted)}"
+        )
+
+
+def check_groups(name: str, inputs: int, size: int) -> int:
+    """How many inputs share a scale, -1 being all; CheckpointError when the groups do not divide the inputs."""
+    size = inputs if size == -1 else size
+    if inputs < 1 or inputs % size:
+        raise CheckpointError(f"tensor {name} has {inputs} inputs, which do not divide into groups of {size}")
+    return size
+
+
+def check_zeros(name: str, zeros: Matrix, scales: np.ndarray) -> None:
+    """CheckpointError when there is not one zero point for each scale."""
+    if zeros.shape != scales.shape:
+        raise CheckpointError(
+            f"tensor {name} holds zero points of shape {list(zeros.shape)}; with scales of shape {list(scales.shape)} "
+            "there must be one for each"
+        )
+
+
+def share_of_each(name: str, groups: np.ndarray, inputs: int, size: int) -> int | np.ndarray:
+    """What BlockScaled.block takes for inputs whose groups are listed (act-order): their size if they lie in order."""
+    if groups.shape != (inputs,) or groups.dtype.kind not in "iu":
+        raise CheckpointError(
+            f"tensor {name} is {groups.dtype} {list(groups.shape)}; it must be the group of each of {inputs} inputs"
+        )
+    low, high, count = groups.min(), groups.max(), inputs // size
+    if low < 0 or high >= count:
+        raise CheckpointError(f"tensor {name} has groups from {low} to {high}; there are {count}, from 0 on")
+    return size if np.array_equal(groups, np.arange(inputs) // size) else groups
+
+
+def block_size(fields: Fields, name: str) -> tuple[int, int]:
+    """A field that holds the rows and columns of a block."""
+    block = fields.take(name)
+    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+        raise CheckpointError(f"config.json: {name} is {block}; it must be two positive integers")
+    return block[0], block[1]
+
+
+def read(fields: Fields) -> tuple[int, int]:
+    """The size of blocks that DeepSeek's quantization_config gives."""
+    fields.among("fmt", ("e4m3", "e5m2"), "e4m3")
+    fields.among("scale_fmt", ("float", "ue8m0"), "float")
+    fields.among("activation_scheme", ("dynamic",), "dynamic")
+    fields.among("expert_dtype", ("fp8",), "fp8")
+    fields.ignore("modules_to_not_convert", "modules_to_convert", "ignored_layers", "dequantize")
+    return block_size(fields, "weight_block_size")
+
+
+def dequantized(tensors: Mapping[str, np.ndarray], block: tuple[int, int]) -> dict[str, Any]:
+    """X and X_scale_inv become X."""
+    found: dict[str, Any] = dict(tensors)
+    for name in tensors:
+        if name.endswith("_scale_inv"):
+            weight = name.removesuffix("_scale_inv")
+            if weight not in tensors:
+                raise CheckpointError(f"tensor {name} holds scales of {weight}, which is missing")
+            values, scales = found[weight], found.pop(name)
+            if values.dtype not in FLOAT8 or scales.dtype.kind in "biu":
+                raise CheckpointError(
+                    f"tensor {weight}: {values.dtype} with {scales.dtype} scales is not FP8 in blocks "
+                    "(float8 and floating point)"
+                )
+            check_scales(weight, values, scales, block)
+            found[weight] = BlockScaled(values, scales, block)
+        elif tensors[name].dtype in FLOAT8 and f"{name}_scale_inv" not in tensors:
+            raise CheckpointError(f"tensor {name} is quantized, and its scales, {name}_scale_inv, are missing")
+    return found
