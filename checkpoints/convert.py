@@ -9,24 +9,23 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import jax
 import numpy as np
-import safetensors
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from safetensors.numpy import save_file
 
 from checkpoints.errors import CheckpointError
-from checkpoints.hf import INDEX, SINGLE_FILE, HFCheckpoint
+from checkpoints.hf import INDEX, SINGLE_FILE, UNFINISHED, HFCheckpoint
 from checkpoints.orbax_store import CHUNK_BYTES, MANIFEST, WEIGHTS, OrbaxCheckpoint, Writer, is_orbax, write_manifest
-from checkpoints.safetensors_reader import DTYPES
+from checkpoints.quantized import dequantized
 from sharding.mesh import MeshSpec
 
-UNFINISHED: Final = ".converting"
 # Of the source's files those that are taken along: configs, tokenizers, chat templates, licences.
 TAKEN: Final = (".json", ".jinja", ".model", ".txt", ".md", "LICENSE", "NOTICE")
 FILE_BYTES: Final = 5 * 10**9  # of a .safetensors file, at most, unless one tensor has more
@@ -71,12 +70,12 @@ def to_orbax(source: Path, target: Path, report: Report, chunk_bytes: int = CHUN
     They are as one device has them, in the precision of the source. In memory is one layer, twice: as loaded, and as
     Orbax writes it. CheckpointError or ModelError when something is not as it has to be; then there is no target.
     """
-    from jaxserve.load import load_params, stored_tensors
+    from jaxserve.load import load_params
 
     if is_orbax(source):
         raise CheckpointError(f"{source}: is converted already (--to hf converts it back)")
     checkpoint = HFCheckpoint.open(source)
-    with new_folder(target, source) as folder:
+    with new_folder(target) as folder:
         writer = Writer(folder, chunk_bytes)
 
         def keep(path: tuple[str | int, ...], declared: Any, parameter: Any) -> None:
@@ -85,7 +84,8 @@ def to_orbax(source: Path, target: Path, report: Report, chunk_bytes: int = CHUN
         load_params(checkpoint, MeshSpec().build(jax.devices("cpu")[:1]), progress=report, keep=keep)
         writer.finish()
         take_along(source, folder)
-        write_manifest(folder, {name: tensor.dtype.name for name, tensor in stored_tensors(checkpoint).items()})
+        tensors = dequantized(checkpoint.tensors, checkpoint.config)
+        write_manifest(folder, {name: tensor.dtype.name for name, tensor in tensors.items()})
 
 
 def to_hf(source: Path, target: Path, report: Report, file_bytes: int = FILE_BYTES) -> None:
@@ -93,45 +93,51 @@ def to_hf(source: Path, target: Path, report: Report, file_bytes: int = FILE_BYT
 
     In memory are the tensors of one file. What a quantized source had is bfloat16 now. Errors as to_orbax.
     """
-    from jaxserve.export import hf_tensor, hf_tensors
+    from jaxserve.export import published
 
     if not is_orbax(source):
-        raise CheckpointError(f"{source}: is no folder of this program's (it has no {MANIFEST}); --to hf needs one")
+        raise CheckpointError(f"{source}: is not a folder of this command ({MANIFEST}); --to hf needs one")
     checkpoint = OrbaxCheckpoint.open(source)
-    files: list[list[Any]] = [[]]
-    left = file_bytes
-    for name, shape, dtype, rows in hf_tensors(checkpoint):
-        size = int(np.prod(shape)) * dtype.itemsize
-        if files[-1] and size > left:
-            files.append([])
-            left = file_bytes
-        files[-1].append((name, shape, dtype, rows, size))
-        left -= size
-    total, done, weight_map = sum(entry[-1] for file in files for entry in file), 0, dict[str, str]()
-    codes = {dtype: code for code, dtype in DTYPES.items()}
-    with new_folder(target, source) as folder:
-        for number, entries in enumerate(files, 1):
-            file = SINGLE_FILE if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
-            tensors: dict[str, Any] = {}
-            for name, shape, dtype, rows, size in entries:
-                report(done, total, name)
-                data = hf_tensor(checkpoint, shape, dtype, rows).view(np.uint8).tobytes()
-                tensors[name] = {"dtype": codes[dtype], "shape": list(shape), "data": data}
-                weight_map[name] = file
-                done += size
-            safetensors.serialize_file(tensors, str(folder / file), {"format": "pt"})
-        if len(files) > 1:
-            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    files = list(_filled(published(checkpoint), file_bytes))
+    total, done = sum(tensor.nbytes for file in files for tensor in file), 0
+    with new_folder(target) as folder:
+        weight_map = dict[str, str]()
+        for number, file in enumerate(files, 1):
+            name = SINGLE_FILE if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
+            tensors = dict[str, np.ndarray]()
+            for tensor in file:
+                report(done, total, tensor.name)
+                tensors[tensor.name], weight_map[tensor.name] = tensor.read(), name
+                done += tensor.nbytes
+            save_file(tensors, folder / name, {"format": "pt"})
         take_along(source, folder)
-        config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
-        if config != checkpoint.config:
-            (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        report(total, total, "")
+        if len(files) > 1:
+            _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        if "quantization_config" in checkpoint.config:
+            _write_json(
+                folder / "config.json", {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
+            )
+    report(total, total, "")
+
+
+def _filled(tensors: Iterable[Any], file_bytes: int) -> Iterator[list[Any]]:
+    """In their order, as many to a file as it holds."""
+    file, size = list[Any](), 0
+    for tensor in tensors:
+        if file and size + tensor.nbytes > file_bytes:
+            yield file
+            file, size = [], 0
+        file.append(tensor)
+        size += tensor.nbytes
+    yield file
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 @contextmanager
-def new_folder(target: Path, source: Path) -> Iterator[Path]:
+def new_folder(target: Path) -> Iterator[Path]:
     """A folder beside `target` that becomes it at the end, and is removed when that is not reached.
 
     If the process is killed the folder stays, and nothing loads from it.
@@ -153,7 +159,7 @@ def new_folder(target: Path, source: Path) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         if isinstance(error, OSError):
-            raise CheckpointError(f"{unfinished}: cannot be written ({error}); {source} is as it was") from error
+            raise CheckpointError(f"{unfinished}: cannot be written ({error})") from error
         raise
 
 

@@ -18,6 +18,7 @@ from checkpoints.safetensors_reader import SafetensorsFile, parse_json, parse_js
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MODULES = "modules.json"
+UNFINISHED = ".converting"  # how the name of a folder ends that checkpoints.convert is still writing
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -63,6 +64,8 @@ class HFCheckpoint:
 
 def read_configs(folder: Path) -> dict[str, Any]:
     """What is beside the weights: `config`, `generation_config` and `modules` of HFCheckpoint."""
+    if folder.absolute().name.endswith(UNFINISHED):
+        raise CheckpointError(f"{folder}: the conversion did not finish; remove it and convert the checkpoint again")
     config = _read_json(folder / "config.json")
     generation_config = folder / "generation_config.json"
     return {

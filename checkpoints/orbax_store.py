@@ -10,7 +10,7 @@ others, and weights hardly compress. Orbax notices no flipped byte in them: the 
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -159,7 +159,10 @@ class Writer:
         return ocp.Context(
             array_options=ocp.options.ArrayOptions(
                 saving=saving(
-                    use_ocdbt=False, use_zarr3=True, use_compression=False, scoped_storage_options_creator=self._chunking
+                    use_ocdbt=False,
+                    use_zarr3=True,
+                    use_compression=False,
+                    scoped_storage_options_creator=self._chunking,
                 )
             )
         )

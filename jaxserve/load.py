@@ -99,7 +99,7 @@ def load_params(
     """
     family, spec = _architecture(checkpoint)
     spread = spec.on(mesh.shape["tensor"])
-    tensors = stored_tensors(checkpoint)
+    tensors = _stored_tensors(checkpoint)
     if isinstance(checkpoint, OrbaxCheckpoint):
         table = _match_parameters(spec, spread, tensors)
     else:
@@ -119,7 +119,7 @@ def load_params(
     return params
 
 
-def stored_tensors(checkpoint: Checkpoint) -> Mapping[str, Stored]:
+def _stored_tensors(checkpoint: Checkpoint) -> Mapping[str, Stored]:
     """What a checkpoint holds, by name: of Hugging Face's the published tensors, of a converted one the parameters."""
     if isinstance(checkpoint, OrbaxCheckpoint):
         return checkpoint.tensors
