@@ -22,7 +22,8 @@ from safetensors.numpy import save_file
 
 from checkpoints.errors import CheckpointError
 from checkpoints.hf import INDEX, SINGLE_FILE, UNFINISHED, HFCheckpoint
-from checkpoints.orbax_store import CHUNK_BYTES, MANIFEST, WEIGHTS, OrbaxCheckpoint, Writer, is_orbax, write_manifest
+from checkpoints.orbax_store import MANIFEST, WEIGHTS, OrbaxCheckpoint, is_orbax, write_manifest
+from checkpoints.orbax_writer import CHUNK_BYTES, Writer
 from checkpoints.quantized import dequantized
 from sharding.mesh import MeshSpec
 

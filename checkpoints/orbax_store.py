@@ -5,14 +5,15 @@
     folder/manifest.json    written last: without it nothing loads
 
 Chunks are files of their own (no OCDBT), uncompressed: a host reads and checks those that its slices touch and no
-others, and weights hardly compress. Orbax notices no flipped byte in them: the manifest does.
+others, and weights hardly compress. Orbax notices no flipped byte in them: the manifest does. They are read with
+TensorStore, the library that Orbax reads with, slice by slice like a memory map, and placed as any other checkpoint is.
 """
 
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from hashlib import file_digest
 from itertools import product
@@ -20,9 +21,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-import jax
 import numpy as np
-import orbax.checkpoint.experimental.v1 as ocp
 import tensorstore
 
 from checkpoints.errors import CheckpointError
@@ -31,12 +30,7 @@ from checkpoints.safetensors_reader import parse_json_object
 
 MANIFEST, WEIGHTS, METADATA = "manifest.json", "orbax", "zarr.json"
 FORMAT: Final = 1
-CHUNK_BYTES: Final = 32 * 2**20
-# What meshes split and a chunk has one of: experts, kv heads, query heads. Other axes are split by size alone.
-ONE_PER_CHUNK: Final = "EKN"
 AGAIN: Final = "convert the checkpoint again"
-
-Path_ = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ class StoredArray:
 
     def _chunks(self, index: tuple[slice, ...]) -> Iterator[str]:
         """Names of the files that these entries lie in. Of a chunk of zeros there is none."""
-        sizes = self._array.chunk_layout.read_chunk.shape
+        sizes: Any = self._array.chunk_layout.read_chunk.shape
         whole = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
         grid = [range(part.start // n, -(-part.stop // n)) for part, n in zip(whole, sizes, strict=True)]
         for place in product(*grid):
@@ -118,59 +112,6 @@ class OrbaxCheckpoint:
 def is_orbax(folder: Path) -> bool:
     """Whether it was converted, or was about to be when something stopped it."""
     return os.path.exists(folder / MANIFEST) or any(folder.glob(f"{WEIGHTS}*"))
-
-
-class Writer:
-    """Writes parameters into folder/orbax, one layer after the other: only that much is in memory."""
-
-    def __init__(self, folder: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._path, self._chunk_bytes = folder.absolute() / WEIGHTS, chunk_bytes
-        self._layer: Path_ = ()
-        self._waiting: dict[str, Any] = {}
-        self._axes: dict[str, str] = {}
-
-    def add(self, path: Path_, axes: str, parameter: Any) -> None:
-        """parameter: an array, or a pytree of arrays under one path. axes: the letters of the array's dimensions."""
-        if path[:2] != self._layer:
-            self._write()
-            self._layer = path[:2]
-        for keys, leaf in jax.tree.leaves_with_path(parameter):
-            name = (*map(str, path), *(jax.tree_util.keystr((key,), simple=True) for key in keys))
-            array = np.asarray(leaf)
-            self._axes[".".join(name)] = axes if array.ndim == len(axes) else ""
-            holder = self._waiting
-            for step in name[:-1]:
-                holder = holder.setdefault(step, {})
-            holder[name[-1]] = array
-
-    def finish(self) -> None:
-        self._write()
-        with self._options():
-            ocp.partial.finalize(self._path)
-
-    def _write(self) -> None:
-        if self._waiting:
-            with self._options():
-                ocp.partial.save(self._path, self._waiting)
-        self._waiting = {}
-
-    def _options(self) -> AbstractContextManager[Any]:
-        saving = ocp.options.ArrayOptions.Saving
-        return ocp.Context(
-            array_options=ocp.options.ArrayOptions(
-                saving=saving(
-                    use_ocdbt=False,
-                    use_zarr3=True,
-                    use_compression=False,
-                    scoped_storage_options_creator=self._chunking,
-                )
-            )
-        )
-
-    def _chunking(self, keys: Any, _: Any) -> ocp.options.ArrayOptions.Saving.StorageOptions:
-        axes = self._axes[".".join(jax.tree_util.keystr((key,), simple=True) for key in keys)]
-        split = tuple(i for i, letter in enumerate(axes) if letter in ONE_PER_CHUNK)
-        return ocp.options.ArrayOptions.Saving.StorageOptions(chunk_byte_size=self._chunk_bytes, shard_axes=split)
 
 
 def write_manifest(folder: Path, source: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
+from jax.tree_util import SequenceKey
 
 from checkpoints.hf import HFCheckpoint
 from checkpoints.orbax_store import OrbaxCheckpoint, is_orbax
@@ -133,10 +134,9 @@ def _match_parameters(spec: ModelSpec, spread: ModelSpec, tensors: Mapping[str, 
     what is copied is not the same in all of them.
     """
     table = list[Tensor]()
-    for keys, param in jax.tree.leaves_with_path(
-        param_specs(spec, jnp.dtype(jnp.float32)), is_leaf=lambda leaf: is_param_spec(leaf)
-    ):
-        path = tuple(getattr(key, "key", getattr(key, "idx", None)) for key in keys)
+    declared = param_specs(spec, jnp.dtype(jnp.float32))
+    for keys, param in jax.tree.leaves_with_path(declared, is_leaf=is_param_spec):
+        path = tuple(key.idx if isinstance(key, SequenceKey) else key.key for key in keys)
         parts = [name for name, part in PARTS.items() if part.fused == path[-1]]
         if spread == spec or "K" not in param.axes or not parts:
             table.append(Tensor(parameter_name(path), path, param.axes))

@@ -21,6 +21,7 @@ from checkpoints.convert import main, to_hf, to_orbax
 from checkpoints.errors import CheckpointError
 from checkpoints.hf import INDEX, UNFINISHED, HFCheckpoint
 from checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, StoredArray
+from checkpoints.orbax_writer import Writer
 from checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
 from jaxserve.generate import main as generate
@@ -274,7 +275,7 @@ def test_parameters_of_another_config_are_refused(spoiled: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from checkpoints import convert, orbax_store
+from checkpoints import convert, orbax_writer
 from checkpoints.convert import to_orbax, to_hf
 point, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 calls = 0
@@ -289,8 +290,8 @@ def die(work):
     return until
 
 for holder, name in {
-    "layer": ((orbax_store.ocp.partial, "save"),),
-    "finalize": ((orbax_store.ocp.partial, "finalize"),),
+    "layer": ((orbax_writer.ocp.partial, "save"),),
+    "finalize": ((orbax_writer.ocp.partial, "finalize"),),
     "configs": ((convert, "take_along"),),
     "manifest": ((convert, "write_manifest"), (convert, "save_file")),
     "rename": ((Path, "rename"),),
@@ -392,7 +393,7 @@ def test_a_host_reads_the_chunks_of_its_slices(
 
 def test_pytrees_under_one_path(tmp_path: Path) -> None:
     """As quantized weights are: values and scales."""
-    writer = orbax_store.Writer(tmp_path)
+    writer = Writer(tmp_path)
     values, scales = np.arange(-8, 8, dtype=np.int8).reshape(4, 4), np.ones((4,), ml_dtypes.bfloat16)
     writer.add(("layers", 0, "o"), "NH", {"values": values.astype(ml_dtypes.int4), "scales": scales})
     writer.add(("layers", 0, "norm"), "D", scales)
