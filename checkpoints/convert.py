@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m checkpoints.convert", description=__doc__)
     parser.add_argument("source", metavar="SRC", type=Path, help="the folder to convert")
     parser.add_argument("target", metavar="DST", type=Path, help="a folder that is not there yet")
-    parser.add_argument("--to", choices=("orbax", "hf"), default="orbax", help="what DST is to be (orbax)")
+    parser.add_argument("--to", choices=("orbax", "hf"), default="orbax", help="what DST is to be (default: orbax)")
     args = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax says of every layer that it has no OCDBT
@@ -68,15 +68,15 @@ def bar(console: Console) -> Iterator[Report]:
 def to_orbax(source: Path, target: Path, report: Report, chunk_bytes: int = CHUNK_BYTES) -> None:
     """Write the folder `target` with the parameters of `source`, a Hugging Face folder.
 
-    They are as one device has them, in the precision of the source. In memory is one layer, twice: as loaded, and as
-    Orbax writes it. CheckpointError or ModelError when something is not as it has to be; then there is no target.
+    They are as one device has them, in the precision of the source. In memory is one layer at a time. CheckpointError
+    or ModelError when something is not as it has to be; then there is no target.
     """
     from jaxserve.load import load_params
 
     if is_orbax(source):
         raise CheckpointError(f"{source}: is converted already (--to hf converts it back)")
     checkpoint = HFCheckpoint.open(source)
-    with new_folder(target) as folder:
+    with new_folder(source, target) as folder:
         writer = Writer(folder, chunk_bytes)
 
         def keep(path: tuple[str | int, ...], declared: Any, parameter: Any) -> None:
@@ -101,7 +101,7 @@ def to_hf(source: Path, target: Path, report: Report, file_bytes: int = FILE_BYT
     checkpoint = OrbaxCheckpoint.open(source)
     files = list(_filled(published(checkpoint), file_bytes))
     total, done = sum(tensor.nbytes for file in files for tensor in file), 0
-    with new_folder(target) as folder:
+    with new_folder(source, target) as folder:
         weight_map = dict[str, str]()
         for number, file in enumerate(files, 1):
             name = SINGLE_FILE if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
@@ -138,7 +138,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(source: Path, target: Path) -> Iterator[Path]:
     """A folder beside `target` that becomes it at the end, and is removed when that is not reached.
 
     If the process is killed the folder stays, and nothing loads from it.
@@ -146,6 +146,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     unfinished = target.with_name(target.name + UNFINISHED)
     if target.exists():
         raise CheckpointError(f"{target}: is there already; name another folder, or remove it")
+    if source.resolve() in target.resolve().parents:
+        raise CheckpointError(f"{target}: is in {source}, whose files are taken along; name a folder elsewhere")
     try:
         unfinished.mkdir()
     except FileExistsError:

@@ -10,7 +10,6 @@ TensorStore, the library that Orbax reads with, slice by slice like a memory map
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -111,7 +110,7 @@ class OrbaxCheckpoint:
 
 def is_orbax(folder: Path) -> bool:
     """Whether it was converted, or was about to be when something stopped it."""
-    return os.path.exists(folder / MANIFEST) or any(folder.glob(f"{WEIGHTS}*"))
+    return any(path.is_dir() for path in folder.glob(f"{WEIGHTS}*"))
 
 
 def write_manifest(folder: Path, source: Mapping[str, str]) -> None:

@@ -192,6 +192,17 @@ def test_nan_is_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
+def test_nan_in_a_converted_folder_is_refused(spoiled: Path) -> None:
+    """Whoever wrote it: the hashes are right."""
+    data = bytearray(chunk_of(spoiled).read_bytes())
+    data[:4] = np.float32("nan").tobytes()
+    chunk_of(spoiled).write_bytes(data)
+    (spoiled / MANIFEST).unlink()
+    orbax_store.write_manifest(spoiled, {})
+    with pytest.raises(CheckpointError, match=r"tensor layers.0.qkv: 1 of .* values are NaN or infinite"):
+        load_params(open_checkpoint(spoiled), mesh())
+
+
 def changed(
     folder: Path, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], case: str = "llama_tied"
 ) -> Path:
@@ -351,6 +362,7 @@ def test_what_cannot_be_converted_is_one_line(
         ([str(BUNDLED), str(tmp_path)], "is there already"),
         ([f"{tmp_path}/none", f"{tmp_path}/x"], "there is no such folder"),
         ([str(BUNDLED), f"{tmp_path}/no/x"], "cannot be made"),
+        ([str(BUNDLED), f"{BUNDLED}/x"], "whose files are taken along"),
     ):
         assert main(arguments) == 2
         err = capfd.readouterr().err
