@@ -199,7 +199,7 @@ def test_nan_in_a_converted_folder_is_refused(spoiled: Path) -> None:
     chunk_of(spoiled).write_bytes(data)
     (spoiled / MANIFEST).unlink()
     orbax_store.write_manifest(spoiled, {})
-    with pytest.raises(CheckpointError, match=r"tensor layers.0.qkv: 1 of .* values are NaN or infinite"):
+    with pytest.raises(CheckpointError, match=r"tensor 'layers.0.qkv': 1 of .* values are NaN or infinite"):
         load_params(open_checkpoint(spoiled), mesh())
 
 
