@@ -51,10 +51,11 @@ class Writer:
         self._waiting = {}
 
     def _options(self) -> ocp.Context:
-        saving = Saving(
-            use_ocdbt=False, use_zarr3=True, use_compression=False, scoped_storage_options_creator=self._chunking
-        )
-        return ocp.Context(array_options=ocp.options.ArrayOptions(saving=saving))
+        context = ocp.Context()
+        saving = context.array.saving
+        saving.use_ocdbt, saving.use_zarr3, saving.use_compression = False, True, False
+        saving.scoped_storage_options_creator = self._chunking
+        return context
 
     def _chunking(self, key: Any, value: Any) -> Saving.StorageOptions:
         split = tuple(i for i, letter in enumerate(self._axes[".".join(_names(key))]) if letter in ONE_PER_CHUNK)

@@ -28,6 +28,7 @@ from jaxserve.generate import main as generate
 from jaxserve.load import load, load_params, open_checkpoint
 from jaxserve.plan.__main__ import main as plan
 from sharding.mesh import MeshSpec
+from tests.jaxserve.cluster.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -439,3 +440,47 @@ def test_the_planner_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert plan(["--model", str(folder), "--topology", "v5e:1x1", "--no-compile", "--json"]) == 0
         reports.append(json.loads(capsys.readouterr().out))
     assert reports[0] | {"model": ""} == reports[1] | {"model": ""}
+
+
+HOST = """
+import json, sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
+from pathlib import Path
+from checkpoints import orbax_store
+from jaxserve.load import load_params, open_checkpoint
+from sharding.mesh import MeshSpec
+check, read = orbax_store.check_hashes, []
+checkpoint = open_checkpoint(Path(sys.argv[3]))
+orbax_store.check_hashes = lambda folder, files: (read.extend(files), check(folder, files))
+params = load_params(checkpoint, MeshSpec(expert=4).build(jax.devices()))
+shards = params["layers"][0]["experts"]["gate_up"].addressable_shards
+told = [read, [[shard.index[0].indices(8)[:2], shard.data.tolist()] for shard in shards]]
+Path(sys.argv[4]).write_text(json.dumps(told))
+"""
+
+
+@pytest.mark.slow
+def test_two_hosts_read_their_own_experts(converted: Callable[[str], Path], tmp_path: Path) -> None:
+    """Eight experts on four devices of two processes: no file of an expert is read by both, and none by neither."""
+    folder, address = converted("qwen2_moe_shared_expert"), f"127.0.0.1:{free_port()}"
+    said = [tmp_path / "0", tmp_path / "1"]
+    start = [sys.executable, "-c", HOST, address]
+    hosts = [subprocess.Popen([*start, path.name, str(folder), str(path)], cwd=ROOT) for path in said]
+    try:
+        assert [host.wait(60) for host in hosts] == [0, 0]
+    finally:
+        for host in hosts:
+            host.kill()
+            host.wait()
+    told = [json.loads(path.read_text()) for path in said]
+    one, two = ({file for file in read if "experts" in file} for read, _ in told)
+    every = {str(file.relative_to(folder)) for file in folder.glob("orbax/*/*.experts.*/c/**/*") if file.is_file()}
+    assert one and two and not one & two and one | two == every
+    whole = load_params(HFCheckpoint.open(GOLDEN / "qwen2_moe_shared_expert"), mesh())["layers"][0]["experts"]
+    found = [shard for _, shards in told for shard in shards]
+    assert len(found) == 4
+    for (begin, end), values in found:
+        np.testing.assert_array_equal(np.asarray(whole["gate_up"])[begin:end], np.asarray(values, np.float32))
