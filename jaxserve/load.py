@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax.sharding import Mesh
+from jax.experimental.layout import Format
+from jax.sharding import Mesh, SingleDeviceSharding
 from jax.tree_util import SequenceKey
 
 from checkpoints.hf import HFCheckpoint
@@ -252,17 +253,31 @@ def _load_parameter(
         if not _is_float(tensors[row.name].dtype):
             raise ModelError(f"tensor {row.name} is stored as {tensors[row.name].dtype}; floating point is needed")
 
-    done: dict[tuple[range, ...], np.ndarray] = {}  # devices that have the same shard read it once
+    def read(asked: tuple[range, ...]) -> np.ndarray:
+        values = np.empty([len(part) for part in asked], param.dtype)
+        for row in rows:
+            _read_into(values, asked, row, tensors[row.name], param.axes, specs)
+        return values
 
-    def shard(index: Any) -> np.ndarray:
-        asked = tuple(range(size)[part] for size, part in zip(param.shape, index, strict=True))
-        if asked not in done:
-            done[asked] = np.empty([len(part) for part in asked], param.dtype)
-            for row in rows:
-                _read_into(done[asked], asked, row, tensors[row.name], param.axes, specs)
-        return done[asked]
+    return _sharded(param, mesh, read)
 
-    return jax.make_array_from_callback(param.shape, param.format(mesh), shard)
+
+def _sharded(param: ParamSpec, mesh: Mesh, read: Callable[[tuple[range, ...]], np.ndarray]) -> jax.Array:
+    """The parameter, of which the host has one shard at a time; devices that hold the same one have it read once."""
+    form = param.format(mesh)
+    holders: dict[tuple[range, ...], list[Any]] = {}
+    indices = param.sharding(mesh).addressable_devices_indices_map(param.shape)
+    for device, index in indices.items():
+        asked = tuple(range(size)[part] for size, part in zip(param.shape, index or (), strict=True))
+        holders.setdefault(asked, []).append(device)
+    shards: dict[Any, jax.Array] = {}
+    for asked, devices in holders.items():
+        places = [Format(form.layout, SingleDeviceSharding(device)) for device in devices]
+        copies = jax.block_until_ready(jax.device_put([read(asked)] * len(devices), places))
+        shards |= zip(devices, copies, strict=True)
+    return jax.make_array_from_single_device_arrays(
+        param.shape, param.sharding(mesh), [shards[device] for device in indices]
+    )
 
 
 def _read_into(

@@ -1,4 +1,8 @@
-"""Loading reads each tensor once, straight into its place: no second copy of the checkpoint in memory."""
+"""Loading reads each tensor once, straight into its place: no second copy of the checkpoint in memory.
+
+What it may take beside the arrays is one tensor, or one device's part of a parameter where that is larger: all experts
+of a layer are one parameter.
+"""
 
 import json
 import math
@@ -9,22 +13,29 @@ from pathlib import Path
 
 import pytest
 
-SHAPE = {
+DENSE = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
-    "num_hidden_layers": 9,
+    "num_hidden_layers": 4,
     "num_attention_heads": 32,
     "num_key_value_heads": 32,
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
 }
+MIXTURE = DENSE | {
+    "architectures": ["MixtralForCausalLM"],
+    "num_hidden_layers": 1,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 ALLOWANCE = 512 * 2**20  # the interpreter and jax are in it
 
-# Prints the most that /proc/self/status had of anonymous memory beside live arrays, and the bytes of the parameters.
+# Prints the most that /proc/self/status had of anonymous memory beside live arrays, the bytes of the parameters, and of
+# the largest part of one that a device has.
 PROBE = """
-import sys, threading
+import math, sys, threading
 from pathlib import Path
 import jax
 from checkpoints.hf import HFCheckpoint
@@ -35,8 +46,11 @@ def anonymous():
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) * 1024
 
+def held(x):  # on all devices: what several of them hold is there several times
+    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize * len(x.sharding.device_set)
+
 def live():
-    return sum(x.nbytes for x in jax.live_arrays())
+    return sum(map(held, jax.live_arrays()))
 
 most, done = 0, threading.Event()
 def watch():
@@ -47,25 +61,39 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-params = load_params(HFCheckpoint.open(Path(sys.argv[1])), MeshSpec().build(jax.devices()))
+expert, tensor = map(int, sys.argv[2:])
+jax.config.update("jax_num_cpu_devices", expert * tensor)
+mesh = MeshSpec(expert=expert, tensor=tensor).build(jax.devices())
+params = load_params(HFCheckpoint.open(Path(sys.argv[1])), mesh)
 done.set()
 watcher.join()
-print(most, sum(x.nbytes for x in jax.tree.leaves(params)))
+leaves = jax.tree.leaves(params)
+print(most, sum(x.nbytes for x in leaves), max(held(x) // len(x.sharding.device_set) for x in leaves))
 """
 
 
-def write_sparse_checkpoint(folder: Path) -> tuple[int, int]:
-    """A checkpoint of zeros in bfloat16 that takes no room on the disk; bytes in all, and of the largest tensor."""
-    d, mlp, vocab = (SHAPE[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
+def shapes_of(config: dict) -> dict[str, list[int]]:
+    d, mlp, vocab = (config[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
     shapes = {"model.embed_tokens.weight": [vocab, d], "lm_head.weight": [vocab, d], "model.norm.weight": [d]}
-    for layer in range(SHAPE["num_hidden_layers"]):
+    for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         shapes |= {f"{prefix}self_attn.{name}_proj.weight": [d, d] for name in "qkvo"}
-        shapes |= {f"{prefix}mlp.{name}_proj.weight": [mlp, d] for name in ("gate", "up")}
-        shapes |= {f"{prefix}mlp.down_proj.weight": [d, mlp]}
         shapes |= {f"{prefix}{name}_layernorm.weight": [d] for name in ("input", "post_attention")}
+        if experts := config.get("num_local_experts"):
+            shapes |= {f"{prefix}block_sparse_moe.gate.weight": [experts, d]}
+            for expert in range(experts):
+                own = f"{prefix}block_sparse_moe.experts.{expert}."
+                shapes |= {f"{own}w1.weight": [mlp, d], f"{own}w3.weight": [mlp, d], f"{own}w2.weight": [d, mlp]}
+        else:
+            shapes |= {f"{prefix}mlp.{name}_proj.weight": [mlp, d] for name in ("gate", "up")}
+            shapes |= {f"{prefix}mlp.down_proj.weight": [d, mlp]}
+    return shapes
+
+
+def write_sparse_checkpoint(folder: Path, config: dict) -> tuple[int, int]:
+    """A checkpoint of zeros in bfloat16 that takes no room on the disk; bytes in all, and of the largest tensor."""
     header, end, largest = {}, 0, 0
-    for name, shape in shapes.items():
+    for name, shape in shapes_of(config).items():
         size = 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
         end, largest = end + size, max(largest, size)
@@ -73,16 +101,21 @@ def write_sparse_checkpoint(folder: Path) -> tuple[int, int]:
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
-    (folder / "config.json").write_text(json.dumps(SHAPE))
+    (folder / "config.json").write_text(json.dumps(config))
     return end, largest
 
 
 @pytest.mark.slow
-def test_loading_four_gigabytes_takes_one_tensor_more(tmp_path: Path) -> None:
-    total, largest = write_sparse_checkpoint(tmp_path)
-    assert 4e9 < total < 4.5e9
-    done = subprocess.run([sys.executable, "-c", PROBE, str(tmp_path)], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("config", "expert", "tensor"), [(DENSE, 1, 1), (DENSE, 1, 4), (MIXTURE, 4, 1), (MIXTURE, 2, 2)]
+)
+def test_loading_gigabytes_takes_one_tensor_more(config: dict, expert: int, tensor: int, tmp_path: Path) -> None:
+    total, largest = write_sparse_checkpoint(tmp_path, config)
+    assert 2e9 < total < 3e9
+    command = [sys.executable, "-c", PROBE, str(tmp_path), str(expert), str(tensor)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    beside, parameters = map(int, done.stdout.split())
+    beside, parameters, part = map(int, done.stdout.split())
     assert parameters == total
-    assert beside < largest + ALLOWANCE, f"{beside / 2**20:.0f} MiB beside the arrays, the largest tensor {largest}"
+    most = max(largest, part)
+    assert beside < most + ALLOWANCE, f"{beside / 2**20:.0f} MiB beside the arrays, the largest part {most / 2**20:.0f}"
