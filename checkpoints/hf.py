@@ -18,6 +18,7 @@ from checkpoints.safetensors_reader import SafetensorsFile, parse_json, parse_js
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MODULES = "modules.json"
+UNFINISHED = ".converting"  # how the name of a folder ends that checkpoints.convert is still writing
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -58,15 +59,20 @@ class HFCheckpoint:
         if not os.path.isdir(folder):
             problem = "is a file, not a folder" if os.path.exists(folder) else "there is no such folder"
             raise CheckpointError(f"{folder}: {problem}; give the folder that holds config.json and {SINGLE_FILE}")
-        config = _read_json(folder / "config.json")
-        generation_config = folder / "generation_config.json"
-        return cls(
-            folder=folder,
-            config=config,
-            generation_config=_read_json(generation_config) if os.path.exists(generation_config) else {},
-            modules=tuple(_read_modules(folder)) if os.path.exists(folder / MODULES) else (),
-            tensors=MappingProxyType(_open_tensors(folder)),
-        )
+        return cls(**read_configs(folder), folder=folder, tensors=MappingProxyType(_open_tensors(folder)))
+
+
+def read_configs(folder: Path) -> dict[str, Any]:
+    """What is beside the weights: `config`, `generation_config` and `modules` of HFCheckpoint."""
+    if folder.absolute().name.endswith(UNFINISHED):
+        raise CheckpointError(f"{folder}: the conversion did not finish; remove it and convert the checkpoint again")
+    config = _read_json(folder / "config.json")
+    generation_config = folder / "generation_config.json"
+    return {
+        "config": config,
+        "generation_config": _read_json(generation_config) if os.path.exists(generation_config) else {},
+        "modules": tuple(_read_modules(folder)) if os.path.exists(folder / MODULES) else (),
+    }
 
 
 def _read_json(path: Path) -> dict[str, Any]:

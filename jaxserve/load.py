@@ -18,8 +18,10 @@ import ml_dtypes
 import numpy as np
 from jax.experimental.layout import Format
 from jax.sharding import Mesh, SingleDeviceSharding
+from jax.tree_util import SequenceKey
 
 from checkpoints.hf import HFCheckpoint
+from checkpoints.orbax_store import OrbaxCheckpoint, is_orbax
 from checkpoints.quantized import check_method, dequantized
 from checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
@@ -35,6 +37,8 @@ from sharding.params import ParamSpec, is_param_spec
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, tensor
+Checkpoint = HFCheckpoint | OrbaxCheckpoint
+Keep = Callable[[tuple[str | int, ...], ParamSpec, Any], Any]  # path, declaration and parameter -> what is kept of it
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,12 @@ class Model:
 
 
 def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None) -> Model:
-    """Load a Hugging Face folder onto the mesh.
+    """Load a folder, Hugging Face's or one of checkpoints.convert, onto the mesh.
 
     dtype: auto keeps the checkpoint's precision (half and double become bfloat16 and float32), or float32, bfloat16.
     ModelError or CheckpointError, one line each, when something is not as it has to be.
     """
-    checkpoint = HFCheckpoint.open(folder)
+    checkpoint = open_checkpoint(folder)
     tokenizer = load_tokenizer(folder)
     _, spec = _architecture(checkpoint)
     added = {*tokenizer.special_tokens.values(), *tokenizer.added_tokens.values()}
@@ -79,29 +83,82 @@ def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lam
     return Model(held, params, mesh, tokenizer, eos_ids, fingerprint, parameters, copies)
 
 
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """By what lies in the folder."""
+    return OrbaxCheckpoint.open(folder) if is_orbax(folder) else HFCheckpoint.open(folder)
+
+
 def load_params(
-    checkpoint: HFCheckpoint, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None
+    checkpoint: Checkpoint,
+    mesh: Mesh,
+    dtype: str = "auto",
+    progress: Progress = lambda done, total, what: None,
+    keep: Keep = lambda path, declared, parameter: parameter,
 ) -> dict:
-    """The parameters of `spec.on` these devices, each read once from the memory map straight into its shards."""
+    """The parameters of `spec.on` these devices, each read once from the folder straight into its shards.
+
+    keep: for whoever writes them elsewhere and needs no more than one at a time.
+    """
     family, spec = _architecture(checkpoint)
     spread = spec.on(mesh.shape["tensor"])
-    tensors = dequantized(_with_prefix(checkpoint.tensors), checkpoint.config)
-    table = _match(family, spec, tensors)
+    tensors = _stored_tensors(checkpoint)
+    if isinstance(checkpoint, OrbaxCheckpoint):
+        table = _match_parameters(spec, spread, tensors)
+    else:
+        table = _match(family, spec, tensors)
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
     params: Any = param_specs(spread, jnp.dtype(kept))
     total, done = sum(param.nbytes for param in jax.tree.leaves(params, is_leaf=is_param_spec)), 0
-    for path, rows in _by_parameter(table).items():
+    for path, rows in by_parameter(table).items():
         progress(done, total, rows[0].name)
         holder = params
         for step in path[:-1]:
             holder = holder[step]
-        done += holder[path[-1]].nbytes
-        holder[path[-1]] = _load_parameter(rows, holder[path[-1]], tensors, (spec, spread), mesh)
+        declared = holder[path[-1]]
+        done += declared.nbytes
+        holder[path[-1]] = keep(path, declared, _load_parameter(rows, declared, tensors, (spec, spread), mesh))
     progress(total, total, "")
     return params
 
 
-def _by_parameter(table: list[Tensor]) -> dict[tuple[str | int, ...], list[Tensor]]:
+def _stored_tensors(checkpoint: Checkpoint) -> Mapping[str, Stored]:
+    """What a checkpoint holds, by name: of Hugging Face's the published tensors, of a converted one the parameters."""
+    if isinstance(checkpoint, OrbaxCheckpoint):
+        return checkpoint.tensors
+    return dequantized(_with_prefix(checkpoint.tensors), checkpoint.config)
+
+
+def _match_parameters(spec: ModelSpec, spread: ModelSpec, tensors: Mapping[str, Stored]) -> list[Tensor]:
+    """The weight-name table of a converted checkpoint; ModelError when a parameter is left over or missing.
+
+    Parameters are stored as one device holds them; fused ones are read in parts where kv heads are to be copied, since
+    what is copied is not the same in all of them.
+    """
+    table = list[Tensor]()
+    declared = param_specs(spec, jnp.dtype(jnp.float32))
+    for keys, param in jax.tree.leaves_with_path(declared, is_leaf=is_param_spec):
+        path = tuple(key.idx if isinstance(key, SequenceKey) else key.key for key in keys)
+        parts = [name for name, part in PARTS.items() if part.fused == path[-1]]
+        if spread == spec or "K" not in param.axes or not parts:
+            table.append(Tensor(parameter_name(path), path, param.axes))
+            continue
+        fused = "|".join(PARTS[name].letters.strip("()") for name in parts)
+        axes = param.axes.replace(PARTS[parts[0]].axis, f"([{fused}])")
+        table += [Tensor(parameter_name(path), (*path[:-1], name), axes, i) for i, name in enumerate(parts)]
+    wanted = {row.name for row in table}
+    if wanted != set(tensors):
+        raise ModelError(
+            f"config.json does not fit the stored parameters: {_some(sorted(wanted ^ set(tensors)))} are only in one"
+        )
+    return table
+
+
+def parameter_name(path: Sequence[str | int]) -> str:
+    """("layers", 0, "qkv") -> "layers.0.qkv"."""
+    return ".".join(map(str, path))
+
+
+def by_parameter(table: list[Tensor]) -> dict[tuple[str | int, ...], list[Tensor]]:
     """Rows of the weight-name table by the path of the parameter that they are, or are parts of."""
     grouped: dict[tuple[str | int, ...], list[Tensor]] = {}
     for row in table:
@@ -110,7 +167,7 @@ def _by_parameter(table: list[Tensor]) -> dict[tuple[str | int, ...], list[Tenso
     return grouped
 
 
-def _architecture(checkpoint: HFCheckpoint) -> tuple[Family, ModelSpec]:
+def _architecture(checkpoint: Checkpoint) -> tuple[Family, ModelSpec]:
     """What config.json says, and the files beside it: whether the model embeds."""
     family, spec = read_spec(checkpoint.config)
     return family, replace(spec, embeds=embeds(checkpoint.modules))
@@ -266,9 +323,12 @@ def _read(
     """Tensor.read, the kv heads copied so many times; `within` counts the copies."""
     if copies == 1 or "K" not in wanted:
         return row.read(stored, sizes, wanted, within)
-    heads = within.pop("K")
+    heads = within["K"]
+    first = heads.start // copies
+    within["K"] = slice(first, -(-heads.stop // copies))
     spread = _spread(row.read(stored, sizes, wanted, within), wanted, copies)
-    return spread[tuple(heads if letter == "K" else slice(None) for letter in wanted)]
+    asked = slice(heads.start - first * copies, heads.stop - first * copies)
+    return spread[tuple(asked if letter == "K" else slice(None) for letter in wanted)]
 
 
 def _spread(view: np.ndarray, axes: str, copies: int) -> np.ndarray:
@@ -293,7 +353,7 @@ def _copy(view: np.ndarray, target: np.ndarray) -> None:
         target[at] = view[at]
 
 
-def _eos_ids(checkpoint: HFCheckpoint, tokenizer: Tokenizer, spec: ModelSpec) -> tuple[int, ...]:
+def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, spec: ModelSpec) -> tuple[int, ...]:
     """From generation_config.json, else config.json, else the tokenizer."""
     for source in (checkpoint.generation_config, checkpoint.config):
         ids = source.get("eos_token_id")

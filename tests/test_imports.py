@@ -16,6 +16,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sharding": ("sharding",),
     "pallas_kernels": ("pallas_kernels",),
     "checkpoints": ("checkpoints", "sharding"),
+    "checkpoints.convert": (
+        "checkpoints",
+        "sharding",
+        "jaxserve.cli.exits",
+        "jaxserve.errors",
+        "jaxserve.export",
+        "jaxserve.load",
+    ),
     "jaxserve.errors": (),
     "jaxserve.config": ("jaxserve.errors",),
     "jaxserve.request": ("jaxserve.errors",),
@@ -46,6 +54,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.request",
         "sharding",
     ),
+    "jaxserve.export": ("checkpoints", "jaxserve.load", "jaxserve.models", "jaxserve.errors"),
     "jaxserve.chat": ("jaxserve.chat", "jaxserve.completion", "jaxserve.errors", "jaxserve.tokenizer"),
     "jaxserve.chat.worker": (),
     "jaxserve.cli": (
@@ -129,6 +138,12 @@ def test_arrows(module: str) -> None:
         assert any(is_under(name, allowed) for allowed in ALLOWED[rule]), f"{module} must not import {name}"
 
 
+def test_the_converter_imports_the_loader_late() -> None:
+    """It alone of its package knows families, and only once it runs."""
+    script = "import sys, checkpoints.convert; sys.exit('jaxserve' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
+
+
 @pytest.mark.parametrize("module", SOURCES)
 def test_no_code_from_data(module: str) -> None:
     """No pickle, no eval, no exec."""
@@ -159,6 +174,7 @@ def test_the_engine_needs_nothing_of_the_server() -> None:
 
 
 SETTERS = {
+    "checkpoints.convert",
     "jaxserve.server.traces",  # reads the variables of OpenTelemetry's exporters
     "jaxserve.cli.compilation_cache",
     "jaxserve.cluster.hosts",

@@ -128,7 +128,7 @@ def test_every_tensor_of_deepseek_r1_has_its_parameter(data_folder: Path) -> Non
     for row in table:
         assert list(stored[row.name].shape) == row.shape(spec.sizes(row.block)), row
     params = param_specs(spec, jnp.dtype(jnp.bfloat16))
-    for path, rows in loading._by_parameter(table).items():
+    for path, rows in loading.by_parameter(table).items():
         param = functools.reduce(lambda holder, step: holder[step], path, params)
         assert sum(row.size(param.axes, spec.sizes(row.block)) for row in rows) == math.prod(param.shape), path
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params, is_leaf=is_param_spec))

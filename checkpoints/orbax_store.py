@@ -1,0 +1,193 @@
+"""Parameters in an Orbax checkpoint, beside a manifest of every file's hash.
+
+    folder/orbax/           the parameters, which Orbax alone can load too: a folder of zarr3 chunks for each
+    folder/config.json ...  the source's files that are no weights
+    folder/manifest.json    written last: without it nothing loads
+
+Chunks are files of their own (no OCDBT), uncompressed: a host reads and checks those that its slices touch and no
+others, and weights hardly compress. Orbax notices no flipped byte in them: the manifest does. They are read with
+TensorStore, the library that Orbax reads with, slice by slice like a memory map, and placed as any other checkpoint is.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from hashlib import file_digest
+from itertools import product
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+import numpy as np
+import tensorstore
+
+from checkpoints.errors import CheckpointError
+from checkpoints.hf import Module, read_configs
+from checkpoints.safetensors_reader import parse_json_object
+
+MANIFEST, WEIGHTS, METADATA = "manifest.json", "orbax", "zarr.json"
+FORMAT: Final = 1
+AGAIN: Final = "convert the checkpoint again"
+
+
+@dataclass(frozen=True)
+class File:
+    size: int
+    sha256: str
+
+
+class StoredArray:
+    """A stored parameter: tuples of slices give numpy arrays, of chunks whose hashes are those of the manifest."""
+
+    def __init__(self, folder: Path, name: str, files: Mapping[str, File]) -> None:
+        """name: of the array's folder, relative to `folder`. files: of the manifest."""
+        self._folder, self._name, self._files = folder, name, files
+        self._checked = set[str]()
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{folder / name}/"}}
+        try:
+            self._array = tensorstore.open(spec, read=True).result()
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{folder / name}: cannot be opened ({error}); {AGAIN}") from error
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._array.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._array.dtype.numpy_dtype
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        """CheckpointError, with its name, for a chunk that is not what was written."""
+        unchecked = [name for name in self._chunks(index) if name in self._files and name not in self._checked]
+        check_hashes(self._folder, {name: self._files[name] for name in unchecked})
+        self._checked.update(unchecked)
+        try:
+            return np.asarray(self._array[index].read().result())
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{self._folder / self._name}: cannot be read ({error}); {AGAIN}") from error
+
+    def _chunks(self, index: tuple[slice, ...]) -> Iterator[str]:
+        """Names of the files that these entries lie in. Of a chunk of zeros there is none."""
+        sizes: Any = self._array.chunk_layout.read_chunk.shape
+        whole = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
+        grid = [range(part.start // n, -(-part.stop // n)) for part, n in zip(whole, sizes, strict=True)]
+        for place in product(*grid):
+            yield str(PurePosixPath(self._name, "c", *map(str, place)))
+
+
+@dataclass(frozen=True, eq=False)
+class OrbaxCheckpoint:
+    """A converted folder, as bytes: the configs that it came with, and its parameters by path, "layers.0.qkv".
+
+    source: dtype of every tensor that the parameters were made of, under the source's names.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    modules: tuple[Module, ...]
+    source: Mapping[str, str]
+    tensors: Mapping[str, StoredArray]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """CheckpointError, with the file's name, unless every file of the manifest is there and has its size.
+
+        Contents are compared with their hashes here, except those of chunks, which are when they are read.
+        """
+        folder = Path(folder)
+        source, files = _read_manifest(folder)
+        _check_sizes(folder, files)
+        _check_no_other(folder, files)
+        check_hashes(folder, {name: file for name, file in files.items() if not _is_chunk(name)})
+        arrays = (str(PurePosixPath(name).parent) for name in files if PurePosixPath(name).name == METADATA)
+        tensors = {PurePosixPath(name).name: StoredArray(folder, name, files) for name in sorted(arrays)}
+        return cls(**read_configs(folder), folder=folder, source=source, tensors=MappingProxyType(tensors))
+
+
+def is_orbax(folder: Path) -> bool:
+    """Whether it was converted, or was about to be when something stopped it."""
+    return any(path.is_dir() for path in folder.glob(f"{WEIGHTS}*"))
+
+
+def write_manifest(folder: Path, source: Mapping[str, str]) -> None:
+    """The last file of a conversion: hashes of all others."""
+    names = sorted(_files_below(folder))
+    hashes = _hashes(folder / name for name in names)
+    files = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
+        for name, digest in zip(names, hashes, strict=True)
+    }
+    text = json.dumps({"format": FORMAT, "source": dict(source), "files": files}, indent=1)
+    (folder / MANIFEST).write_text(text + "\n")
+
+
+def check_hashes(folder: Path, files: Mapping[str, File]) -> None:
+    """CheckpointError for the first file whose contents are not those of the manifest."""
+    for (name, file), digest in zip(files.items(), _hashes(folder / name for name in files), strict=True):
+        if digest != file.sha256:
+            raise CheckpointError(f"{folder / name}: its sha256 is not that of {MANIFEST} (damaged or edited); {AGAIN}")
+
+
+def _hashes(paths: Iterable[Path]) -> list[str]:
+    paths = list(paths)
+    with ThreadPoolExecutor() if len(paths) > 1 else nullcontext() as pool:
+        return list(pool.map(_sha256, paths) if pool else map(_sha256, paths))
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); check its permissions and the disk") from error
+
+
+def _read_manifest(folder: Path) -> tuple[dict[str, str], dict[str, File]]:
+    path = folder / MANIFEST
+    try:
+        manifest = parse_json_object(path.read_bytes(), path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: there is no such file: the conversion did not finish; {AGAIN}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); check its permissions and the disk") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: its format is {manifest.get('format')!r}, this version reads {FORMAT}; {AGAIN}")
+    try:
+        files = {name: File(int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        source = {str(name): str(dtype) for name, dtype in manifest["source"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: is no manifest of a conversion ({error!r}); {AGAIN}") from error
+    for name in files:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise CheckpointError(f"{path}: names {name!r} outside its folder, which is refused; {AGAIN}")
+    return source, files
+
+
+def _check_sizes(folder: Path, files: Mapping[str, File]) -> None:
+    for name, file in files.items():
+        try:
+            size = (folder / name).stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{folder / name}: {error.strerror}, and {MANIFEST} lists it; {AGAIN}") from error
+        if size != file.size:
+            raise CheckpointError(f"{folder / name}: has {size:,} bytes, in {MANIFEST} {file.size:,}; {AGAIN}")
+
+
+def _check_no_other(folder: Path, files: Mapping[str, File]) -> None:
+    """Among the weights: where a chunk is zeros, and has no file, one would be read that nobody checked."""
+    for name in _files_below(folder / WEIGHTS):
+        if f"{WEIGHTS}/{name}" not in files:
+            raise CheckpointError(f"{folder / WEIGHTS / name}: is not in {MANIFEST}; remove it, or {AGAIN}")
+
+
+def _files_below(folder: Path) -> Iterator[str]:
+    return (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def _is_chunk(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    return parts[0] == WEIGHTS and "c" in parts

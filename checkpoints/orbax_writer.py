@@ -1,0 +1,66 @@
+"""Writes parameters as an Orbax checkpoint; orbax_store reads them, and takes no time to import Orbax."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+import orbax.checkpoint.experimental.v1 as ocp
+
+from checkpoints.orbax_store import WEIGHTS
+
+CHUNK_BYTES: Final = 32 * 2**20
+# What meshes split and a chunk has one of: experts, kv heads, query heads. Other axes are split by size alone.
+ONE_PER_CHUNK: Final = "EKN"
+
+Saving = ocp.options.ArrayOptions.Saving
+
+
+class Writer:
+    """Writes folder/orbax, one layer after the other: no more than that is in memory."""
+
+    def __init__(self, folder: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._path, self._chunk_bytes = str(folder.absolute() / WEIGHTS), chunk_bytes
+        self._layer: Sequence[str | int] = ()
+        self._waiting: dict[str, Any] = {}
+        self._axes: dict[str, str] = {}
+
+    def add(self, path: Sequence[str | int], axes: str, parameter: Any) -> None:
+        """parameter: an array, or a pytree of arrays under one path. axes: the letters of the array's dimensions."""
+        if path[:2] != self._layer:
+            self._write()
+            self._layer = path[:2]
+        for keys, leaf in jax.tree.leaves_with_path(parameter):
+            name, array = [*map(str, path), *_names(keys)], np.asarray(leaf)
+            self._axes[".".join(name)] = axes if array.ndim == len(axes) else ""
+            holder = self._waiting
+            for step in name[:-1]:
+                holder = holder.setdefault(step, {})
+            holder[name[-1]] = array
+
+    def finish(self) -> None:
+        self._write()
+        with self._options():
+            ocp.partial.finalize(self._path)
+
+    def _write(self) -> None:
+        if self._waiting:
+            with self._options():
+                ocp.partial.save(self._path, self._waiting)
+        self._waiting = {}
+
+    def _options(self) -> ocp.Context:
+        context = ocp.Context()
+        saving = context.array.saving
+        saving.use_ocdbt, saving.use_zarr3, saving.use_compression = False, True, False
+        saving.scoped_storage_options_creator = self._chunking
+        return context
+
+    def _chunking(self, key: Any, value: Any) -> Saving.StorageOptions:
+        split = tuple(i for i, letter in enumerate(self._axes[".".join(_names(key))]) if letter in ONE_PER_CHUNK)
+        return Saving.StorageOptions(chunk_byte_size=self._chunk_bytes, shard_axes=split)
+
+
+def _names(keys: Any) -> list[str]:
+    return [jax.tree_util.keystr((key,), simple=True) for key in keys]

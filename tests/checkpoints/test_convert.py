@@ -1,0 +1,486 @@
+"""Hugging Face folders to Orbax ones and back: nothing is lost on the way, and what is damaged does not load."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint.experimental.v1 as ocp
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from checkpoints import convert, orbax_store
+from checkpoints.convert import main, to_hf, to_orbax
+from checkpoints.errors import CheckpointError
+from checkpoints.hf import INDEX, UNFINISHED, HFCheckpoint
+from checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, StoredArray
+from checkpoints.orbax_writer import Writer
+from checkpoints.quantized import dequantized
+from jaxserve.errors import ModelError
+from jaxserve.generate import main as generate
+from jaxserve.load import load, load_params, open_checkpoint
+from jaxserve.plan.__main__ import main as plan
+from sharding.mesh import MeshSpec
+from tests.jaxserve.cluster.processes import free_port
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-chat-draft"
+PLAIN = (  # fused and separate projections, tied heads, biases, mixtures, latent attention, another's modules
+    "llama_tied",
+    "phi3_window",
+    "qwen2_gqa",
+    "gemma3_two_ropes",
+    "qwen2_moe_shared_expert",
+    "gpt_oss_three_layers",
+    "deepseek_v2_lite",
+    "deepseek_v3_q_lora",
+    "qwen3_embedding",
+)
+QUANTIZED = ("deepseek_v3_fp8", "gpt_oss_mxfp4")
+SMALL_CHUNKS = 1024  # bytes: several to an array
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """No progress bar."""
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The Orbax folder of a golden case, made once."""
+    folder, made = tmp_path_factory.mktemp("orbax"), dict[str, Path]()
+
+    def of(case: str) -> Path:
+        if case not in made:
+            to_orbax(GOLDEN / case, folder / case, silent, SMALL_CHUNKS)
+            made[case] = folder / case
+        return made[case]
+
+    return of
+
+
+@pytest.fixture
+def spoiled(converted: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A converted folder to spoil."""
+    shutil.copytree(converted("llama_tied"), tmp_path / "spoiled")
+    return tmp_path / "spoiled"
+
+
+def mesh(data: int = 1, expert: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
+    return MeshSpec(data, expert, tensor).build(jax.devices())
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Structure, dtypes, shardings, and every bit."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert one.dtype == other.dtype and one.sharding == other.sharding
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.mark.parametrize("case", PLAIN + QUANTIZED)
+def test_one_device_holds_the_same_bits(case: str, converted: Callable[[str], Path]) -> None:
+    direct, stored = (load_params(open_checkpoint(folder), mesh()) for folder in (GOLDEN / case, converted(case)))
+    assert_same(stored, direct)
+
+
+@pytest.mark.parametrize(
+    ("case", "axes"),
+    [
+        ("phi3_window", (1, 1, 2)),
+        ("phi3_window", (1, 1, 4)),  # two kv heads: each is copied
+        ("llama_mqa", (2, 1, 4)),  # one
+        ("qwen2_gqa", (1, 1, 4)),  # and their biases
+        ("qwen2_moe_shared_expert", (1, 4, 2)),
+        ("deepseek_v2_lite", (1, 4, 2)),
+        ("gpt_oss_three_layers", (2, 2, 2)),
+    ],
+)
+def test_eight_devices_hold_the_same_bits(
+    case: str, axes: tuple[int, int, int], converted: Callable[[str], Path]
+) -> None:
+    direct, stored = (load_params(open_checkpoint(folder), mesh(*axes)) for folder in (GOLDEN / case, converted(case)))
+    assert_same(stored, direct)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_dtype_may_be_asked_for(dtype: str, converted: Callable[[str], Path]) -> None:
+    folders = (GOLDEN / "llama_tied", converted("llama_tied"))
+    direct, stored = (load_params(open_checkpoint(folder), mesh(), dtype) for folder in folders)
+    assert_same(stored, direct)
+
+
+def test_orbax_alone_loads_the_parameters(converted: Callable[[str], Path]) -> None:
+    params = load_params(HFCheckpoint.open(GOLDEN / "phi3_window"), mesh())
+    found: Any = ocp.load(converted("phi3_window") / "orbax")
+    for i, layer in enumerate(params["layers"]):
+        assert set(found["layers"][str(i)]) == set(layer)
+        for name, value in layer.items():
+            np.testing.assert_array_equal(found["layers"][str(i)][name], np.asarray(value))
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_back_are_the_tensors_of_the_source(case: str, converted: Callable[[str], Path], tmp_path: Path) -> None:
+    to_hf(converted(case), tmp_path / "back", silent)
+    source, back = (load_file(folder / "model.safetensors") for folder in (GOLDEN / case, tmp_path / "back"))
+    ignored = {name for name in set(source) - set(back) if name == "lm_head.weight"}  # a tied head, stored twice
+    assert set(back) == set(source) - ignored
+    for name, tensor in back.items():
+        assert (tensor.dtype, tensor.shape) == (source[name].dtype, source[name].shape), name
+        assert tensor.tobytes() == source[name].tobytes(), name
+    for path in GOLDEN.joinpath(case).rglob("*.json"):
+        assert (tmp_path / "back" / path.relative_to(GOLDEN / case)).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("case", QUANTIZED)
+def test_what_was_quantized_comes_back_in_bfloat16(case: str, converted: Callable[[str], Path], tmp_path: Path) -> None:
+    to_hf(converted(case), tmp_path / "back", silent)
+    back = HFCheckpoint.open(tmp_path / "back")
+    assert "quantization_config" not in back.config
+    assert {tensor.dtype.name for tensor in back.tensors.values()} <= {"bfloat16", "float32"}
+    source = HFCheckpoint.open(GOLDEN / case)
+    for name, tensor in dequantized(source.tensors, source.config).items():
+        if name in back.tensors:
+            whole = tensor[tuple(slice(0, size) for size in tensor.shape)].astype(back.tensors[name].dtype)
+            assert whole.tobytes() == np.ascontiguousarray(back.tensors[name]).tobytes(), name
+    assert_same(load_params(back, mesh()), load_params(source, mesh()))
+
+
+def test_back_in_several_files(converted: Callable[[str], Path], tmp_path: Path) -> None:
+    to_hf(converted("phi3_window"), tmp_path / "back", silent, file_bytes=20_000)
+    index = json.loads((tmp_path / "back" / INDEX).read_text())
+    assert len(set(index["weight_map"].values())) > 2
+    assert_same(
+        load_params(HFCheckpoint.open(tmp_path / "back"), mesh()),
+        load_params(HFCheckpoint.open(GOLDEN / "phi3_window"), mesh()),
+    )
+
+
+def test_half_precision_stays_bfloat16(tmp_path: Path) -> None:
+    """It is loaded so; the values are those that are computed with."""
+    source = changed(tmp_path, lambda tensors: {name: x.astype(np.float16) for name, x in tensors.items()})
+    to_orbax(source, tmp_path / "orbax", silent)
+    to_hf(tmp_path / "orbax", tmp_path / "back", silent)
+    back = HFCheckpoint.open(tmp_path / "back")
+    assert {x.dtype.name for x in back.tensors.values()} == {"bfloat16"}
+    assert_same(load_params(back, mesh()), load_params(HFCheckpoint.open(source), mesh()))
+
+
+def test_zeros_of_both_signs(tmp_path: Path) -> None:
+    """Chunks of zeros are not stored: those of minus zero are."""
+
+    def zeros(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for name, tensor in tensors.items():
+            tensor[...] = -0.0 if "mlp" in name else 0.0
+        return tensors
+
+    source = changed(tmp_path, zeros)
+    to_orbax(source, tmp_path / "orbax", silent)
+    assert_same(load_params(open_checkpoint(tmp_path / "orbax"), mesh()), load_params(open_checkpoint(source), mesh()))
+
+
+def test_nan_is_refused(tmp_path: Path) -> None:
+    source = changed(tmp_path, lambda tensors: {name: x * np.float32("nan") for name, x in tensors.items()})
+    with pytest.raises(CheckpointError, match="NaN or infinite"):
+        to_orbax(source, tmp_path / "orbax", silent)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_nan_in_a_converted_folder_is_refused(spoiled: Path) -> None:
+    """Whoever wrote it: the hashes are right."""
+    data = bytearray(chunk_of(spoiled).read_bytes())
+    data[:4] = np.float32("nan").tobytes()
+    chunk_of(spoiled).write_bytes(data)
+    (spoiled / MANIFEST).unlink()
+    orbax_store.write_manifest(spoiled, {})
+    with pytest.raises(CheckpointError, match=r"tensor 'layers.0.qkv': 1 of .* values are NaN or infinite"):
+        load_params(open_checkpoint(spoiled), mesh())
+
+
+def changed(
+    folder: Path, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], case: str = "llama_tied"
+) -> Path:
+    (folder / "source").mkdir()
+    shutil.copy(GOLDEN / case / "config.json", folder / "source")
+    tensors = change({name: x.copy() for name, x in load_file(GOLDEN / case / "model.safetensors").items()})
+    save_file(tensors, folder / "source" / "model.safetensors")
+    return folder / "source"
+
+
+def chunk_of(folder: Path, name: str = "layers.0.qkv") -> Path:
+    return next(path for path in sorted(folder.glob(f"orbax/*/{name}/c/**/*")) if path.is_file())
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["chunk", "zarr.json", "config.json", "_METADATA"])
+def test_a_flipped_bit_is_refused(name: str, spoiled: Path) -> None:
+    path = chunk_of(spoiled) if name == "chunk" else next(spoiled.rglob(name))
+    flip(path)
+    with pytest.raises(CheckpointError, match=r"its sha256 is not that of manifest.json") as error:
+        load_params(open_checkpoint(spoiled), mesh())
+    assert str(path) in str(error.value)
+
+
+def test_orbax_itself_reads_a_flipped_bit(spoiled: Path) -> None:
+    """Which is why chunks are hashed here."""
+    before: Any = ocp.load(spoiled / "orbax")
+    flip(chunk_of(spoiled))
+    after: Any = ocp.load(spoiled / "orbax")
+    assert before["layers"]["0"]["qkv"].tobytes() != after["layers"]["0"]["qkv"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / MANIFEST).unlink(), "manifest.json: there is no such file: the conversion did not"),
+        (lambda folder: (folder / MANIFEST).write_text("{"), "manifest.json: not valid JSON"),
+        (lambda folder: (folder / MANIFEST).write_text('{"format": 1}'), "manifest.json: is no manifest"),
+        (lambda folder: (folder / MANIFEST).write_text('{"format": 2}'), "its format is 2, this version reads 1"),
+        (lambda folder: chunk_of(folder).unlink(), r"qkv/c/\S+: No such file or directory, and manifest.json lists it"),
+        (lambda folder: os.truncate(chunk_of(folder), 9), r"qkv/c/\S+: has 9 bytes, in manifest.json"),
+        (lambda folder: chunk_of(folder).with_name("99").write_text(""), r"qkv/c/\S*99: is not in manifest.json"),
+        (lambda folder: wrong_hash(folder, "config.json"), "config.json: its sha256 is not that of manifest.json"),
+        (lambda folder: wrong_hash(folder, str(chunk_of(folder).relative_to(folder))), "qkv/c/.*its sha256 is not"),
+        (lambda folder: outside(folder), "names '../x' outside its folder"),
+    ],
+)
+def test_damage_is_refused_with_the_name_of_the_file(spoil: Callable[[Path], None], said: str, spoiled: Path) -> None:
+    spoil(spoiled)
+    with pytest.raises(CheckpointError, match=said) as error:
+        load_params(open_checkpoint(spoiled), mesh())
+    assert "\n" not in str(error.value)
+
+
+def wrong_hash(folder: Path, name: str) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][name]["sha256"] = "0" * 64
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def outside(folder: Path) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"]["../x"] = {"bytes": 0, "sha256": ""}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_parameters_of_another_config_are_refused(spoiled: Path) -> None:
+    config = json.loads((spoiled / "config.json").read_text())
+    (spoiled / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    (spoiled / MANIFEST).unlink()
+    orbax_store.write_manifest(spoiled, {})
+    with pytest.raises(ModelError, match=r"does not fit the stored parameters: layers.1.\S+, .* are only in one"):
+        load_params(open_checkpoint(spoiled), mesh())
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from checkpoints import convert, orbax_writer
+from checkpoints.convert import to_orbax, to_hf
+point, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+calls = 0
+
+def die(work):
+    def until(*args, **kwargs):
+        global calls
+        calls += 1
+        if calls == 2 or point != "layer":
+            os._exit(9)
+        return work(*args, **kwargs)
+    return until
+
+for holder, name in {
+    "layer": ((orbax_writer.ocp.partial, "save"),),
+    "finalize": ((orbax_writer.ocp.partial, "finalize"),),
+    "configs": ((convert, "take_along"),),
+    "manifest": ((convert, "write_manifest"), (convert, "save_file")),
+    "rename": ((Path, "rename"),),
+}[point]:
+    setattr(holder, name, die(getattr(holder, name)))
+(to_hf if (source / "manifest.json").exists() else to_orbax)(source, target, lambda *_: None)
+"""
+
+
+def kill_at(point: str, source: Path, target: Path) -> None:
+    command = [sys.executable, "-c", KILLED, point, str(source), str(target)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    assert subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True).returncode == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["layer", "finalize", "configs", "manifest", "rename"])
+def test_a_killed_conversion_leaves_nothing_that_loads(point: str, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    kill_at(point, BUNDLED, target)
+    left = target.with_name(target.name + UNFINISHED)
+    assert [path.name for path in tmp_path.iterdir()] == [left.name], "nothing has the name that was asked for"
+    with pytest.raises(CheckpointError, match=f"{left}: is there already .*interrupted: then remove it"):
+        to_orbax(BUNDLED, target, silent)
+    with pytest.raises(CheckpointError, match=f"{left}.*the conversion did not finish"):
+        load(left, mesh())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["manifest", "rename"])
+def test_a_killed_conversion_back(point: str, converted: Callable[[str], Path], tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    kill_at(point, converted("phi3_window"), target)
+    left = target.with_name(target.name + UNFINISHED)
+    assert [path.name for path in tmp_path.iterdir()] == [left.name]
+    with pytest.raises(CheckpointError, match=f"{left}: the conversion did not finish"):
+        open_checkpoint(left)
+
+
+def test_a_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(convert, "write_manifest", full)
+    with pytest.raises(CheckpointError, match=r"target.converting: cannot be written .*No space left"):
+        to_orbax(BUNDLED, tmp_path / "target", silent)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_converted_is_one_line(
+    converted: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    orbax = str(converted("llama_tied"))
+    for arguments, said in (
+        ([orbax, f"{tmp_path}/x"], "is converted already"),
+        (["--to", "hf", str(BUNDLED), f"{tmp_path}/x"], "is not a folder of this command"),
+        ([str(BUNDLED), str(tmp_path)], "is there already"),
+        ([f"{tmp_path}/none", f"{tmp_path}/x"], "there is no such folder"),
+        ([str(BUNDLED), f"{tmp_path}/no/x"], "cannot be made"),
+        ([str(BUNDLED), f"{BUNDLED}/x"], "whose files are taken along"),
+    ):
+        assert main(arguments) == 2
+        err = capfd.readouterr().err
+        assert said in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_a_host_reads_the_chunks_of_its_slices(
+    converted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of experts that four devices split, a quarter each; attention, which they share, whole."""
+    hashed = list[str]()
+    check = orbax_store.check_hashes
+
+    def watch(folder: Path, files: Any) -> None:
+        hashed.extend(files)
+        check(folder, files)
+
+    monkeypatch.setattr(orbax_store, "check_hashes", watch)
+    checkpoint = OrbaxCheckpoint.open(converted("qwen2_moe_shared_expert"))
+    stored = checkpoint.tensors["layers.0.experts.gate_up"]
+    assert isinstance(stored, StoredArray)
+    hashed.clear()
+    quarter = stored.shape[0] // 4
+    stored[(slice(quarter, 2 * quarter), *(slice(0, size) for size in stored.shape[1:]))]
+    every = [file for file in checkpoint.folder.glob("orbax/*/layers.0.experts.gate_up/c/**/*") if file.is_file()]
+    assert len(hashed) * 4 == len(every) > 4
+    read = len(hashed)
+    stored[(slice(quarter, 2 * quarter), *(slice(0, size) for size in stored.shape[1:]))]
+    assert len(hashed) == read, "once"
+    for file in every:
+        if str(file.relative_to(checkpoint.folder)) not in hashed:
+            file.rename(file.with_name("gone"))
+    try:
+        stored[(slice(quarter, 2 * quarter), *(slice(0, size) for size in stored.shape[1:]))]
+    finally:
+        for file in every:
+            if file.with_name("gone").exists():
+                file.with_name("gone").rename(file)
+
+
+def test_pytrees_under_one_path(tmp_path: Path) -> None:
+    """As quantized weights are: values and scales."""
+    writer = Writer(tmp_path)
+    values, scales = np.arange(-8, 8, dtype=np.int8).reshape(4, 4), np.ones((4,), ml_dtypes.bfloat16)
+    writer.add(("layers", 0, "o"), "NH", {"values": values.astype(ml_dtypes.int4), "scales": scales})
+    writer.add(("layers", 0, "norm"), "D", scales)
+    writer.add(("head",), "DV", values)
+    writer.finish()
+    (tmp_path / "config.json").write_text("{}")
+    orbax_store.write_manifest(tmp_path, {})
+    tensors = OrbaxCheckpoint.open(tmp_path).tensors
+    assert set(tensors) == {"layers.0.o.values", "layers.0.o.scales", "layers.0.norm", "head"}
+    np.testing.assert_array_equal(tensors["layers.0.o.values"][1:3, :].astype(np.int8), values[1:3])
+    assert tensors["layers.0.o.values"].dtype == ml_dtypes.int4
+
+
+def test_the_same_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(BUNDLED), str(tmp_path / "orbax")]) == 0
+    said = []
+    for folder in (BUNDLED, tmp_path / "orbax"):
+        flags = (
+            "--max-batch 2 --step-tokens 32 --page-size 16 --cache-tokens 512 --temperature 0 --max-tokens 24 --json"
+        )
+        cache = ["--compilation-cache", jax.config.jax_compilation_cache_dir]
+        assert generate(["--model", str(folder), "--prompt", "Once upon a time", *flags.split(), *cache]) == 0
+        said.append(json.loads(capsys.readouterr().out)["token_ids"])
+    assert said[0] == said[1] and len(said[0]) == 24
+
+
+def test_the_planner_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    to_orbax(BUNDLED, tmp_path / "orbax", silent)
+    reports = []
+    for folder in (BUNDLED, tmp_path / "orbax"):
+        assert plan(["--model", str(folder), "--topology", "v5e:1x1", "--no-compile", "--json"]) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    assert reports[0] | {"model": ""} == reports[1] | {"model": ""}
+
+
+HOST = """
+import json, sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
+from pathlib import Path
+from checkpoints import orbax_store
+from jaxserve.load import load_params, open_checkpoint
+from sharding.mesh import MeshSpec
+check, read = orbax_store.check_hashes, []
+checkpoint = open_checkpoint(Path(sys.argv[3]))
+orbax_store.check_hashes = lambda folder, files: (read.extend(files), check(folder, files))
+params = load_params(checkpoint, MeshSpec(expert=4).build(jax.devices()))
+shards = params["layers"][0]["experts"]["gate_up"].addressable_shards
+told = [read, [[shard.index[0].indices(8)[:2], shard.data.tolist()] for shard in shards]]
+Path(sys.argv[4]).write_text(json.dumps(told))
+"""
+
+
+@pytest.mark.slow
+def test_two_hosts_read_their_own_experts(converted: Callable[[str], Path], tmp_path: Path) -> None:
+    """Eight experts on four devices of two processes: no file of an expert is read by both, and none by neither."""
+    folder, address = converted("qwen2_moe_shared_expert"), f"127.0.0.1:{free_port()}"
+    said = [tmp_path / "0", tmp_path / "1"]
+    start = [sys.executable, "-c", HOST, address]
+    hosts = [subprocess.Popen([*start, path.name, str(folder), str(path)], cwd=ROOT) for path in said]
+    try:
+        assert [host.wait(60) for host in hosts] == [0, 0]
+    finally:
+        for host in hosts:
+            host.kill()
+            host.wait()
+    told = [json.loads(path.read_text()) for path in said]
+    one, two = ({file for file in read if "experts" in file} for read, _ in told)
+    every = {str(file.relative_to(folder)) for file in folder.glob("orbax/*/*.experts.*/c/**/*") if file.is_file()}
+    assert one and two and not one & two and one | two == every
+    whole = load_params(HFCheckpoint.open(GOLDEN / "qwen2_moe_shared_expert"), mesh())["layers"][0]["experts"]
+    found = [shard for _, shards in told for shard in shards]
+    assert len(found) == 4
+    for (begin, end), values in found:
+        np.testing.assert_array_equal(np.asarray(whole["gate_up"])[begin:end], np.asarray(values, np.float32))
