@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 from grpc import aio  # type: ignore[attr-defined]
-from grpc_health.v1 import _async as health
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -50,27 +49,46 @@ def _refusing(error: JaxserveError) -> grpc.RpcMethodHandler:
     return grpc.unary_unary_rpc_method_handler(refuse)
 
 
-class _HealthServicer(health.HealthServicer):
-    """With watches that end when the server does: gRPC waits for every open call."""
+class _HealthServicer(health_pb2_grpc.HealthServicer):
+    """With watches that end when the server does: gRPC waits for every open call.
+
+    They end between two messages: a call whose message is cut off cannot be ended any more.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._over = asyncio.Event()
+        self._statuses: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self._over = False
 
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext) -> None:
-        watching = asyncio.ensure_future(super().Watch(request, context))
-        over = asyncio.ensure_future(self._over.wait())
-        try:
-            await asyncio.wait((watching, over), return_when=asyncio.FIRST_COMPLETED)
-            if watching.done():
-                return watching.result()
-        finally:
-            watching.cancel()
-            over.cancel()
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
+    def set(self, service: str, status: int) -> None:
+        self._statuses[service] = status
+        self._wake()
 
     def end_watches(self) -> None:
-        self._over.set()
+        self._over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        if (status := self._statuses.get(request.service)) is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r:.80} here")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext) -> None:
+        told = None
+        while not self._over:
+            changed, status = self._changed, self._statuses.get(request.service, Serving.SERVICE_UNKNOWN)
+            if status == told:
+                await changed.wait()
+            else:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+                told = status
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
 
 
 @dataclass(frozen=True)
@@ -92,20 +110,16 @@ class Health:
     """
 
     def __init__(self, inference: bool = True, admin: bool = True, *faces: Face) -> None:
-        self._admin = admin
         self._ready = [*([INFERENCE] if inference else []), *(face.name for face in faces)]
         self.servicer = _HealthServicer()
+        for name in ("", *([ADMIN] if admin else [])):  # which answer in every phase
+            self.servicer.set(name, Serving.SERVING)
+        self.tell(Phase.LOADING)
 
-    async def start(self) -> None:
-        await self.servicer.set("", Serving.SERVING)
-        if self._admin:
-            await self.servicer.set(ADMIN, Serving.SERVING)  # it answers in every phase
-        await self.tell(Phase.LOADING)
-
-    async def tell(self, phase: Phase) -> None:
+    def tell(self, phase: Phase) -> None:
         status = Serving.SERVING if phase is Phase.READY else Serving.NOT_SERVING
         for name in self._ready:
-            await self.servicer.set(name, status)
+            self.servicer.set(name, status)
 
     def close(self) -> None:
         """Nobody hears of it any more."""

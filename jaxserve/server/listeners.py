@@ -39,7 +39,6 @@ class Listeners:
         self._grpc: list[aio.Server] = []
         self._http: HttpServer | None = None
         self._profiler: Profiler | None = None
-        self._telling: set[asyncio.Task[None]] = set()
         self.addresses = ""
 
     async def start(
@@ -68,8 +67,6 @@ class Listeners:
             self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
             found["HTTP"] = self._http.port
         self.addresses = ", ".join(f"{name} {args.host}:{port}" for name, port in found.items())
-        for health in self._healths:
-            await health.start()
         for server in self._grpc:
             await server.start()
         if self._http:
@@ -94,9 +91,7 @@ class Listeners:
     def tell(self, phase: Phase) -> None:
         """Health checks answer by the new phase."""
         for health in self._healths:
-            task = asyncio.get_running_loop().create_task(health.tell(phase))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            health.tell(phase)
 
     async def stop(self, grace: float) -> None:
         """Close all; calls that are open have so many seconds to be read to their end."""

@@ -148,12 +148,10 @@ async def running(
     gate = Gate()
     others = faces(gate)
     health = Health(True, True, *others)
-    telling: set[asyncio.Task[None]] = set()
-    gate.changed = lambda phase: telling.add(loop.create_task(health.tell(phase)))
+    gate.changed = health.tell
     admin = AdminServicer(gate, Profiler(None), drain)
     server = new_server(limits, tokens or Tokens(), health, InferenceServicer(gate), admin, *others)
     port = bind(server, "127.0.0.1", 0, None, "--port")
-    await health.start()
     await server.start()
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
     served = Served(service, thread, model, ENGINE, lambda: 0)

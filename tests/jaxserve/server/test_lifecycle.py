@@ -98,6 +98,20 @@ def test_nobody_who_watches_the_health_holds_up_the_end(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_watches_that_have_just_been_told_something_end_with_the_server(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as server:
+            stub = health_pb2_grpc.HealthStub(server.channel)
+            watches = [stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE)) for _ in range(50)]
+            assert {(await watch.read()).status for watch in watches} == {Status.SERVING}
+            server.health.tell(Phase.DRAINING)
+            assert {(await watch.read()).status for watch in watches} == {Status.NOT_SERVING}
+            await asyncio.wait_for(server.stop(600), 60)
+            assert {await asyncio.wait_for(watch.code(), 60) for watch in watches} == {grpc.StatusCode.UNAVAILABLE}
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("kind", ["unary", "stream", "n=4"])
 def test_what_does_not_finish_in_time_is_told_so(tmp_path: Path, kind: str) -> None:
     async def main() -> None:
