@@ -155,11 +155,16 @@ def test_closed_by_somebody_else_a_stream_just_ends(tmp_path: Path) -> None:
         async with freeing(tmp_path) as server, AsyncClient(server.address) as client:
             with Client(server.address) as waiting:
                 streams = client.stream("hello", **LONG), waiting.stream("hello", **LONG)
-                readers = asyncio.gather(collect(streams[0]), asyncio.to_thread(list, streams[1]))
-                await asyncio.sleep(5 * STEP)
+                heard: tuple[list[Any], list[Any]] = [], []
+                readers = asyncio.gather(
+                    hear(streams[0], heard[0].append), asyncio.to_thread(hear_waiting, streams[1], heard[1].append)
+                )
+                while not all(heard):
+                    await asyncio.sleep(STEP)
                 await streams[0].close()
                 streams[1].close()
-                assert all(0 < len(events) < 100 for events in await readers)
+                await readers
+                assert all(len(events) < 400 for events in heard)
 
     asyncio.run(main())
 
@@ -184,6 +189,16 @@ def test_closed_clients_end_their_calls(tmp_path: Path) -> None:
             assert [(type(error), getattr(error, "code", None)) for error in errors] == [(CallError, "CANCELLED")] * 4
 
     asyncio.run(main())
+
+
+async def hear(stream: AsyncStream, tell: Callable[[Any], None]) -> None:
+    async for event in stream:
+        tell(event)
+
+
+def hear_waiting(stream: Stream, tell: Callable[[Any], None]) -> None:
+    for event in stream:
+        tell(event)
 
 
 async def collect(stream: AsyncStream) -> list[Any]:

@@ -87,7 +87,7 @@ async def serving(
         headers = {"authorization": f"Bearer {token}"} if token else {}
         try:
             async with (
-                httpx.AsyncClient(base_url=base, headers=headers, trust_env=False) as raw,
+                httpx.AsyncClient(base_url=base, headers=headers, trust_env=False, timeout=60) as raw,
                 AsyncOpenAI(base_url=f"{base}/v1", api_key=token or "none", max_retries=0) as client,
             ):
                 yield Http(server, http._server, http.stop, failures, base, raw, client)

@@ -152,18 +152,18 @@ def test_an_anthropic_client(router: str) -> None:
     body = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 16}
     with sdk(router) as client:
         text = chat(client).choices[0].message.content
-    whole = httpx.post(f"{router}/v1/messages", json=body).raise_for_status().json()
+    whole = httpx.post(f"{router}/v1/messages", json=body, timeout=60).raise_for_status().json()
     assert (whole["type"], whole["role"], whole["stop_reason"]) == ("message", "assistant", "end_turn")
     assert [block["text"] for block in whole["content"]] == [text]
     assert whole["usage"]["input_tokens"] > 0 < whole["usage"]["output_tokens"]
-    with httpx.stream("POST", f"{router}/v1/messages", json=body | {"stream": True}) as response:
+    with httpx.stream("POST", f"{router}/v1/messages", json=body | {"stream": True}, timeout=60) as response:
         data = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
     events = [event["type"] for event in data]
     assert (events[0], events[-2:]) == ("message_start", ["message_delta", "message_stop"])
     assert "".join(event["delta"]["text"] for event in data if event["type"] == "content_block_delta") == text
-    cut = httpx.post(f"{router}/v1/messages", json=body | {"stop_sequences": [text.split()[1]]}).json()
+    cut = httpx.post(f"{router}/v1/messages", json=body | {"stop_sequences": [text.split()[1]]}, timeout=60).json()
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", text.split()[1])
-    short = httpx.post(f"{router}/v1/messages", json=body | {"max_tokens": 2}).json()
+    short = httpx.post(f"{router}/v1/messages", json=body | {"max_tokens": 2}, timeout=60).json()
     assert short["stop_reason"] == "max_tokens"
 
 
