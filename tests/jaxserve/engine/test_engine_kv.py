@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.config import EngineOptions, resolve
+from jaxserve.engine.runner import DeviceRunner
 from jaxserve.errors import ConfigError
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
@@ -36,10 +37,15 @@ def requests(count: int = 16) -> list[Request]:
 def answers(options: EngineOptions, mesh: MeshSpec | None = None, spaced: int = 3) -> Answers:
     engine, runner = make_engine(options, mesh, spec=WINDOWED)
     assert {str(pages.k.dtype) for pages in runner.lowering.state.pages} == {runner.config.page_dtype}
-    runner.warm_up(runner.buckets.buckets)
+    warm_up(runner)
     found = run(engine, [(spaced * i, request) for i, request in enumerate(requests())])
     engine.close()
     return {name: outcome for (name, _), outcome in found.items()}
+
+
+def warm_up(runner: DeviceRunner, *more: str) -> None:
+    """The widest step of each kind does for all."""
+    runner.warm_up([max(b for b in runner.buckets.buckets if b.kind == kind) for kind in ("decode", "prefill", *more)])
 
 
 @pytest.fixture(scope="module", params=["int8", "fp8"])
@@ -48,6 +54,7 @@ def plain(request: pytest.FixtureRequest) -> tuple[str, Answers]:
     return request.param, answers(replace(PLAIN, kv=request.param))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "mesh"),
     [
@@ -66,7 +73,7 @@ def test_the_same_tokens(plain: tuple[str, Answers], options: EngineOptions, mes
     assert len(differences) > 0.9 * 16 * len(expected), "and few of them end early"
     times = [outcome.last.times for outcome in found.values() if outcome.last]
     assert sum(t.cached for t in times) > 40
-    assert (sum(t.preemptions for t in times) > 5) == (options.cache_tokens == 128)
+    assert (sum(t.preemptions for t in times) > 0) == (options.cache_tokens == 128)
 
 
 def differing(one: Outcome, other: Outcome, bound: float) -> np.ndarray:
@@ -94,10 +101,10 @@ def test_deterministic_whatever_the_load(kv: str) -> None:
 
 @pytest.mark.parametrize(("kv", "dtype"), [("int8", "int8"), ("fp8", "float8_e4m3fn")])
 def test_prompts_are_scored_by_what_pages_hold(kv: str, dtype: str) -> None:
-    """Nearer to the naive decoder that sees rounded keys and values, far nearer than to the one that sees them whole."""
+    """As by the naive decoder that sees rounded keys and values, and far from the one that sees them whole."""
     weights = naive.to_numpy(make_params(MeshSpec().build(jax.devices()), spec=WINDOWED))
     engine, runner = make_engine(replace(BASE, kv=kv), spec=WINDOWED)
-    runner.warm_up(runner.buckets.buckets)
+    warm_up(runner, "score")
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=20)
     asked = [replace(request, params=params) for request in requests(8)]
     found = run(engine, [(0, request) for request in asked])

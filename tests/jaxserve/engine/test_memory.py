@@ -34,6 +34,24 @@ def test_bytes_of_the_cache() -> None:
     assert cache_bytes(SPEC, config, reference, tensor=2) == 1024 * 2 * 2 * 8 * 4
 
 
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_pages_of_8_bits_carry_scales(kv: str) -> None:
+    """Of each key and value a float32."""
+    config = resolve(replace(BASE, kv=kv), max_positions=96, lanes=1, affordable_tokens=0)
+    assert cache_bytes(SPEC, config, reference, tensor=1) == 1024 * 2 * 2 * 2 * (8 + 4)
+
+
+@pytest.mark.parametrize(("kv", "head"), [("auto", 4 * 8), ("bfloat16", 2 * 8), ("int8", 8 + 4)])
+def test_a_full_device_holds_more_tokens_of_8_bits(kv: str, head: int) -> None:
+    """head: bytes of a token's key or value."""
+    mesh = MESH.build(jax.devices())
+    params, options = make_params(mesh), EngineOptions(max_batch=64, step_tokens=64, page_size=16, kv=kv)
+    state = abstract_state(SPEC, build.plan_config(SPEC, params, mesh, options), mesh, reference)
+    limit = bytes_per_device(params) + bytes_per_device(state.rows) + 2**16
+    planned = build.plan_config(SPEC, params, mesh, options, limit, lambda lowering, bucket: Footprint(0, 0))
+    assert planned.pools[0].pages == 2**16 // (2 * 2 * 2 * head * 16)
+
+
 def test_a_window_takes_what_its_rows_can_hold() -> None:
     """2 x 4 rows of 3 pages and one, and in two steps 8 whole pages and one begun by each row."""
     config = resolve(BASE, max_positions=10**6, lanes=1, affordable_tokens=0, windows=(None, 10))
