@@ -10,7 +10,6 @@ prompt_logprobs, which read from pages like any step.
 import argparse
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -29,8 +28,11 @@ from pallas_kernels.paged_attention.api import Layout, Options, Ragged
 
 LENGTHS = (512, 2048, 8192, 32768)
 SPREADS = (1, 4)  # of scores: a head that looks at much, and one that looks at little
-HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, TRIALS = 8, 2, 128, 128, 8
-DOCUMENTS, LONG_CHATS = 120, 10
+HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, TRIALS = 8, 2, 128, 128, 4
+DOCUMENTS, LONG_CHATS = 60, 4
+
+write = jax.jit(reference.write)
+attend = jax.jit(reference.attend, static_argnames="options")
 
 
 def attention_error(kv: str, length: int, spread: float, trials: int = TRIALS) -> float:
@@ -60,13 +62,11 @@ def paged(kv: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) ->
     layout = Layout(KV_HEADS, HEAD_DIM, PAGE_SIZE, jnp.dtype(PAGE_DTYPES[kv]))
     page, offset = np.divmod(np.arange(length, dtype=np.int32), PAGE_SIZE)
     q, k, v = (x.astype(np.float32) for x in (q, k, v))
-    written = jax.jit(reference.write)(
-        reference.allocate(width, layout), *map(jnp.asarray, (k[:-1], v[:-1], page[:-1], offset[:-1]))
-    )
+    written = write(reference.allocate(width, layout), *map(jnp.asarray, (k[:-1], v[:-1], page[:-1], offset[:-1])))
     fields = (np.arange(width)[None], [length], [0, 1], [1, 1], page[-1:], offset[-1:])
     ragged = Ragged(*(jnp.asarray(field, jnp.int32) for field in fields))
-    attend = jax.jit(partial(reference.attend, options=Options(layout, scale, most=1)))
-    return np.asarray(attend(jnp.asarray(q), jnp.asarray(k[-1:]), jnp.asarray(v[-1:]), written, ragged).out[0])
+    newest = map(jnp.asarray, (q, k[-1:], v[-1:]))
+    return np.asarray(attend(*newest, written, ragged, options=Options(layout, scale, most=1)).out[0])
 
 
 def held_out(count: int, long_chats: int) -> list[list[int]]:
@@ -78,7 +78,7 @@ def held_out(count: int, long_chats: int) -> list[list[int]]:
 
 def perplexity(kv: str, texts: Sequence[Sequence[int]]) -> float:
     """Of every token but the first of each text."""
-    options = EngineOptions(kv=kv, prefer="throughput", max_batch=16, max_context=2048)
+    options = EngineOptions(kv=kv, max_batch=1, prefix_cache=False)
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     with LLM(BUNDLED, dtype="float32", options=options) as llm:
         scored = llm.generate(texts, params)

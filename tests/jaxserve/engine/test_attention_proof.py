@@ -81,7 +81,7 @@ def test_what_differs_is_an_error(monkeypatch: pytest.MonkeyPatch, spoil: Spoil)
 def test_so_is_what_differs_in_pages_of_8_bits(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Pages], Pages]
 ) -> None:
-    with pytest.raises(EngineError, match="differs .* in a decode step"):
+    with pytest.raises(EngineError, match=r"differs .* in a decode step"):
         prove(monkeypatch, lambda done: done._replace(pages=spoil(done.pages)), EIGHT_BITS)
 
 
