@@ -19,6 +19,5 @@ def test_perplexity_stays_within_half_a_percent() -> None:
     """But not the same to the last digit: prompts are scored from pages."""
     texts = held_out(12, 1)
     whole = perplexity("auto", texts)
-    assert whole == pytest.approx(perplexity("float32", texts), rel=1e-9)
     for kv in ("int8", "fp8"):
         assert 1e-6 < abs(perplexity(kv, texts) / whole - 1) < 0.005
