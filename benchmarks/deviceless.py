@@ -77,7 +77,9 @@ def compile_step(model: str, chip: str, tensor: int, bucket: Bucket) -> Row:
         max_batch=ROWS, step_tokens=TOKENS, max_context=CONTEXT, page_size=64, cache_tokens=64 * PAGES
     )
     windows = [group.window for group in spec.page_groups()]
-    config = resolve(options, max_positions=CONTEXT, lanes=1, affordable_tokens=2**20, windows=windows)
+    config = resolve(
+        options, max_positions=CONTEXT, lanes=1, affordable_tokens=2**20, windows=windows, weights=str(BF16)
+    )
     lowering = Lowering(spec, abstract_params(spec, BF16, mesh), config, mesh)
     began = time.monotonic()
     found = inspect(lowering.step(bucket).compile(), lowering)

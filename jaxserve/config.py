@@ -7,6 +7,8 @@ from typing import Literal
 from jaxserve.errors import ConfigError
 
 MAX_DECODE_STEPS = 64
+PAGE_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}  # by --kv
+EIGHT_BITS = ("int8", "fp8")
 Prefer = Literal["latency", "balanced", "throughput"]
 
 
@@ -35,7 +37,8 @@ class EngineOptions:
     """Flags as the operator gave them; None is "choose for me".
 
     cache_tokens: capacity of the KV cache of one lane in tokens. max_context: the longest prompt plus output.
-    decode_steps: see Preset.
+    decode_steps: see Preset. kv: what pages hold, a name of PAGE_DTYPES, or auto: the dtype of the weights.
+    page_size: None: 64 tokens, and 128 in 8 bits: as many bytes as 64 in bfloat16, and the least of the TPU kernel.
     deterministic: the same tokens bit for bit whatever the load, at the price of padding and of reserving pages.
     """
 
@@ -43,7 +46,8 @@ class EngineOptions:
     max_batch: int | None = None
     step_tokens: int | None = None
     decode_steps: int | None = None
-    page_size: int = 64
+    kv: str = "auto"
+    page_size: int | None = None
     cache_tokens: int | None = None
     max_context: int | None = None
     prefix_cache: bool = True
@@ -64,8 +68,8 @@ class Pool:
 class EngineConfig:
     """Resolved: every field is a fact. Sizes are per lane; one pool per page group of the model.
 
-    min_rows: the fewest rows that a step is compiled for. embeds: the model makes an embedding of every prompt, and
-    generates nothing.
+    min_rows: the fewest rows that a step is compiled for. kv: what pages hold, a name of PAGE_DTYPES. embeds: the model
+    makes an embedding of every prompt, and generates nothing.
     """
 
     lanes: int
@@ -73,6 +77,7 @@ class EngineConfig:
     max_batch: int
     step_tokens: int
     decode_steps: int
+    kv: str
     page_size: int
     pools: tuple[Pool, ...]
     max_context: int
@@ -81,6 +86,11 @@ class EngineConfig:
     attention: str
     grouped_matmul: str
     embeds: bool = False
+
+    @property
+    def page_dtype(self) -> str:
+        """What pages hold, as numpy and ml_dtypes call it."""
+        return PAGE_DTYPES[self.kv]
 
     @property
     def pages_per_row(self) -> int:
@@ -130,18 +140,20 @@ def resolve(
     windows: Sequence[int | None] = (None,),
     min_rows: int = 1,
     embeds: bool = False,
+    weights: str = "float32",
 ) -> EngineConfig:
     """Fill in what was left open. affordable_tokens: KV tokens per lane for which there is memory.
 
     windows: of each page group. A group with a window gets as many pages as its rows can hold, and as many again for
-    the windows of cached prefixes, if that is less than --cache-tokens. embeds: see EngineConfig.
+    the windows of cached prefixes, if that is less than --cache-tokens. embeds: see EngineConfig. weights: their dtype.
     ConfigError when a choice contradicts the model, the memory or another choice.
     """
     if options.prefer not in PRESETS:
         raise ConfigError(f"--prefer {options.prefer!r}: choose one of {', '.join(PRESETS)}")
     preset = PRESETS[options.prefer]
     context = _bounded("--max-context", options.max_context, 1, max_positions, max_positions)
-    page_size = _bounded("--page-size", options.page_size, 1, 1024)
+    kv = _kv(options.kv, weights)
+    page_size = _bounded("--page-size", options.page_size, 1, 1024, 128 if kv in EIGHT_BITS else 64)
     max_batch = _bounded("--max-batch", options.max_batch, 1, 4096, preset.max_batch)
     step_tokens = _bounded("--step-tokens", options.step_tokens, 1, 2**17, max(preset.step_tokens, max_batch))
     if step_tokens < max_batch:
@@ -172,6 +184,7 @@ def resolve(
         max_batch=max_batch,
         step_tokens=step_tokens,
         decode_steps=decode_steps,
+        kv=kv,
         page_size=page_size,
         pools=tuple(Pool(min(num_pages, sliding(window)) if window else num_pages, window) for window in windows),
         max_context=context,
@@ -181,6 +194,14 @@ def resolve(
         grouped_matmul=options.grouped_matmul,
         embeds=embeds,
     )
+
+
+def _kv(asked: str, weights: str) -> str:
+    if asked not in ("auto", *PAGE_DTYPES):
+        raise ConfigError(f"--kv {asked!r}: choose one of auto, {', '.join(PAGE_DTYPES)}")
+    if asked == "float32" != weights:
+        raise ConfigError(f"--kv float32: keys and values of {weights} weights have no more digits than {weights} has")
+    return weights if asked == "auto" else asked
 
 
 def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embeds: bool) -> int:
@@ -198,7 +219,7 @@ def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embe
     return steps
 
 
-def _bounded(flag: str, value: int | None, low: int, high: int, default: int = 0) -> int:
+def _bounded(flag: str, value: int | None, low: int, high: int, default: int) -> int:
     """The value, or the default where it was left open."""
     if value is None:
         return default

@@ -189,7 +189,7 @@ def introduce(model: ModelCard, engine: EngineCard, console: Console) -> None:
         + purpose,
         f"mesh     {mesh} on {engine.device_kind}{copies}",
         f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context {model.max_context}",
-        f"cache    {engine.cache_tokens:,} tokens in pages of {engine.page_size}",
+        f"cache    {engine.cache_tokens:,} tokens in pages of {engine.page_size}, {engine.kv}",
     )
     for line in lines:
         console.print(line, soft_wrap=True)

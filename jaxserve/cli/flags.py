@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxserve.chat.conversation import HINT
 from jaxserve.cli.parser import Parser
-from jaxserve.config import PRESETS, EngineOptions
+from jaxserve.config import PAGE_DTYPES, PRESETS, EngineOptions
 from jaxserve.errors import RequestError
 from jaxserve.request import SamplingParams
 
@@ -89,7 +89,12 @@ def size_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-batch", type=int, metavar="N", help="sequences that run together")
     group.add_argument("--step-tokens", type=int, metavar="N", help="the most tokens one step computes")
     group.add_argument("--decode-steps", type=int, metavar="N", help="decodes per launch, when nobody else could run")
-    group.add_argument("--page-size", type=int, metavar="N", help="tokens per page of the KV cache")
+    group.add_argument(
+        "--kv", metavar="DTYPE", help=f"of the KV cache: auto (as the weights), {', '.join(PAGE_DTYPES)}"
+    )
+    group.add_argument(
+        "--page-size", type=int, metavar="N", help="tokens per page of the KV cache (64; 128 in int8 and fp8)"
+    )
     group.add_argument("--cache-tokens", type=int, metavar="N", help="size of the KV cache")
     group.add_argument("--max-context", type=int, metavar="N", help="the longest prompt plus output")
     group.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", default=None)

@@ -18,7 +18,7 @@ log = logging.getLogger("jaxserve.engine")
 def attention_options(
     spec: ModelSpec, group: PageGroup, mesh: Mesh, page_size: int, dtype: jnp.dtype, most: int | None
 ) -> Options:
-    """Of one shard's heads. most: tokens per row, see Options."""
+    """Of one shard's heads. dtype: of pages. most: tokens per row, see Options."""
     layout = group.layout(page_size, dtype, shards=mesh.shape["tensor"])
     kind = device_kind(mesh)
     return Options(layout, spec.score_scale, group.window, spec.attn_softcap, most, device_kind=kind)
@@ -27,12 +27,13 @@ def attention_options(
 def choose_attention(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype) -> str:
     """The name of an implementation that can run every step of this engine; KernelError when the one asked for cannot.
 
-    config.attention: a name, or auto. What auto passes over is logged.
+    dtype: of queries. config.attention: a name, or auto. What auto passes over is logged.
     """
+    stored = jnp.dtype(config.page_dtype)
     heads, kind = spec.num_heads // mesh.shape["tensor"], device_kind(mesh)
     steps = [
         (
-            attention_options(spec, group, mesh, config.page_size, dtype, bucket.most),
+            attention_options(spec, group, mesh, config.page_size, stored, bucket.most),
             Demand(heads, bucket.rows, config.pages_per_row, dtype, kind),
         )
         for group in spec.page_groups()

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxserve.errors import EngineError
 from pallas_kernels import dispatch
-from pallas_kernels.paged_attention.api import Layout, Options, PagedAttention, Pages, Ragged, quantize
+from pallas_kernels.paged_attention.api import EIGHT_BITS, Layout, Options, PagedAttention, Pages, Ragged, quantize
 
 # Of results, which are averages of numbers around 1: both sides round them, and the weights before.
 BOUNDS = {jnp.dtype(jnp.bfloat16): 0.04, jnp.dtype(jnp.float32): 1e-3}
@@ -79,8 +79,13 @@ def _attend(kernel: PagedAttention, options: Options, heads: int, dtype: jnp.dty
     def vectors(*shape: int) -> np.ndarray:
         return rng.standard_normal((*shape, layout.head_dim), np.float32)
 
-    q, k, v = (jnp.asarray(vectors(sum(new), count), dtype) for count in (heads, layout.kv_heads, layout.kv_heads))
-    held = [vectors(len(ids), layout.page_size, layout.kv_heads) for _ in "kv"]
+    def stored(*shape: int) -> np.ndarray:
+        """Of which pages lose nothing: no number of 8 bits that may be rounded either way."""
+        return _of_eight_bits(vectors(*shape), layout.dtype, rng) if layout.scaled else vectors(*shape)
+
+    q = jnp.asarray(vectors(sum(new), heads), dtype)
+    k, v = (jnp.asarray(stored(sum(new), layout.kv_heads), dtype) for _ in "kv")
+    held = [stored(len(ids), layout.page_size, layout.kv_heads) for _ in "kv"]
     if not layout.scaled:
         for row, before in enumerate(cached):
             own, begin = divmod(before, layout.page_size)
@@ -92,10 +97,20 @@ def _attend(kernel: PagedAttention, options: Options, heads: int, dtype: jnp.dty
     attend = jax.jit(partial(kernel.attend, options=options), donate_argnums=3)
     ragged = _ragged(cached, new, tables, layout.page_size)
     done = jax.block_until_ready(attend(q, k, None if layout.value_dim else v, pages, ragged))
-    found = [done.out]
-    if not layout.scaled:  # a number of 8 bits may be rounded either way
-        found += jax.tree.leaves(kernel.read(done.pages, jnp.asarray(ids), layout))
-    return [np.asarray(x) for x in found]
+    return [np.asarray(x) for x in (done.out, *_numbers(kernel.read(done.pages, jnp.asarray(ids), layout)))]
+
+
+def _of_eight_bits(x: np.ndarray, dtype: jnp.dtype, rng: np.random.Generator) -> np.ndarray:
+    """Vectors like these that bfloat16 and pages of this dtype hold exactly, with scales that differ by powers of 2."""
+    numbers = np.asarray(quantize(jnp.asarray(x), dtype)[0], np.float32)
+    largest = np.ceil(np.log2(EIGHT_BITS[dtype]))
+    return numbers * 2.0 ** (rng.integers(0, 3, (*x.shape[:-1], 1)) - largest)
+
+
+def _numbers(canonical: Pages) -> list[jax.Array]:
+    """What pages say: those of 8 bits times their scales."""
+    pools = ((canonical.k, canonical.k_scale), (canonical.v, canonical.v_scale))
+    return [x if scale is None else x.astype(jnp.float32) * scale[..., None] for x, scale in pools if x is not None]
 
 
 def _rows(options: Options, extent: Extent) -> tuple[list[int], list[int]]:

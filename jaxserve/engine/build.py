@@ -76,6 +76,7 @@ def plan_config(
             windows=windows,
             min_rows=min_rows(mesh, dtype),
             embeds=spec.embeds,
+            weights=str(dtype),
         )
 
     options = replace(options, attention=choose_attention(spec, resolved(2**62), mesh, dtype))
@@ -83,11 +84,11 @@ def plan_config(
     kernel = dispatch.IMPLEMENTATIONS[wish.attention]
 
     def bytes_of(pages: int) -> int:
-        return cache_bytes(spec, resolved(pages * wish.page_size), kernel, dtype, tensor)
+        return cache_bytes(spec, resolved(pages * wish.page_size), kernel, tensor)
 
-    rows = bytes_per_device(abstract_state(spec, wish, mesh, kernel, dtype).rows)
+    rows = bytes_per_device(abstract_state(spec, wish, mesh, kernel).rows)
     budget = Budget(device_limit(mesh) if limit is None else limit, bytes_per_device(params), rows)
-    cache = cache_bytes(spec, wish, kernel, dtype, tensor)
+    cache = cache_bytes(spec, wish, kernel, tensor)
     if options.cache_tokens:
         check_fits(budget, cache)
         return wish

@@ -196,7 +196,7 @@ class Lane:
 
     def _extend_chains(self, seq: Sequence, pages: int) -> None:
         for group, chain in enumerate(seq.chains):
-            root = root_digest(self._fingerprint, group, seq.request.salt)
+            root = root_digest(self._fingerprint, self._config.kv, group, seq.request.salt)
             chain.extend(root, seq.tokens, self._config.page_size, pages)
 
     def check_invariants(self) -> None:

@@ -48,9 +48,9 @@ class Lowering:
         kernel = dispatch.IMPLEMENTATIONS[self.attention]
         self.page_groups = len(spec.page_groups())
         self.admission: Packed = admission_layout(self.page_groups, config.pages_per_row)
-        self.state: State = abstract_state(spec, config, mesh, kernel, dtype)
+        self.state: State = abstract_state(spec, config, mesh, kernel)
         grouped = dispatch.GROUPED[choose_grouped_matmul(spec, config, mesh, dtype)]
-        self._builder = StepBuilder(spec, mesh, kernel, grouped, config.page_size, dtype)
+        self._builder = StepBuilder(spec, mesh, kernel, grouped, config.page_size, jnp.dtype(config.page_dtype))
 
     @cached_property
     def _state_shardings(self) -> Any:

@@ -82,9 +82,9 @@ def page_bytes(kernel: PagedAttention, layout: Layout) -> int:
     return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(page))
 
 
-def cache_bytes(spec: ModelSpec, config: EngineConfig, kernel: PagedAttention, dtype: jnp.dtype, tensor: int) -> int:
+def cache_bytes(spec: ModelSpec, config: EngineConfig, kernel: PagedAttention, tensor: int) -> int:
     """Bytes of all pages of a lane on one device."""
-    groups = zip(spec.page_groups(), config.pools, strict=True)
+    groups, dtype = zip(spec.page_groups(), config.pools, strict=True), jnp.dtype(config.page_dtype)
     return sum(
         pool.pages * len(group.layers) * page_bytes(kernel, group.layout(config.page_size, dtype, shards=tensor))
         for group, pool in groups

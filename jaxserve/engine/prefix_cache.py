@@ -8,9 +8,9 @@ from hashlib import sha256
 from jaxserve.engine.pages import NO_PAGE, PagePool
 
 
-def root_digest(fingerprint: str, group: int, salt: str) -> bytes:
-    """The parent of a sequence's first page: model and stored dtype (fingerprint), page group, the client's salt."""
-    return sha256(f"{len(fingerprint)}:{fingerprint}:{group}:{salt}".encode("utf-8", "surrogatepass")).digest()
+def root_digest(fingerprint: str, kv: str, group: int, salt: str) -> bytes:
+    """The parent of a sequence's first page: model (fingerprint), what pages hold, page group, the client's salt."""
+    return sha256(f"{len(fingerprint)}:{fingerprint}:{kv}:{group}:{salt}".encode("utf-8", "surrogatepass")).digest()
 
 
 def child_digest(parent: bytes, tokens: Sequence[int]) -> bytes:

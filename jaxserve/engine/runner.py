@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -99,8 +100,9 @@ class DeviceRunner:
 
     def _prove_attention(self) -> None:
         spec, mesh, dtype = self.spec, self.mesh, self.lowering.params["embed"].dtype
+        stored = jnp.dtype(self.config.page_dtype)
         steps = [
-            attention_options(spec, group, mesh, self.config.page_size, dtype, most)
+            attention_options(spec, group, mesh, self.config.page_size, stored, most)
             for group in spec.page_groups()
             for most in (1, None)
         ]

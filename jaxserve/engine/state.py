@@ -38,15 +38,13 @@ class State:
     load: UInt32[Array, "A M E"] | None = None  # tokens that each expert of each layer has answered, modulo 2^32
 
 
-def abstract_state(
-    spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention, dtype: jnp.dtype
-) -> State:
+def abstract_state(spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention) -> State:
     """The state's shapes, dtypes and shardings."""
     lanes_only = NamedSharding(mesh, PartitionSpec(LANES))
     rows = jax.eval_shape(partial(_zero_rows, spec, config))
     by_layer: dict[int, Pages] = {}
     for group, pool in zip(spec.page_groups(), config.pools, strict=True):
-        layout = group.layout(config.page_size, dtype, shards=mesh.shape["tensor"])
+        layout = group.layout(config.page_size, jnp.dtype(config.page_dtype), shards=mesh.shape["tensor"])
         by_layer |= dict.fromkeys(group.layers, _abstract_pages(kernel, layout, pool.pages, mesh))
     return State(
         pages=tuple(by_layer[layer] for layer in range(spec.num_layers)),

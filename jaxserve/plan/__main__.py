@@ -24,7 +24,7 @@ from jaxserve.plan.charts import charts
 from jaxserve.plan.compile import CompiledStep, asking, compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.flags import DEFAULT_CONTEXT, check, parser
-from jaxserve.plan.model import pages_dtype, read_config, weights_dtype
+from jaxserve.plan.model import read_config, weights_dtype
 from jaxserve.plan.platform import keeping, prepare_platform
 from jaxserve.plan.ranking import ranking_json, ranking_table
 from jaxserve.plan.report import GIB, show, to_json
@@ -55,7 +55,6 @@ def plan(args: argparse.Namespace) -> int:
     name, config = read_config(args.model)
     target = Target(name, read_spec(config)[1], topology, engine_options(args), args.memory_fraction)
     dtype = weights_dtype(args.weights, config)
-    pages_dtype(args.kv, dtype)
     if args.suggest is not None:
         return suggest(args, target, dtypes(args, dtype), console)
     try:

@@ -95,7 +95,7 @@ class Deployment:
         return with_steps(self.budget(), BucketPlan.of(self.config), lambda b: estimated_footprint(self.lowering, b))
 
     def work(self, case: Case) -> Work:
-        return work_of(self.spec, self.dtype, case, self.axes)
+        return work_of(self.spec, self.dtype, case, self.axes, jnp.dtype(self.config.page_dtype))
 
     def sent(self, case: Case) -> float:
         """Bytes that one device sends in this step, counted."""
@@ -110,7 +110,7 @@ def deploy(
 ) -> Deployment:
     """Decide as the engine does.
 
-    dtype: of weights and pages. footprint: asks the compilers; None: they are not there, what steps take is an
+    dtype: of weights. footprint: asks the compilers; None: they are not there, what steps take is an
     estimate, and nothing of the deployment can be compiled. Errors: ConfigError, and MemoryLimitError when it does not
     fit; ShardingError when heads, experts or the vocabulary do not divide; AbsentError without a compiler.
     """

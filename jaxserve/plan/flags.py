@@ -46,7 +46,6 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--weights", default="auto", metavar="DTYPE", help="auto (as config.json says), float32, bfloat16"
     )
-    group.add_argument("--kv", default="auto", metavar="DTYPE", help="of pages: auto (as the weights)")
     group.add_argument(
         "--context",
         type=_count,

@@ -45,14 +45,6 @@ def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
     return _served("config.json: dtype", str(stored))
 
 
-def pages_dtype(asked: str, weights: jnp.dtype) -> jnp.dtype:
-    """--kv. auto: as the weights; nothing else is served yet."""
-    stored = weights if asked == "auto" else _served("--kv", asked)
-    if stored != weights:
-        raise ConfigError(f"--kv {asked}: pages are kept in the dtype of the weights, {weights} (leave it out)")
-    return stored
-
-
 def _served(flag: str, name: str) -> jnp.dtype:
     if name not in DTYPES:
         raise ConfigError(f"{flag} {name}: is not served yet; choose one of {', '.join(DTYPES)}")

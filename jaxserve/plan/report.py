@@ -63,7 +63,7 @@ def memory_rows(account: Account) -> Iterator[tuple[str, int, str]]:
     yield "programs may use", budget.limit, _of_whole(d)
     yield "weights", budget.weights, ""
     yield "state: rows", budget.rows, f"{d.config.max_batch} a lane, {d.config.lanes} lanes"
-    yield "state: pages", account.cache, f"{pools} pages of {d.config.page_size}: {tokens}"
+    yield "state: pages", account.cache, f"{pools} pages of {d.config.page_size} in {d.config.kv}: {tokens}"
     yield "temporaries", budget.temporaries, counted
     yield "compiled steps", budget.programs, "all of them loaded" if budget.programs else "not known"
     if account.padding:
@@ -168,7 +168,7 @@ def to_json(account: Account) -> dict[str, Any]:
         "family": d.spec.family,
         "parameters": d.parameters,
         "weights": str(d.dtype),
-        "kv": str(d.dtype),
+        "kv": d.config.kv,
         "topology": d.topology.name,
         "devices": d.topology.count,
         "chips": d.topology.chips,

@@ -73,15 +73,22 @@ class Weight(NamedTuple):
     spec: ParamSpec
 
 
-def work_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None = None) -> Work:
+def work_of(
+    spec: ModelSpec,
+    dtype: jnp.dtype,
+    case: Case,
+    mesh: MeshSpec | None = None,
+    pages: jnp.dtype | None = None,
+) -> Work:
     """Of one step (of several in a launch) on one device of the mesh, the lanes all doing this.
 
     Every weight once, of the embedding only the rows of the tokens, unless it is the head too, of experts those that
-    the tokens are expected to hit; every live page once. dtype: of weights and pages. spec: as these devices hold it.
+    the tokens are expected to hit; every live page once. dtype: of weights, and of pages unless `pages` is given. spec:
+    as these devices hold it.
     """
     mesh = mesh or MeshSpec()
     parts = [_of_weight(weight, spec, case, mesh) for weight in weights_of(spec, dtype)]
-    parts += [_of_attention(group, spec, dtype, case, mesh.tensor) for group in spec.page_groups()]
+    parts += [_of_attention(group, spec, pages or dtype, case, mesh.tensor) for group in spec.page_groups()]
     return Work(sum(part.bytes for part in parts), sum(part.flops for part in parts))
 
 

@@ -80,6 +80,7 @@ def engine_card(llm: LLM) -> EngineCard:
         cache_tokens=config.lanes * max(pool.pages for pool in config.pools) * config.page_size,
         kv_copies=llm.model.kv_copies,
         lanes=config.lanes,
+        kv=config.kv,
     )
 
 

@@ -37,6 +37,7 @@ class EngineCard:
     cache_tokens: int
     kv_copies: int = 1  # tensor-parallel devices that hold the same kv head
     lanes: int = 1  # each with max_batch rows
+    kv: str = "float32"  # what pages hold, as --kv has it
 
     @property
     def rows(self) -> int:

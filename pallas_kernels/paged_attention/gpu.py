@@ -40,14 +40,14 @@ def check(options: Options, demand: Demand) -> None:
     if demand.dtype != jnp.bfloat16 or not (layout.scaled or layout.dtype == jnp.bfloat16):
         raise KernelError(
             f"queries of {demand.dtype} and pages of {layout.dtype}: the GPU kernel has bfloat16 for both, or pages "
-            f"of 8 bits (--dtype bfloat16, or {instead})"
+            f"of 8 bits (--dtype bfloat16 or --kv, or {instead})"
         )
     if layout.value_dim is None and layout.head_dim not in HEAD_DIMS:
         raise KernelError(f"heads of {layout.head_dim}: the GPU kernel has {HEAD_DIMS} ({instead})")
     if layout.value_dim is not None and (layout.scaled or layout.head_dim % 64 or layout.value_dim % 128):
         raise KernelError(
             f"latent pages of {layout.head_dim} numbers in {layout.dtype}, {layout.value_dim} of them the value: the "
-            f"GPU kernel has multiples of 64 and of 128, in bfloat16 ({instead})"
+            f"GPU kernel has multiples of 64 and of 128, in bfloat16 (--kv bfloat16, or {instead})"
         )
     step = 32 if layout.scaled else 16  # a copy of scales begins at a multiple of 128 bytes of shared memory
     if layout.page_size % step:

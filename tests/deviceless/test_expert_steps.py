@@ -75,7 +75,9 @@ def test_in_place_and_without_copies(model: str, chip: str, axes: MeshSpec, buck
     mesh, spec = axes.build(absent.devices(chip, axes.size)), shortened(model).on(axes.tensor)
     params = map_specs(lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16)))
     windows = [group.window for group in spec.page_groups()]
-    config = resolve(OPTIONS, max_positions=8192, lanes=axes.lanes, affordable_tokens=CACHE, windows=windows)
+    config = resolve(
+        OPTIONS, max_positions=8192, lanes=axes.lanes, affordable_tokens=CACHE, windows=windows, weights="bfloat16"
+    )
     steps = Lowering(spec, params, config, mesh)
     found = inspect(steps.step(bucket).compile(), steps)
     assert found.aliased >= bytes_per_device(steps.state)

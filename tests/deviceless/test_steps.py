@@ -58,7 +58,9 @@ def lowering(chip: str, tensor: int, data: int = 1, embeds: bool = False) -> Low
     mesh = MeshSpec(data=data, tensor=tensor).build(absent.devices(chip, data * tensor))
     spec = replace(SPEC, embeds=embeds).on(tensor)
     params = map_specs(lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16)))
-    config = resolve(OPTIONS, max_positions=8192, lanes=data, affordable_tokens=CACHE, embeds=embeds)
+    config = resolve(
+        OPTIONS, max_positions=8192, lanes=data, affordable_tokens=CACHE, embeds=embeds, weights="bfloat16"
+    )
     return Lowering(spec, params, config, mesh)
 
 

@@ -96,6 +96,15 @@ def test_deterministic_and_float32(call) -> None:
     assert among[1]["token_ids"] == alone["token_ids"] and among[1]["text"] == alone["text"]
 
 
+def test_pages_of_8_bits(call) -> None:
+    """Other log-probabilities, but near ones."""
+    flags = ["--dtype", "float32", "--temperature", "0", "--max-tokens", "1", "--prompt-logprobs", "0", "--json"]
+    whole, rounded = (json.loads(call("--prompt", STORY, *flags, "--kv", each)[1]) for each in ("auto", "int8"))
+    scores = [[entry["logprob"] for entry in told["prompt_logprobs"]] for told in (whole, rounded)]
+    assert scores[0] != scores[1]
+    assert scores[0] == pytest.approx(scores[1], abs=0.3)
+
+
 @pytest.fixture
 def chat(call, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
     """call() for a conversation, with a template that the bundled model has no opinion of."""
@@ -295,6 +304,7 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--prompt", STORY, "--stop", ""], "stop"),
     (["--prompts-file", "/nonexistent/prompts.txt"], "/nonexistent/prompts.txt"),
     (["--prompt", STORY, "--dtype", "int7"], "--dtype 'int7'"),
+    (["--prompt", STORY, "--kv", "int4"], "--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8"),
     (["--prompt", STORY, "--tensor", "3"], "does not divide by mesh axis 'tensor' of size 3"),
     (["--prompt", STORY, "--data", "64"], "needs 64 devices; 8 are present"),
     (["--prompt", STORY, "--decode-steps", "0"], "--decode-steps 0: it must be between 1 and 64"),

@@ -1,5 +1,6 @@
 """An oracle without cache, batch or jit: the decoder in numpy over the whole sequence, and a sampler that sorts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import jax
@@ -14,8 +15,13 @@ def to_numpy(params: dict) -> dict:
     return jax.tree.map(lambda x: np.asarray(x, np.float32), params)
 
 
-def forward(weights: dict, spec: ModelSpec, tokens: list[int]) -> np.ndarray:
-    """Logits of every position, [T, V] float32."""
+def forward(
+    weights: dict, spec: ModelSpec, tokens: list[int], kept: Callable[[np.ndarray], np.ndarray] = lambda x: x
+) -> np.ndarray:
+    """Logits of every position, [T, V], in the weights' precision.
+
+    kept: what attention gets to see of keys and values [T, K, H], called for those of the first layer, then the next.
+    """
     x = weights["embed"][tokens]
     angles = np.outer(np.arange(len(tokens)), spec.rope.inverse_frequencies(spec.head_dim))
     cos, sin = np.cos(angles)[:, None].astype(np.float32), np.sin(angles)[:, None].astype(np.float32)
@@ -24,6 +30,7 @@ def forward(weights: dict, spec: ModelSpec, tokens: list[int]) -> np.ndarray:
         heads = np.einsum("td,dkqh->tkqh", h, w["qkv"])
         q, k, v = heads[:, :, :-2].reshape(len(x), -1, spec.head_dim), heads[:, :, -2], heads[:, :, -1]
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        k, v = kept(k), kept(v)
         x = x + np.einsum("tnh,nhd->td", _attention(q, k, v, window, spec.attn_softcap), w["o"])
         h = _norm(x, w["mlp_norm"], spec.norm_eps)
         gate, up = h @ w["gate_up"][:, 0], h @ w["gate_up"][:, 1]

@@ -14,12 +14,13 @@ from jaxserve.engine.attention_proof import prove_attention
 from jaxserve.errors import EngineError
 from pallas_kernels import dispatch
 from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import Attended, Layout, Options
+from pallas_kernels.paged_attention.api import Attended, Layout, Options, Pages
 from tests.jaxserve.engine.tiny import BASE, WINDOWED, make_engine
 
 FLOAT = jnp.dtype(jnp.float32)
 LAYOUT = Layout(2, 64, 16, FLOAT)
 OPTIONS = Options(LAYOUT, 0.1)
+EIGHT_BITS = replace(OPTIONS, layout=Layout(2, 64, 16, jnp.dtype(jnp.int8)))
 Spoil = Callable[[Attended], Attended]
 
 
@@ -43,9 +44,11 @@ def prove(monkeypatch: pytest.MonkeyPatch, spoil: Spoil, options: Options = OPTI
         OPTIONS,
         replace(OPTIONS, window=5, softcap=2.0),
         replace(OPTIONS, layout=Layout(1, 64, 16, FLOAT, 32)),
-        replace(OPTIONS, layout=Layout(2, 64, 16, jnp.dtype(jnp.int8))),
+        EIGHT_BITS,
+        replace(OPTIONS, layout=Layout(2, 64, 16, jnp.dtype(jnp.float8_e4m3fn))),
+        replace(OPTIONS, layout=Layout(1, 64, 16, jnp.dtype(jnp.int8), 32)),
     ],
-    ids=["plain", "window", "latent", "int8"],
+    ids=["plain", "window", "latent", "int8", "fp8", "latent int8"],
 )
 def test_the_reference_is_the_reference(monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
     prove(monkeypatch, lambda done: done, options)
@@ -64,6 +67,22 @@ def test_the_reference_is_the_reference(monkeypatch: pytest.MonkeyPatch, options
 def test_what_differs_is_an_error(monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
     with pytest.raises(EngineError, match=r"attention 'other' differs .* in a decode step on cpu .*--attention refer"):
         prove(monkeypatch, spoil)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda pages: pages._replace(v=pages.v.at[0, 0].add(1)),
+        lambda pages: pages._replace(k_scale=pages.k_scale[:, ::-1]),
+        lambda pages: pages._replace(v_scale=pages.v_scale.at[-1].multiply(1.1)),
+    ],
+    ids=["a number", "scales of other heads", "a page's scales"],
+)
+def test_so_is_what_differs_in_pages_of_8_bits(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Pages], Pages]
+) -> None:
+    with pytest.raises(EngineError, match=r"differs .* in a decode step"):
+        prove(monkeypatch, lambda done: done._replace(pages=spoil(done.pages)), EIGHT_BITS)
 
 
 def test_prompts_are_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:

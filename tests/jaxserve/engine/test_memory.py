@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import pytest
 from jax.errors import JaxRuntimeError
 
@@ -31,8 +30,26 @@ MESH = MeshSpec()
 def test_bytes_of_the_cache() -> None:
     """Two layers, K and V, 2 heads of 8, float32; half of it on each of two tensor-parallel devices."""
     config = resolve(BASE, max_positions=96, lanes=1, affordable_tokens=0)
-    assert cache_bytes(SPEC, config, reference, jnp.dtype("float32"), tensor=1) == 1024 * 2 * 2 * 2 * 8 * 4
-    assert cache_bytes(SPEC, config, reference, jnp.dtype("float32"), tensor=2) == 1024 * 2 * 2 * 8 * 4
+    assert cache_bytes(SPEC, config, reference, tensor=1) == 1024 * 2 * 2 * 2 * 8 * 4
+    assert cache_bytes(SPEC, config, reference, tensor=2) == 1024 * 2 * 2 * 8 * 4
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_pages_of_8_bits_carry_scales(kv: str) -> None:
+    """Of each key and value a float32."""
+    config = resolve(replace(BASE, kv=kv), max_positions=96, lanes=1, affordable_tokens=0)
+    assert cache_bytes(SPEC, config, reference, tensor=1) == 1024 * 2 * 2 * 2 * (8 + 4)
+
+
+@pytest.mark.parametrize(("kv", "head"), [("auto", 4 * 8), ("bfloat16", 2 * 8), ("int8", 8 + 4)])
+def test_a_full_device_holds_more_tokens_of_8_bits(kv: str, head: int) -> None:
+    """head: bytes of a token's key or value."""
+    mesh = MESH.build(jax.devices())
+    params, options = make_params(mesh), EngineOptions(max_batch=64, step_tokens=64, page_size=16, kv=kv)
+    state = abstract_state(SPEC, build.plan_config(SPEC, params, mesh, options), mesh, reference)
+    limit = bytes_per_device(params) + bytes_per_device(state.rows) + 2**16
+    planned = build.plan_config(SPEC, params, mesh, options, limit, lambda lowering, bucket: Footprint(0, 0))
+    assert planned.pools[0].pages == 2**16 // (2 * 2 * 2 * head * 16)
 
 
 def test_a_window_takes_what_its_rows_can_hold() -> None:
@@ -73,7 +90,7 @@ def test_a_small_device_gets_a_smaller_cache(monkeypatch: pytest.MonkeyPatch) ->
     options = EngineOptions(max_batch=64, step_tokens=64, page_size=16)
     wish = build.plan_config(SPEC, params, mesh, options)
     assert wish.capacity == 64 * 96
-    state = abstract_state(SPEC, wish, mesh, reference, params["embed"].dtype)
+    state = abstract_state(SPEC, wish, mesh, reference)
     fixed = bytes_per_device(params) + bytes_per_device(state.rows)
     limit = fixed + wish.capacity * 256  # no room for the temporaries
     monkeypatch.setattr(build, "device_limit", lambda mesh: limit)
@@ -100,7 +117,7 @@ def test_steps_are_asked_about_with_a_cache_that_nearly_fills_the_device() -> No
     assert {kind for kind, _ in rest} == {"decode", "prefill", "score"}
     steps = len(BucketPlan.of(planned).buckets)
     page = 2 * 2 * 2 * 8 * 4 * 16  # bytes: layers, K and V, heads and their numbers, float32, tokens
-    state = abstract_state(SPEC, planned, mesh, reference, params["embed"].dtype)
+    state = abstract_state(SPEC, planned, mesh, reference)
     left = 2**20 - bytes_per_device(state.rows) - 1000 - 10 * steps
     assert planned.pools[0].pages == left // page
 

@@ -7,10 +7,11 @@ from struct import pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxserve.config import PAGE_DTYPES
 from jaxserve.engine.pages import NO_PAGE
 from jaxserve.engine.prefix_cache import Chain, PrefixCache, child_digest, root_digest
 
-ROOT = root_digest("model", 0, "")
+ROOT = root_digest("model", "int8", 0, "")
 
 
 def chain_of(tokens: list[int], page_size: int, root: bytes = ROOT) -> Chain:
@@ -38,23 +39,30 @@ def found(cache: PrefixCache, tokens: list[int], root: bytes = ROOT) -> list[int
 
 
 def test_digests_are_sha256_of_parent_and_tokens() -> None:
-    assert root_digest("f", 1, "s") == sha256(b"1:f:1:s").digest()
+    assert root_digest("f", "fp8", 1, "s") == sha256(b"1:f:fp8:1:s").digest()
     assert child_digest(b"p" * 32, [1, 2**31]) == sha256(b"p" * 32 + pack("<II", 1, 2**31)).digest()
 
 
 @settings(max_examples=200, derandomize=True)
 @given(
     st.lists(
-        st.tuples(st.text(":01a", max_size=4), st.integers(0, 11), st.text(":01a", max_size=4)), min_size=2, max_size=2
+        st.tuples(
+            st.text(":01a", max_size=4),
+            st.sampled_from([*PAGE_DTYPES]),
+            st.integers(0, 11),
+            st.text(":01a", max_size=4),
+        ),
+        min_size=2,
+        max_size=2,
     )
 )
-def test_roots_of_different_models_groups_and_salts_differ(names: list[tuple[str, int, str]]) -> None:
+def test_roots_of_different_models_pages_groups_and_salts_differ(names: list[tuple[str, str, int, str]]) -> None:
     assert (names[0] == names[1]) == (root_digest(*names[0]) == root_digest(*names[1]))
 
 
 def test_any_string_is_a_salt() -> None:
     """JSON can bring half of a surrogate pair into a str; it must not stop the engine."""
-    assert root_digest("model", 0, "\ud800") != root_digest("model", 0, "\ud801")
+    assert root_digest("model", "int8", 0, "\ud800") != root_digest("model", "int8", 0, "\ud801")
 
 
 @settings(max_examples=100, derandomize=True)
@@ -87,9 +95,9 @@ def test_the_longest_published_prefix_is_found() -> None:
 
 def test_other_salts_find_nothing() -> None:
     cache = PrefixCache(8, 2)
-    pages = published(cache, [1, 2, 3, 4], root_digest("model", 0, "mine"))
-    assert found(cache, [1, 2, 3, 4], root_digest("model", 0, "yours")) == []
-    assert found(cache, [1, 2, 3, 4], root_digest("model", 0, "mine")) == pages
+    pages = published(cache, [1, 2, 3, 4], root_digest("model", "int8", 0, "mine"))
+    assert found(cache, [1, 2, 3, 4], root_digest("model", "int8", 0, "yours")) == []
+    assert found(cache, [1, 2, 3, 4], root_digest("model", "int8", 0, "mine")) == pages
 
 
 def test_a_digest_is_no_proof() -> None:

@@ -31,10 +31,10 @@ PADDED = SimpleNamespace(allocate=allocate_padded, axes=lambda layout: Pages("PZ
 def test_every_shard_has_what_the_implementation_allocates(kernel, mesh_spec: MeshSpec) -> None:
     mesh = mesh_spec.build(jax.devices())
     config = resolve(BASE, max_positions=96, lanes=mesh_spec.data, affordable_tokens=0)
-    state = abstract_state(SPEC, config, mesh, kernel, FLOAT)
+    state = abstract_state(SPEC, config, mesh, kernel)
     layout = Layout(SPEC.num_kv_heads // mesh_spec.tensor, SPEC.head_dim, config.page_size, FLOAT)
     one = jax.eval_shape(lambda: kernel.allocate(config.pools[0].pages, layout))
     for pages in state.pages:
         shards = jax.tree.map(lambda x: x.sharding.shard_shape(x.shape), pages)
         assert jax.tree.leaves(shards) == jax.tree.leaves(jax.tree.map(lambda x: (1, *x.shape), one))
-    assert bytes_per_device(state.pages) == cache_bytes(SPEC, config, kernel, FLOAT, mesh_spec.tensor)
+    assert bytes_per_device(state.pages) == cache_bytes(SPEC, config, kernel, mesh_spec.tensor)

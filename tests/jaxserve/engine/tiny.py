@@ -53,7 +53,14 @@ def make_engine(
     mesh = (mesh_spec or MeshSpec()).build(jax.devices())
     windows = [group.window for group in spec.page_groups()]
     lanes, positions = shards("A", mesh), spec.max_positions
-    config = resolve(options, max_positions=positions, lanes=lanes, affordable_tokens=10**6, windows=windows)
+    config = resolve(
+        options,
+        max_positions=positions,
+        lanes=lanes,
+        affordable_tokens=10**6,
+        windows=windows,
+        weights=str(jnp.dtype(dtype)),
+    )
     return engine_of(config, mesh, spec, dtype)
 
 

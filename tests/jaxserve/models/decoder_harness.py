@@ -24,9 +24,14 @@ def one_device_mesh() -> Mesh:
 
 
 class Decoder:
-    """A checkpoint with pages for `rows` sequences of up to `context` tokens, pages in shuffled order."""
+    """A checkpoint with pages for `rows` sequences of up to `context` tokens, pages in shuffled order.
 
-    def __init__(self, folder: Path, mesh: Mesh, rows: int, context: int, page_size: int, dtype: str = "float32"):
+    kv: dtype of pages, if it is not that of the weights.
+    """
+
+    def __init__(
+        self, folder: Path, mesh: Mesh, rows: int, context: int, page_size: int, dtype: str = "float32", kv: str = ""
+    ):
         checkpoint = HFCheckpoint.open(folder)
         self.spec: ModelSpec = read_spec(checkpoint.config)[1].on(mesh.shape["tensor"])
         self.params = load_params(checkpoint, mesh, dtype)
@@ -34,9 +39,9 @@ class Decoder:
         width = -(-context // page_size)
         order = np.random.default_rng(0).permutation(rows * width).astype(np.int32)
         self.tables = jnp.asarray(order.reshape(1, rows, width))
-        stored = self.params["embed"].dtype
+        self.stored = jnp.dtype(kv) if kv else self.params["embed"].dtype
         group = self.spec.page_groups()[0]
-        one = reference.allocate(rows * width, group.layout(page_size, stored))
+        one = reference.allocate(rows * width, group.layout(page_size, self.stored))
         self.pages = tuple(jax.tree.map(lambda x: x[None], one) for _ in range(self.spec.num_layers))
         self._step = jax.jit(self._run, static_argnames="decode")
 
@@ -61,7 +66,7 @@ class Decoder:
         )
         attends: dict[int, Attend] = {}
         for group in self.spec.page_groups():
-            layout = group.layout(self.page_size, self.params["embed"].dtype, self.mesh.shape["tensor"])
+            layout = group.layout(self.page_size, self.stored, self.mesh.shape["tensor"])
             options = Options(
                 layout, self.spec.score_scale, group.window, self.spec.attn_softcap, 1 if decode else None
             )

@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,17 @@ def test_a_whole_bundle_opens_and_leads_to_the_same_engine(bundle: Path) -> None
     again = resolve(manifest.options(), max_positions=96, lanes=1, affordable_tokens=0)
     assert again == CONFIG
     check_engine(manifest, SPEC, "float32", "cpu", again)
+
+
+def test_the_pages_are_part_of_it(bundle: Path) -> None:
+    manifest = open_bundle(bundle)
+    other = resolve(replace(manifest.options(), kv="int8"), max_positions=96, lanes=1, affordable_tokens=0)
+    with pytest.raises(ConfigError, match="is for kv float32; the engine has int8"):
+        check_engine(manifest, SPEC, "float32", "cpu", other)
+    args = parser().parse_args(["--kv", "int8"])
+    with pytest.raises(ConfigError, match=r"--kv int8: the bundle was compiled for float32 \(leave it out\)"):
+        check_bundle(args, manifest)
+    check_bundle(parser().parse_args(["--kv", "auto"]), manifest)
 
 
 def refused(bundle: Path) -> str:

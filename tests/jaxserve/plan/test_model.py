@@ -13,7 +13,7 @@ from jaxserve.errors import ConfigError, ModelError
 from jaxserve.load import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
-from jaxserve.plan.model import pages_dtype, read_config, shipped, weights_dtype
+from jaxserve.plan.model import read_config, shipped, weights_dtype
 from sharding.params import is_param_spec
 
 # As the publishers count them.
@@ -65,12 +65,7 @@ def test_a_folder_and_a_file(tmp_path: Path) -> None:
 def test_dtypes() -> None:
     assert weights_dtype("auto", {"torch_dtype": "float16"}) == jnp.bfloat16
     assert weights_dtype("float32", {}) == jnp.float32
-    assert pages_dtype("auto", jnp.dtype("bfloat16")) == jnp.bfloat16
     with pytest.raises(ConfigError, match="does not say its dtype"):
         weights_dtype("auto", json.loads("{}"))
     with pytest.raises(ConfigError, match="--weights int8: is not served yet"):
         weights_dtype("int8", {})
-    with pytest.raises(ConfigError, match="--kv int8: is not served yet"):
-        pages_dtype("int8", jnp.dtype("bfloat16"))
-    with pytest.raises(ConfigError, match="in the dtype of the weights"):
-        pages_dtype("float32", jnp.dtype("bfloat16"))

@@ -58,6 +58,27 @@ def test_a_cache_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 1 and "--cache-tokens asks for" in out
 
 
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_pages_of_8_bits(kv: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of heads of 128: 132 bytes with their scale instead of 256. What a full device holds follows, and floors."""
+    found = []
+    for pages in ("auto", kv):
+        flags = ("--prefer", "throughput", "--max-batch", "512", "--json", "--kv", pages)
+        _, out, _ = plan(capsys, "--model", "llama3.1-8b", *COUNT, "h200", *flags)
+        found.append(json.loads(out))
+    whole, small = found
+    assert (whole["kv"], small["kv"], small["weights"], small["cache"]["page_size"]) == (
+        "bfloat16",
+        kv,
+        "bfloat16",
+        128,
+    )
+    held = [each["cache"]["tokens_per_lane"] for each in found]
+    assert held[1] / held[0] == pytest.approx(256 / 132, rel=0.01)
+    saved = whole["steps"][0]["bytes"] - small["steps"][0]["bytes"]
+    assert saved == (whole["context"] + 1) * 32 * 8 * 2 * (256 - 132)
+
+
 BAD = {
     "a mesh that does not match": (
         ("h200x4", "--tensor", "2"),
@@ -68,6 +89,15 @@ BAD = {
     "no such topology": (("v5e:3x5",), "slices of v5e are"),
     "a fraction of a TPU": (("v5e:2x2", "--memory-fraction", "0.5"), "--memory-fraction is for GPUs"),
     "weights that are not served": (("h200", "--weights", "int4"), "--weights int4: is not served yet"),
+    "pages of no such kind": (
+        ("h200", "--kv", "int4"),
+        "--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8",
+    ),
+    "pages of more digits": (("h200", "--kv", "float32"), "--kv float32: keys and values of bfloat16 weights"),
+    "pages of 8 bits that a kernel cannot take": (
+        ("v5e:2x2", "--kv", "int8", "--page-size", "64", "--attention", "tpu"),
+        "pages of 64 tokens of int8: on a TPU the size is a multiple of 128 (--page-size, or --attention reference)",
+    ),
     "a kernel of another chip": (("h200", "--attention", "tpu"), "attention 'tpu' runs on 'tpu'"),
     "a plot that cannot be written": (("h200", "--plot", "/nowhere/plot.svg"), "--plot /nowhere/plot.svg: no file can"),
     "a context beyond the model's": (("h200", "--max-context", "1000000"), "--max-context 1000000"),

@@ -26,6 +26,14 @@ def test_a_decode_step() -> None:
     assert work.flops == 2 * 2 * (3 * LAYER + 32 * 100) + 22 * 3 * 4 * 4 * 8
 
 
+def test_pages_of_8_bits() -> None:
+    """22 positions in 3 layers: K and V of 2 heads have 8 bytes and a scale of 4, instead of 16 bytes."""
+    case = Case("decode", 2, 10, 2)
+    whole, less = work_of(SPEC, BF16, case), work_of(SPEC, BF16, case, pages=jnp.dtype("int8"))
+    assert whole.bytes - less.bytes == 22 * 3 * 2 * 2 * (16 - 12)
+    assert whole.flops == less.flops
+
+
 def test_a_prompt() -> None:
     """Five tokens see 1 + ... + 5 positions; the head reads the last of them, in a score step all."""
     work, score = (work_of(SPEC, BF16, Case(kind, 1, 0, 5)) for kind in ("prefill", "score"))

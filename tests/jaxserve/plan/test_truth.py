@@ -77,6 +77,20 @@ def test_memory_is_as_predicted(spec: ModelSpec, axes: MeshSpec) -> None:
     assert account.budget.temporaries == pytest.approx(max(m.temp_size_in_bytes for m in measured.values()), rel=0.05)
 
 
+@pytest.mark.parametrize("axes", [MeshSpec(), MeshSpec(tensor=2)], ids=["1", "2"])
+@pytest.mark.parametrize(("kv", "token"), [("bfloat16", 2 * 32), ("int8", 32 + 4), ("fp8", 32 + 4)])
+def test_pages_take_what_is_predicted(kv: str, token: int, axes: MeshSpec) -> None:
+    """To the byte. token: bytes of a key or a value of one head, with its scale."""
+    options = replace(OPTIONS, kv=kv)
+    plan = deploy(Target("random", SPEC, parse(f"cpux{axes.size}"), options), axes, F32)
+    mesh = axes.build(jax.devices())
+    engine, runner = build_engine(SPEC, random_params(param_specs(SPEC, F32), mesh), mesh, options, "truth")
+    assert runner.config == plan.config
+    pages = taken(runner._state.pages)
+    engine.close()
+    assert pages == Account(plan, 256, None).cache == 4096 * 3 * 2 * 4 // axes.tensor * token
+
+
 def test_what_is_counted_without_a_compiler() -> None:
     """Temporaries no less than it needs; what a decode step sends, to the byte."""
     plan = deployed(SPEC, MeshSpec(tensor=2))
