@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache, partial
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -27,6 +28,7 @@ from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.family import Family, Stored, Tensor
 from jaxserve.models.families.pooling import embeds
 from jaxserve.models.fused import PARTS
+from jaxserve.models.quant import Quantized, Ranges, Rounding, form_of
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_EOS_IDS
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
@@ -41,7 +43,7 @@ class Model:
     """A loaded checkpoint.
 
     spec: as these devices hold it, with kv_copies of every kv head (ModelSpec.on). parameters: of the checkpoint,
-    without copies. fingerprint: of spec, dtype and folder, for the identity of cached pages.
+    without copies. fingerprint: of spec, dtypes and folder, for the identity of cached pages.
     """
 
     spec: ModelSpec
@@ -54,10 +56,17 @@ class Model:
     kv_copies: int
 
 
-def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None) -> Model:
+def load(
+    folder: Path,
+    mesh: Mesh,
+    dtype: str = "auto",
+    progress: Progress = lambda done, total, what: None,
+    weights: str = "auto",
+) -> Model:
     """Load a Hugging Face folder onto the mesh.
 
     dtype: auto keeps the checkpoint's precision (half and double become bfloat16 and float32), or float32, bfloat16.
+    weights: auto leaves them in dtype; or what models/quant.py has, such as int8.
     ModelError or CheckpointError, one line each, when something is not as it has to be.
     """
     checkpoint = HFCheckpoint.open(folder)
@@ -70,32 +79,39 @@ def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lam
             "(the files are not of one checkpoint)"
         )
     eos_ids = _eos_ids(checkpoint, tokenizer, spec)
-    params = load_params(checkpoint, mesh, dtype, progress)
+    params = load_params(checkpoint, mesh, dtype, progress, weights)
     held = spec.on(mesh.shape["tensor"])
-    fingerprint = sha256(repr((held, dtype, str(folder.resolve()))).encode()).hexdigest()
+    fingerprint = sha256(repr((held, dtype, weights, str(folder.resolve()))).encode()).hexdigest()
     leaves = jax.tree.leaves(param_specs(spec, params["embed"].dtype), is_leaf=is_param_spec)
     parameters, copies = sum(math.prod(leaf.shape) for leaf in leaves), held.num_kv_heads // spec.num_kv_heads
     return Model(held, params, mesh, tokenizer, eos_ids, fingerprint, parameters, copies)
 
 
 def load_params(
-    checkpoint: HFCheckpoint, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None
+    checkpoint: HFCheckpoint,
+    mesh: Mesh,
+    dtype: str = "auto",
+    progress: Progress = lambda done, total, what: None,
+    weights: str = "auto",
 ) -> dict:
-    """The parameters of `spec.on` these devices, each read once from the memory map straight into its shards."""
+    """The parameters of `spec.on` these devices, each read from the memory map straight into its shards.
+
+    Once; what is quantized twice, for its scales and then for its numbers.
+    """
     family, spec = _architecture(checkpoint)
     spread = spec.on(mesh.shape["tensor"])
     tensors = dequantized(_with_prefix(checkpoint.tensors), checkpoint.config)
     table = _match(family, spec, tensors)
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
-    params: Any = param_specs(spread, jnp.dtype(kept))
+    params: Any = param_specs(spread, jnp.dtype(kept), form_of(weights))
     total, done = sum(param.nbytes for param in jax.tree.leaves(params, is_leaf=is_param_spec)), 0
     for path, rows in _by_parameter(table).items():
         progress(done, total, rows[0].name)
         holder = params
         for step in path[:-1]:
             holder = holder[step]
-        done += holder[path[-1]].nbytes
-        holder[path[-1]] = _load_parameter(rows, holder[path[-1]], tensors, (spec, spread), mesh)
+        done += sum(param.nbytes for param in jax.tree.leaves(holder[path[-1]], is_leaf=is_param_spec))
+        holder[path[-1]] = _load_parameter(path[-1], rows, holder[path[-1]], tensors, (spec, spread), mesh)
     progress(total, total, "")
     return params
 
@@ -177,33 +193,44 @@ def _some(names: list[str]) -> str:
 
 
 def _load_parameter(
+    name: str,
     rows: list[Tensor],
-    param: ParamSpec,
+    param: ParamSpec | Quantized,
     tensors: Mapping[str, Stored],
     specs: tuple[ModelSpec, ModelSpec],
     mesh: Mesh,
-) -> jax.Array:
+) -> jax.Array | Quantized:
     """A parameter from the tensors that it holds, each shard read from the memory map straight to where it belongs.
 
     specs: of the checkpoint, and of what these devices hold.
     """
-    spread = specs[1]
-    held = sum(row.size(param.axes, spread.sizes(row.block)) for row in rows)
-    if held != math.prod(param.shape):
-        raise ModelError(f"the weight-name table has {held} of the {math.prod(param.shape)} numbers of {rows[0].path}")
+    spread, whole = specs[1], param.values if isinstance(param, Quantized) else param
+    held = sum(row.size(whole.axes, spread.sizes(row.block)) for row in rows)
+    if held != math.prod(whole.shape):
+        raise ModelError(f"the weight-name table has {held} of the {math.prod(whole.shape)} numbers of {rows[0].path}")
     for row in rows:
         if not _is_float(tensors[row.name].dtype):
             raise ModelError(f"tensor {row.name} is stored as {tensors[row.name].dtype}; floating point is needed")
 
-    done: dict[tuple[range, ...], np.ndarray] = {}  # devices that have the same shard read it once
+    def read(asked: Ranges, dtype: np.dtype = whole.dtype) -> np.ndarray:
+        found = np.empty([len(part) for part in asked], dtype)
+        for row in rows:
+            _read_into(found, asked, row, tensors[row.name], whole.axes, specs)
+        return found
+
+    if not isinstance(param, Quantized):
+        return _sharded(param, mesh, read)
+    rounding = Rounding(name, param, partial(read, dtype=np.dtype(np.float32)))
+    values, scales = _sharded(param.values, mesh, rounding.values), _sharded(param.scales, mesh, rounding.scales)
+    return Quantized(values, scales, param.form)
+
+
+def _sharded(param: ParamSpec, mesh: Mesh, read: Callable[[Ranges], np.ndarray]) -> jax.Array:
+    """An array of the shards that `read` gives of the ranges asked for; devices that have the same read it once."""
+    read_once = cache(read)
 
     def shard(index: Any) -> np.ndarray:
-        asked = tuple(range(size)[part] for size, part in zip(param.shape, index, strict=True))
-        if asked not in done:
-            done[asked] = np.empty([len(part) for part in asked], param.dtype)
-            for row in rows:
-                _read_into(done[asked], asked, row, tensors[row.name], param.axes, specs)
-        return done[asked]
+        return read_once(tuple(range(size)[part] for size, part in zip(param.shape, index, strict=True)))
 
     return jax.make_array_from_callback(param.shape, param.format(mesh), shard)
 

@@ -5,15 +5,35 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxserve.models.quant import Quantized, grouped
 
-def einsum(subscripts: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+
+def einsum(subscripts: str, x: jax.Array, weight: jax.Array | Quantized) -> jax.Array:
     """Contract activations with a weight, accumulating in float32; the result is float32.
 
     float32 operands stay what they are: without asking, GPUs and TPUs round them. On a CPU bfloat16 operands with a
-    float32 accumulator are faster than float32 operands from two rows on.
+    float32 accumulator are faster than float32 operands from two rows on. Of a quantized weight, a scale per output
+    channel multiplies the result; scales of groups multiply the weight.
     """
-    exact = lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
+    if not isinstance(weight, Quantized):
+        return _product(subscripts, x, weight)
+    letters, out = subscripts.split(",")[1].split("->")  # out: x's first letter, and the weight's in their order
+    at = next(i for i, letter in enumerate(letters) if letter not in out)
+    if weight.form.group is None:
+        return _product(subscripts, x, weight.values.astype(x.dtype)) * weight.scales.squeeze(at)[None]
+    numbers = grouped(weight.values, slice(at, at + 1), weight.scales.shape[at]).astype(jnp.float32)
+    scaled = (numbers * jnp.expand_dims(weight.scales, at + 1)).astype(x.dtype)
+    return _product(subscripts, x, scaled.reshape(weight.values.shape))
+
+
+def _product(subscripts: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+    exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.einsum(subscripts, x, weight, precision=exact, preferred_element_type=jnp.float32)
+
+
+def flatten(weight: jax.Array | Quantized) -> jax.Array | Quantized:
+    """All dimensions but the last one as one; where they are summed over, or where it is."""
+    return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), weight)
 
 
 def project(subscripts: str, x: jax.Array, weights: dict, name: str) -> jax.Array:
