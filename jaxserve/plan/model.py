@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from checkpoints.safetensors_reader import parse_json_object
 from jaxserve.errors import ConfigError, ModelError
 from jaxserve.load import DTYPES
+from jaxserve.models.quant import FORMS, HEAD, Form, form_of
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -34,9 +35,12 @@ def read_config(given: str) -> tuple[str, dict[str, Any]]:
 
 
 def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
-    """--weights. auto: what config.json says the checkpoint is stored in, as it would be loaded."""
-    if asked != "auto":
-        return _served("--weights", asked)
+    """Of weights that are not quantized, and of activations: --weights, if it names one.
+
+    Else what config.json says the checkpoint is stored in, as it would be loaded.
+    """
+    if asked in DTYPES:
+        return jnp.dtype(DTYPES[asked])
     stored = config.get("dtype") or config.get("torch_dtype")
     if stored == "float16":  # is loaded as bfloat16
         stored = "bfloat16"
@@ -45,11 +49,18 @@ def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
     return _served("config.json: dtype", str(stored))
 
 
+def weights_form(asked: str) -> Form | None:
+    """--weights, where it asks for quantized ones. ConfigError for what is not served."""
+    if asked not in ("auto", *DTYPES, *FORMS, *(name + HEAD for name in FORMS)):
+        raise ConfigError(f"--weights {asked}: is not served; choose one of auto, {', '.join((*DTYPES, *FORMS))}")
+    return None if asked in DTYPES else form_of(asked)
+
+
 def pages_dtype(asked: str, weights: jnp.dtype) -> jnp.dtype:
-    """--kv. auto: as the weights; nothing else is served yet."""
+    """--kv. auto: as weights that are not quantized; nothing else is served yet."""
     stored = weights if asked == "auto" else _served("--kv", asked)
     if stored != weights:
-        raise ConfigError(f"--kv {asked}: pages are kept in the dtype of the weights, {weights} (leave it out)")
+        raise ConfigError(f"--kv {asked}: pages are kept in the dtype of activations, {weights} (leave it out)")
     return stored
 
 
