@@ -26,10 +26,19 @@ def one_device_mesh() -> Mesh:
 class Decoder:
     """A checkpoint with pages for `rows` sequences of up to `context` tokens, pages in shuffled order."""
 
-    def __init__(self, folder: Path, mesh: Mesh, rows: int, context: int, page_size: int, dtype: str = "float32"):
+    def __init__(
+        self,
+        folder: Path,
+        mesh: Mesh,
+        rows: int,
+        context: int,
+        page_size: int,
+        dtype: str = "float32",
+        weights: str = "auto",
+    ):
         checkpoint = HFCheckpoint.open(folder)
         self.spec: ModelSpec = read_spec(checkpoint.config)[1].on(mesh.shape["tensor"])
-        self.params = load_params(checkpoint, mesh, dtype)
+        self.params = load_params(checkpoint, mesh, dtype, weights=weights)
         self.mesh, self.page_size = mesh, page_size
         width = -(-context // page_size)
         order = np.random.default_rng(0).permutation(rows * width).astype(np.int32)
