@@ -115,13 +115,14 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(weights: str, divisible
 
 
 @pytest.mark.parametrize("weights", FORMS)
-@pytest.mark.parametrize("tensor", [1, 4])
+@pytest.mark.parametrize("tensor", [4])
 def test_logits_of_a_quantized_model(weights: str, tensor: int, divisible: Path, tmp_path: Path) -> None:
     check_logits(divisible, weights, MeshSpec(tensor=tensor).build(jax.devices()), tmp_path)
 
 
-@pytest.mark.parametrize("weights", ["int8", "fp8", "int4"])
-@pytest.mark.parametrize("case", DENSE)
+@pytest.mark.parametrize(
+    ("case", "weights"), [*((case, "int8") for case in DENSE), ("phi3_window", "int4"), ("llama_tied", "fp8")]
+)
 def test_logits_of_every_dense_family(case: str, weights: str, tmp_path: Path) -> None:
     """Tied embeddings, biases, tensors that are fused in the checkpoint."""
     check_logits(GOLDEN / case, weights, MeshSpec(tensor=2).build(jax.devices()), tmp_path)
@@ -140,18 +141,21 @@ def check_logits(folder: Path, weights: str, mesh: Mesh, target: Path) -> None:
     ("name", "axes", "subscripts", "shape"),
     [("qkv", "DKQH", "TD,DKQH->TKQH", (128, 2, 4, 16)), ("down", "FD", "TF,FD->TD", (256, 48))],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_products(weights: str, name: str, axes: str, subscripts: str, shape: tuple[int, ...], dtype: str) -> None:
-    """Against float64 with the numbers that the weight stands for; only a group's scale is rounded to bfloat16."""
+@pytest.mark.parametrize(("dtype", "rows"), [("float32", 5), ("float32", 65), ("bfloat16", 5), ("bfloat16", 65)])
+def test_products(
+    weights: str, name: str, axes: str, subscripts: str, shape: tuple[int, ...], dtype: str, rows: int
+) -> None:
+    """Against float64 with the numbers that the weight stands for; of many rows in bfloat16 groups are rounded to it."""
     form, draw = FORMS[weights], np.random.default_rng(5)
     at = contracted(name, axes)
     weight = draw.normal(0, 0.1, shape).astype(np.float32)
     scales = quant.find_scales(weight, at, shape[0] // (form.group or shape[0]), form.largest)
     held = Quantized(jnp.asarray(quant.round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form)
-    x = jnp.asarray(draw.normal(0, 1, (5, shape[0])), dtype)
+    x = jnp.asarray(draw.normal(0, 1, (rows, shape[0])), dtype)
     exact = np.einsum(subscripts, np.asarray(x, np.float64), stands_for(name, held, axes).astype(np.float64))
-    rounding = 2**-8 if form.group and dtype == "bfloat16" else 1e-5
-    np.testing.assert_allclose(jax.jit(einsum, static_argnums=0)(subscripts, x, held), exact, atol=rounding * 3)
+    rounded = form.group and 2 * rows > form.group and dtype == "bfloat16"
+    found = jax.jit(einsum, static_argnums=0)(subscripts, x, held)
+    np.testing.assert_allclose(found, exact, atol=0.03 if rounded else 3e-5)
 
 
 @pytest.mark.parametrize("axes", MESHES)
