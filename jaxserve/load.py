@@ -111,7 +111,7 @@ def load_params(
         for step in path[:-1]:
             holder = holder[step]
         done += sum(param.nbytes for param in jax.tree.leaves(holder[path[-1]], is_leaf=is_param_spec))
-        holder[path[-1]] = _load_parameter(path[-1], rows, holder[path[-1]], tensors, (spec, spread), mesh)
+        holder[path[-1]] = _load_parameter(str(path[-1]), rows, holder[path[-1]], tensors, (spec, spread), mesh)
     progress(total, total, "")
     return params
 

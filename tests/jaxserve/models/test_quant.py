@@ -145,7 +145,7 @@ def check_logits(folder: Path, weights: str, mesh: Mesh, target: Path) -> None:
 def test_products(
     weights: str, name: str, axes: str, subscripts: str, shape: tuple[int, ...], dtype: str, rows: int
 ) -> None:
-    """Against float64 with the numbers that the weight stands for; of many rows in bfloat16 groups are rounded to it."""
+    """Against float64 with the numbers that the weight stands for; in bfloat16 groups of many rows are rounded."""
     form, draw = FORMS[weights], np.random.default_rng(5)
     at = contracted(name, axes)
     weight = draw.normal(0, 0.1, shape).astype(np.float32)
