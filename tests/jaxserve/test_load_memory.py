@@ -1,4 +1,4 @@
-"""Loading reads each tensor once, straight into its place: no second copy of the checkpoint in memory."""
+"""Loading reads each tensor straight into its place, quantized or not: no second copy of the checkpoint in memory."""
 
 import json
 import math
@@ -47,7 +47,8 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-params = load_params(HFCheckpoint.open(Path(sys.argv[1])), MeshSpec().build(jax.devices()))
+mesh = MeshSpec().build(jax.devices())
+params = load_params(HFCheckpoint.open(Path(sys.argv[1])), mesh, weights=sys.argv[2])
 done.set()
 watcher.join()
 print(most, sum(x.nbytes for x in jax.tree.leaves(params)))
@@ -78,11 +79,15 @@ def write_sparse_checkpoint(folder: Path) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_loading_four_gigabytes_takes_one_tensor_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("weights", "share"), [("auto", 1), ("int8", 0.57)])
+def test_loading_four_gigabytes_takes_one_tensor_more(weights: str, share: float, tmp_path: Path) -> None:
+    """share: of the checkpoint's bytes; embedding and head stay what they are."""
     total, largest = write_sparse_checkpoint(tmp_path)
     assert 4e9 < total < 4.5e9
-    done = subprocess.run([sys.executable, "-c", PROBE, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, str(tmp_path), weights], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     beside, parameters = map(int, done.stdout.split())
-    assert parameters == total
+    assert parameters == pytest.approx(total * share, rel=0 if share == 1 else 0.02)
     assert beside < largest + ALLOWANCE, f"{beside / 2**20:.0f} MiB beside the arrays, the largest tensor {largest}"
