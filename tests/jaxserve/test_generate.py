@@ -306,7 +306,7 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--prompt", STORY, "--weights", "int3"], "--weights int3: choose auto, int8, fp8, int4, int4-g32"),
     (
         ["--prompt", STORY, "--weights", "int4-g128"],
-        "down sums 576 numbers, no multiple of 128 (groups of 32 or 64 do)",
+        "sums 96 numbers, no multiple of 128 (groups of 32 do)",
     ),
     (["--prompt", STORY, "--weights", "int8+head"], "no head beside its embedding (leave +head out)"),
     (["--prompt", STORY, "--tensor", "3"], "does not divide by mesh axis 'tensor' of size 3"),
