@@ -79,7 +79,7 @@ def quality(weights: str, found: Scores, plain: Scores) -> Quality:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--documents", type=int, default=200, metavar="N", help="held-out documents (200)")
+    parser.add_argument("--documents", type=int, default=40, metavar="N", help="held-out documents (40)")
     parser.add_argument("--out", type=Path, metavar="F", help="JSON; a table beside it as .md")
     args = parser.parse_args()
     about = environment("python -m benchmarks.quality " + " ".join(sys.argv[1:]))

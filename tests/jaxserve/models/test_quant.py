@@ -128,6 +128,10 @@ def test_logits_of_every_dense_family(case: str, weights: str, tmp_path: Path) -
     check_logits(GOLDEN / case, weights, MeshSpec(tensor=2).build(jax.devices()), tmp_path)
 
 
+def test_kv_heads_that_several_devices_hold(tmp_path: Path) -> None:
+    check_logits(GOLDEN / "llama_mqa", "int8", MeshSpec(tensor=4).build(jax.devices()), tmp_path)
+
+
 def check_logits(folder: Path, weights: str, mesh: Mesh, target: Path) -> None:
     prompts = np.random.default_rng(0).integers(0, 64, (2, 12))
     quantized = Decoder(folder, mesh, rows=2, context=32, page_size=8, weights=weights)
