@@ -16,7 +16,7 @@ from _pytest.mark.structures import ParameterSet
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.hlo import Module, parse
-from jaxserve.engine.inspection import inspect
+from jaxserve.engine.inspection import find_copies, inspect
 from jaxserve.engine.lowering import Lowering, abstract_params
 from jaxserve.engine.memory import bytes_per_device
 from jaxserve.models.quant import FORMS, is_quantized
@@ -48,10 +48,10 @@ def test_a_decode_step_reads_weights_as_they_are_kept(chip: str, tensor: int, we
     options = EngineOptions(max_batch=rows, step_tokens=512, page_size=64, cache_tokens=CACHE)
     steps = Lowering(SPEC, params, resolve(options, max_positions=8192, lanes=1, affordable_tokens=CACHE), mesh)
     compiled = steps.step(Bucket("decode", rows, rows)).compile()
-    found = inspect(compiled, steps)
-    assert not found.copies
-    held = shard_sizes(params)
-    assert not list(widened(parse(compiled.as_text() or ""), held))
+    found, module, held = inspect(compiled, steps), parse(compiled.as_text() or ""), shard_sizes(params)
+    assert found.aliased >= bytes_per_device(steps.state)
+    assert not find_copies(module, held, set())  # scales of small groups may be: on an H200 the 3 MiB of a qkv
+    assert not list(widened(module, held))
     assert found.temporaries < 2 * max(held), "bytes of the largest in bfloat16"
     logical = bytes_per_device(params) + bytes_per_device(steps.state)
     assert found.arguments == pytest.approx(logical, rel=0.02)
