@@ -59,11 +59,12 @@ def generate(args: argparse.Namespace, console: Console) -> int:
 def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
     loading, compiling = Bar(console, "loading"), Bar(console, "compiling")
     options, mesh = engine_options(args), MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
-    pod.agree("start", partial(facts_of_start, mesh, args.dtype, options))
+    pod.agree("start", partial(facts_of_start, mesh, args.dtype, args.weights, options))
     with loading:
         llm = LLM(
             args.model,
             dtype=args.dtype,
+            weights=args.weights,
             options=options,
             mesh=mesh,
             chat_template=args.chat_template,

@@ -44,9 +44,10 @@ def _names(prompts: Sequence[Prompt]) -> list[str]:
 class LLM:
     """A checkpoint ready to generate, or to embed. Close it, or use it in a `with`, to free its device memory.
 
-    model: a folder as Hugging Face publishes it. dtype: auto, float32, bfloat16. options: the engine's knobs.
-    mesh: how many devices to spread over. chat_template: a file to use instead of the folder's chat template.
-    on_load, on_compile: called with (done, total, what) as it gets ready. new_runner: makes what drives the devices.
+    model: a folder as Hugging Face publishes it. dtype: auto, float32, bfloat16. weights: auto (in dtype), or quantized
+    as models/quant.py has it: int8, fp8, int4, int4-g32 and so on. options: the engine's knobs. mesh: how many devices
+    to spread over. chat_template: a file to use instead of the folder's chat template. on_load, on_compile: called with
+    (done, total, what) as it gets ready. new_runner: makes what drives the devices.
     Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, KernelError; later RequestError for what a
     client can mend, EngineError once the LLM is closed or a step has failed. One line each. Steps are compiled when
     the first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets
@@ -58,6 +59,7 @@ class LLM:
         model: str | Path,
         *,
         dtype: str = "auto",
+        weights: str = "auto",
         options: EngineOptions | None = None,
         mesh: MeshSpec | None = None,
         chat_template: str | Path | None = None,
@@ -66,7 +68,7 @@ class LLM:
         new_runner: NewRunner = DeviceRunner,
     ):
         devices = (mesh or MeshSpec()).build(jax.devices())
-        self.model = load(Path(model), devices, dtype, on_load)
+        self.model = load(Path(model), devices, dtype, on_load, weights)
         self.engine: Engine
         self.runner: DeviceRunner
         self.engine, self.runner = build_engine(

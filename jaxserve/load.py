@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,21 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax.experimental.layout import Format
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh
 from jax.tree_util import SequenceKey
 
 from checkpoints.hf import HFCheckpoint
 from checkpoints.orbax_store import OrbaxCheckpoint, is_orbax
 from checkpoints.quantized import check_method, dequantized
-from checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
 from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.family import Family, Stored, Tensor
 from jaxserve.models.families.pooling import embeds
 from jaxserve.models.fused import PARTS
+from jaxserve.models.quant import form_of
 from jaxserve.models.spec import ModelSpec
+from jaxserve.placing import is_float, load_parameter
 from jaxserve.request import MAX_EOS_IDS
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from sharding.params import ParamSpec, is_param_spec
@@ -46,7 +45,7 @@ class Model:
     """A loaded checkpoint.
 
     spec: as these devices hold it, with kv_copies of every kv head (ModelSpec.on). parameters: of the checkpoint,
-    without copies. fingerprint: of spec, dtype and folder, for the identity of cached pages.
+    without copies. fingerprint: of spec, dtypes and folder, for the identity of cached pages.
     """
 
     spec: ModelSpec
@@ -59,10 +58,17 @@ class Model:
     kv_copies: int
 
 
-def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lambda done, total, what: None) -> Model:
+def load(
+    folder: Path,
+    mesh: Mesh,
+    dtype: str = "auto",
+    progress: Progress = lambda done, total, what: None,
+    weights: str = "auto",
+) -> Model:
     """Load a folder, Hugging Face's or one of checkpoints.convert, onto the mesh.
 
     dtype: auto keeps the checkpoint's precision (half and double become bfloat16 and float32), or float32, bfloat16.
+    weights: auto leaves them in dtype; or what models/quant.py has, such as int8.
     ModelError or CheckpointError, one line each, when something is not as it has to be.
     """
     checkpoint = open_checkpoint(folder)
@@ -75,9 +81,9 @@ def load(folder: Path, mesh: Mesh, dtype: str = "auto", progress: Progress = lam
             "(the files are not of one checkpoint)"
         )
     eos_ids = _eos_ids(checkpoint, tokenizer, spec)
-    params = load_params(checkpoint, mesh, dtype, progress)
+    params = load_params(checkpoint, mesh, dtype, progress, weights)
     held = spec.on(mesh.shape["tensor"])
-    fingerprint = sha256(repr((held, dtype, str(folder.resolve()))).encode()).hexdigest()
+    fingerprint = sha256(repr((held, dtype, weights, str(folder.resolve()))).encode()).hexdigest()
     leaves = jax.tree.leaves(param_specs(spec, params["embed"].dtype), is_leaf=is_param_spec)
     parameters, copies = sum(math.prod(leaf.shape) for leaf in leaves), held.num_kv_heads // spec.num_kv_heads
     return Model(held, params, mesh, tokenizer, eos_ids, fingerprint, parameters, copies)
@@ -93,11 +99,13 @@ def load_params(
     mesh: Mesh,
     dtype: str = "auto",
     progress: Progress = lambda done, total, what: None,
+    weights: str = "auto",
     keep: Keep = lambda path, declared, parameter: parameter,
 ) -> dict:
-    """The parameters of `spec.on` these devices, each read once from the folder straight into its shards.
+    """The parameters of `spec.on` these devices, each read from the folder straight into its shards.
 
-    keep: for whoever writes them elsewhere and needs no more than one at a time.
+    Once; what is quantized twice, for its scales and then for its numbers. keep: for whoever writes them elsewhere and
+    needs no more than one at a time.
     """
     family, spec = _architecture(checkpoint)
     spread = spec.on(mesh.shape["tensor"])
@@ -107,7 +115,7 @@ def load_params(
     else:
         table = _match(family, spec, tensors)
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
-    params: Any = param_specs(spread, jnp.dtype(kept))
+    params: Any = param_specs(spread, jnp.dtype(kept), form_of(weights))
     total, done = sum(param.nbytes for param in jax.tree.leaves(params, is_leaf=is_param_spec)), 0
     for path, rows in by_parameter(table).items():
         progress(done, total, rows[0].name)
@@ -115,8 +123,9 @@ def load_params(
         for step in path[:-1]:
             holder = holder[step]
         declared = holder[path[-1]]
-        done += declared.nbytes
-        holder[path[-1]] = keep(path, declared, _load_parameter(rows, declared, tensors, (spec, spread), mesh))
+        done += sum(param.nbytes for param in jax.tree.leaves(declared, is_leaf=is_param_spec))
+        loaded = load_parameter(str(path[-1]), rows, declared, tensors, (spec, spread), mesh)
+        holder[path[-1]] = keep(path, declared, loaded)
     progress(total, total, "")
     return params
 
@@ -199,15 +208,11 @@ def _checkpoint_dtype(asked: str, table: list[Tensor], tensors: Mapping[str, Sto
     if asked != "auto":
         raise ModelError(f"--dtype {asked!r}: choose auto, {' or '.join(DTYPES)}")
     stored = {tensors[row.name].dtype for row in table if row.path[-1] not in ALWAYS_FLOAT32}
-    if any(not _is_float(dtype) for dtype in stored):
+    if any(not is_float(dtype) for dtype in stored):
         raise ModelError(
             f"the checkpoint stores weights as {', '.join(sorted(map(str, stored)))}; floating point is needed"
         )
     return DTYPES["float32"] if any(dtype.itemsize > 2 for dtype in stored) else DTYPES["bfloat16"]
-
-
-def _is_float(dtype: np.dtype) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize >= 2
 
 
 def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> list[Tensor]:
@@ -239,118 +244,6 @@ def _adds_nothing(name: str, wanted: set[str], tensors: Mapping[str, Stored]) ->
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
-def _load_parameter(
-    rows: list[Tensor],
-    param: ParamSpec,
-    tensors: Mapping[str, Stored],
-    specs: tuple[ModelSpec, ModelSpec],
-    mesh: Mesh,
-) -> jax.Array:
-    """A parameter from the tensors that it holds, each shard read from the memory map straight to where it belongs.
-
-    specs: of the checkpoint, and of what these devices hold.
-    """
-    spread = specs[1]
-    held = sum(row.size(param.axes, spread.sizes(row.block)) for row in rows)
-    if held != math.prod(param.shape):
-        raise ModelError(f"the weight-name table has {held} of the {math.prod(param.shape)} numbers of {rows[0].path}")
-    for row in rows:
-        if not _is_float(tensors[row.name].dtype):
-            raise ModelError(f"tensor {row.name} is stored as {tensors[row.name].dtype}; floating point is needed")
-
-    def read(asked: tuple[range, ...]) -> np.ndarray:
-        values = np.empty([len(part) for part in asked], param.dtype)
-        for row in rows:
-            _read_into(values, asked, row, tensors[row.name], param.axes, specs)
-        return values
-
-    return _sharded(param, mesh, read)
-
-
-def _sharded(param: ParamSpec, mesh: Mesh, read: Callable[[tuple[range, ...]], np.ndarray]) -> jax.Array:
-    """The parameter, of which the host has one shard at a time; devices that hold the same one have it read once."""
-    form = param.format(mesh)
-    holders: dict[tuple[range, ...], list[Any]] = {}
-    indices = param.sharding(mesh).addressable_devices_indices_map(param.shape)
-    for device, index in indices.items():
-        asked = tuple(range(size)[part] for size, part in zip(param.shape, index or (), strict=True))
-        holders.setdefault(asked, []).append(device)
-    shards: dict[Any, jax.Array] = {}
-    for asked, devices in holders.items():
-        places = [Format(form.layout, SingleDeviceSharding(device)) for device in devices]
-        copies = jax.block_until_ready(jax.device_put([read(asked)] * len(devices), places))
-        shards |= zip(devices, copies, strict=True)
-    return jax.make_array_from_single_device_arrays(
-        param.shape, param.sharding(mesh), [shards[device] for device in indices]
-    )
-
-
-def _read_into(
-    whole: np.ndarray,
-    asked: Sequence[range],
-    row: Tensor,
-    stored: Stored,
-    axes: str,
-    specs: tuple[ModelSpec, ModelSpec],
-) -> None:
-    """A row's share of one shard of its parameter: of the entries `asked` along each of the parameter's axes."""
-    spec, held = specs
-    places = row.places(held.sizes(row.block))
-    wanted, within, target = "", dict[str, slice](), list[slice | int]()
-    for letter, part in zip(axes, asked, strict=True):
-        if letter not in places:
-            wanted += letter
-            within[letter] = slice(part.start, part.stop)
-            target.append(slice(None))
-        else:
-            letters, at = places[letter]
-            begin, end = max(at.start, part.start), min(at.stop, part.stop)
-            if begin >= end:
-                return
-            wanted += letters
-            target.append(slice(begin - part.start, end - part.start) if letters else begin - part.start)
-    copies = held.num_kv_heads // spec.num_kv_heads
-    values = _read(row, stored, spec.sizes(row.block), wanted, within, copies)
-    check_finite(row.name, values)
-    _copy(values, whole[tuple(target)])
-
-
-def _read(
-    row: Tensor, stored: Stored, sizes: Mapping[str, int], wanted: str, within: dict[str, slice], copies: int
-) -> np.ndarray:
-    """Tensor.read, the kv heads copied so many times; `within` counts the copies."""
-    if copies == 1 or "K" not in wanted:
-        return row.read(stored, sizes, wanted, within)
-    heads = within["K"]
-    first = heads.start // copies
-    within["K"] = slice(first, -(-heads.stop // copies))
-    spread = _spread(row.read(stored, sizes, wanted, within), wanted, copies)
-    asked = slice(heads.start - first * copies, heads.stop - first * copies)
-    return spread[tuple(asked if letter == "K" else slice(None) for letter in wanted)]
-
-
-def _spread(view: np.ndarray, axes: str, copies: int) -> np.ndarray:
-    """Every kv head so many times, its queries (G, which follows K) shared out among them."""
-    at = axes.index("K")
-    if "G" not in axes:
-        return view.repeat(copies, axis=at)
-    heads, queries = view.shape[at : at + 2]
-    return view.reshape(*view.shape[:at], heads * copies, queries // copies, *view.shape[at + 2 :])
-
-
-def _copy(view: np.ndarray, target: np.ndarray) -> None:
-    """In tiles where the view turns a matrix over: numpy alone takes three times as long there."""
-    near = int(np.argmin(view.strides)) if view.ndim else 0  # the dimension that is contiguous in the file
-    if near >= view.ndim - 1:
-        target[...] = view
-        return
-    tile = [1] * view.ndim
-    tile[near], tile[-1] = 128, 32
-    for corner in product(*(range(0, size, step) for size, step in zip(view.shape, tile, strict=True))):
-        at = tuple(slice(start, start + step) for start, step in zip(corner, tile, strict=True))
-        target[at] = view[at]
 
 
 def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, spec: ModelSpec) -> tuple[int, ...]:

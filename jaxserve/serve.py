@@ -143,15 +143,16 @@ def use_bundle(args: argparse.Namespace) -> Manifest:
 
 
 def open_llm(args: argparse.Namespace, console: Console, pod: Pod, manifest: Manifest | None) -> LLM:
-    options, dtype = engine_options(args), args.dtype
+    options, dtype, weights = engine_options(args), args.dtype, args.weights
     mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
     if manifest:
-        options, dtype, mesh = manifest.options(), manifest.dtype, manifest.axes
-    pod.agree("start", partial(facts_of_start, mesh, dtype, options))
+        options, dtype, weights, mesh = manifest.options(), manifest.dtype, manifest.weights, manifest.axes
+    pod.agree("start", partial(facts_of_start, mesh, dtype, weights, options))
     with Bar(console, "loading") as loading:
         llm = LLM(
             args.model,
             dtype=dtype,
+            weights=weights,
             options=options,
             mesh=mesh,
             chat_template=args.chat_template,
@@ -160,7 +161,7 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod, manifest: Man
         )
     if manifest:
         model, kind = llm.model, device_kind(llm.model.mesh)
-        check_engine(manifest, model.spec, str(model.params["embed"].dtype), kind, llm.runner.config)
+        check_engine(manifest, model.spec, str(model.params["embed"].dtype), kind, llm.runner.config, weights)
     pod.agree("engine", partial(facts_of_engine, llm.model.spec, llm.model.params, llm.runner.config))
     return llm
 
@@ -187,6 +188,7 @@ def introduce(model: ModelCard, engine: EngineCard, console: Console) -> None:
     lines = (
         f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M parameters, {model.dtype}"
         + purpose,
+        f"weights  {', '.join(f'{size / 2**20:,.1f} MiB {name}' for name, size in model.bytes.items())} on each device",
         f"mesh     {mesh} on {engine.device_kind}{copies}",
         f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context {model.max_context}",
         f"cache    {engine.cache_tokens:,} tokens in pages of {engine.page_size}, {engine.kv}",

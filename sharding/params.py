@@ -1,13 +1,13 @@
 """One declaration per parameter: shape, logical axes, dtype. Sharding and initial values follow from it."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding
 
@@ -35,7 +35,7 @@ class ParamSpec:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        return stored_bytes(self.shape, self.dtype)
 
     def sharding(self, mesh: Mesh) -> NamedSharding:
         return sharding(self.axes, self.shape, mesh)
@@ -54,6 +54,11 @@ class ParamSpec:
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.format(mesh))
+
+
+def stored_bytes(shape: Sequence[int], dtype: jnp.dtype) -> int:
+    """Bytes that devices take for an array, without the padding of a chip's tiles: XLA packs two int4 into one."""
+    return -(-math.prod(shape) * jax.dtypes.itemsize_bits(dtype) // 8)
 
 
 def memory_order(axes: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ A logical axis is one letter of the project's legend, the same that names dimens
     Q = G + 2      what a kv head has in a fused qkv weight: its queries, its key, its value
     C = 2          gate and up in a fused weight
     O = E          the experts that a router scores: all of them, on every device
+    g = 1          what the scales of a quantized weight have where the weight is summed over
 
 Of multi-head latent attention:
 

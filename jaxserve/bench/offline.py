@@ -32,11 +32,13 @@ from jaxserve.engine.engine import Engine
 from jaxserve.errors import ConfigError, EngineError, JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.load import read_spec
+from jaxserve.models.quant import form_in
 from jaxserve.plan.model import read_config
 from jaxserve.request import Request, SamplingParams
 from jaxserve.tokenizer import TokenizerError
 from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec, device_kind
+from sharding.params import stored_bytes
 from sharding.rules import ShardingError
 
 EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, KernelError)
@@ -147,7 +149,7 @@ def check_room(case: Case, config: EngineConfig) -> None:
 def open_llm(args: argparse.Namespace, options: EngineOptions, console: Console) -> LLM:
     mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
     with Bar(console, "loading") as bar:
-        llm = LLM(args.model, dtype=args.dtype, options=options, mesh=mesh, on_load=bar.update)
+        llm = LLM(args.model, dtype=args.dtype, weights=args.weights, options=options, mesh=mesh, on_load=bar.update)
     try:
         llm.prompts.check_purpose(embed=False)
     except JaxserveError:
@@ -206,8 +208,8 @@ def about(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": args.model.resolve().name,
         "parameters": model.parameters,
-        "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)),
-        "dtype": str(model.params["embed"].dtype),
+        "bytes": sum(stored_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(model.params)),
+        "dtype": str(form_in(model.params) or model.params["embed"].dtype),
         "device": device_kind(model.mesh),
         "mesh": str(MeshSpec(args.data, args.expert, args.tensor)),
         "engine": asdict(config),

@@ -107,6 +107,13 @@ def size_flags(group: argparse._ArgumentGroup) -> None:
 
 def engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dtype", default="auto", help="auto (as stored), float32 or bfloat16")
+    group.add_argument(
+        "--weights",
+        default="auto",
+        metavar="FORM",
+        help="auto (in --dtype), int8, fp8, int4, or int4 in groups: int4-g32, int4-g64, int4-g128; "
+        "+head behind it quantizes the head as well",
+    )
     size_flags(group)
     group.add_argument("--data", type=int, default=1, help="mesh: devices to split rows and pages over")
     group.add_argument("--expert", type=int, default=1, help="mesh: the same, and experts beside them")

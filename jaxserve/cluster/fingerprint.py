@@ -17,7 +17,7 @@ Facts = dict[str, str]
 PACKAGES = ("jaxserve", "jax", "jaxlib")
 
 
-def facts_of_start(mesh: MeshSpec, dtype: str, options: EngineOptions) -> Facts:
+def facts_of_start(mesh: MeshSpec, dtype: str, weights: str, options: EngineOptions) -> Facts:
     """Before anything is loaded: releases, devices, and the flags that decide what is compiled."""
     device = jax.local_devices()[0]
     packages = {f"the version of {package}": version(package) for package in PACKAGES}
@@ -27,6 +27,7 @@ def facts_of_start(mesh: MeshSpec, dtype: str, options: EngineOptions) -> Facts:
         "devices per host": str(jax.local_device_count()),
     }
     flags = {f"--{name}": str(size) for name, size in asdict(mesh).items()} | {"--dtype": dtype}
+    flags |= {"--weights": weights}
     flags |= {f"--{field.name.replace('_', '-')}": str(getattr(options, field.name)) for field in fields(options)}
     return packages | devices | flags
 

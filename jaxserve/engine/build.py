@@ -18,6 +18,7 @@ from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.state import abstract_state
 from jaxserve.errors import MemoryLimitError
+from jaxserve.models.quant import form_in
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from sharding.mesh import crosses_slow_links, platform
@@ -98,7 +99,8 @@ def plan_config(
     room = affordable_pages(budget, bytes_of, most)
 
     def asked(pages: int) -> Budget:
-        probe = Lowering(spec, abstract_params(spec, dtype, mesh), resolved(pages * wish.page_size), mesh)
+        abstract = abstract_params(spec, dtype, mesh, form_in(params))
+        probe = Lowering(spec, abstract, resolved(pages * wish.page_size), mesh)
         return with_steps(budget, BucketPlan.of(wish), partial(footprint, probe))
 
     try:

@@ -22,6 +22,7 @@ from jaxserve.engine.state import State, abstract_state
 from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.quant import Form
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
@@ -97,10 +98,11 @@ class Lowering:
         return Footprint(analysis.temp_size_in_bytes, analysis.generated_code_size_in_bytes)
 
 
-def abstract_params(spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh) -> dict:
+def abstract_params(spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh, form: Form | None = None) -> dict:
     """Shapes, dtypes, shardings and memory orders of parameters, as declared: whether they are here or not.
 
     Those of the arrays would name a TPU's tiles as well: the same step, but another key of jax's cache than that of a
-    step compiled ahead (jaxserve/plan/bundle.py). ShardingError where the mesh does not divide them.
+    step compiled ahead (jaxserve/plan/bundle.py). form: of quantized weights. ShardingError where the mesh does not
+    divide them.
     """
-    return map_specs(lambda param: param.abstract(mesh), param_specs(spec, dtype))
+    return map_specs(lambda param: param.abstract(mesh), param_specs(spec, dtype, form))

@@ -4,6 +4,7 @@ import math
 import os
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from jaxserve.errors import ConfigError, MemoryLimitError
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Layout, PagedAttention
 from sharding.mesh import spans_hosts
+from sharding.params import stored_bytes
 
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 HOST_SHARE = 0.5  # of a machine's memory, where the device is the host itself
@@ -73,7 +75,15 @@ def _limit_here(mesh: Mesh) -> int:
 
 def bytes_per_device(tree: object) -> int:
     """Bytes that a pytree of sharded arrays (or their abstract values) takes on one device."""
-    return sum(leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(tree))
+    return sum(stored_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(tree))
+
+
+def bytes_by_dtype(tree: object) -> dict[str, int]:
+    """The same, apart for every dtype, the most first."""
+    sizes = Counter[str]()
+    for leaf in jax.tree.leaves(tree):
+        sizes[str(leaf.dtype)] += bytes_per_device(leaf)
+    return dict(sizes.most_common())
 
 
 def page_bytes(kernel: PagedAttention, layout: Layout) -> int:

@@ -28,6 +28,7 @@ from jaxserve.engine.lowering import Lowering, abstract_params
 from jaxserve.engine.plan import Admission, StepOutput, StepPlan
 from jaxserve.engine.state import new_state
 from jaxserve.errors import EngineError
+from jaxserve.models.quant import form_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 
@@ -55,7 +56,9 @@ class DeviceRunner:
     def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh):
         self.spec, self.config, self.mesh = spec, config, mesh
         self.buckets = BucketPlan.of(config)
-        self.lowering = Lowering(spec, abstract_params(spec, params["embed"].dtype, mesh), config, mesh)
+        self.lowering = Lowering(
+            spec, abstract_params(spec, params["embed"].dtype, mesh, form_in(params)), config, mesh
+        )
         self._params = params
         self._state = new_state(self.lowering.state)
         self.writers: dict[str, Any] = {}

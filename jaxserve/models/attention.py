@@ -4,7 +4,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
 from jaxserve.models.attend import Attend, Rotation
-from jaxserve.models.layers import project, rms_norm
+from jaxserve.models.layers import flatten, project, rms_norm
 from jaxserve.models.rope import rotate
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Pages
@@ -36,7 +36,7 @@ def self_attention(
     q, k = rotate(q, rotation.cos, rotation.sin), rotate(k, rotation.cos, rotation.sin)
     out, pages = attend(q, k, v, pages, weights.get("sinks"))
     # Heads flattened: contracting N and H as two dimensions makes XLA copy the weight in another order, every step.
-    flat = weights | {"o": weights["o"].reshape(-1, spec.d_model)}
+    flat = weights | {"o": flatten(weights["o"])}
     return project("TM,MD->TD", out.reshape(len(out), -1), flat, "o").astype(x.dtype), pages
 
 

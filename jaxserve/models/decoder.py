@@ -17,6 +17,7 @@ from jaxserve.models.latent import latent_attention
 from jaxserve.models.layers import einsum, softcap
 from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.moe import Experts
+from jaxserve.models.quant import Form, quantized_specs
 from jaxserve.models.rope import tables
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Pages
@@ -47,14 +48,18 @@ def layer_axes(spec: ModelSpec, layer: int) -> dict:
     return axes | {"gate_up": "DCF", "down": "FD"} | biases
 
 
-def param_specs(spec: ModelSpec, dtype: jnp.dtype) -> dict:
-    """{"embed", "layers": [one dict per layer], "norm", "head" if it has one}, a ParamSpec each."""
+def param_specs(spec: ModelSpec, dtype: jnp.dtype, form: Form | None = None) -> dict:
+    """{"embed", "layers": [one dict per layer], "norm", "head" if it has one}, a ParamSpec each.
+
+    form: of the weights that are quantized, a Quantized each; ModelError where the model has none of that form.
+    """
     specs: dict = {
         "embed": _spec(spec, "VD", dtype),
         "layers": [_specs(spec, layer_axes(spec, layer), dtype) for layer in range(spec.num_layers)],
         "norm": _spec(spec, "D", dtype, "norm"),
     }
-    return specs | {"head": _spec(spec, "DV", dtype)} if spec.has_head else specs
+    specs |= {"head": _spec(spec, "DV", dtype)} if spec.has_head else {}
+    return quantized_specs(spec, specs, form) if form else specs
 
 
 def _specs(spec: ModelSpec, axes: dict, dtype: jnp.dtype, block: str = "") -> dict:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxserve.models.attend import Attend, Rotation
-from jaxserve.models.layers import einsum, project, rms_norm
+from jaxserve.models.layers import einsum, flatten, project, rms_norm
 from jaxserve.models.rope import rotate
 from jaxserve.models.spec import Latent
 from pallas_kernels.paged_attention.api import Pages
@@ -29,15 +29,15 @@ def latent_attention(
     compressed = project("TD,Dc->Tc", x, weights, "compress").astype(dtype)
     narrow = rms_norm(compressed[:, :y], weights["query_norm"], EPS) if y else x
     # Rows of a head's 192 numbers would not fill a TPU's tiles: so they are columns.
-    heads, width, source = weights["query"].shape
-    query = einsum("Ty,My->TM", narrow, weights["query"].reshape(-1, source)).astype(dtype).reshape(-1, heads, width)
+    query = einsum("Ty,My->TM", narrow, flatten(weights["query"])).astype(dtype)
+    query = query.reshape(len(x), -1, latent.head + latent.rotated)
     absorbed = _head_by_head("TNu,Num->NTm", query[:, :, : latent.head], weights["key_up"])
     q = jnp.concatenate([absorbed, rotate(query[:, :, latent.head :], rotation.cos, rotation.sin)], -1)
     vector = rms_norm(compressed[:, y : y + m], weights["latent_norm"], EPS)[:, None]
     k = jnp.concatenate([vector, rotate(compressed[:, None, y + m :], rotation.cos, rotation.sin)], -1)
     out, pages = attend(q, k, None, pages)
     values = _head_by_head("TNm,Nmw->NTw", out, weights["value_up"])
-    flat = weights | {"o": weights["o"].reshape(-1, weights["o"].shape[-1])}
+    flat = weights | {"o": flatten(weights["o"])}
     return project("TM,MD->TD", values.reshape(len(x), -1), flat, "o").astype(dtype), pages
 
 

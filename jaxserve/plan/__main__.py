@@ -18,17 +18,18 @@ from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import Bar, prepare_output
 from jaxserve.errors import ConfigError, JaxserveError, MemoryLimitError
 from jaxserve.load import DTYPES, read_spec
+from jaxserve.models.quant import FORMS
 from jaxserve.plan.account import Account
 from jaxserve.plan.bundle import check_free, new_folder, write_manifest
 from jaxserve.plan.charts import charts
 from jaxserve.plan.compile import CompiledStep, asking, compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.flags import DEFAULT_CONTEXT, check, parser
-from jaxserve.plan.model import read_config, weights_dtype
+from jaxserve.plan.model import read_config, weights_dtype, weights_form
 from jaxserve.plan.platform import keeping, prepare_platform
 from jaxserve.plan.ranking import ranking_json, ranking_table
 from jaxserve.plan.report import GIB, show, to_json
-from jaxserve.plan.suggest import choices, confirmed, rank
+from jaxserve.plan.suggest import Weights, choices, confirmed, rank
 from jaxserve.plan.topology import Topology, parse
 from pallas_kernels.dispatch import KernelError
 from sharding.absent import AbsentError
@@ -54,11 +55,11 @@ def plan(args: argparse.Namespace) -> int:
     prepare_platform(topology)
     name, config = read_config(args.model)
     target = Target(name, read_spec(config)[1], topology, engine_options(args), args.memory_fraction)
-    dtype = weights_dtype(args.weights, config)
+    weights = Weights(weights_dtype(args.weights, config), weights_form(args.weights))
     if args.suggest is not None:
-        return suggest(args, target, dtypes(args, dtype), console)
+        return suggest(args, target, candidates(args, weights), console)
     try:
-        account = account_of(args, deployed(args, target, dtype, console), console)
+        account = account_of(args, deployed(args, target, weights, console), console)
     except MemoryLimitError as error:
         return refuse(error, args)
     if args.json:
@@ -85,11 +86,11 @@ def check_topology(args: argparse.Namespace, topology: Topology) -> None:
             raise ConfigError(f"--{flag}: nobody publishes how fast {topology.name} is (leave it out)")
 
 
-def deployed(args: argparse.Namespace, target: Target, dtype: jnp.dtype, console: Console) -> Deployment:
+def deployed(args: argparse.Namespace, target: Target, weights: Weights, console: Console) -> Deployment:
     data, expert = args.data or 1, args.expert or 1
     axes = MeshSpec(data, expert, args.tensor or max(target.topology.count // (data * expert), 1))
     with Bar(console, "sizing") as bar:
-        return deploy(target, axes, dtype, None if args.no_compile else asking(bar.update))
+        return deploy(target, axes, weights.dtype, None if args.no_compile else asking(bar.update), weights.form)
 
 
 def account_of(args: argparse.Namespace, deployment: Deployment, console: Console) -> Account:
@@ -108,13 +109,13 @@ def context_of(args: argparse.Namespace, most: int) -> int:
     return args.context or min(DEFAULT_CONTEXT, most)
 
 
-def suggest(args: argparse.Namespace, target: Target, dtypes: Sequence[jnp.dtype], console: Console) -> int:
+def suggest(args: argparse.Namespace, target: Target, weights: Sequence[Weights], console: Console) -> int:
     """Rank what can be counted, then compile the best of it; without compilers the first ranking stays."""
     limits = target.topology.limits
     assert limits  # check_topology
     logging.getLogger("jaxserve.engine").setLevel(logging.ERROR)  # the table says which attention it is
     context = context_of(args, target.options.max_context or target.spec.max_positions)
-    found = choices(target, dtypes, context, args.price)
+    found = choices(target, weights, context, args.price)
     best = [] if args.no_compile else rank(found, limits, target.options.prefer)[: args.suggest]
     for ranked in best:
         try:
@@ -132,9 +133,13 @@ def suggest(args: argparse.Namespace, target: Target, dtypes: Sequence[jnp.dtype
     return 0 if ranking else DOES_NOT_FIT
 
 
-def dtypes(args: argparse.Namespace, dtype: jnp.dtype) -> list[jnp.dtype]:
-    """Of weights, to try: the one asked for, or all that are served."""
-    return [dtype] if args.weights != "auto" else [jnp.dtype(served) for served in DTYPES.values()]
+def candidates(args: argparse.Namespace, weights: Weights) -> list[Weights]:
+    """To try: what was asked for, or all dtypes that are served and what is quantized to 8 bits and to 4."""
+    if args.weights != "auto":
+        return [weights]
+    whole = [Weights(jnp.dtype(served)) for served in DTYPES.values()]
+    quantized = [Weights(weights.dtype, FORMS[name]) for name in ("int8", "int4-g128")]
+    return whole + quantized
 
 
 def output() -> Console:

@@ -32,6 +32,7 @@ class Manifest:
     """environment: versions and flags that a key of jax's cache depends on. engine: EngineConfig, field by field.
 
     spec: hash of the architecture as the devices hold it. steps: the bucket plan. entries: file -> sha256.
+    weights: as --weights names them.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Manifest:
     environment: Mapping[str, Any]
     entries: Mapping[str, str]
     format: int = FORMAT
+    weights: str = "auto"
 
     @property
     def axes(self) -> MeshSpec:
@@ -89,6 +91,7 @@ def write_manifest(d: Deployment, folder: Path) -> None:
         model=d.target.model,
         spec=spec_hash(d.spec),
         dtype=str(d.dtype),
+        weights=str(d.form or "auto"),
         topology=d.topology.name,
         device_kind=device_kind(d.mesh),
         mesh={axis: getattr(d.axes, axis) for axis in AXES},
@@ -174,13 +177,20 @@ def _check_entries(folder: Path, manifest: Manifest) -> None:
             raise ConfigError(f"--bundle {folder}: entry {min(names)} {problem} ({len(names)} in all): copy it again")
 
 
-def check_engine(manifest: Manifest, spec: ModelSpec, dtype: str, kind: str, config: EngineConfig) -> None:
+def check_engine(
+    manifest: Manifest, spec: ModelSpec, dtype: str, kind: str, config: EngineConfig, weights: str = "auto"
+) -> None:
     """ConfigError when the engine is not the one that the steps were compiled for.
 
     spec: as the devices hold it. kind: of the devices.
     """
-    mine = {"dtype": dtype, "spec": spec_hash(spec), "device_kind": kind}
-    names = {"dtype": "weights in", "spec": "a model with the hash", "device_kind": "devices of kind"}
+    mine = {"dtype": dtype, "weights": weights, "spec": spec_hash(spec), "device_kind": kind}
+    names = {
+        "dtype": "weights in",
+        "weights": "--weights",
+        "spec": "a model with the hash",
+        "device_kind": "devices of kind",
+    }
     for name, value in mine.items():
         if getattr(manifest, name) != value:
             raise ConfigError(f"--bundle: is for {names[name]} {getattr(manifest, name)}; here it is {value}")

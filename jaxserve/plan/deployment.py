@@ -17,6 +17,7 @@ from jaxserve.engine.memory import Budget, bytes_per_device
 from jaxserve.engine.steps import SCORE_TOKENS
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.quant import Form, form_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, Work, sent_of, work_of
 from jaxserve.plan.topology import Topology
@@ -69,6 +70,16 @@ class Deployment:
         return sum(math.prod(spec.shape) for spec in specs)
 
     @property
+    def form(self) -> Form | None:
+        """Of quantized weights."""
+        return form_in(self.params)
+
+    @property
+    def weights(self) -> str:
+        """As --weights names them."""
+        return str(self.form or self.dtype)
+
+    @property
     def kv_copies(self) -> int:
         return self.spec.num_kv_heads // self.target.spec.num_kv_heads
 
@@ -95,7 +106,7 @@ class Deployment:
         return with_steps(self.budget(), BucketPlan.of(self.config), lambda b: estimated_footprint(self.lowering, b))
 
     def work(self, case: Case) -> Work:
-        return work_of(self.spec, self.dtype, case, self.axes, jnp.dtype(self.config.page_dtype))
+        return work_of(self.spec, self.dtype, case, self.axes, self.form, jnp.dtype(self.config.page_dtype))
 
     def sent(self, case: Case) -> float:
         """Bytes that one device sends in this step, counted."""
@@ -107,18 +118,20 @@ def deploy(
     axes: MeshSpec,
     dtype: jnp.dtype,
     footprint: Callable[[Lowering, Bucket], Footprint] | None = Lowering.footprint,
+    form: Form | None = None,
 ) -> Deployment:
     """Decide as the engine does.
 
-    dtype: of weights. footprint: asks the compilers; None: they are not there, what steps take is an
-    estimate, and nothing of the deployment can be compiled. Errors: ConfigError, and MemoryLimitError when it does not
-    fit; ShardingError when heads, experts or the vocabulary do not divide; AbsentError without a compiler.
+    dtype: of weights. form: of quantized ones. footprint: asks the compilers; None: they are not there, what steps take
+    is an estimate, and nothing of the deployment can be compiled. Errors: ConfigError; MemoryLimitError when it does
+    not fit; ShardingError when heads, experts or the vocabulary do not divide; ModelError when it cannot be quantized
+    so; AbsentError without a compiler.
     """
     topology, held = target.topology, target.spec.on(axes.tensor)
     check_mesh(topology, axes)
     mesh = topology.mesh(axes, compilers=footprint is not None)
     limit = topology.memory_limit(mesh, target.memory_fraction)
-    params = abstract_params(held, dtype, mesh)
+    params = abstract_params(held, dtype, mesh, form)
     config = plan_config(held, params, mesh, target.options, limit, footprint or estimated_footprint)
     return Deployment(target, held, axes, mesh, params, config, limit)
 

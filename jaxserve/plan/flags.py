@@ -44,7 +44,14 @@ def _mesh_flags(group: argparse._ArgumentGroup) -> None:
 
 def _number_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--weights", default="auto", metavar="DTYPE", help="auto (as config.json says), float32, bfloat16"
+        "--weights",
+        default="auto",
+        metavar="FORM",
+        help="auto (as config.json says), float32, bfloat16; quantized: int8, fp8, int4, int4-g32, int4-g64, "
+        "int4-g128, with +head behind it the head as well",
+    )
+    group.add_argument(
+        "--kv", default="auto", metavar="DTYPE", help="of pages: auto (as weights that are not quantized)"
     )
     group.add_argument(
         "--context",

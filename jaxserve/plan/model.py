@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from checkpoints.safetensors_reader import parse_json_object
 from jaxserve.errors import ConfigError, ModelError
 from jaxserve.load import DTYPES
+from jaxserve.models.quant import FORMS, HEAD, Form, form_of
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -34,15 +35,25 @@ def read_config(given: str) -> tuple[str, dict[str, Any]]:
 
 
 def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
-    """--weights. auto: what config.json says the checkpoint is stored in, as it would be loaded."""
-    if asked != "auto":
-        return _served("--weights", asked)
+    """Of weights that are not quantized, and of activations: --weights, if it names one.
+
+    Else what config.json says the checkpoint is stored in, as it would be loaded.
+    """
+    if asked in DTYPES:
+        return jnp.dtype(DTYPES[asked])
     stored = config.get("dtype") or config.get("torch_dtype")
     if stored == "float16":  # is loaded as bfloat16
         stored = "bfloat16"
     if stored is None:
         raise ConfigError(f"config.json does not say its dtype; give --weights ({', '.join(DTYPES)})")
     return _served("config.json: dtype", str(stored))
+
+
+def weights_form(asked: str) -> Form | None:
+    """--weights, where it asks for quantized ones. ConfigError for what is not served."""
+    if asked not in ("auto", *DTYPES, *FORMS, *(name + HEAD for name in FORMS)):
+        raise ConfigError(f"--weights {asked}: is not served; choose one of auto, {', '.join((*DTYPES, *FORMS))}")
+    return None if asked in DTYPES else form_of(asked)
 
 
 def _served(flag: str, name: str) -> jnp.dtype:

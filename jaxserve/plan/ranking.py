@@ -1,4 +1,4 @@
-"""A ranking of meshes and dtypes as a table for a person, and as JSON."""
+"""A ranking of meshes and forms of weights as a table for a person, and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,13 +26,13 @@ def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> Table:
         shown.add_row(*_cells(r))
     for choice in rest:
         lacks = f"lacks {choice.missing / GIB:.2f} GiB" if choice.missing else "too small a cache"
-        shown.add_row(_mesh(choice.axes), str(choice.dtype), "", *[""] * (len(COLUMNS) + priced), lacks)
+        shown.add_row(_mesh(choice.axes), str(choice.weights), "", *[""] * (len(COLUMNS) + priced), lacks)
     return shown
 
 
 def _cells(r: Ranked) -> Iterator[str]:
     tokens = r.account.lane_tokens * r.account.deployment.config.lanes
-    yield from (_mesh(r.choice.axes), str(r.choice.dtype), r.account.deployment.config.attention)
+    yield from (_mesh(r.choice.axes), str(r.choice.weights), r.account.deployment.config.attention)
     yield from (f"{r.account.cache / GIB:.2f}", f"{tokens:,}")
     yield from (f"{r.batch.streams:,}", f"{r.tokens_per_second:,.0f}", f"{r.tpot * 1e3:.3f}")
     usd = r.account.usd(r.tokens_per_second)
@@ -66,4 +66,4 @@ def ranking_json(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> list[dict[
 def _choice_json(choice: Choice, fits: bool) -> dict[str, Any]:
     axes = choice.axes
     mesh = {"data": axes.data, "expert": axes.expert, "tensor": axes.tensor}
-    return {"mesh": mesh, "weights": str(choice.dtype), "fits": fits}
+    return {"mesh": mesh, "weights": str(choice.weights), "fits": fits}

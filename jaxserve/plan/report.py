@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.memory import HOST_SHARE
+from jaxserve.engine.memory import HOST_SHARE, bytes_by_dtype
 from jaxserve.plan.account import Account, Batch
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.roofline import Limits
@@ -38,7 +38,7 @@ def _parts(account: Account) -> Iterator[RenderableType]:
 def _introduction(d: Deployment) -> Iterator[str]:
     copies = f", every kv head on {d.kv_copies} devices" if d.kv_copies > 1 else ""
     axes = f"data {d.axes.data} x expert {d.axes.expert} x tensor {d.axes.tensor}"
-    yield f"model    {d.target.model} ({d.spec.family}), {d.parameters / 1e6:,.1f} M parameters, {d.dtype}"
+    yield f"model    {d.target.model} ({d.spec.family}), {d.parameters / 1e6:,.1f} M parameters, {d.weights}"
     yield f"mesh     {axes} on {d.topology.count} {device_kind(d.mesh)} ({d.topology.name}){copies}"
     config = d.config
     yield (
@@ -61,7 +61,7 @@ def memory_rows(account: Account) -> Iterator[tuple[str, int, str]]:
     tokens = f"{account.lane_tokens:,} tokens a lane, {account.device_tokens:,.0f} a device"
     counted = "of the step with the most" if account.steps else "counted, not compiled"
     yield "programs may use", budget.limit, _of_whole(d)
-    yield "weights", budget.weights, ""
+    yield "weights", budget.weights, _by_dtype(d)
     yield "state: rows", budget.rows, f"{d.config.max_batch} a lane, {d.config.lanes} lanes"
     yield "state: pages", account.cache, f"{pools} pages of {d.config.page_size} in {d.config.kv}: {tokens}"
     yield "temporaries", budget.temporaries, counted
@@ -69,6 +69,12 @@ def memory_rows(account: Account) -> Iterator[tuple[str, int, str]]:
     if account.padding:
         yield "padding", account.padding, "of arrays to the tiles of the chip, and a step's upload"
     yield "free", account.spare, ""
+
+
+def _by_dtype(d: Deployment) -> str:
+    """What they consist of, where that is more than one dtype."""
+    sizes = bytes_by_dtype(d.params)
+    return ", ".join(f"{name} {size / GIB:.3f}" for name, size in sizes.items()) if len(sizes) > 1 else ""
 
 
 def _of_whole(d: Deployment) -> str:
@@ -167,7 +173,7 @@ def to_json(account: Account) -> dict[str, Any]:
         "model": d.target.model,
         "family": d.spec.family,
         "parameters": d.parameters,
-        "weights": str(d.dtype),
+        "weights": d.weights,
         "kv": d.config.kv,
         "topology": d.topology.name,
         "devices": d.topology.count,

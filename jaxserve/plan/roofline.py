@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxserve.engine.plan import StepKind
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.moe import room
+from jaxserve.models.quant import Form
 from jaxserve.models.spec import ModelSpec, PageGroup
 from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec, is_param_spec
@@ -68,7 +69,7 @@ class Work(NamedTuple):
 
 
 class Weight(NamedTuple):
-    name: str  # the parameter's own
+    name: str  # the parameter's own, or which half of a quantized one: values, scales
     part: str  # of the model: embed, layers, norm, head
     spec: ParamSpec
 
@@ -78,16 +79,17 @@ def work_of(
     dtype: jnp.dtype,
     case: Case,
     mesh: MeshSpec | None = None,
+    form: Form | None = None,
     pages: jnp.dtype | None = None,
 ) -> Work:
     """Of one step (of several in a launch) on one device of the mesh, the lanes all doing this.
 
     Every weight once, of the embedding only the rows of the tokens, unless it is the head too, of experts those that
-    the tokens are expected to hit; every live page once. dtype: of weights, and of pages unless `pages` is given. spec:
-    as these devices hold it.
+    the tokens are expected to hit; every live page once. dtype: of weights, and of pages unless `pages` is given. form:
+    of quantized weights. spec: as these devices hold it.
     """
     mesh = mesh or MeshSpec()
-    parts = [_of_weight(weight, spec, case, mesh) for weight in weights_of(spec, dtype)]
+    parts = [_of_weight(weight, spec, case, mesh) for weight in weights_of(spec, dtype, form)]
     parts += [_of_attention(group, spec, pages or dtype, case, mesh.tensor) for group in spec.page_groups()]
     return Work(sum(part.bytes for part in parts), sum(part.flops for part in parts))
 
@@ -109,23 +111,23 @@ def sent_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None
     return sums + len(spec.mixture.layers) * 2 * hidden * share * (mesh.expert - 1)
 
 
-def weights_of(spec: ModelSpec, dtype: jnp.dtype) -> Iterator[Weight]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(param_specs(spec, dtype), is_leaf=is_param_spec)
+def weights_of(spec: ModelSpec, dtype: jnp.dtype, form: Form | None = None) -> Iterator[Weight]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(param_specs(spec, dtype, form), is_leaf=is_param_spec)
     for path, leaf in leaves:
-        yield Weight(path[-1].key, path[0].key, leaf)
+        yield Weight(getattr(path[-1], "key", None) or path[-1].name, path[0].key, leaf)
 
 
 def _of_weight(weight: Weight, spec: ModelSpec, case: Case, mesh: MeshSpec) -> Work:
     name, part, param = weight
     share = 1 / _shards(param, mesh)
-    size, elements = param.nbytes * share, param.nbytes * share / jnp.dtype(param.dtype).itemsize
+    size, elements = param.nbytes * share, math.prod(param.shape) * share
     sampled = case.tokens if case.kind == "score" else case.rows
     if part == "embed" and not spec.tied_head:
         return Work(size * min(case.tokens / spec.vocab_size, 1), 0)
+    if name.endswith(("norm", "bias", "scales")):  # added or multiplied, not a product
+        return Work(size * _hit(param, spec, case, mesh), 0)
     if part in ("embed", "head"):
         return Work(size, 2 * sampled * elements)
-    if name.endswith(("norm", "bias")):  # added or multiplied, not a product
-        return Work(size * _hit(param, spec, case, mesh), 0)
     return Work(size * _hit(param, spec, case, mesh), 2 * case.tokens * elements * _used(param, spec, mesh))
 
 

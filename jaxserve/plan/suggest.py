@@ -1,11 +1,13 @@
-"""Meshes and dtypes for a model on some devices, the best first."""
+"""Meshes and forms of weights for a model on some devices, the best first."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxserve.errors import ConfigError, MemoryLimitError
+from jaxserve.errors import ConfigError, MemoryLimitError, ModelError
+from jaxserve.models.quant import Form
 from jaxserve.plan.account import Account, Batch
 from jaxserve.plan.compile import Progress, asking, compile_steps
 from jaxserve.plan.deployment import Target, deploy
@@ -15,12 +17,22 @@ from sharding.mesh import MeshSpec
 from sharding.rules import ShardingError
 
 
+class Weights(NamedTuple):
+    """dtype: of what is not quantized, and of pages. form: of what is."""
+
+    dtype: jnp.dtype
+    form: Form | None = None
+
+    def __str__(self) -> str:
+        return str(self.form or self.dtype)
+
+
 @dataclass(frozen=True)
 class Choice:
-    """A mesh and a dtype. missing: bytes of one device, for which reason there is no account."""
+    """A mesh, and what weights are kept in. missing: bytes of one device, for which reason there is no account."""
 
     axes: MeshSpec
-    dtype: jnp.dtype
+    weights: Weights
     account: Account | None
     missing: int = 0
 
@@ -59,20 +71,20 @@ def meshes(devices: int) -> Iterator[MeshSpec]:
                 yield MeshSpec(data, expert, devices // (data * expert))
 
 
-def choices(target: Target, dtypes: Sequence[jnp.dtype], context: int, price: float | None) -> list[Choice]:
+def choices(target: Target, weights: Sequence[Weights], context: int, price: float | None) -> list[Choice]:
     """All that divide the model, counted. ConfigError, of the last that was tried, where none does."""
     found: list[Choice] = []
     refusal: Exception = ConfigError(f"--topology {target.topology.name}: has no mesh")
     for axes in meshes(target.topology.count):
         if axes.expert > 1 and target.spec.mixture is None:
             continue  # without experts that axis does what data does
-        for dtype in dtypes:
+        for kept in weights:
             try:
-                deployment = deploy(target, axes, dtype, footprint=None)
-                found.append(Choice(axes, dtype, Account(deployment, context, target.topology.limits, price)))
+                deployment = deploy(target, axes, kept.dtype, footprint=None, form=kept.form)
+                found.append(Choice(axes, kept, Account(deployment, context, target.topology.limits, price)))
             except MemoryLimitError as error:
-                found.append(Choice(axes, dtype, None, error.missing))
-            except (ShardingError, KernelError, ConfigError) as error:
+                found.append(Choice(axes, kept, None, error.missing))
+            except (ShardingError, KernelError, ConfigError, ModelError) as error:
                 refusal = error
     if not found:
         raise refusal
@@ -83,7 +95,8 @@ def confirmed(ranked: Ranked, progress: Progress) -> Choice:
     """The same, with the largest steps compiled. AbsentError without a compiler."""
     choice, account = ranked.choice, ranked.account
     try:
-        deployment = deploy(account.deployment.target, choice.axes, choice.dtype, asking(progress))
+        dtype, form = choice.weights
+        deployment = deploy(account.deployment.target, choice.axes, dtype, asking(progress), form)
         steps = compile_steps(deployment, deployment.largest(), progress)
     except MemoryLimitError as error:
         return replace(choice, account=None, missing=error.missing)

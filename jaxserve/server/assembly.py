@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Callable
 from importlib.metadata import version
 
+from jaxserve.engine.memory import bytes_by_dtype
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
+from jaxserve.models.quant import form_in
 from jaxserve.server.engine_thread import EngineThread, Tally
 from jaxserve.server.forecast import Forecast
 from jaxserve.server.limits import Limits
@@ -51,7 +53,8 @@ def model_card(llm: LLM, name: str) -> ModelCard:
         name=name,
         architecture=spec.family,
         parameters=llm.model.parameters,
-        dtype=str(llm.model.params["embed"].dtype),
+        dtype=str(form_in(llm.model.params) or llm.model.params["embed"].dtype),
+        bytes=bytes_by_dtype(llm.model.params),
         vocab_size=spec.vocab_size,
         max_context=llm.runner.config.max_context,
         eos_ids=llm.model.eos_ids,

@@ -116,8 +116,9 @@ def _positive(text: str, kind: Any) -> Any:
 
 def check_bundle(args: argparse.Namespace, manifest: Manifest) -> None:
     """ConfigError for a flag that asks for something else than what the bundle was compiled for."""
-    decided = asdict(manifest.options()) | dict(manifest.mesh) | {"dtype": manifest.dtype, "prefer": "nothing of it"}
-    unsaid = {"dtype": "auto", "kv": "auto", **dict.fromkeys(manifest.mesh, 1), "compilation_cache": None}
+    decided = asdict(manifest.options()) | dict(manifest.mesh) | {"prefer": "nothing of it"}
+    decided |= {"dtype": manifest.dtype, "weights": manifest.weights}
+    unsaid = dict.fromkeys(("dtype", "weights", "kv"), "auto") | dict.fromkeys(manifest.mesh, 1)
     for name, value in ({"compilation_cache": "its own cache"} | decided).items():
         asked = getattr(args, name, None)
         if asked is not None and asked != unsaid.get(name) and asked != value:

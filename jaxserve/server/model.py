@@ -10,7 +10,10 @@ from jaxserve.server.service import Service
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What clients may know of the model. embedding_dimensions: of its embeddings; 0: it generates."""
+    """What clients may know of the model. embedding_dimensions: of its embeddings; 0: it generates.
+
+    dtype: of weights, as --weights names them where they are quantized. bytes: of one device's weights, by dtype.
+    """
 
     name: str
     architecture: str
@@ -21,6 +24,7 @@ class ModelCard:
     eos_ids: tuple[int, ...]
     has_chat_template: bool
     embedding_dimensions: int = 0
+    bytes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,14 @@ def test_pages_of_8_bits(call) -> None:
     assert scores[0] == pytest.approx(scores[1], abs=0.3)
 
 
+def test_quantized_weights(call) -> None:
+    """On one device and on two the same tokens, and the text of a model that is hardly another."""
+    flags = ["--prompt", STORY, "--dtype", "float32", "--temperature", "0", "--max-tokens", "8", "--json"]
+    whole = json.loads(call(*flags)[1])["token_ids"]
+    one, two = (json.loads(call(*flags, "--weights", "int8", "--tensor", n)[1])["token_ids"] for n in ("1", "2"))
+    assert one == two == whole
+
+
 @pytest.fixture
 def chat(call, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
     """call() for a conversation, with a template that the bundled model has no opinion of."""
@@ -305,6 +313,12 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--prompts-file", "/nonexistent/prompts.txt"], "/nonexistent/prompts.txt"),
     (["--prompt", STORY, "--dtype", "int7"], "--dtype 'int7'"),
     (["--prompt", STORY, "--kv", "int4"], "--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8"),
+    (["--prompt", STORY, "--weights", "int3"], "--weights int3: choose auto, int8, fp8, int4, int4-g32"),
+    (
+        ["--prompt", STORY, "--weights", "int4-g128"],
+        "sums 96 numbers, no multiple of 128 (groups of 32 do)",
+    ),
+    (["--prompt", STORY, "--weights", "int8+head"], "no head beside its embedding (leave +head out)"),
     (["--prompt", STORY, "--tensor", "3"], "does not divide by mesh axis 'tensor' of size 3"),
     (["--prompt", STORY, "--data", "64"], "needs 64 devices; 8 are present"),
     (["--prompt", STORY, "--decode-steps", "0"], "--decode-steps 0: it must be between 1 and 64"),

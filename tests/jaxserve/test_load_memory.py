@@ -1,4 +1,4 @@
-"""Loading reads each tensor once, straight into its place: no second copy of the checkpoint in memory.
+"""Loading reads each tensor straight into its place, quantized or not: no second copy of the checkpoint in memory.
 
 What it may take beside the arrays is one tensor, or one device's part of a parameter where that is larger: all experts
 of a layer are one parameter.
@@ -61,10 +61,10 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-expert, tensor = map(int, sys.argv[2:])
+expert, tensor = map(int, sys.argv[2:4])
 jax.config.update("jax_num_cpu_devices", expert * tensor)
 mesh = MeshSpec(expert=expert, tensor=tensor).build(jax.devices())
-params = load_params(HFCheckpoint.open(Path(sys.argv[1])), mesh)
+params = load_params(HFCheckpoint.open(Path(sys.argv[1])), mesh, weights=sys.argv[4])
 done.set()
 watcher.join()
 leaves = jax.tree.leaves(params)
@@ -107,15 +107,25 @@ def write_sparse_checkpoint(folder: Path, config: dict) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "expert", "tensor"), [(DENSE, 1, 1), (DENSE, 1, 4), (MIXTURE, 4, 1), (MIXTURE, 2, 2)]
+    ("config", "expert", "tensor", "weights", "share"),
+    [
+        (DENSE, 1, 1, "auto", 1),
+        (DENSE, 1, 4, "auto", 1),
+        (DENSE, 1, 1, "int8", 0.57),
+        (MIXTURE, 4, 1, "auto", 1),
+        (MIXTURE, 2, 2, "auto", 1),
+    ],
 )
-def test_loading_gigabytes_takes_one_tensor_more(config: dict, expert: int, tensor: int, tmp_path: Path) -> None:
+def test_loading_gigabytes_takes_one_tensor_more(
+    config: dict, expert: int, tensor: int, weights: str, share: float, tmp_path: Path
+) -> None:
+    """share: of the checkpoint's bytes; embedding and head stay what they are."""
     total, largest = write_sparse_checkpoint(tmp_path, config)
     assert 2e9 < total < 3e9
-    command = [sys.executable, "-c", PROBE, str(tmp_path), str(expert), str(tensor)]
+    command = [sys.executable, "-c", PROBE, str(tmp_path), str(expert), str(tensor), weights]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     beside, parameters, part = map(int, done.stdout.split())
-    assert parameters == total
+    assert parameters == pytest.approx(total * share, rel=0 if share == 1 else 0.02)
     most = max(largest, part)
     assert beside < most + ALLOWANCE, f"{beside / 2**20:.0f} MiB beside the arrays, the largest part {most / 2**20:.0f}"

@@ -30,11 +30,19 @@ class Decoder:
     """
 
     def __init__(
-        self, folder: Path, mesh: Mesh, rows: int, context: int, page_size: int, dtype: str = "float32", kv: str = ""
+        self,
+        folder: Path,
+        mesh: Mesh,
+        rows: int,
+        context: int,
+        page_size: int,
+        dtype: str = "float32",
+        weights: str = "auto",
+        kv: str = "",
     ):
         checkpoint = HFCheckpoint.open(folder)
         self.spec: ModelSpec = read_spec(checkpoint.config)[1].on(mesh.shape["tensor"])
-        self.params = load_params(checkpoint, mesh, dtype)
+        self.params = load_params(checkpoint, mesh, dtype, weights=weights)
         self.mesh, self.page_size = mesh, page_size
         width = -(-context // page_size)
         order = np.random.default_rng(0).permutation(rows * width).astype(np.int32)

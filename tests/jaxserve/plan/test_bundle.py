@@ -131,6 +131,7 @@ def test_another_engine(bundle: Path) -> None:
         ((SPEC, "bfloat16", "cpu", CONFIG), "is for weights in float32"),
         ((SPEC.on(4), "float32", "cpu", CONFIG), "is for a model with the hash"),
         ((SPEC, "float32", "TPU v5 lite", CONFIG), "is for devices of kind cpu"),
+        ((SPEC, "float32", "cpu", CONFIG, "int8"), "is for --weights auto; here it is int8"),
         ((SPEC, "float32", "cpu", other), "is for max_batch 2; the engine has 4"),
     ):
         with pytest.raises(ConfigError, match=problem):
@@ -142,7 +143,11 @@ def test_flags_beside_a_bundle(bundle: Path) -> None:
     manifest = open_bundle(bundle)
     check_bundle(parser().parse_args([]), manifest)
     check_bundle(parser().parse_args(["--max-batch", "2", "--dtype", "float32"]), manifest)
-    for flags in (["--max-batch", "3"], ["--dtype", "bfloat16"], ["--tensor", "2"], ["--prefer", "latency"]):
+    for flag, asked in (
+        *(("max-batch", "3"), ("dtype", "bfloat16"), ("weights", "int8")),
+        *(("tensor", "2"), ("prefer", "latency")),
+    ):
+        flags = [f"--{flag}", asked]
         with pytest.raises(ConfigError, match=f"{' '.join(flags)}: the bundle was compiled for"):
             check_bundle(parser().parse_args(flags), manifest)
     with pytest.raises(ConfigError, match="--compilation-cache x: "):

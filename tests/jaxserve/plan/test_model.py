@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,7 +14,8 @@ from jaxserve.errors import ConfigError, ModelError
 from jaxserve.load import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
-from jaxserve.plan.model import read_config, shipped, weights_dtype
+from jaxserve.models.quant import FORMS
+from jaxserve.plan.model import read_config, shipped, weights_dtype, weights_form
 from sharding.params import is_param_spec
 
 # As the publishers count them.
@@ -67,5 +69,8 @@ def test_dtypes() -> None:
     assert weights_dtype("float32", {}) == jnp.float32
     with pytest.raises(ConfigError, match="does not say its dtype"):
         weights_dtype("auto", json.loads("{}"))
-    with pytest.raises(ConfigError, match="--weights int8: is not served yet"):
-        weights_dtype("int8", {})
+    assert weights_dtype("int8", {"dtype": "float16"}) == jnp.bfloat16
+    assert weights_form("auto") is None and weights_form("float32") is None
+    assert weights_form("int4-g64+head") == replace(FORMS["int4-g64"], head=True)
+    with pytest.raises(ConfigError, match="--weights int3: is not served; choose one of auto, float32, bfloat16, int8"):
+        weights_form("int3")

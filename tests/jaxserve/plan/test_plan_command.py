@@ -79,6 +79,21 @@ def test_pages_of_8_bits(kv: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert saved == (whole["context"] + 1) * 32 * 8 * 2 * (256 - 132)
 
 
+@pytest.mark.parametrize(("weights", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])
+def test_bytes_of_quantized_weights(weights: str, bits: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Layers in so many bits, with a float32 scale per output channel; embedding, head and norms in 16."""
+    memory = {
+        name: json.loads(plan(capsys, "--model", "llama3.1-8b", *COUNT, "h200", "--json", "--weights", name)[1])[
+            "memory"
+        ]
+        for name in ("bfloat16", weights)
+    }
+    layer = 4096 * (6144 + 2 * 14336) + 4096 * 4096 + 14336 * 4096
+    channels = 6144 + 2 * 14336 + 4096 + 4096
+    saved = 32 * (layer * (16 - bits) // 8 - channels * 4)
+    assert memory["bfloat16"]["weights"] - memory[weights]["weights"] == saved
+
+
 BAD = {
     "a mesh that does not match": (
         ("h200x4", "--tensor", "2"),
@@ -88,7 +103,7 @@ BAD = {
     "heads that do not divide": (("h200x6",), "does not divide by mesh axis 'tensor' of size 6"),
     "no such topology": (("v5e:3x5",), "slices of v5e are"),
     "a fraction of a TPU": (("v5e:2x2", "--memory-fraction", "0.5"), "--memory-fraction is for GPUs"),
-    "weights that are not served": (("h200", "--weights", "int4"), "--weights int4: is not served yet"),
+    "weights that are not served": (("h200", "--weights", "int3"), "--weights int3: is not served; choose"),
     "pages of no such kind": (
         ("h200", "--kv", "int4"),
         "--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8",

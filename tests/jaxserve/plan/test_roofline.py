@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
+from jaxserve.models.quant import FORMS
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, Limits, Weight, Work, _of_weight, work_of
 from sharding.mesh import MeshSpec
@@ -40,6 +41,19 @@ def test_a_prompt() -> None:
     assert work.bytes == 2 * (3 * LAYER + NORMS + 32 * 100 + 5 * 32 + 5 * 3 * 2 * 2 * 8)
     assert work.flops == 2 * (5 * 3 * LAYER + 32 * 100) + 15 * 3 * 4 * 4 * 8
     assert score.bytes == work.bytes and score.flops == work.flops + 4 * 2 * 32 * 100
+
+
+def test_quantized_weights() -> None:
+    """A byte for each number of the layers, and four for a scale: of every output channel, or of every 32 numbers."""
+    case = Case("decode", 1, 0, 1)
+    whole, int8, int4 = (work_of(SPEC, BF16, case, form=form) for form in (None, FORMS["int8"], FORMS["int4"]))
+    channels = 2 * 4 * 8 + 32 + 2 * 48 + 32
+    assert int8.flops == whole.flops and int8.bytes == whole.bytes - 3 * (LAYER - 4 * channels)
+    assert int4.bytes == int8.bytes - 3 * LAYER / 2
+    wide = replace(SPEC, d_mlp=64)
+    groups = 3 * (ATTENTION + 3 * 32 * 64) // 32
+    whole, grouped = (work_of(wide, BF16, case, form=form) for form in (None, FORMS["int4-g32"]))
+    assert grouped.bytes == whole.bytes - 1.5 * 32 * groups + 4 * groups
 
 
 def test_a_tied_head_is_read_once() -> None:

@@ -27,11 +27,20 @@ def test_all_meshes_are_tried_once(devices: int) -> None:
 
 def test_a_large_model_has_one_way(capsys: pytest.CaptureFixture[str]) -> None:
     """140 GB on 16 chips of 16 GiB: only all together hold it; the rest is told what it lacks, the least first."""
-    first, *rest = suggest(capsys, "--model", "llama3.1-70b", "--topology", "v5e:4x4", "--price", "1.2")
+    flags = ("--model", "llama3.1-70b", "--topology", "v5e:4x4", "--price", "1.2")
+    first, *rest = suggest(capsys, *flags, "--weights", "bfloat16")
     assert first["mesh"] == {"data": 1, "expert": 1, "tensor": 16} and first["weights"] == "bfloat16"
     assert first["usd"] == pytest.approx(1.2 * 16 / 3600 / first["tokens_per_second"] * 1e6)
-    assert len(rest) == 9 and not any(choice["fits"] for choice in rest)
+    assert len(rest) == 4 and not any(choice["fits"] for choice in rest)
     assert [choice["missing"] for choice in rest] == sorted(choice["missing"] for choice in rest)
+
+
+def test_quantized_weights_are_tried_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing is asked for: half the bytes, and a quarter, of what is bound by them."""
+    found = suggest(capsys, "--model", "llama3.1-70b", "--topology", "v5e:4x4", "--prefer", "latency")
+    tpot = {choice["weights"]: choice["tpot"] for choice in found if choice["fits"] and choice["mesh"]["tensor"] == 16}
+    assert list(tpot) == ["int4-g128", "int8", "bfloat16"]
+    assert tpot["int8"] < 0.6 * tpot["bfloat16"] and tpot["int4-g128"] < 0.7 * tpot["int8"]
 
 
 def test_latency_splits_the_model_and_throughput_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +55,7 @@ def test_latency_splits_the_model_and_throughput_the_rows(capsys: pytest.Capture
 
 
 def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    found = suggest(capsys, "--model", "llama3.1-70b", "--topology", "v5e:2x2", code=1)
+    found = suggest(capsys, "--model", "llama3.1-70b", "--topology", "v5e:2x2", "--weights", "int8", code=1)
     assert found and not any(choice["fits"] for choice in found)
 
 

@@ -1,0 +1,141 @@
+"""One parameter from the tensors that it holds: each shard read straight to the device that it belongs to."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.layout import Format
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from checkpoints.safetensors_reader import check_finite
+from jaxserve.errors import ModelError
+from jaxserve.models.families.family import Stored, Tensor
+from jaxserve.models.quant import Quantized, Ranges, Rounding
+from jaxserve.models.spec import ModelSpec
+from sharding.params import ParamSpec
+
+
+def load_parameter(
+    name: str,
+    rows: list[Tensor],
+    param: ParamSpec | Quantized,
+    tensors: Mapping[str, Stored],
+    specs: tuple[ModelSpec, ModelSpec],
+    mesh: Mesh,
+) -> jax.Array | Quantized:
+    """A parameter from the tensors that it holds, each shard read from the memory map straight to where it belongs.
+
+    specs: of the checkpoint, and of what these devices hold.
+    """
+    spread, whole = specs[1], param.values if isinstance(param, Quantized) else param
+    held = sum(row.size(whole.axes, spread.sizes(row.block)) for row in rows)
+    if held != math.prod(whole.shape):
+        raise ModelError(f"the weight-name table has {held} of the {math.prod(whole.shape)} numbers of {rows[0].path}")
+    for row in rows:
+        if not is_float(tensors[row.name].dtype):
+            raise ModelError(f"tensor {row.name} is stored as {tensors[row.name].dtype}; floating point is needed")
+
+    def read(asked: Ranges, dtype: np.dtype = whole.dtype) -> np.ndarray:
+        found = np.empty([len(part) for part in asked], dtype)
+        for row in rows:
+            _read_into(found, asked, row, tensors[row.name], whole.axes, specs)
+        return found
+
+    if not isinstance(param, Quantized):
+        return _sharded(param, mesh, read)
+    rounding = Rounding(name, param, partial(read, dtype=np.dtype(np.float32)))
+    values, scales = _sharded(param.values, mesh, rounding.values), _sharded(param.scales, mesh, rounding.scales)
+    return Quantized(values, scales, param.form)
+
+
+def _sharded(param: ParamSpec, mesh: Mesh, read: Callable[[Ranges], np.ndarray]) -> jax.Array:
+    """The parameter, of which the host has one shard at a time; devices that hold the same one have it read once."""
+    form = param.format(mesh)
+    holders: dict[Ranges, list[Any]] = {}
+    indices = param.sharding(mesh).addressable_devices_indices_map(param.shape)
+    for device, index in indices.items():
+        asked = tuple(range(size)[part] for size, part in zip(param.shape, index or (), strict=True))
+        holders.setdefault(asked, []).append(device)
+    shards: dict[Any, jax.Array] = {}
+    for asked, devices in holders.items():
+        places = [Format(form.layout, SingleDeviceSharding(device)) for device in devices]
+        copies = jax.block_until_ready(jax.device_put([read(asked)] * len(devices), places))
+        shards |= zip(devices, copies, strict=True)
+    return jax.make_array_from_single_device_arrays(
+        param.shape, param.sharding(mesh), [shards[device] for device in indices]
+    )
+
+
+def _read_into(
+    whole: np.ndarray,
+    asked: Sequence[range],
+    row: Tensor,
+    stored: Stored,
+    axes: str,
+    specs: tuple[ModelSpec, ModelSpec],
+) -> None:
+    """A row's share of one shard of its parameter: of the entries `asked` along each of the parameter's axes."""
+    spec, held = specs
+    places = row.places(held.sizes(row.block))
+    wanted, within, target = "", dict[str, slice](), list[slice | int]()
+    for letter, part in zip(axes, asked, strict=True):
+        if letter not in places:
+            wanted += letter
+            within[letter] = slice(part.start, part.stop)
+            target.append(slice(None))
+        else:
+            letters, at = places[letter]
+            begin, end = max(at.start, part.start), min(at.stop, part.stop)
+            if begin >= end:
+                return
+            wanted += letters
+            target.append(slice(begin - part.start, end - part.start) if letters else begin - part.start)
+    copies = held.num_kv_heads // spec.num_kv_heads
+    values = _read(row, stored, spec.sizes(row.block), wanted, within, copies)
+    check_finite(row.name, values)
+    _copy(values, whole[tuple(target)])
+
+
+def _read(
+    row: Tensor, stored: Stored, sizes: Mapping[str, int], wanted: str, within: dict[str, slice], copies: int
+) -> np.ndarray:
+    """Tensor.read, the kv heads copied so many times; `within` counts the copies."""
+    if copies == 1 or "K" not in wanted:
+        return row.read(stored, sizes, wanted, within)
+    heads = within["K"]
+    first = heads.start // copies
+    within["K"] = slice(first, -(-heads.stop // copies))
+    spread = _spread(row.read(stored, sizes, wanted, within), wanted, copies)
+    asked = slice(heads.start - first * copies, heads.stop - first * copies)
+    return spread[tuple(asked if letter == "K" else slice(None) for letter in wanted)]
+
+
+def _spread(view: np.ndarray, axes: str, copies: int) -> np.ndarray:
+    """Every kv head so many times, its queries (G, which follows K) shared out among them."""
+    at = axes.index("K")
+    if "G" not in axes:
+        return view.repeat(copies, axis=at)
+    heads, queries = view.shape[at : at + 2]
+    return view.reshape(*view.shape[:at], heads * copies, queries // copies, *view.shape[at + 2 :])
+
+
+def _copy(view: np.ndarray, target: np.ndarray) -> None:
+    """In tiles where the view turns a matrix over: numpy alone takes three times as long there."""
+    near = int(np.argmin(view.strides)) if view.ndim else 0  # the dimension that is contiguous in the file
+    if near >= view.ndim - 1:
+        target[...] = view
+        return
+    tile = [1] * view.ndim
+    tile[near], tile[-1] = 128, 32
+    for corner in product(*(range(0, size, step) for size, step in zip(view.shape, tile, strict=True))):
+        at = tuple(slice(start, start + step) for start, step in zip(corner, tile, strict=True))
+        target[at] = view[at]
+
+
+def is_float(dtype: np.dtype) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize >= 2

@@ -1,0 +1,79 @@
+"""What the real compilers say of decode steps with quantized weights: they are read as they are kept.
+
+Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
+"""
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from jaxserve.config import EngineOptions, resolve
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.hlo import Module, parse
+from jaxserve.engine.inspection import find_copies, inspect
+from jaxserve.engine.lowering import Lowering, abstract_params
+from jaxserve.engine.memory import bytes_per_device
+from jaxserve.models.quant import FORMS, is_quantized
+from sharding import absent
+from sharding.mesh import MeshSpec
+from tests.deviceless.attention_step import COMPILERS
+from tests.deviceless.test_steps import SPEC
+
+CACHE = 64 * 1031
+QUICK = {("v5e", 1, "int8"), ("h200", 1, "int8"), ("v5e", 1, "int4-g128")}
+# A GPU writes what the groups of a weight multiply to into memory: of 32 numbers, with 8 rows, half of a bf16 weight.
+ROWS = {"tpu": 16, "gpu": 8}
+
+
+def cases() -> Iterator[ParameterSet]:
+    for (chip, tensor), weights in product([("v5e", 1), ("v6e", 4), ("h200", 1), ("h200", 2)], FORMS):
+        marks = [] if (chip, tensor, weights) in QUICK else [pytest.mark.slow]
+        yield pytest.param(chip, tensor, weights, marks=marks, id=f"{chip}x{tensor}-{weights}")
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize(("chip", "tensor", "weights"), list(cases()))
+def test_a_decode_step_reads_weights_as_they_are_kept(chip: str, tensor: int, weights: str) -> None:
+    platform = absent.CHIPS[chip].platform
+    if importlib.util.find_spec(COMPILERS[platform]) is None:
+        pytest.skip(f"needs {COMPILERS[platform]} (make deviceless)")
+    mesh, rows = MeshSpec(tensor=tensor).build(absent.devices(chip, tensor)), ROWS[platform]
+    params = abstract_params(SPEC, jnp.dtype(jnp.bfloat16), mesh, FORMS[weights])
+    options = EngineOptions(max_batch=rows, step_tokens=512, page_size=64, cache_tokens=CACHE)
+    steps = Lowering(SPEC, params, resolve(options, max_positions=8192, lanes=1, affordable_tokens=CACHE), mesh)
+    compiled = steps.step(Bucket("decode", rows, rows)).compile()
+    found, module, held = inspect(compiled, steps), parse(compiled.as_text() or ""), shard_sizes(params)
+    assert found.aliased >= bytes_per_device(steps.state)
+    assert not find_copies(module, held, set())  # scales of small groups may be: on an H200 the 3 MiB of a qkv
+    assert not list(widened(module, held))
+    assert found.temporaries < 2 * max(held), "bytes of the largest in bfloat16"
+    logical = bytes_per_device(params) + bytes_per_device(steps.state)
+    assert found.arguments == pytest.approx(logical, rel=0.02)
+
+
+def shard_sizes(params: dict) -> set[int]:
+    """Numbers of every quantized weight on one device."""
+    held = [leaf.values for leaf in jax.tree.leaves(params, is_leaf=is_quantized) if is_quantized(leaf)]
+    return {math.prod(values.sharding.shard_shape(values.shape)) for values in held}
+
+
+def widened(module: Module, sizes: set[int]) -> Iterator[str]:
+    """Instructions outside of fusions whose result has as many numbers as a quantized weight, in more than 8 bits."""
+    fused = {name for body in module.values() for i in body.values() if i.op == "fusion" for name in called(i.rest)}
+    for name, body in module.items():
+        if name not in fused:
+            yield from (i.name for i in body.values() if i.runs and sizes & set(i.sizes) and wide(i.result))
+
+
+def called(rest: str) -> list[str]:
+    return [part.split(",")[0].lstrip("%") for part in rest.split("calls=")[1:]]
+
+
+def wide(result: str) -> bool:
+    return any(dtype in result for dtype in ("bf16[", "f32[", "f16["))
