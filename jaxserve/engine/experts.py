@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.models.moe import products
+from jaxserve.models.quant import Form
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from pallas_kernels.errors import KernelError
@@ -17,17 +18,19 @@ from sharding.mesh import platform
 log = logging.getLogger("jaxserve.engine")
 
 
-def choose_grouped_matmul(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype) -> str:
+def choose_grouped_matmul(
+    spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, form: Form | None = None
+) -> str:
     """The name of an implementation that can run every step of this engine; KernelError when the one asked for cannot.
 
-    config.grouped_matmul: a name, or auto. What auto passes over is logged.
+    config.grouped_matmul: a name, or auto. What auto passes over is logged. form: of quantized weights.
     """
 
     def asked(kernel: GroupedMatmul) -> list[tuple[Options, Demand]]:
         if spec.mixture is None:
             return []
         sizes = {bucket.tokens for bucket in BucketPlan.of(config).buckets}
-        return [each for tokens in sorted(sizes) for each in products(spec, tokens, mesh, kernel, dtype)]
+        return [each for tokens in sorted(sizes) for each in products(spec, tokens, mesh, kernel, dtype, form)]
 
     return dispatch.choose_grouped(config.grouped_matmul, platform(mesh), asked, _log_refusal)
 

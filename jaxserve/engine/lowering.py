@@ -22,7 +22,7 @@ from jaxserve.engine.state import State, abstract_state
 from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.quant import Form
+from jaxserve.models.quant import Form, form_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
@@ -50,7 +50,7 @@ class Lowering:
         self.page_groups = len(spec.page_groups())
         self.admission: Packed = admission_layout(self.page_groups, config.pages_per_row)
         self.state: State = abstract_state(spec, config, mesh, kernel)
-        grouped = dispatch.GROUPED[choose_grouped_matmul(spec, config, mesh, dtype)]
+        grouped = dispatch.GROUPED[choose_grouped_matmul(spec, config, mesh, dtype, form_in(params))]
         self._builder = StepBuilder(spec, mesh, kernel, grouped, config.page_size, jnp.dtype(config.page_dtype))
 
     @cached_property

@@ -7,6 +7,7 @@ routed tokens would need; a step with more goes the first way). What shards say 
 """
 
 import math
+from typing import Any
 
 import flax.struct
 import jax
@@ -16,6 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.models.mlp import activate, gated_mlp
+from jaxserve.models.quant import Form, Quantized, scale_axes
 from jaxserve.models.routing import route
 from jaxserve.models.spec import Mixture, ModelSpec
 from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Groups, Options
@@ -79,9 +81,9 @@ def blocks_at_once(mixture: Mixture, tokens: int, assignments: int, shards: int,
 
 
 def products(
-    spec: ModelSpec, tokens: int, mesh: Mesh, kernel: GroupedMatmul, dtype: jnp.dtype
+    spec: ModelSpec, tokens: int, mesh: Mesh, kernel: GroupedMatmul, dtype: jnp.dtype, form: Form | None = None
 ) -> list[tuple[Options, Demand]]:
-    """What a layer asks of the kernel in a step with so many tokens per lane."""
+    """What a layer asks of the kernel in a step with so many tokens per lane. form: of quantized experts."""
     mixture = spec.mixture
     assert mixture
     shards, columns = mesh.shape["expert"], mixture.d_expert // mesh.shape["tensor"]
@@ -90,6 +92,11 @@ def products(
     local = mixture.experts // shards
     up = Demand(rows, local, 2, spec.d_model, columns, dtype, kind)
     down = Demand(rows, local, 1, columns, spec.d_model, dtype, kind)
+    if form:
+        up, down = (
+            each._replace(numbers=form.dtype, scales=each.contracted // form.group if form.group else 1)
+            for each in (up, down)
+        )
     return [(Options(size, jnp.dtype(jnp.float32), kind), up), (Options(size, dtype, kind), down)]
 
 
@@ -109,7 +116,7 @@ class Experts:
         """
         own = axes(self.spec)
         weights = {name: weights[name] for name in own}
-        split = jax.tree.map(lambda letters, w: partition(letters, w.shape, self.mesh), own, weights)
+        split = jax.tree_util.tree_map_with_path(self._split, own, weights)
         lanes = PartitionSpec(LANES)
         return jax.shard_map(
             self._one_lane,
@@ -118,6 +125,14 @@ class Experts:
             out_specs=(lanes, lanes),
             check_vma=False,
         )(weights, x, self.live)
+
+    def _split(self, path: tuple[Any, ...], letters: str, weight: jax.Array | Quantized) -> Any:
+        """PartitionSpec of a weight, or of its numbers and its scales."""
+        if not isinstance(weight, Quantized):
+            return partition(letters, weight.shape, self.mesh)
+        of_scales = scale_axes(path[-1].key, letters, weight.form)
+        values, scales = (letters, weight.values), (of_scales, weight.scales)
+        return Quantized(*(partition(a, x.shape, self.mesh) for a, x in (values, scales)), weight.form)
 
     def _one_lane(self, weights: dict, x: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The same for one lane's tokens and one shard's experts and columns."""
@@ -255,15 +270,21 @@ class Experts:
     def _mlp(self, weights: dict, x: Float[Array, "M D"], groups: Groups, block: int) -> Float[Array, "M D"]:
         """Every row through its expert."""
         wide, narrow = (Options(block, dtype, device_kind(self.mesh)) for dtype in (jnp.dtype(jnp.float32), x.dtype))
-        both = self.kernel.multiply(x, weights["gate_up"], groups, wide)
+        both = self._multiply(x, weights["gate_up"], groups, wide)
         if self.mixture.expert_bias:
             both = _add_bias(both, weights["gate_up_bias"], groups, block)
         hidden = activate(self.spec, both[:, 0], both[:, 1]).astype(x.dtype)
-        out = self.kernel.multiply(hidden, weights["down"][:, None], groups, narrow)
+        down = jax.tree.map(lambda w: w[:, None], weights["down"])
+        out = self._multiply(hidden, down, groups, narrow)
         if self.mixture.expert_bias:  # once, not on every shard of its columns
             bias = jnp.where(lax.axis_index("tensor") == 0, weights["down_bias"], 0)
             out = _add_bias(out, bias[:, None], groups, block)
         return out[:, 0]
+
+    def _multiply(self, x: jax.Array, weight: jax.Array | Quantized, groups: Groups, options: Options) -> jax.Array:
+        if isinstance(weight, Quantized):
+            return self.kernel.multiply(x, weight.values, groups, options, weight.scales)
+        return self.kernel.multiply(x, weight, groups, options)
 
 
 def _add_bias(

@@ -2,7 +2,8 @@
 
 A quantized weight is small numbers and float32 scales: an output channel has one, or one for each `group` numbers that
 are summed up in it. Rounding is to nearest, against the largest number that shares the scale. Activations keep their
-precision, and so does what CONTRACTED does not name: embeddings (a head that is tied to one, too), norms, biases.
+precision, and so does what CONTRACTED does not name: embeddings (a head that is tied to one, too), norms, biases, the
+routers of experts.
 Which axes a scale has follows from a weight's declaration and from CONTRACTED; layers.einsum hides it all.
 """
 
@@ -105,8 +106,6 @@ def form_in(params: Any) -> Form | None:
 
 def quantized_specs(spec: ModelSpec, specs: dict, form: Form) -> dict:
     """Declarations with a Quantized for each weight that is quantized. ModelError where that cannot be done."""
-    if spec.mixture:
-        raise ModelError(f"--weights {form} is not built in for mixtures of experts (leave it out)")
     if form.head and not spec.has_head:
         raise ModelError(f"--weights {form}: this model has no head beside its embedding (leave {HEAD} out)")
 
@@ -124,12 +123,18 @@ def _declare(name: str, param: ParamSpec, form: Form) -> Quantized:
         fitting = [str(size) for size in GROUPS if summed % size == 0]
         hint = f"groups of {' or '.join(fitting)} do" if fitting else "choose one without groups"
         raise ModelError(f"--weights {form}: {name} sums {summed} numbers, no multiple of {form.group} ({hint})")
-    letter = param.axes[at.start] if form.group else "g"  # groups are split as their numbers are
-    axes = param.axes[: at.start] + letter + param.axes[at.stop :]
+    axes = scale_axes(name, param.axes, form)
     shape = (*param.shape[: at.start], summed // (form.group or summed), *param.shape[at.stop :])
     values = replace(param, dtype=jnp.dtype(form.dtype), std=form.largest / SPREAD)
     scales = ParamSpec(axes, shape, jnp.dtype(jnp.float32), mean=param.std * SPREAD / form.largest, std=0.0)
     return Quantized(values, scales, form)
+
+
+def scale_axes(name: str, axes: str, form: Form) -> str:
+    """Of the scales of a weight with these axes."""
+    at = contracted(name, axes)
+    letter = axes[at.start] if form.group else "g"  # groups are split as their numbers are
+    return axes[: at.start] + letter + axes[at.stop :]
 
 
 def contracted(name: str, axes: str) -> slice:
@@ -207,11 +212,19 @@ def _lengths(ranges: Ranges) -> list[int]:
     return [len(part) for part in ranges]
 
 
-def _pieces(asked: Ranges, at: slice) -> Iterator[tuple[Ranges, tuple[slice, ...]]]:
-    """The ranges cut along the longest dimension that is not summed over, and where each piece lies in them."""
-    cut = max((i for i in range(len(asked)) if not at.start <= i < at.stop), key=lambda i: len(asked[i]))
-    long = asked[cut]
-    step = max(PIECE * len(long) // max(math.prod(_lengths(asked)), 1), 1)
-    for begin in range(0, len(long), step):
-        place = tuple(slice(begin, begin + step) if i == cut else slice(None) for i in range(len(asked)))
-        yield tuple(part[where] for part, where in zip(asked, place, strict=True)), place
+def _pieces(asked: Ranges, at: slice, first: int = 0) -> Iterator[tuple[Ranges, tuple[slice, ...]]]:
+    """The ranges cut along what is not summed over, from the dimension `first` on, and where each piece lies in them.
+
+    The outermost is cut first, so that a piece is of one expert or of few: each may have tensors of its own.
+    """
+    size = math.prod(_lengths(asked))
+    if size <= PIECE or first == len(asked):
+        yield asked, (slice(None),) * len(asked)
+    elif at.start <= first < at.stop:
+        yield from _pieces(asked, at, first + 1)
+    else:
+        step = max(PIECE * len(asked[first]) // size, 1)
+        for begin in range(0, len(asked[first]), step):
+            here = slice(begin, begin + step)
+            for piece, place in _pieces((*asked[:first], asked[first][here], *asked[first + 1 :]), at, first + 1):
+                yield piece, (*place[:first], here, *place[first + 1 :])

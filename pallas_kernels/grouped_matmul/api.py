@@ -8,15 +8,21 @@ What costs: blocks that hold rows, and the weights of experts that have some, ea
 NaN included, and touches no other row; blocks without rows may be anything and are not computed, and what is returned
 for either is nobody's. Products accumulate in float32; float32 operands are multiplied at full precision.
 
+A weight may be kept in 8 or 4 bits, with float32 scales [E, C, g, N]. With one per column, g = 1, the scale multiplies
+the float32 sum. With g of them each K / g numbers of a column have their own, and number times scale is rounded to x's
+dtype before it is multiplied. Weights are read as they are kept; what they stand for is in memory at most an expert at
+a time.
+
 Letters: M rows, n blocks, E experts, C parts of a weight that meet the same rows (2: gate and up; 1: down), K the
-dimension that is summed over, N columns.
+dimension that is summed over, N columns, g scales of a column.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from pallas_kernels.errors import KernelError
 
@@ -52,8 +58,15 @@ class Demand(NamedTuple):
     parts: int  # C
     contracted: int  # K
     columns: int  # N
-    dtype: jnp.dtype  # of rows and weights
+    dtype: jnp.dtype  # of rows, and of weights that have no scales
     device_kind: str
+    numbers: jnp.dtype | None = None  # of weights that have some
+    scales: int = 0  # g
+
+    @property
+    def kept(self) -> jnp.dtype:
+        """Of weights as they lie in memory."""
+        return self.dtype if self.numbers is None else self.numbers
 
 
 class GroupedMatmul(Protocol):
@@ -74,9 +87,16 @@ class GroupedMatmul(Protocol):
 
     @staticmethod
     def multiply(
-        x: Float[Array, "M K"], weight: Float[Array, "E C K N"], groups: Groups, options: Options
+        x: Float[Array, "M K"],
+        weight: Num[Array, "E C K N"],
+        groups: Groups,
+        options: Options,
+        scales: Float[Array, "E C g N"] | None = None,
     ) -> Float[Array, "M C N"]:
-        """Every row of the live blocks times its expert's weight, in options.out_dtype. M is n times the block."""
+        """Every row of the live blocks times its expert's weight, in options.out_dtype. M is n times the block.
+
+        scales: of a weight in 8 or 4 bits.
+        """
         ...
 
 
@@ -86,6 +106,16 @@ def check_rows(options: Options, demand: Demand) -> None:
         raise KernelError(f"{demand.rows} rows cannot be cut into blocks of {options.block}")
     if not jnp.issubdtype(demand.dtype, jnp.floating):
         raise KernelError(f"rows and weights of {demand.dtype}: a grouped product is one of floating point numbers")
+    if demand.scales and demand.contracted % demand.scales:
+        raise KernelError(f"{demand.scales} scales for {demand.contracted} numbers of a column do not divide them")
+
+
+def demand_of(x: jax.Array, weight: jax.Array, scales: jax.Array | None, device_kind: str) -> Demand:
+    """What a product of these asks."""
+    sizes = len(x), *weight.shape
+    if scales is None:
+        return Demand(*sizes, x.dtype, device_kind)
+    return Demand(*sizes, x.dtype, device_kind, weight.dtype, scales.shape[2])
 
 
 def next_power_of_two(n: int) -> int:

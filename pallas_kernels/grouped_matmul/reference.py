@@ -1,14 +1,14 @@
 """The grouped matrix product in plain XLA: the reference of every kernel, and what runs on a CPU.
 
-A loop over the blocks that hold rows, each of which takes its expert's weight out of all of them: one expert's is all
-the memory that this needs. XLA expands `lax.ragged_dot`, for CPUs and GPUs, into products of every row with every
+A loop over the blocks that hold rows, each of which takes its expert's weight out of all of them, and dequantizes it if
+it has scales: one expert's is all the memory that this needs. XLA expands `lax.ragged_dot`, for CPUs and GPUs, into products of every row with every
 expert.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, next_power_of_two
 
@@ -26,19 +26,37 @@ def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
 
 
 def multiply(
-    x: Float[Array, "M K"], weight: Float[Array, "E C K N"], groups: Groups, options: Options
+    x: Float[Array, "M K"],
+    weight: Num[Array, "E C K N"],
+    groups: Groups,
+    options: Options,
+    scales: Float[Array, "E C g N"] | None = None,
 ) -> Float[Array, "M C N"]:
     parts, columns = weight.shape[1], weight.shape[3]
-    flat = weight.reshape(-1, *weight.shape[2:])  # [E * C, K, N]
     exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # without asking, GPUs and TPUs round it
+
+    def one_of(array: jax.Array, nth: jax.Array) -> jax.Array:
+        return lax.dynamic_index_in_dim(array.reshape(-1, *array.shape[2:]), nth, keepdims=False)
+
+    def multiply_part(rows: jax.Array, nth: jax.Array) -> jax.Array:
+        numbers = one_of(weight, nth)
+        if scales is not None and scales.shape[2] > 1:
+            numbers = dequantized(numbers, one_of(scales, nth))
+        product = jnp.dot(rows, numbers.astype(x.dtype), precision=exact, preferred_element_type=jnp.float32)
+        return product * one_of(scales, nth) if scales is not None and scales.shape[2] == 1 else product
 
     def multiply_block(nth: jax.Array, done: jax.Array) -> jax.Array:
         rows = lax.dynamic_slice_in_dim(x, nth * options.block, options.block)
         first = groups.experts[nth] * parts
-        weights = [lax.dynamic_index_in_dim(flat, first + part, keepdims=False) for part in range(parts)]
-        products = [jnp.dot(rows, w, precision=exact, preferred_element_type=jnp.float32) for w in weights]
+        products = [multiply_part(rows, first + part) for part in range(parts)]
         found = jnp.stack(products, axis=1).astype(options.out_dtype)
         return lax.dynamic_update_slice_in_dim(done, found, nth * options.block, 0)
 
     nothing = jnp.zeros((len(x), parts, columns), options.out_dtype)
     return lax.fori_loop(0, groups.live, multiply_block, nothing)
+
+
+def dequantized(numbers: Num[Array, "K N"], scales: Float[Array, "g N"]) -> Float[Array, "K N"]:
+    """float32; each row of scales is that of K / g numbers."""
+    apart = numbers.astype(jnp.float32).reshape(len(scales), -1, numbers.shape[1])
+    return (apart * scales[:, None]).reshape(numbers.shape)

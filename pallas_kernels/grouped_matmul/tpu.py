@@ -8,9 +8,12 @@ parts, for every block anew. The order is that of jax's megablox.
 
 Weights have to lie in memory row by row. XLA's own choice for an argument whose rows are no multiple of 128 numbers is
 another one, and it would copy all weights for every call: such arguments want a layout (`jax.experimental.layout`).
+
+Weights in 8 or 4 bits are copied as they are; DEPTH numbers of a column at a time become x's dtype in vector memory.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,16 +21,17 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, next_power_of_two
-from pallas_kernels.grouped_matmul.tpu_plan import plan_of
+from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, demand_of, next_power_of_two
+from pallas_kernels.grouped_matmul.reference import dequantized
+from pallas_kernels.grouped_matmul.tpu_plan import DEPTH, WIDTH, plan_of
 
 DTYPES = (jnp.float32, jnp.bfloat16)
+NUMBERS = (jnp.int8, jnp.float8_e4m3fn, jnp.int4)  # of weights that have scales
 SCALAR_BYTES = 2**19  # of scalar memory for the experts of blocks
 LEAST, TALL, TALLEST = 16, 128, 256  # rows of a block
-WIDTH = 512  # columns that are multiplied together
 
 
 def check(options: Options, demand: Demand) -> None:
@@ -37,6 +41,8 @@ def check(options: Options, demand: Demand) -> None:
             f"{demand.dtype} multiplied into {options.out_dtype}: the TPU kernel has float32 and bfloat16 "
             "(--dtype bfloat16)"
         )
+    if demand.numbers not in (None, *NUMBERS):
+        raise KernelError(f"weights of {demand.numbers}: the TPU kernel has int8, float8_e4m3fn and int4 (--weights)")
     if options.block % (step := _sublanes(demand.dtype, options.out_dtype)):
         raise KernelError(f"blocks of {options.block} rows: on a TPU, in {demand.dtype}, they are multiples of {step}")
     if (scalars := 4 * demand.rows // options.block) > SCALAR_BYTES:
@@ -57,13 +63,24 @@ def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
 
 
 def multiply(
-    x: Float[Array, "M K"], weight: Float[Array, "E C K N"], groups: Groups, options: Options
+    x: Float[Array, "M K"],
+    weight: Num[Array, "E C K N"],
+    groups: Groups,
+    options: Options,
+    scales: Float[Array, "E C g N"] | None = None,
 ) -> Float[Array, "M C N"]:
-    (num_rows, contracted), (num_experts, parts, _, columns), block = x.shape, weight.shape, options.block
-    demand = Demand(num_rows, num_experts, parts, contracted, columns, x.dtype, options.device_kind)
+    demand, block = demand_of(x, weight, scales, options.device_kind), options.block
+    num_rows, _, parts, contracted, columns = demand[:5]
     plan = plan_of(options, demand)
     splits = contracted // plan.contracted
     result = jax.ShapeDtypeStruct((parts, num_rows, columns), options.out_dtype)
+
+    def of_expert(rows: int) -> pl.BlockSpec:
+        """So many of them of each part of K."""
+        return pl.BlockSpec(
+            (None, parts, rows, plan.columns), lambda column, nth, part, experts: (experts[nth], 0, part, column)
+        )
+
     product = pl.pallas_call(
         _multiply_whole if splits == 1 else _multiply_part,
         out_shape=result,
@@ -73,10 +90,7 @@ def multiply(
             grid=(-(-columns // plan.columns), jnp.maximum(groups.live, 1), splits),
             in_specs=[
                 pl.BlockSpec((block, plan.contracted), lambda column, nth, part, experts: (nth, part)),
-                pl.BlockSpec(
-                    (None, parts, plan.contracted, plan.columns),
-                    lambda column, nth, part, experts: (experts[nth], 0, part, column),
-                ),
+                (of_expert(plan.contracted),) if scales is None else (of_expert(plan.contracted), of_expert(plan.scales)),
             ],
             out_specs=pl.BlockSpec((parts, block, plan.columns), lambda column, nth, part, experts: (0, nth, column)),
             scratch_shapes=[] if splits == 1 else [pltpu.VMEM((parts, block, plan.columns), jnp.float32)],
@@ -85,21 +99,21 @@ def multiply(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=plan.limit
         ),
         name="grouped_matmul",
-    )(groups.experts, x, weight)
+    )(groups.experts, x, (weight,) if scales is None else (weight, scales))
     return product.swapaxes(0, 1)  # a matter of layout: nothing moves
 
 
 def _multiply_whole(experts: Any, x: Any, weight: Any, out: Any) -> None:
-    """x [block, K], weight [C, K, n], out [C, block, n]."""
+    """x [block, K], weight [C, K, n] and perhaps its scales [C, g, n], out [C, block, n]."""
 
     def multiply(part: int, columns: Any) -> None:
-        out[part, :, columns] = _product(x[...], weight[part, :, columns]).astype(out.dtype)
+        out[part, :, columns] = _product(x, weight, part, columns).astype(out.dtype)
 
-    _each(weight.shape, multiply)
+    _each(weight[0].shape, multiply)
 
 
 def _multiply_part(experts: Any, x: Any, weight: Any, out: Any, sums: Any) -> None:
-    """x [block, k], weight [C, k, n], out [C, block, n], sums likewise, of the parts of K so far."""
+    """x [block, k], weight [C, k, n] and perhaps its scales, out [C, block, n], sums likewise, of the parts of K so far."""
     nth = pl.program_id(2)
 
     @pl.when(nth == 0)
@@ -107,9 +121,9 @@ def _multiply_part(experts: Any, x: Any, weight: Any, out: Any, sums: Any) -> No
         sums[...] = jnp.zeros_like(sums)
 
     def multiply(part: int, columns: Any) -> None:
-        sums[part, :, columns] += _product(x[...], weight[part, :, columns])
+        sums[part, :, columns] += _product(x, weight, part, columns)
 
-    _each(weight.shape, multiply)
+    _each(weight[0].shape, multiply)
 
     @pl.when(nth == pl.num_programs(2) - 1)
     def _() -> None:
@@ -119,19 +133,47 @@ def _multiply_part(experts: Any, x: Any, weight: Any, out: Any, sums: Any) -> No
 def _each(shape: tuple[int, int, int], multiply: Callable[[int, Any], None]) -> None:
     """Of a weight [C, k, n] part after part, so many columns at a time that the program stays short."""
     parts, _, columns = shape
-    whole = columns // WIDTH
     for part in range(parts):
-
-        def some(nth: jax.Array, _: None, part: int = part) -> None:
-            multiply(part, pl.ds(pl.multiple_of(nth * WIDTH, WIDTH), WIDTH))
-
-        if whole:
-            lax.fori_loop(0, whole, some, None)
-        if rest := columns % WIDTH:
-            multiply(part, pl.ds(whole * WIDTH, rest))
+        _in_turns(columns, WIDTH, lambda some, part=part: multiply(part, some))
 
 
-def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
+def _in_turns(size: int, step: int, work: Callable[[Any], None]) -> None:
+    """On so many of all at a time, and on those that are left."""
+    whole = size // step
+    if whole:
+        lax.fori_loop(0, whole, lambda nth, _: work(pl.ds(pl.multiple_of(nth * step, step), step)), None)
+    if rest := size % step:
+        work(pl.ds(whole * step, rest))
+
+
+def _product(x: Any, weight: Any, part: int, columns: Any) -> jax.Array:
+    """[block, columns], float32."""
+    numbers, *scales = weight
+    if not scales:
+        return _dot(x[...], numbers[part, :, columns])
+    return pl.run_scoped(
+        partial(_quantized_product, x, numbers.at[part, :, columns], scales[0].at[part, :, columns]),
+        pltpu.VMEM((x.shape[0], columns.size), jnp.float32),
+    )
+
+
+def _quantized_product(x: Any, numbers: Any, scales: Any, sums: Any) -> jax.Array:
+    """x [block, k], numbers [k, n], scales [g, n], sums [block, n] to add up in."""
+    (depth, _), groups = numbers.shape, scales.shape[0]
+    sums[...] = jnp.zeros_like(sums)
+
+    def add(some: Any) -> None:
+        tile = numbers[some]
+        if groups > 1:
+            size = depth // groups
+            tile = dequantized(tile, scales[pl.ds(some.start // size, some.size // size)])
+        sums[...] += _dot(x[:, some], tile.astype(x.dtype))
+
+    _in_turns(depth, DEPTH, add)
+    return sums[...] if groups > 1 else sums[...] * scales[...]
+
+
+def _dot(x: jax.Array, weight: jax.Array) -> jax.Array:
     """In float32; float32 operands at full precision."""
     exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.dot(x, weight, precision=exact, preferred_element_type=jnp.float32)

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+import jax
+
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul.api import Demand, Options
 
@@ -18,6 +20,9 @@ SPARED: Final = 8  # one part in so many, for what the compiler puts there besid
 # every block of rows meets every tile, so that with tall blocks larger ones are worth it.
 TILE_BYTES, LARGEST_TILE_BYTES = 4 * MIB, 32 * MIB
 ROW_TIMES: Final = 16  # so many times the bytes of a block of rows
+WIDTH: Final = 512  # columns that are multiplied together
+DEPTH: Final = 1024  # numbers of a quantized column that become x's dtype together
+SUBLANES: Final = 8  # scales of a column that are copied are a multiple, or all
 
 
 class Plan(NamedTuple):
@@ -25,6 +30,7 @@ class Plan(NamedTuple):
 
     contracted: int
     columns: int
+    scales: int  # of a column of a tile
     vmem: int  # bytes of vector memory, of two tiles and all that meets them
     limit: int  # bytes that the compiler may take: it spills what registers do not hold
 
@@ -36,7 +42,7 @@ def plan_of(options: Options, demand: Demand) -> Plan:
     if not plans:
         raise KernelError(
             f"a block of {options.block} rows leaves no room in {memory} bytes of vector memory for a tile of a weight "
-            f"{demand.parts} x {demand.contracted} x {demand.columns} in {demand.dtype} (--tensor makes it smaller)"
+            f"{demand.parts} x {demand.contracted} x {demand.columns} in {demand.kept} (--tensor makes it smaller)"
         )
     return min(plans, key=lambda plan: _cost(plan, options, demand))
 
@@ -44,14 +50,19 @@ def plan_of(options: Options, demand: Demand) -> Plan:
 def _plans(options: Options, demand: Demand, memory: int) -> Iterator[Plan]:
     itemsize, parts = demand.dtype.itemsize, demand.parts
     for contracted in _whole_or_parts(demand.contracted):
+        scales = demand.scales * contracted // demand.contracted if demand.scales > 1 else demand.scales
+        if contracted < demand.contracted and demand.scales > 1 and scales % SUBLANES:
+            continue
         rows = options.block * _lanes(contracted) * itemsize
         for count in range(1, -(-demand.columns // LANES) + 1):
             columns = demand.columns if count == 1 else _lanes(-(-demand.columns // count))
-            tile = parts * contracted * _lanes(columns) * itemsize
+            tile = parts * contracted * _lanes(columns) * _bits(demand) // 8
+            beside = 2 * parts * _up(scales, SUBLANES) * _lanes(columns) * 4  # scales, and what numbers become
+            beside += DEPTH * WIDTH * (4 + itemsize) if scales else 0
             result = options.block * parts * _lanes(columns)
             sums = 4 if contracted == demand.contracted else 8  # the product, and those before
-            vmem = 2 * (tile + rows + result * options.out_dtype.itemsize) + result * sums
-            yield Plan(contracted, columns, vmem, min(vmem + vmem // 4 + 2 * MIB, memory))
+            vmem = 2 * (tile + rows + result * options.out_dtype.itemsize) + result * sums + beside
+            yield Plan(contracted, columns, scales, vmem, min(vmem + vmem // 4 + 2 * MIB, memory))
 
 
 def _whole_or_parts(contracted: int) -> list[int]:
@@ -64,12 +75,21 @@ def _cost(plan: Plan, options: Options, demand: Demand) -> tuple[bool, int, int]
     """Whether a tile is larger than wanted; bytes moved; fewer numbers in a tile."""
     itemsize = demand.dtype.itemsize
     numbers, rows = demand.parts * plan.contracted * plan.columns, options.block * demand.contracted * itemsize
-    weight = demand.parts * demand.contracted * demand.columns * itemsize
+    weight = demand.parts * demand.contracted * demand.columns * _bits(demand) // 8
     reads = 1 if plan.contracted == demand.contracted else 2  # by every block, if it takes several tiles to sum up
     moved = reads * weight + 2 * rows * -(-demand.columns // plan.columns)
     wanted = min(max(TILE_BYTES, ROW_TIMES * rows), LARGEST_TILE_BYTES)
-    return numbers * itemsize > wanted, moved, -numbers
+    return numbers * _bits(demand) // 8 > wanted, moved, -numbers
+
+
+def _bits(demand: Demand) -> int:
+    """Of a weight's number: chips pack two of four bits into a byte."""
+    return jax.dtypes.itemsize_bits(demand.kept)
 
 
 def _lanes(n: int) -> int:
-    return -(-n // LANES) * LANES
+    return _up(n, LANES)
+
+
+def _up(n: int, step: int) -> int:
+    return -(-n // step) * step
