@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, next_power_of_two
+from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, demand_of, next_power_of_two
 from pallas_kernels.grouped_matmul.gpu_body import Body, Given, Shared
 from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan, plan_of
 from pallas_kernels.hopper import HOPPER, tiled
@@ -35,6 +35,10 @@ def check(options: Options, demand: Demand) -> None:
             f"{demand.dtype} multiplied into {options.out_dtype}: the GPU kernel multiplies bfloat16, into that or "
             f"float32 (--dtype bfloat16, or {instead})"
         )
+    if demand.numbers is not None:
+        raise KernelError(
+            f"weights of {demand.numbers} with scales: the GPU kernel has none (--weights auto, or {instead})"
+        )
     if options.block not in BLOCKS:
         raise KernelError(f"blocks of {options.block} rows: the GPU kernel has {BLOCKS} ({instead})")
     if demand.contracted % STEP or demand.columns % STEP:
@@ -49,18 +53,22 @@ def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
 
 
 def multiply(
-    x: Float[Array, "M K"], weight: Float[Array, "E C K N"], groups: Groups, options: Options
+    x: Float[Array, "M K"],
+    weight: Num[Array, "E C K N"],
+    groups: Groups,
+    options: Options,
+    scales: Float[Array, "E C g N"] | None = None,
 ) -> Float[Array, "M C N"]:
-    (num_rows, contracted), (num_experts, parts, _, columns) = x.shape, weight.shape
-    demand = Demand(num_rows, num_experts, parts, contracted, columns, x.dtype, options.device_kind)
+    demand = demand_of(x, weight, scales, options.device_kind)
     plan = plan_of(options, demand)
 
     def grouped_matmul(*refs: Any) -> None:
         Body(plan, Given(*refs[:4]), refs[4], Shared(*refs[5:])).run()
 
+    check(options, demand)
     return plgpu.kernel(
         grouped_matmul,  # in profiles by this name
-        out_type=jax.ShapeDtypeStruct((num_rows, parts, columns), options.out_dtype),
+        out_type=jax.ShapeDtypeStruct((demand.rows, demand.parts, demand.columns), options.out_dtype),
         scratch_types=_scratch(plan, x.dtype, options.out_dtype),
         grid=(plan.cores,),
         grid_names=("block",),

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Num
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, demand_of, next_power_of_two
 from pallas_kernels.grouped_matmul.reference import dequantized
-from pallas_kernels.grouped_matmul.tpu_plan import DEPTH, WIDTH, plan_of
+from pallas_kernels.grouped_matmul.tpu_plan import DEPTH, WIDTH, plan_of, scales_of
 
 DTYPES = (jnp.float32, jnp.bfloat16)
 NUMBERS = (jnp.int8, jnp.float8_e4m3fn, jnp.int4)  # of weights that have scales
@@ -75,12 +75,16 @@ def multiply(
     splits = contracted // plan.contracted
     result = jax.ShapeDtypeStruct((parts, num_rows, columns), options.out_dtype)
 
-    def of_expert(rows: int) -> pl.BlockSpec:
-        """So many of them of each part of K."""
+    def of_expert(rows: int, in_all: int) -> pl.BlockSpec:
+        """So many of them with each part of K."""
         return pl.BlockSpec(
-            (None, parts, rows, plan.columns), lambda column, nth, part, experts: (experts[nth], 0, part, column)
+            (None, parts, rows, plan.columns),
+            lambda column, nth, part, experts: (experts[nth], 0, part if rows < in_all else 0, column),
         )
 
+    kept, kept_specs = (weight,), (of_expert(plan.contracted, contracted),)
+    if scales is not None:
+        kept, kept_specs = (weight, scales), (*kept_specs, of_expert(scales_of(demand, plan.contracted), demand.scales))
     product = pl.pallas_call(
         _multiply_whole if splits == 1 else _multiply_part,
         out_shape=result,
@@ -90,7 +94,7 @@ def multiply(
             grid=(-(-columns // plan.columns), jnp.maximum(groups.live, 1), splits),
             in_specs=[
                 pl.BlockSpec((block, plan.contracted), lambda column, nth, part, experts: (nth, part)),
-                (of_expert(plan.contracted),) if scales is None else (of_expert(plan.contracted), of_expert(plan.scales)),
+                kept_specs,
             ],
             out_specs=pl.BlockSpec((parts, block, plan.columns), lambda column, nth, part, experts: (0, nth, column)),
             scratch_shapes=[] if splits == 1 else [pltpu.VMEM((parts, block, plan.columns), jnp.float32)],
@@ -99,7 +103,7 @@ def multiply(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=plan.limit
         ),
         name="grouped_matmul",
-    )(groups.experts, x, (weight,) if scales is None else (weight, scales))
+    )(groups.experts, x, kept)
     return product.swapaxes(0, 1)  # a matter of layout: nothing moves
 
 
@@ -134,16 +138,21 @@ def _each(shape: tuple[int, int, int], multiply: Callable[[int, Any], None]) -> 
     """Of a weight [C, k, n] part after part, so many columns at a time that the program stays short."""
     parts, _, columns = shape
     for part in range(parts):
-        _in_turns(columns, WIDTH, lambda some, part=part: multiply(part, some))
+        _in_turns(columns, WIDTH, lambda begin, count, part=part: multiply(part, _these(begin, count)))
 
 
-def _in_turns(size: int, step: int, work: Callable[[Any], None]) -> None:
-    """On so many of all at a time, and on those that are left."""
+def _in_turns(size: int, step: int, work: Callable[[Any, int], None]) -> None:
+    """On so many of all at a time, and on those that are left: given the first of them, and how many."""
     whole = size // step
     if whole:
-        lax.fori_loop(0, whole, lambda nth, _: work(pl.ds(pl.multiple_of(nth * step, step), step)), None)
+        lax.fori_loop(0, whole, lambda nth, _: work(nth * step, step), None)
     if rest := size % step:
-        work(pl.ds(whole * step, rest))
+        work(whole * step, rest)
+
+
+def _these(begin: Any, count: int) -> Any:
+    """Of turns: where the first is not known before, it is a multiple of how many there are."""
+    return pl.ds(begin if isinstance(begin, int) else pl.multiple_of(begin, count), count)
 
 
 def _product(x: Any, weight: Any, part: int, columns: Any) -> jax.Array:
@@ -162,11 +171,12 @@ def _quantized_product(x: Any, numbers: Any, scales: Any, sums: Any) -> jax.Arra
     (depth, _), groups = numbers.shape, scales.shape[0]
     sums[...] = jnp.zeros_like(sums)
 
-    def add(some: Any) -> None:
+    def add(begin: Any, count: int) -> None:
+        some = _these(begin, count)
         tile = numbers[some]
         if groups > 1:
             size = depth // groups
-            tile = dequantized(tile, scales[pl.ds(some.start // size, some.size // size)])
+            tile = dequantized(tile, scales[_these(begin // size, count // size)])
         sums[...] += _dot(x[:, some], tile.astype(x.dtype))
 
     _in_turns(depth, DEPTH, add)

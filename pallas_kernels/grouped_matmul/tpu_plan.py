@@ -30,7 +30,6 @@ class Plan(NamedTuple):
 
     contracted: int
     columns: int
-    scales: int  # of a column of a tile
     vmem: int  # bytes of vector memory, of two tiles and all that meets them
     limit: int  # bytes that the compiler may take: it spills what registers do not hold
 
@@ -47,10 +46,15 @@ def plan_of(options: Options, demand: Demand) -> Plan:
     return min(plans, key=lambda plan: _cost(plan, options, demand))
 
 
+def scales_of(demand: Demand, contracted: int) -> int:
+    """Of a column of a tile with so many numbers of it: one, where all of it has one."""
+    return min(demand.scales, max(demand.scales * contracted // demand.contracted, 1))
+
+
 def _plans(options: Options, demand: Demand, memory: int) -> Iterator[Plan]:
     itemsize, parts = demand.dtype.itemsize, demand.parts
     for contracted in _whole_or_parts(demand.contracted):
-        scales = demand.scales * contracted // demand.contracted if demand.scales > 1 else demand.scales
+        scales = scales_of(demand, contracted)
         if contracted < demand.contracted and demand.scales > 1 and scales % SUBLANES:
             continue
         rows = options.block * _lanes(contracted) * itemsize
@@ -62,7 +66,7 @@ def _plans(options: Options, demand: Demand, memory: int) -> Iterator[Plan]:
             result = options.block * parts * _lanes(columns)
             sums = 4 if contracted == demand.contracted else 8  # the product, and those before
             vmem = 2 * (tile + rows + result * options.out_dtype.itemsize) + result * sums + beside
-            yield Plan(contracted, columns, scales, vmem, min(vmem + vmem // 4 + 2 * MIB, memory))
+            yield Plan(contracted, columns, vmem, min(vmem + vmem // 4 + 2 * MIB, memory))
 
 
 def _whole_or_parts(contracted: int) -> list[int]:

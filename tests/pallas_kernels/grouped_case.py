@@ -6,7 +6,7 @@ Any implementation of the contract is run through them. What is nobody's is NaN:
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,10 @@ BF16 = ml_dtypes.bfloat16
 
 @dataclass(frozen=True)
 class Shape:
-    """rows: of every expert. spare: blocks without rows, behind those that hold some."""
+    """rows: of every expert. spare: blocks without rows, behind those that hold some.
+
+    numbers: the dtype of a weight that has scales, scales: of a column.
+    """
 
     rows: tuple[int, ...]
     contracted: int
@@ -31,10 +34,13 @@ class Shape:
     spare: int = 1
     dtype: type = np.float32
     out_dtype: type = np.float32
+    numbers: type | None = None
+    scales: int = 0
 
     def __str__(self) -> str:
         rows = ",".join(map(str, self.rows))
-        return f"{rows}x{self.parts}x{self.contracted}x{self.columns}-b{self.block}-{np.dtype(self.dtype)}"
+        kept = f"-{np.dtype(self.numbers)}-{self.scales}" if self.numbers else ""
+        return f"{rows}x{self.parts}x{self.contracted}x{self.columns}-b{self.block}-{np.dtype(self.dtype)}{kept}"
 
     @property
     def experts(self) -> int:
@@ -53,7 +59,8 @@ class Shape:
     def demand(self) -> Demand:
         num_rows = (len(self.owners) + self.spare) * self.block
         sizes = num_rows, self.experts, self.parts, self.contracted, self.columns
-        return Demand(*sizes, jnp.dtype(self.dtype), self.options.device_kind)
+        kept = (jnp.dtype(self.numbers), self.scales) if self.numbers else ()
+        return Demand(*sizes, jnp.dtype(self.dtype), self.options.device_kind, *kept)
 
 
 SHAPES = [
@@ -68,25 +75,65 @@ SHAPES = [
 SHAPES += [replace(shape, dtype=BF16, out_dtype=BF16) for shape in SHAPES[2:5]] + [
     replace(SHAPES[2], dtype=BF16),
 ]
+LARGEST = {np.int8: 127, ml_dtypes.float8_e4m3fn: 448, ml_dtypes.int4: 7}  # numbers, of weights in 8 or 4 bits
+QUANTIZED = [
+    replace(shape, numbers=numbers)
+    for numbers in LARGEST
+    for shape in (
+        Shape((0, 3, 0, 40, 16), 96, 80, parts=2, scales=1),
+        Shape((0, 3, 0, 40, 16), 128, 256, parts=2, dtype=BF16, scales=1),
+    )
+]
+QUANTIZED += [
+    Shape((0, 0, 70, 0), 64, 48, parts=2, numbers=ml_dtypes.int4, scales=2),
+    Shape((17, 16, 15), 192, 136, spare=4, numbers=ml_dtypes.int4, scales=3),
+    Shape((5, 0, 20), 256, 128, parts=2, dtype=BF16, out_dtype=BF16, numbers=ml_dtypes.int4, scales=8),
+    Shape((9, 20), 384, 128, dtype=BF16, numbers=ml_dtypes.int4, scales=3),
+]
 
 
 @cache
 def compiled(kernel: GroupedMatmul, options: Options) -> Any:
-    return jax.jit(lambda x, weight, groups: kernel.multiply(x, weight, groups, options))
+    return jax.jit(lambda x, weight, groups, scales: kernel.multiply(x, weight, groups, options, scales))
 
 
-def operands(shape: Shape, seed: int = 0) -> tuple[np.ndarray, np.ndarray, Groups]:
-    """Random, and NaN where nobody should look: padding, blocks without rows, weights of experts without rows."""
+class Operands(NamedTuple):
+    x: np.ndarray
+    weight: np.ndarray
+    groups: Groups
+    scales: np.ndarray | None
+
+
+def operands(shape: Shape, seed: int = 0) -> Operands:
+    """Random, and NaN where nobody should look: padding, blocks without rows, weights of experts without rows.
+
+    A weight is around 1, and so is one that has scales, which differ by as much.
+    """
     rng = np.random.default_rng(seed)
     x = np.full((shape.demand.rows, shape.contracted), np.nan, shape.dtype)
-    weight = rng.normal(size=(shape.experts, shape.parts, shape.contracted, shape.columns)).astype(shape.dtype)
+    sizes, scales = (shape.experts, shape.parts, shape.contracted, shape.columns), None
+    weight = rng.normal(size=sizes).astype(shape.dtype)
+    if shape.numbers:
+        largest = LARGEST[shape.numbers]
+        weight = rng.uniform(-largest, largest, sizes).astype(shape.numbers)
+        scales = (rng.uniform(0.5, 2, (*sizes[:2], shape.scales, sizes[3])) / largest).astype(np.float32)
     for expert, rows in enumerate(shape.rows):
         x[_begin(shape, expert) :][:rows] = rng.normal(size=(rows, shape.contracted))
         if not rows:
-            weight[expert] = np.nan
+            (weight if scales is None else scales)[expert] = np.nan
     any_experts = rng.integers(0, shape.experts, shape.spare)
     experts = np.concatenate([shape.owners, any_experts]).astype(np.int32)
-    return x, weight, Groups(experts, np.int32(len(shape.owners)))
+    return Operands(x, weight, Groups(experts, np.int32(len(shape.owners))), scales)
+
+
+def stands_for(shape: Shape, given: Operands) -> np.ndarray:
+    """The weight in float64, [E, C, K, N]; numbers with scales in groups are rounded as x is."""
+    weight = given.weight.astype(np.float64)
+    if given.scales is None:
+        return weight
+    apart = weight.reshape(*weight.shape[:2], shape.scales, -1, shape.columns)
+    product = (apart * given.scales[:, :, :, None].astype(np.float64)).reshape(weight.shape)
+    return product.astype(np.float32).astype(shape.dtype).astype(np.float64) if shape.scales > 1 else product
 
 
 def _begin(shape: Shape, expert: int) -> int:
@@ -97,14 +144,15 @@ def _begin(shape: Shape, expert: int) -> int:
 def check(kernel: GroupedMatmul, shape: Shape, seed: int = 0) -> None:
     """The kernel takes the shape, and every row of every expert is right, whatever is NaN beside it."""
     kernel.check(shape.options, shape.demand)
-    x, weight, groups = operands(shape, seed)
-    found = compiled(kernel, shape.options)(x, weight, groups)
+    given = operands(shape, seed)
+    x, weight = given.x, stands_for(shape, given)
+    found = compiled(kernel, shape.options)(*given)
     # Interpreters run kernels in threads that XLA:CPU may starve for what is dispatched meanwhile.
     jax.block_until_ready(found)
     assert found.shape == (len(x), shape.parts, shape.columns) and found.dtype == shape.out_dtype
     for expert, rows in enumerate(shape.rows):
         at = slice(_begin(shape, expert), _begin(shape, expert) + rows)
-        expected = np.einsum("MK,CKN->MCN", x[at].astype(np.float64), weight[expert].astype(np.float64))
+        expected = np.einsum("MK,CKN->MCN", x[at].astype(np.float64), weight[expert])
         ours = np.asarray(found[at], np.float64)
         np.testing.assert_allclose(ours, expected, **tolerance(shape))
 
@@ -115,11 +163,16 @@ def tolerance(shape: Shape) -> dict[str, float]:
 
 
 @st.composite
-def shapes(draw: st.DrawFn, dtype: type, blocks: Sequence[int]) -> Shape:
-    """Experts with no, few and many rows; sizes that are and are no multiples of tiles."""
+def shapes(
+    draw: st.DrawFn, dtype: type, blocks: Sequence[int], numbers: Sequence[type | None] = (None, *LARGEST)
+) -> Shape:
+    """Experts with no, few and many rows; sizes that are and are no multiples of tiles; scales of 32 numbers or all."""
     block = draw(st.sampled_from(blocks))
     most = st.sampled_from([0, 0, 1, block - 1, block, block + 1, 3 * block])
     rows = draw(st.lists(most, min_size=1, max_size=6))
     contracted, columns = (draw(st.sampled_from([64, 128, 192, 256, 320, 384])) for _ in range(2))
     parts, spare = draw(st.integers(1, 2)), draw(st.integers(0, 2))
-    return Shape(tuple(rows), contracted, columns, parts, block, spare or int(not any(rows)), dtype, dtype)
+    kept = draw(st.sampled_from(numbers))
+    scales = draw(st.sampled_from([1, contracted // 32])) if kept else 0
+    spare = spare or int(not any(rows))
+    return Shape(tuple(rows), contracted, columns, parts, block, spare, dtype, dtype, kept, scales)

@@ -50,7 +50,7 @@ def test_rows_times_their_experts_weight(shape: Shape) -> None:
 @pytest.mark.parametrize("block", gpu.BLOCKS)
 def test_random_rows_times_their_experts_weight(block: int) -> None:
     @settings(deadline=None, derandomize=True, database=None, max_examples=40)
-    @given(shapes(BF16, blocks=(block,)))
+    @given(shapes(BF16, blocks=(block,), numbers=(None,)))
     def run(shape: Shape) -> None:
         check(gpu, shape)
 

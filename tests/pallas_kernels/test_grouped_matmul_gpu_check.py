@@ -37,6 +37,7 @@ def test_other_gpus_are_refused(kind: str) -> None:
         (H200, QWEN._replace(dtype=F32), r"float32 multiplied into bfloat16: .*--dtype bfloat16, or --grouped"),
         (replace(H200, out_dtype=jnp.dtype("float16")), QWEN, "bfloat16 multiplied into float16"),
         (H200, QWEN._replace(contracted=2044), "weights of 2044 x 768: the GPU kernel has multiples of 8"),
+        (H200, QWEN._replace(numbers=jnp.dtype("int8"), scales=1), "weights of int8 with scales: .*grouped-matmul ref"),
         (H200, QWEN._replace(columns=90), "weights of 2048 x 90: .* multiples of 8"),
     ],
 )

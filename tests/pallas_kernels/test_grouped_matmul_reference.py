@@ -10,12 +10,12 @@ from jaxserve.engine.inspection import find_copies, parse
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul import reference
 from pallas_kernels.grouped_matmul.api import Demand, Groups, Options
-from tests.pallas_kernels.grouped_case import BF16, SHAPES, Shape, check, shapes
+from tests.pallas_kernels.grouped_case import BF16, QUANTIZED, SHAPES, Shape, check, shapes
 
 F32 = jnp.dtype("float32")
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, *QUANTIZED], ids=str)
 def test_rows_times_their_experts_weight(shape: Shape) -> None:
     check(reference, shape)
 
@@ -26,15 +26,18 @@ def test_random_rows_times_their_experts_weight(shape: Shape) -> None:
     check(reference, shape)
 
 
+@pytest.mark.parametrize("scales", [0, 1, 8])
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_it_needs_one_experts_weight(dtype: type) -> None:
+def test_it_needs_one_experts_weight(dtype: type, scales: int) -> None:
     """And the result; no copy of all weights, also not in another dtype."""
     experts, parts, contracted, columns, block, blocks = 16, 2, 256, 128, 8, 20
     x = jax.ShapeDtypeStruct((blocks * block, contracted), dtype)
-    weight = jax.ShapeDtypeStruct((experts, parts, contracted, columns), dtype)
+    weight = jax.ShapeDtypeStruct((experts, parts, contracted, columns), np.int8 if scales else dtype)
+    scale = jax.ShapeDtypeStruct((experts, parts, scales, columns), np.float32) if scales else None
     groups = Groups(jax.ShapeDtypeStruct((blocks,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32))
     options = Options(block, jnp.dtype(dtype))
-    compiled = jax.jit(lambda *operands: reference.multiply(*operands, options)).lower(x, weight, groups).compile()
+    multiply = jax.jit(lambda *operands: reference.multiply(*operands[:3], options, operands[3]))
+    compiled = multiply.lower(x, weight, groups, scale).compile()
     memory = compiled.memory_analysis()
     assert memory is not None
     weight_bytes = parts * contracted * columns * 4  # the largest form that any CPU multiplies
