@@ -8,6 +8,7 @@ expert.
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Num
 
 from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, next_power_of_two
@@ -40,8 +41,10 @@ def multiply(
 
     def multiply_part(rows: jax.Array, nth: jax.Array) -> jax.Array:
         numbers = one_of(weight, nth)
-        if scales is not None and scales.shape[2] > 1:
-            numbers = dequantized(numbers, one_of(scales, nth))
+        if scales is not None:
+            # Left free, XLA:GPU first turns over the weights of all experts for a product of 4 bits.
+            numbers = with_layout_constraint(numbers, Layout((0, 1)))
+            numbers = dequantized(numbers, one_of(scales, nth)) if scales.shape[2] > 1 else numbers
         product = jnp.dot(rows, numbers.astype(x.dtype), precision=exact, preferred_element_type=jnp.float32)
         return product * one_of(scales, nth) if scales is not None and scales.shape[2] == 1 else product
 
