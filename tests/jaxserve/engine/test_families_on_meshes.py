@@ -67,12 +67,14 @@ def test_tokens_and_log_probabilities(family: str, mesh: tuple[int, int, int]) -
         check_load(runner, spec, golden, outcomes)
 
 
-def answer(case: str, mesh_spec: MeshSpec) -> tuple[dict[tuple[str, int], Outcome], DeviceRunner, ModelSpec]:
+def answer(
+    case: str, mesh_spec: MeshSpec, weights: str = "auto"
+) -> tuple[dict[tuple[str, int], Outcome], DeviceRunner, ModelSpec]:
     """Both prompts of the case, so often that every lane has each of them twice."""
     mesh = mesh_spec.build(jax.devices())
     checkpoint = HFCheckpoint.open(GOLDEN / case)
     spec = read_spec(checkpoint.config)[1].on(mesh_spec.tensor)
-    params = load_params(checkpoint, mesh, "float32")
+    params = load_params(checkpoint, mesh, "float32", weights=weights)
     config = plan_config(spec, params, mesh, OPTIONS)
     runner = DeviceRunner(spec, params, config, mesh)
     engine = Engine(Scheduler(config, fingerprint=case), runner)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxserve.models.quant import FORMS
-from jaxserve.models.spec import ModelSpec
+from jaxserve.models.spec import Mixture, ModelSpec
 from jaxserve.plan.roofline import Case, Limits, Weight, Work, _of_weight, work_of
 from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec
@@ -54,6 +54,29 @@ def test_quantized_weights() -> None:
     groups = 3 * (ATTENTION + 3 * 32 * 64) // 32
     whole, grouped = (work_of(wide, BF16, case, form=form) for form in (None, FORMS["int4-g32"]))
     assert grouped.bytes == whole.bytes - 1.5 * 32 * groups + 4 * groups
+
+
+def test_quantized_experts() -> None:
+    """Of 8 experts one token hits 2: a byte for each of their numbers, and 4 for each of their output channels' scales.
+
+    The router and the shared gate keep their two bytes; the shared MLP is read whole.
+    """
+    mixture = Mixture(experts=8, taken=2, d_expert=64, layers=(0, 1, 2), d_shared=32, shared_gate=True)
+    spec, case = replace(SPEC, mixture=mixture), Case("decode", 1, 0, 1)
+    whole, int8, int4 = (work_of(spec, BF16, case, form=FORMS[name] if name else None) for name in ("", "int8", "int4"))
+    numbers = ATTENTION + 2 * 3 * 32 * 64 + 3 * 32 * 32
+    channels = 2 * 4 * 8 + 32 + 2 * (2 * 64 + 32) + 2 * 32 + 32
+    assert int8.flops == whole.flops
+    assert int8.bytes == pytest.approx(whole.bytes - 3 * (numbers - 4 * channels))
+    assert int4.bytes == pytest.approx(int8.bytes - 3 * numbers / 2)
+    groups = work_of(spec, BF16, case, form=FORMS["int4-g32"])
+    assert groups.bytes == pytest.approx(int4.bytes + 3 * 4 * (numbers / 32 - channels))
+    shared = work_of(spec, BF16, case, MeshSpec(expert=4, tensor=2), FORMS["int8"])
+    same = work_of(spec, BF16, case, MeshSpec(expert=4, tensor=2))
+    hit = (1 - 0.75**4) * 2  # of its two experts, by four lanes' tokens
+    of_experts, rest = hit * 3 * 32 * 64 / 2, (ATTENTION + 3 * 32 * 32) / 2
+    sums = hit * (2 * 64 / 2 + 32) + (2 * 4 * 8 / 2 + 32) + (2 * 32 / 2 + 32)  # `down` and `o` scale whole sums
+    assert same.bytes - shared.bytes == pytest.approx(3 * (of_experts + rest - 4 * sums))
 
 
 def test_a_tied_head_is_read_once() -> None:

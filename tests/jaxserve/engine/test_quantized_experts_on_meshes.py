@@ -1,0 +1,57 @@
+"""Quantized mixtures of experts, whole engines over meshes: the tokens of one device, up to the first near-tie."""
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from sharding.mesh import MeshSpec
+from tests.jaxserve.engine.test_families_on_meshes import answer
+from tests.jaxserve.engine.tiny import Outcome
+
+BOUND = 3e-4  # of log-probabilities; tokens whose two best are closer may change
+CASES = {
+    "mixtral_gqa": "int8",
+    "qwen2_moe_shared_expert": "fp8",
+    "qwen3_moe_gqa": "int4",
+    "deepseek_v2_lite": "int4",
+    "deepseek_v3_fp8": "int8",
+    "gpt_oss_mxfp4": "int4-g32",
+}
+# data, expert, tensor
+MESHES = ((1, 4, 2), (2, 1, 4), (1, 1, 2))
+
+
+def cases() -> Iterator[ParameterSet]:
+    """One family on all of them, and each of the others on one."""
+    for (i, case), (j, mesh) in product(enumerate(CASES), enumerate(MESHES)):
+        if i == 0 or j == (i + 1) % 2:
+            yield pytest.param(case, mesh, id=f"{case}-{'x'.join(map(str, mesh))}")
+
+
+@cache
+def on_one_device(case: str) -> dict[tuple[str, int], Outcome]:
+    return answer(case, MeshSpec(), CASES[case])[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "mesh"), list(cases()))
+def test_tokens_are_those_of_one_device(case: str, mesh: tuple[int, int, int]) -> None:
+    alone, (spread, _, _) = on_one_device(case), answer(case, MeshSpec(*mesh), CASES[case])
+    for (name, _), outcome in spread.items():
+        expected = alone[str(int(name) % 2), 0]
+        assert agreeing(outcome, expected) >= len(expected.tokens) / 2
+
+
+def agreeing(outcome: Outcome, expected: Outcome) -> int:
+    """How many tokens are the same, until the two best are nearly as good; with their log-probabilities."""
+    for step, (ours, theirs) in enumerate(zip(outcome.logprobs, expected.logprobs, strict=True)):
+        scores = dict(ours.top)
+        for token, score in theirs.top[:10]:
+            assert scores[token] == pytest.approx(score, abs=BOUND)
+        if theirs.top[0][1] - theirs.top[1][1] < 2 * BOUND:
+            return step
+        assert outcome.tokens[step] == expected.tokens[step]
+    return len(expected.tokens)

@@ -1,0 +1,221 @@
+"""Quantized mixtures of experts against NumPy, which rounds the checkpoint's own tensors along their inputs."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from checkpoints.hf import HFCheckpoint
+from checkpoints.quantized import dequantized
+from jaxserve.load import read_spec
+from jaxserve.models import quant
+from jaxserve.models.decoder import param_specs
+from jaxserve.models.moe import Experts
+from jaxserve.models.quant import FORMS, Quantized, contracted
+from jaxserve.models.spec import Mixture, ModelSpec
+from pallas_kernels.grouped_matmul import reference
+from sharding.mesh import MeshSpec
+from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
+from tests.jaxserve.models.test_moe import TOKENS, dense
+from tests.jaxserve.models.test_quant import STEPS, leaves, load, rounded_rows, stands_for
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+BOUND = 3e-4  # of logits around 5: numbers are multiplied by their scale after they are summed up
+# Sizes with which every sum, on two devices too, is of a multiple of 128 numbers.
+WIDE = {
+    "mixtral_gqa": {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64},
+    "qwen2_moe_shared_expert": {"hidden_size": 256, "moe_intermediate_size": 256}
+    | {"shared_expert_intermediate_size": 256, "intermediate_size": 256},
+    "deepseek_v3_legacy": {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 256}
+    | {"q_lora_rank": 128, "v_head_dim": 64},
+    "gpt_oss_head_dim": {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64},
+}
+KINDS = {"qkv", "o", "gate_up", "down"}
+LATENT = KINDS - {"qkv"} | {"compress", "query"}
+# What is rounded of a checkpoint: of latent attention not the matrix that makes keys and values.
+OF_INPUTS = re.compile(r"(?<!kv_b)_proj(_with_mqa)?(\.weight)?$|\.experts\.\d+\.w[123]\.weight$")
+BY_EXPERT = re.compile(r"\.experts\.(gate_up|down)_proj$")  # [E, inputs, outputs]
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random checkpoints of four families."""
+    found, draw = dict[str, Path](), np.random.default_rng(3)
+    for case, sizes in WIDE.items():
+        folder = found[case] = tmp_path_factory.mktemp(case)
+        config = json.loads((GOLDEN / case / "config.json").read_text()) | sizes
+        (folder / "config.json").write_text(json.dumps(config))
+        family, spec = read_spec(config)
+        rows = {row.name: row.shape(spec.sizes(row.block)) for row in family.tensors(spec)}
+        tensors = {name: draw.normal(name.endswith("norm.weight"), 0.1, shape) for name, shape in rows.items()}
+        save_file({n: tensor.astype(np.float32) for n, tensor in tensors.items()}, folder / "model.safetensors")
+    return found
+
+
+def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
+    """A folder of what the quantized weights stand for, in float32."""
+    checkpoint = HFCheckpoint.open(folder)
+    config = {name: value for name, value in checkpoint.config.items() if name != "quantization_config"}
+    stored = dequantized(checkpoint.tensors, checkpoint.config)
+    tensors = {n: np.asarray(t[(slice(None),) * len(t.shape)]).astype(np.float32) for n, t in stored.items()}
+    for name, tensor in tensors.items():
+        if BY_EXPERT.search(name):
+            turned = np.ascontiguousarray(tensor.swapaxes(1, 2))
+            rows = rounded_rows(turned.reshape(-1, turned.shape[2]), weights).reshape(turned.shape)
+            tensors[name] = np.ascontiguousarray(rows.swapaxes(1, 2))
+        elif OF_INPUTS.search(name):
+            tensors[name] = rounded_rows(tensor, weights)
+    (target / "config.json").write_text(json.dumps(config))
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+@pytest.mark.parametrize("weights", FORMS)
+@pytest.mark.parametrize("case", WIDE)
+def test_numbers_times_scales_are_the_rounded_checkpoint(
+    case: str, weights: str, wide: dict[str, Path], tmp_path: Path
+) -> None:
+    """Bit for bit, and no further from the weight than half a step."""
+    folder = wide[case]
+    plain, quantized = load(folder), load(folder, weights)
+    whole = leaves(load(rounded_checkpoint(folder, weights, tmp_path)), folder), leaves(plain, folder)
+    kinds = set[str]()
+    for (name, weight, axes), (_, rounded, _), (_, exact, _) in zip(leaves(quantized, folder), *whole, strict=True):
+        if not isinstance(weight, Quantized):
+            np.testing.assert_array_equal(weight, exact)
+            continue
+        kinds.add(name)
+        found, exact = stands_for(name, weight, axes), np.asarray(exact)
+        np.testing.assert_array_equal(found, rounded)
+        assert 0 < np.abs(found - exact).max() <= np.abs(exact).max() / STEPS[weights[:4]] / 2 * 1.0001
+    assert kinds == (LATENT if "deepseek" in case else KINDS)
+    last = quantized["layers"][-1]
+    assert all(isinstance(last["experts"][name], Quantized) for name in ("gate_up", "down"))
+    assert not isinstance(last["router"], Quantized)
+
+
+@pytest.mark.parametrize(
+    ("case", "weights"),
+    [
+        ("mixtral_gqa", "int4-g64"),
+        pytest.param("mixtral_gqa", "int8", marks=pytest.mark.slow),
+        pytest.param("qwen2_moe_shared_expert", "fp8", marks=pytest.mark.slow),
+        pytest.param("deepseek_v3_legacy", "int4", marks=pytest.mark.slow),
+        pytest.param("deepseek_v3_legacy", "int4-g32", marks=pytest.mark.slow),
+        pytest.param("gpt_oss_head_dim", "int4-g128", marks=pytest.mark.slow),
+    ],
+)
+def test_logits(case: str, weights: str, wide: dict[str, Path], tmp_path: Path) -> None:
+    check_logits(wide[case], weights, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("case", "weights"),
+    [
+        ("gpt_oss_mxfp4", "int4-g32"),
+        pytest.param("deepseek_v3_fp8", "int8", marks=pytest.mark.slow),
+        pytest.param("qwen3_moe_tied", "fp8", marks=pytest.mark.slow),
+    ],
+)
+def test_logits_of_checkpoints_that_are_quantized_themselves(case: str, weights: str, tmp_path: Path) -> None:
+    """In blocks and in groups, which are dequantized first; and one whose head is its embedding."""
+    check_logits(GOLDEN / case, weights, tmp_path)
+
+
+def check_logits(folder: Path, weights: str, target: Path) -> None:
+    prompts = np.random.default_rng(0).integers(0, 96, (2, 12))
+    mesh = MeshSpec(tensor=2).build(jax.devices())
+    quantized = Decoder(folder, mesh, rows=2, context=32, page_size=8, weights=weights)
+    plain = Decoder(rounded_checkpoint(folder, weights, target), one_device_mesh(), rows=2, context=32, page_size=8)
+    np.testing.assert_allclose(quantized(prompts, 0), plain(prompts, 0), atol=BOUND)
+    np.testing.assert_allclose(quantized(prompts[:, :1], 12), plain(prompts[:, :1], 12), atol=BOUND)
+
+
+@pytest.mark.parametrize("axes", [(1, 4, 2), (1, 8, 1), (2, 1, 2)])
+@pytest.mark.parametrize(
+    ("case", "weights"), [("mixtral_gqa", "int4-g128"), ("gpt_oss_head_dim", "int8"), ("deepseek_v3_legacy", "fp8")]
+)
+def test_shards_hold_what_one_device_holds(
+    case: str, weights: str, axes: tuple[int, int, int], wide: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, in however many pieces each was read."""
+    one = load(wide[case], weights)
+    monkeypatch.setattr(quant, "PIECE", 5000)
+    spread = load(wide[case], weights, MeshSpec(*axes).build(jax.devices()))
+    down = spread["layers"][1]["experts"]["down"].values
+    assert down.sharding.shard_shape(down.shape) == (8 // axes[1], 256 // axes[2], 128)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(spread), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a).astype(np.float32), np.asarray(b).astype(np.float32))
+
+
+def test_a_piece_is_of_one_expert_before_it_is_a_part_of_one(
+    wide: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has tensors of its own, that are read once for a piece."""
+    asked, at = tuple(map(range, (8, 2, 128, 256))), contracted("gate_up", "ECDF")
+    for size, expected in [(2**20, (8, 2, 128, 256)), (2**17, (2, 2, 128, 256)), (2**16, (1, 2, 128, 256))]:
+        monkeypatch.setattr(quant, "PIECE", size)
+        assert {tuple(map(len, piece)) for piece, _ in quant._pieces(asked, at)} == {expected}
+    monkeypatch.setattr(quant, "PIECE", 2**13)
+    covered = np.zeros((8, 2, 128, 256), int)
+    for piece, place in quant._pieces(asked, at):
+        assert tuple(map(len, piece)) == (1, 1, 128, 64)
+        assert [part.start for part in piece] == [part.start or 0 for part in place]
+        covered[place] += 1
+    assert (covered == 1).all()
+
+
+# ---- the layer alone
+
+
+MIXTURE = Mixture(experts=8, taken=2, d_expert=512, layers=(0,), d_shared=512, shared_gate=True)
+SPEC = ModelSpec("test", 32, 128, 1, 4, 4, 32, 64, 1e-5, 64, mixture=MIXTURE)
+
+
+def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
+    """A layer's experts and what they stand for; of the shared MLP, and of the router."""
+    draw, form = np.random.default_rng(3), FORMS[weights]
+    declared = param_specs(SPEC, jnp.dtype("float32"), form)["layers"][0]
+    places = param_specs(SPEC, jnp.dtype("float32"))["layers"][0]
+
+    def place(name: str, param: Quantized, axes: str) -> tuple[Quantized, np.ndarray]:
+        weight = draw.normal(0, 0.5, param.values.shape).astype(np.float32)
+        at = contracted(name, axes)
+        scales = quant.find_scales(weight, at, param.scales.shape[at.start], form.largest)
+        numbers = quant.round_to(form.dtype, weight, at, scales)
+        held = Quantized(
+            jax.device_put(numbers, param.values.sharding(mesh)),
+            jax.device_put(scales, param.scales.sharding(mesh)),
+            form,
+        )
+        return held, stands_for(name, held, axes)
+
+    held, exact = dict(declared), dict(declared)
+    for block in ("experts", "shared"):
+        pairs = {name: place(name, param, places[block][name].axes) for name, param in declared[block].items()}
+        held[block], exact[block] = ({name: pair[i] for name, pair in pairs.items()} for i in range(2))
+    for name in ("router", "shared_gate"):
+        exact[name] = draw.normal(0, 0.5, declared[name].shape).astype(np.float32)
+        held[name] = jax.device_put(exact[name], declared[name].sharding(mesh))
+    names = ("experts", "shared", "router", "shared_gate")
+    return {name: held[name] for name in names}, {name: exact[name] for name in names}
+
+
+@pytest.mark.parametrize("axes", [(1, 1, 1), (1, 4, 2), (2, 1, 4)])
+@pytest.mark.parametrize("weights", FORMS)
+def test_every_token_gets_its_experts_answers(weights: str, axes: tuple[int, int, int]) -> None:
+    """Beside float64 with the numbers that the weights stand for."""
+    mesh_spec = MeshSpec(*axes)
+    mesh = mesh_spec.build(jax.devices())
+    held, exact = quantized_layer(weights, mesh)
+    draw, count = np.random.default_rng(0), TOKENS * mesh_spec.lanes
+    x, live = draw.standard_normal((count, SPEC.d_model)).astype(np.float32), draw.random(count) < 0.9
+    out, _ = jax.jit(lambda w, x: Experts(jnp.asarray(live), SPEC, mesh, reference)(w, x))(held, jnp.asarray(x))
+    expected, _ = dense(MIXTURE, exact, x, live)
+    np.testing.assert_allclose(out, expected, atol=2e-4 * np.abs(expected).max())
