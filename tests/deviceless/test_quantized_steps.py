@@ -7,6 +7,7 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,7 @@ def test_a_decode_step_reads_weights_as_they_are_kept(chip: str, tensor: int, we
     assert found.arguments == pytest.approx(logical, rel=0.02)
 
 
-def shard_sizes(params: dict) -> set[int]:
+def shard_sizes(params: Any) -> set[int]:
     """Numbers of every quantized weight on one device."""
     held = [leaf.values for leaf in jax.tree.leaves(params, is_leaf=is_quantized) if is_quantized(leaf)]
     return {math.prod(values.sharding.shard_shape(values.shape)) for values in held}

@@ -1,0 +1,68 @@
+"""What the real compilers say of steps with quantized experts: they are read as they are kept, three layers of each.
+
+Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from jaxserve.config import resolve
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.hlo import parse
+from jaxserve.engine.inspection import find_copies, inspect
+from jaxserve.engine.lowering import Lowering, abstract_params
+from jaxserve.engine.memory import bytes_per_device
+from jaxserve.models.quant import FORMS
+from sharding import absent
+from sharding.mesh import MeshSpec
+from tests.deviceless.attention_step import COMPILERS
+from tests.deviceless.test_expert_steps import CACHE, DECODE, OPTIONS, PREFILL, shortened, temporaries_bound
+from tests.deviceless.test_quantized_steps import shard_sizes, widened
+
+# model, chip, data x expert x tensor
+MESHES = [
+    ("mixtral-8x7b", "v5e", (1, 8, 1)),
+    ("qwen3-30b-a3b", "v6e", (1, 1, 1)),
+    ("gpt-oss-120b", "v5p", (1, 4, 1)),
+    ("deepseek-v3", "7x", (1, 16, 1)),
+]
+QUICK = ("mixtral-8x7b", "int8", DECODE)
+
+
+def cases() -> Iterator[ParameterSet]:
+    """Of gpt-oss, whose sums are of 2,880 numbers, none in groups of 128."""
+    for (model, chip, mesh), weights in [(mesh, weights) for mesh in MESHES for weights in FORMS]:
+        for bucket in (DECODE, PREFILL):
+            marks = [] if (model, weights, bucket) == QUICK else [pytest.mark.slow]
+            if (model, weights) != ("gpt-oss-120b", "int4-g128"):
+                yield pytest.param(model, chip, MeshSpec(*mesh), weights, bucket, marks=marks)
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize(("model", "chip", "axes", "weights", "bucket"), list(cases()))
+def test_experts_are_read_as_they_are_kept(
+    model: str, chip: str, axes: MeshSpec, weights: str, bucket: Bucket
+) -> None:
+    compiler = COMPILERS[absent.CHIPS[chip].platform]
+    if importlib.util.find_spec(compiler) is None:
+        pytest.skip(f"needs {compiler} (make deviceless)")
+    mesh, spec = axes.build(absent.devices(chip, axes.size)), shortened(model).on(axes.tensor)
+    params = abstract_params(spec, jnp.dtype(jnp.bfloat16), mesh, FORMS[weights])
+    windows = [group.window for group in spec.page_groups()]
+    config = resolve(
+        OPTIONS, max_positions=8192, lanes=axes.lanes, affordable_tokens=CACHE, windows=windows, weights="bfloat16"
+    )
+    steps = Lowering(spec, params, config, mesh)
+    compiled = steps.step(bucket).compile()
+    found, module = inspect(compiled, steps), parse(compiled.as_text() or "")
+    experts = shard_sizes([layer.get("experts", {}) for layer in params["layers"]])
+    assert found.aliased >= bytes_per_device(steps.state)
+    assert not find_copies(module, experts, set())
+    assert not list(widened(module, experts))
+    assert found.temporaries < temporaries_bound(spec, axes, bucket)
+    logical = bytes_per_device(params) + bytes_per_device(steps.state)
+    assert found.arguments == pytest.approx(logical, rel=0.03)
