@@ -14,12 +14,13 @@ from jaxtyping import Array, Float, Num
 
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, demand_of, next_power_of_two
-from pallas_kernels.grouped_matmul.gpu_body import Body, Given, Shared
+from pallas_kernels.grouped_matmul.gpu_body import Body, Given, Raw, Shared
 from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan, plan_of
 from pallas_kernels.hopper import HOPPER, tiled
 
 BLOCKS = (8, 16, 32, 64, 128)  # rows
 LEAST_ROWS = 16
+NUMBERS = (jnp.int8, jnp.float8_e4m3fn)  # of weights that have scales
 STEP = 8  # numbers: a bulk copy's rows begin at multiples of 16 bytes
 
 
@@ -35,15 +36,18 @@ def check(options: Options, demand: Demand) -> None:
             f"{demand.dtype} multiplied into {options.out_dtype}: the GPU kernel multiplies bfloat16, into that or "
             f"float32 (--dtype bfloat16, or {instead})"
         )
-    if demand.numbers is not None:
+    if demand.numbers not in (None, *NUMBERS) or demand.scales > 1:
         raise KernelError(
-            f"weights of {demand.numbers} with scales: the GPU kernel has none (--weights auto, or {instead})"
+            f"weights of {demand.numbers} with {demand.scales} scales of a column: the GPU kernel has int8 and "
+            f"float8_e4m3fn with one (--weights int8 or fp8, or {instead})"
         )
     if options.block not in BLOCKS:
         raise KernelError(f"blocks of {options.block} rows: the GPU kernel has {BLOCKS} ({instead})")
-    if demand.contracted % STEP or demand.columns % STEP:
+    step = STEP * 2 // demand.kept.itemsize
+    if demand.contracted % STEP or demand.columns % step:
         raise KernelError(
-            f"weights of {demand.contracted} x {demand.columns}: the GPU kernel has multiples of {STEP} ({instead})"
+            f"weights of {demand.contracted} x {demand.columns} in {demand.kept}: the GPU kernel has multiples of "
+            f"{STEP} x {step} ({instead})"
         )
 
 
@@ -62,27 +66,40 @@ def multiply(
     demand = demand_of(x, weight, scales, options.device_kind)
     plan = plan_of(options, demand)
 
+    operands = [groups.experts, groups.live.reshape(1), x, weight, *([] if scales is None else [scales])]
+
     def grouped_matmul(*refs: Any) -> None:
-        Body(plan, Given(*refs[:4]), refs[4], Shared(*refs[5:])).run()
+        given, out, *shared = refs[: len(operands)], refs[len(operands)], *refs[len(operands) + 1 :]
+        Body(plan, Given(*given), out, Shared(*shared)).run()
 
     check(options, demand)
     return plgpu.kernel(
         grouped_matmul,  # in profiles by this name
         out_type=jax.ShapeDtypeStruct((demand.rows, demand.parts, demand.columns), options.out_dtype),
-        scratch_types=_scratch(plan, x.dtype, options.out_dtype),
+        scratch_types=_scratch(plan, demand, options.out_dtype),
         grid=(plan.cores,),
         grid_names=("block",),
         num_threads=plan.warpgroups + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=0),
-    )(groups.experts, groups.live.reshape(1), x, weight)
+    )(*operands)
 
 
-def _scratch(plan: Plan, dtype: jnp.dtype, out_dtype: jnp.dtype) -> Shared:
+def _scratch(plan: Plan, demand: Demand, out_dtype: jnp.dtype) -> Shared:
+    raw = None
+    if plan.converts:
+        raw = Raw(
+            weight=tiled((plan.stages, DEPTH, plan.columns), demand.kept),
+            landed=plgpu.Barrier(num_arrivals=1, num_barriers=plan.stages),
+            scales=plgpu.SMEM((plan.columns,), jnp.float32),
+            scales_full=plgpu.Barrier(num_arrivals=1),
+            scales_free=plgpu.Barrier(num_arrivals=plan.warpgroups),
+        )
     return Shared(
-        x=tiled((plan.stages, plan.rows, DEPTH), dtype),
-        weight=tiled((plan.stages, DEPTH, plan.columns), dtype),
+        x=tiled((plan.stages, plan.rows, DEPTH), demand.dtype),
+        weight=tiled((plan.stages, DEPTH, plan.columns), demand.dtype),
         out=tiled((plan.rows, STAGED_COLUMNS), out_dtype),
         full=plgpu.Barrier(num_arrivals=2, num_barriers=plan.stages),
         free=plgpu.Barrier(num_arrivals=plan.warpgroups, num_barriers=plan.stages),
+        raw=raw,
     )

@@ -2,10 +2,13 @@
 
 Thread block c of C takes units c, c + C, ... of as many as there are. The warpgroup that fetches is ahead of the others
 by as many stages as shared memory has room for, also from unit to unit, so that copies never pause for the end of one.
+Of a weight in 8 bits it makes bfloat16 of each tile that has come; the sums are multiplied by their columns' scales when
+they are handed out.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +21,9 @@ from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan
 from pallas_kernels.hopper import WARPGROUP_ROWS
 
 TOGETHER = 8  # blocks of rows that take turns with a tile of columns, so that an expert's are near each other in time
-REGISTERS, FETCHING_REGISTERS, MOST_REGISTERS = 512, 56, 232  # of every thread of all warpgroups; of those that fetch
+REGISTERS, MOST_REGISTERS = 512, 232  # of every thread of all warpgroups; of one that multiplies
+FETCHING_REGISTERS, CONVERTING_REGISTERS = 56, 104  # of one that fetches, and of one that converts too
+CHUNK = 64  # numbers of a column, and columns, that are converted together
 
 Scalar = Any  # an int32, of the program or known before it
 
@@ -30,6 +35,7 @@ class Given(NamedTuple):
     live: Any  # [1]
     x: Any  # [M, K]
     weight: Any  # [E, C, K, N]
+    scales: Any = None  # [E, C, 1, N], of a weight in 8 bits
 
 
 class Shared(NamedTuple):
@@ -40,6 +46,17 @@ class Shared(NamedTuple):
     out: Any  # [w * 64, STAGED_COLUMNS]
     full: Any  # [s]
     free: Any  # [s]
+    raw: "Raw | None" = None
+
+
+class Raw(NamedTuple):
+    """A weight in 8 bits as it came, in shared memory."""
+
+    weight: Any  # [s, DEPTH, columns]
+    landed: Any  # [s]
+    scales: Any  # [columns], of a unit
+    scales_full: Any
+    scales_free: Any
 
 
 class Unit(NamedTuple):
@@ -63,26 +80,41 @@ class Body:
         @pl.when(warpgroup == multiplying)
         def _() -> None:
             if multiplying > 1:
-                plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
-            self._wait_for_buffers(self._every_unit(self._fetch))
+                plgpu.set_max_registers(self._fetching_registers, action="decrease")
+            if self.plan.converts:
+                self._wait_for_buffers(self._fetch_and_convert())
+            else:
+                self._wait_for_buffers(self._every_unit(self._fetch))
 
         @pl.when(warpgroup < multiplying)
         def _() -> None:
             if multiplying > 1:
-                left = (REGISTERS - FETCHING_REGISTERS) // multiplying // 8 * 8
+                left = (REGISTERS - self._fetching_registers) // multiplying // 8 * 8
                 plgpu.set_max_registers(min(left, MOST_REGISTERS), action="increase")
             self._every_unit(self._multiply)
             plgpu.wait_smem_to_gmem(0)
+
+    @property
+    def _fetching_registers(self) -> int:
+        return CONVERTING_REGISTERS if self.plan.converts else FETCHING_REGISTERS
 
     # ---- units
 
     def _every_unit(self, work: Callable[[Unit], None]) -> Scalar:
         """How many stages that were."""
-        first, blocks = lax.axis_index("block"), lax.axis_size("block")
-        live = self.given.live[0]
-        mine = lax.div(live * (self.plan.tiles * self.plan.parts) - first + blocks - 1, jnp.int32(blocks))
-        lax.fori_loop(0, mine, lambda nth, _: work(self._unit(first + nth * blocks, nth * self.plan.steps, live)), None)
+        mine = self._mine()
+        lax.fori_loop(0, mine, lambda nth, _: work(self._of_mine(nth)), None)
         return mine * self.plan.steps
+
+    def _mine(self) -> Scalar:
+        """How many units this thread block has."""
+        first, blocks = lax.axis_index("block"), lax.axis_size("block")
+        units = self.given.live[0] * (self.plan.tiles * self.plan.parts)
+        return lax.div(units - first + blocks - 1, jnp.int32(blocks))
+
+    def _of_mine(self, nth: Scalar) -> Unit:
+        first, blocks = lax.axis_index("block"), lax.axis_size("block")
+        return self._unit(first + nth * blocks, nth * self.plan.steps, self.given.live[0])
 
     def _unit(self, nth: Scalar, done: Scalar, live: Scalar) -> Unit:
         """Of a group of blocks all with the first tile, then all with the second: their rows stay in the L2 cache, and
@@ -107,23 +139,69 @@ class Body:
 
     def _fetch(self, unit: Unit) -> None:
         """What lies behind the last row and column of a weight comes as zeros."""
-        given, shared, plan = self.given, self.shared, self.plan
+        shared = self.shared
 
         def one(step: Scalar, _: None) -> None:
             slot = self._slot(unit, step)
-            _wait_if(unit.done + step >= plan.stages, shared.free.at[slot])
-            depth = pl.ds(pl.multiple_of(step * DEPTH, DEPTH), DEPTH)
-            x = given.x.at[pl.ds(unit.row, plan.block), depth]
-            weight = given.weight.at[unit.expert, unit.part, depth, pl.ds(unit.column, plan.columns)]
-            plgpu.copy_gmem_to_smem(weight, shared.weight.at[slot], shared.full.at[slot])
-            plgpu.copy_gmem_to_smem(x, shared.x.at[slot, pl.ds(0, plan.block)], shared.full.at[slot])
+            _wait_if(unit.done + step >= self.plan.stages, shared.free.at[slot])
+            self._copy_weight(unit, step, shared.weight.at[slot], shared.full.at[slot])
+            self._copy_rows(unit, step)
 
-        lax.fori_loop(0, plan.steps, one, None)
+        lax.fori_loop(0, self.plan.steps, one, None)
+
+    def _fetch_and_convert(self) -> Scalar:
+        """The same of all units, whose weights are in 8 bits: how many stages that were.
+
+        Weights are copied ahead, and become bfloat16 as soon as there is room for that.
+        """
+        shared, raw, stages, steps = self.shared, self.shared.raw, self.plan.stages, self.plan.steps
+        assert raw is not None
+        total = self._mine() * steps
+
+        def place(nth: Scalar) -> tuple[Unit, Scalar, Scalar]:
+            return self._of_mine(lax.div(nth, jnp.int32(steps))), lax.rem(nth, jnp.int32(steps)), lax.rem(nth, stages)
+
+        def copy(nth: Scalar) -> None:
+            unit, step, slot = place(nth)
+            self._copy_weight(unit, step, raw.weight.at[slot], raw.landed.at[slot])
+
+        def one(nth: Scalar, _: None) -> None:
+            unit, step, slot = place(nth)
+            _wait_if(nth >= stages, shared.free.at[slot])
+            self._copy_rows(unit, step)
+            pl.when(step == steps - 1)(lambda: self._copy_scales(unit))
+            plgpu.barrier_wait(raw.landed.at[slot])
+            _convert(raw.weight.at[slot], shared.weight.at[slot])
+            plgpu.barrier_arrive(shared.full.at[slot])
+            pl.when(nth + stages < total)(lambda: copy(nth + stages))
+
+        for nth in range(stages):
+            pl.when(nth < total)(partial(copy, jnp.int32(nth)))
+        lax.fori_loop(0, total, one, None)
+        return total
+
+    def _copy_weight(self, unit: Unit, step: Scalar, buffer: Any, full: Any) -> None:
+        weight = self.given.weight.at[unit.expert, unit.part, _depth(step), pl.ds(unit.column, self.plan.columns)]
+        plgpu.copy_gmem_to_smem(weight, buffer, full)
+
+    def _copy_rows(self, unit: Unit, step: Scalar) -> None:
+        slot, block = self._slot(unit, step), self.plan.block
+        rows = self.given.x.at[pl.ds(unit.row, block), _depth(step)]
+        plgpu.copy_gmem_to_smem(rows, self.shared.x.at[slot, pl.ds(0, block)], self.shared.full.at[slot])
+
+    def _copy_scales(self, unit: Unit) -> None:
+        raw = self.shared.raw
+        assert raw is not None
+        _wait_if(unit.done > 0, raw.scales_free)
+        scales = self.given.scales.at[unit.expert, unit.part, 0, pl.ds(unit.column, self.plan.columns)]
+        plgpu.copy_gmem_to_smem(scales, raw.scales, raw.scales_full)
 
     def _wait_for_buffers(self, done: Scalar) -> None:
         """Until all are free again: the interpreter wants every arrival at a barrier to be noticed."""
         for slot in range(self.plan.stages):
             _wait_if(done > slot, self.shared.free.at[slot])
+        if self.shared.raw:
+            _wait_if(done > 0, self.shared.raw.scales_free)
 
     # ---- those that multiply
 
@@ -159,14 +237,38 @@ class Body:
         """Columns behind the last one are dropped."""
         used = min(self.plan.block, WARPGROUP_ROWS)
         first = pl.multiple_of(lax.axis_index("warpgroup") * used, used)
+        raw = self.shared.raw
+        if raw:
+            plgpu.barrier_wait(raw.scales_full)
         for column in range(0, self.plan.columns, STAGED_COLUMNS):
+            some = sums[:, column : column + STAGED_COLUMNS]
+            if raw:
+                scales = plgpu.load(
+                    raw.scales.at[pl.ds(column, STAGED_COLUMNS)], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False
+                )
+                some = some * lax.broadcast_in_dim(scales, some.shape, [1])
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before
             staged = self.shared.out.at[self._rows]
-            staged[...] = sums[:, column : column + STAGED_COLUMNS].astype(staged.dtype)
+            staged[...] = some.astype(staged.dtype)
             plgpu.commit_smem()
             columns = pl.ds(pl.multiple_of(unit.column + column, STAGED_COLUMNS), STAGED_COLUMNS)
             there = self.out.at[pl.ds(pl.multiple_of(unit.row + first, used), used), unit.part, columns]
             plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, used)], there)
+        if raw:
+            plgpu.barrier_arrive(raw.scales_free)
+
+
+def _depth(step: Scalar) -> Any:
+    return pl.ds(pl.multiple_of(step * DEPTH, DEPTH), DEPTH)
+
+
+def _convert(numbers: Any, target: Any) -> None:
+    """[DEPTH, columns] in 8 bits, every number as itself."""
+    for column in range(0, target.shape[1], CHUNK):  # for want of registers
+        part = slice(None), pl.ds(column, CHUNK)
+        some = plgpu.load(numbers.at[part], layout=plgpu.Layout.WGMMA_UPCAST_2X)
+        target[part] = plgpu.layout_cast(some.astype(target.dtype), plgpu.Layout.WGMMA)
+    plgpu.commit_smem()
 
 
 def _wait_if(condition: Scalar, barrier: Any) -> None:

@@ -23,6 +23,7 @@ class Plan(NamedTuple):
     steps: int  # of a unit: a stage of DEPTH numbers of K each
     stages: int  # that have room in shared memory
     cores: int  # multiprocessors
+    converts: bool  # a weight in 8 bits
 
     @property
     def rows(self) -> int:
@@ -37,9 +38,13 @@ def plan_of(options: Options, demand: Demand) -> Plan:
     columns = WIDE if is_many else NARROW
     stage = DEPTH * (columns + warpgroups * WARPGROUP_ROWS) * demand.dtype.itemsize
     staged = warpgroups * WARPGROUP_ROWS * STAGED_COLUMNS * options.out_dtype.itemsize
+    if converts := demand.numbers is not None:
+        stage += DEPTH * columns * demand.kept.itemsize
+        staged += ALIGNMENT  # the scales of a tile
     return Plan(
         *(options.block, warpgroups, columns, -(-demand.columns // columns), demand.parts),
         steps=-(-demand.contracted // DEPTH),
         stages=min(MOST_STAGES, (SHARED_BYTES - staged - 2 * ALIGNMENT) // stage),  # the driver's, barriers
         cores=cores,
+        converts=converts,
     )
