@@ -267,6 +267,8 @@ def _convert(numbers: Any, target: Any) -> None:
     for column in range(0, target.shape[1], CHUNK):  # for want of registers
         part = slice(None), pl.ds(column, CHUNK)
         some = plgpu.load(numbers.at[part], layout=plgpu.Layout.WGMMA_UPCAST_2X)
+        if jnp.issubdtype(some.dtype, jnp.floating):  # the chip makes no bfloat16 of float8
+            some = some.astype(jnp.float32)
         target[part] = plgpu.layout_cast(some.astype(target.dtype), plgpu.Layout.WGMMA)
     plgpu.commit_smem()
 

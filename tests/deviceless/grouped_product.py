@@ -1,7 +1,7 @@
 """The products of published models' experts alone, as arguments without memory, and compiled for an absent chip."""
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import PartitionSpec
 
+from jaxserve.models.quant import FORMS
 from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Groups, Options
 from pallas_kernels.grouped_matmul.grouping import blocks_needed
 from sharding import absent
@@ -40,15 +41,19 @@ MODELS = [
 
 @dataclass(frozen=True)
 class Product:
-    """Of a step of `tokens` tokens: up is the first of both, gate and up side by side; down the other."""
+    """Of a step of `tokens` tokens: up is the first of both, gate and up side by side; down the other.
+
+    weights: of what is quantized, as --weights has it.
+    """
 
     model: Model
     tokens: int
     up: bool
     dtype: str = "bfloat16"
+    weights: str = ""
 
     def __str__(self) -> str:
-        return f"{self.model.name}-{self.tokens}-{'up' if self.up else 'down'}-{self.dtype}"
+        return f"{self.model.name}-{self.tokens}-{'up' if self.up else 'down'}-{self.weights or self.dtype}"
 
     def options(self, kernel: GroupedMatmul, kind: str) -> Options:
         dtype = jnp.dtype(self.dtype)
@@ -59,10 +64,20 @@ class Product:
         model = self.model
         rows = blocks_needed(self.tokens * model.per_token, model.experts, options.block) * options.block
         sizes = (2, model.model, model.mlp) if self.up else (1, model.mlp, model.model)
-        return Demand(rows, model.experts, *sizes, jnp.dtype(self.dtype), options.device_kind)
+        demand = Demand(rows, model.experts, *sizes, jnp.dtype(self.dtype), options.device_kind)
+        if not self.weights:
+            return demand
+        form = FORMS[self.weights]
+        return demand._replace(numbers=form.dtype, scales=sizes[1] // form.group if form.group else 1)
 
 
 PRODUCTS = [Product(model, tokens, up) for model in MODELS for tokens in (64, 2048) for up in (True, False)]
+QUANTIZED = [  # sums of 2,880 numbers have no groups of 128
+    replace(product, weights=form)
+    for product in PRODUCTS
+    for form in FORMS
+    if not (product.model.model == 2880 and form == "int4-g128")
+]
 
 
 def compile_for(kernel: GroupedMatmul, chip: str, product: Product) -> tuple[jax.stages.Compiled, Options, Demand]:
@@ -75,19 +90,20 @@ def compile_for(kernel: GroupedMatmul, chip: str, product: Product) -> tuple[jax
     demand = product.demand(options)
     kernel.check(options, demand)
 
-    def multiply(x: jax.Array, weight: jax.Array, groups: Groups) -> jax.Array:
-        found = kernel.multiply(x, weight, groups, options)
+    def multiply(x: jax.Array, weight: jax.Array, groups: Groups, scales: jax.Array | None) -> jax.Array:
+        found = kernel.multiply(x, weight, groups, options, scales)
         return jax.nn.silu(found[:, 0]) * found[:, 1] if product.up else found[:, 0]
 
     def row_major(dimensions: int) -> Format:
         """By default XLA turns arrays round whose rows are no multiple of 128 numbers, and back for the kernel."""
         return Format(Layout(tuple(range(dimensions))), replicated(mesh))
 
-    def argument(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
+    def argument(dtype: str | jnp.dtype, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=row_major(len(shape)))
 
     x = argument(product.dtype, demand.rows, demand.contracted)
-    weight = argument(product.dtype, demand.experts, demand.parts, demand.contracted, demand.columns)
+    weight = argument(demand.kept, demand.experts, demand.parts, demand.contracted, demand.columns)
+    scales = argument("float32", *weight.shape[:2], demand.scales, demand.columns) if demand.scales else None
     groups = Groups(argument("int32", demand.rows // options.block), argument("int32"))
     on_chip = jax.shard_map(multiply, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
-    return jax.jit(on_chip, out_shardings=row_major(2)).lower(x, weight, groups).compile(), options, demand
+    return jax.jit(on_chip, out_shardings=row_major(2)).lower(x, weight, groups, scales).compile(), options, demand

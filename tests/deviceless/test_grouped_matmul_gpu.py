@@ -11,15 +11,16 @@ from _pytest.mark.structures import ParameterSet
 
 from jaxserve.engine.inspection import find_copies, parse
 from pallas_kernels.grouped_matmul import gpu, reference
-from tests.deviceless.grouped_product import MODELS, PRODUCTS, Product, compile_for
+from tests.deviceless.grouped_product import MODELS, PRODUCTS, QUANTIZED, Product, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
 
-QUICK = [Product(MODELS[1], 64, up=True), Product(MODELS[2], 2048, up=False)]
+QUICK = [Product(MODELS[1], 64, up=True), Product(MODELS[2], 2048, up=False), Product(MODELS[1], 64, True, weights="int8")]
+TAKEN = [product for product in QUANTIZED if product.weights in ("int8", "fp8")]
 SPILLED = re.compile(r"(\d+) bytes spill stores")
 
 
 def cases() -> Iterator[ParameterSet]:
-    for product in PRODUCTS:
+    for product in [*PRODUCTS, *TAKEN]:
         yield pytest.param(product, marks=[] if product in QUICK else [pytest.mark.slow], id=str(product))
 
 
@@ -44,7 +45,7 @@ def test_no_weight_is_copied_and_no_register_spilt(
 
 @pytest.mark.deviceless
 @pytest.mark.slow
-@pytest.mark.parametrize("product", PRODUCTS, ids=str)
+@pytest.mark.parametrize("product", [*PRODUCTS, *QUANTIZED], ids=str)
 def test_the_reference_needs_one_experts_weight(product: Product) -> None:
     """And both parts of the result."""
     compiled, _, demand = compile_for(reference, "h200", product)

@@ -12,16 +12,17 @@ from _pytest.mark.structures import ParameterSet
 from jaxserve.engine.inspection import find_copies, parse
 from pallas_kernels.grouped_matmul import tpu
 from sharding import absent
-from tests.deviceless.grouped_product import MODELS, PRODUCTS, Product, compile_for
+from tests.deviceless.grouped_product import MODELS, PRODUCTS, QUANTIZED, Product, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
 
 CHIPS = [name for name, chip in absent.CHIPS.items() if chip.platform == "tpu"]
 EXACT = [replace(product, dtype="float32") for product in PRODUCTS if product.tokens == 64]
-QUICK = [Product(MODELS[1], 64, up=True), Product(MODELS[2], 64, up=False)]
+QUICK = [Product(MODELS[1], 64, up=True), Product(MODELS[2], 64, up=False), Product(MODELS[0], 64, True, weights="int8")]
+QUICK += [Product(MODELS[3], 2048, up=False, weights="int4-g128")]
 
 
 def cases() -> Iterator[ParameterSet]:
-    for product in [*PRODUCTS, *EXACT]:
+    for product in [*PRODUCTS, *EXACT, *QUANTIZED]:
         for chip in CHIPS:
             marks = [] if product in QUICK else [pytest.mark.slow]
             yield pytest.param(chip, product, marks=marks, id=f"{chip}-{product}")

@@ -5,6 +5,7 @@ Run by `make deviceless`, in an environment that has these compilers; skipped in
 
 import importlib.util
 from collections.abc import Iterator
+from itertools import product
 
 import jax.numpy as jnp
 import pytest
@@ -25,21 +26,22 @@ from tests.deviceless.test_quantized_steps import shard_sizes, widened
 
 # model, chip, data x expert x tensor
 MESHES = [
-    ("mixtral-8x7b", "v5e", (1, 8, 1)),
+    ("mixtral-8x7b", "v5e", (1, 8, 2)),
     ("qwen3-30b-a3b", "v6e", (1, 1, 1)),
     ("gpt-oss-120b", "v5p", (1, 4, 1)),
     ("deepseek-v3", "7x", (1, 16, 1)),
 ]
 QUICK = ("mixtral-8x7b", "int8", DECODE)
+STEPS = [*((weights, DECODE) for weights in FORMS), ("int8", PREFILL), ("int4-g32", PREFILL)]
 
 
 def cases() -> Iterator[ParameterSet]:
     """Of gpt-oss, whose sums are of 2,880 numbers, none in groups of 128."""
-    for (model, chip, mesh), weights in [(mesh, weights) for mesh in MESHES for weights in FORMS]:
-        for bucket in (DECODE, PREFILL):
-            marks = [] if (model, weights, bucket) == QUICK else [pytest.mark.slow]
-            if (model, weights) != ("gpt-oss-120b", "int4-g128"):
-                yield pytest.param(model, chip, MeshSpec(*mesh), weights, bucket, marks=marks)
+    for (model, chip, mesh), (weights, bucket) in product(MESHES, STEPS):
+        marks = [] if (model, weights, bucket) == QUICK else [pytest.mark.slow]
+        if (model, weights) != ("gpt-oss-120b", "int4-g128"):
+            name = f"{model}-{chip}-{'x'.join(map(str, mesh))}-{weights}-{bucket.kind}"
+            yield pytest.param(model, chip, MeshSpec(*mesh), weights, bucket, marks=marks, id=name)
 
 
 @pytest.mark.deviceless

@@ -16,6 +16,7 @@ from pallas_kernels.hopper import SHARED_BYTES
 BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
 H200 = Options(16, BF16, "NVIDIA H200")
 QWEN = Demand(2432, 128, 2, 2048, 768, BF16, "NVIDIA H200")
+INT8 = QWEN._replace(numbers=jnp.dtype("int8"), scales=1)
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GH200 480GB"])
@@ -36,9 +37,11 @@ def test_other_gpus_are_refused(kind: str) -> None:
         (H200, QWEN._replace(rows=2440), "2440 rows cannot be cut into blocks of 16"),
         (H200, QWEN._replace(dtype=F32), r"float32 multiplied into bfloat16: .*--dtype bfloat16, or --grouped"),
         (replace(H200, out_dtype=jnp.dtype("float16")), QWEN, "bfloat16 multiplied into float16"),
-        (H200, QWEN._replace(contracted=2044), "weights of 2044 x 768: the GPU kernel has multiples of 8"),
-        (H200, QWEN._replace(numbers=jnp.dtype("int8"), scales=1), "weights of int8 with scales: .*grouped-matmul ref"),
-        (H200, QWEN._replace(columns=90), "weights of 2048 x 90: .* multiples of 8"),
+        (H200, QWEN._replace(contracted=2044), "weights of 2044 x 768 in bfloat16: .* multiples of 8 x 8"),
+        (H200, QWEN._replace(columns=90), "weights of 2048 x 90 in bfloat16: .* multiples of 8 x 8"),
+        (H200, INT8._replace(columns=760), "weights of 2048 x 760 in int8: .* multiples of 8 x 16"),
+        (H200, INT8._replace(numbers=jnp.dtype("int4")), "weights of int4 with 1 scales of a column: .*--weights int8"),
+        (H200, INT8._replace(scales=16), "weights of int8 with 16 scales .* or --grouped-matmul reference"),
     ],
 )
 def test_what_it_refuses(options: Options, demand: Demand, reason: str) -> None:
@@ -55,11 +58,13 @@ def test_few_experts_have_a_second_block(expected: int, block: int) -> None:
 @pytest.mark.parametrize("block", gpu.BLOCKS)
 @pytest.mark.parametrize("out_dtype", [BF16, F32])
 @pytest.mark.parametrize("blocks", [1, 1000])
-def test_stages_fit_into_shared_memory(block: int, out_dtype: jnp.dtype, blocks: int) -> None:
-    plan = plan_of(Options(block, out_dtype, "NVIDIA H200"), QWEN._replace(rows=block * blocks))
-    assert plan.columns == (WIDE if blocks == 1000 else NARROW)
-    stages = plan.stages * 64 * (plan.rows + plan.columns) * 2
-    assert plan.stages >= 4 and stages + plan.rows * 64 * out_dtype.itemsize + 2048 <= SHARED_BYTES
+@pytest.mark.parametrize("demand", [QWEN, INT8], ids=["bfloat16", "int8"])
+def test_stages_fit_into_shared_memory(block: int, out_dtype: jnp.dtype, blocks: int, demand: Demand) -> None:
+    plan = plan_of(Options(block, out_dtype, "NVIDIA H200"), demand._replace(rows=block * blocks))
+    assert plan.columns == (WIDE if blocks == 1000 else NARROW) and plan.converts == (demand is INT8)
+    stages = plan.stages * 64 * (2 * plan.rows + (2 + plan.converts) * plan.columns)
+    besides = plan.rows * 64 * out_dtype.itemsize + 4 * plan.columns * plan.converts
+    assert plan.stages >= 3 and stages + besides + 2048 <= SHARED_BYTES
 
 
 @pytest.mark.parametrize("live", [0, 1, 7, 8, 9, 20, 131])
