@@ -131,8 +131,11 @@ class Experts:
         if not isinstance(weight, Quantized):
             return partition(letters, weight.shape, self.mesh)
         of_scales = scale_axes(path[-1].key, letters, weight.form)
-        values, scales = (letters, weight.values), (of_scales, weight.scales)
-        return Quantized(*(partition(a, x.shape, self.mesh) for a, x in (values, scales)), weight.form)
+        return Quantized(
+            partition(letters, weight.values.shape, self.mesh),
+            partition(of_scales, weight.scales.shape, self.mesh),
+            weight.form,
+        )
 
     def _one_lane(self, weights: dict, x: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The same for one lane's tokens and one shard's experts and columns."""

@@ -112,10 +112,9 @@ def check_rows(options: Options, demand: Demand) -> None:
 
 def demand_of(x: jax.Array, weight: jax.Array, scales: jax.Array | None, device_kind: str) -> Demand:
     """What a product of these asks."""
-    sizes = len(x), *weight.shape
-    if scales is None:
-        return Demand(*sizes, x.dtype, device_kind)
-    return Demand(*sizes, x.dtype, device_kind, weight.dtype, scales.shape[2])
+    experts, parts, contracted, columns = weight.shape
+    demand = Demand(len(x), experts, parts, contracted, columns, x.dtype, device_kind)
+    return demand if scales is None else demand._replace(numbers=weight.dtype, scales=scales.shape[2])
 
 
 def next_power_of_two(n: int) -> int:

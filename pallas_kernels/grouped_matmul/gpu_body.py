@@ -2,8 +2,8 @@
 
 Thread block c of C takes units c, c + C, ... of as many as there are. The warpgroup that fetches is ahead of the others
 by as many stages as shared memory has room for, also from unit to unit, so that copies never pause for the end of one.
-Of a weight in 8 bits it makes bfloat16 of each tile that has come; the sums are multiplied by their columns' scales when
-they are handed out.
+Of a weight in 8 bits it makes bfloat16 of each tile that has come; sums are multiplied by their columns' scales when
+handed out.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """The grouped matrix product in plain XLA: the reference of every kernel, and what runs on a CPU.
 
 A loop over the blocks that hold rows, each of which takes its expert's weight out of all of them, and dequantizes it if
-it has scales: one expert's is all the memory that this needs. XLA expands `lax.ragged_dot`, for CPUs and GPUs, into products of every row with every
-expert.
+it has scales: one expert's is all the memory that this needs. XLA expands `lax.ragged_dot`, for CPUs and GPUs, into
+products of every row with every expert.
 """
 
 import jax

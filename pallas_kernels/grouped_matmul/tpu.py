@@ -117,7 +117,7 @@ def _multiply_whole(experts: Any, x: Any, weight: Any, out: Any) -> None:
 
 
 def _multiply_part(experts: Any, x: Any, weight: Any, out: Any, sums: Any) -> None:
-    """x [block, k], weight [C, k, n] and perhaps its scales, out [C, block, n], sums likewise, of the parts of K so far."""
+    """x [block, k], weight [C, k, n] and perhaps its scales, out [C, block, n], sums alike, of parts of K so far."""
     nth = pl.program_id(2)
 
     @pl.when(nth == 0)

@@ -46,9 +46,7 @@ def cases() -> Iterator[ParameterSet]:
 
 @pytest.mark.deviceless
 @pytest.mark.parametrize(("model", "chip", "axes", "weights", "bucket"), list(cases()))
-def test_experts_are_read_as_they_are_kept(
-    model: str, chip: str, axes: MeshSpec, weights: str, bucket: Bucket
-) -> None:
+def test_experts_are_read_as_they_are_kept(model: str, chip: str, axes: MeshSpec, weights: str, bucket: Bucket) -> None:
     compiler = COMPILERS[absent.CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")

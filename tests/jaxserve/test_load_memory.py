@@ -114,6 +114,7 @@ def write_sparse_checkpoint(folder: Path, config: dict) -> tuple[int, int]:
         (DENSE, 1, 1, "int8", 0.57),
         (MIXTURE, 4, 1, "auto", 1),
         (MIXTURE, 2, 2, "auto", 1),
+        (MIXTURE, 2, 2, "int8", 0.59),
     ],
 )
 def test_loading_gigabytes_takes_one_tensor_more(
