@@ -82,11 +82,13 @@ def _read_into(
     """A row's share of one shard of its parameter: of the entries `asked` along each of the parameter's axes."""
     spec, held = specs
     places = row.places(held.sizes(row.block))
-    wanted, within, target = "", dict[str, slice](), list[slice | int]()
+    wanted, within = "", dict[str, slice]()
+    source, target = list[slice](), list[slice | int]()  # what is wanted of what is read, and where it goes
     for letter, part in zip(axes, asked, strict=True):
         if letter not in places:
             wanted += letter
             within[letter] = slice(part.start, part.stop)
+            source.append(slice(None))
             target.append(slice(None))
         else:
             letters, at = places[letter]
@@ -94,11 +96,12 @@ def _read_into(
             if begin >= end:
                 return
             wanted += letters
+            source += [slice(begin - at.start, end - at.start)] if letters else []
             target.append(slice(begin - part.start, end - part.start) if letters else begin - part.start)
     copies = held.num_kv_heads // spec.num_kv_heads
     values = _read(row, stored, spec.sizes(row.block), wanted, within, copies)
     check_finite(row.name, values)
-    _copy(values, whole[tuple(target)])
+    _copy(values[tuple(source)], whole[tuple(target)])
 
 
 def _read(
