@@ -69,10 +69,9 @@ def multiply(
     operands = [groups.experts, groups.live.reshape(1), x, weight, *([] if scales is None else [scales])]
 
     def grouped_matmul(*refs: Any) -> None:
-        given, out, *shared = refs[: len(operands)], refs[len(operands)], *refs[len(operands) + 1 :]
-        Body(plan, Given(*given), out, Shared(*shared)).run()
+        count = len(operands)
+        Body(plan, Given(*refs[:count]), refs[count], Shared(*refs[count + 1 :])).run()
 
-    check(options, demand)
     return plgpu.kernel(
         grouped_matmul,  # in profiles by this name
         out_type=jax.ShapeDtypeStruct((demand.rows, demand.parts, demand.columns), options.out_dtype),

@@ -6,6 +6,7 @@ Any implementation of the contract is run through them. What is nobody's is NaN:
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -132,8 +133,8 @@ def stands_for(shape: Shape, given: Operands) -> np.ndarray:
     if given.scales is None:
         return weight
     apart = weight.reshape(*weight.shape[:2], shape.scales, -1, shape.columns)
-    product = (apart * given.scales[:, :, :, None].astype(np.float64)).reshape(weight.shape)
-    return product.astype(np.float32).astype(shape.dtype).astype(np.float64) if shape.scales > 1 else product
+    whole = (apart * given.scales[:, :, :, None].astype(np.float64)).reshape(weight.shape)
+    return whole.astype(np.float32).astype(shape.dtype).astype(np.float64) if shape.scales > 1 else whole
 
 
 def _begin(shape: Shape, expert: int) -> int:
@@ -162,17 +163,19 @@ def tolerance(shape: Shape) -> dict[str, float]:
     return {"atol": 4 * 2**-23 * shape.contracted, "rtol": 2**-8 if shape.out_dtype is BF16 else 0}
 
 
+Kept = tuple[type | None, int]  # a weight's numbers, if they have scales, and how many share one; 0: a column
+ALL_KEPT: tuple[Kept, ...] = ((None, 0), *product(LARGEST, (0, 32)))
+
+
 @st.composite
-def shapes(
-    draw: st.DrawFn, dtype: type, blocks: Sequence[int], numbers: Sequence[type | None] = (None, *LARGEST)
-) -> Shape:
-    """Experts with no, few and many rows; sizes that are and are no multiples of tiles; scales of 32 numbers or all."""
+def shapes(draw: st.DrawFn, dtype: type, blocks: Sequence[int], kept: Sequence[Kept] = ALL_KEPT) -> Shape:
+    """Experts with no, few and many rows; sizes that are and are no multiples of tiles."""
     block = draw(st.sampled_from(blocks))
     most = st.sampled_from([0, 0, 1, block - 1, block, block + 1, 3 * block])
     rows = draw(st.lists(most, min_size=1, max_size=6))
     contracted, columns = (draw(st.sampled_from([64, 128, 192, 256, 320, 384])) for _ in range(2))
     parts, spare = draw(st.integers(1, 2)), draw(st.integers(0, 2))
-    kept = draw(st.sampled_from(numbers))
-    scales = draw(st.sampled_from([1, contracted // 32])) if kept else 0
+    numbers, group = draw(st.sampled_from(kept))
+    scales = contracted // (group or contracted) if numbers else 0
     spare = spare or int(not any(rows))
-    return Shape(tuple(rows), contracted, columns, parts, block, spare, dtype, dtype, kept, scales)
+    return Shape(tuple(rows), contracted, columns, parts, block, spare, dtype, dtype, numbers, scales)

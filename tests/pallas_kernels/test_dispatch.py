@@ -55,6 +55,18 @@ def test_grouped_products_are_chosen_as_attention_is() -> None:
         dispatch.choose_grouped("dense", "cpu", products(PRODUCT))
 
 
+def test_experts_in_4_bits_are_the_references_on_a_gpu() -> None:
+    """And those in 8 bits the kernel's; a name is that one or an error."""
+    said: list[str] = []
+    int8, int4 = ((PRODUCT[0], PRODUCT[1]._replace(numbers=jnp.dtype(name), scales=1)) for name in ("int8", "int4"))
+    chosen = dispatch.choose_grouped("auto", "gpu", products(int4), lambda name, error: said.append(f"{name}: {error}"))
+    assert chosen == "reference" and "gpu: weights of int4 with 1 scales of a column" in said[0]
+    assert dispatch.choose_grouped("auto", "gpu", products(int8)) == "gpu"
+    with pytest.raises(KernelError, match=r"--weights int8 or fp8, or --grouped-matmul reference"):
+        dispatch.choose_grouped("gpu", "gpu", products(int4))
+    assert dispatch.choose_grouped("auto", "tpu", products(int4)) == "tpu"
+
+
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
     built_in = {"small": implementation(4), "large": implementation(8), "reference": implementation(100)}

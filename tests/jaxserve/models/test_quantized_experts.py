@@ -15,7 +15,7 @@ from checkpoints.quantized import dequantized
 from jaxserve.load import read_spec
 from jaxserve.models import quant
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.moe import Experts
+from jaxserve.models.moe import Experts, products
 from jaxserve.models.quant import FORMS, Quantized, contracted
 from jaxserve.models.spec import Mixture, ModelSpec
 from pallas_kernels.grouped_matmul import reference
@@ -205,6 +205,17 @@ def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
         held[name] = jax.device_put(exact[name], declared[name].sharding(mesh))
     names = ("experts", "shared", "router", "shared_gate")
     return {name: held[name] for name in names}, {name: exact[name] for name in names}
+
+
+def test_what_is_asked_of_a_kernel() -> None:
+    """The dtype of numbers, and one scale for a whole sum or for each group of it, of a shard's columns."""
+    mesh, dtype = MeshSpec(expert=2, tensor=4).build(jax.devices()), jnp.dtype("bfloat16")
+    asked = {form: products(SPEC, 16, mesh, reference, dtype, FORMS.get(form)) for form in ("", "int8", "int4-g32")}
+    assert [(up.numbers, up.scales, down.scales) for (_, up), (_, down) in asked.values()] == [
+        (None, 0, 0),
+        (jnp.int8, 1, 1),
+        (jnp.int4, 128 // 32, 512 // 4 // 32),
+    ]
 
 
 @pytest.mark.parametrize("axes", [(1, 1, 1), (1, 4, 2), (2, 1, 4)])
