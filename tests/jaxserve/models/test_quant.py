@@ -201,7 +201,7 @@ def test_bytes(weights: str, bits: int) -> None:
     ("case", "weights", "problem"),
     [
         ("mixtral_gqa", "int4-g32", "down sums 12 numbers, no multiple of 32 .choose one without groups"),
-        ("gpt_oss_mxfp4", "int4-g128", "o sums 64 numbers, no multiple of 128 .groups of 32 or 64 do"),
+        ("gpt_oss_mxfp4", "int4-g128", "sums 64 numbers, no multiple of 128 .groups of 32 or 64 do"),
         ("llama_tied", "int8+head", "no head beside its embedding"),
         ("llama_gqa", "int4-g32", "down sums 24 numbers, no multiple of 32 .choose one without groups"),
         ("llama_gqa", "int3", "--weights int3: choose auto, int8, fp8, int4, int4-g32, int4-g64, int4-g128"),
