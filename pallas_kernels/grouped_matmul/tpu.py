@@ -43,6 +43,8 @@ def check(options: Options, demand: Demand) -> None:
         )
     if demand.numbers not in (None, *NUMBERS):
         raise KernelError(f"weights of {demand.numbers}: the TPU kernel has int8, float8_e4m3fn and int4 (--weights)")
+    if demand.scales > 1 and DEPTH % (group := demand.contracted // demand.scales):
+        raise KernelError(f"scales of {group} numbers each: the TPU kernel has groups that divide {DEPTH} (--weights)")
     if options.block % (step := _sublanes(demand.dtype, options.out_dtype)):
         raise KernelError(f"blocks of {options.block} rows: on a TPU, in {demand.dtype}, they are multiples of {step}")
     if (scalars := 4 * demand.rows // options.block) > SCALAR_BYTES:

@@ -22,6 +22,11 @@ QWEN = Demand(2432, 128, 2, 2048, 768, BF16, "TPU v5 lite")
         (replace(V5E, block=4), QWEN._replace(dtype=F32), "blocks of 4 rows: .* multiples of 16"),
         (V5E, QWEN._replace(dtype=jnp.dtype("float16")), r"float16 .*has float32 and bfloat16 \(--dtype bfloat16\)"),
         (V5E, QWEN._replace(numbers=jnp.dtype("uint8"), scales=1), "weights of uint8: the TPU kernel has int8, float8"),
+        (
+            V5E,
+            QWEN._replace(numbers=jnp.dtype("int4"), contracted=1920, scales=20),
+            "scales of 96 numbers .* divide 1024",
+        ),
         (V5E, QWEN._replace(numbers=jnp.dtype("int8"), scales=9), "9 scales for 2048 numbers of a column"),
         (replace(V5E, out_dtype="float16"), QWEN, "bfloat16 multiplied into float16"),
         (V5E, QWEN._replace(rows=16 * 2**17 + 16), r"take 524292 bytes of scalar memory; .* 524288 \(--step-tokens\)"),
