@@ -45,7 +45,8 @@ class Model:
     """A loaded checkpoint.
 
     spec: as these devices hold it, with kv_copies of every kv head (ModelSpec.on). parameters: of the checkpoint,
-    without copies. fingerprint: of spec, dtype, form of weights and folder, for the identity of cached pages.
+    without copies. weights: the form of those that are quantized, as --weights names it, or auto. fingerprint: of spec,
+    dtype, weights and folder, for the identity of cached pages.
     """
 
     spec: ModelSpec
@@ -56,6 +57,7 @@ class Model:
     fingerprint: str
     parameters: int
     kv_copies: int
+    weights: str
 
 
 def load(
@@ -82,11 +84,11 @@ def load(
         )
     eos_ids = _eos_ids(checkpoint, tokenizer, spec)
     params = load_params(checkpoint, mesh, dtype, progress, weights)
-    held, form = spec.on(mesh.shape["tensor"]), str(form_in(params) or AS_THEY_ARE)
-    fingerprint = sha256(repr((held, dtype, form, str(folder.resolve()))).encode()).hexdigest()
+    held, kept = spec.on(mesh.shape["tensor"]), str(form_in(params) or AS_THEY_ARE)
+    fingerprint = sha256(repr((held, dtype, kept, str(folder.resolve()))).encode()).hexdigest()
     leaves = jax.tree.leaves(param_specs(spec, params["embed"].dtype), is_leaf=is_param_spec)
     parameters, copies = sum(math.prod(leaf.shape) for leaf in leaves), held.num_kv_heads // spec.num_kv_heads
-    return Model(held, params, mesh, tokenizer, eos_ids, fingerprint, parameters, copies)
+    return Model(held, params, mesh, tokenizer, eos_ids, fingerprint, parameters, copies, kept)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -54,7 +54,8 @@ def load_parameter(
         wide = replace(param.values, dtype=jnp.dtype(jnp.float32))
         rounding = Rounding(name, param, part(wide, _floats(rows, tensors)))
         read_values, read_scales = rounding.values, rounding.scales
-    return Quantized(_sharded(param.values, mesh, read_values), _sharded(param.scales, mesh, read_scales), param.form)
+    placed = _sharded(param.scales, mesh, read_scales)  # first: groups that shards would cut are refused there
+    return Quantized(_sharded(param.values, mesh, read_values), placed, param.form)
 
 
 def _floats(rows: list[Tensor], tensors: Mapping[str, Stored]) -> list[Tensor]:
