@@ -109,16 +109,17 @@ def load_params(
     Once; what is quantized here twice, for its scales and then for its numbers. keep: for whoever writes them elsewhere
     and needs no more than one at a time.
     """
+    stored = checkpoint.weights if isinstance(checkpoint, OrbaxCheckpoint) else AS_THEY_ARE
+    form = form_of(chosen_weights(checkpoint.folder, weights, stored))
     family, spec = _architecture(checkpoint)
     spread = spec.on(mesh.shape["tensor"])
     tensors = _stored_tensors(checkpoint)
     if isinstance(checkpoint, OrbaxCheckpoint):
-        weights = chosen_weights(checkpoint.folder, weights, checkpoint.weights)
         table = match_parameters(spec, spread, checkpoint)
     else:
         table = _match(family, spec, tensors)
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
-    params: Any = param_specs(spread, jnp.dtype(kept), form_of(weights))
+    params: Any = param_specs(spread, jnp.dtype(kept), form)
     total, done = sum(param.nbytes for param in jax.tree.leaves(params, is_leaf=is_param_spec)), 0
     for path, rows in by_parameter(table).items():
         progress(done, total, rows[0].name)
