@@ -224,7 +224,7 @@ def test_hosts_must_agree_on_the_form_that_they_found(tmp_path: Path) -> None:
             facts.append(facts_of_engine(model.spec, model.params, model.weights, config))
             card = model_card(llm, "it")
     assert difference(*facts) == "their form: int8 there, auto here"
-    assert card.dtype == "int8" and card.bytes["int8"] > 0
+    assert card.weights == "int8" and card.sizes["mlp"]["int8"] > 0
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4-g32"])
