@@ -55,7 +55,7 @@ def load_parameter(
         rounding = Rounding(name, param, part(wide, _floats(rows, tensors)))
         read_values, read_scales = rounding.values, rounding.scales
     placed = _sharded(param.scales, mesh, read_scales)  # first: groups that shards would cut are refused there
-    return param.replace(values=_sharded(param.values, mesh, read_values), scales=placed)
+    return replace(param, values=_sharded(param.values, mesh, read_values), scales=placed)
 
 
 def _floats(rows: list[Tensor], tensors: Mapping[str, Stored]) -> list[Tensor]:
