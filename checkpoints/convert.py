@@ -92,7 +92,9 @@ def to_orbax(
 
     checkpoint = open_checkpoint(source)
     if isinstance(checkpoint, OrbaxCheckpoint) and (weights == AS_THEY_ARE or checkpoint.weights != AS_THEY_ARE):
-        raise CheckpointError(f"{source}: is converted already (--to hf converts back what is not quantized)")
+        raise CheckpointError(
+            f"{source}: is converted already (--to hf converts it back; --weights is for full precision)"
+        )
     with new_folder(source, target) as folder:
         writer = Writer(folder, chunk_bytes)
         load_params(

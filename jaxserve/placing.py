@@ -47,8 +47,9 @@ def load_parameter(
 
     if isinstance(param, ParamSpec):
         return _sharded(param, mesh, part(param, _floats(rows, tensors)))
-    numbers, scales = ([row for row in rows if bool(row.scales) is of_scales] for of_scales in (False, True))
+    scales = [row for row in rows if row.scales]
     if scales:
+        numbers = [row for row in rows if not row.scales]
         read_values, read_scales = part(param.values, numbers), part(param.scales, scales)
     else:
         wide = replace(param.values, dtype=jnp.dtype(jnp.float32))

@@ -337,7 +337,7 @@ def test_nan_is_refused(
 
 
 def test_a_shard_reads_its_own_files(wide: Path, converted: Callable[[Path, str], Path]) -> None:
-    """A device's quarter of the query heads is stored in files of its own; the others may be gone."""
+    """A device's quarter of the query heads is stored in files of its own."""
     checkpoint = open_checkpoint(converted(wide, "int4"))
     assert isinstance(checkpoint, OrbaxCheckpoint)
     stored = checkpoint.tensors["layers.0.o.values"]
