@@ -7,6 +7,7 @@ routed tokens would need; a step with more goes the first way). What shards say 
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import flax.struct
@@ -131,10 +132,10 @@ class Experts:
         if not isinstance(weight, Quantized):
             return partition(letters, weight.shape, self.mesh)
         of_scales = scale_axes(path[-1].key, letters, weight.form)
-        return Quantized(
-            partition(letters, weight.values.shape, self.mesh),
-            partition(of_scales, weight.scales.shape, self.mesh),
-            weight.form,
+        return replace(
+            weight,
+            values=partition(letters, weight.values.shape, self.mesh),
+            scales=partition(of_scales, weight.scales.shape, self.mesh),
         )
 
     def _one_lane(self, weights: dict, x: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
