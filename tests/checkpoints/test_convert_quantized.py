@@ -104,6 +104,9 @@ def test_what_is_stored_is_what_would_be_loaded(
         ("quantized/gptq_4bit", "int4-g32", (1, 1, 1)),
         ("quantized/compressed_w4a16_asymmetric", "int4", (1, 1, 2)),
         ("quantized/compressed_fp8_block", "fp8", (1, 1, 1)),
+        ("mixtral_gqa", "int8", (1, 4, 2)),  # experts with tensors of their own
+        ("deepseek_v3_fp8", "int4", (1, 4, 2)),
+        ("gpt_oss_mxfp4", "int4-g32", (1, 4, 2)),
     ],
 )
 def test_every_kind_of_source(
