@@ -12,7 +12,8 @@ from jaxserve.server.service import Service
 class ModelCard:
     """What clients may know of the model. embedding_dimensions: of its embeddings; 0: it generates.
 
-    dtype: of activations. weights: what they are kept in, as --weights names it. sizes: bytes of weights on one device, by part and dtype.
+    dtype: of activations. weights: what they are kept in, as --weights names it. sizes: bytes of weights on one device,
+    by part of the model and dtype.
     """
 
     name: str
