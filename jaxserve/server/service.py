@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import secrets
 import time
 from collections import deque
@@ -10,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from jaxserve.chat import Rendered
+from jaxserve.chat import Rendered, Tools
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestError, RequestIdInUseError
 from jaxserve.prompts import Prompt, Prompts, is_conversation
@@ -110,14 +111,14 @@ class Service:
         try:
             left = None if call.deadline is None else call.deadline - time.monotonic()
             async with asyncio.timeout(left):
-                return await self.encode(call.prompt, call.prompt_field)
+                return await self.encode(call.prompt, call.prompt_field, call.tools)
         except TimeoutError:
             raise DeadlineError("the deadline passed while the prompt was tokenized") from None
 
-    async def encode(self, prompt: Prompt, name: str) -> Rendered:
+    async def encode(self, prompt: Prompt, name: str, tools: Tools | None = None) -> Rendered:
         """Text and token ids of a prompt; long ones, and conversations, beside the event loop."""
         self._check_prompt_size(prompt, name)
-        work = partial(self.prompts.encode, prompt, name)
+        work = partial(self.prompts.encode, prompt, name, tools)
         if is_conversation(prompt) or len(prompt) > SHORT:
             return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
         return work()
@@ -172,6 +173,8 @@ class Service:
 
     def _check(self, call: Call, request_id: str) -> None:
         self.prompts.check_purpose(call.embed)
+        if call.tools:
+            self._check_tools(call.tools)
         _check_size("request_id", request_id, MAX_ID_BYTES)
         _check_size("cache_salt", call.cache_salt, MAX_SALT_BYTES)
         if abs(call.priority) > MAX_PRIORITY:
@@ -186,6 +189,15 @@ class Service:
         if size > self.limits.max_prompt_bytes:
             limit = self.limits.max_prompt_bytes
             raise RequestError(name, f"has {size} bytes of text; the limit is {limit} (--max-prompt-bytes)")
+
+    def _check_tools(self, tools: Tools) -> None:
+        """Of the request's own field: what is in it was looked at before."""
+        most, most_bytes = self.limits.max_tools, self.limits.max_tool_bytes
+        if len(tools.offered) > most:
+            raise RequestError("tools", f"has {len(tools.offered)} entries; the limit is {most} (--max-tools)")
+        size = len(json.dumps(tools.offered, ensure_ascii=False).encode("utf-8", "replace"))
+        if size > most_bytes:
+            raise RequestError("tools", f"has {size} bytes as JSON; the limit is {most_bytes} (--max-tool-bytes)")
 
     def _full(self, problem: str) -> QueueFullError:
         seconds = self._forecast.seconds_to_first_token(self.waiting_tokens, 0)

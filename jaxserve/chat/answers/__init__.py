@@ -1,7 +1,7 @@
-"""Answers taken apart: what a model thinks, what it says, and what it calls. Pure functions of the text. No jax in here."""
+"""Answers taken apart: what a model thinks, says and calls. Pure functions of the text. No jax in here."""
 
 from jaxserve.chat.answers.forms import REASONING_PARSERS, TOOL_PARSERS, Forms, choose_forms
-from jaxserve.chat.answers.parser import Answer, AnswerParser, Reading
+from jaxserve.chat.answers.parser import Answer, AnswerParser, Reading, ended_by
 from jaxserve.chat.answers.parts import Arguments, Call, Content, Part, Reasoning
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "Reading",
     "Reasoning",
     "choose_forms",
+    "ended_by",
 ]

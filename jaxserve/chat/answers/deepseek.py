@@ -26,7 +26,7 @@ TYPE, FENCE, FENCE_END = "function", "```json", "```"
 
 
 def deepseek(text: Incoming, names: Collection[str]) -> Steps[None]:
-    """All calls of a section, or none: it is content when one of them is malformed. The end of the text ends it, too."""
+    """All calls of a section, or none: it is content when one of them is malformed. The end of the text closes it."""
     while (yield from text.pass_on(Content, BEGIN)):
         calls = yield from _calls(text, names)
         if calls and ((yield from text.literal(END)) or (yield from text.ends())):

@@ -4,7 +4,6 @@ import secrets
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from jaxserve.chat.answers.forms import ToolForm
 from jaxserve.chat.answers.incoming import Incoming
@@ -28,8 +27,8 @@ class Reading:
     """How the answer to one prompt is to be read. By default all of it is content.
 
     tools: the form of calls; None: calls are content. names: of the functions that may be called; a call of another
-    one is content. parallel: all calls of an answer; otherwise the first one, and the others are dropped. thinks: it may
-    begin with a thought; opened: the prompt has begun it. spelled: special tokens that are text here.
+    one is content. parallel: all calls of an answer; otherwise the first one, and the others are dropped. thinks: it
+    may begin with a thought; opened: the prompt has begun it. spelled: special tokens that are text here.
     """
 
     tools: ToolForm | None = None
@@ -51,6 +50,11 @@ class Reading:
         )
 
 
+def ended_by(finish_reason: str, called: bool) -> str:
+    """The reason that clients hear: an answer that stopped after it called something ends with its calls."""
+    return "tool_calls" if called and finish_reason == "stop" else finish_reason
+
+
 def new_call_id() -> str:
     return "".join(secrets.choice(ID_LETTERS) for _ in range(ID_SIZE))
 
@@ -63,11 +67,16 @@ class AnswerParser:
 
     def __init__(self, reading: Reading, new_id: Callable[[], str] = new_call_id):
         """new_id: of calls."""
-        self._thoughts = _Stage(partial(thinking, opened=reading.opened)) if reading.thinks else None
+        self._thoughts = _Stage(lambda text: thinking(text, reading.opened)) if reading.thinks else None
         tools = reading.tools
-        self._calls = _Stage(partial(tools.grammar, names=reading.names)) if tools and reading.names else None
+        self._calls = _Stage(lambda text: tools.grammar(text, reading.names)) if tools else None
         self._parallel, self._new_id = reading.parallel, new_id
         self._called = 0
+
+    @property
+    def called(self) -> bool:
+        """There was a call."""
+        return self._called > 0
 
     def feed(self, text: str) -> list[Part]:
         """The parts that are settled with this piece of the text."""

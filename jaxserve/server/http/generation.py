@@ -110,6 +110,6 @@ def _meter(body: Sampling) -> Meter:
 def _writer(served: Served, body: Sampling, answers: Sequence[Answer]) -> Writer:
     tokenizer, eos_ids = served.service.prompts.tokenizer, served.model.eos_ids
     if isinstance(body, ChatBody):
-        return ChatWriter(body, tokenizer, eos_ids)
+        return ChatWriter(body, answers[0].prepared.reading, tokenizer, eos_ids)
     assert isinstance(body, CompletionBody)
     return CompletionWriter(body, [answer.prepared.request.prompt for answer in answers], tokenizer, eos_ids)
