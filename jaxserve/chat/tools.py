@@ -33,7 +33,7 @@ class Tools:
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether functions are called: AUTO, as the model likes; NONE; REQUIRED, one at least. name: this one has to be."""
+    """Whether functions are called: AUTO, as the model likes; NONE; REQUIRED, one at least. name: this one."""
 
     mode: str = AUTO
     name: str | None = None
