@@ -33,10 +33,14 @@ class Tools:
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether functions are called: AUTO, as the model likes; NONE; REQUIRED, one at least. name: this one."""
+    """Whether functions are called: AUTO, as the model likes; NONE; REQUIRED, one at least. name: this one.
+
+    field: where the request says so.
+    """
 
     mode: str = AUTO
     name: str | None = None
+    field: str = "tool_choice"
 
 
 def tools_of(
@@ -66,7 +70,7 @@ def grammar_of(functions: Sequence[Mapping[str, Any]], choice: Choice, path: Cal
             raise RequestError(f"{path(i)}.strict", f"is true, which {UNCONSTRAINED}leave it out, and check arguments")
     if choice.mode == REQUIRED or choice.name is not None:
         asked = f"the function {choice.name!r:.80}" if choice.name is not None else f'"{REQUIRED}"'
-        raise RequestError("tool_choice", f'is {asked}, which {UNCONSTRAINED}"{AUTO}" and "{NONE}" work')
+        raise RequestError(choice.field, f'is {asked}, which {UNCONSTRAINED}a choice of "{AUTO}" or "{NONE}" works')
 
 
 def _tool(function: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -150,7 +150,8 @@ def _tools(request: Any) -> Tools | None:
     if request.tool_choice not in CHOICES:
         raise RequestError("tool_choice", f"is {request.tool_choice}, which is not known here")
     functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
-    choice = tools.Choice(CHOICES[request.tool_choice], request.tool_name or None)
+    named = {"name": request.tool_name, "field": "tool_name"} if request.tool_name else {}
+    choice = tools.Choice(CHOICES[request.tool_choice], **named)
     parallel = not request.HasField("parallel_tool_calls") or request.parallel_tool_calls
     return tools.tools_of(functions, choice, parallel, lambda i: f"tools[{i}]")
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from langchain_openai import ChatOpenAI
 
-from jaxserve.client import AsyncClient, Delta, RequestError, ToolCall, join
+from jaxserve.client import AsyncClient, Delta, ToolCall, join
+from jaxserve.errors import RequestError
 from jaxserve.server.limits import Limits
 from tests import fake_runner
 from tests.byte_tokenizer import ByteTokenizer
@@ -26,7 +27,7 @@ ASKED: list[Any] = [{"role": "user", "content": "7 plus 5?"}]
 ARGUMENTS = '{"a": 7, "b": 5}'
 TURNS = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content or '' }}"
-    "{% for call in m.tool_calls or [] %}CALL{{ call.function.arguments | tojson }}{% endfor %}\n{% endfor %}"
+    "{% for call in m.tool_calls or [] %}CALL{{ call.function.arguments | tojson }}{% endfor %}{{ '\n' }}{% endfor %}"
 )
 SECTION = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
 FORMS = {  # the template's mark, one call as the model writes it, and two
@@ -190,9 +191,7 @@ def test_thoughts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, e
     asyncio.run(main())
 
 
-def test_what_was_called_goes_back_to_the_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says
-) -> None:
+def test_what_was_called_goes_back_to_the_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says) -> None:
     async def main() -> None:
         async with speaking(tmp_path, monkeypatch, "<tool_call>") as http:
             says("12")
@@ -246,7 +245,7 @@ for _ in range(40):
     DEEP = {"properties": DEEP}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (function(strict=True), "tools[0].function.strict", "constrained output"),
-    (function() | {"tool_choice": "required"}, "tool_choice", '"auto" and "none" work'),
+    (function() | {"tool_choice": "required"}, "tool_choice", '"auto" or "none" works'),
     (function() | {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "the function 'f'"),
     (function() | {"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "only"),
     (function() | {"tool_choice": "sometimes"}, "tool_choice", "only"),
@@ -261,7 +260,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (function(name="x" * 65), "tools[0].function.name", "1 to 64"),
     (function(description=5), "tools[0].function.description", "string"),
     (function(parameters=[]), "tools[0].function.parameters", "JSON schema"),
-    (function(parameters=DEEP), "tools[0].function.parameters", "more than 32 deep"),
+    (function(parameters=DEEP), "tools[0].function.parameters" + ".properties" * 33, "more than 32 deep"),
     (function(strict="no"), "tools[0].function.strict", "true or false"),
     (function(returns="x"), "tools[0].function.returns", "not a field"),
     ({"tools": [*function()["tools"], *function()["tools"]]}, "tools[1].function.name", "another function"),
