@@ -1,6 +1,7 @@
 """Chat completions as OpenAI's clients read them."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jaxserve.chat.answers import AnswerParser, Arguments, Call, Content, Part, Reading, Reasoning
@@ -19,8 +20,9 @@ class ChatWriter:
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, body: ChatBody, reading: Reading, tokenizer: Tokenizer, eos_ids: tuple[int, ...]):
-        self._body, self._reading, self._tokenizer, self._eos_ids = body, reading, tokenizer, eos_ids
-        self._parsers = [AnswerParser(reading) for _ in range(body.n)]
+        self._body, self._tokenizer, self._eos_ids = body, tokenizer, eos_ids
+        self._reading = reading if body.separate_reasoning else replace(reading, thinks=False)
+        self._parsers = [AnswerParser(self._reading) for _ in range(body.n)]
         self._scores = ChatLogprobs(tokenizer, body.top_logprobs or 0)
 
     def opening(self) -> list[Choice]:

@@ -143,6 +143,7 @@ class ChatBody(Sampling):
     tools: Objects | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool = True
+    separate_reasoning: bool = True  # SGLang's: otherwise thoughts are a part of the content, marks and all
 
 
 class EmbeddingBody(Body):

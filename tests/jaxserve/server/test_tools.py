@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.server import harness
 from tests.jaxserve.server.http_harness import Http, serving
 
+ROOT = Path(__file__).parents[3]
 PATH = "/v1/chat/completions"
 SPECIAL = MappingProxyType({"[TOOL_CALLS]": 258, "[ARGS]": 259, "<|python_tag|>": 260, "<think>": 261, "</think>": 262})
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
@@ -61,16 +64,24 @@ class MarkedTokenizer(ByteTokenizer):
         return found
 
 
-Says = Callable[[str], None]
+Says = Callable[..., None]
 
 
 @pytest.fixture
 def says(monkeypatch: pytest.MonkeyPatch) -> Says:
-    """Sets what the device answers to everything, then the end token."""
+    """Sets what the device answers to the first prompt, and to prompts of other lengths if that is not the same."""
 
-    def say(text: str) -> None:
-        script = [*MarkedTokenizer().ids(text), *ByteTokenizer.eos_ids]
-        choose = lambda rules, total, position, penalty: script[min(position - rules.end_after, len(script) - 1)]  # noqa: E731
+    def say(text: str, later: str | None = None) -> None:
+        scripts = [
+            [*MarkedTokenizer().ids(t), *ByteTokenizer.eos_ids] for t in (text, text if later is None else later)
+        ]
+        prompts: list[int] = []
+
+        def choose(rules: fake_runner.Rules, total: int, position: int, penalty: int) -> int:
+            prompts.append(rules.end_after)
+            script = scripts[rules.end_after != prompts[0]]
+            return script[min(position - rules.end_after, len(script) - 1)]
+
         monkeypatch.setattr(fake_runner.Rules, "choose", choose)
 
     monkeypatch.setattr(harness, "ByteTokenizer", MarkedTokenizer)
@@ -171,6 +182,9 @@ def test_thoughts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, e
             *chunks, _ = await http.events(PATH, body)
             content, reasoning, calls, reason = joined(chunks)
             assert (content, reasoning, len(calls), reason) == ("12", thought, 1, "tool_calls")
+            message = (await http.post(PATH, {"messages": ASKED, "separate_reasoning": False})).json()["choices"][0]
+            assert thought + "\n</think>\n\n12<tool_call>" in message["message"]["content"]
+            assert "reasoning_content" not in message["message"]
             async with AsyncClient(http.server.address) as client:
                 tool = ADD["function"]
                 result = await client.chat(ASKED, tools=[tool])
@@ -232,6 +246,25 @@ def test_langchain_calls_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
             says("12")
             result = {"role": "tool", "content": "12", "tool_call_id": call["id"]}
             assert (await model.ainvoke([("user", "7 plus 5?"), reply, result])).content == "12"
+
+    asyncio.run(main())
+
+
+def test_the_example_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says) -> None:
+    section = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8").split("### Calls of functions")[1]
+    example = section.split("```python\n")[1].split("```")[0]
+    assert "http://127.0.0.1:8000" in example
+
+    async def main() -> None:
+        async with speaking(tmp_path, monkeypatch, "<tool_call>", max_context=2048) as http:
+            says(FORMS["hermes"][1] % ARGUMENTS, later="7 plus 5 is 12.")
+            file = tmp_path / "example.py"
+            file.write_text(example.replace("http://127.0.0.1:8000", http.base).replace("Qwen3-0.6B", "fake"))
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, str(file), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            out, _ = await process.communicate()
+            assert out.decode() == "add {'a': 7, 'b': 5}\n7 plus 5 is 12.\n"
 
     asyncio.run(main())
 
