@@ -21,8 +21,9 @@ class Incoming:
     """
 
     def __init__(self) -> None:
-        self._text = ""  # all that is not settled
-        self._at = 0  # what of it was read
+        self._text = ""
+        self._from = 0  # what comes before was settled
+        self._at = 0  # what comes before was read
         self._over = False
 
     def add(self, piece: str) -> None:
@@ -36,11 +37,13 @@ class Incoming:
 
     def accept(self) -> None:
         """It was the form's."""
-        self._text, self._at = self._text[self._at :], 0
+        self._from = self._at
+        if 2 * self._from > len(self._text):  # seldom enough to be cheap
+            self._text, self._from, self._at = self._text[self._from :], 0, 0
 
     def give_back(self) -> Steps[None]:
         """It was no call."""
-        held = self._text[: self._at]
+        held = self._text[self._from : self._at]
         self.accept()
         if held:
             yield Content(held)
@@ -53,19 +56,20 @@ class Incoming:
         False at the end of the text. None: all of it.
         """
         while True:
-            start = -1 if mark is None else self._text.find(mark)
-            if start >= 0:
-                settled = len(self._text[:start].rstrip(SPACE))
-            elif self._over or mark is None:
-                settled = len(self._text)
-            else:
-                settled = len(self._text[: len(self._text) - _longest_head(self._text, mark)].rstrip(SPACE))
+            start = -1 if mark is None else self._text.find(mark, self._from)
+            settled = self._text[self._from : start if start >= 0 else None]
+            if mark is not None and start < 0 and not self._over:
+                settled = settled[: len(settled) - _longest_head(settled, mark)]
+            if mark is not None and (start >= 0 or not self._over):
+                settled = settled.rstrip(SPACE)
+            self._from += len(settled)
             if settled:
-                yield kind(self._text[:settled])
-                self._text = self._text[settled:]
+                yield kind(settled)
             if start >= 0:
-                self._at = start - settled + len(mark or "")
+                self._at = start + len(mark or "")
                 return True
+            self._at = self._from
+            self.accept()
             if self._over:
                 return False
             yield None

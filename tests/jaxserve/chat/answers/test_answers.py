@@ -142,10 +142,11 @@ def test_depth_is_bounded(form: str) -> None:
     ids=repr,
 )
 def test_time_is_linear(form: str, text: str) -> None:
-    """A text that looks like calls all over; reading any of it twice would take minutes."""
+    """A text that looks like calls all over; reading or moving any of it again and again would take minutes."""
     long, began = text * (400_000 // len(text)), time.monotonic()
     pieces = [long[at : at + 4000] for at in range(0, len(long), 4000)]
     assert parts_of(reading_of(form), pieces) == [Content(long)]
+    assert reading_of(form).read(long).content == long
     assert time.monotonic() - began < 10
 
 
