@@ -43,6 +43,15 @@ class Choice:
     field: str = "tool_choice"
 
 
+def check_size(functions: Sequence[Mapping[str, Any]], most: int, most_bytes: int) -> None:
+    """RequestError for more functions, or more bytes of them as JSON: before anybody looks at each of them."""
+    if len(functions) > most:
+        raise RequestError("tools", f"has {len(functions)} entries; the limit is {most} (--max-tools)")
+    size = len(json.dumps(functions, ensure_ascii=False).encode("utf-8", "replace"))
+    if size > most_bytes:
+        raise RequestError("tools", f"has {size} bytes as JSON; the limit is {most_bytes} (--max-tool-bytes)")
+
+
 def tools_of(
     functions: Sequence[Mapping[str, Any]], choice: Choice, parallel: bool, path: Callable[[int], str]
 ) -> Tools | None:
@@ -52,10 +61,12 @@ def tools_of(
     them in the request. RequestError with the path of what is wrong.
     """
     offered = tuple(_tool(function, path(i)) for i, function in enumerate(functions))
-    names = [tool["function"]["name"] for tool in offered]
-    for i, name in enumerate(names):
-        if name in names[:i]:
+    names = set[str]()
+    for i, tool in enumerate(offered):
+        name = tool["function"]["name"]
+        if name in names:
             raise RequestError(f"{path(i)}.name", f"is {name!r}, as that of another function; give each its own")
+        names.add(name)
     grammar_of(functions, choice, path)
     return Tools(offered, parallel) if offered and choice.mode != NONE else None
 

@@ -124,12 +124,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _whole(self, request: Any, context: ServicerContext) -> dict[str, Any]:
         service = self._gate.enter().service
-        with await service.answer(call_of(request, **caller(context))) as answer:
+        with await service.answer(call_of(request, service.limits, **caller(context))) as answer:
             return _writer(answer, service).whole(await answer.whole())
 
     async def _stream(self, request: Any, context: ServicerContext, event: StreamEvent) -> None:
         service = self._gate.enter().service
-        with await service.answer(call_of(request, **caller(context))) as answer:
+        with await service.answer(call_of(request, service.limits, **caller(context))) as answer:
             writer = _writer(answer, service)
             async with service.slow_clients.watching() as write:
                 async for news in answer:

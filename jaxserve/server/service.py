@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import secrets
 import time
 from collections import deque
@@ -173,8 +172,6 @@ class Service:
 
     def _check(self, call: Call, request_id: str) -> None:
         self.prompts.check_purpose(call.embed)
-        if call.tools:
-            self._check_tools(call.tools)
         _check_size("request_id", request_id, MAX_ID_BYTES)
         _check_size("cache_salt", call.cache_salt, MAX_SALT_BYTES)
         if abs(call.priority) > MAX_PRIORITY:
@@ -189,15 +186,6 @@ class Service:
         if size > self.limits.max_prompt_bytes:
             limit = self.limits.max_prompt_bytes
             raise RequestError(name, f"has {size} bytes of text; the limit is {limit} (--max-prompt-bytes)")
-
-    def _check_tools(self, tools: Tools) -> None:
-        """Of the request's own field: what is in it was looked at before."""
-        most, most_bytes = self.limits.max_tools, self.limits.max_tool_bytes
-        if len(tools.offered) > most:
-            raise RequestError("tools", f"has {len(tools.offered)} entries; the limit is {most} (--max-tools)")
-        size = len(json.dumps(tools.offered, ensure_ascii=False).encode("utf-8", "replace"))
-        if size > most_bytes:
-            raise RequestError("tools", f"has {size} bytes as JSON; the limit is {most_bytes} (--max-tool-bytes)")
 
     def _full(self, problem: str) -> QueueFullError:
         seconds = self._forecast.seconds_to_first_token(self.waiting_tokens, 0)

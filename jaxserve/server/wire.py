@@ -16,6 +16,7 @@ from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
 from jaxserve.server.call import Call
 from jaxserve.server.embedding import MAX_INPUTS, embed_calls
+from jaxserve.server.limits import Limits
 from jaxserve.server.news import Done, News, PromptScores, Started, Update
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.v1 import common_pb2, inference_pb2
@@ -68,11 +69,11 @@ def check_known(message: Message, path: str = "") -> None:
             check_known(entry, f"{inside}[{i}]" if field.is_repeated else inside)
 
 
-def call_of(request: Any, **given: Any) -> Call:
+def call_of(request: Any, limits: Limits, **given: Any) -> Call:
     """Of a GenerateRequest, ChatRequest or one of their streams. given: more fields of Call."""
     converses = hasattr(request, "messages")
     prompt, field = _chat(request) if converses else prompt_of(request)
-    params, offered = sampling_of(request.sampling), _tools(request) if converses else None
+    params, offered = sampling_of(request.sampling), _tools(request, limits) if converses else None
     if offered and params.echo:
         raise RequestError("echo", "is asked for together with tools; leave out one of them")
     return Call(
@@ -146,7 +147,9 @@ def _chat(request: Any) -> tuple[Prompt, str]:
     return messages_of(request.messages, "messages"), "messages"
 
 
-def _tools(request: Any) -> Tools | None:
+def _tools(request: Any, limits: Limits) -> Tools | None:
+    written = [{"parameters": tool.parameters, "name": tool.name + tool.description} for tool in request.tools]
+    tools.check_size(written, limits.max_tools, limits.max_tool_bytes)
     if request.tool_choice not in CHOICES:
         raise RequestError("tool_choice", f"is {request.tool_choice}, which is not known here")
     functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]

@@ -47,7 +47,7 @@ def completion_calls(body: CompletionBody, request_id: str, timeout: float | Non
     ]
 
 
-def chat_calls(body: ChatBody, request_id: str, timeout: float | None) -> list[Call]:
+def chat_calls(body: ChatBody, request_id: str, timeout: float | None, limits: Limits) -> list[Call]:
     _check_stream(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs", "is given without logprobs; set logprobs to true")
@@ -58,7 +58,7 @@ def chat_calls(body: ChatBody, request_id: str, timeout: float | None) -> list[C
         prompt_logprobs=body.prompt_logprobs,
     )
     call = _call(body, conversation(body.messages), "messages", request_id, timeout, params)
-    return [replace(call, tools=tools_in(body))]
+    return [replace(call, tools=tools_in(body, limits))]
 
 
 def _call(

@@ -50,7 +50,7 @@ class Generation:
     async def chat(self, request: Request) -> Response:
         body, timeout = await self._body(request, ChatBody)
         id = body.request_id or new_id()
-        return await self._reply(request, body, id, chat_calls(body, id, timeout))
+        return await self._reply(request, body, id, chat_calls(body, id, timeout, self._limits))
 
     async def _body[T: Sampling](self, request: Request, kind: type[T]) -> tuple[T, float | None]:
         self._gate.enter()

@@ -2,16 +2,18 @@
 
 from typing import Any
 
-from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, tools_of
+from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, check_size, tools_of
 from jaxserve.errors import RequestError
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
 from jaxserve.server.http.types import ChatBody
+from jaxserve.server.limits import Limits
 
 FIELDS = frozenset({"name", "description", "parameters", "strict"})
 
 
-def tools_in(body: ChatBody) -> Tools | None:
+def tools_in(body: ChatBody, limits: Limits) -> Tools | None:
     """What the body offers; RequestError with the path of what is wrong."""
+    check_size(body.tools or (), limits.max_tools, limits.max_tool_bytes)
     functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
     choice = _choice(body.tool_choice)
     if not functions and choice.mode == REQUIRED:
