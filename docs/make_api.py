@@ -38,7 +38,7 @@ TYPES = {
 
 ROUTES = {
     "/v1/completions": "one prompt or several, as text or token ids; `stream`, `echo`, `logprobs`",
-    "/v1/chat/completions": "a conversation, by the checkpoint's chat template; `stream`, `logprobs`, `top_logprobs`",
+    "/v1/chat/completions": "a conversation, by the checkpoint's chat template; `stream`, `logprobs`, `tools`",
     "/v1/embeddings": "one text or several, as text or token ids, of a model that embeds; `encoding_format`",
     "/v1/models": "the model that is served",
     "/v1/models/{id:path}": "the same by name",
@@ -174,7 +174,7 @@ def http() -> Iterator[str]:
     yield "`check_embedding_ctx_length=False`. `dimensions` may be what the model has, and nothing else.\n"
     yield "Accepted, and without effect here:\n"
     yield from (f"- `{field}`: {why}" for field, why in IGNORED.items())
-    yield "\nAccepted, of completions, only where they ask for what happens anyway:\n"
+    yield "\nAccepted, of completions, only where they ask for what happens anyway, unless they are fields above:\n"
     for field, values in ONLY.items():
         yield f"- `{field}`: " + " or ".join(f"`{json.dumps(value)}`" for value in (*values, None))
     yield ""

@@ -1,6 +1,6 @@
 """From token events to text: what a caller gets back, while it grows and when it is done."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,13 +113,14 @@ class Delta:
 
 @dataclass
 class Assembler:
-    """Builds one choice's text and log-probabilities from its events."""
+    """Builds one choice's text and log-probabilities from its events. spelled: special tokens that are text here."""
 
     request: Request
     prompt: str
     index: int
     seed: int
     tokenizer: Tokenizer
+    spelled: Mapping[int, str] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob] = field(default_factory=list)
@@ -127,7 +128,9 @@ class Assembler:
 
     def __post_init__(self) -> None:
         params = self.request.params
-        self._decoder = StreamDecoder(self.tokenizer, self.request.prompt, params.stop, params.include_stop)
+        self._decoder = StreamDecoder(
+            self.tokenizer, self.request.prompt, params.stop, params.include_stop, self.spelled
+        )
 
     @property
     def stopped(self) -> bool:

@@ -47,7 +47,9 @@ class LLM:
     model: a folder as Hugging Face publishes it, or of checkpoints.convert. dtype: auto, float32, bfloat16. weights:
     auto (as stored), or quantized as models/quant.py has it: int8, fp8, int4, int4-g32 and so on. options: the engine's
     knobs. mesh: how many devices to spread over. chat_template: a file to use instead of the folder's chat template.
-    on_load, on_compile: called with (done, total, what) as it gets ready. new_runner: makes what drives the devices.
+    tool_parser, reasoning_parser: how a server reads the answers to conversations (see choose_forms); text stays whole
+    here. on_load, on_compile: called with (done, total, what) as it gets ready. new_runner: makes what drives the
+    devices.
     Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, KernelError; later RequestError for what a
     client can mend, EngineError once the LLM is closed or a step has failed. One line each. Steps are compiled when
     the first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets
@@ -63,6 +65,8 @@ class LLM:
         options: EngineOptions | None = None,
         mesh: MeshSpec | None = None,
         chat_template: str | Path | None = None,
+        tool_parser: str = "auto",
+        reasoning_parser: str = "auto",
         on_load: Progress = _silent,
         on_compile: Progress = _silent,
         new_runner: NewRunner = DeviceRunner,
@@ -74,7 +78,13 @@ class LLM:
         self.engine, self.runner = build_engine(
             self.model.spec, self.model.params, devices, options or EngineOptions(), self.model.fingerprint, new_runner
         )
-        self._chat = Chat(Path(model), self.model.tokenizer, Path(chat_template) if chat_template else None)
+        self._chat = Chat(
+            Path(model),
+            self.model.tokenizer,
+            Path(chat_template) if chat_template else None,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+        )
         self.prompts = Prompts(
             self.model.tokenizer,
             self._chat,

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
-from jaxserve.chat import Chat, Message, Rendered
+from jaxserve.chat import Chat, Message, Rendered, Tools
+from jaxserve.chat.answers import Reading
 from jaxserve.errors import ContextLengthError, NotBuiltInError, RequestError
 from jaxserve.request import Request, SamplingParams, check_token_ids, integers
 from jaxserve.tokenizer import Tokenizer, TokenizerError
@@ -14,10 +15,12 @@ MaxTokens = Callable[[Request, str], int]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prompt that was checked: it can run."""
+    """A prompt that was checked: it can run. reading: how its answer is to be read, where it is a conversation's; with
+    echo it is whole."""
 
     request: Request
     text: str
+    reading: Reading
 
 
 def is_conversation(prompt: object) -> bool:
@@ -46,10 +49,10 @@ class Prompts:
         if self.embeds and not embed:
             raise NotBuiltInError("this model makes embeddings and generates no text (ask for embeddings)")
 
-    def encode(self, prompt: Prompt, name: str) -> Rendered:
-        """Text and token ids; RequestError with `name` as the field. From any thread."""
+    def encode(self, prompt: Prompt, name: str, tools: Tools | None = None) -> Rendered:
+        """Text and token ids; RequestError with `name` as the field. From any thread. tools: of a conversation."""
         if is_conversation(prompt):
-            return self.chat.render(prompt, name)
+            return self.chat.render(prompt, name, tools)
         if not isinstance(prompt, str):
             # Before anything is done with each of them: a message holds millions.
             if isinstance(prompt, Sized) and len(prompt) > self.max_context:
@@ -93,4 +96,4 @@ class Prompts:
         )
         request.check(self.vocab_size, name)
         self.max_tokens(request, name)
-        return Prepared(request, prompt.text)
+        return Prepared(request, prompt.text, Reading() if params.echo else prompt.reading)

@@ -157,6 +157,8 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod, manifest: Man
             options=options,
             mesh=mesh,
             chat_template=args.chat_template,
+            tool_parser=args.tool_parser,
+            reasoning_parser=args.reasoning_parser,
             on_load=loading.update,
             new_runner=pod.new_runner,
         )

@@ -2,5 +2,6 @@
 
 from jaxserve.chat.chat import Chat, Rendered
 from jaxserve.chat.messages import Message
+from jaxserve.chat.tools import Tools
 
-__all__ = ["Chat", "Message", "Rendered"]
+__all__ = ["Chat", "Message", "Rendered", "Tools"]

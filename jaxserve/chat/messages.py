@@ -17,7 +17,8 @@ def plain_messages(messages: object, name: str = "messages") -> list[dict[str, A
     """A copy of a conversation in plain values: each message an object with role and content, both strings.
 
     Other fields (name, tool_calls, ...) are the template's business; those that are None are left out, as templates
-    expect it. A message with tool_calls needs no content. RequestError with the path of what is wrong.
+    expect it. A message with tool_calls needs no content, which is None then: some templates ask for that. RequestError
+    with the path of what is wrong.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(name, f"is {messages!r:.80}; give a list of messages")
@@ -34,7 +35,9 @@ def _message(message: object, path: str) -> dict[str, Any]:
     _require_string(message, "role", path)
     if not (message.get("tool_calls") and message.get("content") is None):
         _require_string(message, "content", path)
-    return {key: value for key, value in _plain(message, path, 0).items() if value is not None}
+    else:
+        message = {"role": message["role"], "content": None, **message}
+    return {key: value for key, value in plain(message, path).items() if value is not None or key == "content"}
 
 
 def _require_string(message: Mapping[Any, Any], field: str, path: str) -> None:
@@ -44,7 +47,8 @@ def _require_string(message: Mapping[Any, Any], field: str, path: str) -> None:
         raise RequestError(f"{path}.{field}", f"is {message[field]!r:.80}; it must be a string")
 
 
-def _plain(value: object, path: str, depth: int) -> Any:
+def plain(value: object, path: str, depth: int = 0) -> Any:
+    """A copy in plain JSON values; RequestError with the path of what is none, or is nested too deep."""
     if depth > MAX_DEPTH:
         raise RequestError(path, f"is nested more than {MAX_DEPTH} deep")
     if value is None or isinstance(value, bool | float):
@@ -54,9 +58,9 @@ def _plain(value: object, path: str, depth: int) -> Any:
     if isinstance(value, str):
         return _text(value, path)
     if isinstance(value, Mapping):
-        return {_key(key, path): _plain(inner, f"{path}.{key}", depth + 1) for key, inner in value.items()}
+        return {_key(key, path): plain(inner, f"{path}.{key}", depth + 1) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [_plain(inner, f"{path}[{i}]", depth + 1) for i, inner in enumerate(value)]
+        return [plain(inner, f"{path}[{i}]", depth + 1) for i, inner in enumerate(value)]
     raise RequestError(path, f"is {value!r:.80}; give strings, numbers, true, false, null, lists and objects of them")
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
@@ -20,6 +21,19 @@ MAX_MEMORY = 512 * 2**20
 SECONDS = 5.0
 START_SECONDS = 60.0
 MAX_ANSWER_BYTES = 6 * MAX_RENDERED_BYTES + 1024  # a letter in JSON is up to six times as long as in UTF-8
+
+
+@dataclass(frozen=True)
+class Look:
+    """words: strings and names in a template's code. sought: those that it compares or gives to a method.
+
+    takes_tools: it has a use for `tools`. joins_arguments: it adds a call's arguments to a text, so they must be one.
+    """
+
+    words: frozenset[str]
+    sought: frozenset[str]
+    takes_tools: bool
+    joins_arguments: bool
 
 
 class TemplateRenderer:
@@ -38,10 +52,12 @@ class TemplateRenderer:
         """The text that a template makes of its variables, which are plain JSON values."""
         return self._ask({"template": template, "variables": variables})["text"]
 
-    def strings(self, template: str) -> tuple[frozenset[str], frozenset[str]]:
-        """The strings and names in the template's code, and those that it compares or gives to a method."""
+    def look(self, template: str) -> Look:
+        """What a template's code says."""
         answer = self._ask({"template": template})
-        return frozenset(answer["words"]), frozenset(answer["sought"])
+        return Look(
+            frozenset(answer["words"]), frozenset(answer["sought"]), answer["takes_tools"], answer["joins_arguments"]
+        )
 
     def close(self) -> None:
         """End the process; a later call starts another."""

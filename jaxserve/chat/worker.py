@@ -101,19 +101,34 @@ class Renderer:
             raise TooLong(f"it writes more than {self._max_bytes} bytes")
         return text
 
-    def strings(self, template: str) -> dict[str, list[str]]:
-        """words: strings and names in the template's code; sought: those that it compares, or gives to a method."""
+    def strings(self, template: str) -> dict[str, Any]:
+        """words: strings and names in the template's code; sought: those that it compares, or gives to a method.
+
+        takes_tools: it has a use for the variable. joins_arguments: it adds those of a call to a text.
+        """
         tree = self._environment.parse(template)
         seeking = [*tree.find_all(nodes.Compare), *(call for call in tree.find_all(nodes.Call) if _is_method(call))]
         attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
         return {
             "words": sorted(attributes.union(_constants(tree))),
             "sought": sorted({text for node in seeking for text in _constants(node)}),
+            "takes_tools": any(name.name == "tools" for name in tree.find_all(nodes.Name)),
+            "joins_arguments": any(_joins(node, "arguments") for node in tree.find_all((nodes.Add, nodes.Concat))),
         }
 
 
 def _is_method(call: nodes.Call) -> bool:
     return isinstance(call.node, nodes.Getattr)
+
+
+def _joins(node: nodes.Node, name: str) -> bool:
+    """Whether a value of this name is a part of the text that the node makes."""
+    parts = node.iter_child_nodes()
+    return any(
+        (isinstance(part, nodes.Getattr) and part.attr == name)
+        or (isinstance(part, nodes.Getitem) and isinstance(part.arg, nodes.Const) and part.arg.value == name)
+        for part in parts
+    )
 
 
 def _constants(node: nodes.Node) -> Iterator[str]:

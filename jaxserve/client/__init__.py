@@ -9,7 +9,7 @@ with Client("127.0.0.1:50051") as client:
 """
 
 from jaxserve.client.aio import AsyncClient, AsyncStream
-from jaxserve.client.asking import Messages, Options, Prompt
+from jaxserve.client.asking import ChatOptions, Messages, Options, Prompt
 from jaxserve.client.channel import TLS
 from jaxserve.client.client import Client, Stream
 from jaxserve.client.failures import CallError
@@ -32,6 +32,8 @@ from jaxserve.client.results import (
     Timings,
     Tokenized,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from jaxserve.request import SamplingParams
@@ -41,6 +43,7 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "CallError",
+    "ChatOptions",
     "Choice",
     "ChoiceFinish",
     "Client",
@@ -64,6 +67,8 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "Tokenized",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "join",
 ]

@@ -10,7 +10,7 @@ import grpc
 from grpc import aio  # type: ignore[attr-defined]
 
 from jaxserve.client import asking
-from jaxserve.client.asking import Ask, Messages, Options, Prompt
+from jaxserve.client.asking import Ask, ChatOptions, Messages, Options, Prompt
 from jaxserve.client.base import ADDRESS, RETRIES, Connection
 from jaxserve.client.channel import TLS
 from jaxserve.client.failures import CallError
@@ -103,13 +103,13 @@ class AsyncClient:
         return AsyncStream(self._connection, asking.stream(prompt, params, options), options.get("timeout"))
 
     async def chat(
-        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[Options]
+        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> Result:
         """The answer to a conversation, which the checkpoint's chat template makes a prompt of."""
         return await self._ask(asking.chat(messages, params, options), options.get("timeout"))
 
     def chat_stream(
-        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[Options]
+        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncStream:
         """The same while it grows."""
         return AsyncStream(self._connection, asking.chat_stream(messages, params, options), options.get("timeout"))

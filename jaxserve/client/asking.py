@@ -1,21 +1,40 @@
 """What can be asked: for each method the call's name, its message, made and checked before anything is sent, and how
 its answer is read. Both clients say these things; they differ only in how they wait."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from google.protobuf.message import Message
 
 from jaxserve.client.reading import embedded_of, event_of, plain, result_of, score_of
-from jaxserve.client.results import Embedded, Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
+from jaxserve.client.results import (
+    Embedded,
+    Event,
+    Loads,
+    ModelInfo,
+    Result,
+    Score,
+    ServerInfo,
+    Tokenized,
+    ToolCall,
+)
 from jaxserve.errors import RequestError
 from jaxserve.request import SamplingParams, check_token_ids, integers
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 
 Prompt = str | Sequence[int]  # text, or token ids
-Messages = Sequence[Mapping[str, str]]  # each with role and content
+Messages = Sequence[Mapping[str, Any]]  # each with role and content, or tool_calls; tool_call_id, reasoning_content
+MESSAGE = frozenset({"role", "content", "tool_calls", "tool_call_id", "reasoning_content"})
+TOOL = frozenset({"name", "description", "parameters"})
+TOOL_CHOICES = {
+    "auto": inference_pb2.TOOL_CHOICE_AUTO,
+    "none": inference_pb2.TOOL_CHOICE_NONE,
+    "required": inference_pb2.TOOL_CHOICE_REQUIRED,
+}
+TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 HEADER = ("request_id", "priority", "cache_salt")
 IDS = 2**32  # token ids of a message are below this
 DEFAULTS = SamplingParams()
@@ -51,6 +70,16 @@ class Options(TypedDict, total=False):
     echo: bool
 
 
+class ChatOptions(Options, total=False):
+    """tools: functions that the answer may call: each with name, description and parameters, a JSON schema as plain
+    values; the last two may be left out. tool_choice: "auto", "none" or "required". parallel_tool_calls: any number of
+    calls; otherwise the first one is kept."""
+
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str
+    parallel_tool_calls: bool
+
+
 @dataclass(frozen=True)
 class Ask[T]:
     """method: service and name. read: makes the result of an answer; of a stream, the event of each message.
@@ -74,13 +103,13 @@ def stream(prompt: Prompt, params: SamplingParams | None, options: Options) -> A
     return Ask("inference.GenerateStream", message, event_of)
 
 
-def chat(messages: Messages, params: SamplingParams | None, options: Options) -> Ask[Result]:
-    message = _request(inference_pb2.ChatRequest, {"messages": _messages(messages)}, params, options)
+def chat(messages: Messages, params: SamplingParams | None, options: ChatOptions) -> Ask[Result]:
+    message = _request(inference_pb2.ChatRequest, _conversation(messages, options), params, _others(options))
     return Ask("inference.Chat", message, result_of)
 
 
-def chat_stream(messages: Messages, params: SamplingParams | None, options: Options) -> Ask[Event]:
-    message = _request(inference_pb2.ChatStreamRequest, {"messages": _messages(messages)}, params, options)
+def chat_stream(messages: Messages, params: SamplingParams | None, options: ChatOptions) -> Ask[Event]:
+    message = _request(inference_pb2.ChatStreamRequest, _conversation(messages, options), params, _others(options))
     return Ask("inference.ChatStream", message, event_of)
 
 
@@ -175,16 +204,59 @@ def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
     return ids
 
 
+def _conversation(messages: Messages, options: ChatOptions) -> dict[str, Any]:
+    """The fields of a ChatRequest that a GenerateRequest has not."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in TOOLS}
+    if "tools" in given:
+        given["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given["tools"])]
+    if "tool_choice" in given:
+        if given["tool_choice"] not in TOOL_CHOICES:
+            raise RequestError("tool_choice", f"is {given['tool_choice']!r:.80}; give one of {', '.join(TOOL_CHOICES)}")
+        given["tool_choice"] = TOOL_CHOICES[given["tool_choice"]]
+    return {"messages": _messages(messages), **given}
+
+
+def _others(options: ChatOptions) -> Options:
+    return cast(Options, {name: value for name, value in options.items() if name not in TOOLS})
+
+
+def _tool(tool: Mapping[str, Any], path: str) -> inference_pb2.Tool:
+    if not isinstance(tool, Mapping) or not {"name"} <= set(tool) <= TOOL:
+        raise RequestError(path, f"is {tool!r:.80}; give an object with name, description and parameters")
+    given = dict(tool)
+    if "parameters" in given:
+        given["parameters"] = _json(given["parameters"], f"{path}.parameters")
+    return _built(inference_pb2.Tool, given, f"{path}.")
+
+
+def _json(value: object, path: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(path, f"cannot be written as JSON ({error})") from None
+
+
 def _messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise RequestError("messages", f"is {messages!r:.80}; give a list of messages")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _message(message: Mapping[str, str], path: str) -> inference_pb2.ChatMessage:
-    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+def _message(message: Mapping[str, Any], path: str) -> inference_pb2.ChatMessage:
+    needed = {"role"} if isinstance(message, Mapping) and message.get("tool_calls") else {"role", "content"}
+    if not isinstance(message, Mapping) or not needed <= set(message) <= MESSAGE:
         raise RequestError(path, f"is {message!r:.80}; give an object with role and content, and nothing else")
-    return _built(inference_pb2.ChatMessage, dict(message), f"{path}.")
+    given = dict(message)
+    if "tool_calls" in given:
+        calls = [_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(given["tool_calls"])]
+        given["tool_calls"] = calls
+    return _built(inference_pb2.ChatMessage, given, f"{path}.")
+
+
+def _call(call: object, path: str) -> inference_pb2.ToolCall:
+    if not isinstance(call, ToolCall):
+        raise RequestError(path, f"is {call!r:.80}; give the ToolCall of an answer")
+    return _built(inference_pb2.ToolCall, asdict(call), f"{path}.")
 
 
 def _built[M: Message](kind: type[M], given: dict[str, Any], path: str = "") -> M:

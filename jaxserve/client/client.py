@@ -9,7 +9,7 @@ from typing import Self, Unpack
 import grpc
 
 from jaxserve.client import asking
-from jaxserve.client.asking import Ask, Messages, Options, Prompt
+from jaxserve.client.asking import Ask, ChatOptions, Messages, Options, Prompt
 from jaxserve.client.base import ADDRESS, RETRIES, Connection
 from jaxserve.client.channel import TLS
 from jaxserve.client.results import Embedded, Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
@@ -92,12 +92,12 @@ class Client:
         """The same while it grows. The request is sent now, not with the first event."""
         return Stream(self._connection, asking.stream(prompt, params, options), options.get("timeout"))
 
-    def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[Options]) -> Result:
+    def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]) -> Result:
         """The answer to a conversation, which the checkpoint's chat template makes a prompt of."""
         return self._ask(asking.chat(messages, params, options), options.get("timeout"))
 
     def chat_stream(
-        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[Options]
+        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> Stream:
         """The same while it grows."""
         return Stream(self._connection, asking.chat_stream(messages, params, options), options.get("timeout"))

@@ -14,6 +14,8 @@ from jaxserve.client.results import (
     PromptLogprobs,
     Result,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
 )
 
 
@@ -44,5 +46,17 @@ def _choice(ending: ChoiceFinish, deltas: Sequence[Delta]) -> Choice:
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
         logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
+        reasoning_content="".join(delta.reasoning_content for delta in deltas),
+        tool_calls=_calls(news for delta in deltas for news in delta.tool_calls),
         **{field.name: getattr(ending, field.name) for field in fields(ending)},
+    )
+
+
+def _calls(news: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    calls: dict[int, list[ToolCallDelta]] = defaultdict(list)
+    for piece in news:
+        calls[piece.index].append(piece)
+    return tuple(
+        ToolCall(id=first.id, name=first.name, arguments="".join(piece.arguments for piece in (first, *rest)))
+        for first, *rest in calls.values()
     )

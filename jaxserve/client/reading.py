@@ -19,6 +19,8 @@ from jaxserve.client.results import (
     Score,
     Timings,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from jaxserve.v1 import common_pb2, inference_pb2
@@ -27,6 +29,7 @@ REASONS = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
     common_pb2.FINISH_REASON_ABORTED: "abort",
+    common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
 }
 
 
@@ -87,6 +90,8 @@ def _delta(message: inference_pb2.Delta) -> Delta:
         text=message.text,
         token_ids=tuple(message.token_ids),
         logprobs=_logprobs(message.logprobs),
+        reasoning_content=message.reasoning_content,
+        tool_calls=tuple(plain(ToolCallDelta, call) for call in message.tool_calls),
     )
 
 
@@ -100,6 +105,8 @@ def _choice(message: inference_pb2.Choice) -> Choice:
         text=message.text,
         token_ids=tuple(message.token_ids),
         logprobs=_logprobs(message.logprobs),
+        reasoning_content=message.reasoning_content,
+        tool_calls=tuple(plain(ToolCall, call) for call in message.tool_calls),
         **_ending(message.finish),
     )
 

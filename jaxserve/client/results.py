@@ -46,7 +46,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceFinish:
-    """How one choice ended. finish_reason: "stop", "length" or "abort".
+    """How one choice ended. finish_reason: "stop", "length", "abort", or "tool_calls" where it stopped after calls.
 
     stopped_by: the stop string or the token id that ended it; None for neither. seed: given, or drawn by the server.
     """
@@ -59,12 +59,36 @@ class ChoiceFinish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A function that the model calls. arguments: JSON text of an object, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallDelta:
+    """News of a call. index: of the call in its choice. id and name come with the first; arguments join."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(ChoiceFinish):
-    """One finished choice. token_ids has the token that ended it; logprobs is empty where nobody asked."""
+    """One finished choice. token_ids has the token that ended it; logprobs is empty where nobody asked.
+
+    Of a conversation: reasoning_content, what the model thought before; tool_calls.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
+    reasoning_content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +126,8 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
+    reasoning_content: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ class Answer:
         self._told_all = False
         self._scored = 1  # position of the next prompt token whose log-probability comes
         self._assemblers = {
-            index: Assembler(prepared.request, prepared.text, index, params.seed, tokenizer)
+            index: Assembler(prepared.request, prepared.text, index, params.seed, tokenizer, prepared.reading.spelled)
             for index in range(params.n)
         }
         self.finished = False

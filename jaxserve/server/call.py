@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from jaxserve.chat import Tools
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
 
@@ -15,13 +16,14 @@ class Call:
     """A request at the door. timeout: seconds that the client will wait from now; None: as long as the limits allow.
 
     prompt_field: the prompt's path in the client's message, for errors. embed: its embedding is wanted, and no text.
-    trace: headers that say which trace the request belongs to.
+    tools: that the answer to a conversation may call. trace: headers that say which trace the request belongs to.
     """
 
     prompt: Prompt
     params: SamplingParams = field(default_factory=SamplingParams)
     prompt_field: str = "prompt"
     embed: bool = False
+    tools: Tools | None = None
     request_id: str = ""
     priority: int = 0
     cache_salt: str = ""

@@ -5,6 +5,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
 from jaxserve.cli.flags import engine_flags, hosts_flags, model_flag
 from jaxserve.cli.parser import Parser
 from jaxserve.errors import ConfigError, RequestError
@@ -23,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     model_flag(p)
     p.add_argument("--served-model-name", metavar="NAME", help="what clients call the model (default: its folder)")
     p.add_argument("--chat-template", type=Path, metavar="FILE", help="a Jinja template, instead of the model's")
+    _parser_flags(p.add_argument_group("answers"))
     _address_flags(p.add_argument_group("addresses"))
     _security_flags(p.add_argument_group("credentials"))
     _operation_flags(p.add_argument_group("operation"))
@@ -36,6 +38,21 @@ def parser() -> argparse.ArgumentParser:
     engine_flags(p.add_argument_group("engine"))
     hosts_flags(p.add_argument_group("several hosts: the same command on each, with its number"))
     return p
+
+
+def _parser_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tool-parser",
+        choices=TOOL_PARSERS,
+        default="auto",
+        help="how the model writes calls of functions (default: by the marks in its chat template; none: no tools)",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        choices=REASONING_PARSERS,
+        default="auto",
+        help="think: <think>...</think> stands apart from what is said (default: if the chat template has these marks)",
+    )
 
 
 def _address_flags(group: argparse._ArgumentGroup) -> None:

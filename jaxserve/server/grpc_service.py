@@ -10,11 +10,12 @@ from google.protobuf.message import Message
 from grpc.aio import AbortError, ServicerContext
 
 from jaxserve.errors import AbortedError, JaxserveError
+from jaxserve.server.answer import Answer
 from jaxserve.server.call import trace_of
 from jaxserve.server.embedding import embed, written
 from jaxserve.server.gate import Gate
 from jaxserve.server.incidents import presentable
-from jaxserve.server.service import new_id
+from jaxserve.server.service import Service, new_id
 from jaxserve.server.status import trailers
 from jaxserve.server.wire import (
     StreamEvent,
@@ -62,6 +63,10 @@ def caller(context: ServicerContext) -> dict[str, Any]:
     return {"timeout": context.time_remaining(), "trace": trace_of(context.invocation_metadata() or ())}
 
 
+def _writer(answer: Answer, service: Service) -> Writer:
+    return Writer(answer.id, service.prompts.tokenizer, answer.prepared.reading)
+
+
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, gate: Gate):
         self._gate = gate
@@ -93,7 +98,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.ScoreResponse(
             request_id=answer.id,
             token_ids=completion.prompt_token_ids,
-            logprobs=Writer(answer.id, service.prompts.tokenizer).logprobs(scores),
+            logprobs=_writer(answer, service).logprobs(scores),
             total_logprob=sum(entry.logprob for entry in scores),
         )
 
@@ -119,13 +124,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _whole(self, request: Any, context: ServicerContext) -> dict[str, Any]:
         service = self._gate.enter().service
-        with await service.answer(call_of(request, **caller(context))) as answer:
-            return Writer(answer.id, service.prompts.tokenizer).whole(await answer.whole())
+        with await service.answer(call_of(request, service.limits, **caller(context))) as answer:
+            return _writer(answer, service).whole(await answer.whole())
 
     async def _stream(self, request: Any, context: ServicerContext, event: StreamEvent) -> None:
         service = self._gate.enter().service
-        with await service.answer(call_of(request, **caller(context))) as answer:
-            writer = Writer(answer.id, service.prompts.tokenizer)
+        with await service.answer(call_of(request, service.limits, **caller(context))) as answer:
+            writer = _writer(answer, service)
             async with service.slow_clients.watching() as write:
                 async for news in answer:
                     for message in writer.stream(news, event):

@@ -16,6 +16,8 @@ class Limits:
     max_waiting_requests: int = _bound(1024, "requests that wait for their first token")
     max_waiting_tokens: int = _bound(2**20, "prompt tokens of requests that wait for their first token")
     max_prompt_bytes: int = _bound(8 * MEBI, "text of a prompt, or of a conversation, before it is tokenized")
+    max_tools: int = _bound(128, "functions that a conversation's answer may call")
+    max_tool_bytes: int = _bound(256 * 1024, "their names, descriptions and schemas, as JSON")
     max_message_bytes: int = _bound(32 * MEBI, "a gRPC message")
     max_body_bytes: int = _bound(8 * MEBI, "an HTTP body: JSON takes long to read, and nobody else runs meanwhile")
     max_header_bytes: int = _bound(16 * 1024, "metadata of a call, headers of an HTTP request")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from jaxserve.chat import Rendered
+from jaxserve.chat import Rendered, Tools
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestError, RequestIdInUseError
 from jaxserve.prompts import Prompt, Prompts, is_conversation
@@ -110,14 +110,14 @@ class Service:
         try:
             left = None if call.deadline is None else call.deadline - time.monotonic()
             async with asyncio.timeout(left):
-                return await self.encode(call.prompt, call.prompt_field)
+                return await self.encode(call.prompt, call.prompt_field, call.tools)
         except TimeoutError:
             raise DeadlineError("the deadline passed while the prompt was tokenized") from None
 
-    async def encode(self, prompt: Prompt, name: str) -> Rendered:
+    async def encode(self, prompt: Prompt, name: str, tools: Tools | None = None) -> Rendered:
         """Text and token ids of a prompt; long ones, and conversations, beside the event loop."""
         self._check_prompt_size(prompt, name)
-        work = partial(self.prompts.encode, prompt, name)
+        work = partial(self.prompts.encode, prompt, name, tools)
         if is_conversation(prompt) or len(prompt) > SHORT:
             return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
         return work()

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from jaxserve.chat import Tools, answers, tools
+from jaxserve.chat.answers.json_text import parse
 from jaxserve.chat.messages import MAX_MESSAGES
 from jaxserve.completion import Completion
 from jaxserve.engine.plan import Logprob
@@ -14,6 +16,7 @@ from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
 from jaxserve.server.call import Call
 from jaxserve.server.embedding import MAX_INPUTS, embed_calls
+from jaxserve.server.limits import Limits
 from jaxserve.server.news import Done, News, PromptScores, Started, Update
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.v1 import common_pb2, inference_pb2
@@ -23,6 +26,13 @@ REASONS = {
     "stop": common_pb2.FINISH_REASON_STOP,
     "length": common_pb2.FINISH_REASON_LENGTH,
     "abort": common_pb2.FINISH_REASON_ABORTED,
+    "tool_calls": common_pb2.FINISH_REASON_TOOL_CALLS,
+}
+CHOICES = {
+    inference_pb2.TOOL_CHOICE_UNSPECIFIED: tools.AUTO,
+    inference_pb2.TOOL_CHOICE_AUTO: tools.AUTO,
+    inference_pb2.TOOL_CHOICE_NONE: tools.NONE,
+    inference_pb2.TOOL_CHOICE_REQUIRED: tools.REQUIRED,
 }
 MESSAGES = ("logit_bias", "allowed_token_ids", "stop", "stop_token_ids")
 SAMPLING = tuple(field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields)
@@ -59,13 +69,18 @@ def check_known(message: Message, path: str = "") -> None:
             check_known(entry, f"{inside}[{i}]" if field.is_repeated else inside)
 
 
-def call_of(request: Any, **given: Any) -> Call:
+def call_of(request: Any, limits: Limits, **given: Any) -> Call:
     """Of a GenerateRequest, ChatRequest or one of their streams. given: more fields of Call."""
-    prompt, field = _chat(request) if hasattr(request, "messages") else prompt_of(request)
+    converses = hasattr(request, "messages")
+    prompt, field = _chat(request) if converses else prompt_of(request)
+    params, offered = sampling_of(request.sampling), _tools(request, limits) if converses else None
+    if offered and params.echo:
+        raise RequestError("echo", "is asked for together with tools; leave out one of them")
     return Call(
         prompt=prompt,
         prompt_field=field,
-        params=sampling_of(request.sampling),
+        params=params,
+        tools=offered,
         request_id=request.request_id,
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -132,8 +147,41 @@ def _chat(request: Any) -> tuple[Prompt, str]:
     return messages_of(request.messages, "messages"), "messages"
 
 
-def messages_of(messages: Iterable[inference_pb2.ChatMessage], path: str) -> list[dict[str, str]]:
-    found = [{"role": message.role, "content": message.content} for message in messages]
+def _tools(request: Any, limits: Limits) -> Tools | None:
+    written = [{"parameters": tool.parameters, "name": tool.name + tool.description} for tool in request.tools]
+    tools.check_size(written, limits.max_tools, limits.max_tool_bytes)
+    if request.tool_choice not in CHOICES:
+        raise RequestError("tool_choice", f"is {request.tool_choice}, which is not known here")
+    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
+    named = {"name": request.tool_name, "field": "tool_name"} if request.tool_name else {}
+    choice = tools.Choice(CHOICES[request.tool_choice], **named)
+    parallel = not request.HasField("parallel_tool_calls") or request.parallel_tool_calls
+    return tools.tools_of(functions, choice, parallel, lambda i: f"tools[{i}]")
+
+
+def _function(tool: inference_pb2.Tool, path: str) -> dict[str, Any]:
+    try:
+        parameters = parse(tool.parameters) if tool.parameters else None
+    except ValueError as error:
+        raise RequestError(f"{path}.parameters", f"is no JSON text: {error}") from None
+    given = {"name": tool.name, "description": tool.description or None, "strict": tool.strict}
+    return given | ({"parameters": parameters} if tool.parameters else {})
+
+
+def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        found["content"] = message.content or None
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    optional = {"tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning_content}
+    return found | {name: text for name, text in optional.items() if text}
+
+
+def messages_of(messages: Iterable[inference_pb2.ChatMessage], path: str) -> list[dict[str, Any]]:
+    found = [_message(message) for message in messages]
     if not found:
         raise RequestError(path, "is empty; give at least one message")
     return found
@@ -164,11 +212,11 @@ def located(error: JaxserveError) -> JaxserveError:
 
 
 class Writer:
-    """Messages of one request. id: the client's, or the server's."""
+    """Messages of one request. id: the client's, or the server's. reading: how its answer is to be read."""
 
-    def __init__(self, id: str, tokenizer: Tokenizer):
-        self._id, self._tokenizer = id, tokenizer
-        self._cached = 0
+    def __init__(self, id: str, tokenizer: Tokenizer, reading: answers.Reading):
+        self._id, self._tokenizer, self._reading = id, tokenizer, reading
+        self._parsers: dict[int, answers.AnswerParser] = {}  # by choice
 
     def stream(self, news: News, event: StreamEvent) -> Iterator[Message]:
         """The messages that tell it: one, but for log-probabilities that are too large for one."""
@@ -177,7 +225,6 @@ class Writer:
                 for delta in self._deltas(news):
                     yield event(delta=delta)
             case Started():
-                self._cached = news.cached_tokens
                 yield event(
                     prompt_info=inference_pb2.PromptInfo(
                         request_id=self._id, prompt_tokens=news.prompt_tokens, cached_prompt_tokens=news.cached_tokens
@@ -191,7 +238,13 @@ class Writer:
                         )
                     )
             case Done():
-                finishes = [self._finish(completion, news) for completion in news.completions]
+                for completion in news.completions:
+                    if rest := self._parser(completion.index).end():
+                        yield event(delta=inference_pb2.Delta(index=completion.index, **_told(rest)))
+                finishes = [
+                    self._finish(completion, news, self._parser(completion.index).called)
+                    for completion in news.completions
+                ]
                 yield event(finish_info=inference_pb2.FinishInfo(choices=finishes, usage=self.usage(news)))
 
     def whole(self, done: Done) -> dict[str, Any]:
@@ -220,28 +273,38 @@ class Writer:
         return common_pb2.Logprob(token_id=token, token=self._tokenizer.token_text(token), logprob=logprob)
 
     def _deltas(self, update: Update) -> Iterator[inference_pb2.Delta]:
+        told = _told(self._parser(update.index).feed(update.text))
         if update.logprobs is None:
-            yield inference_pb2.Delta(index=update.index, text=update.text, token_ids=update.token_ids)
+            yield inference_pb2.Delta(index=update.index, token_ids=update.token_ids, **told)
             return
-        text = update.text
         for start, entries in _cut(update.logprobs) or [(0, [])]:
             tokens = update.token_ids[start : start + len(entries)]
-            yield inference_pb2.Delta(index=update.index, text=text, token_ids=tokens, logprobs=self.logprobs(entries))
-            text = ""
+            scores = self.logprobs(entries)
+            yield inference_pb2.Delta(index=update.index, token_ids=tokens, logprobs=scores, **told)
+            told = {}
+
+    def _parser(self, index: int) -> answers.AnswerParser:
+        if index not in self._parsers:
+            self._parsers[index] = answers.AnswerParser(self._reading)
+        return self._parsers[index]
 
     def _choice(self, completion: Completion, done: Done) -> inference_pb2.Choice:
+        answer = self._reading.read(completion.text)
+        calls = [inference_pb2.ToolCall(id=c.id, name=c.name, arguments=text) for c, text in answer.calls]
         return inference_pb2.Choice(
             index=completion.index,
-            text=completion.text,
+            text=answer.content,
+            reasoning_content=answer.reasoning,
+            tool_calls=calls,
             token_ids=completion.token_ids,
             logprobs=self.logprobs(completion.logprobs or ()),
-            finish=self._finish(completion, done),
+            finish=self._finish(completion, done, bool(calls)),
         )
 
-    def _finish(self, completion: Completion, done: Done) -> common_pb2.ChoiceFinish:
+    def _finish(self, completion: Completion, done: Done, called: bool) -> common_pb2.ChoiceFinish:
         finish = common_pb2.ChoiceFinish(
             index=completion.index,
-            reason=REASONS[completion.finish_reason],
+            reason=REASONS[answers.ended_by(completion.finish_reason, called)],
             seed=completion.seed,
             timings=_timings(completion, done),
         )
@@ -250,6 +313,22 @@ class Writer:
         elif completion.stopped_by is not None:
             finish.stop_token_id = completion.stopped_by
         return finish
+
+
+def _told(parts: Iterable[answers.Part]) -> dict[str, Any]:
+    """The fields of a Delta."""
+    told: dict[str, Any] = {"text": "", "reasoning_content": "", "tool_calls": []}
+    for part in parts:
+        match part:
+            case answers.Content():
+                told["text"] += part.text
+            case answers.Reasoning():
+                told["reasoning_content"] += part.text
+            case answers.Call():
+                told["tool_calls"].append(inference_pb2.ToolCallDelta(index=part.index, id=part.id, name=part.name))
+            case answers.Arguments():
+                told["tool_calls"].append(inference_pb2.ToolCallDelta(index=part.index, arguments=part.text))
+    return told
 
 
 def usage_of(completions: Iterable[Completion]) -> common_pb2.Usage:

@@ -1,11 +1,14 @@
 """Token ids that arrive a few at a time, as text that is final when it leaves."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from jaxserve.tokenizer.protocol import Tokenizer
 from jaxserve.tokenizer.stop import StopFinder
 from jaxserve.tokenizer.utf8 import LONGEST_UNFINISHED, joined_bytes, unfinished
+
+NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
 class StreamDecoder:
@@ -26,13 +29,16 @@ class StreamDecoder:
         prompt_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
         include_stop: bool = False,
+        spelled: Mapping[int, str] = NOTHING,
     ) -> None:
         """prompt_ids: the prompt, of which only the two ends are read. include_stop: the text keeps the stop string.
+
+        spelled: special tokens that are text here, and what they spell.
 
         Raises:
             TokenizerError: a stop string is empty.
         """
-        self._tokenizer = tokenizer
+        self._tokenizer, self._spelled = tokenizer, spelled
         self._opening = _is_opening(tokenizer, prompt_ids)
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._characters.decode(unfinished(_last_bytes(tokenizer, prompt_ids)))
@@ -62,7 +68,10 @@ class StreamDecoder:
         if self.stopped is not None:
             return ""
         self._pushed += 1
-        piece, self._opening = self._tokenizer.token_bytes(token_id, self._opening)
+        if token_id in self._spelled:
+            piece = self._spelled[token_id].encode()
+        else:
+            piece, self._opening = self._tokenizer.token_bytes(token_id, self._opening)
         return self._emit(self._characters.decode(piece))
 
     def _emit(self, text: str) -> str:

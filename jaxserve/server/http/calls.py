@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from jaxserve.request import SamplingParams
 from jaxserve.server.call import Call
 from jaxserve.server.http.body import read
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
+from jaxserve.server.http.tools import tools_in
 from jaxserve.server.http.types import Body, ChatBody, CompletionBody, Sampling
 from jaxserve.server.limits import Limits
 from jaxserve.server.model import Served
@@ -45,7 +47,7 @@ def completion_calls(body: CompletionBody, request_id: str, timeout: float | Non
     ]
 
 
-def chat_calls(body: ChatBody, request_id: str, timeout: float | None) -> list[Call]:
+def chat_calls(body: ChatBody, request_id: str, timeout: float | None, limits: Limits) -> list[Call]:
     _check_stream(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs", "is given without logprobs; set logprobs to true")
@@ -55,7 +57,8 @@ def chat_calls(body: ChatBody, request_id: str, timeout: float | None) -> list[C
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    return [_call(body, conversation(body.messages), "messages", request_id, timeout, params)]
+    call = _call(body, conversation(body.messages), "messages", request_id, timeout, params)
+    return [replace(call, tools=tools_in(body, limits))]
 
 
 def _call(

@@ -50,7 +50,7 @@ class Generation:
     async def chat(self, request: Request) -> Response:
         body, timeout = await self._body(request, ChatBody)
         id = body.request_id or new_id()
-        return await self._reply(request, body, id, chat_calls(body, id, timeout))
+        return await self._reply(request, body, id, chat_calls(body, id, timeout, self._limits))
 
     async def _body[T: Sampling](self, request: Request, kind: type[T]) -> tuple[T, float | None]:
         self._gate.enter()
@@ -110,6 +110,6 @@ def _meter(body: Sampling) -> Meter:
 def _writer(served: Served, body: Sampling, answers: Sequence[Answer]) -> Writer:
     tokenizer, eos_ids = served.service.prompts.tokenizer, served.model.eos_ids
     if isinstance(body, ChatBody):
-        return ChatWriter(body, tokenizer, eos_ids)
+        return ChatWriter(body, answers[0].prepared.reading, tokenizer, eos_ids)
     assert isinstance(body, CompletionBody)
     return CompletionWriter(body, [answer.prepared.request.prompt for answer in answers], tokenizer, eos_ids)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from jaxserve.chat.answers import ended_by
 from jaxserve.completion import Completion
 from jaxserve.server.news import Done, News, Started, Update
 
@@ -64,10 +65,13 @@ def _usage(prompts: list[Started], made: int) -> dict[str, Any]:
     }
 
 
-def ending(completion: Completion, eos_ids: Sequence[int]) -> dict[str, Any]:
-    """Why a choice ended. stop_reason, as vLLM has it: the stop string or token id, null for the model's own end."""
+def ending(completion: Completion, eos_ids: Sequence[int], called: bool = False) -> dict[str, Any]:
+    """Why a choice ended. stop_reason, as vLLM has it: the stop string or token id, null for the model's own end.
+
+    called: it has calls of functions.
+    """
     by = completion.stopped_by
-    return {"finish_reason": completion.finish_reason, "stop_reason": None if by in eos_ids else by}
+    return {"finish_reason": ended_by(completion.finish_reason, called), "stop_reason": None if by in eos_ids else by}
 
 
 def envelope(kind: str, writer: Writer, request_id: str, created: int, model: str) -> Mapping[str, Any]:

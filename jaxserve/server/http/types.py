@@ -59,7 +59,7 @@ Text = Annotated[str, AfterValidator(_whole)]
 Texts = Annotated[list[str], Field(fail_fast=True), BeforeValidator(_listed)]
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Biases = Annotated[dict[int, Any], PlainValidator(_biases)]
-Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class Body(BaseModel):
@@ -137,9 +137,13 @@ class CompletionBody(Sampling):
 
 
 class ChatBody(Sampling):
-    messages: Messages
+    messages: Objects
     logprobs: bool = False
     top_logprobs: int | None = None
+    tools: Objects | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    separate_reasoning: bool = True  # SGLang's: otherwise thoughts are a part of the content, marks and all
 
 
 class EmbeddingBody(Body):
@@ -157,7 +161,7 @@ class EmbeddingBody(Body):
 class TokenizeBody(Body):
     model: Text | None = None
     prompt: Text | None = None
-    messages: Messages | None = None
+    messages: Objects | None = None
 
 
 class DetokenizeBody(Body):

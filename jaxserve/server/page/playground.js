@@ -98,7 +98,8 @@ export class Playground {
     question.classList.add("user");
     const conversation = this.#messages; // a cleared one is another
     const keep = () => conversation.push(asked, { role: "assistant", content: answer.text });
-    return { path: "v1/chat/completions", body: { messages }, answer, reply, elements: [question, reply], keep };
+    const body = { messages, separate_reasoning: false }; // words are matched with the tokens of all of it
+    return { path: "v1/chat/completions", body, answer, reply, elements: [question, reply], keep };
   }
 
   #completionTurn(prompt) {

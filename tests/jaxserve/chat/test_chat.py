@@ -216,4 +216,4 @@ def test_messages_nested_without_end(chat_of: Callable[..., Chat]) -> None:
 def test_fields_that_are_none_are_left_out(chat_of: Callable[..., Chat]) -> None:
     chat = chat_of("{{ messages | tojson }}{{ tools is none }}{{ documents is none }}")
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": None}], "name": None}
-    assert chat.render([call]).text == '[{"role": "assistant", "tool_calls": [{"id": null}]}]TrueTrue'
+    assert chat.render([call]).text == '[{"role": "assistant", "content": null, "tool_calls": [{"id": null}]}]TrueTrue'

@@ -151,12 +151,12 @@ def test_a_long_conversation_is_rendered(renderer: TemplateRenderer) -> None:
 
 
 def test_strings_of_a_template(renderer: TemplateRenderer) -> None:
-    words, sought = renderer.strings(
+    look = renderer.look(
         "{% if message.role in ['user', 'x'] and '</think>' in c %}{{ c.split('</t>')[-1] + '<|user|>' }}{% endif %}"
         "{{ m('arg') | replace('a', 'b') }}literal"
     )
-    assert words == {"role", "split", "user", "x", "</think>", "</t>", "<|user|>", "arg", "a", "b"}
-    assert sought == {"user", "x", "</think>", "</t>"}
+    assert look.words == {"role", "split", "user", "x", "</think>", "</t>", "<|user|>", "arg", "a", "b"}
+    assert look.sought == {"user", "x", "</think>", "</t>"}
 
 
 def test_a_process_that_dies_is_replaced(renderer: TemplateRenderer) -> None:

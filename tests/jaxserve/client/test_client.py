@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxserve.client import AsyncClient, Client, Delta, Finish, PromptInfo, PromptLogprobs, join, results
-from jaxserve.client.asking import HEADER, Options
+from jaxserve.client.asking import HEADER, ChatOptions, Options
 from jaxserve.errors import AdminOnlyError, CredentialError, DrainingError, NotBuiltInError, RequestError
 from jaxserve.request import SamplingParams
 from jaxserve.server.gate import Phase
@@ -278,6 +278,8 @@ def test_an_unknown_option_is_a_type_error() -> None:
 def test_nothing_of_the_api_is_missing() -> None:
     sampling = {field.name for field in fields(SamplingParams)}
     assert set(Options.__annotations__) == {*HEADER, "timeout", *sampling}
+    chat = set(inference_pb2.ChatRequest.DESCRIPTOR.fields_by_name) - {*HEADER, "messages", "sampling", "tool_name"}
+    assert set(ChatOptions.__annotations__) - set(Options.__annotations__) == chat
     for message, kind in {
         admin_pb2.GetModelInfoResponse: results.ModelInfo,
         admin_pb2.GetServerInfoResponse: results.ServerInfo,
@@ -288,6 +290,8 @@ def test_nothing_of_the_api_is_missing() -> None:
         inference_pb2.PromptInfo: results.PromptInfo,
         inference_pb2.PromptLogprobs: results.PromptLogprobs,
         inference_pb2.Delta: results.Delta,
+        inference_pb2.ToolCall: results.ToolCall,
+        inference_pb2.ToolCallDelta: results.ToolCallDelta,
         inference_pb2.FinishInfo: results.Finish,
         inference_pb2.GenerateResponse: results.Result,
         inference_pb2.ChatResponse: results.Result,

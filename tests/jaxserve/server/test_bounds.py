@@ -83,11 +83,32 @@ INPUTS = (
         [{"text": "x"}] * 2049,
     ],
 )
+TOOLS: dict[str, tuple[list[Any], list[Any]]] = {  # the template of the tests takes none: none may be called there
+    "tools": (
+        [[]],
+        [
+            [{}],
+            [{"name": "a b"}],
+            [{"name": "x" * 65}],
+            [{"name": "f"}] * 2,
+            [{"name": "f", "parameters": "{"}],
+            [{"name": "f", "parameters": "[]"}],
+            [{"name": "f", "parameters": '{"a":' * 25 + "1" + "}" * 25}],
+            [{"name": "f", "strict": True}],
+            [{"name": f"f{i}"} for i in range(129)],
+            [{"name": "f", "description": "x" * 256 * 1024}],
+            [{"name": "f"}],
+        ],
+    ),
+    "toolChoice": ([0, 1, 2], [3, 4]),
+    "toolName": ([""], ["f"]),
+    "parallelToolCalls": ([True, False], []),
+}
 FIELDS: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
     "Generate": PROMPTS | COMMON,
     "GenerateStream": PROMPTS | COMMON,
-    "Chat": {"messages": MESSAGES} | COMMON,
-    "ChatStream": {"messages": MESSAGES} | COMMON,
+    "Chat": {"messages": MESSAGES} | COMMON | TOOLS,
+    "ChatStream": {"messages": MESSAGES} | COMMON | TOOLS,
     "Score": PROMPTS
     | {"requestId": COMMON["requestId"], "priority": COMMON["priority"], "topLogprobs": ([0, 20], [-1, 21])},
     "Tokenize": {"text": (["", "x" * 9000], []), "conversation": ([{"messages": [{"role": "u"}]}], [{}])},

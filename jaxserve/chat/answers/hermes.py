@@ -1,0 +1,31 @@
+"""Calls of Hermes 2 and 3, Qwen2.5 and Qwen3.
+
+As the chat templates of NousResearch/Hermes-3-Llama-3.1-8B ("tool_use") and Qwen/Qwen3-8B have it, once for each call:
+
+    <tool_call>
+    {"name": "add", "arguments": {"a": 7, "b": 5}}
+    </tool_call>
+"""
+
+from collections.abc import Collection
+
+from jaxserve.chat.answers.incoming import SPACES, Incoming
+from jaxserve.chat.answers.json_text import call_in
+from jaxserve.chat.answers.parts import Content, Steps
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MARKS = (OPEN, CLOSE)
+
+
+def hermes(text: Incoming, names: Collection[str]) -> Steps[None]:
+    """The end of the text closes a call, too: CLOSE may be a stop string."""
+    while (yield from text.pass_on(Content, OPEN)):
+        yield from text.run(SPACES)
+        call = call_in((yield from text.json()), "arguments", names)
+        yield from text.run(SPACES)
+        if call and ((yield from text.literal(CLOSE)) or (yield from text.ends())):
+            yield from text.ends()
+            text.accept()
+            yield call
+        else:
+            yield from text.give_back()

@@ -1,0 +1,181 @@
+"""Answers of every form: what is a call, what is not, and that no cut of the text changes anything."""
+
+import itertools
+import json
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxserve.chat.answers import AnswerParser, Arguments, Call, Content, Part, Reading, Reasoning
+from jaxserve.chat.answers.forms import TOOL_FORMS, TOOL_PARSERS, choose_forms
+
+GOLDEN: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[3] / "golden" / "tool_answers.json").read_text(encoding="utf-8")
+)
+NAMES = frozenset({"add", "get_weather", "get.time-now"})
+
+
+def reading_of(form: str, thinks: bool = False, opened: bool = False, parallel: bool = True) -> Reading:
+    return Reading(TOOL_FORMS.get(form), NAMES, parallel, thinks, opened)
+
+
+def parts_of(reading: Reading, pieces: Sequence[str]) -> list[Part]:
+    """With neighbours of a kind joined."""
+    ids = itertools.count()
+    parser = AnswerParser(reading, lambda: f"id{next(ids)}")
+    found = [part for piece in pieces for part in parser.feed(piece)] + parser.end()
+    joined: list[Part] = []
+    for part in found:
+        last = joined[-1] if joined else None
+        match last, part:
+            case (Content(), Content()) | (Reasoning(), Reasoning()):
+                joined[-1] = type(part)(last.text + part.text)
+            case _:
+                joined.append(part)
+    return joined
+
+
+def expected(case: dict[str, Any]) -> list[Part]:
+    found: list[Part] = []
+    calls = itertools.count()
+    for kind, *values in case["parts"]:
+        if kind == "call":
+            index = next(calls)
+            found += [Call(index, f"id{index}", values[0]), Arguments(index, values[1])]
+        else:
+            found.append({"content": Content, "reasoning": Reasoning}[kind](values[0]))
+    return found
+
+
+def case_reading(case: dict[str, Any]) -> Reading:
+    return reading_of(case["form"], case.get("thinks", False), case.get("opened", False), case.get("parallel", True))
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{case['form']}: {case['name']}")
+def test_golden_answers_however_they_are_cut(case: dict[str, Any]) -> None:
+    text, reading, parts = case["text"], case_reading(case), expected(case)
+    assert parts_of(reading, [text]) == parts
+    assert parts_of(reading, list(text)) == parts
+    for at in range(len(text) + 1):
+        assert parts_of(reading, [text[:at], text[at:]]) == parts, at
+    chance = random.Random(0)
+    for _ in range(20):
+        a, b = sorted(chance.choices(range(len(text) + 1), k=2))
+        assert parts_of(reading, [text[:a], text[a:b], "", text[b:]]) == parts, (a, b)
+
+
+def test_the_golden_answers_are_not_all_alike() -> None:
+    for form in TOOL_FORMS:
+        own = [case for case in GOLDEN if case["form"] == form]
+        calls = [sum(part[0] == "call" for part in case["parts"]) for case in own]
+        assert 0 in calls and 1 in calls and 2 in calls, form
+
+
+@pytest.mark.parametrize("form", ["none", *TOOL_FORMS])
+@pytest.mark.parametrize("thinks", [False, True])
+@given(pieces=st.lists(st.text('ab{}[]"\\:, \n<>|/_｜▁thinkcol;.', max_size=12), max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_text_without_marks_passes_unchanged(form: str, thinks: bool, pieces: list[str]) -> None:
+    text = "".join(pieces)
+    if any(mark in text for mark in ("<think>", "</think>", "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")):
+        return
+    assert parts_of(reading_of(form, thinks), pieces) == ([Content(text)] if text else [])
+
+
+FRAGMENTS = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
+    *('{"name": "add", "arguments": {"a": 1}}', '{"name": "add", "parameters": {}}', '{"a": "</tool_call>"}'),
+    *("add", "function", "\n```json\n", "\n```", "[", "]", "{", "}", '"', "\\", ";", ",", " ", "\n", "x", "<", "<tool"),
+)
+
+
+@pytest.mark.parametrize("form", list(TOOL_FORMS))
+@given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_cuts_change_nothing_of_anything(form: str, fragments: list[str], data: st.DataObject) -> None:
+    text, reading = "".join(fragments), reading_of(form, thinks=data.draw(st.booleans()))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    parts = parts_of(reading, [text])
+    assert parts_of(reading, pieces) == parts_of(reading, list(text)) == parts
+    kept = "".join(part.text for part in parts if isinstance(part, Content | Reasoning))
+    if not any(isinstance(part, Call) for part in parts) and not reading.thinks:
+        assert kept == text, "nothing is lost where nothing is called"
+    for part in parts:
+        if isinstance(part, Arguments):
+            assert isinstance(json.loads(part.text), dict) and part.text in text
+
+
+DEEP = {
+    "hermes": '<tool_call>{"name": "add", "arguments": %s}</tool_call>',
+    "llama": '{"name": "add", "parameters": %s}',
+    "mistral": '[TOOL_CALLS]add[ARGS]{"x": %s}',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+}
+
+
+@pytest.mark.parametrize("form", list(TOOL_FORMS))
+def test_depth_is_bounded(form: str) -> None:
+    fine = DEEP[form] % ('{"a": ' * 20 + "1" + "}" * 20)
+    assert any(isinstance(part, Call) for part in parts_of(reading_of(form), [fine]))
+    deep = DEEP[form] % ('{"a": ' * 100_000 + "1" + "}" * 100_000)
+    assert parts_of(reading_of(form), [deep]) == [Content(deep)]
+
+
+@pytest.mark.parametrize("form", list(TOOL_FORMS))
+@pytest.mark.parametrize(
+    "text",
+    ['<tool_call>{"', "[TOOL_CALLS] [", '<|python_tag|>{"\\"', "<｜tool▁calls▁begin｜>{", "\n", '{"a": "'],
+    ids=repr,
+)
+def test_time_is_linear(form: str, text: str) -> None:
+    """A text that looks like calls all over; reading or moving any of it again and again would take minutes."""
+    long, began = text * (400_000 // len(text)), time.monotonic()
+    pieces = [long[at : at + 4000] for at in range(0, len(long), 4000)]
+    assert parts_of(reading_of(form), pieces) == [Content(long)]
+    assert reading_of(form).read(long).content == long
+    assert time.monotonic() - began < 10
+
+
+def test_the_first_call_only() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    found = parts_of(reading_of("hermes", parallel=False), [f"a {call} b {call}"])
+    assert found == [Content("a"), Call(0, "id0", "add"), Arguments(0, "{}"), Content(" b")]
+
+
+def test_ids_are_what_templates_of_mistral_accept() -> None:
+    (call, _), (other, _) = reading_of("mistral").read("[TOOL_CALLS]add[ARGS]{}" * 2).calls
+    assert call.id != other.id and all(len(c.id) == 9 and c.id.isalnum() for c in (call, other))
+
+
+@pytest.mark.parametrize(
+    ("template", "form", "thinks"),
+    [
+        ("{{ '[TOOL_CALLS] [' }}", "mistral", False),
+        ("{{ '<｜tool▁calls▁begin｜>' }} content.split('</think>')", "deepseek", True),
+        ("{{ '<tool_call>\n' }}", "hermes", False),
+        ("{{ '<tool_call>\n<function=' }}", "none", False),
+        ("{{ '<|start_header_id|>' }} message.tool_calls", "llama", False),
+        ("{{ '<|start_header_id|>' + role }}", "none", False),
+        ("{{ m.content }}", "none", False),
+    ],
+)
+def test_forms_are_recognised_by_the_template(template: str, form: str, thinks: bool) -> None:
+    found = choose_forms(template, "auto", "auto")
+    assert (found.tools, found.thinks) == (TOOL_FORMS.get(form), thinks)
+    for name in TOOL_PARSERS[1:]:
+        assert choose_forms(template, name, "none") == type(found)(TOOL_FORMS.get(name), False)
+    assert choose_forms(template, "auto", "think").thinks
