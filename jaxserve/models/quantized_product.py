@@ -45,7 +45,8 @@ def place_weights(params: dict, placed: Mapping[str, Placed]) -> dict:
     """Parameters, inside a step: those of these names know what multiplies them. Experts have their own kernels."""
 
     def put(weights: dict) -> dict:
-        return weights | {name: replace(weights[name], placed=where) for name, where in placed.items() if name in weights}
+        found = {name: weights[name] for name in placed if name in weights}
+        return weights | {name: replace(weight, placed=placed[name]) for name, weight in found.items()}
 
     return put(params) | {"layers": [put(layer) for layer in params["layers"]]}
 

@@ -22,10 +22,9 @@ from pallas_kernels.errors import KernelError
 from pallas_kernels.hopper import HOPPER, WARPGROUP_ROWS, tiled
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
 from pallas_kernels.quantized_matmul.gpu_body import Body, Given, Shared
-from pallas_kernels.quantized_matmul.gpu_plan import DEPTH, WARPGROUPS, Plan, plan_of
+from pallas_kernels.quantized_matmul.gpu_plan import DEPTHS, WARPGROUPS, Plan, plan_of
 
-NUMBERS = 32  # a bulk copy's rows begin at multiples of 16 bytes
-STEP = 8  # rows of a tile of shared memory, and so of an array that is copied into some
+STEP = 8  # columns of a tile of shared memory, of which an array that is copied into some has whole ones
 
 
 def check(options: Options, demand: Demand) -> None:
@@ -41,9 +40,9 @@ def check(options: Options, demand: Demand) -> None:
     if demand.group not in GROUPS:
         raise KernelError(f"groups of {demand.group} numbers: the GPU kernel has {GROUPS} ({instead})")
     columns = math.prod(demand.columns)
-    if demand.contracted % NUMBERS or columns % STEP:
+    if demand.contracted % DEPTHS[-1] or columns % STEP:
         raise KernelError(
-            f"a weight of {demand.contracted} x {columns}: the GPU kernel has multiples of {NUMBERS} x {STEP} "
+            f"a weight of {demand.contracted} x {columns}: the GPU kernel has multiples of {DEPTHS[-1]} x {STEP} "
             f"({instead})"
         )
 
@@ -58,7 +57,7 @@ def multiply(
     def quantized_matmul(*refs: Any) -> None:
         Body(plan, Given(*refs[:3]), refs[3], Shared(*refs[4:])).run()
 
-    x = jnp.pad(x, ((0, -rows % STEP), (0, 0)))
+    x = jnp.pad(x, ((0, -rows % plan.staged), (0, 0)))
     parts = plgpu.kernel(
         quantized_matmul,  # in profiles by this name
         out_type=jax.ShapeDtypeStruct((plan.splits, columns, len(x)), jnp.float32),
@@ -75,8 +74,8 @@ def multiply(
 def _scratch(plan: Plan) -> Shared:
     bfloat16, float32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
     return Shared(
-        x=_tiled((plan.stages, plan.rows, DEPTH), bfloat16, min(plan.group, 64)),
-        numbers=_tiled((plan.stages, plan.columns, DEPTH), jnp.dtype(jnp.int4), DEPTH),
+        x=_tiled((plan.stages, plan.rows, plan.depth), bfloat16, min(plan.group, 64)),
+        numbers=_tiled((plan.stages, plan.columns, plan.depth), jnp.dtype(jnp.int4), plan.depth),
         scales=plgpu.SMEM((plan.stages, plan.scales, plan.columns), float32),
         out=tiled((WARPGROUPS * WARPGROUP_ROWS, plan.staged), float32),
         full=plgpu.Barrier(num_arrivals=3, num_barriers=plan.stages),

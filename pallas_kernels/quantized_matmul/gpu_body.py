@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.hopper import WARPGROUP_ROWS
-from pallas_kernels.quantized_matmul.gpu_plan import DEPTH, WARPGROUPS, Plan
+from pallas_kernels.quantized_matmul.gpu_plan import WARPGROUPS, Plan
 
 FETCHING_REGISTERS, MULTIPLYING_REGISTERS = 56, 224  # of every thread; of 512 for all warpgroups
 
@@ -34,9 +34,9 @@ class Given(NamedTuple):
 class Shared(NamedTuple):
     """In shared memory: s stages."""
 
-    x: Any  # [s, rows, DEPTH]
-    numbers: Any  # [s, columns, DEPTH]
-    scales: Any  # [s, DEPTH / g, columns]
+    x: Any  # [s, rows, depth]
+    numbers: Any  # [s, columns, depth]
+    scales: Any  # [s, depth / g, columns]
     out: Any  # [columns, staged rows]
     full: Any  # [s]
     free: Any  # [s]
@@ -108,14 +108,14 @@ class Body:
     # ---- the warpgroup that fetches
 
     def _fetch(self, unit: Unit) -> None:
-        """What lies behind the last row, column and number comes as zeros."""
+        """What lies behind the last row and column comes as zeros."""
         given, shared, plan = self.given, self.shared, self.plan
         columns = pl.ds(unit.column, plan.columns)
 
         def one(step: Scalar, _: None) -> None:
             slot, at = self._slot(unit, step), unit.begin + step
             _wait_if(unit.done + step >= plan.stages, shared.free.at[slot])
-            depth = pl.ds(pl.multiple_of(at * DEPTH, DEPTH), DEPTH)
+            depth = pl.ds(pl.multiple_of(at * plan.depth, plan.depth), plan.depth)
             groups = pl.ds(at * plan.scales, plan.scales)
             full = shared.full.at[slot]
             plgpu.copy_gmem_to_smem(given.numbers.at[columns, depth], shared.numbers.at[slot], full)
@@ -155,7 +155,7 @@ class Body:
         self._hand_out(unit, lax.fori_loop(0, unit.steps, one, zeros))
 
     def _widened(self, slot: Scalar) -> jax.Array:
-        """This warpgroup's numbers of a stage, [64, DEPTH], in registers.
+        """This warpgroup's numbers of a stage, [64, depth], in registers.
 
         Read eight at a time, and handed to the threads that want them as long as they are small.
         """

@@ -24,9 +24,7 @@ def multiply(
 
     def by_group(x: jax.Array, numbers: jax.Array, scales: jax.Array) -> jax.Array:
         apart, by_scale = x.reshape(len(x), groups, -1), _grouped(numbers, groups).astype(x.dtype)
-        products = jnp.einsum(
-            "Tgk,gk...->gT...", apart, by_scale, precision=exact, preferred_element_type=jnp.float32
-        )
+        products = jnp.einsum("Tgk,gk...->gT...", apart, by_scale, precision=exact, preferred_element_type=jnp.float32)
         return (products * scales[:, None]).sum(0)
 
     def dequantized(x: jax.Array, numbers: jax.Array, scales: jax.Array) -> jax.Array:

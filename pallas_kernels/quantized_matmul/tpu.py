@@ -2,9 +2,9 @@
 
 The grid goes over tiles of columns, each with all of K, that Pallas's pipeline brings while the one before is used. A
 tile's numbers become bfloat16 in vector registers, on their way to the matrix unit. Of few rows and groups of 128, each
-group's product is scaled, which is exact; else the numbers are, in float32: a product of a group of 32 would leave three
-quarters of the matrix unit idle. Where there are more rows than meet a tile at once, it is converted once and kept in
-vector memory for all of them.
+group's product is scaled, which is exact; else the numbers are, in float32: a product of a group of 32 would leave
+three quarters of the matrix unit idle. Where there are more rows than meet a tile at once, it is converted once and
+kept in vector memory for all of them.
 
 Weights have to lie in memory with K next to the last dimension (`sharding.params.memory_order`). Dimensions before the
 last one are parts, whose columns lie side by side in the result.
@@ -26,6 +26,7 @@ from pallas_kernels.grouped_matmul.tpu_plan import LANES
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
 from pallas_kernels.quantized_matmul.tpu_plan import FEW, Plan, plan_of
 
+NARROW = (32, 64)
 EXACT_GROUP = 128  # whose products are scaled, as many numbers as older matrix units sum up at once
 
 
@@ -40,10 +41,11 @@ def check(options: Options, demand: Demand) -> None:
     if demand.turned:
         raise KernelError(f"a weight whose last dimension is summed over: the TPU kernel takes none ({instead})")
     *parts, columns = demand.columns
-    if math.prod(parts) > 1 and columns % LANES:
+    narrow = columns in NARROW and math.prod(parts) % (LANES // columns) == 0
+    if math.prod(parts) > 1 and columns % LANES and not narrow:
         raise KernelError(
-            f"a weight in {math.prod(parts)} parts of {columns} columns: on a TPU they are multiples of {LANES} "
-            f"({instead})"
+            f"a weight in {math.prod(parts)} parts of {columns} columns: on a TPU they are multiples of {LANES}, or of "
+            f"{NARROW} columns so many that they fill as much ({instead})"
         )
     for rows in (FEW, FEW + 1):
         plan_of(rows, demand.contracted, math.prod(parts), columns, demand.group, options.device_kind)

@@ -44,9 +44,12 @@ def plan_of(rows: int, contracted: int, parts: int, columns: int, group: int, de
 
 
 def _tile(parts: int, columns: int, width: int) -> tuple[int, int]:
-    """Parts and columns, that lie beside each other in the result: of several parts, whole tiles of columns."""
+    """Parts, and columns of each, that lie beside each other in the result and fill its registers' lanes."""
     if parts == 1:
         return 1, min(width, -(-columns // LANES) * LANES)
+    if columns < LANES:
+        whole = LANES // columns
+        return next(n for n in range(width // columns, 0, -whole) if parts % n == 0), columns
     wide = next(n for n in range(min(width, columns) // LANES * LANES, 0, -LANES) if columns % n == 0)
     some = next(n for n in range(max(width // wide, 1), 0, -1) if parts % n == 0)
     return (some, wide) if wide == columns else (1, wide)

@@ -16,7 +16,7 @@ EXACT = 2**-20  # numbers of int4 and their products with bfloat16 are exact, an
 
 SHAPES = [
     Shape(1, 128, (64,), 128),
-    Shape(5, 96, (2, 40), 32),
+    Shape(5, 192, (2, 40), 32),
     Shape(16, 1024, (136,), 128),
     Shape(64, 320, (3, 5, 8), 64),
     Shape(130, 192, (128,), 32),
