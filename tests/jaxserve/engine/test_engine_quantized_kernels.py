@@ -1,4 +1,4 @@
-"""The engine with both kernels for int4 in groups, interpreted: the loop without cache again, within bfloat16's rounding.
+"""The engine with the kernels for int4 in groups, interpreted: the loop without cache again, to bfloat16's rounding.
 
 The loop has what the numbers stand for, in float32. On one device, and on two: `o` and `down` are split along what they
 sum over. Scales differ from number to number, so that no shard may be taken for another.
@@ -16,10 +16,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
 from jaxserve.config import resolve
+from jaxserve.engine.engine import Engine
 from jaxserve.engine.quantized import choose_quantized_matmul
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
-from jaxserve.engine.engine import Engine
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.quant import FORMS, Quantized, contracted, is_quantized, quantized_specs
 from pallas_kernels import dispatch
