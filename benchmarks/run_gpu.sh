@@ -23,6 +23,7 @@ part() { # NAME SECONDS MODULE ARGUMENTS...
 
 part correctness 200 benchmarks.correctness
 part kernels 80 benchmarks.kernels --out "$out/kernels.json"
+part quantized 40 benchmarks.quantized_matmul --out "$out/quantized.json"
 part steps 160 benchmarks.steps --layers 8 --out "$out/steps.json"
 part together 40 benchmarks.steps --layers 8 --rows 1 --rows 64 --kind decode --decode-steps 8 --out "$out/together.json"
 part host_path 15 benchmarks.host_path --out "$out/host_path.json"

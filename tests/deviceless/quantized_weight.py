@@ -39,11 +39,11 @@ WEIGHTS = [
     ("20b-qkv", "DKQH", (2880, 8, 10, 64)),
 ]
 PRODUCTS = [
-    Product(*weight, group, rows)
-    for weight in WEIGHTS
+    Product(name, axes, shape, group, rows)
+    for name, axes, shape in WEIGHTS
     for group in (32, 64, 128)
     for rows in (1, 16, 64, 200, 1536)
-    if weight[2][0] % group == 0
+    if shape[0] % group == 0
 ]
 
 

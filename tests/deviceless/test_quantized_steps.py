@@ -80,7 +80,7 @@ def compile_step(chip: str, tensor: int, weights: str, kind: str) -> tuple[jax.s
     params = abstract_params(SPEC, jnp.dtype(jnp.bfloat16), mesh, FORMS[weights])
     options = EngineOptions(max_batch=ROWS, step_tokens=TOKENS, page_size=64, cache_tokens=CACHE)
     steps = Lowering(SPEC, params, resolve(options, max_positions=8192, lanes=1, affordable_tokens=CACHE), mesh)
-    bucket = Bucket(kind, ROWS, ROWS if kind == "decode" else TOKENS)
+    bucket = Bucket("decode", ROWS, ROWS) if kind == "decode" else Bucket("prefill", ROWS, TOKENS)
     return steps.step(bucket).compile(), steps, shard_sizes(params)
 
 

@@ -6,13 +6,12 @@ import jax
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+from jax._src.pallas.mosaic_gpu.interpret.shared_memory import HostAllocationKey
 
 
 def multiply_from_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its callback takes a key of an operand's memory. An operand in registers comes as it is, a matrix.
-
-    So it is put where the interpreter finds the other one: the product is that of the other, as an identity matrix
-    would have it, times the matrix.
+    """Its callback takes keys of operands' memory. An operand in registers comes as it is, a matrix: that one is
+    multiplied here.
     """
     from_memory = gpu_callbacks.wgmma
 
@@ -40,12 +39,12 @@ def _multiply(
     memory = gpu_callbacks._get_shared_memory()
 
     def place(key_as_array: Any, transforms: Any) -> tuple[Any, Any]:
-        key = gpu_callbacks.HostAllocationKey.from_array(key_as_array)
+        key = HostAllocationKey.from_array(key_as_array)
         plain = jax.tree.map(int, gpu_callbacks._remove_noop_transforms(transforms))
         return key, memory.access(key, plain)
 
     acc, b = place(acc_allocation_key_as_array, acc_transforms), place(b_allocation_key_as_array, b_transforms)
-    sums, right = memory.get_buffer_content(*acc, thread)[0], memory.get_buffer_content(*b, thread)[0]
-    found = sums + a.astype(np.float32) @ np.asarray(right, np.float32)
-    memory.store_buffer_content(*acc, found.astype(np.float32), thread)
+    sums, right = (np.asarray(memory.get_buffer_content(*where, thread)[0], np.float32) for where in (acc, b))
+    found = sums + a.astype(np.float32) @ right
+    memory.store_buffer_content(*acc, found, thread)
     return token

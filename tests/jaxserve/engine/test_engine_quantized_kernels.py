@@ -1,7 +1,7 @@
 """The engine with the kernels for int4 in groups, interpreted: the loop without cache again, to bfloat16's rounding.
 
-The loop has what the numbers stand for, in float32. On one device, and on two: `o` and `down` are split along what they
-sum over. Scales differ from number to number, so that no shard may be taken for another.
+The loop has what the numbers stand for, in float32. Scales differ from group to group, so that no shard may be taken
+for another. On two devices `o` and `down` are split along what they sum over; the GPU's interpreter has memory for one.
 """
 
 from collections.abc import Iterator
@@ -37,19 +37,23 @@ WIDE = replace(SPEC, head_dim=64, d_mlp=256)
 FORM = FORMS["int4-g32"]
 
 
-@pytest.fixture(params=["tpu", "gpu"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Interpreted on a CPU, where nobody would get it, with weights in the order that its platform keeps them in."""
+@pytest.fixture
+def tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Interpreted on a CPU, where nobody would get this kernel, with weights in the order that a TPU keeps them in."""
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
-    if request.param == "tpu":
-        monkeypatch.setattr(declared, "REORDERED", {"cpu"})
-        with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
-            yield request.param
-        return
+    monkeypatch.setattr(declared, "REORDERED", {"cpu"})
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
+        yield
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The same of the other one."""
+    monkeypatch.setattr(dispatch, "PLATFORMS", {})
     monkeypatch.setattr(declared, "SIDE_BY_SIDE", {"cpu"})
     multiply_from_registers(monkeypatch)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
-        yield request.param
+        yield
 
 
 def quantized_params(mesh: Mesh) -> dict:
@@ -87,7 +91,19 @@ def stands_for(params: dict) -> dict:
 @pytest.mark.kernels
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh_spec", [MeshSpec(), MeshSpec(tensor=2)], ids=str)
-def test_tokens_and_logits(kernel: str, mesh_spec: MeshSpec) -> None:
+@pytest.mark.usefixtures("tpu")
+def test_tokens_and_logits_of_the_tpu_kernel(mesh_spec: MeshSpec) -> None:
+    check_tokens_and_logits("tpu", mesh_spec)
+
+
+@pytest.mark.kernels
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+def test_tokens_and_logits_of_the_gpu_kernel() -> None:
+    check_tokens_and_logits("gpu", MeshSpec())
+
+
+def check_tokens_and_logits(kernel: str, mesh_spec: MeshSpec) -> None:
     mesh, dtype = mesh_spec.build(jax.devices()), jnp.dtype(jnp.bfloat16)
     params = quantized_params(mesh)
     options = replace(BASE, quantized_matmul=kernel)
