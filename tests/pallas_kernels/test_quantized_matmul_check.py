@@ -1,6 +1,7 @@
 """What the kernels for int4 in groups take and what they refuse, before any compiler is asked; and their tiles."""
 
 from dataclasses import replace
+from itertools import product
 
 import jax.numpy as jnp
 import pytest
@@ -60,33 +61,29 @@ def test_weights_that_the_tpu_kernel_takes(columns: tuple[int, ...], kind: str) 
 
 
 @pytest.mark.parametrize("kind", [*VECTOR_MEMORY, "cpu"])
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("rows", [1, 16, 128, 129, 256, 257, 4096])
 @pytest.mark.parametrize(
     ("contracted", "parts", "columns"),
     [(4096, 2, 14336), (14336, 1, 4096), (4096, 48, 128), (3072, 36, 64), (1024, 1, 8200), (8192, 2, 1792)],
 )
-def test_a_tpu_s_tiles_cover_a_weight(
-    kind: str, group: int, rows: int, contracted: int, parts: int, columns: int
-) -> None:
-    plan = tpu_plan.plan_of(rows, contracted, parts, columns, group, kind)
-    assert parts % plan.parts == 0 and (columns % plan.columns == 0 or parts == 1)
-    assert plan.parts == 1 or plan.columns == columns
-    assert plan.parts * plan.columns % 128 == 0 or plan.parts == parts
-    assert contracted % plan.chunk == 0 and plan.chunk % group == 0
-    assert plan.kept == (rows > plan.rows) and plan.limit <= VECTOR_MEMORY.get(kind, 16) * 2**20
+def test_a_tpu_s_tiles_cover_a_weight(kind: str, contracted: int, parts: int, columns: int) -> None:
+    for group, rows in product(GROUPS, (1, 16, 128, 129, 256, 257, 4096)):
+        plan = tpu_plan.plan_of(rows, contracted, parts, columns, group, kind)
+        assert parts % plan.parts == 0 and (columns % plan.columns == 0 or parts == 1)
+        assert plan.parts == 1 or plan.columns == columns
+        assert plan.parts * plan.columns % 128 == 0 or plan.parts == parts
+        assert contracted % plan.chunk == 0 and plan.chunk % group == 0
+        assert plan.kept == (rows > plan.rows) and plan.limit <= VECTOR_MEMORY.get(kind, 16) * 2**20
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("rows", [1, 8, 9, 64, 65, 300, 4096])
 @pytest.mark.parametrize(
     ("contracted", "columns"), [(4096, 28672), (14336, 4096), (2880, 5120), (128, 8), (1024, 8192)]
 )
-def test_a_gpu_s_units_cover_a_product_and_its_stages_fit(group: int, rows: int, contracted: int, columns: int) -> None:
-    contracted -= contracted % group
-    plan = gpu_plan.plan_of(rows, contracted, columns, group, "NVIDIA H200")
-    assert plan.rows * plan.row_tiles >= rows and plan.columns * plan.column_tiles >= columns
-    assert plan.steps * plan.depth == contracted and 1 <= plan.splits <= plan.steps
-    assert plan.splits == 1 or plan.units <= plan.cores
-    stage = plan.depth * (plan.columns // 2 + 2 * plan.rows) + max(plan.scales * plan.columns * 4, 1024)
-    assert plan.stages >= 4 and plan.stages * stage + plan.columns * plan.staged * 4 + 2048 <= SHARED_BYTES
+def test_a_gpu_s_units_cover_a_product_and_its_stages_fit(contracted: int, columns: int) -> None:
+    for group, rows in product(GROUPS, (1, 8, 9, 64, 65, 300, 4096)):
+        whole = contracted - contracted % group
+        plan = gpu_plan.plan_of(rows, whole, columns, group, "NVIDIA H200")
+        assert plan.rows * plan.row_tiles >= rows and plan.columns * plan.column_tiles >= columns
+        assert plan.steps * plan.depth == whole and 1 <= plan.splits <= plan.steps
+        assert plan.splits == 1 or plan.units <= plan.cores
+        stage = plan.depth * (plan.columns // 2 + 2 * plan.rows) + max(plan.scales * plan.columns * 4, 1024)
+        assert plan.stages >= 4 and plan.stages * stage + plan.columns * plan.staged * 4 + 2048 <= SHARED_BYTES
