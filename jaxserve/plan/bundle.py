@@ -23,7 +23,7 @@ from jaxserve.plan.platform import environment
 from sharding.mesh import AXES, MeshSpec, device_kind, platform
 
 MANIFEST, CACHE = "manifest.json", "cache"
-FORMAT = 1
+FORMAT = 2
 CHUNK = 2**20
 
 

@@ -65,8 +65,9 @@ def check(kernel: QuantizedMatmul, shape: Shape, tolerance: float, seed: int = 0
 
 
 @st.composite
-def shapes(draw: st.DrawFn, columns: st.SearchStrategy[tuple[int, ...]], most: int = 300) -> Shape:
-    """Sizes that are and are no multiples of tiles."""
+def shapes(draw: st.DrawFn, columns: st.SearchStrategy[tuple[int, ...]], step: int = 1) -> Shape:
+    """Sizes that are and are no multiples of tiles. step: what K is a multiple of, beside the group."""
     group = draw(st.sampled_from(GROUPS))
-    contracted = group * draw(st.integers(1, 512 // group))
-    return Shape(draw(st.integers(1, most)), contracted, draw(columns), group)
+    multiple = max(group, step)
+    contracted = multiple * draw(st.integers(1, 512 // multiple))
+    return Shape(draw(st.integers(1, 300)), contracted, draw(columns), group)
