@@ -90,7 +90,7 @@ def product(x: jax.Array, weight: jax.Array, exact: bool) -> jax.Array:
 def calls(weight: Weight, operands: Operands, x: jax.Array) -> dict[str, Callable[[], jax.Array]]:
     """By implementation; what one refuses is said."""
     kind, platform = jax.devices()[0].device_kind, jax.devices()[0].platform
-    demand = Demand(weight.shape[0], weight.shape[1:], weight.group, BF16, kind)
+    demand = Demand(weight.shape[0], weight.shape[1:], weight.group, BF16)
     found: dict[str, Callable[[], jax.Array]] = {}
     for name in QUANTIZED_CANDIDATES[platform]:
         kernel, options = QUANTIZED[name], Options(kind)

@@ -58,4 +58,4 @@ def _demand(name: str, weight: Quantized, mesh: Mesh, dtype: jnp.dtype) -> Deman
     turned = at.start > 0
     if turned:
         columns = (math.prod(columns),)  # layers.flatten
-    return Demand(math.prod(shape[at]), columns, weight.form.group, dtype, device_kind(mesh), turned)
+    return Demand(math.prod(shape[at]), columns, weight.form.group, dtype, turned)

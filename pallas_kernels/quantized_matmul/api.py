@@ -25,13 +25,12 @@ class Demand(NamedTuple):
     columns: tuple[int, ...]  # N
     group: int  # g
     dtype: jnp.dtype  # of activations
-    device_kind: str  # of the chip that runs it, in the vendor's words
     turned: bool = False  # whether the weight is kept with K behind N
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is fixed when a step is compiled."""
+    """What is fixed when a step is compiled. device_kind: of the chip that runs it, in the vendor's words."""
 
     device_kind: str = ""
 

@@ -55,7 +55,7 @@ def compile_for(kernel: QuantizedMatmul, chip: str, product: Product) -> jax.sta
     mesh = MeshSpec().build(absent.devices(chip, 1))
     options = Options(device_kind(mesh))
     (contracted, *columns), bfloat16 = product.shape, jnp.dtype(jnp.bfloat16)
-    kernel.check(options, Demand(contracted, tuple(columns), product.group, bfloat16, options.device_kind))
+    kernel.check(options, Demand(contracted, tuple(columns), product.group, bfloat16))
     x = ParamSpec("TD", (product.rows, contracted), bfloat16)
     numbers = ParamSpec(product.axes, product.shape, jnp.dtype(jnp.int4), summed=product.axes[0])
     scales = ParamSpec(product.axes, (contracted // product.group, *columns), jnp.dtype(jnp.float32))

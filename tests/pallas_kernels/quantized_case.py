@@ -33,8 +33,7 @@ class Shape:
 
     @property
     def demand(self) -> Demand:
-        kind = self.options.device_kind
-        return Demand(self.contracted, self.columns, self.group, jnp.dtype(self.dtype), kind)
+        return Demand(self.contracted, self.columns, self.group, jnp.dtype(self.dtype))
 
 
 @cache

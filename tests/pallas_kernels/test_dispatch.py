@@ -21,7 +21,7 @@ PRODUCT = (
 )
 WEIGHT = (
     quantized.Options("some chip"),
-    quantized.Demand(256, (2, 256), 128, jnp.dtype("bfloat16"), "some chip"),
+    quantized.Demand(256, (2, 256), 128, jnp.dtype("bfloat16")),
 )
 
 

@@ -14,7 +14,7 @@ from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
 
 BF16 = jnp.dtype(jnp.bfloat16)
 H200, V5E = Options("NVIDIA H200"), Options("TPU v5 lite")
-GATE_UP = Demand(4096, (2, 14336), 128, BF16, "")
+GATE_UP = Demand(4096, (2, 14336), 128, BF16)
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA A100-SXM4-80GB", "NVIDIA B200"])
