@@ -33,7 +33,7 @@ from tests.pallas_kernels.registers import multiply_from_registers
 
 REQUESTS = 2
 BOUND = 0.15  # logits reach 10, and gaps between the best two are about one
-WIDE = replace(SPEC, head_dim=64, d_mlp=256)
+WIDE = replace(SPEC, d_model=64, head_dim=64, d_mlp=256)
 FORM = FORMS["int4-g32"]
 
 
