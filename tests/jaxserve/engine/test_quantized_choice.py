@@ -1,4 +1,4 @@
-"""Which weights a kernel for int4 in groups gets, on chips that are not here: each by itself, and the log says why not."""
+"""Which weights a kernel for int4 in groups gets, on chips that are not here: each by itself, and the log says why."""
 
 import logging
 from dataclasses import replace
