@@ -148,6 +148,7 @@ class Body:
                 product = self._product(weight[:, depth], shared.x.at[slot, :, pl.ds(depth.start, plan.group)])
                 scales = plgpu.load(shared.scales.at[slot, nth, self._columns], layout=plgpu.Layout.WGMMA.reduce(1))
                 sums = sums + product * lax.broadcast_in_dim(scales, product.shape, [0])
+            plgpu.commit_smem()  # what was read into registers, before a bulk copy overwrites it: another proxy
             plgpu.barrier_arrive(shared.free.at[slot])
             return sums
 

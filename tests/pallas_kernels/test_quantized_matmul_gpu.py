@@ -19,6 +19,7 @@ SHAPES = [
     Shape(1, 128, (64,), 128),
     Shape(5, 192, (2, 40), 32),
     Shape(16, 1024, (136,), 128),
+    Shape(3, 2560, (8,), 128),  # more steps than stages: buffers are used again
     Shape(64, 320, (3, 5, 8), 64),
     Shape(130, 192, (128,), 32),
 ]
