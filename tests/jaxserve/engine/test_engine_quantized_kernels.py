@@ -32,7 +32,7 @@ from tests.jaxserve.engine.tiny import BASE, SPEC, run
 from tests.pallas_kernels.registers import multiply_from_registers
 
 REQUESTS = 2
-BOUND = 0.15  # logits reach 10, and gaps between the best two are about one
+BOUND = 0.3  # logits reach 12, and gaps between the best two are about one; twice as wide, it is twice that of SPEC
 WIDE = replace(SPEC, d_model=64, head_dim=64, d_mlp=256)
 FORM = FORMS["int4-g32"]
 
