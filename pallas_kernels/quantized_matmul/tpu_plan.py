@@ -8,6 +8,7 @@ from pallas_kernels.grouped_matmul.tpu_plan import LANES, LEAST_MEMORY, MIB, VEC
 
 FEW: Final = 128  # rows that meet a tile's numbers while they are converted; more find the tile converted
 HEIGHTS: Final = (256, 128)  # of a tile of more rows
+LOWEST: Final = 64  # where nothing else fits
 WIDTHS: Final = (512, 256, 128)  # columns of a tile
 CHUNK: Final = 1024  # of K, that are converted and multiplied together
 SPARED: Final = 8  # one part in so many of vector memory, for what the compiler puts there beside
@@ -27,14 +28,15 @@ class Plan(NamedTuple):
 def plan_of(rows: int, contracted: int, parts: int, columns: int, group: int, device_kind: str) -> Plan:
     """The largest tile that fits. KernelError when none does."""
     memory = VECTOR_MEMORY.get(device_kind, LEAST_MEMORY) * MIB
-    heights = (rows,) if rows <= FEW else HEIGHTS
-    for width, height in product(WIDTHS, heights):
+    tiles = [(width, rows) for width in WIDTHS] if rows <= FEW else [*product(WIDTHS, HEIGHTS), (LANES, LOWEST)]
+    for width, height in tiles:
         some_parts, some_columns = _tile(parts, columns, width)
-        tile, chunk = some_parts * some_columns, _chunk(contracted, group)
+        lanes = -(-some_columns // LANES) * LANES
+        tile, chunk = some_parts * lanes, _chunk(contracted, group)
         kept = rows > height
         numbers, scales = tile * contracted // 2, 4 * tile * contracted // group
         used = 2 * (numbers + scales + 2 * height * contracted + 4 * height * tile)
-        used += (2 * contracted * tile if kept else 0) + 6 * chunk * some_columns
+        used += (2 * contracted * tile if kept else 0) + 10 * chunk * lanes
         if used <= memory - memory // SPARED:
             return Plan(height, some_parts, some_columns, chunk, kept, memory - memory // (2 * SPARED))
     raise KernelError(
