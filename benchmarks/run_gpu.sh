@@ -26,6 +26,7 @@ part kernels 60 benchmarks.kernels --out "$out/kernels.json"
 part steps 120 benchmarks.steps --layers 8 --out "$out/steps.json"
 part quantized 150 benchmarks.steps --layers 8 --kind decode --rows 1 --rows 8 --rows 64 --kv auto --kv fp8 \
   --weights auto --weights int8 --weights fp8 --weights int4-g128 --out "$out/quantized.json"
+part products 30 benchmarks.quantized_matmul --rows 1 64 2048 --out "$out/products.json"
 part together 40 benchmarks.steps --layers 8 --rows 1 --rows 64 --kind decode --decode-steps 8 --out "$out/together.json"
 part host_path 15 benchmarks.host_path --out "$out/host_path.json"
 part idle 60 benchmarks.host_path --model llama3.1-8b --layers 8 --steps 100 --out "$out/idle.json"

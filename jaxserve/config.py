@@ -54,6 +54,7 @@ class EngineOptions:
     deterministic: bool = False
     attention: str = "auto"
     grouped_matmul: str = "auto"
+    quantized_matmul: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class EngineConfig:
     deterministic: bool
     attention: str
     grouped_matmul: str
+    quantized_matmul: str
     embeds: bool = False
 
     @property
@@ -192,6 +194,7 @@ def resolve(
         deterministic=options.deterministic,
         attention=options.attention,
         grouped_matmul=options.grouped_matmul,
+        quantized_matmul=options.quantized_matmul,
         embeds=embeds,
     )
 

@@ -16,6 +16,7 @@ from sharding.rules import sharding
 
 # Platforms with weights in `memory_order`. Elsewhere the order is that of the axes, which keeps a fused product one.
 REORDERED: Final = frozenset({"tpu"})
+SIDE_BY_SIDE: Final = frozenset({"gpu"})  # that have `ParamSpec.summed` last
 LANES: Final = 128  # of a TPU's tiles: numbers of a row
 
 
@@ -24,7 +25,8 @@ class ParamSpec:
     """A parameter before it exists.
 
     axes: one letter of the legend per dimension, e.g. "NHD". std: spread of random initial values, for tests and
-    benchmarks; a norm weight has std 0 around `mean`.
+    benchmarks; a norm weight has std 0 around `mean`. summed: of a weight in groups of int4, the letters that its
+    product sums over: a GPU's kernel wants them beside each other.
     """
 
     axes: str
@@ -32,6 +34,7 @@ class ParamSpec:
     dtype: jnp.dtype
     mean: float = 0.0
     std: float = 0.02
+    summed: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -46,11 +49,15 @@ class ParamSpec:
         That is where it is not that of the axes, or where rows do not fill a TPU's tiles: XLA turns such a weight over,
         and back in every step. Only there, since jax loads an array of a given layout on a slower way.
         """
-        order, split = memory_order(self.axes), self.sharding(mesh)
+        here, split = platform(mesh), self.sharding(mesh)
+        order = tuple(range(len(self.axes)))
+        if here in REORDERED:
+            order = memory_order(self.axes)
+        elif here in SIDE_BY_SIDE:
+            order = summed_last(self.axes, self.summed)
         reordered = order != tuple(range(len(self.axes)))
-        ragged = len(self.axes) > 1 and split.shard_shape(self.shape)[-1] % LANES != 0
-        given = platform(mesh) in REORDERED and (reordered or ragged)
-        return Format(Layout(order) if given else None, split)
+        ragged = here in REORDERED and len(self.axes) > 1 and split.shard_shape(self.shape)[-1] % LANES != 0
+        return Format(Layout(order) if reordered or ragged else None, split)
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.format(mesh))
@@ -71,6 +78,11 @@ def memory_order(axes: str) -> tuple[int, ...]:
     if "D" in axes[:-1]:
         order.insert(len(axes) - 2, order.pop(axes.index("D")))
     return tuple(order)
+
+
+def summed_last(axes: str, summed: str) -> tuple[int, ...]:
+    """Dimensions from the slowest to the fastest: in their order, those of `summed` behind the others."""
+    return tuple(sorted(range(len(axes)), key=lambda at: axes[at] in summed))
 
 
 def is_param_spec(leaf: object) -> bool:

@@ -103,6 +103,7 @@ def size_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--attention", help="auto, or one by name: reference, gpu, tpu")
     group.add_argument("--grouped-matmul", help="of a mixture of experts: auto, or one by name: reference, gpu, tpu")
+    group.add_argument("--quantized-matmul", help="of int4 in groups: auto, or one by name: reference, gpu, tpu")
 
 
 def engine_flags(group: argparse._ArgumentGroup) -> None:

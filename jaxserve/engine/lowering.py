@@ -18,6 +18,7 @@ from jaxserve.engine.batch import Packed, admission_layout, upload_layout
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.experts import choose_grouped_matmul
 from jaxserve.engine.memory import memory_errors
+from jaxserve.engine.quantized import choose_quantized_matmul
 from jaxserve.engine.state import State, abstract_state
 from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
 from jaxserve.errors import ConfigError
@@ -50,8 +51,11 @@ class Lowering:
         self.page_groups = len(spec.page_groups())
         self.admission: Packed = admission_layout(self.page_groups, config.pages_per_row)
         self.state: State = abstract_state(spec, config, mesh, kernel)
-        grouped = dispatch.GROUPED[choose_grouped_matmul(spec, config, mesh, dtype, form_in(params))]
-        self._builder = StepBuilder(spec, mesh, kernel, grouped, config.page_size, jnp.dtype(config.page_dtype))
+        form = form_in(params)
+        grouped = dispatch.GROUPED[choose_grouped_matmul(spec, config, mesh, dtype, form)]
+        placed = choose_quantized_matmul(spec, config, mesh, dtype, form)
+        stored = jnp.dtype(config.page_dtype)
+        self._builder = StepBuilder(spec, mesh, kernel, grouped, placed, config.page_size, stored)
 
     @cached_property
     def _state_shardings(self) -> Any:

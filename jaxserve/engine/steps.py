@@ -5,7 +5,7 @@ upload -> where every token lies -> decoder -> logits of the sampling rows -> to
 In place of logits and tokens, an embed step has embeddings.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ from jaxserve.engine.state import Rows, State
 from jaxserve.models.attend import Attend
 from jaxserve.models.decoder import embeddings, forward, logits
 from jaxserve.models.moe import Experts
+from jaxserve.models.quant import Placed
+from jaxserve.models.quantized_product import place_weights
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul.api import GroupedMatmul
 from pallas_kernels.paged_attention.api import PagedAttention, Ragged
@@ -53,6 +55,7 @@ class StepBuilder:
     mesh: Mesh
     kernel: PagedAttention
     grouped: GroupedMatmul
+    placed: Mapping[str, Placed]  # weights with a kernel, by name
     page_size: int
     dtype: jnp.dtype  # of pages
 
@@ -62,7 +65,7 @@ class StepBuilder:
         download = download_layout(bucket, self.spec.d_model)
 
         def run(params: dict, state: State, packed: Int[Array, "A n"]) -> tuple[State, Int[Array, "A m"]]:
-            batch = upload.unpack(packed)
+            params, batch = place_weights(params, self.placed), upload.unpack(packed)
             state = replace(state, rows=_place_fresh_pages(state.rows, batch))
             if bucket.steps > 1:
                 state, results = self._several_decodes(bucket, params, state, batch)

@@ -18,10 +18,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.tree_util import tree_map_with_path
 
 from jaxserve.errors import ModelError
 from jaxserve.models.spec import ModelSpec
+from pallas_kernels.quantized_matmul.api import GROUPS, QuantizedMatmul
 from sharding.params import ParamSpec, is_param_spec
 
 # What is quantized -> the letters that its product sums over. Of a latent attention's two matrices that are applied
@@ -54,7 +56,6 @@ class Form:
 
 
 INT4: Final = Form("int4", np.dtype(jnp.int4), 7)
-GROUPS: Final = (32, 64, 128)
 FORMS: Final[Mapping[str, Form]] = MappingProxyType(
     {
         form.name: form
@@ -73,12 +74,23 @@ class Quantized:
     """A weight, or its declaration: then values and scales are ParamSpecs.
 
     values: in the weight's shape. scales: float32, with one dimension of length n in place of those that are summed
-    over; n counts the groups, in the order of those numbers, and is 1 without groups.
+    over; n counts the groups, in the order of those numbers, and is 1 without groups. placed: within a step, of a
+    weight whose product is a kernel's; None: XLA's.
     """
 
     values: Any
     scales: Any
     form: Form = flax.struct.field(pytree_node=False)
+    placed: "Placed | None" = flax.struct.field(pytree_node=False, default=None)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a weight lies and what multiplies it. axes: of its values, as declared."""
+
+    axes: str
+    mesh: Mesh
+    kernel: QuantizedMatmul
 
 
 def is_quantized(leaf: object) -> bool:
@@ -125,7 +137,8 @@ def _declare(name: str, param: ParamSpec, form: Form) -> Quantized:
         raise ModelError(f"--weights {form}: {name} sums {summed} numbers, no multiple of {form.group} ({hint})")
     axes = scale_axes(name, param.axes, form)
     shape = (*param.shape[: at.start], summed // (form.group or summed), *param.shape[at.stop :])
-    values = replace(param, dtype=jnp.dtype(form.dtype), std=form.largest / SPREAD)
+    summed_up = param.axes[at] if form.group else ""
+    values = replace(param, dtype=jnp.dtype(form.dtype), std=form.largest / SPREAD, summed=summed_up)
     scales = ParamSpec(axes, shape, jnp.dtype(jnp.float32), mean=param.std * SPREAD / form.largest, std=0.0)
     return Quantized(values, scales, form)
 

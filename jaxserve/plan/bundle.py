@@ -23,7 +23,7 @@ from jaxserve.plan.platform import environment
 from sharding.mesh import AXES, MeshSpec, device_kind, platform
 
 MANIFEST, CACHE = "manifest.json", "cache"
-FORMAT = 1
+FORMAT = 2
 CHUNK = 2**20
 
 
@@ -55,7 +55,8 @@ class Manifest:
     def options(self) -> EngineOptions:
         """What leads to the engine that the steps were compiled for, whatever memory the devices have."""
         fixed = ("max_batch", "step_tokens", "decode_steps", "kv", "page_size", "max_context")
-        given = {name: self.engine[name] for name in (*fixed, "prefix_cache", "deterministic", "attention")}
+        chosen = ("prefix_cache", "deterministic", "attention", "quantized_matmul")
+        given = {name: self.engine[name] for name in (*fixed, *chosen)}
         pages = max(pool["pages"] for pool in self.engine["pools"])
         return EngineOptions(**given, cache_tokens=pages * self.engine["page_size"])
 

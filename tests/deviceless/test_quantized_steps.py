@@ -24,12 +24,13 @@ from jaxserve.models.quant import FORMS, is_quantized
 from sharding import absent
 from sharding.mesh import MeshSpec
 from tests.deviceless.attention_step import COMPILERS
+from tests.deviceless.pallas_calls import pallas_calls
 from tests.deviceless.test_steps import SPEC
 
 CACHE = 64 * 1031
-QUICK = {("v5e", 1, "int8"), ("h200", 1, "int8"), ("v5e", 1, "int4-g128")}
-# A GPU writes what the groups of a weight multiply to into memory: of 32 numbers, with 8 rows, half of a bf16 weight.
-ROWS = {"tpu": 16, "gpu": 8}
+ROWS, TOKENS = 64, 1536  # of a decode and of a prefill step
+QUICK = {("v5e", 1, "int8"), ("h200", 1, "int8")}
+QUICK_GROUPS = {("v5e", 1, "int4-g128", "decode"), ("h200", 1, "int4-g128", "decode")}
 
 
 def cases() -> Iterator[ParameterSet]:
@@ -38,24 +39,50 @@ def cases() -> Iterator[ParameterSet]:
         yield pytest.param(chip, tensor, weights, marks=marks, id=f"{chip}x{tensor}-{weights}")
 
 
+def cases_of_groups() -> Iterator[ParameterSet]:
+    chips, names = (
+        [("v5e", 1), ("7x", 2), ("h200", 1), ("h200", 2)],
+        [name for name, form in FORMS.items() if form.group],
+    )
+    for (chip, tensor), weights, kind in product(chips, names, ("decode", "prefill")):
+        marks = [] if (chip, tensor, weights, kind) in QUICK_GROUPS else [pytest.mark.slow]
+        yield pytest.param(chip, tensor, weights, kind, marks=marks, id=f"{chip}x{tensor}-{weights}-{kind}")
+
+
 @pytest.mark.deviceless
 @pytest.mark.parametrize(("chip", "tensor", "weights"), list(cases()))
 def test_a_decode_step_reads_weights_as_they_are_kept(chip: str, tensor: int, weights: str) -> None:
-    platform = absent.CHIPS[chip].platform
-    if importlib.util.find_spec(COMPILERS[platform]) is None:
-        pytest.skip(f"needs {COMPILERS[platform]} (make deviceless)")
-    mesh, rows = MeshSpec(tensor=tensor).build(absent.devices(chip, tensor)), ROWS[platform]
-    params = abstract_params(SPEC, jnp.dtype(jnp.bfloat16), mesh, FORMS[weights])
-    options = EngineOptions(max_batch=rows, step_tokens=512, page_size=64, cache_tokens=CACHE)
-    steps = Lowering(SPEC, params, resolve(options, max_positions=8192, lanes=1, affordable_tokens=CACHE), mesh)
-    compiled = steps.step(Bucket("decode", rows, rows)).compile()
-    found, module, held = inspect(compiled, steps), parse(compiled.as_text() or ""), shard_sizes(params)
+    compiled, steps, held = compile_step(chip, tensor, weights, "decode")
+    found, module = inspect(compiled, steps), parse(compiled.as_text() or "")
     assert found.aliased >= bytes_per_device(steps.state)
     assert not find_copies(module, held, set())  # scales of small groups may be: on an H200 the 3 MiB of a qkv
     assert not list(widened(module, held))
     assert found.temporaries < 2 * max(held), "bytes of the largest in bfloat16"
-    logical = bytes_per_device(params) + bytes_per_device(steps.state)
+    logical = bytes_per_device(steps.params) + bytes_per_device(steps.state)
     assert found.arguments == pytest.approx(logical, rel=0.02)
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize(("chip", "tensor", "weights", "kind"), list(cases_of_groups()))
+def test_every_product_of_groups_is_a_kernel_s(chip: str, tensor: int, weights: str, kind: str) -> None:
+    """No weight is copied, nor written in bfloat16."""
+    compiled, _, held = compile_step(chip, tensor, weights, kind)
+    module = parse(compiled.as_text() or "")
+    assert pallas_calls(module)["quantized_matmul"] == 4 * SPEC.num_layers
+    assert not find_copies(module, held, set()) and not list(widened(module, held))
+
+
+def compile_step(chip: str, tensor: int, weights: str, kind: str) -> tuple[jax.stages.Compiled, Lowering, set[int]]:
+    """With how many numbers every quantized weight has on one device. Skips where the compiler is not installed."""
+    platform = absent.CHIPS[chip].platform
+    if importlib.util.find_spec(COMPILERS[platform]) is None:
+        pytest.skip(f"needs {COMPILERS[platform]} (make deviceless)")
+    mesh = MeshSpec(tensor=tensor).build(absent.devices(chip, tensor))
+    params = abstract_params(SPEC, jnp.dtype(jnp.bfloat16), mesh, FORMS[weights])
+    options = EngineOptions(max_batch=ROWS, step_tokens=TOKENS, page_size=64, cache_tokens=CACHE)
+    steps = Lowering(SPEC, params, resolve(options, max_positions=8192, lanes=1, affordable_tokens=CACHE), mesh)
+    bucket = Bucket("decode", ROWS, ROWS) if kind == "decode" else Bucket("prefill", ROWS, TOKENS)
+    return steps.step(bucket).compile(), steps, shard_sizes(params)
 
 
 def shard_sizes(params: Any) -> set[int]:

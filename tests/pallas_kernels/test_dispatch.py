@@ -10,6 +10,7 @@ from pallas_kernels import dispatch
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul import api as grouped
 from pallas_kernels.paged_attention.api import Demand, Layout, Options
+from pallas_kernels.quantized_matmul import api as quantized
 
 type Product = tuple[grouped.Options, grouped.Demand]
 
@@ -17,6 +18,10 @@ STEP = Options(Layout(2, 64, 16, jnp.dtype("float32")), 1.0), Demand(4, 8, 10, j
 PRODUCT = (
     grouped.Options(16, jnp.dtype("bfloat16")),
     grouped.Demand(64, 4, 2, 256, 256, jnp.dtype("bfloat16"), "some chip"),
+)
+WEIGHT = (
+    quantized.Options("some chip"),
+    quantized.Demand(256, (2, 256), 128, jnp.dtype("bfloat16")),
 )
 
 
@@ -65,6 +70,22 @@ def test_experts_in_4_bits_are_the_references_on_a_gpu() -> None:
     with pytest.raises(KernelError, match=r"--weights int8 or fp8, or --grouped-matmul reference"):
         dispatch.choose_grouped("gpu", "gpu", products(int4))
     assert dispatch.choose_grouped("auto", "tpu", products(int4)) == "tpu"
+
+
+@pytest.mark.parametrize("platform", dispatch.QUANTIZED_CANDIDATES)
+def test_every_candidate_for_quantized_products_exists(platform: str) -> None:
+    assert set(dispatch.QUANTIZED_CANDIDATES[platform]) <= set(dispatch.QUANTIZED)
+    assert dispatch.choose_quantized("auto", platform, WEIGHT) == dispatch.QUANTIZED_CANDIDATES[platform][0]
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_quantized_products_that_no_kernel_takes_are_the_references(platform: str) -> None:
+    said: list[str] = []
+    exact = WEIGHT[0], WEIGHT[1]._replace(dtype=jnp.dtype("float32"))
+    chosen = dispatch.choose_quantized("auto", platform, exact, lambda name, error: said.append(f"{name}: {error}"))
+    assert chosen == "reference" and said[0].startswith(f"{platform}: activations of float32")
+    with pytest.raises(KernelError, match=r"activations of float32: .* --quantized-matmul reference\)"):
+        dispatch.choose_quantized(platform, platform, exact)
 
 
 @pytest.fixture

@@ -98,3 +98,14 @@ def test_random_params_of_a_size_that_does_not_divide() -> None:
         ShardingError, match=r"axis F \(mlp\) of size 30 does not divide by mesh axis 'tensor' of size 4"
     ):
         random_params({"w": ParamSpec("DF", (4, 30), jnp.dtype(jnp.float32))}, MeshSpec(tensor=4).build(jax.devices()))
+
+
+def test_numbers_that_are_summed_up_lie_beside_each_other_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = MeshSpec(tensor=2).build(jax.devices())
+    spec = ParamSpec("NHD", (4, 2, 6), jnp.dtype(jnp.int4), std=2.0, summed="NH")
+    plain = random_params([spec], mesh)[0]
+    monkeypatch.setattr(params, "SIDE_BY_SIDE", {"cpu"})
+    reordered = random_params([spec], mesh)[0]
+    assert plain.format.layout.major_to_minor == (0, 1, 2)
+    assert reordered.format.layout.major_to_minor == (2, 0, 1) == spec.abstract(mesh).format.layout.major_to_minor
+    np.testing.assert_array_equal(reordered, plain)

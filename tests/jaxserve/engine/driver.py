@@ -40,6 +40,7 @@ def config_of(*, num_pages: int = 32, windows: tuple[int | None, ...] = (None,),
         deterministic=False,
         attention="reference",
         grouped_matmul="reference",
+        quantized_matmul="reference",
     )
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 

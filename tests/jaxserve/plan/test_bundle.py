@@ -106,7 +106,7 @@ def test_another_version(bundle: Path, name: str) -> None:
 
 def test_a_manifest_that_is_none(bundle: Path) -> None:
     whole = (bundle / MANIFEST).read_text()
-    edit(bundle, format=2)
+    edit(bundle, format=1)
     assert "of another version of bundles" in refused(bundle)
     told = json.loads(whole)
     of_engine = [

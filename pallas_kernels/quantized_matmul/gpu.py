@@ -1,0 +1,92 @@
+"""The quantized matrix product on NVIDIA's Hopper, in Pallas (Mosaic GPU).
+
+The transposed product: the weight is the operand that a tensor core may take from registers, where its numbers become
+bfloat16. So they are read from memory once, in 4 bits, and written nowhere else. The numbers that are summed up lie
+beside each other in memory, as wgmma wants them (sharding.params: `summed`). Of each group of numbers with one scale
+the products add up in registers of their own, exactly as scales of a weight's columns would have it, and are scaled
+then.
+
+Units of work, a tile of columns times a tile of rows each, are shared out over as many thread blocks as the GPU has
+multiprocessors (`gpu_body.py`). Where there are fewer, K is split, and XLA adds up the parts.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int4
+
+from pallas_kernels.errors import KernelError
+from pallas_kernels.hopper import HOPPER, WARPGROUP_ROWS, tiled
+from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
+from pallas_kernels.quantized_matmul.gpu_body import Body, Given, Shared
+from pallas_kernels.quantized_matmul.gpu_plan import DEPTHS, WARPGROUPS, Plan, plan_of
+
+STEP = 8  # columns of a tile of shared memory, of which an array that is copied into some has whole ones
+
+
+def check(options: Options, demand: Demand) -> None:
+    instead = "--quantized-matmul reference"
+    if options.device_kind.startswith("NVIDIA") and not HOPPER.match(options.device_kind):
+        raise KernelError(
+            f"the GPU kernel is written for Hopper (H100, H200); this is {options.device_kind} ({instead})"
+        )
+    if demand.dtype != jnp.bfloat16:
+        raise KernelError(
+            f"activations of {demand.dtype}: the GPU kernel multiplies bfloat16 (--dtype bfloat16, or {instead})"
+        )
+    if demand.group not in GROUPS:
+        raise KernelError(f"groups of {demand.group} numbers: the GPU kernel has {GROUPS} ({instead})")
+    columns = math.prod(demand.columns)
+    if demand.contracted % DEPTHS[-1] or columns % STEP:
+        raise KernelError(
+            f"a weight of {demand.contracted} x {columns}: the GPU kernel has multiples of {DEPTHS[-1]} x {STEP} "
+            f"({instead})"
+        )
+
+
+def multiply(
+    x: Float[Array, "T K"], numbers: Int4[Array, "K *N"], scales: Float[Array, "G *N"], options: Options
+) -> Float[Array, "T *N"]:
+    (rows, contracted), columns = x.shape, math.prod(numbers.shape[1:])
+    plan = plan_of(rows, contracted, columns, contracted // len(scales), options.device_kind)
+    by_column = jnp.moveaxis(numbers, 0, -1).reshape(columns, contracted)  # as it lies in memory
+
+    def quantized_matmul(*refs: Any) -> None:
+        Body(plan, Given(*refs[:3]), refs[3], Shared(*refs[4:])).run()
+
+    x = jnp.pad(x, ((0, -rows % plan.staged), (0, 0)))
+    parts = plgpu.kernel(
+        quantized_matmul,  # in profiles by this name
+        out_type=jax.ShapeDtypeStruct((plan.splits, columns, len(x)), jnp.float32),
+        scratch_types=_scratch(plan),
+        grid=(plan.cores,),
+        grid_names=("block",),
+        num_threads=WARPGROUPS + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=0),
+    )(x, by_column, scales.reshape(len(scales), columns))
+    return parts.sum(0)[:, :rows].T.reshape(rows, *numbers.shape[1:])
+
+
+def _scratch(plan: Plan) -> Shared:
+    bfloat16, float32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+    return Shared(
+        x=_tiled((plan.stages, plan.rows, plan.depth), bfloat16, min(plan.group, 64)),
+        numbers=_tiled((plan.stages, plan.columns, plan.depth), jnp.dtype(jnp.int4), plan.depth),
+        scales=plgpu.SMEM((plan.stages, plan.scales, plan.columns), float32),
+        out=tiled((WARPGROUPS * WARPGROUP_ROWS, plan.staged), float32),
+        full=plgpu.Barrier(num_arrivals=3, num_barriers=plan.stages),
+        free=plgpu.Barrier(num_arrivals=WARPGROUPS, num_barriers=plan.stages),
+    )
+
+
+def _tiled(shape: tuple[int, ...], dtype: jnp.dtype, wide: int) -> Any:
+    """Shared memory in tiles of so many columns: of what is multiplied, those of an operand in registers."""
+    tiling: Any = plgpu.TilingTransform
+    swizzling: Any = plgpu.SwizzleTransform  # abstract, says their type
+    return plgpu.SMEM(
+        shape, dtype, transforms=(tiling((8, wide)), swizzling(wide * jax.dtypes.itemsize_bits(dtype) // 8))
+    )

@@ -1,0 +1,189 @@
+"""What a thread block of the Hopper kernel does: one warpgroup fetches, the others multiply, 64 columns each.
+
+Thread block c of C takes units c, c + C, ... of as many as there are. The warpgroup that fetches is ahead of the others
+by as many stages as shared memory has room for, also from unit to unit. The others take turns on the tensor cores:
+while one multiplies, the other's numbers become bfloat16, and its products are scaled.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.hopper import WARPGROUP_ROWS
+from pallas_kernels.quantized_matmul.gpu_plan import WARPGROUPS, Plan
+
+FETCHING_REGISTERS, MULTIPLYING_REGISTERS = 56, 224  # of every thread; of 512 for all warpgroups
+
+Scalar = Any  # an int32, of the program or known before it
+
+
+class Given(NamedTuple):
+    """In global memory."""
+
+    x: Any  # [T, K]
+    numbers: Any  # [N, K]
+    scales: Any  # [G, N]
+
+
+class Shared(NamedTuple):
+    """In shared memory: s stages."""
+
+    x: Any  # [s, rows, depth]
+    numbers: Any  # [s, columns, depth]
+    scales: Any  # [s, depth / g, columns]
+    out: Any  # [columns, staged rows]
+    full: Any  # [s]
+    free: Any  # [s]
+
+
+class Unit(NamedTuple):
+    split: Scalar
+    column: Scalar  # the first
+    row: Scalar  # the first
+    begin: Scalar  # of its steps
+    steps: Scalar
+    done: Scalar  # stages of this thread block's units before
+
+
+@dataclass(frozen=True)
+class Body:
+    plan: Plan
+    given: Given
+    out: Any  # [splits, N, T] in global memory
+    shared: Shared
+
+    def run(self) -> None:
+        warpgroup = lax.axis_index("warpgroup")
+
+        @pl.when(warpgroup == WARPGROUPS)
+        def _() -> None:
+            plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
+            self._wait_for_buffers(self._every_unit(self._fetch))
+
+        @pl.when(warpgroup < WARPGROUPS)
+        def _() -> None:
+            plgpu.set_max_registers(MULTIPLYING_REGISTERS, action="increase")
+            self._every_unit(self._multiply)
+            plgpu.wait_smem_to_gmem(0)
+
+    # ---- units
+
+    def _every_unit(self, work: Callable[[Unit], None]) -> Scalar:
+        """How many stages that were."""
+        first, blocks = lax.axis_index("block"), lax.axis_size("block")
+        mine = lax.div(self.plan.units - first + blocks - 1, jnp.int32(blocks))
+
+        def one(nth: Scalar, done: Scalar) -> Scalar:
+            unit = self._unit(first + nth * blocks, done)
+            work(unit)
+            return done + unit.steps
+
+        return lax.fori_loop(0, mine, one, jnp.int32(0))
+
+    def _unit(self, nth: Scalar, done: Scalar) -> Unit:
+        """The tiles of rows that want a tile of columns follow each other, so that it stays in the L2 cache."""
+        plan = self.plan
+        tile, split = lax.div(nth, jnp.int32(plan.row_tiles)), jnp.int32(0)
+        if plan.splits > 1:
+            split, tile = lax.div(tile, jnp.int32(plan.column_tiles)), lax.rem(tile, jnp.int32(plan.column_tiles))
+        begin = lax.div(split * plan.steps, jnp.int32(plan.splits))
+        return Unit(
+            split,
+            pl.multiple_of(tile * plan.columns, plan.columns),
+            pl.multiple_of(lax.rem(nth, jnp.int32(plan.row_tiles)) * plan.rows, plan.rows),
+            begin,
+            lax.div((split + 1) * plan.steps, jnp.int32(plan.splits)) - begin,
+            done,
+        )
+
+    def _slot(self, unit: Unit, step: Scalar) -> Scalar:
+        return lax.rem(unit.done + step, jnp.int32(self.plan.stages))
+
+    # ---- the warpgroup that fetches
+
+    def _fetch(self, unit: Unit) -> None:
+        """What lies behind the last row and column comes as zeros."""
+        given, shared, plan = self.given, self.shared, self.plan
+        columns = pl.ds(unit.column, plan.columns)
+
+        def one(step: Scalar, _: None) -> None:
+            slot, at = self._slot(unit, step), unit.begin + step
+            _wait_if(unit.done + step >= plan.stages, shared.free.at[slot])
+            depth = pl.ds(pl.multiple_of(at * plan.depth, plan.depth), plan.depth)
+            groups = pl.ds(at * plan.scales, plan.scales)
+            full = shared.full.at[slot]
+            plgpu.copy_gmem_to_smem(given.numbers.at[columns, depth], shared.numbers.at[slot], full)
+            plgpu.copy_gmem_to_smem(given.scales.at[groups, columns], shared.scales.at[slot], full)
+            plgpu.copy_gmem_to_smem(given.x.at[pl.ds(unit.row, plan.rows), depth], shared.x.at[slot], full)
+
+        lax.fori_loop(0, unit.steps, one, None)
+
+    def _wait_for_buffers(self, done: Scalar) -> None:
+        """Until all are free again: the interpreter wants every arrival at a barrier to be noticed."""
+        for slot in range(self.plan.stages):
+            _wait_if(done > slot, self.shared.free.at[slot])
+
+    # ---- those that multiply
+
+    @property
+    def _columns(self) -> Any:
+        """This warpgroup's, of a tile."""
+        return pl.ds(pl.multiple_of(lax.axis_index("warpgroup") * WARPGROUP_ROWS, WARPGROUP_ROWS), WARPGROUP_ROWS)
+
+    def _multiply(self, unit: Unit) -> None:
+        plan, shared = self.plan, self.shared
+
+        def one(step: Scalar, sums: jax.Array) -> jax.Array:
+            slot = self._slot(unit, step)
+            plgpu.barrier_wait(shared.full.at[slot])
+            weight = self._widened(slot)
+            for nth in range(plan.scales):
+                depth = slice(nth * plan.group, (nth + 1) * plan.group)
+                product = self._product(weight[:, depth], shared.x.at[slot, :, pl.ds(depth.start, plan.group)])
+                scales = plgpu.load(shared.scales.at[slot, nth, self._columns], layout=plgpu.Layout.WGMMA.reduce(1))
+                sums = sums + product * lax.broadcast_in_dim(scales, product.shape, [0])
+            plgpu.commit_smem()  # what was read into registers, before a bulk copy overwrites it: another proxy
+            plgpu.barrier_arrive(shared.free.at[slot])
+            return sums
+
+        zeros = plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS, plan.rows), jnp.float32), plgpu.Layout.WGMMA)
+        self._hand_out(unit, lax.fori_loop(0, unit.steps, one, zeros))
+
+    def _widened(self, slot: Scalar) -> jax.Array:
+        """This warpgroup's numbers of a stage, [64, depth], in registers.
+
+        Read eight at a time, and handed to the threads that want them as long as they are small.
+        """
+        packed = plgpu.load(self.shared.numbers.at[slot, self._columns], layout=plgpu.Layout.WGMMA_UPCAST_4X)
+        return plgpu.layout_cast(packed, plgpu.Layout.WGMMA).astype(jnp.bfloat16)
+
+    def _product(self, weight: jax.Array, x: Any) -> jax.Array:
+        """weight [64, g] times the transposed x [rows, g]."""
+
+        def multiply(sums: Any) -> jax.Array:
+            plgpu.wgmma(sums, weight, x.T)
+            return sums[...]
+
+        return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((WARPGROUP_ROWS, self.plan.rows), jnp.float32))
+
+    def _hand_out(self, unit: Unit, sums: jax.Array) -> None:
+        """Rows and columns behind the last one are dropped."""
+        wide, first = self.plan.staged, lax.axis_index("warpgroup") * WARPGROUP_ROWS
+        for row in range(0, self.plan.rows, wide):
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before
+            staged = self.shared.out.at[self._columns]
+            staged[...] = sums[:, row : row + wide]
+            plgpu.commit_smem()
+            columns = pl.ds(pl.multiple_of(unit.column + first, WARPGROUP_ROWS), WARPGROUP_ROWS)
+            rows = pl.ds(pl.multiple_of(unit.row + row, wide), wide)
+            plgpu.copy_smem_to_gmem(staged, self.out.at[unit.split, columns, rows])
+
+
+def _wait_if(condition: Scalar, barrier: Any) -> None:
+    pl.when(condition)(lambda: plgpu.barrier_wait(barrier))

@@ -1,0 +1,47 @@
+"""What the real compilers say of the quantized product on an H200 alone: read as it is kept, registers suffice.
+
+Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
+"""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from jaxserve.engine.inspection import find_copies, parse
+from pallas_kernels.quantized_matmul import gpu
+from pallas_kernels.quantized_matmul.gpu_plan import plan_of
+from tests.deviceless.pallas_calls import pallas_calls
+from tests.deviceless.quantized_weight import PRODUCTS, Product, compile_for
+from tests.deviceless.test_grouped_matmul_gpu import SPILLED
+
+QUICK = {"8b-gate_up-g128-64", "20b-qkv-g32-1536"}
+SPILT = 8  # bytes of a thread that may be: 4 in tall tiles of groups of 32
+
+
+def cases() -> Iterator[ParameterSet]:
+    for product in PRODUCTS:
+        marks = [] if str(product) in QUICK else [pytest.mark.slow]
+        yield pytest.param(product, marks=marks, id=str(product))
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize("product", list(cases()))
+def test_no_weight_is_widened_and_registers_suffice(
+    product: Product, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    compiled = compile_for(gpu, "h200", product)
+    module, memory = parse(compiled.as_text() or ""), compiled.memory_analysis()
+    assert memory is not None
+    contracted, columns = product.shape[0], math.prod(product.shape[1:])
+    splits = plan_of(product.rows, contracted, columns, product.group, "NVIDIA H200").splits
+    rows = product.rows + 32
+    assert memory.temp_size_in_bytes < splits * rows * columns * 4 + 2 * rows * contracted + 2**20
+    assert pallas_calls(module) == {"quantized_matmul": 1}
+    assert not find_copies(module, set(), {contracted * columns})
+    report = "".join(capfd.readouterr())
+    spilled = [int(found) for found in SPILLED.findall(report)]
+    assert spilled or str(product) not in QUICK, "the assembler's report; a kernel that was compiled before has none"
+    assert max(spilled, default=0) <= SPILT and "serialized" not in report

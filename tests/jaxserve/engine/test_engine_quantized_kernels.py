@@ -1,0 +1,123 @@
+"""The engine with the kernels for int4 in groups, interpreted: the loop without cache again, to bfloat16's rounding.
+
+The loop has what the numbers stand for, in float32. Scales differ from group to group, so that no shard may be taken
+for another. On two devices `o` and `down` are split along what they sum over; the GPU's interpreter has memory for one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+
+from jaxserve.config import resolve
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.quantized import choose_quantized_matmul
+from jaxserve.engine.runner import DeviceRunner
+from jaxserve.engine.scheduler import Scheduler
+from jaxserve.models.decoder import param_specs
+from jaxserve.models.quant import FORMS, Quantized, contracted, is_quantized, quantized_specs
+from pallas_kernels import dispatch
+from sharding import params as declared
+from sharding.mesh import MeshSpec
+from sharding.params import map_specs, random_params
+from tests.jaxserve.engine import naive
+from tests.jaxserve.engine.test_engine_oracle import check, random_requests
+from tests.jaxserve.engine.tiny import BASE, SPEC, run
+from tests.pallas_kernels.registers import multiply_from_registers
+
+REQUESTS = 2
+BOUND = 0.3  # logits reach 12, and gaps between the best two are about one; twice as wide, it is twice that of SPEC
+WIDE = replace(SPEC, d_model=64, head_dim=64, d_mlp=256)
+FORM = FORMS["int4-g32"]
+
+
+@pytest.fixture
+def tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Interpreted on a CPU, where nobody would get this kernel, with weights in the order that a TPU keeps them in."""
+    monkeypatch.setattr(dispatch, "PLATFORMS", {})
+    monkeypatch.setattr(declared, "REORDERED", {"cpu"})
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
+        yield
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The same of the other one."""
+    monkeypatch.setattr(dispatch, "PLATFORMS", {})
+    monkeypatch.setattr(declared, "SIDE_BY_SIDE", {"cpu"})
+    multiply_from_registers(monkeypatch)
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
+        yield
+
+
+def quantized_params(mesh: Mesh) -> dict:
+    louder = map_specs(lambda param: replace(param, std=0.25), param_specs(WIDE, jnp.dtype(jnp.bfloat16)))
+    found = random_params(quantized_specs(WIDE, louder, FORM), mesh, seed=1)
+    rng = np.random.default_rng(2)
+
+    def vary(leaf: jax.Array | Quantized) -> jax.Array | Quantized:
+        if not isinstance(leaf, Quantized):
+            return leaf
+        scales = np.asarray(leaf.scales) * rng.uniform(0.5, 1.5, leaf.scales.shape).astype(np.float32)
+        return replace(leaf, scales=jax.device_put(scales, leaf.scales.format))
+
+    return jax.tree.map(vary, found, is_leaf=is_quantized)
+
+
+def stands_for(params: dict) -> dict:
+    """Float32 weights, in numpy."""
+    specs = param_specs(WIDE, jnp.dtype(jnp.bfloat16), FORM)
+
+    def widen(path: tuple, leaf: jax.Array | Quantized, spec: object) -> np.ndarray:
+        if not isinstance(leaf, Quantized):
+            return np.asarray(leaf, np.float32)
+        assert isinstance(spec, Quantized)
+        at = contracted(path[-1].key, spec.values.axes)
+        numbers, scales = np.asarray(leaf.values, np.float32), np.asarray(leaf.scales)
+        apart = numbers.reshape(*numbers.shape[: at.start], scales.shape[at.start], -1, *numbers.shape[at.stop :])
+        return (apart * np.expand_dims(scales, at.start + 1)).reshape(numbers.shape)
+
+    return jax.tree_util.tree_map_with_path(
+        widen, params, specs, is_leaf=lambda leaf: is_quantized(leaf) or isinstance(leaf, declared.ParamSpec)
+    )
+
+
+@pytest.mark.kernels
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh_spec", [MeshSpec(), MeshSpec(tensor=2)], ids=str)
+@pytest.mark.usefixtures("tpu")
+def test_tokens_and_logits_of_the_tpu_kernel(mesh_spec: MeshSpec) -> None:
+    check_tokens_and_logits("tpu", mesh_spec)
+
+
+@pytest.mark.kernels
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+def test_tokens_and_logits_of_the_gpu_kernel() -> None:
+    check_tokens_and_logits("gpu", MeshSpec())
+
+
+def check_tokens_and_logits(kernel: str, mesh_spec: MeshSpec) -> None:
+    mesh, dtype = mesh_spec.build(jax.devices()), jnp.dtype(jnp.bfloat16)
+    params = quantized_params(mesh)
+    options = replace(BASE, quantized_matmul=kernel)
+    config = resolve(options, max_positions=96, lanes=1, affordable_tokens=10**6, weights=str(dtype))
+    assert set(choose_quantized_matmul(WIDE, config, mesh, dtype, FORM)) == {"qkv", "o", "gate_up", "down"}
+    runner = DeviceRunner(WIDE, params, config, mesh)
+    engine = Engine(Scheduler(config, fingerprint="tiny"), runner)
+    runner.warm_up(runner.buckets.buckets)
+    arrivals = random_requests(0, REQUESTS)
+    outcomes = run(engine, [(step // 10, request) for step, request in arrivals])
+    weights = stands_for(quantized_params(MeshSpec().build(jax.devices())))
+    for _, request in arrivals:
+        p = request.params
+        for i in range(p.n):
+            answer = naive.generate(weights, WIDE, request, p.seed or 0, i, p.max_tokens or 0)
+            check(outcomes[request.id, i], answer, request, i, BOUND)
+    engine.close()

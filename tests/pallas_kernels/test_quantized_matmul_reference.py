@@ -1,0 +1,19 @@
+"""The quantized product in plain XLA, in both of its forms: against float64."""
+
+import numpy as np
+import pytest
+
+from pallas_kernels.quantized_matmul import reference
+from pallas_kernels.quantized_matmul.api import GROUPS
+from tests.pallas_kernels.quantized_case import BF16, Shape, check
+
+EXACT, ROUNDED = 2**-20, 2**-9
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("columns", [(24,), (2, 3, 8)], ids=str)
+def test_rows_times_a_weight_in_int4(group: int, columns: tuple[int, ...]) -> None:
+    for rows in (2, group // 2, group // 2 + 1, 100):
+        check(reference, Shape(rows, 2 * group, columns, group, np.float32), EXACT)
+        by_group = 2 * rows <= group
+        check(reference, Shape(rows, 2 * group, columns, group, BF16), EXACT if by_group else ROUNDED)
