@@ -27,6 +27,7 @@ from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.family import Family, Stored, Tensor
 from jaxserve.models.families.pooling import embeds
 from jaxserve.models.fused import PARTS
+from jaxserve.models.low_precision_product import check_chip
 from jaxserve.models.quant import form_of
 from jaxserve.models.spec import ModelSpec
 from jaxserve.placing import is_float, load_parameter
@@ -107,6 +108,8 @@ def load_params(
     Once; what is quantized twice, for its scales and then for its numbers. keep: for whoever writes them elsewhere and
     needs no more than one at a time.
     """
+    form = form_of(weights)
+    check_chip(form, mesh)
     family, spec = _architecture(checkpoint)
     spread = spec.on(mesh.shape["tensor"])
     tensors = _stored_tensors(checkpoint)
@@ -115,7 +118,7 @@ def load_params(
     else:
         table = _match(family, spec, tensors)
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
-    params: Any = param_specs(spread, jnp.dtype(kept), form_of(weights))
+    params: Any = param_specs(spread, jnp.dtype(kept), form)
     total, done = sum(param.nbytes for param in jax.tree.leaves(params, is_leaf=is_param_spec)), 0
     for path, rows in by_parameter(table).items():
         progress(done, total, rows[0].name)

@@ -2,7 +2,9 @@
 
 A quantized weight is small numbers and float32 scales: an output channel has one, or one for each `group` numbers that
 are summed up in it. Rounding is to nearest, against the largest number that shares the scale. Activations keep their
-precision, and so does what CONTRACTED does not name: embeddings (a head that is tied to one, too), norms, biases.
+precision but in the forms that begin with w8a8, which round them too where they meet such a weight
+(low_precision_product.py); so does what CONTRACTED does not name: embeddings (a head that is tied to one, too), norms,
+biases.
 Which axes a scale has follows from a weight's declaration and from CONTRACTED; layers.einsum hides it all.
 """
 
@@ -39,7 +41,7 @@ Ranges = tuple[range, ...]  # of every dimension, what is asked for
 class Form:
     """What numbers become. largest: the largest of them. group: numbers with one scale; None: a whole sum's.
 
-    head: whether the head is quantized too.
+    head: whether the head is quantized too. activations: whether what is multiplied with them is.
     """
 
     name: str
@@ -47,21 +49,34 @@ class Form:
     largest: float
     group: int | None = None
     head: bool = False
+    activations: bool = False
 
     def __str__(self) -> str:
         return self.name + HEAD * self.head
 
+    @property
+    def weights_alone(self) -> str:
+        """The same without the activations, as --weights names it."""
+        return str(self).removeprefix(W8A8)
 
+    @property
+    def numbers(self) -> str:
+        """As errors name them."""
+        return self.name.removeprefix(W8A8)
+
+
+W8A8: Final = "w8a8-"
+INT8: Final = Form("int8", np.dtype(np.int8), 127)
+FP8: Final = Form("fp8", np.dtype(jnp.float8_e4m3fn), 448)
 INT4: Final = Form("int4", np.dtype(jnp.int4), 7)
 GROUPS: Final = (32, 64, 128)
 FORMS: Final[Mapping[str, Form]] = MappingProxyType(
     {
         form.name: form
         for form in (
-            Form("int8", np.dtype(np.int8), 127),
-            Form("fp8", np.dtype(jnp.float8_e4m3fn), 448),
-            INT4,
+            *(INT8, FP8, INT4),
             *(replace(INT4, name=f"int4-g{group}", group=group) for group in GROUPS),
+            *(replace(form, name=W8A8 + form.name, activations=True) for form in (INT8, FP8)),
         )
     }
 )
@@ -105,6 +120,8 @@ def form_in(params: Any) -> Form | None:
 
 def quantized_specs(spec: ModelSpec, specs: dict, form: Form) -> dict:
     """Declarations with a Quantized for each weight that is quantized. ModelError where that cannot be done."""
+    if spec.mixture and form.activations:
+        raise ModelError(f"--weights {form} is not built in for mixtures of experts (choose {form.weights_alone})")
     if spec.mixture:
         raise ModelError(f"--weights {form} is not built in for mixtures of experts (leave it out)")
     if form.head and not spec.has_head:
