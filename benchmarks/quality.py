@@ -2,9 +2,9 @@
 
     python -m benchmarks.quality --out benchmarks/results/quality.json
 
-Every form of weights with every kind of pages, on the bundled model and, where JAXSERVE_TEST_DATA has it, on a real one.
-All that is not said to be of fewer bits is float32, so that what changes is their rounding alone. Results are written
-as they come. The exit status is 1 when a bound is broken.
+Every form of weights with every kind of pages, on the bundled model and, where JAXSERVE_TEST_DATA has it, on one that
+others trained. What is not said to be of fewer bits is float32, so that what changes is their rounding alone. Results
+are written as they come. The exit status is 1 when a bound is broken.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from benchmarks.quality_texts import Subject, babyllama, bundled
+from benchmarks.quality_texts import LONGEST, SHORTEST, Subject, babyllama, bundled
 from jaxserve.bench.environment import environment
 from jaxserve.bench.output import Grid, markdown
 from jaxserve.config import EIGHT_BITS, EngineOptions
@@ -41,14 +41,15 @@ BOUNDS = {
     (PLAIN, "int8"): 0.005,
     (PLAIN, "fp8"): 0.005,
 }
+GRID = list(product((PLAIN, *FORMS), (PLAIN, *EIGHT_BITS)))
 PAIRS = {("int8", "int8"), ("fp8", "fp8"), ("int4-g32", "int8"), ("w8a8-int8", "int8"), ("w8a8-fp8", "fp8")}
 EXPLAINED = """\
-*Perplexity*: of the tokens that count. *Change*: against float32 in all. *First token*: how often, of the tokens that
-count, the most probable one is the same as with float32. *Greedy tokens*: each of {prompts:,} prompts has a greedy answer
-of up to {answer} tokens with float32; the share of these tokens that would be chosen here, given the same tokens before.
-*Whole answers*: the share of answers of which this is so of all tokens, up to whose end greedy decoding therefore
-gives the same. They were measured of every format alone and of a few pairs. *Bound*: of the change, asserted by a test
-for `tiny-chat`.
+*Perplexity*: of the tokens that count. *Change*: against float32 throughout. *First token*: at how many of the tokens
+that count the most probable one is that of float32. *Greedy tokens*: each of {prompts:,} prompts, {shortest} to {longest}
+tokens of held-out text, has a greedy answer of up to {answer} tokens with float32; the share of these tokens that
+would be chosen here too, given the same tokens before. *Whole answers*: the share of answers of which this is so from
+beginning to end, which greedy decoding therefore gives here as well. Both were measured of every format alone and of a
+few pairs. *Bound*: of the change, for `tiny-chat`, asserted by a test.
 """
 
 
@@ -100,14 +101,21 @@ class Measurement:
         """greedy: whether to count greedy tokens too. ModelError where this model cannot be quantized so."""
         with self._open(weights, kv) as llm:
             found, same = self._scored(llm), self._same(llm) if greedy else []
-        perplexity = found.perplexity
+        return self._quality(weights, kv, found, same)
+
+    @property
+    def plain(self) -> Quality:
+        return self._quality(PLAIN, PLAIN, self._plain, [])
+
+    def _quality(self, weights: str, kv: str, found: Scores, same: Sequence[np.ndarray]) -> Quality:
+        """same: of each answer, or of none if they were not asked about."""
         return Quality(
             self.subject.name,
             weights,
             kv,
             tokens=len(found.logprobs),
-            perplexity=perplexity,
-            change=perplexity / self._plain.perplexity - 1,
+            perplexity=found.perplexity,
+            change=found.perplexity / self._plain.perplexity - 1,
             first=float((found.best == self._plain.best).mean()),
             greedy=float(np.concatenate(same).mean()) if same else None,
             answers=float(np.mean([each.all() for each in same])) if same else None,
@@ -116,7 +124,7 @@ class Measurement:
     def _open(self, weights: str, kv: str) -> LLM:
         """With as few steps as there can be: most of the time goes into compiling them."""
         options = EngineOptions(
-            max_batch=8,
+            max_batch=16,
             step_tokens=512,
             kv=kv,
             max_context=self.subject.longest,
@@ -150,9 +158,10 @@ def scores(llm: LLM, texts: Sequence[Sequence[int]]) -> list[Scores]:
 
 
 def measured(subject: Subject, console: Console) -> Iterator[Quality]:
-    """Of all formats, but for those that the model's sizes do not allow: why is told."""
+    """Of all formats, those alone first, but for those that the model's sizes do not allow: why is told."""
     measurement = Measurement(subject)
-    for weights, kv in product((PLAIN, *FORMS), (PLAIN, *EIGHT_BITS)):
+    yield measurement.plain
+    for weights, kv in sorted(GRID[1:], key=lambda pair: (PLAIN not in pair, pair not in PAIRS)):
         try:
             yield measurement.of(weights, kv, greedy=PLAIN in (weights, kv) or (weights, kv) in PAIRS)
         except ModelError as error:
@@ -161,7 +170,8 @@ def measured(subject: Subject, console: Console) -> Iterator[Quality]:
 
 def table(results: Sequence[Quality]) -> Grid:
     columns = ("--weights", "--kv", "perplexity", "change", "first token", "greedy tokens", "whole answers", "bound")
-    return Grid(columns, [tuple(cells(result)) for result in results], left=2)
+    ordered = sorted(results, key=lambda result: GRID.index((result.weights, result.kv)))
+    return Grid(columns, [tuple(cells(result)) for result in ordered], left=2)
 
 
 def cells(result: Quality) -> Iterator[str]:
@@ -174,7 +184,7 @@ def report(about: dict[str, Any], subjects: Sequence[Subject], results: Sequence
     versions = f"jaxserve {about['jaxserve']}, jax {about['jax']}, {about['date']}"
     parts = ["# Quality by format\n", f"`{about['command']}`, on a CPU, {versions}.\n"]
     prompts = max(len(subject.prompts) for subject in subjects)
-    parts.append(EXPLAINED.format(prompts=prompts, answer=ANSWER))
+    parts.append(EXPLAINED.format(prompts=prompts, shortest=SHORTEST, longest=LONGEST, answer=ANSWER))
     for subject in subjects:
         mine = [result for result in results if result.model == subject.name]
         counted = sum(int(text.answer[1:].sum()) for text in subject.texts)
