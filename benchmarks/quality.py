@@ -41,15 +41,15 @@ BOUNDS = {
     (PLAIN, "int8"): 0.005,
     (PLAIN, "fp8"): 0.005,
 }
-GRID = list(product((PLAIN, *FORMS), (PLAIN, *EIGHT_BITS)))
+GRID: list[tuple[str, str]] = list(product((PLAIN, *FORMS), (PLAIN, *EIGHT_BITS)))
 PAIRS = {("int8", "int8"), ("fp8", "fp8"), ("int4-g32", "int8"), ("w8a8-int8", "int8"), ("w8a8-fp8", "fp8")}
 EXPLAINED = """\
 *Perplexity*: of the tokens that count. *Change*: against float32 throughout. *First token*: at how many of the tokens
-that count the most probable one is that of float32. *Greedy tokens*: each of {prompts:,} prompts, {shortest} to {longest}
-tokens of held-out text, has a greedy answer of up to {answer} tokens with float32; the share of these tokens that
-would be chosen here too, given the same tokens before. *Whole answers*: the share of answers of which this is so from
-beginning to end, which greedy decoding therefore gives here as well. Both were measured of every format alone and of a
-few pairs. *Bound*: of the change, for `tiny-chat`, asserted by a test.
+that count the most probable one is that of float32. *Greedy tokens*: each of {prompts:,} prompts, {shortest} to
+{longest} tokens of held-out text, has a greedy answer of up to {answer} tokens with float32; the share of these tokens
+that would be chosen here too, given the same tokens before. *Whole answers*: the share of answers of which this is so
+from beginning to end, which greedy decoding therefore gives here as well. Both were measured of every format alone and
+of a few pairs. *Bound*: of the change, for `tiny-chat`, asserted by a test.
 """
 
 

@@ -1,4 +1,4 @@
-"""Products of 8-bit numbers with each other, against NumPy's integers and float64; on meshes, and chips without them."""
+"""Products of 8-bit numbers with each other against NumPy's float64, which is exact; meshes, and chips without them."""
 
 from pathlib import Path
 
