@@ -21,9 +21,11 @@ part() { # NAME SECONDS MODULE ARGUMENTS...
   timeout "$seconds" "$python" -m "$@" >"$out/$name.log" 2>&1 || failed+=("$name")
 }
 
-part correctness 200 benchmarks.correctness
-part kernels 80 benchmarks.kernels --out "$out/kernels.json"
-part steps 160 benchmarks.steps --layers 8 --out "$out/steps.json"
+part correctness 180 benchmarks.correctness
+part kernels 60 benchmarks.kernels --out "$out/kernels.json"
+part steps 120 benchmarks.steps --layers 8 --out "$out/steps.json"
+part quantized 150 benchmarks.steps --layers 8 --kind decode --rows 1 --rows 8 --rows 64 --kv auto --kv fp8 \
+  --weights auto --weights int8 --weights fp8 --weights int4-g128 --out "$out/quantized.json"
 part together 40 benchmarks.steps --layers 8 --rows 1 --rows 64 --kind decode --decode-steps 8 --out "$out/together.json"
 part host_path 15 benchmarks.host_path --out "$out/host_path.json"
 part idle 60 benchmarks.host_path --model llama3.1-8b --layers 8 --steps 100 --out "$out/idle.json"

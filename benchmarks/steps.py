@@ -1,18 +1,20 @@
 """How near to the hardware's limits are the compiled steps? Share of the roofline by batch.
 
     python -m benchmarks.steps [--model llama3.1-8b] [--layers 8] [--rows 1 --rows 8 ...] [--context 2048] [--out FILE]
+        [--weights int8 --weights int4-g128 ...] [--kv fp8 ...]
 
-Random weights are made on the device. A decode step has `rows` rows at `context` positions, half a round before and
-half a round behind it; a prefill step computes `--tokens` tokens of new prompts, shared out over the rows. The floor is
-counted, not measured: every weight and every live page read once, over the bandwidth of memory; or the products' FLOP,
-over the speed of a large product, if that is more. Both limits are measured in the same run. With --out, results are
-written after every case.
+Random weights are made on the device, in every form of --weights; with each, all of --kv. A decode step has `rows` rows
+at `context` positions, half a round before and half a round behind it; a prefill step computes `--tokens` tokens of new
+prompts, shared out over the rows. The floor is counted, not measured: every weight and every live page read once, over
+the bandwidth of memory; or the products' FLOP, over the speed of a large product, if that is more. Both limits are
+measured in the same run. With --out, results are written after every case.
 """
 
 import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,12 @@ from rich.table import Table
 
 from benchmarks.device import about, measure_limits, seconds
 from benchmarks.models import NAMES, spec_of
-from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.config import EIGHT_BITS, EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.plan import FED_BACK, Admission, LanePlan, StepKind, StepPlan
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.quant import form_in, form_of
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, Limits, work_of
 from sharding.mesh import MeshSpec
@@ -39,15 +42,17 @@ class Result:
     """milliseconds: of one step. share: of the roofline."""
 
     case: Case
+    weights: str
+    kv: str
     milliseconds: float
     share: float
     intensity: float
 
 
-def config_for(case: Case, launches: int, spec: ModelSpec) -> EngineConfig:
+def config_for(case: Case, launches: int, spec: ModelSpec, kv: str, dtype: jnp.dtype) -> EngineConfig:
     """Room for the rows, and for all that the launches of a round add to them."""
     longest = case.context + (case.tokens // case.rows) * case.steps * (launches + 1)
-    page_size = 64
+    page_size = 128 if kv in EIGHT_BITS else 64
     span = -(-longest // page_size) * page_size
     options = EngineOptions(
         max_batch=case.rows,
@@ -57,9 +62,16 @@ def config_for(case: Case, launches: int, spec: ModelSpec) -> EngineConfig:
         cache_tokens=case.rows * span,
         page_size=page_size,
         prefix_cache=False,
+        kv=kv,
     )
-    positions, windows = max(longest, spec.max_positions), [group.window for group in spec.page_groups()]
-    return resolve(options, max_positions=positions, lanes=1, affordable_tokens=case.rows * span, windows=windows)
+    return resolve(
+        options,
+        max_positions=max(longest, spec.max_positions),
+        lanes=1,
+        affordable_tokens=case.rows * span,
+        windows=[group.window for group in spec.page_groups()],
+        weights=str(dtype),
+    )
 
 
 def admissions(config: EngineConfig, case: Case, length: int) -> list[Admission]:
@@ -76,8 +88,8 @@ def admissions(config: EngineConfig, case: Case, length: int) -> list[Admission]
 class Steps:
     """A runner whose rows are all busy; every launch goes on from the one before, until `rewind`."""
 
-    def __init__(self, spec: ModelSpec, params: dict, case: Case, launches: int):
-        self.config = config_for(case, launches, spec)
+    def __init__(self, spec: ModelSpec, params: dict, case: Case, launches: int, kv: str = "auto"):
+        self.config = config_for(case, launches, spec, kv, params["embed"].dtype)
         mesh = MeshSpec().build(jax.devices())
         self.runner = DeviceRunner(spec, params, self.config, mesh)
         rows = case.rows
@@ -109,14 +121,16 @@ class Steps:
         return self.runner.launch(StepPlan(1, self._kind, (self._lane,), (), self._steps)).output
 
 
-def measure(spec: ModelSpec, params: dict, case: Case, limits: Limits, repeats: int) -> Result:
-    steps = Steps(spec, params, case, repeats)
+def measure(spec: ModelSpec, params: dict, case: Case, limits: Limits, repeats: int, kv: str = "auto") -> Result:
+    steps = Steps(spec, params, case, repeats, kv)
     try:
         each = seconds(steps.launch, repeats, rounds=3, before=steps.rewind) / case.steps
     finally:
         steps.runner.release_state()
-    work = work_of(spec, params["embed"].dtype, case)
-    return Result(case, round(each * 1e3, 3), round(work.floor(limits) / each, 3), round(work.intensity, 1))
+    dtype, form, pages = params["embed"].dtype, form_in(params), steps.config
+    work = work_of(spec, dtype, case, form=form, pages=jnp.dtype(pages.page_dtype))
+    share = work.floor(limits) / each
+    return Result(case, str(form or dtype), pages.kv, round(each * 1e3, 3), round(share, 3), round(work.intensity, 1))
 
 
 def show(results: list[Result], limits: Limits, picture: Path | None) -> None:
@@ -124,11 +138,14 @@ def show(results: list[Result], limits: Limits, picture: Path | None) -> None:
     title = (
         f"memory {limits.bandwidth / 1e9:.1f} GB/s, product {limits.flops / 1e9:.0f} GFLOP/s, ridge {limits.ridge:.0f}"
     )
-    table = Table("step", "rows", "context", "tokens", "ms", "FLOP per byte", "of the roofline", "", title=title)
+    columns = ("step", "weights", "pages", "rows", "context", "tokens", "ms", "speed-up", "FLOP per byte")
+    table = Table(*columns, "of the roofline", "", title=title)
+    first = {r.case: r.milliseconds for r in reversed(results)}
     for r in results:
         kind = r.case.kind + (f" x {r.case.steps}" if r.case.steps > 1 else "")
-        cells = (kind, r.case.rows, r.case.context, r.case.tokens, f"{r.milliseconds:.2f}", r.intensity)
-        table.add_row(*map(str, cells), f"{r.share:.0%}", "█" * round(20 * min(r.share, 1)))
+        case = (kind, r.weights, r.kv, r.case.rows, r.case.context, r.case.tokens)
+        measured = (f"{r.milliseconds:.2f}", f"{first[r.case] / r.milliseconds:.2f}", r.intensity)
+        table.add_row(*map(str, case + measured), f"{r.share:.0%}", "█" * round(20 * min(r.share, 1)))
     console = Console(record=True)
     console.print(table)
     if picture:
@@ -143,11 +160,21 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
             yield Case("prefill", rows, 0, args.tokens // rows * rows)
 
 
+def measured(args: argparse.Namespace, spec: ModelSpec, dtype: jnp.dtype, limits: Limits) -> Iterator[Result]:
+    mesh = MeshSpec().build(jax.devices())
+    for weights in args.weights or ("auto",):
+        params = random_params(param_specs(spec, dtype, form_of(weights)), mesh)
+        for kv, case in product(args.kv or ("auto",), cases(args)):
+            yield measure(spec, params, case, limits, args.repeats if case.kind == "decode" else 1, kv)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=NAMES, default="llama3.1-8b")
     parser.add_argument("--layers", type=int, help="only so many of the model's (default: all)")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--weights", action="append", help="as of jaxserve.serve; default: auto, unquantized")
+    parser.add_argument("--kv", action="append", help="as of jaxserve.serve; default: auto, the dtype")
     parser.add_argument("--rows", action="append", type=int, help="default: 1, 8, 64 and 256")
     parser.add_argument("--context", type=int, default=2048, help="positions of a decoding row (default 2048)")
     parser.add_argument("--tokens", type=int, default=2048, help="of a prefill step (default 2048)")
@@ -158,10 +185,9 @@ def main() -> None:
     args = parser.parse_args()
     spec, dtype = spec_of(args.model, args.layers), jnp.dtype(args.dtype)
     limits = measure_limits(dtype)
-    params = random_params(param_specs(spec, dtype), MeshSpec().build(jax.devices()))
     results: list[Result] = []
-    for case in cases(args):
-        results.append(measure(spec, params, case, limits, args.repeats if case.kind == "decode" else 1))
+    for result in measured(args, spec, dtype, limits):
+        results.append(result)
         if args.out:
             shape = {"model": args.model, "layers": spec.num_layers, "dtype": args.dtype}
             account = about() | shape | {"limits": asdict(limits)}

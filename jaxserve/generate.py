@@ -18,6 +18,7 @@ from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, s
 from jaxserve.cluster.fingerprint import facts_of_engine, facts_of_start
 from jaxserve.cluster.hosts import Hosts, Pod, join, leave
 from jaxserve.completion import Completion, Delta
+from jaxserve.engine.sizes import describe, sizes_of
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.llm import LLM
 from jaxserve.prompts import Prepared
@@ -49,6 +50,7 @@ def generate(args: argparse.Namespace, console: Console) -> int:
         turns = read_turns(args) if pod.leads and args.chat else []
         use_compilation_cache(args.compilation_cache)
         with open_llm(args, console, pod) as llm:
+            console.print("weights " + describe(sizes_of(llm.model.params)), style="dim", soft_wrap=True)
             if pod.leads is False:
                 return pod.follow(llm.runner)
             if args.chat:

@@ -22,6 +22,7 @@ from jaxserve.cli.output import Bar
 from jaxserve.cluster.fingerprint import facts_of_engine, facts_of_start
 from jaxserve.cluster.hosts import Alone, Hosts, Pod, join, leave
 from jaxserve.cluster.pulse import Loss
+from jaxserve.engine.sizes import describe
 from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
@@ -186,9 +187,9 @@ def introduce(model: ModelCard, engine: EngineCard, console: Console) -> None:
     purpose = f", embeddings of {model.embedding_dimensions} numbers" if model.embedding_dimensions else ""
     copies = f", every kv head on {engine.kv_copies} devices" if engine.kv_copies > 1 else ""
     lines = (
-        f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M parameters, {model.dtype}"
+        f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M parameters, {model.weights}"
         + purpose,
-        f"weights  {', '.join(f'{size / 2**20:,.1f} MiB {name}' for name, size in model.bytes.items())} on each device",
+        f"weights  {describe(model.sizes)}",
         f"mesh     {mesh} on {engine.device_kind}{copies}",
         f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context {model.max_context}",
         f"cache    {engine.cache_tokens:,} tokens in pages of {engine.page_size}, {engine.kv}",

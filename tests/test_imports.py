@@ -46,9 +46,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.errors",
         "sharding",
     ),
+    "jaxserve.placing": ("checkpoints.safetensors_reader", "jaxserve.models", "jaxserve.errors", "sharding"),
     "jaxserve.load": (
         "checkpoints",
         "jaxserve.models",
+        "jaxserve.placing",
         "jaxserve.tokenizer",
         "jaxserve.errors",
         "jaxserve.request",

@@ -146,7 +146,8 @@ class Tokenized:
 class ModelInfo:
     """The model that is served. max_context: the longest prompt plus output, in tokens.
 
-    embedding_dimensions: numbers of an embedding; 0: the model generates.
+    embedding_dimensions: numbers of an embedding; 0: the model generates. weights: what they are kept in: dtype, or a
+    form such as int8. weight_bytes: on one device, by part and dtype.
     """
 
     name: str
@@ -158,6 +159,8 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     embedding_dimensions: int
+    weights: str
+    weight_bytes: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +178,7 @@ class ServerInfo:
     limits: dict[str, float]
     uptime_seconds: float
     compiles_after_ready: int
+    kv: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ import math
 import os
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,14 +75,6 @@ def _limit_here(mesh: Mesh) -> int:
 def bytes_per_device(tree: object) -> int:
     """Bytes that a pytree of sharded arrays (or their abstract values) takes on one device."""
     return sum(stored_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(tree))
-
-
-def bytes_by_dtype(tree: object) -> dict[str, int]:
-    """The same, apart for every dtype, the most first."""
-    sizes = Counter[str]()
-    for leaf in jax.tree.leaves(tree):
-        sizes[str(leaf.dtype)] += bytes_per_device(leaf)
-    return dict(sizes.most_common())
 
 
 def page_bytes(kernel: PagedAttention, layout: Layout) -> int:

@@ -29,7 +29,7 @@ from jaxserve.plan.model import read_config, weights_dtype, weights_form
 from jaxserve.plan.platform import keeping, prepare_platform
 from jaxserve.plan.ranking import ranking_json, ranking_table
 from jaxserve.plan.report import GIB, show, to_json
-from jaxserve.plan.suggest import Weights, choices, confirmed, rank
+from jaxserve.plan.suggest import Precision, choices, confirmed, rank
 from jaxserve.plan.topology import Topology, parse
 from pallas_kernels.dispatch import KernelError
 from sharding.absent import AbsentError
@@ -55,11 +55,11 @@ def plan(args: argparse.Namespace) -> int:
     prepare_platform(topology)
     name, config = read_config(args.model)
     target = Target(name, read_spec(config)[1], topology, engine_options(args), args.memory_fraction)
-    weights = Weights(weights_dtype(args.weights, config), weights_form(args.weights))
+    precision = Precision(weights_dtype(args.weights, config), weights_form(args.weights), target.options.kv)
     if args.suggest is not None:
-        return suggest(args, target, candidates(args, weights), console)
+        return suggest(args, target, candidates(args, precision), console)
     try:
-        account = account_of(args, deployed(args, target, weights, console), console)
+        account = account_of(args, deployed(args, target, precision, console), console)
     except MemoryLimitError as error:
         return refuse(error, args)
     if args.json:
@@ -86,11 +86,12 @@ def check_topology(args: argparse.Namespace, topology: Topology) -> None:
             raise ConfigError(f"--{flag}: nobody publishes how fast {topology.name} is (leave it out)")
 
 
-def deployed(args: argparse.Namespace, target: Target, weights: Weights, console: Console) -> Deployment:
+def deployed(args: argparse.Namespace, target: Target, precision: Precision, console: Console) -> Deployment:
     data, expert = args.data or 1, args.expert or 1
     axes = MeshSpec(data, expert, args.tensor or max(target.topology.count // (data * expert), 1))
     with Bar(console, "sizing") as bar:
-        return deploy(target, axes, weights.dtype, None if args.no_compile else asking(bar.update), weights.form)
+        footprint = None if args.no_compile else asking(bar.update)
+        return deploy(target, axes, precision.dtype, footprint, precision.form)
 
 
 def account_of(args: argparse.Namespace, deployment: Deployment, console: Console) -> Account:
@@ -109,13 +110,13 @@ def context_of(args: argparse.Namespace, most: int) -> int:
     return args.context or min(DEFAULT_CONTEXT, most)
 
 
-def suggest(args: argparse.Namespace, target: Target, weights: Sequence[Weights], console: Console) -> int:
+def suggest(args: argparse.Namespace, target: Target, precisions: Sequence[Precision], console: Console) -> int:
     """Rank what can be counted, then compile the best of it; without compilers the first ranking stays."""
     limits = target.topology.limits
     assert limits  # check_topology
     logging.getLogger("jaxserve.engine").setLevel(logging.ERROR)  # the table says which attention it is
     context = context_of(args, target.options.max_context or target.spec.max_positions)
-    found = choices(target, weights, context, args.price)
+    found = choices(target, precisions, context, args.price)
     best = [] if args.no_compile else rank(found, limits, target.options.prefer)[: args.suggest]
     for ranked in best:
         try:
@@ -133,13 +134,17 @@ def suggest(args: argparse.Namespace, target: Target, weights: Sequence[Weights]
     return 0 if ranking else DOES_NOT_FIT
 
 
-def candidates(args: argparse.Namespace, weights: Weights) -> list[Weights]:
-    """To try: what was asked for, or all dtypes that are served and what is quantized to 8 bits and to 4."""
-    if args.weights != "auto":
-        return [weights]
-    whole = [Weights(jnp.dtype(served)) for served in DTYPES.values()]
-    quantized = [Weights(weights.dtype, FORMS[name]) for name in ("int8", "int4-g128")]
-    return whole + quantized
+def candidates(args: argparse.Namespace, asked: Precision) -> list[Precision]:
+    """To try: what was asked for; of what was left open all dtypes that are served, and 8 and 4 bits."""
+    weights = [(asked.dtype, asked.form)]
+    if args.weights == "auto":
+        weights = [(jnp.dtype(served), None) for served in DTYPES.values()]
+        weights += [(asked.dtype, FORMS[name]) for name in ("int8", "int4-g128")]
+    return [
+        Precision(dtype, form, kv)
+        for dtype, form in weights
+        for kv in ((str(dtype), "int8") if asked.kv == "auto" else (asked.kv,))
+    ]
 
 
 def output() -> Console:

@@ -51,9 +51,6 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
         "int4-g128; activations too: w8a8-int8, w8a8-fp8; with +head behind it the head as well",
     )
     group.add_argument(
-        "--kv", default="auto", metavar="DTYPE", help="of pages: auto (as weights that are not quantized)"
-    )
-    group.add_argument(
         "--context",
         type=_count,
         metavar="N",
@@ -76,8 +73,8 @@ def _output_flags(group: argparse._ArgumentGroup) -> None:
         nargs="?",
         const=3,
         metavar="N",
-        help="rank all meshes (and --weights, if left open) instead: counted first, the best N compiled then (3); "
-        "--prefer latency ranks by the time of a lone stream, else tokens per second decide",
+        help="rank all meshes (and --weights and --kv, if left open) instead: counted first, the best N compiled then "
+        "(3); --prefer latency ranks by the time of a lone stream, else tokens per second decide",
     )
     group.add_argument("--plot", type=Path, metavar="F", help="write charts of times and rates by batch, as SVG")
     group.add_argument(

@@ -1,4 +1,4 @@
-"""A ranking of meshes and forms of weights as a table for a person, and as JSON."""
+"""A ranking of meshes and precisions as a table for a person, and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ CAPTION = "mesh: data x expert x tensor; tokens/s, TPOT and USD: of floors and o
 def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> Table:
     priced = any(r.batch.usd is not None for r in ranked)
     shown = Table(box=SIMPLE_HEAD, caption=CAPTION)
-    for name in ("mesh", "weights", "attention"):
+    for name in ("mesh", "weights", "pages", "attention"):
         shown.add_column(name, no_wrap=True)
     for name in (*COLUMNS, *(("USD/M",) if priced else ())):
         shown.add_column(name, justify="right")
@@ -26,14 +26,15 @@ def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> Table:
         shown.add_row(*_cells(r))
     for choice in rest:
         lacks = f"lacks {choice.missing / GIB:.2f} GiB" if choice.missing else "too small a cache"
-        shown.add_row(_mesh(choice.axes), str(choice.weights), "", *[""] * (len(COLUMNS) + priced), lacks)
+        kept = choice.precision
+        shown.add_row(_mesh(choice.axes), kept.weights, kept.kv, "", *[""] * (len(COLUMNS) + priced), lacks)
     return shown
 
 
 def _cells(r: Ranked) -> Iterator[str]:
-    tokens = r.account.lane_tokens * r.account.deployment.config.lanes
-    yield from (_mesh(r.choice.axes), str(r.choice.weights), r.account.deployment.config.attention)
-    yield from (f"{r.account.cache / GIB:.2f}", f"{tokens:,}")
+    config = r.account.deployment.config
+    yield from (_mesh(r.choice.axes), r.choice.precision.weights, config.kv, config.attention)
+    yield from (f"{r.account.cache / GIB:.2f}", f"{r.account.lane_tokens * config.lanes:,}")
     yield from (f"{r.batch.streams:,}", f"{r.tokens_per_second:,.0f}", f"{r.tpot * 1e3:.3f}")
     usd = r.account.usd(r.tokens_per_second)
     if usd is not None:
@@ -49,6 +50,7 @@ def ranking_json(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> list[dict[
     fitting = [
         _choice_json(r.choice, fits=True)
         | {
+            "kv": r.account.deployment.config.kv,
             "compiled": bool(r.account.steps),
             "attention": r.account.deployment.config.attention,
             "cache": r.account.cache,
@@ -66,4 +68,4 @@ def ranking_json(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> list[dict[
 def _choice_json(choice: Choice, fits: bool) -> dict[str, Any]:
     axes = choice.axes
     mesh = {"data": axes.data, "expert": axes.expert, "tensor": axes.tensor}
-    return {"mesh": mesh, "weights": str(choice.weights), "fits": fits}
+    return {"mesh": mesh, "weights": choice.precision.weights, "kv": choice.precision.kv, "fits": fits}

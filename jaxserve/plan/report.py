@@ -9,7 +9,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.memory import HOST_SHARE, bytes_by_dtype
+from jaxserve.engine.memory import HOST_SHARE
+from jaxserve.engine.sizes import sizes_of
 from jaxserve.plan.account import Account, Batch
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.roofline import Limits
@@ -61,7 +62,9 @@ def memory_rows(account: Account) -> Iterator[tuple[str, int, str]]:
     tokens = f"{account.lane_tokens:,} tokens a lane, {account.device_tokens:,.0f} a device"
     counted = "of the step with the most" if account.steps else "counted, not compiled"
     yield "programs may use", budget.limit, _of_whole(d)
-    yield "weights", budget.weights, _by_dtype(d)
+    yield "weights", budget.weights, ""
+    for part, held in sizes_of(d.params).items():
+        yield f"  {part}", sum(held.values()), ", ".join(f"{dtype} {size / GIB:.3f}" for dtype, size in held.items())
     yield "state: rows", budget.rows, f"{d.config.max_batch} a lane, {d.config.lanes} lanes"
     yield "state: pages", account.cache, f"{pools} pages of {d.config.page_size} in {d.config.kv}: {tokens}"
     yield "temporaries", budget.temporaries, counted
@@ -69,12 +72,6 @@ def memory_rows(account: Account) -> Iterator[tuple[str, int, str]]:
     if account.padding:
         yield "padding", account.padding, "of arrays to the tiles of the chip, and a step's upload"
     yield "free", account.spare, ""
-
-
-def _by_dtype(d: Deployment) -> str:
-    """What they consist of, where that is more than one dtype."""
-    sizes = bytes_by_dtype(d.params)
-    return ", ".join(f"{name} {size / GIB:.3f}" for name, size in sizes.items()) if len(sizes) > 1 else ""
 
 
 def _of_whole(d: Deployment) -> str:
@@ -204,6 +201,7 @@ def _memory_json(account: Account) -> dict[str, Any]:
     return {
         "limit": budget.limit,
         "weights": budget.weights,
+        "parts": sizes_of(account.deployment.params),
         "rows": budget.rows,
         "pages": account.cache,
         "temporaries": budget.temporaries,

@@ -1,4 +1,4 @@
-"""Meshes and forms of weights for a model on some devices, the best first."""
+"""Meshes and precisions for a model on some devices, the best first."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,22 +17,27 @@ from sharding.mesh import MeshSpec
 from sharding.rules import ShardingError
 
 
-class Weights(NamedTuple):
-    """dtype: of what is not quantized, and of pages. form: of what is."""
+class Precision(NamedTuple):
+    """dtype: of weights that are not quantized. form: of those that are. kv: of pages, as --kv names it."""
 
     dtype: jnp.dtype
-    form: Form | None = None
+    form: Form | None
+    kv: str
 
-    def __str__(self) -> str:
+    @property
+    def weights(self) -> str:
         return str(self.form or self.dtype)
+
+    def of(self, target: Target) -> Target:
+        return replace(target, options=replace(target.options, kv=self.kv))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A mesh, and what weights are kept in. missing: bytes of one device, for which reason there is no account."""
+    """A mesh, and what weights and pages are kept in. missing: bytes of one device, why there is no account."""
 
     axes: MeshSpec
-    weights: Weights
+    precision: Precision
     account: Account | None
     missing: int = 0
 
@@ -71,16 +76,16 @@ def meshes(devices: int) -> Iterator[MeshSpec]:
                 yield MeshSpec(data, expert, devices // (data * expert))
 
 
-def choices(target: Target, weights: Sequence[Weights], context: int, price: float | None) -> list[Choice]:
+def choices(target: Target, precisions: Sequence[Precision], context: int, price: float | None) -> list[Choice]:
     """All that divide the model, counted. ConfigError, of the last that was tried, where none does."""
     found: list[Choice] = []
     refusal: Exception = ConfigError(f"--topology {target.topology.name}: has no mesh")
     for axes in meshes(target.topology.count):
         if axes.expert > 1 and target.spec.mixture is None:
             continue  # without experts that axis does what data does
-        for kept in weights:
+        for kept in precisions:
             try:
-                deployment = deploy(target, axes, kept.dtype, footprint=None, form=kept.form)
+                deployment = deploy(kept.of(target), axes, kept.dtype, footprint=None, form=kept.form)
                 found.append(Choice(axes, kept, Account(deployment, context, target.topology.limits, price)))
             except MemoryLimitError as error:
                 found.append(Choice(axes, kept, None, error.missing))
@@ -95,8 +100,8 @@ def confirmed(ranked: Ranked, progress: Progress) -> Choice:
     """The same, with the largest steps compiled. AbsentError without a compiler."""
     choice, account = ranked.choice, ranked.account
     try:
-        dtype, form = choice.weights
-        deployment = deploy(account.deployment.target, choice.axes, dtype, asking(progress), form)
+        target, kept = account.deployment.target, choice.precision
+        deployment = deploy(target, choice.axes, kept.dtype, asking(progress), kept.form)
         steps = compile_steps(deployment, deployment.largest(), progress)
     except MemoryLimitError as error:
         return replace(choice, account=None, missing=error.missing)

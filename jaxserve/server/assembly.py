@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from importlib.metadata import version
 
-from jaxserve.engine.memory import bytes_by_dtype
+from jaxserve.engine.sizes import sizes_of
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.models.quant import form_in
@@ -48,13 +48,14 @@ def _tell(loop: asyncio.AbstractEventLoop, job: Callable[[], None]) -> None:
 
 
 def model_card(llm: LLM, name: str) -> ModelCard:
-    spec = llm.model.spec
+    spec, dtype = llm.model.spec, str(llm.model.params["embed"].dtype)
     return ModelCard(
         name=name,
         architecture=spec.family,
         parameters=llm.model.parameters,
-        dtype=str(form_in(llm.model.params) or llm.model.params["embed"].dtype),
-        bytes=bytes_by_dtype(llm.model.params),
+        dtype=dtype,
+        weights=str(form_in(llm.model.params) or dtype),
+        sizes=sizes_of(llm.model.params),
         vocab_size=spec.vocab_size,
         max_context=llm.runner.config.max_context,
         eos_ids=llm.model.eos_ids,

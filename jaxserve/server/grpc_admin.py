@@ -43,6 +43,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             eos_token_ids=model.eos_ids,
             has_chat_template=model.has_chat_template,
             embedding_dimensions=model.embedding_dimensions,
+            weights=model.weights,
+            weight_bytes={f"{part} {dtype}": n for part, held in model.sizes.items() for dtype, n in held.items()},
         )
 
     @answering
@@ -63,6 +65,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             limits={field.name: getattr(limits, field.name) for field in fields(limits)},
             uptime_seconds=time.monotonic() - served.since,
             compiles_after_ready=served.compiles_after_ready(),
+            kv=engine.kv,
         )
 
     @answering

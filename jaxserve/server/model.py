@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from jaxserve.engine.sizes import Sizes
 from jaxserve.server.engine_thread import EngineThread
 from jaxserve.server.service import Service
 
@@ -12,7 +13,7 @@ from jaxserve.server.service import Service
 class ModelCard:
     """What clients may know of the model. embedding_dimensions: of its embeddings; 0: it generates.
 
-    dtype: of weights, as --weights names them where they are quantized. bytes: of one device's weights, by dtype.
+    dtype: of activations. weights: what they are kept in, as --weights names it. sizes: of weights on one device.
     """
 
     name: str
@@ -24,7 +25,8 @@ class ModelCard:
     eos_ids: tuple[int, ...]
     has_chat_template: bool
     embedding_dimensions: int = 0
-    bytes: dict[str, int] = field(default_factory=dict)
+    weights: str = ""
+    sizes: Sizes = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

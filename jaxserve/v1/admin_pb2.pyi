@@ -23,7 +23,14 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("name", "architecture", "parameters", "dtype", "vocab_size", "max_context", "eos_token_ids", "has_chat_template", "embedding_dimensions")
+    __slots__ = ("name", "architecture", "parameters", "dtype", "vocab_size", "max_context", "eos_token_ids", "has_chat_template", "embedding_dimensions", "weights", "weight_bytes")
+    class WeightBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +40,8 @@ class GetModelInfoResponse(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     parameters: int
@@ -42,14 +51,16 @@ class GetModelInfoResponse(_message.Message):
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     has_chat_template: bool
     embedding_dimensions: int
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., embedding_dimensions: _Optional[int] = ...) -> None: ...
+    weights: str
+    weight_bytes: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., embedding_dimensions: _Optional[int] = ..., weights: _Optional[str] = ..., weight_bytes: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("versions", "mesh", "device_kind", "buckets", "max_batch", "step_tokens", "page_size", "cache_tokens", "limits", "uptime_seconds", "compiles_after_ready")
+    __slots__ = ("versions", "mesh", "device_kind", "buckets", "max_batch", "step_tokens", "page_size", "cache_tokens", "limits", "uptime_seconds", "compiles_after_ready", "kv")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +93,7 @@ class GetServerInfoResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPILES_AFTER_READY_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.ScalarMap[str, str]
     mesh: _containers.ScalarMap[str, int]
     device_kind: str
@@ -93,7 +105,8 @@ class GetServerInfoResponse(_message.Message):
     limits: _containers.ScalarMap[str, float]
     uptime_seconds: float
     compiles_after_ready: int
-    def __init__(self, versions: _Optional[_Mapping[str, str]] = ..., mesh: _Optional[_Mapping[str, int]] = ..., device_kind: _Optional[str] = ..., buckets: _Optional[_Iterable[str]] = ..., max_batch: _Optional[int] = ..., step_tokens: _Optional[int] = ..., page_size: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., limits: _Optional[_Mapping[str, float]] = ..., uptime_seconds: _Optional[float] = ..., compiles_after_ready: _Optional[int] = ...) -> None: ...
+    kv: str
+    def __init__(self, versions: _Optional[_Mapping[str, str]] = ..., mesh: _Optional[_Mapping[str, int]] = ..., device_kind: _Optional[str] = ..., buckets: _Optional[_Iterable[str]] = ..., max_batch: _Optional[int] = ..., step_tokens: _Optional[int] = ..., page_size: _Optional[int] = ..., cache_tokens: _Optional[int] = ..., limits: _Optional[_Mapping[str, float]] = ..., uptime_seconds: _Optional[float] = ..., compiles_after_ready: _Optional[int] = ..., kv: _Optional[str] = ...) -> None: ...
 
 class GetLoadsRequest(_message.Message):
     __slots__ = ()

@@ -90,7 +90,7 @@ def _of(served: Served) -> dict[str, Any]:
             "name": model.name,
             "architecture": model.architecture,
             "parameters": model.parameters,
-            "dtype": model.dtype,
+            "weights": model.weights,
             "max_context": model.max_context,
         },
         "engine": {

@@ -66,7 +66,7 @@ function introduce({ model, engine }) {
   document.title = `${model.name} · jaxserve`;
   $("model-name").textContent = model.name;
   const mesh = Object.entries(engine.mesh).filter(([, size]) => size > 1).map(([axis, size]) => `${axis} ${size}`);
-  const facts = [model.architecture, parameters(model.parameters), model.dtype, `context ${count(model.max_context)}`];
+  const facts = [model.architecture, parameters(model.parameters), model.weights, `context ${count(model.max_context)}`];
   $("model-facts").textContent = [...facts, [engine.device, ...mesh].join(", ")].join(" · ");
 }
 

@@ -28,7 +28,7 @@ def test_all_meshes_are_tried_once(devices: int) -> None:
 def test_a_large_model_has_one_way(capsys: pytest.CaptureFixture[str]) -> None:
     """140 GB on 16 chips of 16 GiB: only all together hold it; the rest is told what it lacks, the least first."""
     flags = ("--model", "llama3.1-70b", "--topology", "v5e:4x4", "--price", "1.2")
-    first, *rest = suggest(capsys, *flags, "--weights", "bfloat16")
+    first, *rest = suggest(capsys, *flags, "--weights", "bfloat16", "--kv", "bfloat16")
     assert first["mesh"] == {"data": 1, "expert": 1, "tensor": 16} and first["weights"] == "bfloat16"
     assert first["usd"] == pytest.approx(1.2 * 16 / 3600 / first["tokens_per_second"] * 1e6)
     assert len(rest) == 4 and not any(choice["fits"] for choice in rest)
@@ -37,10 +37,19 @@ def test_a_large_model_has_one_way(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_quantized_weights_are_tried_too(capsys: pytest.CaptureFixture[str]) -> None:
     """Where nothing is asked for: half the bytes, and a quarter, of what is bound by them."""
-    found = suggest(capsys, "--model", "llama3.1-70b", "--topology", "v5e:4x4", "--prefer", "latency")
+    flags = ("--model", "llama3.1-70b", "--topology", "v5e:4x4", "--kv", "bfloat16", "--prefer", "latency")
+    found = suggest(capsys, *flags)
     tpot = {choice["weights"]: choice["tpot"] for choice in found if choice["fits"] and choice["mesh"]["tensor"] == 16}
     assert list(tpot) == ["int4-g128", "int8", "bfloat16"]
     assert tpot["int8"] < 0.6 * tpot["bfloat16"] and tpot["int4-g128"] < 0.7 * tpot["int8"]
+
+
+def test_pages_of_8_bits_are_tried_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nearly twice the tokens in the same memory, unless pages were asked for."""
+    flags = ("--model", "llama3.1-8b", "--topology", "h200", "--weights", "bfloat16", "--max-batch", "512")
+    tokens = {choice["kv"]: choice["tokens_per_lane"] for choice in suggest(capsys, *flags)}
+    assert tokens["int8"] / tokens["bfloat16"] == pytest.approx(256 / 132, rel=0.01)
+    assert {choice["kv"] for choice in suggest(capsys, *flags, "--kv", "fp8")} == {"fp8"}
 
 
 def test_latency_splits_the_model_and_throughput_the_rows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,84 @@
+"""Engines over quantized weights: chunked, shared, preempted and spread over devices they say what one device says."""
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from checkpoints.hf import HFCheckpoint
+from jaxserve.config import EngineOptions
+from jaxserve.engine.build import plan_config
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.runner import DeviceRunner
+from jaxserve.engine.scheduler import Scheduler
+from jaxserve.load import load_params, read_spec
+from jaxserve.models.quant import FORMS
+from jaxserve.request import Request, SamplingParams
+from sharding.mesh import MeshSpec
+from tests.jaxserve.engine.tiny import Outcome, run
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+BOUND = 1e-4  # of log-probabilities, on any mesh
+MESHES = ((1, 1, 2), (1, 1, 4), (2, 1, 4), (1, 4, 2), (1, 8, 1))  # data, expert, tensor
+WHOLE = EngineOptions(max_batch=1, step_tokens=64, page_size=4, cache_tokens=256, max_context=60, prefix_cache=False)
+# Chunks of 16 tokens; pages for less than the two sequences that a lane has at a time.
+CUT = EngineOptions(max_batch=2, step_tokens=16, page_size=4, cache_tokens=60, max_context=60)
+PER_CHANNEL = [form for form, kept in FORMS.items() if kept.group is None]
+
+
+def answer(case: str, weights: str, options: EngineOptions, mesh_spec: MeshSpec) -> list[Outcome]:
+    """Of each of the case's two prompts twice for every lane, in turns."""
+    mesh = mesh_spec.build(jax.devices())
+    checkpoint = HFCheckpoint.open(GOLDEN / case)
+    spec = read_spec(checkpoint.config)[1].on(mesh_spec.tensor)
+    params = load_params(checkpoint, mesh, "float32", weights=weights)
+    config = plan_config(spec, params, mesh, options)
+    runner = DeviceRunner(spec, params, config, mesh)
+    engine = Engine(Scheduler(config, fingerprint=case), runner)
+    runner.warm_up([max(b for b in runner.buckets.buckets if b.kind == kind) for kind in ("decode", "prefill")])
+    prompts = np.load(GOLDEN / case / "golden.npz")["prompts"].tolist()
+    params_of = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=20)
+    asked = [Request(id=str(i), prompt=tuple(prompts[i % 2]), params=params_of) for i in range(4 * mesh_spec.lanes)]
+    found = run(engine, [(0, request) for request in asked])
+    engine.close()
+    return [found[request.id, 0] for request in asked]
+
+
+@cache
+def alone(case: str, weights: str) -> list[Outcome]:
+    return answer(case, weights, WHOLE, MeshSpec())
+
+
+def cases() -> Iterator[ParameterSet]:
+    """All of them; `make test` runs one or two meshes of each form, and each mesh with some."""
+    for (i, weights), (j, mesh) in product(enumerate(PER_CHANNEL), enumerate(MESHES)):
+        marks = [pytest.mark.slow] if (i + j) % 3 == 0 else [pytest.mark.slow, pytest.mark.matrix]
+        yield pytest.param(weights, mesh, marks=marks, id=f"{weights}-{'x'.join(map(str, mesh))}")
+
+
+@pytest.mark.parametrize(("weights", "mesh"), list(cases()))
+def test_the_same_on_every_mesh(weights: str, mesh: tuple[int, int, int]) -> None:
+    found, expected = answer("llama_gqa", weights, CUT, MeshSpec(*mesh)), alone("llama_gqa", weights)
+    for i, outcome in enumerate(found):
+        same(outcome, expected[i % 2])
+    times = [outcome.last.times for outcome in found if outcome.last]
+    assert sum(t.cached for t in times) > 0 and sum(t.preemptions for t in times) > 0
+
+
+def same(one: Outcome, other: Outcome) -> None:
+    """The same tokens, until two are chosen by less than the bound; log-probabilities within it."""
+    compared = 0
+    for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+        scores, expected = dict(mine.top), dict(theirs.top)
+        both = scores.keys() & expected.keys()
+        np.testing.assert_allclose([scores[i] for i in both], [expected[i] for i in both], atol=BOUND)
+        compared += 1
+        if mine.token != theirs.token:
+            assert abs(expected[mine.token] - expected[theirs.token]) < 2 * BOUND
+            break
+    assert compared > 8
