@@ -157,15 +157,16 @@ def scores(llm: LLM, texts: Sequence[Sequence[int]]) -> list[Scores]:
     ]
 
 
-def measured(subject: Subject, console: Console) -> Iterator[Quality]:
-    """Of all formats, those alone first, but for those that the model's sizes do not allow: why is told."""
-    measurement = Measurement(subject)
-    yield measurement.plain
-    for weights, kv in sorted(GRID[1:], key=lambda pair: (PLAIN not in pair, pair not in PAIRS)):
+def measured(subjects: Sequence[Subject], console: Console) -> Iterator[Quality]:
+    """Of all formats, those alone first, but for those that a model's sizes do not allow: why is told."""
+    measurements = [Measurement(subject) for subject in subjects]
+    yield from (measurement.plain for measurement in measurements)
+    order = sorted(GRID[1:], key=lambda pair: (PLAIN not in pair, pair not in PAIRS))
+    for (weights, kv), measurement in product(order, measurements):
         try:
             yield measurement.of(weights, kv, greedy=PLAIN in (weights, kv) or (weights, kv) in PAIRS)
         except ModelError as error:
-            console.print(f"{subject.name}: {error}", soft_wrap=True, markup=False)
+            console.print(f"{measurement.subject.name}: {error}", soft_wrap=True, markup=False)
 
 
 def table(results: Sequence[Quality]) -> Grid:
@@ -205,15 +206,14 @@ def main() -> int:
     if len(subjects) < len(found):
         console.print("babyllama is left out: JAXSERVE_TEST_DATA names no folder that has it")
     results = list[Quality]()
-    for subject in subjects:
-        for result in measured(subject, console):
-            results.append(result)
-            console.print(" ".join((result.model, *cells(result))), soft_wrap=True, markup=False)
-            if args.out:
-                told = {"environment": about, "benchmark": "quality", "documents": args.documents}
-                told |= {"prompts": args.prompts, "results": [asdict(each) for each in results]}
-                args.out.write_text(json.dumps(told, indent=1) + "\n")
-                args.out.with_suffix(".md").write_text(report(about, subjects, results))
+    for result in measured(subjects, console):
+        results.append(result)
+        console.print(" ".join((result.model, *cells(result))), soft_wrap=True, markup=False)
+        if args.out:
+            told = {"environment": about, "benchmark": "quality", "documents": args.documents}
+            told |= {"prompts": args.prompts, "results": [asdict(each) for each in results]}
+            args.out.write_text(json.dumps(told, indent=1) + "\n")
+            args.out.with_suffix(".md").write_text(report(about, subjects, results))
     return int(any(result.broken for result in results))
 
 

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoints.bundled.corpus import LONG, documents
+from checkpoints.bundled.corpus import documents
 from checkpoints.bundled.tokens import Encoded, encoded
 from jaxserve.cli.flags import BUNDLED
 from jaxserve.tokenizer import load_tokenizer
 
 SHORTEST, LONGEST = 16, 48  # tokens of a prompt
-LONG_CHATS = 15  # documents for one long chat
-CONTEXT = 2048  # tokens of the bundled model; longer chats are left out
 NOVEL = "CHAPTER I", "*** END"  # where Botchan begins and ends in its file
 
 
@@ -36,8 +34,7 @@ class Subject:
 def bundled(count: int, prompts: int) -> Subject:
     """Of the corpus's held-out split, which holds no text of the training split; of chats the answers count."""
     tokenizer = (BUNDLED / "tokenizer.model").read_bytes()
-    mixed, long = documents(0, "held-out", count), documents(0, "held-out", count // LONG_CHATS, LONG)
-    texts = [text for text in encoded(tokenizer, [*mixed, *long]) if len(text.ids) < CONTEXT]
+    texts = encoded(tokenizer, documents(0, "held-out", count))
     begun = encoded(tokenizer, documents(1, "held-out", prompts))
     cuts = np.random.default_rng(0).integers(SHORTEST, LONGEST + 1, len(begun))
     cut = [text.ids[:length].tolist() for text, length in zip(begun, cuts, strict=True)]
