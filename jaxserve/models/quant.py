@@ -141,6 +141,8 @@ def _declare(name: str, param: ParamSpec, form: Form) -> Quantized:
         fitting = [str(size) for size in GROUPS if summed % size == 0]
         hint = f"groups of {' or '.join(fitting)} do" if fitting else "choose one without groups"
         raise ModelError(f"--weights {form}: {name} sums {summed} numbers, no multiple of {form.group} ({hint})")
+    if form.activations and form.numbers == INT8.name and summed * INT8.largest**2 >= 2**31:
+        raise ModelError(f"--weights {form}: {name} sums {summed} products, more than int32 holds (choose int8)")
     letter = param.axes[at.start] if form.group else "g"  # groups are split as their numbers are
     axes = param.axes[: at.start] + letter + param.axes[at.stop :]
     shape = (*param.shape[: at.start], summed // (form.group or summed), *param.shape[at.stop :])

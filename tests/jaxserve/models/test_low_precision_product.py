@@ -1,5 +1,6 @@
 """Products of 8-bit numbers with each other against NumPy's float64, which is exact; meshes, and chips without them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,9 +14,12 @@ from jaxserve.cli.flags import BUNDLED
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import min_rows
 from jaxserve.errors import ModelError
+from jaxserve.models.decoder import param_specs
 from jaxserve.models.layers import einsum
 from jaxserve.models.low_precision_product import check_chip
 from jaxserve.models.quant import FORMS, Form, Quantized, contracted, find_scales, form_of, round_to
+from jaxserve.models.rope import Rope
+from jaxserve.models.spec import ModelSpec
 from sharding.absent import CHIPS
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
@@ -141,6 +145,14 @@ def test_chips_without_such_products(chip: str, weights: str, problem: str) -> N
         check_chip(form_of(weights), mesh)
     check_chip(form_of(weights.removeprefix("w8a8-")), mesh)
     check_chip(form_of(weights), one_device_mesh())
+
+
+def test_sums_that_int32_does_not_hold() -> None:
+    spec = ModelSpec("llama", 64, 64, 1, 4, 2, 16, 133_145, 1e-5, 64, Rope(1e4))
+    with pytest.raises(ModelError, match="w8a8-int8: down sums 133145 products, more than int32 holds"):
+        param_specs(spec, jnp.dtype("float32"), FORMS["w8a8-int8"])
+    param_specs(replace(spec, d_mlp=133_144), jnp.dtype("float32"), FORMS["w8a8-int8"])
+    param_specs(spec, jnp.dtype("float32"), FORMS["w8a8-fp8"])
 
 
 def test_one_row_on_a_cpu_is_two() -> None:
