@@ -13,6 +13,7 @@ from jaxserve import LLM, SamplingParams
 from jaxserve.cli.flags import BUNDLED
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import min_rows
+from jaxserve.engine.hlo import parse
 from jaxserve.errors import ModelError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.layers import einsum
@@ -95,8 +96,9 @@ def test_what_is_summed_may_be_split(weights: str) -> None:
         spread = Quantized(jax.device_put(weight.values, split), jax.device_put(weight.scales, whole), weight.form)
         compiled = jax.jit(einsum, static_argnums=0).lower("TF,FD->TD", jax.device_put(x, rows), spread).compile()
         found = compiled(jax.device_put(x, rows), spread)
-        text = compiled.as_text() or ""
-        assert ("s32[5,48]" if weights == "w8a8-int8" else "f32[5,48]") in text
+        module = parse(compiled.as_text() or "")
+        sent = [i.result.partition("{")[0] for body in module.values() for i in body.values() if i.op == "all-reduce"]
+        assert sent == ["f32[5]", "s32[5,48]" if weights == "w8a8-int8" else "f32[5,48]"], "scales, then sums"
         np.testing.assert_allclose(found, one, rtol=0, atol=0 if weights == "w8a8-int8" else 1e-5)
 
 
