@@ -61,7 +61,8 @@ def test_a_decode_step_reads_weights_as_they_are_kept(chip: str, tensor: int, we
     if weights in NAMES:
         multiplied = list(products(module, held))
         assert len(multiplied) >= 4 * SPEC.num_layers and set(multiplied) == {(NAMES[weights],) * 2}
-    assert found.temporaries < 2 * max(held), "bytes of the largest in bfloat16"
+    # Bytes of the largest in bfloat16; of w8a8, a v6e has weights that are next fetched into its VMEM, three at a time.
+    assert found.temporaries < (4 if weights in NAMES else 2) * max(held)
     logical = bytes_per_device(params) + bytes_per_device(steps.state)
     assert found.arguments == pytest.approx(logical, rel=0.02)
 
