@@ -49,7 +49,8 @@ that count the most probable one is that of float32. *Greedy tokens*: each of {p
 {longest} tokens of held-out text, has a greedy answer of up to {answer} tokens with float32; the share of these tokens
 that would be chosen here too, given the same tokens before. *Whole answers*: the share of answers of which this is so
 from beginning to end, which greedy decoding therefore gives here as well. Both were measured of every format alone and
-of a few pairs. *Bound*: of the change, for `tiny-chat`, asserted by a test.
+of a few pairs. *Bound*: of the change, for `tiny-chat`, asserted by a test. Forms that are not in a table have groups
+that do not divide the model's sums.
 """
 
 
