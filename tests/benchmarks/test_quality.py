@@ -49,7 +49,7 @@ def measurement() -> Measurement:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("weights", "kv"), BOUNDS, ids="-".join)
+@pytest.mark.parametrize(("weights", "kv"), BOUNDS, ids=map("-".join, BOUNDS))
 def test_bounds(weights: str, kv: str, measurement: Measurement) -> None:
     """Of perplexity, and not without a trace, or nothing would be rounded."""
     found = measurement.of(weights, kv)
