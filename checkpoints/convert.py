@@ -1,6 +1,7 @@
 """python -m checkpoints.convert SRC DST: a Hugging Face folder to an Orbax one, or back with --to hf.
 
-DST is written under another name beside it and renamed at the end.
+With --weights the Orbax folder holds quantized weights; then SRC may be an Orbax folder in full precision too. DST is
+written under another name beside it and renamed at the end.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from safetensors.numpy import save_file
 
 from checkpoints.errors import CheckpointError
 from checkpoints.hf import INDEX, SINGLE_FILE, UNFINISHED, HFCheckpoint
-from checkpoints.orbax_store import MANIFEST, WEIGHTS, OrbaxCheckpoint, is_orbax, write_manifest
+from checkpoints.orbax_store import AS_THEY_ARE, MANIFEST, WEIGHTS, OrbaxCheckpoint, is_orbax, write_manifest
 from checkpoints.orbax_writer import CHUNK_BYTES, Writer
 from checkpoints.quantized import dequantized
 from sharding.mesh import MeshSpec
@@ -42,14 +43,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("source", metavar="SRC", type=Path, help="the folder to convert")
     parser.add_argument("target", metavar="DST", type=Path, help="a folder that is not there yet")
     parser.add_argument("--to", choices=("orbax", "hf"), default="orbax", help="what DST is to be (default: orbax)")
+    parser.add_argument(
+        "--weights",
+        default=AS_THEY_ARE,
+        metavar="FORM",
+        help="of an Orbax folder: auto (as they are), or quantized: int8, fp8, int4, int4 in groups (int4-g32, ...); "
+        "+head behind it quantizes the head as well",
+    )
     args = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax says of every layer that it has no OCDBT
-    convert = to_orbax if args.to == "orbax" else to_hf
 
     def work() -> int:
         with bar(Console(stderr=True, highlight=False)) as report:
-            convert(args.source, args.target, report)
+            if args.to == "orbax":
+                to_orbax(args.source, args.target, report, weights=args.weights)
+            elif args.weights == AS_THEY_ARE:
+                to_hf(args.source, args.target, report)
+            else:
+                raise CheckpointError(
+                    f"--weights {args.weights}: --to hf writes none that are quantized (leave it out)"
+                )
         return 0
 
     return exit_code(work, (JaxserveError, CheckpointError))
@@ -65,28 +79,37 @@ def bar(console: Console) -> Iterator[Report]:
         yield lambda done, total, what: progress.update(task, completed=done, total=total, description=what)
 
 
-def to_orbax(source: Path, target: Path, report: Report, chunk_bytes: int = CHUNK_BYTES) -> None:
+def to_orbax(
+    source: Path, target: Path, report: Report, chunk_bytes: int = CHUNK_BYTES, weights: str = AS_THEY_ARE
+) -> None:
     """Write the folder `target` with the parameters of `source`, a Hugging Face folder.
 
-    They are as one device has them, in the precision of the source. In memory is one layer at a time. CheckpointError
-    or ModelError when something is not as it has to be; then there is no target.
+    They are as one device has them, in the precision of the source, or in a form of models/quant.py: then an Orbax
+    folder in full precision is a source too. In memory is one layer at a time. CheckpointError or ModelError when
+    something is not as it has to be; then there is no target.
     """
-    from jaxserve.load import load_params
+    from jaxserve.load import load_params, open_checkpoint
 
-    if is_orbax(source):
-        raise CheckpointError(f"{source}: is converted already (--to hf converts it back)")
-    checkpoint = HFCheckpoint.open(source)
+    checkpoint = open_checkpoint(source)
+    if isinstance(checkpoint, OrbaxCheckpoint) and (weights == AS_THEY_ARE or checkpoint.weights != AS_THEY_ARE):
+        raise CheckpointError(
+            f"{source}: is converted already (--to hf converts it back; --weights is for full precision)"
+        )
     with new_folder(source, target) as folder:
         writer = Writer(folder, chunk_bytes)
-
-        def keep(path: tuple[str | int, ...], declared: Any, parameter: Any) -> None:
-            writer.add(path, declared.axes, parameter)
-
-        load_params(checkpoint, MeshSpec().build(jax.devices("cpu")[:1]), progress=report, keep=keep)
+        load_params(
+            checkpoint, MeshSpec().build(jax.devices("cpu")[:1]), progress=report, weights=weights, keep=writer.add
+        )
         writer.finish()
         take_along(source, folder)
-        tensors = dequantized(checkpoint.tensors, checkpoint.config)
-        write_manifest(folder, {name: tensor.dtype.name for name, tensor in tensors.items()})
+        write_manifest(folder, _source_of(checkpoint), weights)
+
+
+def _source_of(checkpoint: HFCheckpoint | OrbaxCheckpoint) -> Mapping[str, str]:
+    """The dtype of every tensor."""
+    if isinstance(checkpoint, OrbaxCheckpoint):
+        return checkpoint.source
+    return {name: t.dtype.name for name, t in dequantized(checkpoint.tensors, checkpoint.config).items()}
 
 
 def to_hf(source: Path, target: Path, report: Report, file_bytes: int = FILE_BYTES) -> None:

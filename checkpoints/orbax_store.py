@@ -7,6 +7,9 @@
 Chunks are files of their own (no OCDBT), uncompressed: a host reads and checks those that its slices touch and no
 others, and weights hardly compress. Orbax notices no flipped byte in them: the manifest does. They are read with
 TensorStore, the library that Orbax reads with, slice by slice like a memory map, and placed as any other checkpoint is.
+
+A quantized weight is two arrays, "layers.0.qkv.values" and "layers.0.qkv.scales"; the manifest has the form's name.
+int4 numbers are pairs in uint8 (pairs.py), as no parameter is; where the last dimension is odd they have a byte each.
 """
 
 import json
@@ -25,17 +28,28 @@ import tensorstore
 
 from checkpoints.errors import CheckpointError
 from checkpoints.hf import Module, read_configs
+from checkpoints.pairs import INT4, unpaired
 from checkpoints.safetensors_reader import parse_json_object
 
 MANIFEST, WEIGHTS, METADATA = "manifest.json", "orbax", "zarr.json"
 FORMAT: Final = 1
 AGAIN: Final = "convert the checkpoint again"
+AS_THEY_ARE: Final = "auto"  # for the form of weights that are not quantized, as of --weights
 
 
 @dataclass(frozen=True)
 class File:
     size: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """source and weights: of OrbaxCheckpoint. files: by their paths in the folder."""
+
+    source: Mapping[str, str]
+    weights: str
+    files: Mapping[str, File]
 
 
 class StoredArray:
@@ -53,14 +67,27 @@ class StoredArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self._array.shape)
+        shape = tuple(self._array.shape)
+        return (*shape[:-1], 2 * shape[-1]) if self._paired else shape
 
     @property
     def dtype(self) -> np.dtype:
-        return self._array.dtype.numpy_dtype
+        return INT4 if self._paired else self._array.dtype.numpy_dtype
+
+    @property
+    def _paired(self) -> bool:
+        return self._array.dtype.numpy_dtype == np.uint8
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         """CheckpointError, with its name, for a chunk that is not what was written."""
+        if not self._paired:
+            return self._read(index)
+        asked = range(self.shape[-1])[index[-1]]
+        pairs = self._read((*index[:-1], slice(asked.start // 2, -(-asked.stop // 2))))
+        begin = asked.start % 2
+        return unpaired(pairs)[..., begin : begin + len(asked)]
+
+    def _read(self, index: tuple[slice, ...]) -> np.ndarray:
         unchecked = [name for name in self._chunks(index) if name in self._files and name not in self._checked]
         check_hashes(self._folder, {name: self._files[name] for name in unchecked})
         self._checked.update(unchecked)
@@ -72,7 +99,7 @@ class StoredArray:
     def _chunks(self, index: tuple[slice, ...]) -> Iterator[str]:
         """Names of the files that these entries lie in. Of a chunk of zeros there is none."""
         sizes: Any = self._array.chunk_layout.read_chunk.shape
-        whole = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
+        whole = [range(size)[part] for size, part in zip(self._array.shape, index, strict=True)]
         grid = [range(part.start // n, -(-part.stop // n)) for part, n in zip(whole, sizes, strict=True)]
         for place in product(*grid):
             yield str(PurePosixPath(self._name, "c", *map(str, place)))
@@ -82,7 +109,8 @@ class StoredArray:
 class OrbaxCheckpoint:
     """A converted folder, as bytes: the configs that it came with, and its parameters by path, "layers.0.qkv".
 
-    source: dtype of every tensor that the parameters were made of, under the source's names.
+    source: dtype of every tensor that the parameters were made of, under the source's names. weights: the form of those
+    that are quantized, as --weights names it, or auto.
     """
 
     folder: Path
@@ -90,6 +118,7 @@ class OrbaxCheckpoint:
     generation_config: dict[str, Any]
     modules: tuple[Module, ...]
     source: Mapping[str, str]
+    weights: str
     tensors: Mapping[str, StoredArray]
 
     @classmethod
@@ -99,13 +128,15 @@ class OrbaxCheckpoint:
         Contents are compared with their hashes here, except those of chunks, which are when they are read.
         """
         folder = Path(folder)
-        source, files = _read_manifest(folder)
+        manifest = read_manifest(folder)
+        files = manifest.files
         _check_sizes(folder, files)
         _check_no_other(folder, files)
         check_hashes(folder, {name: file for name, file in files.items() if not _is_chunk(name)})
         arrays = (str(PurePosixPath(name).parent) for name in files if PurePosixPath(name).name == METADATA)
         tensors = {PurePosixPath(name).name: StoredArray(folder, name, files) for name in sorted(arrays)}
-        return cls(**read_configs(folder), folder=folder, source=source, tensors=MappingProxyType(tensors))
+        told = read_configs(folder) | {"source": manifest.source, "weights": manifest.weights}
+        return cls(**told, folder=folder, tensors=MappingProxyType(tensors))
 
 
 def is_orbax(folder: Path) -> bool:
@@ -113,15 +144,15 @@ def is_orbax(folder: Path) -> bool:
     return any(path.is_dir() for path in folder.glob(f"{WEIGHTS}*"))
 
 
-def write_manifest(folder: Path, source: Mapping[str, str]) -> None:
-    """The last file of a conversion: hashes of all others."""
+def write_manifest(folder: Path, source: Mapping[str, str], weights: str = AS_THEY_ARE) -> None:
+    """The last file of a conversion: hashes of all others; `source` and `weights` of OrbaxCheckpoint."""
     names = sorted(_files_below(folder))
     hashes = _hashes(folder / name for name in names)
     files = {
         name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
         for name, digest in zip(names, hashes, strict=True)
     }
-    text = json.dumps({"format": FORMAT, "source": dict(source), "files": files}, indent=1)
+    text = json.dumps({"format": FORMAT, "weights": weights, "source": dict(source), "files": files}, indent=1)
     (folder / MANIFEST).write_text(text + "\n")
 
 
@@ -146,7 +177,8 @@ def _sha256(path: Path) -> str:
         raise CheckpointError(f"{path}: cannot be read ({error}); check its permissions and the disk") from error
 
 
-def _read_manifest(folder: Path) -> tuple[dict[str, str], dict[str, File]]:
+def read_manifest(folder: Path) -> Manifest:
+    """CheckpointError when it is none."""
     path = folder / MANIFEST
     try:
         manifest = parse_json_object(path.read_bytes(), path)
@@ -159,12 +191,13 @@ def _read_manifest(folder: Path) -> tuple[dict[str, str], dict[str, File]]:
     try:
         files = {name: File(int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
         source = {str(name): str(dtype) for name, dtype in manifest["source"].items()}
+        weights = str(manifest.get("weights", AS_THEY_ARE))  # older folders do not say it
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: is no manifest of a conversion ({error!r}); {AGAIN}") from error
     for name in files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointError(f"{path}: names {name!r} outside its folder, which is refused; {AGAIN}")
-    return source, files
+    return Manifest(source, weights, files)
 
 
 def _check_sizes(folder: Path, files: Mapping[str, File]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 
 from checkpoints.orbax_store import WEIGHTS
+from checkpoints.pairs import INT4, paired
 
 CHUNK_BYTES: Final = 32 * 2**20
 # What meshes split and a chunk has one of: experts, kv heads, query heads. Other axes are split by size alone.
@@ -37,7 +38,7 @@ class Writer:
             holder = self._waiting
             for step in name[:-1]:
                 holder = holder.setdefault(step, {})
-            holder[name[-1]] = array
+            holder[name[-1]] = paired(array) if array.dtype == INT4 and array.shape[-1] % 2 == 0 else array
 
     def finish(self) -> None:
         self._write()

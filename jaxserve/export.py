@@ -11,10 +11,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints.orbax_store import OrbaxCheckpoint
+from checkpoints.orbax_store import AS_THEY_ARE, OrbaxCheckpoint
 from checkpoints.safetensors_reader import check_finite
+from jaxserve.converted import parameter_name
 from jaxserve.errors import ModelError
-from jaxserve.load import by_parameter, parameter_name, read_spec
+from jaxserve.load import by_parameter, read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families.family import Stored, Tensor
 from jaxserve.models.spec import ModelSpec
@@ -44,7 +45,7 @@ class Published:
         """CheckpointError when a value is NaN or infinite."""
         tensor = np.empty(self.shape, self.dtype)
         for row, axes, stored in self.rows:
-            sizes, wanted, index = self.spec.sizes(row.block), "", list[slice]()
+            sizes, wanted, index = row.sizes(self.spec), "", list[slice]()
             places = row.places(sizes)
             for letter in axes:
                 letters, part = places.get(letter, (letter, slice(0, sizes[letter])))
@@ -59,7 +60,12 @@ class Published:
 
 
 def published(checkpoint: OrbaxCheckpoint) -> Iterator[Published]:
-    """In the order of the table, under the names that the source had. ModelError when they do not fit config.json."""
+    """In the order of the table, under the names that the source had.
+
+    ModelError when they do not fit config.json, or are quantized: the source's numbers are not in them.
+    """
+    if checkpoint.weights != AS_THEY_ARE:
+        raise ModelError(f"{checkpoint.folder}: has {checkpoint.weights} weights; the source's are not in it")
     family, spec = read_spec(checkpoint.config)
     declared: Any = param_specs(spec, jnp.dtype(jnp.float32))
     rows: dict[str, list[tuple[Tensor, str, Stored]]] = {}
@@ -81,4 +87,4 @@ def published(checkpoint: OrbaxCheckpoint) -> Iterator[Published]:
             raise ModelError(f"{checkpoint.folder}: its manifest.json does not name {own} among the source's tensors")
         source = jnp.dtype(checkpoint.source[own])
         dtype = source if source == stored.dtype or source.itemsize < stored.dtype.itemsize else stored.dtype
-        yield Published(own, tuple(row.shape(spec.sizes(row.block))), dtype, spec, parts)
+        yield Published(own, tuple(row.shape(row.sizes(spec))), dtype, spec, parts)

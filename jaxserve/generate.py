@@ -74,7 +74,8 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
             on_compile=compiling.update,
             new_runner=pod.new_runner,
         )
-    pod.agree("engine", partial(facts_of_engine, llm.model.spec, llm.model.params, llm.runner.config))
+    model = llm.model
+    pod.agree("engine", partial(facts_of_engine, model.spec, model.params, model.weights, llm.runner.config))
     return llm
 
 

@@ -44,10 +44,10 @@ def _names(prompts: Sequence[Prompt]) -> list[str]:
 class LLM:
     """A checkpoint ready to generate, or to embed. Close it, or use it in a `with`, to free its device memory.
 
-    model: a folder as Hugging Face publishes it. dtype: auto, float32, bfloat16. weights: auto (in dtype), or quantized
-    as models/quant.py has it: int8, fp8, int4, int4-g32 and so on. options: the engine's knobs. mesh: how many devices
-    to spread over. chat_template: a file to use instead of the folder's chat template. on_load, on_compile: called with
-    (done, total, what) as it gets ready. new_runner: makes what drives the devices.
+    model: a folder as Hugging Face publishes it, or of checkpoints.convert. dtype: auto, float32, bfloat16. weights:
+    auto (as stored), or quantized as models/quant.py has it: int8, fp8, int4, int4-g32 and so on. options: the engine's
+    knobs. mesh: how many devices to spread over. chat_template: a file to use instead of the folder's chat template.
+    on_load, on_compile: called with (done, total, what) as it gets ready. new_runner: makes what drives the devices.
     Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, KernelError; later RequestError for what a
     client can mend, EngineError once the LLM is closed or a step has failed. One line each. Steps are compiled when
     the first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets

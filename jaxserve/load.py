@@ -4,7 +4,7 @@ The only file that knows both checkpoints and models.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh
-from jax.tree_util import SequenceKey
 
 from checkpoints.hf import HFCheckpoint
-from checkpoints.orbax_store import OrbaxCheckpoint, is_orbax
+from checkpoints.orbax_store import AS_THEY_ARE, OrbaxCheckpoint, is_orbax
 from checkpoints.quantized import check_method, dequantized
+from jaxserve.converted import chosen_weights, match_parameters, some
 from jaxserve.errors import ModelError
 from jaxserve.models.decoder import ALWAYS_FLOAT32, param_specs
 from jaxserve.models.families import FAMILIES
@@ -28,17 +28,17 @@ from jaxserve.models.families.family import Family, Stored, Tensor
 from jaxserve.models.families.pooling import embeds
 from jaxserve.models.fused import PARTS
 from jaxserve.models.low_precision_product import check_chip
-from jaxserve.models.quant import form_of
+from jaxserve.models.quant import Quantized, form_in, form_of
 from jaxserve.models.spec import ModelSpec
 from jaxserve.placing import is_float, load_parameter
 from jaxserve.request import MAX_EOS_IDS
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
-from sharding.params import ParamSpec, is_param_spec
+from sharding.params import is_param_spec
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, tensor
 Checkpoint = HFCheckpoint | OrbaxCheckpoint
-Keep = Callable[[tuple[str | int, ...], ParamSpec, Any], Any]  # path, declaration and parameter -> what is kept of it
+Keep = Callable[[tuple[str | int, ...], str, Any], Any]  # path, axes and parameter -> what is kept of it
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Model:
     """A loaded checkpoint.
 
     spec: as these devices hold it, with kv_copies of every kv head (ModelSpec.on). parameters: of the checkpoint,
-    without copies. fingerprint: of spec, dtypes and folder, for the identity of cached pages.
+    without copies. weights: the form of those that are quantized, as --weights names it, or auto. fingerprint: of spec,
+    dtype, weights and folder, for the identity of cached pages.
     """
 
     spec: ModelSpec
@@ -57,6 +58,7 @@ class Model:
     fingerprint: str
     parameters: int
     kv_copies: int
+    weights: str
 
 
 def load(
@@ -69,7 +71,7 @@ def load(
     """Load a folder, Hugging Face's or one of checkpoints.convert, onto the mesh.
 
     dtype: auto keeps the checkpoint's precision (half and double become bfloat16 and float32), or float32, bfloat16.
-    weights: auto leaves them in dtype; or what models/quant.py has, such as int8.
+    weights: a form of models/quant.py, such as int8; auto: as they are stored, in dtype unless they are quantized.
     ModelError or CheckpointError, one line each, when something is not as it has to be.
     """
     checkpoint = open_checkpoint(folder)
@@ -83,11 +85,11 @@ def load(
         )
     eos_ids = _eos_ids(checkpoint, tokenizer, spec)
     params = load_params(checkpoint, mesh, dtype, progress, weights)
-    held = spec.on(mesh.shape["tensor"])
-    fingerprint = sha256(repr((held, dtype, weights, str(folder.resolve()))).encode()).hexdigest()
+    held, kept = spec.on(mesh.shape["tensor"]), str(form_in(params) or AS_THEY_ARE)
+    fingerprint = sha256(repr((held, dtype, kept, str(folder.resolve()))).encode()).hexdigest()
     leaves = jax.tree.leaves(param_specs(spec, params["embed"].dtype), is_leaf=is_param_spec)
     parameters, copies = sum(math.prod(leaf.shape) for leaf in leaves), held.num_kv_heads // spec.num_kv_heads
-    return Model(held, params, mesh, tokenizer, eos_ids, fingerprint, parameters, copies)
+    return Model(held, params, mesh, tokenizer, eos_ids, fingerprint, parameters, copies, kept)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -101,20 +103,21 @@ def load_params(
     dtype: str = "auto",
     progress: Progress = lambda done, total, what: None,
     weights: str = "auto",
-    keep: Keep = lambda path, declared, parameter: parameter,
+    keep: Keep = lambda path, axes, parameter: parameter,
 ) -> dict:
     """The parameters of `spec.on` these devices, each read from the folder straight into its shards.
 
-    Once; what is quantized twice, for its scales and then for its numbers. keep: for whoever writes them elsewhere and
-    needs no more than one at a time.
+    Once; what is quantized here twice, for its scales and then for its numbers. keep: for whoever writes them elsewhere
+    and needs no more than one at a time.
     """
-    form = form_of(weights)
+    stored = checkpoint.weights if isinstance(checkpoint, OrbaxCheckpoint) else AS_THEY_ARE
+    form = form_of(chosen_weights(checkpoint.folder, weights, stored))
     check_chip(form, mesh)
     family, spec = _architecture(checkpoint)
     spread = spec.on(mesh.shape["tensor"])
     tensors = _stored_tensors(checkpoint)
     if isinstance(checkpoint, OrbaxCheckpoint):
-        table = _match_parameters(spec, spread, tensors)
+        table = match_parameters(spec, spread, checkpoint)
     else:
         table = _match(family, spec, tensors)
     kept = DTYPES[dtype] if dtype in DTYPES else _checkpoint_dtype(dtype, table, tensors)
@@ -128,7 +131,8 @@ def load_params(
         declared = holder[path[-1]]
         done += sum(param.nbytes for param in jax.tree.leaves(declared, is_leaf=is_param_spec))
         loaded = load_parameter(str(path[-1]), rows, declared, tensors, (spec, spread), mesh)
-        holder[path[-1]] = keep(path, declared, loaded)
+        axes = declared.values.axes if isinstance(declared, Quantized) else declared.axes
+        holder[path[-1]] = keep(path, axes, loaded)
     progress(total, total, "")
     return params
 
@@ -138,36 +142,6 @@ def _stored_tensors(checkpoint: Checkpoint) -> Mapping[str, Stored]:
     if isinstance(checkpoint, OrbaxCheckpoint):
         return checkpoint.tensors
     return dequantized(_with_prefix(checkpoint.tensors), checkpoint.config)
-
-
-def _match_parameters(spec: ModelSpec, spread: ModelSpec, tensors: Mapping[str, Stored]) -> list[Tensor]:
-    """The weight-name table of a converted checkpoint; ModelError when a parameter is left over or missing.
-
-    Parameters are stored as one device holds them; fused ones are read in parts where kv heads are to be copied, since
-    what is copied is not the same in all of them.
-    """
-    table = list[Tensor]()
-    declared = param_specs(spec, jnp.dtype(jnp.float32))
-    for keys, param in jax.tree.leaves_with_path(declared, is_leaf=is_param_spec):
-        path = tuple(key.idx if isinstance(key, SequenceKey) else key.key for key in keys)
-        parts = [name for name, part in PARTS.items() if part.fused == path[-1]]
-        if spread == spec or "K" not in param.axes or not parts:
-            table.append(Tensor(parameter_name(path), path, param.axes))
-            continue
-        fused = "|".join(PARTS[name].letters.strip("()") for name in parts)
-        axes = param.axes.replace(PARTS[parts[0]].axis, f"([{fused}])")
-        table += [Tensor(parameter_name(path), (*path[:-1], name), axes, i) for i, name in enumerate(parts)]
-    wanted = {row.name for row in table}
-    if wanted != set(tensors):
-        raise ModelError(
-            f"config.json does not fit the stored parameters: {_some(sorted(wanted ^ set(tensors)))} are only in one"
-        )
-    return table
-
-
-def parameter_name(path: Sequence[str | int]) -> str:
-    """("layers", 0, "qkv") -> "layers.0.qkv"."""
-    return ".".join(map(str, path))
 
 
 def by_parameter(table: list[Tensor]) -> dict[tuple[str | int, ...], list[Tensor]]:
@@ -210,7 +184,9 @@ def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
 def _checkpoint_dtype(asked: str, table: list[Tensor], tensors: Mapping[str, Stored]) -> np.dtype:
     if asked != "auto":
         raise ModelError(f"--dtype {asked!r}: choose auto, {' or '.join(DTYPES)}")
-    stored = {tensors[row.name].dtype for row in table if row.path[-1] not in ALWAYS_FLOAT32}
+    quantized = {row.path for row in table if row.scales}
+    rows = (row for row in table if row.path[-1] not in ALWAYS_FLOAT32 and row.path not in quantized)
+    stored = {tensors[row.name].dtype for row in rows}
     if any(not is_float(dtype) for dtype in stored):
         raise ModelError(
             f"the checkpoint stores weights as {', '.join(sorted(map(str, stored)))}; floating point is needed"
@@ -231,10 +207,10 @@ def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> li
         extra.remove("lm_head.weight")
     extra = [name for name in extra if not _adds_nothing(name, wanted, tensors)]
     if missing:
-        raise ModelError(f"the checkpoint lacks {len(missing)} tensors: {_some(missing)}")
+        raise ModelError(f"the checkpoint lacks {len(missing)} tensors: {some(missing)}")
     if extra:
         raise ModelError(
-            f"the checkpoint has {len(extra)} tensors that config.json does not account for: {_some(extra)}"
+            f"the checkpoint has {len(extra)} tensors that config.json does not account for: {some(extra)}"
         )
     return table
 
@@ -243,10 +219,6 @@ def _adds_nothing(name: str, wanted: set[str], tensors: Mapping[str, Stored]) ->
     """Whether it is a bias of zeros: AutoGPTQ gives one to every layer that it quantizes."""
     layer = name.removesuffix(".bias")
     return layer != name and f"{layer}.weight" in wanted and not tensors[name][:].any()
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, spec: ModelSpec) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -19,6 +20,8 @@ from jaxserve.models.quant import Quantized, Ranges, Rounding
 from jaxserve.models.spec import ModelSpec
 from sharding.params import ParamSpec
 
+Read = Callable[[Ranges], np.ndarray]
+
 
 def load_parameter(
     name: str,
@@ -30,30 +33,55 @@ def load_parameter(
 ) -> jax.Array | Quantized:
     """A parameter from the tensors that it holds, each shard read from the memory map straight to where it belongs.
 
-    specs: of the checkpoint, and of what these devices hold.
+    A quantized one is rounded on the way, unless its rows are of stored numbers and scales. specs: of the checkpoint,
+    and of what these devices hold.
     """
-    spread, whole = specs[1], param.values if isinstance(param, Quantized) else param
-    held = sum(row.size(whole.axes, spread.sizes(row.block)) for row in rows)
-    if held != math.prod(whole.shape):
-        raise ModelError(f"the weight-name table has {held} of the {math.prod(whole.shape)} numbers of {rows[0].path}")
+
+    def part(param: ParamSpec, rows: list[Tensor]) -> Read:
+        held = sum(row.size(param.axes, row.sizes(specs[1])) for row in rows)
+        if held != math.prod(param.shape):
+            raise ModelError(
+                f"the weight-name table has {held} of the {math.prod(param.shape)} numbers of {rows[0].path}"
+            )
+        return partial(_read_rows, rows, param, tensors, specs)
+
+    if isinstance(param, ParamSpec):
+        return _sharded(param, mesh, part(param, _floats(rows, tensors)))
+    scales = [row for row in rows if row.scales]
+    if scales:
+        numbers = [row for row in rows if not row.scales]
+        read_values, read_scales = part(param.values, numbers), part(param.scales, scales)
+    else:
+        wide = replace(param.values, dtype=jnp.dtype(jnp.float32))
+        rounding = Rounding(name, param, part(wide, _floats(rows, tensors)))
+        read_values, read_scales = rounding.values, rounding.scales
+    placed = _sharded(param.scales, mesh, read_scales)  # first: groups that shards would cut are refused there
+    return replace(param, values=_sharded(param.values, mesh, read_values), scales=placed)
+
+
+def _floats(rows: list[Tensor], tensors: Mapping[str, Stored]) -> list[Tensor]:
+    """The rows; ModelError for one that is stored as something else."""
     for row in rows:
         if not is_float(tensors[row.name].dtype):
             raise ModelError(f"tensor {row.name} is stored as {tensors[row.name].dtype}; floating point is needed")
-
-    def read(asked: Ranges, dtype: np.dtype = whole.dtype) -> np.ndarray:
-        found = np.empty([len(part) for part in asked], dtype)
-        for row in rows:
-            _read_into(found, asked, row, tensors[row.name], whole.axes, specs)
-        return found
-
-    if not isinstance(param, Quantized):
-        return _sharded(param, mesh, read)
-    rounding = Rounding(name, param, partial(read, dtype=np.dtype(np.float32)))
-    values, scales = _sharded(param.values, mesh, rounding.values), _sharded(param.scales, mesh, rounding.scales)
-    return Quantized(values, scales, param.form)
+    return rows
 
 
-def _sharded(param: ParamSpec, mesh: Mesh, read: Callable[[Ranges], np.ndarray]) -> jax.Array:
+def _read_rows(
+    rows: list[Tensor],
+    param: ParamSpec,
+    tensors: Mapping[str, Stored],
+    specs: tuple[ModelSpec, ModelSpec],
+    asked: Ranges,
+) -> np.ndarray:
+    """Of a parameter the entries `asked` along each of its axes."""
+    found = np.empty([len(part) for part in asked], param.dtype)
+    for row in rows:
+        _read_into(found, asked, row, tensors[row.name], param.axes, specs)
+    return found
+
+
+def _sharded(param: ParamSpec, mesh: Mesh, read: Read) -> jax.Array:
     """The parameter, of which the host has one shard at a time; devices that hold the same one have it read once."""
     form = param.format(mesh)
     holders: dict[Ranges, list[Any]] = {}
@@ -81,7 +109,7 @@ def _read_into(
 ) -> None:
     """A row's share of one shard of its parameter: of the entries `asked` along each of the parameter's axes."""
     spec, held = specs
-    places = row.places(held.sizes(row.block))
+    places = row.places(row.sizes(held))
     wanted, within, target = "", dict[str, slice](), list[slice | int]()
     for letter, part in zip(axes, asked, strict=True):
         if letter not in places:
@@ -96,8 +124,9 @@ def _read_into(
             wanted += letters
             target.append(slice(begin - part.start, end - part.start) if letters else begin - part.start)
     copies = held.num_kv_heads // spec.num_kv_heads
-    values = _read(row, stored, spec.sizes(row.block), wanted, within, copies)
-    check_finite(row.name, values)
+    values = _read(row, stored, row.sizes(spec), wanted, within, copies)
+    if jnp.issubdtype(values.dtype, jnp.floating):
+        check_finite(row.name, values)
     _copy(values, whole[tuple(target)])
 
 

@@ -160,10 +160,11 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod, manifest: Man
             on_load=loading.update,
             new_runner=pod.new_runner,
         )
+    model = llm.model
     if manifest:
-        model, kind = llm.model, device_kind(llm.model.mesh)
-        check_engine(manifest, model.spec, str(model.params["embed"].dtype), kind, llm.runner.config, weights)
-    pod.agree("engine", partial(facts_of_engine, llm.model.spec, llm.model.params, llm.runner.config))
+        kind, dtype = device_kind(model.mesh), str(model.params["embed"].dtype)
+        check_engine(manifest, model.spec, dtype, kind, llm.runner.config, model.weights)
+    pod.agree("engine", partial(facts_of_engine, model.spec, model.params, model.weights, llm.runner.config))
     return llm
 
 

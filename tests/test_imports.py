@@ -47,8 +47,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "sharding",
     ),
     "jaxserve.placing": ("checkpoints.safetensors_reader", "jaxserve.models", "jaxserve.errors", "sharding"),
+    "jaxserve.converted": ("checkpoints.orbax_store", "jaxserve.models", "jaxserve.errors", "sharding"),
     "jaxserve.load": (
         "checkpoints",
+        "jaxserve.converted",
         "jaxserve.models",
         "jaxserve.placing",
         "jaxserve.tokenizer",
@@ -56,7 +58,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.request",
         "sharding",
     ),
-    "jaxserve.export": ("checkpoints", "jaxserve.load", "jaxserve.models", "jaxserve.errors"),
+    "jaxserve.export": ("checkpoints", "jaxserve.converted", "jaxserve.load", "jaxserve.models", "jaxserve.errors"),
     "jaxserve.chat": ("jaxserve.chat", "jaxserve.completion", "jaxserve.errors", "jaxserve.tokenizer"),
     "jaxserve.chat.worker": (),
     "jaxserve.cli": (

@@ -32,10 +32,13 @@ def facts_of_start(mesh: MeshSpec, dtype: str, weights: str, options: EngineOpti
     return packages | devices | flags
 
 
-def facts_of_engine(spec: ModelSpec, params: dict, config: EngineConfig) -> Facts:
-    """Before anything is compiled: the model, as far as every host holds it, and every size that was decided."""
+def facts_of_engine(spec: ModelSpec, params: dict, weights: str, config: EngineConfig) -> Facts:
+    """Before anything is compiled: the model, as far as every host holds it, and every size that was decided.
+
+    weights: the form that they are held in, whether --weights asked for it or the folder has it.
+    """
     sizes = {f"the engine's {field.name}": str(getattr(config, field.name)) for field in fields(config)}
-    model = {"the model": _digest(repr(spec)), "the model's weights": digest_of(params)}
+    model = {"the model": _digest(repr(spec)), "the model's weights": digest_of(params), "their form": weights}
     return model | sizes | facts_of_steps(BucketPlan.of(config).buckets)
 
 

@@ -25,7 +25,7 @@ from jaxserve.plan.charts import charts
 from jaxserve.plan.compile import CompiledStep, asking, compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.flags import DEFAULT_CONTEXT, check, parser
-from jaxserve.plan.model import read_config, weights_dtype, weights_form
+from jaxserve.plan.model import read_config, weights_dtype, weights_form, weights_of
 from jaxserve.plan.platform import keeping, prepare_platform
 from jaxserve.plan.ranking import ranking_json, ranking_table
 from jaxserve.plan.report import GIB, show, to_json
@@ -55,7 +55,8 @@ def plan(args: argparse.Namespace) -> int:
     prepare_platform(topology)
     name, config = read_config(args.model)
     target = Target(name, read_spec(config)[1], topology, engine_options(args), args.memory_fraction)
-    precision = Precision(weights_dtype(args.weights, config), weights_form(args.weights), target.options.kv)
+    weights = weights_of(args.model, args.weights)
+    precision = Precision(weights_dtype(weights, config), weights_form(weights), target.options.kv)
     if args.suggest is not None:
         return suggest(args, target, candidates(args, precision), console)
     try:
@@ -137,7 +138,7 @@ def suggest(args: argparse.Namespace, target: Target, precisions: Sequence[Preci
 def candidates(args: argparse.Namespace, asked: Precision) -> list[Precision]:
     """To try: what was asked for; of what was left open all dtypes that are served, and 8 and 4 bits."""
     weights = [(asked.dtype, asked.form)]
-    if args.weights == "auto":
+    if args.weights == "auto" and asked.form is None:
         weights = [(jnp.dtype(served), None) for served in DTYPES.values()]
         weights += [(asked.dtype, FORMS[name]) for name in ("int8", "int4-g128")]
     return [

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from checkpoints.safetensors_reader import parse_json_object
+from jaxserve.converted import chosen_weights, stored_weights
 from jaxserve.errors import ConfigError, ModelError
 from jaxserve.load import DTYPES
 from jaxserve.models.quant import FORMS, HEAD, Form, form_of
@@ -32,6 +33,11 @@ def read_config(given: str) -> tuple[str, dict[str, Any]]:
         ) from None
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return name, parse_json_object(raw, path)
+
+
+def weights_of(given: str, asked: str) -> str:
+    """--weights, where auto is the form that a converted folder has; ModelError for another one than that."""
+    return asked if given in shipped() else chosen_weights(Path(given), asked, stored_weights(Path(given)))
 
 
 def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from jaxserve.engine.sizes import Sizes
 from jaxserve.server.engine_thread import EngineThread
 from jaxserve.server.service import Service
 
@@ -13,7 +12,8 @@ from jaxserve.server.service import Service
 class ModelCard:
     """What clients may know of the model. embedding_dimensions: of its embeddings; 0: it generates.
 
-    dtype: of activations. weights: what they are kept in, as --weights names it. sizes: of weights on one device.
+    dtype: of activations. weights: what they are kept in, as --weights names it. sizes: bytes of weights on one device,
+    by part of the model and dtype.
     """
 
     name: str
@@ -26,7 +26,7 @@ class ModelCard:
     has_chat_template: bool
     embedding_dimensions: int = 0
     weights: str = ""
-    sizes: Sizes = field(default_factory=dict)
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

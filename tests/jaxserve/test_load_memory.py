@@ -1,11 +1,12 @@
 """Loading reads each tensor straight into its place, quantized or not: no second copy of the checkpoint in memory.
 
 What it may take beside the arrays is one tensor, or one device's part of a parameter where that is larger: all experts
-of a layer are one parameter.
+of a layer are one parameter. Converting holds one layer.
 """
 
 import json
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -38,8 +39,8 @@ PROBE = """
 import math, sys, threading
 from pathlib import Path
 import jax
-from checkpoints.hf import HFCheckpoint
-from jaxserve.load import load_params
+from checkpoints.convert import to_orbax
+from jaxserve.load import load_params, open_checkpoint
 from sharding.mesh import MeshSpec
 
 def anonymous():
@@ -64,11 +65,15 @@ watcher.start()
 expert, tensor = map(int, sys.argv[2:4])
 jax.config.update("jax_num_cpu_devices", expert * tensor)
 mesh = MeshSpec(expert=expert, tensor=tensor).build(jax.devices())
-params = load_params(HFCheckpoint.open(Path(sys.argv[1])), mesh, weights=sys.argv[4])
+if sys.argv[5:]:
+    params = {}
+    to_orbax(Path(sys.argv[1]), Path(sys.argv[5]), lambda *_: None, weights=sys.argv[4])
+else:
+    params = load_params(open_checkpoint(Path(sys.argv[1])), mesh, weights=sys.argv[4])
 done.set()
 watcher.join()
 leaves = jax.tree.leaves(params)
-print(most, sum(x.nbytes for x in leaves), max(held(x) // len(x.sharding.device_set) for x in leaves))
+print(most, sum(x.nbytes for x in leaves), max((held(x) // len(x.sharding.device_set) for x in leaves), default=0))
 """
 
 
@@ -129,3 +134,27 @@ def test_loading_gigabytes_takes_one_tensor_more(
     assert parameters == pytest.approx(total * share, rel=0 if share == 1 else 0.02)
     most = max(largest, part)
     assert beside < most + ALLOWANCE, f"{beside / 2**20:.0f} MiB beside the arrays, the largest part {most / 2**20:.0f}"
+
+
+@pytest.mark.slow
+def test_converting_takes_a_layer_and_restoring_a_tensor_more(tmp_path: Path) -> None:
+    """Of weights that are no zeros: chunks of those are not stored. Orbax's and TensorStore's buffers are as large."""
+    (tmp_path / "source").mkdir()
+    total, largest = write_sparse_checkpoint(tmp_path / "source", DENSE)
+    fill(tmp_path / "source" / "model.safetensors", total)
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # with which glibc gives back what is freed
+    for folder, target in (("source", [str(tmp_path / "orbax")]), ("orbax", [])):
+        command = [sys.executable, "-c", PROBE, str(tmp_path / folder), "1", "1", "int8", *target]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        beside = int(done.stdout.split()[0])
+        assert beside < 2 * largest + ALLOWANCE < total / 2, f"{folder}: {beside / 2**20:.0f} MiB beside the arrays"
+
+
+def fill(path: Path, size: int) -> None:
+    """The last bytes of the file with a pattern."""
+    piece = bytes.fromhex("803c") * 2**23
+    with path.open("r+b") as file:
+        file.seek(-size, os.SEEK_END)
+        for begin in range(0, size, len(piece)):
+            file.write(piece[: size - begin])

@@ -40,7 +40,8 @@ class Tensor:
     path: where the parameter stands in the pytree; "q", "gate" and the like stand for their part of a fused one
     (models/fused.py). axes: the checkpoint's dimensions as letters; one that flattens several is written in
     parentheses, "(KGH)D" for a q_proj weight; what lies in it one after the other in brackets, "([KGH|KH|KH])D" for
-    a fused qkv. part: which of those in brackets it is. expert: whose it is, where each expert has its own.
+    a fused qkv. part: which of those in brackets it is. expert: whose it is, where each expert has its own. scales: for
+    a quantized weight's scales, the letter in place of those summed over, and how many there are along it.
     """
 
     name: str
@@ -48,11 +49,16 @@ class Tensor:
     axes: str
     part: int = 0
     expert: int | None = None
+    scales: tuple[str, int] | None = None
 
     @property
     def block(self) -> str:
         """Of a layer's parameters those it is among, where they are a pytree of their own: see ModelSpec.sizes."""
         return str(self.path[2]) if len(self.path) > 3 else ""
+
+    def sizes(self, spec: ModelSpec) -> dict[str, int]:
+        """Of every dimension that it can have, by letter."""
+        return spec.sizes(self.block) | dict([self.scales] if self.scales else [])
 
     def places(self, sizes: Mapping[str, int]) -> dict[str, tuple[str, slice]]:
         """Of the parameter's letters those along which it is one of several: its own letters there, and its entries."""

@@ -1,0 +1,352 @@
+"""Folders with quantized weights: what is stored is what quantizing on load would give, and nothing rounds it again."""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from checkpoints.convert import main, to_orbax
+from checkpoints.errors import CheckpointError
+from checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, write_manifest
+from checkpoints.orbax_writer import Writer
+from checkpoints.pairs import paired, unpaired
+from jaxserve import placing
+from jaxserve.cluster.fingerprint import difference, facts_of_engine
+from jaxserve.config import EngineOptions
+from jaxserve.errors import ModelError
+from jaxserve.generate import main as generate
+from jaxserve.llm import LLM
+from jaxserve.load import load, load_params, open_checkpoint, read_spec
+from jaxserve.models.quant import FORMS, form_of
+from jaxserve.plan.__main__ import main as plan
+from jaxserve.server.assembly import model_card
+from tests.checkpoints.test_convert import BUNDLED, GOLDEN, SMALL_CHUNKS, assert_same, flip, mesh, silent
+
+MESHES = ((1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 4))
+WIDE = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+WIDE |= {"head_dim": 64, "vocab_size": 64}
+
+
+def random_llama(folder: Path, **changes: int) -> Path:
+    """Every sum is of a multiple of 128 numbers, on four devices too, which copy its two kv heads."""
+    config = json.loads((GOLDEN / "llama_gqa" / "config.json").read_text()) | WIDE | changes
+    family, spec = read_spec(config)
+    draw = np.random.default_rng(3)
+    shapes = {row.name: row.shape(row.sizes(spec)) for row in family.tensors(spec)}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_llama(tmp_path_factory.mktemp("random") / "wide")
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str], Path]:
+    """The Orbax folder of a source and a form, made once."""
+    folder = tmp_path_factory.mktemp("quantized")
+
+    @cache
+    def of(source: Path, weights: str) -> Path:
+        target = folder / f"{source.name}-{weights}"
+        to_orbax(source, target, silent, SMALL_CHUNKS * 64, weights)
+        return target
+
+    return of
+
+
+@pytest.fixture
+def never_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("rounds what is stored")
+
+    monkeypatch.setattr(placing, "Rounding", refuse)
+
+
+@pytest.mark.parametrize("axes", MESHES)
+@pytest.mark.parametrize("weights", [*FORMS, "int8+head", "int4-g128+head"])
+def test_what_is_stored_is_what_would_be_loaded(
+    weights: str,
+    axes: tuple[int, int, int],
+    wide: Path,
+    converted: Callable[[Path, str], Path],
+    request: pytest.FixtureRequest,
+) -> None:
+    direct = load_params(open_checkpoint(wide), mesh(*axes), weights=weights)
+    folder = converted(wide, weights)
+    request.getfixturevalue("never_rounds")
+    assert_same(load_params(open_checkpoint(folder), mesh(*axes)), direct)
+
+
+@pytest.mark.parametrize(
+    ("case", "weights", "axes"),
+    [
+        ("llama_mqa", "int8", (1, 1, 4)),
+        ("llama_mqa", "int4", (2, 1, 4)),
+        ("qwen2_gqa", "fp8", (1, 1, 4)),  # biases
+        ("phi3_window", "int4", (1, 1, 2)),  # fused in the source, two of a head's 8 numbers to a byte
+        ("gemma2_caps", "int8", (1, 1, 2)),
+        ("olmo2_gqa", "int8", (1, 1, 4)),
+        ("llama_tied", "int4", (1, 1, 1)),
+        ("quantized/awq", "int8", (1, 1, 4)),  # dequantized, then quantized
+        ("quantized/gptq_4bit", "int4-g32", (1, 1, 1)),
+        ("quantized/compressed_w4a16_asymmetric", "int4", (1, 1, 2)),
+        ("quantized/compressed_fp8_block", "fp8", (1, 1, 1)),
+    ],
+)
+def test_every_kind_of_source(
+    case: str, weights: str, axes: tuple[int, int, int], converted: Callable[[Path, str], Path]
+) -> None:
+    direct = load_params(open_checkpoint(GOLDEN / case), mesh(*axes), weights=weights)
+    assert_same(load_params(open_checkpoint(converted(GOLDEN / case, weights)), mesh(*axes)), direct)
+
+
+def test_a_converted_folder_in_full_precision_is_a_source(
+    wide: Path, converted: Callable[[Path, str], Path], tmp_path: Path
+) -> None:
+    to_orbax(wide, tmp_path / "plain", silent)
+    to_orbax(tmp_path / "plain", tmp_path / "int4", silent, weights="int4")
+    again = load_params(open_checkpoint(tmp_path / "int4"), mesh())
+    assert_same(again, load_params(open_checkpoint(converted(wide, "int4")), mesh()))
+    manifests = (json.loads((folder / MANIFEST).read_text()) for folder in (tmp_path / "int4", tmp_path / "plain"))
+    one, other = manifests
+    assert one["source"] == other["source"] and (one["weights"], other["weights"]) == ("int4", "auto")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_dtype_is_of_what_is_not_quantized(dtype: str, wide: Path, converted: Callable[[Path, str], Path]) -> None:
+    direct = load_params(open_checkpoint(wide), mesh(), dtype, weights="int8")
+    found = load_params(open_checkpoint(converted(wide, "int8")), mesh(), dtype)
+    assert found["embed"].dtype == dtype
+    assert_same(found, direct)
+
+
+# ---- int4 in half a byte
+
+
+def test_pairs() -> None:
+    numbers = np.random.default_rng(0).integers(-8, 8, (3, 5, 14), np.int8).astype(ml_dtypes.int4)
+    pairs = paired(numbers)
+    assert pairs.dtype == np.uint8 and pairs.shape == (3, 5, 7)
+    assert unpaired(pairs).dtype == ml_dtypes.int4
+    np.testing.assert_array_equal(unpaired(pairs).astype(np.int8), numbers.astype(np.int8))
+    one, two = ml_dtypes.int4(-3), ml_dtypes.int4(5)
+    assert paired(np.array([one, two])).tolist() == [0x5D], "the first in the low half"
+
+
+@pytest.mark.parametrize("width", [30, 31])
+def test_any_slice_of_int4(width: int, tmp_path: Path) -> None:
+    """Of chunks of four rows, at even borders and odd ones."""
+    numbers = np.random.default_rng(1).integers(-7, 8, (16, width), np.int8)
+    writer = Writer(tmp_path, chunk_bytes=64)
+    writer.add(("head",), "DV", {"values": numbers.astype(ml_dtypes.int4)})
+    writer.finish()
+    (tmp_path / "config.json").write_text("{}")
+    write_manifest(tmp_path, {}, "int4+head")
+    stored = OrbaxCheckpoint.open(tmp_path).tensors["head.values"]
+    assert stored.shape == (16, width) and stored.dtype == ml_dtypes.int4
+    for start in range(0, width, 3):
+        for stop in range(start, width + 1, 4):
+            found = stored[slice(3, 9), slice(start, stop)]
+            np.testing.assert_array_equal(found.astype(np.int8), numbers[3:9, start:stop])
+    np.testing.assert_array_equal(stored[:, :].astype(np.int8), numbers)
+
+
+def test_int4_takes_half_a_byte(wide: Path, converted: Callable[[Path, str], Path]) -> None:
+    for weights, bits in (("int8", 8), ("fp8", 8), ("int4", 4), ("int4-g32", 4)):
+        folder = converted(wide, weights)
+        chunks = folder.glob("orbax/*/layers.*.values/c/**/*")
+        numbers = 2 * 128 * (12 * 64 + 8 * 64 + 3 * 512)
+        found = sum(path.stat().st_size for path in chunks if path.is_file())
+        assert numbers * bits / 8 <= found < numbers * bits / 8 * 1.002, "but for an index of 20 bytes to a chunk"
+
+
+def test_an_odd_vocabulary(tmp_path: Path) -> None:
+    source = random_llama(tmp_path / "odd", vocab_size=65)
+    to_orbax(source, tmp_path / "orbax", silent, weights="int4+head")
+    direct = load_params(open_checkpoint(source), mesh(), weights="int4+head")
+    assert_same(load_params(open_checkpoint(tmp_path / "orbax"), mesh()), direct)
+
+
+# ---- which form
+
+
+def test_the_stored_form_may_be_named_and_no_other(wide: Path, converted: Callable[[Path, str], Path]) -> None:
+    folder = converted(wide, "int4-g32")
+    checkpoint = open_checkpoint(folder)
+    assert_same(load_params(checkpoint, mesh(), weights="int4-g32"), load_params(checkpoint, mesh()))
+    for asked in ("int8", "int4", "int4-g32+head"):
+        with pytest.raises(ModelError) as error:
+            load_params(checkpoint, mesh(), weights=asked)
+        assert str(error.value).startswith(f"--weights {asked}: {folder} has int4-g32 weights")
+        assert "\n" not in str(error.value)
+
+
+def test_the_same_words_and_the_same_identity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a folder whose weights were quantized, and of one whose are while they are loaded; by every door."""
+    assert main([str(BUNDLED), str(tmp_path / "int8"), "--weights", "int8"]) == 0
+    flags = "--max-batch 2 --step-tokens 32 --page-size 16 --cache-tokens 512 --temperature 0 --max-tokens 24 --json"
+    cached = ["--compilation-cache", jax.config.jax_compilation_cache_dir]
+    said = []
+    for folder, given in ((BUNDLED, ["--weights", "int8"]), (tmp_path / "int8", [])):
+        assert generate(["--model", str(folder), "--prompt", "Once upon a time", *flags.split(), *given, *cached]) == 0
+        said.append(json.loads(capsys.readouterr().out)["token_ids"])
+    assert said[0] == said[1] and len(said[0]) == 24
+    assert generate(["--model", str(tmp_path / "int8"), "--prompt", "x", "--weights", "int4", *cached]) == 2
+    assert "has int8 weights" in capsys.readouterr().err
+    plain, named, stored = (
+        load(folder, mesh(), weights=weights)
+        for folder, weights in ((BUNDLED, "auto"), (tmp_path / "int8", "int8"), (tmp_path / "int8", "auto"))
+    )
+    assert named.fingerprint == stored.fingerprint != plain.fingerprint
+    assert (plain.weights, stored.weights) == ("auto", "int8")
+
+
+def test_hosts_must_agree_on_the_form_that_they_found(tmp_path: Path) -> None:
+    to_orbax(BUNDLED, tmp_path / "int8", silent, weights="int8")
+    facts = []
+    for folder in (BUNDLED, tmp_path / "int8"):
+        options = EngineOptions(max_batch=2, step_tokens=32, page_size=16, cache_tokens=512, max_context=128)
+        with LLM(folder, options=options) as llm:
+            model, config = llm.model, llm.runner.config
+            facts.append(facts_of_engine(model.spec, model.params, model.weights, config))
+            card = model_card(llm, "it")
+    assert difference(*facts) == "their form: int8 there, auto here"
+    assert card.weights == "int8" and card.sizes["mlp"]["int8"] > 0
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4-g32"])
+def test_the_planner_counts_what_is_stored(weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    to_orbax(BUNDLED, tmp_path / "orbax", silent, weights=weights)
+    flags = ("--topology", "v5e:1x1", "--no-compile", "--json")
+    reports = []
+    for folder, asked in ((BUNDLED, weights), (tmp_path / "orbax", "auto"), (tmp_path / "orbax", weights)):
+        assert plan(["--model", str(folder), "--weights", asked, *flags]) == 0
+        reports.append(json.loads(capsys.readouterr().out) | {"model": ""})
+    assert reports[0] == reports[1] == reports[2] and reports[0]["weights"] == weights
+    for asked in ("fp8", "float32"):
+        assert plan(["--model", str(tmp_path / "orbax"), "--weights", asked, *flags]) == 2
+        err = capsys.readouterr().err
+        assert f"--weights {asked}: {tmp_path / 'orbax'} has {weights} weights" in err and err.count("\n") == 1
+    assert plan(["--model", str(tmp_path / "orbax"), "--suggest", "2", *flags]) == 0
+    assert {row["weights"] for row in json.loads(capsys.readouterr().out)} == {weights}
+
+
+# ---- what cannot be done
+
+
+def test_what_is_refused_is_one_line(
+    wide: Path, converted: Callable[[Path, str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    quantized, target = str(converted(wide, "int8")), f"{tmp_path}/x"
+    for arguments, said in (
+        ([quantized, target], "is converted already"),
+        ([quantized, target, "--weights", "int8"], "is converted already"),
+        ([quantized, target, "--weights", "int4"], "is converted already"),
+        ([quantized, target, "--to", "hf"], "has int8 weights; the source's are not in it"),
+        ([str(BUNDLED), target, "--to", "hf", "--weights", "int8"], "--to hf writes none that are quantized"),
+        ([str(BUNDLED), target, "--weights", "int3"], "--weights int3: choose auto, int8"),
+        ([str(BUNDLED), target, "--weights", "int8+head"], "no head beside its embedding"),
+        ([str(BUNDLED), target, "--weights", "int4-g128"], "sums 96 numbers, no multiple of 128"),
+    ):
+        assert main(arguments) == 2
+        err = capfd.readouterr().err
+        assert said in err and err.startswith("error: ") and err.count("\n") == 1
+        assert not list(tmp_path.iterdir())
+
+
+def chunk_of(folder: Path, name: str) -> Path:
+    return next(path for path in sorted(folder.glob(f"orbax/*/{name}/c/**/*")) if path.is_file())
+
+
+def said_to_be(folder: Path, **fields: Any) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | fields))
+
+
+def without(folder: Path, name: str) -> None:
+    """Gone from the folder, and from the manifest."""
+    shutil.rmtree(next(folder.glob(f"orbax/*/{name}")))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    files = {path: file for path, file in manifest["files"].items() if f"/{name}/" not in path}
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"files": files}))
+
+
+VALUES, SCALES = "layers.1.qkv.values", "layers.0.down.scales"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: flip(chunk_of(folder, VALUES)), rf"{VALUES}/c/\S+: its sha256 is not that of manifest.json"),
+        (lambda folder: flip(chunk_of(folder, SCALES)), rf"{SCALES}/c/\S+: its sha256 is not that of manifest.json"),
+        (lambda folder: chunk_of(folder, SCALES).unlink(), rf"{SCALES}/c/\S+: No such file or directory, and manifest"),
+        (lambda folder: without(folder, SCALES), rf"int4-g32 weights of manifest.json, does not fit .*: {SCALES} are"),
+        (lambda folder: without(folder, VALUES), rf"int4-g32 weights of manifest.json, does not fit .*: {VALUES} are"),
+        (lambda folder: said_to_be(folder, weights="auto"), r"config.json does not fit the stored .*: layers.0.down,"),
+        (lambda folder: said_to_be(folder, weights="int4-g32+head"), r"does not fit the stored .*: head, head.scales,"),
+        (
+            lambda folder: said_to_be(folder, weights="int8"),
+            r"manifest.json: says int8 weights, but layers.0.down.values is int4 \[512, 128\], not int8",
+        ),
+        (
+            lambda folder: said_to_be(folder, weights="int4-g64"),
+            r"manifest.json: says int4-g64 weights, but layers.0.down.scales is float32 \[16, 128\], not float32 \[8,",
+        ),
+        (lambda folder: said_to_be(folder, weights="int3"), r"manifest.json: weights in 'int3' are not known here"),
+        (lambda folder: said_to_be(folder, weights=4), r"manifest.json: weights in '4' are not known here"),
+    ],
+)
+def test_damage_is_refused_with_the_name_of_the_file(
+    spoil: Callable[[Path], None], said: str, wide: Path, converted: Callable[[Path, str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "spoiled"
+    shutil.copytree(converted(wide, "int4-g32"), folder)
+    spoil(folder)
+    with pytest.raises((CheckpointError, ModelError), match=said) as error:
+        load_params(open_checkpoint(folder), mesh())
+    assert "\n" not in str(error.value) and str(folder) in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "byte"), [("layers.0.o.values", 0x7F), ("layers.0.o.scales", 0xFF)])
+def test_nan_is_refused(
+    name: str, byte: int, wide: Path, converted: Callable[[Path, str], Path], tmp_path: Path
+) -> None:
+    """Among numbers in fp8 as among scales; whoever wrote them: the hashes are right."""
+    folder = tmp_path / "spoiled"
+    shutil.copytree(converted(wide, "fp8"), folder)
+    data = bytearray(chunk_of(folder, name).read_bytes())
+    data[:4] = bytes([byte] * 4)
+    chunk_of(folder, name).write_bytes(data)
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, {}, "fp8")
+    with pytest.raises(CheckpointError, match=rf"tensor '{name}': \d of .* values are NaN or infinite"):
+        load_params(open_checkpoint(folder), mesh())
+
+
+def test_a_shard_reads_its_own_files(wide: Path, converted: Callable[[Path, str], Path]) -> None:
+    """A device's quarter of the query heads is stored in files of its own."""
+    checkpoint = open_checkpoint(converted(wide, "int4"))
+    assert isinstance(checkpoint, OrbaxCheckpoint)
+    stored = checkpoint.tensors["layers.0.o.values"]
+    quarter = stored[slice(2, 4), slice(0, 64), slice(0, 128)]
+    assert 0 < len(stored._checked) * 4 == len(list(stored._chunks((slice(0, 8), slice(0, 64), slice(0, 128)))))
+    direct = load_params(open_checkpoint(wide), mesh(), weights="int4")["layers"][0]["o"].values
+    np.testing.assert_array_equal(quarter.astype(np.int8), np.asarray(direct)[2:4].astype(np.int8))
+
+
+def test_every_form_has_a_name_that_is_stored() -> None:
+    for name in (*FORMS, "int8+head"):
+        assert str(form_of(name)) == name
