@@ -27,6 +27,7 @@ from jaxserve.models.families import FAMILIES
 from jaxserve.models.families.family import Family, Stored, Tensor
 from jaxserve.models.families.pooling import embeds
 from jaxserve.models.fused import PARTS
+from jaxserve.models.low_precision_product import check_chip
 from jaxserve.models.quant import Quantized, form_in, form_of
 from jaxserve.models.spec import ModelSpec
 from jaxserve.placing import is_float, load_parameter
@@ -111,6 +112,7 @@ def load_params(
     """
     stored = checkpoint.weights if isinstance(checkpoint, OrbaxCheckpoint) else AS_THEY_ARE
     form = form_of(chosen_weights(checkpoint.folder, weights, stored))
+    check_chip(form, mesh)
     family, spec = _architecture(checkpoint)
     spread = spec.on(mesh.shape["tensor"])
     tensors = _stored_tensors(checkpoint)

@@ -39,8 +39,9 @@ class Chip:
     """One device as the compiler describes it: of a v4 and a 7x, whose chips have two cores, one core.
 
     On a v4 that is here, jax joins the two cores of a chip into one device; nobody describes that one without it.
-    Makers' figures: memory, in bytes; bandwidth of it, bytes/s; flops, dense bfloat16 FLOP/s; link, bytes/s that the
-    interconnect takes away from a device, all ports together. usable: bytes that programs may take, as libtpu says when
+    Makers' figures: memory, in bytes; bandwidth of it, bytes/s; flops, dense bfloat16 FLOP/s; int8, fp8 (e4m3fn), that
+    of products of two such numbers, 0 where it does not multiply them as they are; link, bytes/s that the interconnect
+    takes away from a device, all ports together. usable: bytes that programs may take, as libtpu says when
     there are not enough; None: whatever the runtime is told to take (a fraction, on a GPU).
     """
 
@@ -54,10 +55,13 @@ class Chip:
     cores: int = 1  # that a kernel sees
     devices: int = 1  # of one chip, as it is sold
     slices: tuple[str, ...] = ()  # of a TPU, in chips, by ascending size
+    int8: float = 0
+    fp8: float = 0
 
 
 # TPUs: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; link is half of the "bidirectional" bandwidth, of a v4
 # 6 x 50 GB/s (Jouppi et al., ISCA 2023). H200: NVIDIA's data sheet, half of the FLOP/s that it gives with sparsity.
+# A v4 multiplies int8 no faster than bfloat16, having widened it. Fp8 of a v6e is another kind than e4m3fn.
 CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
     {
         "v4": Chip(
@@ -65,19 +69,25 @@ CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
             devices=2,
             slices=("2x2x1", "2x2x2", "2x2x4", "2x4x4", *CUBES),
         ),
-        "v5e": Chip("tpu", "TPU v5 lite", 16 * GIB, 819e9, 197e12, 200e9, int(15.75 * GIB), slices=PLANE),
+        "v5e": Chip("tpu", "TPU v5 lite", 16 * GIB, 819e9, 197e12, 200e9, int(15.75 * GIB), slices=PLANE, int8=394e12),
         "v5p": Chip(
             *("tpu", "TPU v5", 95 * GIB, 2765e9, 459e12, 600e9, int(95.73 * GIB)),
             cores=2,
             slices=("2x2x1", "2x2x2", "2x2x4", "2x4x4", *CUBES),
+            int8=918e12,
         ),
-        "v6e": Chip("tpu", "TPU v6 lite", 32 * GIB, 1640e9, 918e12, 400e9, int(31.24 * GIB), slices=PLANE),
+        "v6e": Chip(
+            *("tpu", "TPU v6 lite", 32 * GIB, 1640e9, 918e12, 400e9, int(31.24 * GIB)), slices=PLANE, int8=1836e12
+        ),
         "7x": Chip(
             *("tpu", "TPU7x", 96 * GIB, 3690e9, 1153.5e12, 300e9, int(94.74 * GIB)),
             devices=2,
             slices=("2x2x1", "2x2x2", "2x2x4", "2x4x4", *CUBES),
+            fp8=2307e12,
         ),
-        "h200": Chip("gpu", "NVIDIA H200", 150_754_820_096, 4800e9, 989e12, 450e9, cores=132),
+        "h200": Chip(
+            "gpu", "NVIDIA H200", 150_754_820_096, 4800e9, 989e12, 450e9, cores=132, int8=1979e12, fp8=1979e12
+        ),
     }
 )
 

@@ -95,5 +95,11 @@ def device_kind(mesh: Mesh) -> str:
     return _device(mesh).device_kind
 
 
+def compute_capability(mesh: Mesh) -> tuple[int, ...] | None:
+    """(9, 0) of a Hopper; None of what is no CUDA GPU, or is nothing but a name."""
+    parts = str(getattr(_device(mesh), "compute_capability", "")).split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None
+
+
 def _device(mesh: Mesh) -> Any:
     return mesh.abstract_device if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0]

@@ -112,8 +112,8 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
         "--weights",
         default="auto",
         metavar="FORM",
-        help="auto (as stored), int8, fp8, int4, or int4 in groups: int4-g32, int4-g64, int4-g128; "
-        "+head behind it quantizes the head as well",
+        help="auto (as stored), int8, fp8, int4, or int4 in groups: int4-g32, int4-g64, int4-g128; with activations, "
+        "where the chip multiplies such numbers: w8a8-int8, w8a8-fp8; +head behind it quantizes the head as well",
     )
     size_flags(group)
     group.add_argument("--data", type=int, default=1, help="mesh: devices to split rows and pages over")

@@ -18,7 +18,7 @@ from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.state import abstract_state
 from jaxserve.errors import MemoryLimitError
-from jaxserve.models.quant import form_in
+from jaxserve.models.quant import Form, form_in
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from sharding.mesh import crosses_slow_links, platform
@@ -75,7 +75,7 @@ def plan_config(
             lanes=lanes,
             affordable_tokens=tokens,
             windows=windows,
-            min_rows=min_rows(mesh, dtype),
+            min_rows=min_rows(mesh, dtype, form_in(params)),
             embeds=spec.embeds,
             weights=str(dtype),
         )
@@ -134,6 +134,7 @@ def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
         )
 
 
-def min_rows(mesh: Mesh, dtype: jnp.dtype) -> int:
-    """2 for bfloat16 on a CPU: XLA:CPU has no kernel for one row of it and takes ten times the time of two."""
-    return 2 if platform(mesh) == "cpu" and dtype == jnp.bfloat16 else 1
+def min_rows(mesh: Mesh, dtype: jnp.dtype, form: Form | None = None) -> int:
+    """2 for products of bfloat16 or int8 on a CPU: XLA:CPU has no kernel for one row and takes longer."""
+    narrow = dtype == jnp.bfloat16 or (form is not None and form.activations)
+    return 2 if platform(mesh) == "cpu" and narrow else 1

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxserve.models.low_precision_product import low_precision_product
 from jaxserve.models.quant import Quantized
 from jaxserve.models.quantized_product import float_product, quantized_product
 
@@ -16,7 +17,8 @@ def einsum(subscripts: str, x: jax.Array, weight: jax.Array | Quantized) -> jax.
     float32 accumulator are faster than float32 operands from two rows on.
     """
     if isinstance(weight, Quantized):
-        return quantized_product(subscripts, x, weight)
+        product = low_precision_product if weight.form.activations else quantized_product
+        return product(subscripts, x, weight)
     return float_product(subscripts, x, weight)
 
 

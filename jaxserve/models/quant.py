@@ -2,8 +2,9 @@
 
 A quantized weight is small numbers and float32 scales: an output channel has one, or one for each `group` numbers that
 are summed up in it. Rounding is to nearest, against the largest number that shares the scale. Activations keep their
-precision, and so does what CONTRACTED does not name: embeddings (a head that is tied to one, too), norms, biases, the
-routers of experts.
+precision but in the forms that begin with w8a8, which round them too where they meet such a weight
+(low_precision_product.py); so does what CONTRACTED does not name: embeddings (a head that is tied to one, too), norms,
+biases, the routers of experts.
 Which axes a scale has follows from a weight's declaration and from CONTRACTED; layers.einsum hides it all.
 """
 
@@ -42,7 +43,7 @@ Ranges = tuple[range, ...]  # of every dimension, what is asked for
 class Form:
     """What numbers become. largest: the largest of them. group: numbers with one scale; None: a whole sum's.
 
-    head: whether the head is quantized too.
+    head: whether the head is quantized too. activations: whether what is multiplied with them is.
     """
 
     name: str
@@ -50,20 +51,33 @@ class Form:
     largest: float
     group: int | None = None
     head: bool = False
+    activations: bool = False
 
     def __str__(self) -> str:
         return self.name + HEAD * self.head
 
+    @property
+    def weights_alone(self) -> str:
+        """The same without the activations, as --weights names it."""
+        return str(self).removeprefix(W8A8)
 
+    @property
+    def numbers(self) -> str:
+        """As errors name them."""
+        return self.name.removeprefix(W8A8)
+
+
+W8A8: Final = "w8a8-"
+INT8: Final = Form("int8", np.dtype(np.int8), 127)
+FP8: Final = Form("fp8", np.dtype(jnp.float8_e4m3fn), 448)
 INT4: Final = Form("int4", np.dtype(jnp.int4), 7)
 FORMS: Final[Mapping[str, Form]] = MappingProxyType(
     {
         form.name: form
         for form in (
-            Form("int8", np.dtype(np.int8), 127),
-            Form("fp8", np.dtype(jnp.float8_e4m3fn), 448),
-            INT4,
+            *(INT8, FP8, INT4),
             *(replace(INT4, name=f"int4-g{group}", group=group) for group in GROUPS),
+            *(replace(form, name=W8A8 + form.name, activations=True) for form in (INT8, FP8)),
         )
     }
 )
@@ -118,6 +132,8 @@ def form_in(params: Any) -> Form | None:
 
 def quantized_specs(spec: ModelSpec, specs: dict, form: Form) -> dict:
     """Declarations with a Quantized for each weight that is quantized. ModelError where that cannot be done."""
+    if spec.mixture and form.activations:
+        raise ModelError(f"--weights {form} is not built in for mixtures of experts (choose {form.weights_alone})")
     if form.head and not spec.has_head:
         raise ModelError(f"--weights {form}: this model has no head beside its embedding (leave {HEAD} out)")
 
@@ -135,6 +151,8 @@ def _declare(name: str, param: ParamSpec, form: Form) -> Quantized:
         fitting = [str(size) for size in GROUPS if summed % size == 0]
         hint = f"groups of {' or '.join(fitting)} do" if fitting else "choose one without groups"
         raise ModelError(f"--weights {form}: {name} sums {summed} numbers, no multiple of {form.group} ({hint})")
+    if form.activations and form.numbers == INT8.name and summed * INT8.largest**2 >= 2**31:
+        raise ModelError(f"--weights {form}: {name} sums {summed} products, more than int32 holds (choose int8)")
     axes = scale_axes(name, param.axes, form)
     shape = (*param.shape[: at.start], summed // (form.group or summed), *param.shape[at.stop :])
     summed_up = param.axes[at] if form.group else ""

@@ -21,7 +21,10 @@ def _charts(account: Account, limits: Limits) -> Iterator[Chart]:
     times = [(b.streams, b.tpot * 1e3) for b in batches]
     yield Chart(f"floor of TPOT, context {account.context}", "streams", "ms", [Line("decode", "decode", times)])
     yield Chart(
-        "FLOP per byte, and the chip's ridge", "tokens of a step", "FLOP/byte", list(_intensities(account, limits))
+        "FLOP per byte, and the chip's ridge in bfloat16",
+        "tokens of a step",
+        "FLOP/byte",
+        list(_intensities(account, limits)),
     )
 
 

@@ -17,6 +17,7 @@ from jaxserve.engine.memory import Budget, bytes_per_device
 from jaxserve.engine.steps import SCORE_TOKENS
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.low_precision_product import check_chip
 from jaxserve.models.quant import Form, form_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, Work, sent_of, work_of
@@ -125,11 +126,12 @@ def deploy(
     dtype: of weights. form: of quantized ones. footprint: asks the compilers; None: they are not there, what steps take
     is an estimate, and nothing of the deployment can be compiled. Errors: ConfigError; MemoryLimitError when it does
     not fit; ShardingError when heads, experts or the vocabulary do not divide; ModelError when it cannot be quantized
-    so; AbsentError without a compiler.
+    so, here; AbsentError without a compiler.
     """
     topology, held = target.topology, target.spec.on(axes.tensor)
     check_mesh(topology, axes)
     mesh = topology.mesh(axes, compilers=footprint is not None)
+    check_chip(form, mesh)
     limit = topology.memory_limit(mesh, target.memory_fraction)
     params = abstract_params(held, dtype, mesh, form)
     config = plan_config(held, params, mesh, target.options, limit, footprint or estimated_footprint)

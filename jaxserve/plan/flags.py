@@ -48,7 +48,7 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
         default="auto",
         metavar="FORM",
         help="auto (as stored), float32, bfloat16; quantized: int8, fp8, int4, int4-g32, int4-g64, "
-        "int4-g128, with +head behind it the head as well",
+        "int4-g128; activations too: w8a8-int8, w8a8-fp8; with +head behind it the head as well",
     )
     group.add_argument(
         "--context",

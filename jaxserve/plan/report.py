@@ -95,6 +95,8 @@ def _times(account: Account, limits: Limits) -> Iterator[RenderableType]:
     speed = (
         f"{limits.bandwidth / 1e9:,.0f} GB/s and {limits.flops / 1e12:,.0f} TFLOP/s (ridge: {limits.ridge:.0f} a byte)"
     )
+    if (form := account.deployment.form) and form.activations:
+        speed += f", {getattr(limits, form.numbers) / 1e12:,.0f} of {form.numbers},"
     ttft, tpot = account.ttft(limits) * 1e3, account.tpot(limits, 1) * 1e3
     yield f"\nFloors with {speed} in each device, at a context of {account.context}:"
     yield f"TTFT {ttft:.2f} ms, TPOT {tpot:.3f} ms for one stream in a lane."
@@ -132,7 +134,7 @@ def _counted_cells(account: Account, bucket: Bucket) -> Iterator[str]:
     work = account.work(bucket)
     yield from (f"{work.bytes / 1e6:,.0f}", f"{work.flops / 1e9:,.1f}", f"{work.intensity:,.1f}")
     if account.limits:
-        yield "products" if work.intensity > account.limits.ridge else "memory"
+        yield "products" if work.multiplying(account.limits) == work.floor(account.limits) else "memory"
         yield f"{work.floor(account.limits) * bucket.steps * 1e3:.3f}"
         yield f"{account.exchange(bucket) * 1e3:.3f}"
 
@@ -185,7 +187,7 @@ def to_json(account: Account) -> dict[str, Any]:
             "tokens_per_device": account.device_tokens,
         },
         "context": account.context,
-        "chip": limits and {"bandwidth": limits.bandwidth, "flops": limits.flops, "ridge": limits.ridge},
+        "chip": limits and asdict(limits) | {"ridge": limits.ridge},
         "floors": limits and {"ttft": account.ttft(limits), "tpot": account.tpot(limits, 1)},
         "prompt_tokens_per_second": limits and account.prompt_rate(limits),
         "batches": [vars(batch) for batch in account.batches(limits)] if limits else None,

@@ -28,14 +28,19 @@ PAGE = 64  # any size: what a token takes is asked for
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one device. bandwidth: bytes/s of its memory. flops: FLOP/s of dense products."""
+    """Of one device. bandwidth: bytes/s of its memory. flops: FLOP/s of dense products.
+
+    int8, fp8: those of products of two such numbers, 0 where it has none.
+    """
 
     bandwidth: float
     flops: float
+    int8: float = 0
+    fp8: float = 0
 
     @property
     def ridge(self) -> float:
-        """FLOP per byte from which on a step is bound by arithmetic."""
+        """FLOP per byte from which on a step is bound by arithmetic, if it multiplies nothing of 8 bits."""
         return self.flops / self.bandwidth
 
 
@@ -54,10 +59,15 @@ class Case:
 
 
 class Work(NamedTuple):
-    """What one device cannot do without in a step: bytes read from memory, and FLOP of its products."""
+    """What one device cannot do without in a step: bytes read from memory, and FLOP of its products.
+
+    int8, fp8: those of them that multiply two such numbers.
+    """
 
     bytes: float
     flops: float
+    int8: float = 0
+    fp8: float = 0
 
     @property
     def intensity(self) -> float:
@@ -65,7 +75,13 @@ class Work(NamedTuple):
 
     def floor(self, limits: Limits) -> float:
         """Seconds."""
-        return max(self.bytes / limits.bandwidth, self.flops / limits.flops)
+        return max(self.bytes / limits.bandwidth, self.multiplying(limits))
+
+    def multiplying(self, limits: Limits) -> float:
+        """Seconds of the products."""
+        narrow = [(self.int8, limits.int8), (self.fp8, limits.fp8)]
+        wide = self.flops - self.int8 - self.fp8
+        return wide / limits.flops + sum(flops / peak for flops, peak in narrow if flops)
 
 
 class Weight(NamedTuple):
@@ -89,9 +105,13 @@ def work_of(
     of quantized weights. spec: as these devices hold it.
     """
     mesh = mesh or MeshSpec()
-    parts = [_of_weight(weight, spec, case, mesh) for weight in weights_of(spec, dtype, form)]
-    parts += [_of_attention(group, spec, pages or dtype, case, mesh.tensor) for group in spec.page_groups()]
-    return Work(sum(part.bytes for part in parts), sum(part.flops for part in parts))
+    weights = [(weight, _of_weight(weight, spec, case, mesh)) for weight in weights_of(spec, dtype, form)]
+    attention = [_of_attention(group, spec, pages or dtype, case, mesh.tensor) for group in spec.page_groups()]
+    parts = [*(part for _, part in weights), *attention]
+    total = Work(sum(part.bytes for part in parts), sum(part.flops for part in parts))
+    if form is None or not form.activations:
+        return total
+    return total._replace(**{form.numbers: sum(part.flops for weight, part in weights if weight.name == "values")})
 
 
 def sent_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None = None) -> float:

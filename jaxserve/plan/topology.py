@@ -36,8 +36,9 @@ class Topology:
 
     @property
     def limits(self) -> Limits | None:
-        """As the maker publishes them, for bfloat16; nobody does so for a CPU."""
-        return Limits(self.chip.bandwidth, self.chip.flops) if self.chip else None
+        """As the maker publishes them, for bfloat16 and 8 bits; nobody does so for a CPU."""
+        chip = self.chip
+        return Limits(chip.bandwidth, chip.flops, chip.int8, chip.fp8) if chip else None
 
     @property
     def serializes(self) -> bool:

@@ -30,11 +30,17 @@ from tests.deviceless.test_steps import SPEC
 CACHE = 64 * 1031
 ROWS, TOKENS = 64, 1536  # of a decode and of a prefill step
 QUICK = {("v5e", 1, "int8"), ("h200", 1, "int8")}
+QUICK |= {("v5e", 1, "w8a8-int8"), ("h200", 1, "w8a8-int8"), ("h200", 1, "w8a8-fp8")}
 QUICK_GROUPS = {("v5e", 1, "int4-g128", "decode"), ("h200", 1, "int4-g128", "decode")}
+SHARDS = [("v5e", 1), ("v6e", 4), ("h200", 1), ("h200", 2)]
+NAMES = {"w8a8-int8": "s8", "w8a8-fp8": "f8e4m3fn"}  # of dtypes in HLO
 
 
 def cases() -> Iterator[ParameterSet]:
-    for (chip, tensor), weights in product([("v5e", 1), ("v6e", 4), ("h200", 1), ("h200", 2)], FORMS):
+    forms = product(SHARDS, [name for name, form in FORMS.items() if not form.activations])
+    for (chip, tensor), weights in [*forms, *product([*SHARDS, ("v5p", 1), ("7x", 1)], NAMES)]:
+        if weights in NAMES and not getattr(absent.CHIPS[chip], FORMS[weights].numbers):
+            continue
         marks = [] if (chip, tensor, weights) in QUICK else [pytest.mark.slow]
         yield pytest.param(chip, tensor, weights, marks=marks, id=f"{chip}x{tensor}-{weights}")
 
@@ -57,7 +63,11 @@ def test_a_decode_step_reads_weights_as_they_are_kept(chip: str, tensor: int, we
     assert found.aliased >= bytes_per_device(steps.state)
     assert not find_copies(module, held, set())  # scales of small groups may be: on an H200 the 3 MiB of a qkv
     assert not list(widened(module, held))
-    assert found.temporaries < 2 * max(held), "bytes of the largest in bfloat16"
+    if weights in NAMES:
+        multiplied = list(products(module, held))
+        assert len(multiplied) >= 4 * SPEC.num_layers and set(multiplied) == {(NAMES[weights],) * 2}
+    # Bytes of the largest in bfloat16; of w8a8, a v6e has weights that are next fetched into its VMEM, three at a time.
+    assert found.temporaries < (4 if weights in NAMES else 2) * max(held)
     logical = bytes_per_device(steps.params) + bytes_per_device(steps.state)
     assert found.arguments == pytest.approx(logical, rel=0.02)
 
@@ -97,6 +107,15 @@ def widened(module: Module, sizes: set[int]) -> Iterator[str]:
     for name, body in module.items():
         if name not in fused:
             yield from (i.name for i in body.values() if i.runs and sizes & set(i.sizes) and wide(i.result))
+
+
+def products(module: Module, sizes: set[int]) -> Iterator[tuple[str, ...]]:
+    """Of those that a quantized weight is a side of: the dtypes of both sides."""
+    for body in module.values():
+        for one in (i for i in body.values() if i.op in ("dot", "convolution")):
+            sides = [body[name] for name in one.operands]
+            if any(sizes & set(side.sizes) for side in sides):
+                yield tuple(side.result.partition("[")[0] for side in sides)
 
 
 def called(rest: str) -> list[str]:

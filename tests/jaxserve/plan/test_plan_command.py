@@ -94,6 +94,19 @@ def test_bytes_of_quantized_weights(weights: str, bits: int, capsys: pytest.Capt
     assert memory["bfloat16"]["weights"] - memory[weights]["weights"] == saved
 
 
+def test_products_of_8_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    """Prefill is bound by products: half of the time, but for attention and the head."""
+    found = {}
+    for weights in ("int8", "w8a8-int8", "w8a8-fp8"):
+        _, out, _ = plan(capsys, "--model", "llama3.1-8b", *COUNT, "h200", "--weights", weights, "--json")
+        found[weights] = json.loads(out)
+    ttft, tpot = ({name: told["floors"][what] for name, told in found.items()} for what in ("ttft", "tpot"))
+    assert 0.5 < ttft["w8a8-int8"] / ttft["int8"] < 0.55 and ttft["w8a8-fp8"] == ttft["w8a8-int8"]
+    assert tpot["w8a8-int8"] == tpot["int8"] and found["w8a8-int8"]["weights"] == "w8a8-int8"
+    _, out, _ = plan(capsys, "--model", "llama3.1-8b", *COUNT, "v5e:2x2", "--weights", "w8a8-int8")
+    assert "197 TFLOP/s" in out and "394 of int8" in out
+
+
 BAD = {
     "a mesh that does not match": (
         ("h200x4", "--tensor", "2"),
@@ -104,6 +117,10 @@ BAD = {
     "no such topology": (("v5e:3x5",), "slices of v5e are"),
     "a fraction of a TPU": (("v5e:2x2", "--memory-fraction", "0.5"), "--memory-fraction is for GPUs"),
     "weights that are not served": (("h200", "--weights", "int3"), "--weights int3: is not served; choose"),
+    "products that a chip does not have": (
+        ("v6e:2x2", "--weights", "w8a8-fp8"),
+        "--weights w8a8-fp8: TPU v6 lite does not multiply fp8 numbers with each other (choose fp8, which",
+    ),
     "pages of no such kind": (
         ("h200", "--kv", "int4"),
         "--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8",

@@ -79,6 +79,21 @@ def test_quantized_experts() -> None:
     assert same.bytes - shared.bytes == pytest.approx(3 * (of_experts + rest - 4 * sums))
 
 
+def test_products_of_8_bits() -> None:
+    """Those of quantized weights are as fast as such products are; attention and the head are not."""
+    case, limits = Case("prefill", 1, 0, 500), Limits(bandwidth=1e9, flops=1e9, int8=2e9, fp8=4e9)
+    whole, alone, both, other = (
+        work_of(SPEC, BF16, case, form=form and FORMS[form]) for form in (None, "int8", "w8a8-int8", "w8a8-fp8")
+    )
+    narrow = 2 * 500 * 3 * LAYER
+    assert both == alone._replace(int8=narrow) and other == alone._replace(fp8=narrow) and alone.int8 == 0
+    assert whole.floor(limits) == alone.floor(limits) == pytest.approx(whole.flops / 1e9)
+    assert both.floor(limits) == pytest.approx((whole.flops - narrow / 2) / 1e9)
+    assert other.floor(limits) == pytest.approx((whole.flops - narrow * 3 / 4) / 1e9)
+    head = work_of(SPEC, BF16, case, form=replace(FORMS["w8a8-int8"], head=True))
+    assert head.int8 == narrow + 2 * 32 * 100
+
+
 def test_a_tied_head_is_read_once() -> None:
     tied, apart = (work_of(replace(SPEC, tied_head=head), BF16, Case("decode", 1, 0, 1)) for head in (True, False))
     assert tied.flops == apart.flops and tied.bytes == apart.bytes - 2 * 32
