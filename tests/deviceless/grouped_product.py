@@ -75,8 +75,8 @@ PRODUCTS = [Product(model, tokens, up) for model in MODELS for tokens in (64, 20
 QUANTIZED = [  # sums of 2,880 numbers have no groups of 128
     replace(product, weights=form)
     for product in PRODUCTS
-    for form in FORMS
-    if not (product.model.model == 2880 and form == "int4-g128")
+    for form, kept in FORMS.items()
+    if not (kept.activations or (product.model.model == 2880 and form == "int4-g128"))
 ]
 
 

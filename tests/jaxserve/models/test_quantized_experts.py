@@ -22,7 +22,7 @@ from pallas_kernels.grouped_matmul import reference
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.jaxserve.models.test_moe import TOKENS, dense
-from tests.jaxserve.models.test_quant import STEPS, leaves, load, rounded_rows, stands_for
+from tests.jaxserve.models.test_quant import STEPS, WEIGHTS_ALONE, leaves, load, rounded_rows, stands_for
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BOUND = 3e-4  # of logits around 5: numbers are multiplied by their scale after they are summed up
@@ -75,7 +75,7 @@ def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("weights", FORMS)
+@pytest.mark.parametrize("weights", WEIGHTS_ALONE)
 @pytest.mark.parametrize("case", WIDE)
 def test_numbers_times_scales_are_the_rounded_checkpoint(
     case: str, weights: str, wide: dict[str, Path], tmp_path: Path
@@ -219,7 +219,7 @@ def test_what_is_asked_of_a_kernel() -> None:
 
 
 @pytest.mark.parametrize("axes", [(1, 1, 1), (1, 4, 2), (2, 1, 4)])
-@pytest.mark.parametrize("weights", FORMS)
+@pytest.mark.parametrize("weights", WEIGHTS_ALONE)
 def test_every_token_gets_its_experts_answers(weights: str, axes: tuple[int, int, int]) -> None:
     """Beside float64 with the numbers that the weights stand for."""
     mesh_spec = MeshSpec(*axes)
