@@ -1,6 +1,7 @@
 """Which grouped matrix product the expert layers of an engine's steps use."""
 
 import logging
+from functools import partial
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -26,13 +27,18 @@ def choose_grouped_matmul(
     config.grouped_matmul: a name, or auto. What auto passes over is logged. form: of quantized weights.
     """
 
-    def asked(kernel: GroupedMatmul) -> list[tuple[Options, Demand]]:
-        if spec.mixture is None:
-            return []
-        sizes = {bucket.tokens for bucket in BucketPlan.of(config).buckets}
-        return [each for tokens in sorted(sizes) for each in products(spec, tokens, mesh, kernel, dtype, form)]
-
+    asked = partial(products_of_steps, spec, config, mesh, dtype=dtype, form=form)
     return dispatch.choose_grouped(config.grouped_matmul, platform(mesh), asked, _log_refusal)
+
+
+def products_of_steps(
+    spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: GroupedMatmul, dtype: jnp.dtype, form: Form | None
+) -> list[tuple[Options, Demand]]:
+    """What all steps of the engine ask of an implementation; nothing of a model without experts."""
+    if spec.mixture is None:
+        return []
+    sizes = {bucket.tokens for bucket in BucketPlan.of(config).buckets}
+    return [each for tokens in sorted(sizes) for each in products(spec, tokens, mesh, kernel, dtype, form)]
 
 
 def _log_refusal(name: str, error: KernelError) -> None:

@@ -52,10 +52,11 @@ class Lowering:
         self.admission: Packed = admission_layout(self.page_groups, config.pages_per_row)
         self.state: State = abstract_state(spec, config, mesh, kernel)
         form = form_in(params)
-        grouped = dispatch.GROUPED[choose_grouped_matmul(spec, config, mesh, dtype, form)]
-        placed = choose_quantized_matmul(spec, config, mesh, dtype, form)
+        self.grouped_matmul = choose_grouped_matmul(spec, config, mesh, dtype, form)
+        self.placed = choose_quantized_matmul(spec, config, mesh, dtype, form)
+        grouped = dispatch.GROUPED[self.grouped_matmul]
         stored = jnp.dtype(config.page_dtype)
-        self._builder = StepBuilder(spec, mesh, kernel, grouped, placed, config.page_size, stored)
+        self._builder = StepBuilder(spec, mesh, kernel, grouped, self.placed, config.page_size, stored)
 
     @cached_property
     def _state_shardings(self) -> Any:

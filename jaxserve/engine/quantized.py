@@ -28,14 +28,15 @@ def choose_quantized_matmul(
     """
     found: dict[str, Placed] = {}
     for name, weight in _in_groups(spec, dtype, form).items():
+        demand = _demand(name, weight, mesh, dtype)
 
         def log_refusal(kernel: str, error: KernelError, name: str = name) -> None:
             log.warning("quantized-matmul %r is passed over for %s: %s", kernel, name, error)
 
-        asked = Options(device_kind(mesh)), _demand(name, weight, mesh, dtype)
+        asked = Options(device_kind(mesh)), demand
         kernel = dispatch.choose_quantized(config.quantized_matmul, platform(mesh), asked, log_refusal)
         if kernel != "reference":
-            found[name] = Placed(weight.values.axes, mesh, dispatch.QUANTIZED[kernel])
+            found[name] = Placed(weight.values.axes, mesh, dispatch.QUANTIZED[kernel], demand)
     return found
 
 

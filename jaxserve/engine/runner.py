@@ -24,13 +24,16 @@ from jaxserve.engine.batch import (
 )
 from jaxserve.engine.buckets import Bucket, BucketPlan, choose
 from jaxserve.engine.compiles import CompileCounter
+from jaxserve.engine.experts import products_of_steps
 from jaxserve.engine.lowering import Lowering, abstract_params
 from jaxserve.engine.plan import Admission, StepOutput, StepPlan
+from jaxserve.engine.product_proof import prove_grouped, prove_quantized
 from jaxserve.engine.state import new_state
 from jaxserve.errors import EngineError
 from jaxserve.models.quant import form_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
+from pallas_kernels import dispatch
 
 Progress = Callable[[int, int, str], None]  # done, total, what
 
@@ -82,6 +85,8 @@ class DeviceRunner:
         if not self.writers:
             if self.lowering.attention != "reference":
                 jobs.append(("attention beside the reference", self._prove_attention))
+            if self.lowering.placed or (self.spec.mixture and self.lowering.grouped_matmul != "reference"):
+                jobs.append(("products beside the reference", self._prove_products))
             jobs.append(("row writers", self._compile_writers))
         jobs += [(str(b), partial(self._compile_step, b)) for b in buckets if b not in self._steps]
         for done, (what, job) in enumerate(jobs):
@@ -111,6 +116,14 @@ class DeviceRunner:
         ]
         heads, device = spec.num_heads // mesh.shape["tensor"], mesh.local_devices[0]
         prove_attention(self.lowering.attention, steps, heads, dtype, device)
+
+    def _prove_products(self) -> None:
+        lowering, device = self.lowering, self.mesh.local_devices[0]
+        prove_quantized(((placed.kernel, placed.demand) for placed in lowering.placed.values()), device)
+        if self.spec.mixture and lowering.grouped_matmul != "reference":
+            kernel, dtype = dispatch.GROUPED[lowering.grouped_matmul], lowering.params["embed"].dtype
+            form = form_in(lowering.params)
+            prove_grouped(kernel, products_of_steps(self.spec, self.config, self.mesh, kernel, dtype, form), device)
 
     def _compile_step(self, bucket: Bucket) -> None:
         self._steps[bucket] = self._compiled(str(bucket), self.lowering.step(bucket))

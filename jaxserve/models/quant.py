@@ -24,7 +24,7 @@ from jax.tree_util import tree_map_with_path
 
 from jaxserve.errors import ModelError
 from jaxserve.models.spec import ModelSpec
-from pallas_kernels.quantized_matmul.api import GROUPS, QuantizedMatmul
+from pallas_kernels.quantized_matmul.api import GROUPS, Demand, QuantizedMatmul
 from sharding.params import ParamSpec, is_param_spec
 
 # What is quantized -> the letters that its product sums over. Of a latent attention's two matrices that are applied
@@ -100,11 +100,12 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a weight lies and what multiplies it. axes: of its values, as declared."""
+    """Where a weight lies and what multiplies it. axes: of its values, as declared. demand: of one shard."""
 
     axes: str
     mesh: Mesh
     kernel: QuantizedMatmul
+    demand: Demand
 
 
 def is_quantized(leaf: object) -> bool:
