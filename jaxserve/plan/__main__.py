@@ -5,8 +5,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -115,17 +115,17 @@ def suggest(args: argparse.Namespace, target: Target, precisions: Sequence[Preci
     """Rank what can be counted, then compile the best of it; without compilers the first ranking stays."""
     limits = target.topology.limits
     assert limits  # check_topology
-    logging.getLogger("jaxserve.engine").setLevel(logging.ERROR)  # the table says which attention it is
     context = context_of(args, target.options.max_context or target.spec.max_positions)
-    found = choices(target, precisions, context, args.price)
-    best = [] if args.no_compile else rank(found, limits, target.options.prefer)[: args.suggest]
-    for ranked in best:
-        try:
-            with Bar(console, "compiling") as bar:
-                found[found.index(ranked.choice)] = confirmed(ranked, bar.update)
-        except AbsentError as error:
-            console.print(f"counted only: {error}", soft_wrap=True, markup=False)
-            break
+    with quiet_engine():
+        found = choices(target, precisions, context, args.price)
+        best = [] if args.no_compile else rank(found, limits, target.options.prefer)[: args.suggest]
+        for ranked in best:
+            try:
+                with Bar(console, "compiling") as bar:
+                    found[found.index(ranked.choice)] = confirmed(ranked, bar.update)
+            except AbsentError as error:
+                console.print(f"counted only: {error}", soft_wrap=True, markup=False)
+                break
     ranking = rank(found, limits, target.options.prefer)
     rest = sorted((choice for choice in found if not choice.fits), key=lambda choice: choice.missing)
     if args.json:
@@ -133,6 +133,18 @@ def suggest(args: argparse.Namespace, target: Target, precisions: Sequence[Preci
     else:
         output().print(ranking_table(ranking, rest))
     return 0 if ranking else DOES_NOT_FIT
+
+
+@contextmanager
+def quiet_engine() -> Iterator[None]:
+    """Of many deployments, none says which attention it passes over: the table says which it is."""
+    engine = logging.getLogger("jaxserve.engine")
+    level = engine.level
+    engine.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        engine.setLevel(level)
 
 
 def candidates(args: argparse.Namespace, asked: Precision) -> list[Precision]:

@@ -116,7 +116,7 @@ def write_sparse_checkpoint(folder: Path, config: dict) -> tuple[int, int]:
     [
         (DENSE, 1, 1, "auto", 1),
         (DENSE, 1, 4, "auto", 1),
-        (DENSE, 1, 1, "int8", 0.57),
+        (DENSE, 1, 1, "int8", 0.623),
         (MIXTURE, 4, 1, "auto", 1),
         (MIXTURE, 2, 2, "auto", 1),
         (MIXTURE, 2, 2, "int8", 0.59),
