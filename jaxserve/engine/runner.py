@@ -132,7 +132,7 @@ class DeviceRunner:
         _check_decodes(plan) if plan.kind == "decode" else _check_chunks(plan)
         for admission in plan.admissions:
             self.admit(admission)
-        bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens, plan.steps)
+        bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens, plan.steps, plan.drafts)
         groups = self.lowering.page_groups
         layout = upload_layout(bucket, groups, self.config.page_size)
         pack = partial(
@@ -220,7 +220,7 @@ def _check_decodes(plan: StepPlan) -> None:
 
 def _check_chunks(plan: StepPlan) -> None:
     """EngineError for what the compiled steps of prompts cannot take."""
-    if any(samples > 1 for lane in plan.lanes for samples in lane.samples):
-        raise EngineError("the compiled steps sample one token per row; verifying drafted tokens is not built in")
+    if plan.kind != "verify" and any(samples > 1 for lane in plan.lanes for samples in lane.samples):
+        raise EngineError(f"a {plan.kind} step samples one token per row; drafted tokens are verified by verify steps")
     if any(lane.sizes != sorted(lane.sizes, key=lambda size: size != 1) for lane in plan.lanes):
         raise EngineError("chunks of one token have to come first in a plan")
