@@ -89,7 +89,9 @@ class BucketPlan:
         longest = max(output for _, output in prompts)  # the prompt's step gives the first token of it
         decode = tuple(b for b in self._span("decode", 1, rows) if b.steps < max(longest, 2))
         prefill = self._span("prefill", *chunks)
-        return decode + prefill + (self._span("score", 1, 1) if score else ())
+        widest = max(b.rows for b in decode)
+        verify = tuple(b for b in self.buckets if b.kind == "verify" and b.rows <= widest)
+        return decode + verify + prefill + (self._span("score", 1, 1) if score else ())
 
     def _span(self, kind: StepKind, least: int, most: int) -> tuple[Bucket, ...]:
         """Buckets from the first that holds `least` tokens to the first that holds `most`."""

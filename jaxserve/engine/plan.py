@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Literal
 
 StepKind = Literal["decode", "prefill", "score", "embed", "verify"]
+MEASURED = 0  # StepPlan.number of a step that nobody asked for
 FED_BACK = -1  # in LanePlan.tokens: the token that the device sampled last for this row
 
 

@@ -25,7 +25,7 @@ from jaxserve.engine.batch import (
 from jaxserve.engine.buckets import Bucket, BucketPlan, choose
 from jaxserve.engine.compiles import CompileCounter
 from jaxserve.engine.lowering import Lowering, abstract_params
-from jaxserve.engine.plan import Admission, StepOutput, StepPlan
+from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
 from jaxserve.engine.state import new_state
 from jaxserve.errors import EngineError
 from jaxserve.models.quant import form_in
@@ -92,6 +92,10 @@ class DeviceRunner:
         self._expected_compiles += self._compiles.count - before
 
     @property
+    def compiled(self) -> tuple[Bucket, ...]:
+        return tuple(self._steps)
+
+    @property
     def compiles_after_ready(self) -> int:
         """Compiles of the whole process since this runner exists, but for its own warm-ups."""
         return self._compiles.count - self._expected_compiles
@@ -146,7 +150,8 @@ class DeviceRunner:
         upload = np.stack([pack(lane) for lane in plan.lanes])
         self._state, output = self._steps[bucket](self._params, self._state, upload)
         output.copy_to_host_async()
-        self._count(bucket, plan)
+        if plan.number != MEASURED:
+            self._count(bucket, plan)
         return Launched(bucket, output)
 
     def admit(self, a: Admission) -> None:

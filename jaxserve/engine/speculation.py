@@ -12,8 +12,8 @@ from typing import Final, Protocol
 from jaxserve.engine.sequence import Sequence as Seq
 from jaxserve.request import Request
 
-PRIOR: Final = 2.0  # drafted tokens that an estimate of the engine's own rate counts as, beside the sequence's
-FADING: Final = 0.9  # of what a sequence's earlier drafts count, with each draft
+PRIOR: Final = 1.0  # drafted tokens that an estimate of the engine's own rate counts as, beside the sequence's
+FADING: Final = 0.95  # of what a sequence's earlier drafts count, with each draft
 LONGEST_PAUSE: Final = 64  # tokens that a sequence goes on without drafts, at most
 
 
