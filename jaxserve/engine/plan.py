@@ -144,7 +144,10 @@ class Finish:
 
 @dataclass(slots=True)
 class Times:
-    """Monotonic seconds of one choice; 0 where it never came to that. cached: prompt tokens in the prefix cache."""
+    """Monotonic seconds of one choice; 0 where it never came to that. cached: prompt tokens in the prefix cache.
+
+    drafted, accepted: tokens that were verified, and those of them that were right.
+    """
 
     submitted: float = 0.0
     admitted: float = 0.0
@@ -152,6 +155,8 @@ class Times:
     finished: float = 0.0
     cached: int = 0
     preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)

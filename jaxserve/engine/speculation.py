@@ -85,7 +85,6 @@ class Speculation:
     costs: Costs | None = None
     drafted: int = 0  # tokens, in all
     accepted: int = 0
-    chosen: dict[int, int] = field(default_factory=dict)  # drafts of a row -> steps that verified so many
     _records: dict[int, _Record] = field(default_factory=dict)
 
     def enter(self, seq: Seq) -> None:
@@ -118,6 +117,8 @@ class Speculation:
     def learn(self, seq: Seq, drafted: int, accepted: int) -> None:
         self.drafted += drafted
         self.accepted += accepted
+        seq.times.drafted += drafted
+        seq.times.accepted += accepted
         if record := self._records.get(seq.id):
             record.tried = FADING * record.tried + min(accepted + 1, drafted)
             record.right = FADING * record.right + accepted
