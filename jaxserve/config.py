@@ -7,6 +7,8 @@ from typing import Literal
 from jaxserve.errors import ConfigError
 
 MAX_DECODE_STEPS = 64
+PROPOSERS = ("off", "ngram")
+DRAFTED, MOST_DRAFTED = 7, 31  # tokens of a row in a step
 PAGE_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}  # by --kv
 EIGHT_BITS = ("int8", "fp8")
 Prefer = Literal["latency", "balanced", "throughput"]
@@ -39,6 +41,8 @@ class EngineOptions:
     cache_tokens: capacity of the KV cache of one lane in tokens. max_context: the longest prompt plus output.
     decode_steps: see Preset. kv: what pages hold, a name of PAGE_DTYPES, or auto: the dtype of the weights.
     page_size: None: 64 tokens, and 128 in 8 bits: as many bytes as 64 in bfloat16, and the least of the TPU kernel.
+    speculate: how tokens are drafted: off, or ngram: what followed the newest tokens where they occurred before.
+    draft_tokens: of a row in a step, at most.
     deterministic: the same tokens bit for bit whatever the load, at the price of padding and of reserving pages.
     """
 
@@ -51,6 +55,8 @@ class EngineOptions:
     cache_tokens: int | None = None
     max_context: int | None = None
     prefix_cache: bool = True
+    speculate: str = "off"
+    draft_tokens: int | None = None
     deterministic: bool = False
     attention: str = "auto"
     grouped_matmul: str = "auto"
@@ -70,7 +76,7 @@ class EngineConfig:
     """Resolved: every field is a fact. Sizes are per lane; one pool per page group of the model.
 
     min_rows: the fewest rows that a step is compiled for. kv: what pages hold, a name of PAGE_DTYPES. embeds: the model
-    makes an embedding of every prompt, and generates nothing.
+    makes an embedding of every prompt, and generates nothing. draft_tokens: 0 where nothing is drafted.
     """
 
     lanes: int
@@ -88,6 +94,8 @@ class EngineConfig:
     grouped_matmul: str
     quantized_matmul: str
     embeds: bool = False
+    speculate: str = "off"
+    draft_tokens: int = 0
 
     @property
     def page_dtype(self) -> str:
@@ -163,6 +171,7 @@ def resolve(
             f"--step-tokens {step_tokens} is less than --max-batch {max_batch}: every stream takes a token of each step"
         )
     decode_steps = _decode_steps(options, preset, step_tokens, embeds)
+    draft_tokens = _draft_tokens(options, embeds)
     useful = min(affordable_tokens, max_batch * _round_up(context, page_size))
     wanted = _bounded("--cache-tokens", options.cache_tokens, 1, 2**50, useful)
     num_pages = wanted // page_size
@@ -172,7 +181,7 @@ def resolve(
         )
 
     def sliding(window: int) -> int:
-        in_steps = 2 * (-(-max(step_tokens, max_batch * decode_steps) // page_size) + max_batch)
+        in_steps = 2 * (-(-max(step_tokens, max_batch * max(decode_steps, 1 + draft_tokens)) // page_size) + max_batch)
         return 2 * max_batch * (-(-window // page_size) + 1) + in_steps
 
     if options.deterministic and step_tokens < page_size:
@@ -196,7 +205,22 @@ def resolve(
         grouped_matmul=options.grouped_matmul,
         quantized_matmul=options.quantized_matmul,
         embeds=embeds,
+        speculate=options.speculate,
+        draft_tokens=draft_tokens,
     )
+
+
+def _draft_tokens(options: EngineOptions, embeds: bool) -> int:
+    if options.speculate not in PROPOSERS:
+        raise ConfigError(f"--speculate {options.speculate!r}: choose one of {', '.join(PROPOSERS)}")
+    if options.speculate == "off":
+        if options.draft_tokens is not None:
+            raise ConfigError(f"--draft-tokens {options.draft_tokens}: nothing is drafted (--speculate)")
+        return 0
+    if options.deterministic or embeds:
+        why = "a model that embeds generates nothing" if embeds else "--deterministic runs one kind of decode step"
+        raise ConfigError(f"--speculate {options.speculate}: {why} (leave one of them out)")
+    return _bounded("--draft-tokens", options.draft_tokens, 1, MOST_DRAFTED, DRAFTED)
 
 
 def _kv(asked: str, weights: str) -> str:

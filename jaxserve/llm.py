@@ -11,10 +11,12 @@ import numpy as np
 from jaxserve.chat import Chat, Message, Rendered
 from jaxserve.completion import Assembler, Completion, Delta
 from jaxserve.config import EngineOptions
+from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.build import NewRunner, build_engine
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.engine.runner import DeviceRunner, Progress
+from jaxserve.engine.step_times import measure
 from jaxserve.errors import EngineError, RequestError
 from jaxserve.load import load
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
@@ -95,6 +97,7 @@ class LLM:
             self.runner.config.embeds,
         )
         self._on_compile = on_compile
+        self._measured: tuple[Bucket, ...] = ()
         self._live: dict[str, _Live] = {}
         self._next_id = 0
 
@@ -248,6 +251,7 @@ class LLM:
         plan = self.runner.buckets
         if not prompts:
             self.runner.warm_up(plan.buckets if prompts is None else (), self._on_compile)
+            self.measure_steps()
             return
         sizes = [
             (len(p.request.prompt), self.engine.scheduler.max_tokens(p.request))
@@ -256,6 +260,15 @@ class LLM:
         ]
         score = any(p.request.params.prompt_logprobs is not None for p in prompts)
         self.runner.warm_up(plan.reachable(sizes, config=self.runner.config, score=score), self._on_compile)
+        self.measure_steps()
+
+    def measure_steps(self) -> None:
+        """Where tokens are drafted: how long steps take that were compiled since the last time, so that drafts pay."""
+        speculation, compiled = self.engine.scheduler.speculation, self.runner.compiled
+        if speculation and compiled != self._measured:
+            config = self.runner.config
+            speculation.costs = measure(self.runner, compiled, config.lanes, no_row=config.max_batch)
+            self._measured = compiled
 
     @property
     def padding_share(self) -> float:

@@ -19,7 +19,7 @@ from jaxserve.engine.plan import FED_BACK, Admission, LaneOutput, LanePlan, Logp
 from jaxserve.request import Request
 
 VOCAB = 97
-EXECUTABLES: dict[StepKind, int] = {"decode": 11, "prefill": 23, "score": 37, "embed": 41}
+EXECUTABLES: dict[StepKind, int] = {"decode": 11, "prefill": 23, "score": 37, "embed": 41, "verify": 43}
 
 Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that wrote it
 EMPTY: Slot = (-1, 0, nan)

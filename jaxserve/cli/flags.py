@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxserve.chat.conversation import HINT
 from jaxserve.cli.parser import Parser
-from jaxserve.config import PAGE_DTYPES, PRESETS, EngineOptions
+from jaxserve.config import DRAFTED, PAGE_DTYPES, PRESETS, PROPOSERS, EngineOptions
 from jaxserve.errors import RequestError
 from jaxserve.request import SamplingParams
 
@@ -98,6 +98,12 @@ def size_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--cache-tokens", type=int, metavar="N", help="size of the KV cache")
     group.add_argument("--max-context", type=int, metavar="N", help="the longest prompt plus output")
     group.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", default=None)
+    group.add_argument(
+        "--speculate",
+        metavar="HOW",
+        help=f"draft tokens and verify several in a step, where that pays: {', '.join(PROPOSERS)} (default: off)",
+    )
+    group.add_argument("--draft-tokens", type=int, metavar="N", help=f"of a row in a step, at most ({DRAFTED})")
     group.add_argument(
         "--deterministic", action="store_true", default=None, help="same tokens bit for bit, whatever the load"
     )

@@ -87,9 +87,11 @@ def summary(done: list[Completion], seconds: float, padding: float) -> str:
     ttft = _median([c.timings.ttft * 1e3 for c in done if c.token_ids], "TTFT {:.1f} ms")
     tpot = _median([c.timings.tpot * 1e3 for c in done if len(c.token_ids) > 1], "{:.2f} ms per token")
     cached = sum(c.timings.cached_tokens for c in done)
+    drafted, accepted = (sum(getattr(c.timings, f"{name}_tokens") for c in done) for name in ("drafted", "accepted"))
+    drafts = f" | {accepted} of {drafted} drafts right" if drafted else ""
     return (
         f"{tokens_in} tokens in, {tokens_out} out | {ttft}{tpot}"
-        f"{tokens_out / seconds:.0f} tokens/s | {cached} cached | {padding:.0%} padding"
+        f"{tokens_out / seconds:.0f} tokens/s | {cached} cached | {padding:.0%} padding{drafts}"
     )
 
 

@@ -121,16 +121,16 @@ def download_layout(bucket: Bucket, width: int = 0) -> Packed:
 
     Embed steps: per chunk an embedding of `width` numbers, and finite.
     """
-    rows, steps, top = bucket.rows, bucket.steps, MAX_LOGPROBS
+    rows, most, top = bucket.rows, bucket.results, MAX_LOGPROBS
     if bucket.kind == "embed":
         return Packed((("finite", (rows,), np.int32), ("embedding", (rows, width), np.float32)))
     fields: list[tuple[str, tuple[int, ...], type]] = [
         ("n_new", (rows,), np.int32),
-        ("tokens", (rows, steps), np.int32),
+        ("tokens", (rows, most), np.int32),
         ("finite", (rows,), np.int32),
-        ("logprob", (rows, steps), np.float32),
-        ("top_ids", (rows, steps, top), np.int32),
-        ("top_logprobs", (rows, steps, top), np.float32),
+        ("logprob", (rows, most), np.float32),
+        ("top_ids", (rows, most, top), np.int32),
+        ("top_logprobs", (rows, most, top), np.float32),
     ]
     if bucket.kind == "score":
         fields += [

@@ -15,13 +15,14 @@ HALVES = 64
 class Bucket:
     """rows: chunks per lane. tokens: query tokens per lane, packed (decode: one per row).
 
-    steps: decode steps that are launched as one.
+    steps: decode steps that are launched as one. drafts: drafted tokens of a row that are verified, at most.
     """
 
     kind: StepKind
     rows: int
     tokens: int
     steps: int = 1
+    drafts: int = 0
 
     def fresh_pages(self, page_size: int) -> int:
         """The most pages that a step of this shape can begin, per page group."""
@@ -30,11 +31,18 @@ class Bucket:
     @property
     def most(self) -> int | None:
         """The most tokens that one row can have; None: all of them."""
-        return 1 if self.kind == "decode" else None
+        return 1 + self.drafts if self.kind in ("decode", "verify") else None
+
+    @property
+    def results(self) -> int:
+        """The most tokens that come of one row."""
+        return max(self.steps, 1 + self.drafts)
 
     def __str__(self) -> str:
         if self.kind == "decode":
             return f"decode[{self.rows}]" + (f" x {self.steps}" if self.steps > 1 else "")
+        if self.kind == "verify":
+            return f"verify[{self.rows} x {self.drafts}]"
         return f"{self.kind}[{self.rows}x{self.tokens}]"
 
 
@@ -46,7 +54,8 @@ class BucketPlan:
     def of(config: EngineConfig) -> "BucketPlan":
         """Decode steps over doubling rows, one by one and several as one; prefill steps over growing tokens.
 
-        One of each under `deterministic`. A model that embeds has embed steps, over growing tokens, and no others.
+        With speculation, steps that verify drafts, over the same rows. One of each under `deterministic`. A model that
+        embeds has embed steps, over growing tokens, and no others.
         """
         rows = _doubling(config.min_rows, max(config.max_batch, config.min_rows))
         tokens = _growing(MIN_TOKENS, max(config.step_tokens, MIN_TOKENS))
@@ -58,6 +67,11 @@ class BucketPlan:
         return BucketPlan(
             tuple(
                 [Bucket("decode", r, r, steps) for steps in sorted({1, config.decode_steps}) for r in rows]
+                + [
+                    Bucket("verify", r, min(r * (1 + k), max(config.step_tokens, r)), drafts=k)
+                    for k in drafts_of(config.draft_tokens)
+                    for r in rows
+                ]
                 + [Bucket("prefill", most, t) for t in tokens]
                 + [Bucket("score", most, tokens[-1])]
             )
@@ -75,7 +89,9 @@ class BucketPlan:
         longest = max(output for _, output in prompts)  # the prompt's step gives the first token of it
         decode = tuple(b for b in self._span("decode", 1, rows) if b.steps < max(longest, 2))
         prefill = self._span("prefill", *chunks)
-        return decode + prefill + (self._span("score", 1, 1) if score else ())
+        widest = max(b.rows for b in decode)
+        verify = tuple(b for b in self.buckets if b.kind == "verify" and b.rows <= widest)
+        return decode + verify + prefill + (self._span("score", 1, 1) if score else ())
 
     def _span(self, kind: StepKind, least: int, most: int) -> tuple[Bucket, ...]:
         """Buckets from the first that holds `least` tokens to the first that holds `most`."""
@@ -85,18 +101,27 @@ class BucketPlan:
         return tuple(b for b in self.buckets if b.kind == kind and low <= b.tokens <= high)
 
 
-def choose(available: Iterable[Bucket], kind: StepKind, rows: int, tokens: int, steps: int = 1) -> Bucket:
+def choose(
+    available: Iterable[Bucket], kind: StepKind, rows: int, tokens: int, steps: int = 1, drafts: int = 0
+) -> Bucket:
     """The smallest bucket that holds the step; EngineError when none of those compiled does.
 
     tokens: of all `steps` together.
     """
     fitting = [
-        b for b in available if b.kind == kind and b.steps == steps and b.rows >= rows and b.tokens * steps >= tokens
+        b
+        for b in available
+        if b.kind == kind and b.steps == steps and b.rows >= rows and b.tokens * steps >= tokens and b.drafts >= drafts
     ]
     if not fitting:
         what = f"{kind} step" if steps == 1 else f"{kind} of {steps} steps"
         raise EngineError(f"no compiled {what} holds {rows} rows and {tokens} tokens")
     return min(fitting)
+
+
+def drafts_of(most: int) -> tuple[int, ...]:
+    """How many drafted tokens of a row steps are compiled for: 1, 3, 7 ..., so that chunks are powers of two."""
+    return tuple(size - 1 for size in _doubling(2, 1 + most)) if most else ()
 
 
 def _growing(first: int, last: int) -> list[int]:

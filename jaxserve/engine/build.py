@@ -14,8 +14,10 @@ from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.lowering import Footprint, Lowering, abstract_params
 from jaxserve.engine.memory import Budget, affordable_pages, bytes_per_device, cache_bytes, check_fits, device_limit
+from jaxserve.engine.prompt_lookup import PromptLookup
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.speculation import Speculation
 from jaxserve.engine.state import abstract_state
 from jaxserve.errors import MemoryLimitError
 from jaxserve.models.quant import Form, form_in
@@ -45,7 +47,8 @@ def build_engine(
     _warn_of_slow_links(spec, mesh, params["embed"].dtype)
     config = plan_config(spec, params, mesh, options)
     runner = new_runner(spec, params, config, mesh)
-    scheduler = Scheduler(config, fingerprint=fingerprint)
+    speculation = Speculation(PromptLookup(config.draft_tokens), config.draft_tokens) if config.draft_tokens else None
+    scheduler = Scheduler(config, fingerprint=fingerprint, speculation=speculation)
     return Engine(scheduler, runner), runner
 
 

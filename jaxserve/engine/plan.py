@@ -8,7 +8,8 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Literal
 
-StepKind = Literal["decode", "prefill", "score", "embed"]
+StepKind = Literal["decode", "prefill", "score", "embed", "verify"]
+MEASURED = 0  # StepPlan.number of a step that nobody asked for
 FED_BACK = -1  # in LanePlan.tokens: the token that the device sampled last for this row
 
 
@@ -25,7 +26,7 @@ class LanePlan:
     rows: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # position of the chunk's first token
     sizes: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)  # 0, or 1 + drafted tokens to verify; decode steps: as sizes
+    samples: list[int] = field(default_factory=list)  # 0 or 1; verify steps: and drafted tokens; decode steps: as sizes
     tokens: list[int] = field(default_factory=list)  # of all chunks, packed
     targets: list[int] = field(default_factory=list)  # score steps only: the token after each of `tokens`
     # New pages, one entry each: page group, row, index in the row's table, page id.
@@ -94,6 +95,11 @@ class StepPlan:
         """The largest lane's tokens."""
         return max(len(lane.tokens) for lane in self.lanes)
 
+    @property
+    def drafts(self) -> int:
+        """The most drafted tokens of a row; 0 in steps that verify nothing."""
+        return max((max(lane.samples, default=1) for lane in self.lanes), default=1) - 1 if self.kind == "verify" else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -138,7 +144,10 @@ class Finish:
 
 @dataclass(slots=True)
 class Times:
-    """Monotonic seconds of one choice; 0 where it never came to that. cached: prompt tokens in the prefix cache."""
+    """Monotonic seconds of one choice; 0 where it never came to that. cached: prompt tokens in the prefix cache.
+
+    drafted, accepted: tokens that were verified, and those of them that were right.
+    """
 
     submitted: float = 0.0
     admitted: float = 0.0
@@ -146,6 +155,8 @@ class Times:
     finished: float = 0.0
     cached: int = 0
     preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from jaxserve.engine.buckets import Bucket, BucketPlan, choose
 from jaxserve.engine.compiles import CompileCounter
 from jaxserve.engine.experts import products_of_steps
 from jaxserve.engine.lowering import Lowering, abstract_params
-from jaxserve.engine.plan import Admission, StepOutput, StepPlan
+from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
 from jaxserve.engine.product_proof import prove_grouped, prove_quantized
 from jaxserve.engine.state import new_state
 from jaxserve.errors import EngineError
@@ -97,6 +97,10 @@ class DeviceRunner:
         self._expected_compiles += self._compiles.count - before
 
     @property
+    def compiled(self) -> tuple[Bucket, ...]:
+        return tuple(self._steps)
+
+    @property
     def compiles_after_ready(self) -> int:
         """Compiles of the whole process since this runner exists, but for its own warm-ups."""
         return self._compiles.count - self._expected_compiles
@@ -145,7 +149,7 @@ class DeviceRunner:
         _check_decodes(plan) if plan.kind == "decode" else _check_chunks(plan)
         for admission in plan.admissions:
             self.admit(admission)
-        bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens, plan.steps)
+        bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens, plan.steps, plan.drafts)
         groups = self.lowering.page_groups
         layout = upload_layout(bucket, groups, self.config.page_size)
         pack = partial(
@@ -159,7 +163,8 @@ class DeviceRunner:
         upload = np.stack([pack(lane) for lane in plan.lanes])
         self._state, output = self._steps[bucket](self._params, self._state, upload)
         output.copy_to_host_async()
-        self._count(bucket, plan)
+        if plan.number != MEASURED:
+            self._count(bucket, plan)
         return Launched(bucket, output)
 
     def admit(self, a: Admission) -> None:
@@ -233,7 +238,7 @@ def _check_decodes(plan: StepPlan) -> None:
 
 def _check_chunks(plan: StepPlan) -> None:
     """EngineError for what the compiled steps of prompts cannot take."""
-    if any(samples > 1 for lane in plan.lanes for samples in lane.samples):
-        raise EngineError("the compiled steps sample one token per row; verifying drafted tokens is not built in")
+    if plan.kind != "verify" and any(samples > 1 for lane in plan.lanes for samples in lane.samples):
+        raise EngineError(f"a {plan.kind} step samples one token per row; drafted tokens are verified by verify steps")
     if any(lane.sizes != sorted(lane.sizes, key=lambda size: size != 1) for lane in plan.lanes):
         raise EngineError("chunks of one token have to come first in a plan")

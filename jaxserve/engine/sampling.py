@@ -82,10 +82,18 @@ class Sampled(NamedTuple):
 
 
 def sample(
-    logits: Float[Array, "B V"], p: RowSampling, fields: RowFields, rows: Int[Array, "A r"], position: Int[Array, "B"]
+    logits: Float[Array, "B V"],
+    p: RowSampling,
+    fields: RowFields,
+    rows: Int[Array, "A r"],
+    position: Int[Array, "B"],
+    drafted: Int[Array, "B k"],
 ) -> Sampled:
-    """One token per row, B = A*r. rows: where each row's `fields` stand. position: the position the new token takes."""
-    processed = penalise(edit(logits, p, fields, rows, position), p, fields, rows)
+    """One token each, B = A*r. rows: where each one's `fields` stand. position: the position the new token takes.
+
+    drafted: tokens between what `fields` count and the new one, padded with V.
+    """
+    processed = penalise(edit(logits, p, fields, rows, position), p, fields, rows, drafted)
     tokens = choose(processed, p, position)
     logprob, top_ids, top_logprobs = lax.cond(
         jnp.any(p.logprobs >= 0), log_probabilities, _no_log_probabilities, logits, tokens
@@ -116,12 +124,17 @@ def edit(
 
 
 def penalise(
-    logits: Float[Array, "B V"], p: RowSampling, fields: RowFields, rows: Int[Array, "A r"]
+    logits: Float[Array, "B V"],
+    p: RowSampling,
+    fields: RowFields,
+    rows: Int[Array, "A r"],
+    drafted: Int[Array, "B k"],
 ) -> Float[Array, "B V"]:
     """Repetition penalty as Keskar et al. 2019 (CTRL), then presence and frequency penalty as OpenAI defines them."""
 
     def apply(logits: jax.Array) -> jax.Array:
         counts = take_rows(fields.counts, rows)
+        counts = counts.at[jnp.arange(len(counts))[:, None], drafted].add(2, mode="drop")
         produced = (counts >> 1).astype(jnp.float32)
         repetition = p.repetition[:, None]
         repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)

@@ -8,7 +8,6 @@ preempted come back when the last step launched with it is committed.
 
 from bisect import insort
 from collections.abc import Iterator
-from typing import Protocol
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.lane import Lane
@@ -26,6 +25,7 @@ from jaxserve.engine.plan import (
 )
 from jaxserve.engine.prefix_cache import Chain
 from jaxserve.engine.sequence import Sequence
+from jaxserve.engine.speculation import Speculation
 from jaxserve.errors import (
     CapacityError,
     ContextLengthError,
@@ -35,18 +35,6 @@ from jaxserve.errors import (
     RequestIdInUseError,
 )
 from jaxserve.request import Request
-
-
-class Proposer(Protocol):
-    """Drafts tokens on the host, from what it has read so far."""
-
-    def waits(self, request: Request) -> bool:
-        """Whether this request's next chunk depends on what the host reads from the step before."""
-        ...
-
-    def propose(self, seq: Sequence) -> list[int]:
-        """Tokens to verify after the sequence's newest one."""
-        ...
 
 
 class _Draft:
@@ -60,6 +48,7 @@ class _Draft:
         self.admissions: list[Admission] = []
         self.kind: StepKind = "decode"
         self.scheduled: set[int] = set()
+        self.drafted: dict[int, list[int]] = {}  # tokens to verify, by sequence
         self.streams = [0] * lanes  # decodes still to be scheduled: prompts and drafted tokens leave them their budget
 
     def wants(self, seq: Sequence) -> bool:
@@ -83,12 +72,12 @@ class Scheduler:
         config: EngineConfig,
         *,
         fingerprint: str = "",
-        proposer: Proposer | None = None,
+        speculation: Speculation | None = None,
     ):
         self.config = config
         self.lanes = [Lane(i, config, fingerprint) for i in range(config.lanes)]
         self.waiting: list[Sequence] = []
-        self._proposer = proposer
+        self.speculation = speculation
         self._requests: dict[str, list[Sequence]] = {}
         self._sequences: dict[int, Sequence] = {}
         self._next_sequence = 0
@@ -112,7 +101,8 @@ class Scheduler:
             seq = Sequence(self._next_sequence, request, index, seed, max_tokens, self.config.embeds, leader)
             seq.tokens = list(request.prompt)
             seq.chains = [Chain() for _ in self.config.pools]
-            seq.waits_for_host = self._proposer is not None and self._proposer.waits(request)
+            if self.speculation:
+                self.speculation.enter(seq)
             seq.times.submitted = now
             self._next_sequence += 1
             choices.append(seq)
@@ -167,11 +157,15 @@ class Scheduler:
 
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """The next step, or None when nothing can be launched."""
+        if self.speculation:
+            self.speculation.wake(seq for lane in self.lanes for seq in lane.running)
         for only in self._turns():
             draft = _Draft(len(self.lanes), self.config.step_tokens, only, self._steps_at_once(now))
+            self._draft_tokens(draft)
             for lane in self.lanes:
                 self._continue_running(draft, lane)
-            self._admit(draft, now)
+            if draft.kind != "verify":
+                self._admit(draft, now)
             if draft.scheduled:
                 if draft.kind != "decode":
                     for lane_plan in draft.lanes:
@@ -182,6 +176,19 @@ class Scheduler:
                 self._last_prompts = draft.kind if draft.kind != "decode" else self._last_prompts
                 return StepPlan(self._steps, draft.kind, draft.lanes, tuple(draft.admissions), draft.steps)
         return None
+
+    def _draft_tokens(self, draft: _Draft) -> None:
+        """Drafts are verified in steps without prompts: those that nobody's chunk or place waits for."""
+        if self.speculation is None or self.config.deterministic:
+            return
+        running = [seq for lane in self.lanes for seq in lane.running]
+        due = any(draft.wants(seq) and not seq.decoding for seq in running)
+        if due or (self.waiting and any(lane.has_row for lane in self.lanes)):
+            return
+        decoding = [seq for seq in running if draft.wants(seq)]
+        waiting = [seq for seq in decoding if seq.waits_for_host]
+        rows = max(sum(seq.lane == lane.index for seq in decoding) for lane in self.lanes)
+        draft.drafted = self.speculation.draft(waiting, rows, len(decoding) - len(waiting))
 
     def _note_several(self, steps: int, now: float) -> None:
         """Learn how long a launch of several decodes takes, from one to the next."""
@@ -330,11 +337,9 @@ class Scheduler:
 
     def _drafts(self, draft: _Draft, lane: Lane, seq: Sequence, size: int) -> list[int]:
         """Proposed tokens to verify with the newest one: as many as budget and max_tokens leave use for."""
-        if self._proposer is None or self.config.deterministic or not seq.waits_for_host or not seq.decoding:
-            return []
         spare = draft.budgets[lane.index] - draft.streams[lane.index]
         most = min(spare - size, seq.max_tokens - seq.num_generated - 1)
-        return self._proposer.propose(seq)[: max(most, 0)]
+        return draft.drafted.get(seq.id, [])[: max(most, 0)]
 
     def _make_room(
         self, draft: _Draft, lane: Lane, seq: Sequence, tokens: int
@@ -369,8 +374,8 @@ class Scheduler:
         samples = 1 + len(drafted) if last and not seq.embeds else 0
         if not seq.decoding:
             draft.kind = "score" if draft.kind == "score" else kind_of(seq)
-        elif drafted and draft.kind == "decode":
-            draft.kind = "prefill"
+        elif drafted:
+            draft.kind = "verify"
         known = [FED_BACK] if seq.decoding else seq.tokens[start : start + size]
         plan.sequences.append(seq.id)
         plan.rows.append(seq.row)
@@ -431,6 +436,8 @@ class Scheduler:
                     continue
                 seq.in_flight -= 1
                 seq.unread -= samples if plan.kind == "decode" else min(samples, 1)  # of a draft, one is sure to come
+                if self.speculation and plan.kind == "verify" and samples > 1 and not seq.finish:
+                    self.speculation.learn(seq, samples - 1, max(len(tokens) - 1, 0))
                 event = self._settle(lane, seq, lane_plan, result, i, next(scores), now)
                 if event is not None:
                     events.append(event)
@@ -503,7 +510,7 @@ class Scheduler:
             del self._requests[seq.request.id]  # its id is free again, whatever is still in flight
         if seq.row < 0:
             self.waiting.remove(seq)
-            del self._sequences[seq.id]
+            self._forget(seq)
         else:
             self._release_when_idle(seq)
         return TokenEvent(seq.request.id, seq.index, [], finish=finish, times=seq.times)
@@ -515,9 +522,14 @@ class Scheduler:
         self.lanes[seq.lane].leave(seq)
         seq.preempted = False
         if seq.finish:
-            del self._sequences[seq.id]
+            self._forget(seq)
         else:
             insort(self.waiting, seq, key=lambda s: s.rank)
+
+    def _forget(self, seq: Sequence) -> None:
+        del self._sequences[seq.id]
+        if self.speculation:
+            self.speculation.leave(seq)
 
     def flush_cache(self) -> None:
         """Forget every cached page that nobody holds."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxserve.engine.attention import attention_options
 from jaxserve.engine.batch import Packed, download_layout, upload_layout
@@ -45,6 +45,19 @@ class _Place(NamedTuple):
     chunk: Int[Array, "A T"]  # of each token
     position: Int[Array, "A T"]  # of each token in its sequence; 0 for padding
     live: Bool[Array, "A T"]  # whether it is a token at all
+
+
+class _Slots(NamedTuple):
+    """Where tokens are sampled: S for each row, behind its newest token and behind each drafted one.
+
+    k = S - 1, and padding of drafted tokens is V.
+    """
+
+    live: Bool[Array, "A R S"]  # whether the row has so many
+    token: Int[Array, "A R S"]  # which packed token it comes after
+    position: Int[Array, "A R S"]  # that the sampled token takes
+    drafted: Int[Array, "A R S"]  # what was drafted for that position; of the last slot: nothing, V
+    before: Int[Array, "A R S k"]  # drafted tokens before it
 
 
 @dataclass(frozen=True)
@@ -85,19 +98,23 @@ class StepBuilder:
         positions = place.position.reshape(-1)
         done = forward(params, self.spec, state.pages, tokens.reshape(-1), positions, attends, experts)
         per_lane = done.hidden.reshape(*tokens.shape, -1)
-        answer = self._embed if bucket.kind == "embed" else self._generate
-        rows, results = answer(params, rows, batch, per_lane, place)
+        if bucket.kind == "embed":
+            rows, results = self._embed(params, rows, batch, per_lane, place)
+        else:
+            slots = _slots(bucket, batch, tokens, place, self.spec.vocab_size)
+            rows, results = self._generate(params, rows, batch, per_lane, place, slots)
         if bucket.kind == "score":
             results |= self._scores(params, per_lane, batch["targets"])
         load = None if state.load is None else state.load + jnp.asarray(done.load, jnp.uint32)
         return State(done.pages, rows, load), results
 
     def _generate(
-        self, params: dict, rows: Rows, batch: Batch, hidden: Float[Array, "A T D"], place: _Place
+        self, params: dict, rows: Rows, batch: Batch, hidden: Float[Array, "A T D"], place: _Place, slots: _Slots
     ) -> tuple[Rows, Batch]:
-        """One token for every row: the rows after it, and what is to be reported."""
-        sampled = self._sample(params, rows, batch, hidden, place)
-        return _advance(rows, batch, place, sampled), _results(batch, sampled)
+        """A token for every row, and for every draft that proves right: the rows after it, and what is reported."""
+        sampled = self._sample(params, rows, batch, hidden, slots)
+        taken = _taken(slots, sampled)
+        return _advance(rows, batch, place, slots, sampled, taken), _results(sampled, taken)
 
     def _embed(
         self, params: dict, rows: Rows, batch: Batch, hidden: Float[Array, "A T D"], place: _Place
@@ -156,13 +173,17 @@ class StepBuilder:
             by_layer |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, self.kernel, options))
         return tuple(by_layer[i] for i in range(self.spec.num_layers))
 
-    def _sample(self, params: dict, rows: Rows, batch: Batch, hidden: jax.Array, place: _Place) -> Sampled:
-        """One token for every row, from its chunk's last hidden state; fields [A*R, ...]."""
-        last = _last(hidden, place)
-        values = self._logits(params, last.reshape(-1, last.shape[-1]))
-        sampling = jax.tree.map(lambda field: take_rows(field, batch["rows"]), rows.sampling)
-        sampling = silence(sampling, batch["samples"].reshape(-1) == 0)
-        return self._by_lane(sample)(values, sampling, rows.fields, batch["rows"], place.lengths.reshape(-1))
+    def _sample(self, params: dict, rows: Rows, batch: Batch, hidden: jax.Array, slots: _Slots) -> Sampled:
+        """The token after each of a chunk's last hidden states; fields [A, R, S, ...]."""
+        lanes, count, width = slots.live.shape
+        states = _take(hidden, slots.token.reshape(lanes, -1))
+        values = self._logits(params, states.reshape(-1, states.shape[-1]))
+        ids = jnp.repeat(batch["rows"], width, axis=-1)
+        sampling = jax.tree.map(lambda field: take_rows(field, ids), rows.sampling)
+        sampling = silence(sampling, ~slots.live.reshape(-1))
+        before = slots.before.reshape(lanes * count * width, -1)
+        found = self._by_lane(sample)(values, sampling, rows.fields, ids, slots.position.reshape(-1), before)
+        return jax.tree.map(lambda x: x.reshape(lanes, count, width, *x.shape[1:]), found)
 
     def _by_lane[T](self, function: Callable[..., T]) -> Callable[..., T]:
         """For arrays whose first axis goes over lanes: left alone, XLA lets them exchange all of their logits."""
@@ -243,18 +264,47 @@ def _locate(rows: Rows, batch: Batch, tokens: int) -> _Place:
     return _Place(lengths, starts, split, chunk, jnp.where(live, position, 0), live)
 
 
-def _advance(rows: Rows, batch: Batch, place: _Place, sampled: Sampled) -> Rows:
+def _slots(bucket: Bucket, batch: Batch, tokens: Int[Array, "A T"], place: _Place, vocab: int) -> _Slots:
+    samples, slot = batch["samples"][..., None], jnp.arange(1 + bucket.drafts)[None, None]
+    behind = jnp.maximum(samples, 1) - slot  # the chunk's end, in tokens
+    token = jnp.maximum(place.starts[:, 1:, None] - behind, 0)
+    lanes = token.shape[0]
+    following = _take(tokens, (token + 1).reshape(lanes, -1)).reshape(token.shape)
+    drafted = jnp.where(slot + 1 < samples, following, vocab)
+    earlier = slot[..., None, :-1] < slot[..., None]
+    return _Slots(
+        live=slot < samples,
+        token=token,
+        position=place.lengths[..., None] - behind + 1,
+        drafted=drafted,
+        before=jnp.where(earlier, drafted[:, :, None, :-1], vocab),
+    )
+
+
+def _taken(slots: _Slots, sampled: Sampled) -> Int[Array, "A R"]:
+    """How many of a row's sampled tokens count: up to the first that is not what was drafted, or is not finite."""
+    right = (sampled.tokens == slots.drafted) & sampled.finite
+    return jnp.where(slots.live[..., 0], 1 + jnp.cumprod(right, axis=-1).sum(-1), 0)
+
+
+def _newest(field: Shaped[Array, "A R S"], taken: Int[Array, "A R"]) -> Shaped[Array, "A R"]:
+    return jnp.take_along_axis(field, jnp.maximum(taken - 1, 0)[..., None], axis=-1)[..., 0]
+
+
+def _advance(
+    rows: Rows, batch: Batch, place: _Place, slots: _Slots, sampled: Sampled, taken: Int[Array, "A R"]
+) -> Rows:
     """Rows after the step: longer, with their new tokens, and counted for penalties."""
-    ids, samples = batch["rows"], batch["samples"] > 0
-    tokens = sampled.tokens.reshape(ids.shape)
-    token = jnp.where(samples, tokens, _take(rows.token, ids))
-    counted = 2 * (samples & (_take(rows.sampling.penalised, ids) == 1)).astype(jnp.int32)
-    counts = jax.vmap(lambda lane, row, token, n: lane.at[row, token].add(n, mode="drop"))(
-        rows.fields.counts, ids, tokens, counted
+    ids, live = batch["rows"], slots.live[..., 0]
+    token = jnp.where(live, _newest(sampled.tokens, taken), _take(rows.token, ids))
+    new = jnp.arange(slots.live.shape[-1])[None, None] < taken[..., None]
+    counted = 2 * (new & (_take(rows.sampling.penalised, ids) == 1)[..., None]).astype(jnp.int32)
+    counts = jax.vmap(lambda lane, row, token, n: lane.at[row[:, None], token].add(n, mode="drop"))(
+        rows.fields.counts, ids, sampled.tokens, counted
     )
     return replace(
         rows,
-        length=_put(rows.length, ids, place.lengths),
+        length=_put(rows.length, ids, place.lengths - jnp.where(live, batch["samples"] - taken, 0)),
         token=_put(rows.token, ids, token),
         fields=replace(rows.fields, counts=counts),
     )
@@ -268,17 +318,15 @@ def _ended(
     return ends & (position >= _take(rows.sampling.end_after, ids))
 
 
-def _results(batch: Batch, sampled: Sampled) -> Batch:
-    """StepOutput's fields, [A, R, ...]; kmax = 0: one token per sampling row."""
-    lanes, rows = batch["rows"].shape
-    s = jax.tree.map(lambda x: x.reshape(lanes, rows, *x.shape[1:]), sampled)
+def _results(sampled: Sampled, taken: Int[Array, "A R"]) -> Batch:
+    """StepOutput's fields, [A, R, ...]."""
     return {
-        "n_new": jnp.minimum(batch["samples"], 1),
-        "tokens": s.tokens[:, :, None],
-        "finite": s.finite,
-        "logprob": s.logprob[:, :, None],
-        "top_ids": s.top_ids[:, :, None],
-        "top_logprobs": s.top_logprobs[:, :, None],
+        "n_new": taken,
+        "tokens": sampled.tokens,
+        "finite": _newest(sampled.finite, taken),
+        "logprob": sampled.logprob,
+        "top_ids": sampled.top_ids,
+        "top_logprobs": sampled.top_logprobs,
     }
 
 

@@ -26,13 +26,18 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Choices with a row and without one; pages of all groups and lanes. preemptions: so far."""
+    """Choices with a row and without one; pages of all groups and lanes. Of the rest: so far.
+
+    drafted, accepted: tokens that were verified, and right.
+    """
 
     running: int = 0
     waiting: int = 0
     pages_used: int = 0
     pages_total: int = 0
     preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,8 @@ class EngineThread:
             pages_used=total - sum(pool.available for pool in pools),
             pages_total=total,
             preemptions=scheduler.preemptions,
+            drafted=scheduler.speculation.drafted if scheduler.speculation else 0,
+            accepted=scheduler.speculation.accepted if scheduler.speculation else 0,
         )
 
 

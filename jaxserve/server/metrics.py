@@ -43,6 +43,8 @@ class Metrics:
         self._queries = counter("prefix_cache_queries", "prompt tokens that were looked up")
         self._hits = counter("prefix_cache_hits", "prompt tokens that were found")
         self._preemptions = counter("num_preemptions", "choices set back to make room for others")
+        self._drafted = counter("spec_decode_num_draft_tokens", "drafted tokens that were verified")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "those of them that were right")
         self._prompt_tokens = counter("prompt_tokens", "tokens of prompts")
         self._generated = counter("generation_tokens", "tokens made for clients")
         self._success = counter("request_success", "finished choices", ("finished_reason",))
@@ -95,6 +97,8 @@ class Metrics:
         self._usage.set(news.loads.pages_used / max(news.loads.pages_total, 1))
         self._host.observe(news.host_seconds)
         self._preemptions.inc(news.loads.preemptions - self._loads.preemptions)
+        self._drafted.inc(news.loads.drafted - self._loads.drafted)
+        self._accepted.inc(news.loads.accepted - self._loads.accepted)
         self._loads = news.loads
         computed = news.tally.computed_tokens - self._tally.computed_tokens
         self._computed.inc(computed)

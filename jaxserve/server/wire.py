@@ -352,6 +352,8 @@ def _timings(completion: Completion, done: Done) -> common_pb2.Timings:
         preemptions=times.preemptions,
         padding_share=done.padding_share,
         bucket=done.bucket,
+        drafted_tokens=times.drafted_tokens,
+        accepted_tokens=times.accepted_tokens,
     )
 
 

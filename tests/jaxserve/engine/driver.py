@@ -6,8 +6,9 @@ from typing import Any
 from jaxserve.config import EngineConfig, Pool
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import FinishReason, StepOutput, StepPlan, TokenEvent
-from jaxserve.engine.scheduler import Proposer, Scheduler
+from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.sequence import Sequence
+from jaxserve.engine.speculation import Proposer, Speculation
 from jaxserve.request import Request, SamplingParams
 from tests.fake_runner import VOCAB, FakeRunner, naive
 from tests.jaxserve.engine.checks import (
@@ -21,6 +22,7 @@ from tests.jaxserve.engine.checks import (
     check_result,
 )
 
+DRAFTED = 7
 PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
 
 
@@ -65,8 +67,11 @@ class ScriptedProposer:
     def __init__(self, most: int = 4, wrong_every: int = 3, window: int | None = None):
         self.most, self.wrong_every, self.window = most, wrong_every, window
 
-    def waits(self, request: Request) -> bool:
+    def takes(self, request: Request) -> bool:
         return "w" in request.salt
+
+    def forget(self, seq: Sequence) -> None:
+        pass
 
     def propose(self, seq: Sequence) -> list[int]:
         known = len(seq.tokens)
@@ -82,8 +87,11 @@ class Driver:
     """An engine, its device, and what its clients saw. Stands between the two as the engine's runner."""
 
     def __init__(self, config: EngineConfig, *, proposer: Proposer | None = None, **runner_options: Any):
+        if proposer:
+            config = dataclasses.replace(config, speculate="ngram", draft_tokens=DRAFTED)
         self.config = config
-        self.scheduler = Scheduler(config, fingerprint="fake", proposer=proposer)
+        speculation = Speculation(proposer, most=DRAFTED) if proposer else None
+        self.scheduler = Scheduler(config, fingerprint="fake", speculation=speculation)
         self.runner = FakeRunner(config, **runner_options)
         self.engine = Engine(self.scheduler, self, clock=lambda: 1.0)
         self.results: dict[tuple[str, int], Result] = {}  # by request id and choice

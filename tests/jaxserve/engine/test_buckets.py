@@ -179,4 +179,4 @@ def test_prompts_never_leave_what_is_reachable_for_them(
 
 
 def test_buckets_are_plain_values() -> None:
-    assert dataclasses.astuple(Bucket("decode", 2, 2)) == ("decode", 2, 2, 1)
+    assert dataclasses.astuple(Bucket("decode", 2, 2)) == ("decode", 2, 2, 1, 0)

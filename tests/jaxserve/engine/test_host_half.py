@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.speculation import Speculation
 from jaxserve.request import Request, SamplingParams
 from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.checks import check_rest
@@ -72,7 +73,7 @@ class Traffic:
 
 def test_a_hundred_thousand_steps_leak_nothing() -> None:
     config = config_of(max_batch=3, step_tokens=8, page_size=2, num_pages=16, max_context=24)
-    scheduler = Scheduler(config, proposer=ScriptedProposer(2))
+    scheduler = Scheduler(config, speculation=Speculation(ScriptedProposer(2), most=2))
     engine = Engine(
         scheduler, FakeRunner(config, spoils=lambda number, lane, row: number % 997 == row), clock=lambda: 1.0
     )

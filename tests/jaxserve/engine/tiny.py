@@ -11,6 +11,7 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import Logprob, TokenEvent
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.speculation import Speculation
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import Latent, Mixture, ModelSpec
@@ -49,6 +50,7 @@ def make_engine(
     mesh_spec: MeshSpec | None = None,
     spec: ModelSpec = SPEC,
     dtype: jnp.dtype = jnp.float32,
+    speculation: Speculation | None = None,
 ) -> tuple[Engine, DeviceRunner]:
     mesh = (mesh_spec or MeshSpec()).build(jax.devices())
     windows = [group.window for group in spec.page_groups()]
@@ -61,14 +63,18 @@ def make_engine(
         windows=windows,
         weights=str(jnp.dtype(dtype)),
     )
-    return engine_of(config, mesh, spec, dtype)
+    return engine_of(config, mesh, spec, dtype, speculation)
 
 
 def engine_of(
-    config: EngineConfig, mesh: jax.sharding.Mesh, spec: ModelSpec = SPEC, dtype: jnp.dtype = jnp.float32
+    config: EngineConfig,
+    mesh: jax.sharding.Mesh,
+    spec: ModelSpec = SPEC,
+    dtype: jnp.dtype = jnp.float32,
+    speculation: Speculation | None = None,
 ) -> tuple[Engine, DeviceRunner]:
     runner = DeviceRunner(spec, make_params(mesh, dtype, spec), config, mesh)
-    return Engine(Scheduler(config, fingerprint="tiny"), runner), runner
+    return Engine(Scheduler(config, fingerprint="tiny", speculation=speculation), runner), runner
 
 
 class Outcome:

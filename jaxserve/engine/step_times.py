@@ -1,0 +1,42 @@
+"""How long steps take whose rows hold nothing: what decodes and verifications cost beside the reading of pages."""
+
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.engine import Runner
+from jaxserve.engine.plan import FED_BACK, MEASURED, LanePlan, StepPlan
+from jaxserve.engine.speculation import Costs
+
+LAUNCHES: Final = 4  # of each step, of which the fastest counts
+
+
+def measure(runner: Runner, buckets: Iterable[Bucket], lanes: int, no_row: int) -> Costs:
+    """Of every decode and verify step among the compiled ones. no_row: a row id that is out of range."""
+    timed = [b for b in buckets if b.kind == "verify" or (b.kind == "decode" and b.steps == 1)]
+    return Costs({(b.rows, b.drafts): _seconds(runner, _idle(b, lanes, no_row)) for b in timed})
+
+
+def _seconds(runner: Runner, plan: StepPlan) -> float:
+    found = []
+    for _ in range(LAUNCHES):
+        began = time.perf_counter()
+        handle: Any = runner.launch(plan)
+        runner.collect(plan, handle)
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def _idle(bucket: Bucket, lanes: int, no_row: int) -> StepPlan:
+    rows, samples = bucket.rows, 1 + bucket.drafts if bucket.kind == "verify" else 0
+    lane = LanePlan(
+        sequences=[0] * rows,
+        rows=[no_row] * rows,
+        starts=[0] * rows,
+        sizes=[0] * rows,
+        samples=[samples] * rows,
+        tokens=[FED_BACK] * bucket.tokens,
+        targets=[0] * bucket.tokens,
+    )
+    return StepPlan(MEASURED, bucket.kind, (lane,) * lanes, ())

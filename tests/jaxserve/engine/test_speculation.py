@@ -1,0 +1,136 @@
+"""Drafts change how many steps an output takes, and never what it says: tokens, log-probabilities, penalties, ends."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.config import EngineOptions
+from jaxserve.engine.prompt_lookup import PromptLookup
+from jaxserve.engine.sequence import Sequence
+from jaxserve.engine.speculation import Proposer, Speculation
+from jaxserve.models.spec import ModelSpec
+from jaxserve.request import Request, SamplingParams
+from sharding.mesh import MeshSpec
+from tests.jaxserve.engine.tiny import BASE, EXPERTS, LATENT, SPEC, WINDOWED, Outcome, distribution, make_engine, run
+
+BOUND = 1e-4
+MOST = 7
+SPECULATING = replace(BASE, speculate="ngram", draft_tokens=MOST)
+Answers = dict[tuple[str, int], Outcome]
+
+
+def requests(count: int = 24) -> list[Request]:
+    """Of every kind; some prompts share a beginning, some repeat themselves."""
+    draw = random.Random(4)
+    shared = [draw.randrange(SPEC.vocab_size) for _ in range(9)]
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 5, "min_p": 0.02},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4},
+        {"temperature": 1.0, "frequency_penalty": 1.0, "n": 2},
+        {"temperature": 0.0, "min_tokens": 9, "stop_token_ids": (1, 2, 3, 4, 5)},
+        {"temperature": 0.0, "stop_token_ids": (1, 7, 9)},
+        {"temperature": 1.0, "logit_bias": {3: 4.0, 5: 4.0}, "allowed_token_ids": (1, 3, 5, 8, 13)},
+    ]
+    found = []
+    for i in range(count):
+        own = [draw.randrange(SPEC.vocab_size) for _ in range(draw.randrange(1, 14))]
+        prompt = (*shared, *own) if i % 3 else (own * 4)[:20]
+        params = SamplingParams(**{"max_tokens": 20, "logprobs": 20, "seed": i, "ignore_eos": True} | kinds[i % 8])
+        found.append(Request(id=str(i), prompt=tuple(prompt), params=params))
+    return found
+
+
+def answers(
+    options: EngineOptions, mesh: MeshSpec | None = None, spec: ModelSpec = SPEC, proposer: Proposer | None = None
+) -> tuple[Answers, Speculation | None]:
+    speculation = Speculation(proposer, MOST) if proposer else None
+    engine, runner = make_engine(options, mesh, spec=spec, speculation=speculation)
+    runner.warm_up(runner.buckets.buckets)
+    found = run(engine, [(2 * i, request) for i, request in enumerate(requests())])
+    assert runner.compiles_after_ready == 0
+    engine.close()
+    return found, speculation
+
+
+class Drafter:
+    """Knows what a plain engine said, and drafts it with so many tokens wrong; as many as it likes, anew every step."""
+
+    def __init__(self, said: Answers, wrong: float) -> None:
+        self._said, self._wrong, self._draw = said, wrong, random.Random(1)
+
+    def takes(self, request: Request) -> bool:
+        return int(request.id) % 4 != 3
+
+    def propose(self, seq: Sequence) -> list[int]:
+        right = self._said[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
+        drafted = [self._spoilt(token) for token in right] + [0] * MOST
+        return drafted[: self._draw.randrange(MOST + 1)]
+
+    def forget(self, seq: Sequence) -> None:
+        pass
+
+    def _spoilt(self, token: int) -> int:
+        return (token + 1) % SPEC.vocab_size if self._draw.random() < self._wrong else token
+
+
+@pytest.fixture(scope="module")
+def plain() -> Answers:
+    return answers(replace(BASE, max_batch=1, prefix_cache=False))[0]
+
+
+def check(found: Answers, expected: Answers) -> None:
+    """The same tokens and ends, log-probabilities but for float32's rounding: seeds leave no doubtful choice."""
+    assert found.keys() == expected.keys()
+    for key, outcome in found.items():
+        other = expected[key]
+        assert outcome.tokens == other.tokens, key
+        assert outcome.last and other.last and outcome.last.finish == other.last.finish
+        for mine, theirs in zip(outcome.logprobs, other.logprobs, strict=True):
+            np.testing.assert_allclose(distribution(mine), distribution(theirs), atol=BOUND)
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0], ids=["right", "mixed", "wrong"])
+def test_any_drafter(wrong: float, plain: Answers) -> None:
+    found, speculation = answers(SPECULATING, proposer=Drafter(plain, wrong))
+    check(found, plain)
+    assert speculation and speculation.drafted > 200
+    assert speculation.accepted == 0 if wrong == 1 else speculation.accepted > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "mesh"),
+    [
+        (replace(SPECULATING, step_tokens=12), MeshSpec()),
+        (replace(SPECULATING, cache_tokens=80), MeshSpec()),
+        (SPECULATING, MeshSpec(tensor=2)),
+        (SPECULATING, MeshSpec(data=2, tensor=2)),
+    ],
+    ids=["chunks", "preempted", "1x1x2", "2x1x2"],
+)
+def test_cut_preempted_and_sharded(options: EngineOptions, mesh: MeshSpec, plain: Answers) -> None:
+    found, _ = answers(options, mesh, proposer=Drafter(plain, 0.3))
+    check(found, plain)
+    preemptions = sum(
+        outcome.last.times.preemptions for outcome in found.values() if outcome.last and outcome.last.times
+    )
+    assert (preemptions > 0) == (options.cache_tokens == 80)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [WINDOWED, EXPERTS, LATENT], ids=["windows", "experts", "latent"])
+def test_other_models(spec: ModelSpec) -> None:
+    expected, _ = answers(replace(BASE, max_batch=1, prefix_cache=False), spec=spec)
+    found, _ = answers(SPECULATING, spec=spec, proposer=Drafter(expected, 0.3))
+    check(found, expected)
+
+
+def test_prompt_lookup(plain: Answers) -> None:
+    found, speculation = answers(SPECULATING, proposer=PromptLookup(MOST))
+    check(found, plain)
+    assert speculation and speculation.accepted > 20
