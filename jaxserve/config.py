@@ -7,7 +7,7 @@ from typing import Literal
 from jaxserve.errors import ConfigError
 
 MAX_DECODE_STEPS = 64
-PROPOSERS = ("off", "ngram")
+PROPOSERS = ("off", "ngram", "draft")
 DRAFTED, MOST_DRAFTED = 7, 31  # tokens of a row in a step
 PAGE_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}  # by --kv
 EIGHT_BITS = ("int8", "fp8")
@@ -41,7 +41,8 @@ class EngineOptions:
     cache_tokens: capacity of the KV cache of one lane in tokens. max_context: the longest prompt plus output.
     decode_steps: see Preset. kv: what pages hold, a name of PAGE_DTYPES, or auto: the dtype of the weights.
     page_size: None: 64 tokens, and 128 in 8 bits: as many bytes as 64 in bfloat16, and the least of the TPU kernel.
-    speculate: how tokens are drafted: off, or ngram: what followed the newest tokens where they occurred before.
+    speculate: how tokens are drafted: off; ngram: what followed the newest tokens where they occurred before; or draft:
+    by a smaller model.
     draft_tokens: of a row in a step, at most.
     deterministic: the same tokens bit for bit whatever the load, at the price of padding and of reserving pages.
     """
@@ -96,6 +97,11 @@ class EngineConfig:
     embeds: bool = False
     speculate: str = "off"
     draft_tokens: int = 0
+
+    @property
+    def drafts_by_model(self) -> bool:
+        """Whether there is a draft model, with pages of its own."""
+        return self.speculate == "draft"
 
     @property
     def page_dtype(self) -> str:
@@ -172,6 +178,11 @@ def resolve(
         )
     decode_steps = _decode_steps(options, preset, step_tokens, embeds)
     draft_tokens = _draft_tokens(options, embeds)
+    if options.speculate == "draft" and None not in windows:
+        raise ConfigError(
+            "--speculate draft: the draft model shares the page tables of layers without a window, and every layer of "
+            "the model has one (choose ngram)"
+        )
     useful = min(affordable_tokens, max_batch * _round_up(context, page_size))
     wanted = _bounded("--cache-tokens", options.cache_tokens, 1, 2**50, useful)
     num_pages = wanted // page_size

@@ -6,6 +6,9 @@ The sum runs over what is read back from the pages through the row's table, so a
 prefix hit or a wrong fed-back token changes the answer, or breaks an assertion first. If the first page group has a
 window, the sum begins where the window of position e does. `naive` is the same arithmetic over a plain list of tokens.
 The embedding of a prompt is that sum up to its last token, and how many tokens it has.
+
+The draft model is the same checksum over pages of its own, under the numbers of the first page group without a window;
+every third of its tokens is wrong.
 """
 
 from collections import deque
@@ -15,11 +18,21 @@ from math import isfinite, nan
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.pages import NO_PAGE
-from jaxserve.engine.plan import FED_BACK, Admission, LaneOutput, LanePlan, Logprob, StepKind, StepOutput, StepPlan
+from jaxserve.engine.plan import (
+    DRAFTED,
+    FED_BACK,
+    Admission,
+    LaneOutput,
+    LanePlan,
+    Logprob,
+    StepKind,
+    StepOutput,
+    StepPlan,
+)
 from jaxserve.request import Request
 
 VOCAB = 97
-EXECUTABLES: dict[StepKind, int] = {"decode": 11, "prefill": 23, "score": 37, "embed": 41, "verify": 43}
+EXECUTABLES: dict[StepKind, int] = {"decode": 11, "prefill": 23, "score": 37, "embed": 41, "verify": 43, "draft": 47}
 
 Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that wrote it
 EMPTY: Slot = (-1, 0, nan)
@@ -102,7 +115,9 @@ class Row:
     rules: Rules
     penalty: int
     token: int | None = None  # the newest
-    ended_in: int | None = None  # the launch in which it ended itself: the next one was planned before that was known
+    # The launch in which it ended itself or drafted: the next one was planned before the host knew how long it is.
+    ended_in: int | None = None
+    drafted_in: int | None = None
 
 
 @dataclass
@@ -126,6 +141,7 @@ class DeviceLane:
     windows: list[int | None]  # per page group
     pages: list[list[list[Slot]]]  # per page group, per page
     rows: dict[int, Row] = field(default_factory=dict)
+    drafts: dict[int, list[Slot]] = field(default_factory=dict)  # the draft model's pages, by number
 
     def admit(self, a: Admission, width: int) -> None:
         tables = [[*pages, *[NO_PAGE] * (width - len(pages))] for pages in a.tables]
@@ -138,13 +154,18 @@ class DeviceLane:
         for i, (row_id, size, samples) in enumerate(zip(plan.rows, plan.sizes, plan.samples, strict=True)):
             row, sent = self.rows[row_id], plan.tokens[at : at + size]
             assert len(sent) == size and 0 <= samples <= size, "columns do not fit together"
-            assert row.ended_in in (number, number - 1) or row.length == plan.starts[i], (
+            late = row.drafted_in == number - 1 and row.length <= plan.starts[i]
+            assert late or row.ended_in in (number, number - 1) or row.length == plan.starts[i], (
                 f"row {row_id} is {row.length} long; the plan says {plan.starts[i]}"
             )
             if kind == "decode":
                 assert sent == [FED_BACK], "a decode step knows one fed-back token per row"
             tokens = [row.token if token == FED_BACK else token for token in sent]
             assert None not in tokens, f"row {row_id} has no token to feed back"
+            if DRAFTED in tokens:
+                assert kind == "verify" and tokens[1:] == [DRAFTED] * (samples - 1), "drafts follow the newest token"
+                tokens = self.draft(row, row.token or 0, samples - 1)
+                row.drafted_in = number
             found.append(Chunk(row, row.length, [token for token in tokens if token is not None], samples, spoilt[i]))
             at += size
         assert at == len(plan.tokens), "tokens that belong to no chunk"
@@ -159,6 +180,51 @@ class DeviceLane:
                 f"row {row}: page {index} of its table is not next"
             )
             table[index] = page
+
+    def draft(self, row: Row, token: int, count: int) -> list[int]:
+        """The newest token and what the draft model says comes after it, itself one by one; it reads all before."""
+        tokens, window = [token], self.windows[0]
+        for position in range(row.length, row.length + 1 + count):
+            self.write_drafts(row, position, [tokens[-1]])
+            seen = [self._drafted(row, p)[1] for p in range(position + 1)]
+            total = sum(weight(p, seen[p]) for p in window_of(window, position))
+            penalty = row.penalty + 2 * sum(token + 1 for token in tokens[1:])
+            tokens.append(row.rules.choose(total, position + 1, penalty))
+            tokens[-1] = (tokens[-1] + 1) % VOCAB if position % 3 == 0 else tokens[-1]
+        return tokens[: 1 + count]
+
+    def write_drafts(self, row: Row, start: int, tokens: list[int]) -> None:
+        table = row.tables[self.windows.index(None)]
+        for position, token in enumerate(tokens, start):
+            page = table[position // self.page_size]
+            assert page != NO_PAGE, f"position {position} has no page for the draft model"
+            slots = self.drafts.setdefault(page, [EMPTY] * self.page_size)
+            slots[position % self.page_size] = (position, token, 0)
+
+    def _drafted(self, row: Row, position: int) -> Slot:
+        """What the draft model's pages have there: the same token as the model's."""
+        group, index = self.windows.index(None), position // self.page_size
+        page, at = row.tables[group][index], position % self.page_size
+        slot = self.drafts.get(page, [EMPTY] * self.page_size)[at]
+        known = position >= row.length or slot[:2] == self.pages[group][page][at][:2]
+        assert slot[0] == position and known, f"the draft model lacks position {position}"
+        return slot
+
+    def catch_up(self, plan: LanePlan) -> None:
+        at, own = 0, list[set[int]]()
+        seen = list[set[int]]()
+        for row_id, start, size in zip(plan.rows, plan.starts, plan.sizes, strict=True):
+            row = self.rows[row_id]
+            assert start + size <= row.length, "the draft model runs ahead of the model"
+            self.write_drafts(row, start, plan.tokens[at : at + size])
+            for position in range(start + size):
+                self._drafted(row, position)
+            pages = row.tables[self.windows.index(None)][: (start + size - 1) // self.page_size + 1]
+            seen.append(set(pages))
+            own.append(set(pages[start // self.page_size :]))
+            at += size
+        for i, written in enumerate(own):
+            assert all(written.isdisjoint(pages) for j, pages in enumerate(seen) if i != j), "a page of two rows"
 
     def write(self, chunks: list[Chunk], noise: Callable[[Chunk], float]) -> None:
         written: set[tuple[int, int, int]] = set()
@@ -264,6 +330,9 @@ class FakeRunner:
         lane, columns = self.lanes[index], plan.lanes[index]
         lane.place(columns)
         spoilt = [self.spoils(plan.number, index, row) for row in columns.rows]
+        if plan.kind == "draft":
+            lane.catch_up(columns)
+            return LaneOutput([[] for _ in columns.rows], [True] * len(columns.rows))
         if plan.steps > 1:
             return self._several(plan, lane, columns, spoilt)
         chunks = lane.chunks(columns, plan.kind, spoilt, plan.number)

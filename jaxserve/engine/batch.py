@@ -64,7 +64,10 @@ class Packed:
 
 
 def upload_layout(bucket: Bucket, page_groups: int, page_size: int) -> Packed:
-    """rows: state row per chunk, out of range for padding. fresh_*: new entries of page tables, per page group."""
+    """rows: state row per chunk, out of range for padding. fresh_*: new entries of page tables, per page group.
+
+    starts: of draft steps, whose rows are longer than the draft model has them.
+    """
     fresh = (page_groups, bucket.fresh_pages(page_size))
     fields: list[tuple[str, tuple[int, ...], type]] = [
         ("rows", (bucket.rows,), np.int32),
@@ -78,6 +81,8 @@ def upload_layout(bucket: Bucket, page_groups: int, page_size: int) -> Packed:
         fields.append(("tokens", (bucket.tokens,), np.int32))
     if bucket.kind == "score":
         fields.append(("targets", (bucket.tokens,), np.int32))
+    if bucket.kind == "draft":
+        fields.append(("starts", (bucket.rows,), np.int32))
     return Packed(tuple(fields))
 
 
@@ -104,6 +109,8 @@ def pack_lane(
         values["tokens"] = _padded(plan.tokens, bucket.tokens, 0)
     if bucket.kind == "score":
         values["targets"] = _padded(plan.targets, bucket.tokens, 0)
+    if bucket.kind == "draft":
+        values["starts"] = _padded(plan.starts, bucket.rows, 0)
     return layout.pack(values)
 
 
@@ -119,9 +126,11 @@ def _padded(column: list[int], size: int, fill: int) -> np.ndarray:
 def download_layout(bucket: Bucket, width: int = 0) -> Packed:
     """Per chunk: tokens (n_new of them count), finite, log-probabilities; score steps: the same of every target.
 
-    Embed steps: per chunk an embedding of `width` numbers, and finite.
+    Embed steps: per chunk an embedding of `width` numbers, and finite. Draft steps: finite.
     """
     rows, most, top = bucket.rows, bucket.results, MAX_LOGPROBS
+    if bucket.kind == "draft":
+        return Packed((("finite", (rows,), np.int32),))
     if bucket.kind == "embed":
         return Packed((("finite", (rows,), np.int32), ("embedding", (rows, width), np.float32)))
     fields: list[tuple[str, tuple[int, ...], type]] = [
@@ -148,6 +157,8 @@ def unpack_lane(plan: LanePlan, layout: Packed, array: np.ndarray) -> LaneOutput
     finite = [bool(flag) for flag in out["finite"][: len(plan.rows)].tolist()]
     if "embedding" in out:
         return LaneOutput([[] for _ in chunks], finite, embeddings=out["embedding"][: len(plan.rows)].tolist())
+    if "tokens" not in out:
+        return LaneOutput([[] for _ in chunks], finite)
     n_new, tokens = out["n_new"].tolist(), out["tokens"].tolist()
     result = LaneOutput([tokens[i][: n_new[i]] for i in chunks], finite)
     if plan.logprobs:

@@ -54,8 +54,9 @@ class BucketPlan:
     def of(config: EngineConfig) -> "BucketPlan":
         """Decode steps over doubling rows, one by one and several as one; prefill steps over growing tokens.
 
-        With speculation, steps that verify drafts, over the same rows. One of each under `deterministic`. A model that
-        embeds has embed steps, over growing tokens, and no others.
+        With speculation, steps that verify drafts, over the same rows; with a draft model, steps of it alone, over
+        growing tokens. One of each under `deterministic`. A model that embeds has embed steps, over growing tokens, and
+        no others.
         """
         rows = _doubling(config.min_rows, max(config.max_batch, config.min_rows))
         tokens = _growing(MIN_TOKENS, max(config.step_tokens, MIN_TOKENS))
@@ -74,6 +75,7 @@ class BucketPlan:
                 ]
                 + [Bucket("prefill", most, t) for t in tokens]
                 + [Bucket("score", most, tokens[-1])]
+                + [Bucket("draft", most, t) for t in _growing_fast(MIN_TOKENS, tokens[-1]) if config.drafts_by_model]
             )
         )
 
@@ -91,7 +93,8 @@ class BucketPlan:
         prefill = self._span("prefill", *chunks)
         widest = max(b.rows for b in decode)
         verify = tuple(b for b in self.buckets if b.kind == "verify" and b.rows <= widest)
-        return decode + verify + prefill + (self._span("score", 1, 1) if score else ())
+        draft = self._span("draft", 1, min(sum(map(sum, prompts)), config.step_tokens)) if config.drafts_by_model else ()
+        return decode + verify + prefill + draft + (self._span("score", 1, 1) if score else ())
 
     def _span(self, kind: StepKind, least: int, most: int) -> tuple[Bucket, ...]:
         """Buckets from the first that holds `least` tokens to the first that holds `most`."""
@@ -129,6 +132,11 @@ def _growing(first: int, last: int) -> list[int]:
     sizes = _doubling(first, last)
     between = [size * 3 // 2 for size in sizes if size >= HALVES and size * 3 // 2 < last]
     return sorted(sizes + between)
+
+
+def _growing_fast(first: int, last: int) -> list[int]:
+    """Every other one of the doubling: of a small model, padding is cheaper than more steps."""
+    return sorted({*_doubling(first, last)[::2], last})
 
 
 def _doubling(first: int, last: int) -> list[int]:

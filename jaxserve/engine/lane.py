@@ -168,7 +168,7 @@ class Lane:
         self.running.remove(seq)
         seq.lane = seq.row = -1
         seq.pages = []
-        seq.num_computed = seq.settled = seq.room = 0
+        seq.num_computed = seq.draft_computed = seq.settled = seq.room = 0
         seq.newest_on_device = False
         for chain in seq.chains:
             chain.published = 0

@@ -8,9 +8,10 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Literal
 
-StepKind = Literal["decode", "prefill", "score", "embed", "verify"]
+StepKind = Literal["decode", "prefill", "score", "embed", "verify", "draft"]
 MEASURED = 0  # StepPlan.number of a step that nobody asked for
 FED_BACK = -1  # in LanePlan.tokens: the token that the device sampled last for this row
+DRAFTED = -2  # there as well: a token that the device drafts in this step
 
 
 @dataclass(slots=True)
@@ -19,7 +20,10 @@ class LanePlan:
 
     In a step of another kind than decode that is launched, chunks of one token come first. In a decode step, `sizes`
     (and `samples`, which is the same) says how many decodes each row takes, each feeding the next. An embed step
-    samples nothing.
+    samples nothing. Nor does a draft step: its chunks, of known tokens, go through the draft model alone.
+
+    A row whose drafts the device makes is planned before the host has read how many of the last ones were right:
+    `starts` is then the most that it may be. Only a draft step begins where `starts` says.
     """
 
     sequences: list[int] = field(default_factory=list)

@@ -28,6 +28,9 @@ class _Index:
 class PromptLookup:
     """An engine.speculation.Proposer. most: tokens that it drafts at a time."""
 
+    waits = True
+    has_pages = False
+
     def __init__(self, most: int) -> None:
         self._most = most
         self._indexes: dict[int, _Index] = {}

@@ -162,9 +162,10 @@ class Scheduler:
         for only in self._turns():
             draft = _Draft(len(self.lanes), self.config.step_tokens, only, self._steps_at_once(now))
             self._draft_tokens(draft)
-            for lane in self.lanes:
-                self._continue_running(draft, lane)
-            if draft.kind != "verify":
+            if draft.kind != "draft":
+                for lane in self.lanes:
+                    self._continue_running(draft, lane)
+            if draft.kind not in ("verify", "draft"):
                 self._admit(draft, now)
             if draft.scheduled:
                 if draft.kind != "decode":
@@ -186,9 +187,53 @@ class Scheduler:
         if due or (self.waiting and any(lane.has_row for lane in self.lanes)):
             return
         decoding = [seq for seq in running if draft.wants(seq)]
-        waiting = [seq for seq in decoding if seq.waits_for_host]
+        drafting = [seq for seq in decoding if self.speculation.drafts(seq)]
         rows = max(sum(seq.lane == lane.index for seq in decoding) for lane in self.lanes)
-        draft.drafted = self.speculation.draft(waiting, rows, len(decoding) - len(waiting))
+        draft.drafted = self.speculation.draft(drafting, rows, len(decoding) - len(drafting))
+        if draft.drafted:
+            draft.steps = 1
+            if self.speculation.proposer.has_pages:
+                self._catch_up(draft, drafting)
+
+    def _catch_up(self, draft: _Draft, drafting: list[Sequence]) -> None:
+        """A step of the draft model alone, where its pages lack tokens of those who would draft.
+
+        Every other step is another: whoever streams waits for one chunk at a time. Meanwhile those who lack many tokens
+        draft none.
+        """
+        behind = [seq for seq in drafting if seq.id in draft.drafted and seq.draft_computed < seq.num_computed]
+        if self._last_kind != "draft" and any(seq.draft_computed < seq.num_known for seq in behind):
+            draft.kind = "draft"
+            for lane in self.lanes:
+                self._add_drafted_chunks(draft, lane, [seq for seq in behind if seq.lane == lane.index])
+        for seq in behind:
+            del draft.drafted[seq.id]
+
+    def _add_drafted_chunks(self, draft: _Draft, lane: Lane, seqs: list[Sequence]) -> None:
+        """Nobody reads or writes pages that another writes: who shares a prefix has its turn later."""
+        plan, span = draft.lanes[lane.index], self.config.page_span
+        group = next(g for g, pool in enumerate(self.config.pools) if pool.window is None)
+        seen, written = set[int](), set[int]()
+        for seq in seqs:
+            start = seq.draft_computed
+            size = min(seq.num_known - start, draft.budgets[lane.index])
+            pages = seq.pages[group][: span(start + size)]
+            own = pages[start // self.config.page_size :]
+            if size <= 0 or not (written.isdisjoint(pages) and seen.isdisjoint(own)):
+                continue
+            seen.update(pages)
+            written.update(own)
+            plan.sequences.append(seq.id)
+            plan.rows.append(seq.row)
+            plan.starts.append(start)
+            plan.sizes.append(size)
+            plan.samples.append(0)
+            plan.tokens += seq.tokens[start : start + size]
+            plan.targets += [0] * size
+            draft.budgets[lane.index] -= size
+            draft.scheduled.add(seq.id)
+            seq.draft_computed += size
+            seq.in_flight += 1
 
     def _note_several(self, steps: int, now: float) -> None:
         """Learn how long a launch of several decodes takes, from one to the next."""
@@ -242,7 +287,7 @@ class Scheduler:
 
     def _decode_all(self, draft: _Draft, lane: Lane) -> None:
         """Schedule every plain decode at once, where none of them can lack a page: what most steps are made of."""
-        seqs = [seq for seq in lane.running if seq.streaming]
+        seqs = [seq for seq in lane.running if seq.streaming and seq.id not in draft.drafted]
         plan, ids, sizes = draft.lanes[lane.index], [seq.id for seq in seqs], [1] * len(seqs)
         if draft.steps > 1:  # otherwise it would be 1 for all: this is the hottest path of the host
             sizes = [min(draft.steps, seq.limit - seq.num_tokens) for seq in seqs]
@@ -388,11 +433,12 @@ class Scheduler:
         plan.logprobs |= seq.request.params.logprobs is not None
         draft.budgets[lane.index] -= size + len(drafted)
         draft.scheduled.add(seq.id)
+        if drafted and seq.draft_computed == seq.num_computed:
+            seq.draft_computed += size + len(drafted)
         seq.num_computed += size + len(drafted)
         seq.in_flight += 1
-        if samples:
-            seq.unread += 1
-            seq.newest_on_device = True
+        seq.unread += samples
+        seq.newest_on_device |= samples > 0
 
     def _admission(self, seq: Sequence) -> Admission:
         p = seq.request.params
@@ -435,15 +481,24 @@ class Scheduler:
                     events.append(TokenEvent(seq.request.id, seq.index, tokens))
                     continue
                 seq.in_flight -= 1
-                seq.unread -= samples if plan.kind == "decode" else min(samples, 1)  # of a draft, one is sure to come
-                if self.speculation and plan.kind == "verify" and samples > 1 and not seq.finish:
-                    self.speculation.learn(seq, samples - 1, max(len(tokens) - 1, 0))
-                event = self._settle(lane, seq, lane_plan, result, i, next(scores), now)
-                if event is not None:
-                    events.append(event)
+                seq.unread -= samples
+                if plan.kind == "verify" and samples > 1:
+                    self._learn(seq, samples, len(tokens))
+                if plan.kind != "draft":
+                    event = self._settle(lane, seq, lane_plan, result, i, next(scores), now)
+                    if event is not None:
+                        events.append(event)
                 if seq.finish or seq.preempted:
                     self._release_when_idle(seq)
         return events
+
+    def _learn(self, seq: Sequence, samples: int, taken: int) -> None:
+        """How many of its drafts were right; what its draft model has of the others is not what comes there."""
+        assert self.speculation
+        if self.speculation.proposer.has_pages:
+            seq.draft_computed -= samples - taken
+        if not seq.finish:
+            self.speculation.learn(seq, samples - 1, max(taken - 1, 0))
 
     def _split_scores(self, plan: LanePlan, result: LaneOutput) -> Iterator[list | None]:
         """Each chunk's share of the packed prompt log-probabilities."""
@@ -457,7 +512,9 @@ class Scheduler:
     ) -> TokenEvent | None:
         """Commit chunk i of a lane's plan."""
         size, samples, tokens = plan.sizes[i], plan.samples[i], result.tokens[i]
-        computed = size if samples == 0 else size - samples + len(tokens)
+        start, computed = plan.starts[i], size
+        if samples:  # the chunk's known tokens end with the newest one: what `starts` says may be more
+            start, computed = len(seq.tokens) - (1 + size - samples), size - samples + len(tokens)
         seq.num_computed -= size - computed  # rejected drafts, decodes after an end
         if seq.finish:
             return None  # ended while this step was in flight: its token is nobody's
@@ -466,15 +523,15 @@ class Scheduler:
             self._append(seq, event, tokens[:-1], result.logprobs[i] if result.logprobs else None)
             return self._finish(seq, event, Finish(FinishReason.ERROR, error=_non_finite(seq)), now)
         if scores is not None and seq.scores_prompt and seq.scored < seq.prompt_len - 1:
-            start = plan.starts[i]  # before `scored` when a preempted prompt is computed again
+            # `start` is before `scored` when a preempted prompt is computed again
             event.prompt_logprobs = scores[seq.scored - start : seq.prompt_len - 1 - start]
             seq.scored = max(seq.scored, min(start + size, seq.prompt_len - 1))
         if tokens and not seq.times.first_token:
             seq.times.first_token, event.times = now, seq.times
         finish = self._append(seq, event, tokens, result.logprobs[i] if result.logprobs else None)
         if not seq.preempted:
-            lane.settle(seq, min(plan.starts[i] + computed, len(seq.tokens)))  # drafts after an end are nobody's
-        if result.embeddings and plan.starts[i] + size == seq.prompt_len:
+            lane.settle(seq, min(start + computed, len(seq.tokens)))  # drafts after an end are nobody's
+        if result.embeddings and start + size == seq.prompt_len:
             event.embedding, finish = result.embeddings[i], Finish(FinishReason.STOP)
         if finish is not None:
             return self._finish(seq, event, finish, now)

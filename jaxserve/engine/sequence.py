@@ -29,7 +29,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
     in_flight: int = 0
-    unread: int = 0  # sampled tokens in flight
+    unread: int = 0  # sampled tokens in flight, at most: of drafted ones, all may be right
+    draft_computed: int = 0  # positions that the draft model has in its pages, or has being written
     settled: int = 0  # positions whose pages are written by committed steps
     room: int = 0  # the end of its shortest table, in positions
     lane: int = -1
@@ -51,6 +52,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens) + self.unread
+
+    @property
+    def num_known(self) -> int:
+        """Computed tokens that the host has read."""
+        return min(self.num_computed, len(self.tokens))
 
     @property
     def num_generated(self) -> int:

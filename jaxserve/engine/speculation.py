@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from jaxserve.engine.plan import DRAFTED
 from jaxserve.engine.sequence import Sequence as Seq
 from jaxserve.request import Request
 
@@ -18,7 +19,14 @@ LONGEST_PAUSE: Final = 64  # tokens that a sequence goes on without drafts, at m
 
 
 class Proposer(Protocol):
-    """Drafts tokens on the host, from what it has read so far."""
+    """Drafts tokens: on the host, from what it has read so far, or by having the device do it.
+
+    waits: its sequences wait until the host has read their newest token. has_pages: the device keeps pages for it, which
+    have to be caught up with the sequence's before it drafts.
+    """
+
+    waits: bool
+    has_pages: bool
 
     def takes(self, request: Request) -> bool:
         """Whether it may ever draft for this request."""
@@ -31,6 +39,24 @@ class Proposer(Protocol):
     def forget(self, seq: Seq) -> None:
         """The sequence has ended."""
         ...
+
+
+@dataclass
+class DeviceDrafts:
+    """The Proposer of what the device drafts itself, in the step that verifies it. most: tokens at a time."""
+
+    most: int
+    has_pages: bool
+    waits: bool = False
+
+    def takes(self, request: Request) -> bool:
+        return True
+
+    def propose(self, seq: Seq) -> list[int]:
+        return [DRAFTED] * self.most
+
+    def forget(self, seq: Seq) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -73,7 +99,7 @@ class _Record:
     tried: float = 0.0
     right: float = 0.0
     pause: int = 0  # tokens of the last one
-    until: int = 0  # so many tokens it does not wait for the host
+    until: int = 0  # so many tokens it does not draft
 
 
 @dataclass
@@ -93,16 +119,20 @@ class Speculation:
             self._records[seq.id] = _Record(until=seq.prompt_len + 1)
 
     def wake(self, seqs: Iterable[Seq]) -> None:
-        """Let those wait for the host again whose pause is over."""
+        """Let those wait for the host again, where the proposer needs that, whose pause is over."""
         for seq in seqs:
-            record = self._records.get(seq.id)
-            if record and not seq.waits_for_host and seq.num_tokens >= record.until:
+            if self.proposer.waits and not seq.waits_for_host and self.drafts(seq):
                 seq.waits_for_host = True
+
+    def drafts(self, seq: Seq) -> bool:
+        """Whether it drafts at all, and does not pause."""
+        record = self._records.get(seq.id)
+        return record is not None and seq.num_tokens >= record.until
 
     def draft(self, seqs: Iterable[Seq], rows: int, plain: int) -> dict[int, list[int]]:
         """Tokens to verify, by sequence. rows, plain: as most_tokens_per_second has them.
 
-        Who has none, or whose drafts do not pay, goes on for a while without waiting for the host.
+        Who has none, or whose drafts do not pay, goes on for a while without any, and does not wait for the host.
         """
         found = {seq.id: self.proposer.propose(seq)[: self.most] for seq in seqs}
         drafted = [(self._chance(id), len(tokens)) for id, tokens in found.items() if tokens]

@@ -1,14 +1,16 @@
 """Drives an engine over a FakeRunner as a server would, and checks every promise of the host half at every step."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from jaxserve.config import EngineConfig, Pool
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.plan import DRAFTED as BY_DEVICE
 from jaxserve.engine.plan import FinishReason, StepOutput, StepPlan, TokenEvent
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.sequence import Sequence
-from jaxserve.engine.speculation import Proposer, Speculation
+from jaxserve.engine.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.request import Request, SamplingParams
 from tests.fake_runner import VOCAB, FakeRunner, naive
 from tests.jaxserve.engine.checks import (
@@ -64,6 +66,9 @@ def request(
 class ScriptedProposer:
     """Drafts for requests whose salt has a "w": up to `most` tokens, right ones but for every so many."""
 
+    waits = True
+    has_pages = False
+
     def __init__(self, most: int = 4, wrong_every: int = 3, window: int | None = None):
         self.most, self.wrong_every, self.window = most, wrong_every, window
 
@@ -83,14 +88,38 @@ class ScriptedProposer:
         return drafts[: (known + seq.id) % (self.most + 1)]
 
 
+class ScriptedSpeculation(Speculation):
+    """The device drafts for requests whose salt has a "w", as many tokens as a checksum of the plan says."""
+
+    def __init__(self, most: int):
+        super().__init__(DeviceDrafts(most, has_pages=True), most)
+        self._plans = 0
+
+    def drafts(self, seq: Sequence) -> bool:
+        return "w" in seq.request.salt
+
+    def draft(self, seqs: Iterable[Sequence], rows: int, plain: int) -> dict[int, list[int]]:
+        self._plans += 1
+        counts = {seq.id: (self._plans * 7 + seq.id * 3) % (self.most + 1) for seq in seqs}
+        return {id: [BY_DEVICE] * count for id, count in counts.items() if count}
+
+
 class Driver:
     """An engine, its device, and what its clients saw. Stands between the two as the engine's runner."""
 
-    def __init__(self, config: EngineConfig, *, proposer: Proposer | None = None, **runner_options: Any):
-        if proposer:
-            config = dataclasses.replace(config, speculate="ngram", draft_tokens=DRAFTED)
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        proposer: Proposer | None = None,
+        speculation: Speculation | None = None,
+        **runner_options: Any,
+    ):
+        speculation = Speculation(proposer, most=DRAFTED) if proposer else speculation
+        if speculation:
+            how = "draft" if speculation.proposer.has_pages else "ngram"
+            config = dataclasses.replace(config, speculate=how, draft_tokens=DRAFTED)
         self.config = config
-        speculation = Speculation(proposer, most=DRAFTED) if proposer else None
         self.scheduler = Scheduler(config, fingerprint="fake", speculation=speculation)
         self.runner = FakeRunner(config, **runner_options)
         self.engine = Engine(self.scheduler, self, clock=lambda: 1.0)

@@ -11,7 +11,7 @@ from jaxserve.errors import RequestError
 from jaxserve.request import Request, SamplingParams
 from tests.fake_runner import VOCAB
 from tests.jaxserve.engine.checks import Result
-from tests.jaxserve.engine.driver import Driver, ScriptedProposer
+from tests.jaxserve.engine.driver import Driver, ScriptedProposer, ScriptedSpeculation
 
 ODD_ENDS = tuple(range(3, VOCAB, 9))  # one token in nine ends a choice
 FEW_TOKENS = (1, 10, 11, 12, 13, 50, 60, 66)
@@ -25,6 +25,7 @@ class House:
 
     config: EngineConfig
     drafts: int  # most drafted tokens; 0: no proposer
+    by_device: bool  # who drafts them
     spoilt_step: int  # every so many steps some rows are not finite; 0: never
 
     def driver(self) -> Driver:
@@ -32,6 +33,8 @@ class House:
             return self.spoilt_step > 0 and (number * 7 + lane * 3 + row) % self.spoilt_step == 0
 
         window = self.config.pools[0].window
+        if self.drafts and self.by_device:
+            return Driver(self.config, speculation=ScriptedSpeculation(self.drafts), spoils=spoils)
         proposer = ScriptedProposer(self.drafts, window=window) if self.drafts else None
         return Driver(self.config, proposer=proposer, spoils=spoils)
 
@@ -56,9 +59,12 @@ def configs(draw: st.DrawFn, deterministic: bool, embeds: bool = False) -> Engin
 
 @st.composite
 def houses(draw: st.DrawFn, embeds: bool = False) -> House:
+    config = draw(configs(deterministic=False, embeds=embeds))
+    full = any(pool.window is None for pool in config.pools)
     return House(
-        draw(configs(deterministic=False, embeds=embeds)),
+        config,
         drafts=0 if embeds else draw(st.sampled_from([0, 0, 1, 4])),
+        by_device=full and draw(st.booleans()),
         spoilt_step=draw(st.sampled_from([0, 0, 23])),
     )
 

@@ -60,6 +60,9 @@ def answers(
 class Drafter:
     """Knows what a plain engine said, and drafts it with so many tokens wrong; as many as it likes, anew every step."""
 
+    waits = True
+    has_pages = False
+
     def __init__(self, said: Answers, wrong: float) -> None:
         self._said, self._wrong, self._draw = said, wrong, random.Random(1)
 

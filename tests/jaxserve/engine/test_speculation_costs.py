@@ -56,6 +56,9 @@ def test_costs_of_rows_between_the_compiled_ones() -> None:
 
 
 class Always:
+    waits = True
+    has_pages = False
+
     def takes(self, request: Request) -> bool:
         return True
 
