@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
@@ -139,6 +139,15 @@ def submit(driver: Driver, request: Request) -> None:
 @given(houses(), st.lists(ACTIONS, min_size=3, max_size=16))
 def test_any_traffic(house: House, actions: list[tuple[str, Any]]) -> None:
     play(house.driver(), actions)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(houses(), st.integers(1, 7), st.lists(ACTIONS, min_size=6, max_size=16))
+def test_any_traffic_whose_drafts_the_device_makes(house: House, drafts: int, actions: list[tuple[str, Any]]) -> None:
+    """Of every request."""
+    assume(any(pool.window is None for pool in house.config.pools))
+    everybody = [(what, argument | {"salt": "w"} if what == "submit" else argument) for what, argument in actions]
+    play(replace(house, drafts=drafts, by_device=True).driver(), everybody)
 
 
 @settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

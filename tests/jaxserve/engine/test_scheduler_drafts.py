@@ -1,0 +1,101 @@
+"""Drafts that the device makes: the host runs ahead with upper bounds, and keeps the draft model's pages caught up."""
+
+import random
+
+import pytest
+
+from jaxserve.engine.plan import DRAFTED, FED_BACK
+from tests.fake_runner import VOCAB
+from tests.jaxserve.engine.driver import Driver, ScriptedSpeculation, config_of, request
+
+
+def driver(most: int = 3, **changes: int) -> Driver:
+    return Driver(config_of(**changes), speculation=ScriptedSpeculation(most))
+
+
+def kinds(d: Driver) -> list[str]:
+    return [plan.kind for plan in d.plans]
+
+
+def test_a_prompt_is_caught_up_before_its_first_draft() -> None:
+    d = driver()
+    d.submit(request(salt="w", max_tokens=12))
+    d.run()
+    chunks = [lane for plan in d.plans if plan.kind == "draft" for lane in plan.lanes]
+    assert chunks[0].starts[0] == 0 and chunks[0].tokens[:10] == list(request().prompt)
+    caught_up = kinds(d).index("draft")
+    assert "verify" not in kinds(d)[:caught_up] and "verify" in kinds(d)[caught_up:]
+    assert all(lane.samples == [0] * len(lane.rows) for lane in chunks)
+
+
+def test_a_verification_is_launched_while_another_is_unread() -> None:
+    """The host knows an upper bound of the row's length, and the device knows its length."""
+    d = driver()
+    d.submit(request(salt="w", max_tokens=30))
+    ahead = 0
+    while d.engine.has_work:
+        in_flight = d.engine._in_flight
+        launched = len(d.plans)
+        d.step()
+        if in_flight and in_flight[0].kind == "verify" and len(d.plans) > launched:
+            ahead += d.plans[-1].kind == "verify"
+    assert ahead > 3
+    verified = [lane for plan in d.plans if plan.kind == "verify" for lane in plan.lanes]
+    assert all(lane.tokens == [FED_BACK] + [DRAFTED] * (lane.samples[0] - 1) for lane in verified)
+
+
+def test_who_drafts_nothing_never_waits_for_a_draft_model() -> None:
+    d = driver()
+    for name in "abc":
+        d.submit(request(name, max_tokens=12))
+    d.run()
+    assert {"draft", "verify"}.isdisjoint(kinds(d))
+
+
+def test_a_long_prompt_is_caught_up_in_every_other_step() -> None:
+    """So that a stream beside it waits for one chunk at a time."""
+    d = driver(step_tokens=4, num_pages=64)
+    d.submit(request("stream", max_tokens=40))
+    d.submit(request("long", prompt=tuple(range(1, 30)), salt="w", max_tokens=12))
+    d.run()
+    pairs = list(zip(kinds(d), kinds(d)[1:], strict=False))
+    assert ("draft", "draft") not in pairs and kinds(d).count("draft") > 29 // 4
+
+
+def test_choices_that_share_a_prompt_are_caught_up_one_after_the_other() -> None:
+    """The fake device fails where two rows of a step write a page, or one reads what the other writes."""
+    d = driver(num_pages=64, step_tokens=64)
+    d.submit(request(salt="w", n=4, max_tokens=12))
+    d.run()
+    first = [lane.sequences for plan in d.plans if plan.kind == "draft" for lane in plan.lanes if 0 in lane.starts]
+    assert sorted(id for ids in first for id in ids) == [0, 1, 2, 3] and max(map(len, first)) == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_busy_traffic(seed: int) -> None:
+    """Shared prompts, few pages, ends at any time; the driver and the fake device check every step."""
+    draw = random.Random(seed)
+    windows = draw.choice([(None,), (None,), (None, 5), (6, None)])
+    d = driver(
+        draw.randrange(1, 8),
+        num_pages=draw.choice([20, 30, 60]),
+        page_size=draw.choice([1, 2, 3, 4]),
+        step_tokens=draw.choice([5, 16, 40]),
+        decode_steps=draw.choice([1, 1, 3]),
+        lanes=draw.choice([1, 1, 2]),
+        windows=windows,
+    )
+    ends = tuple(range(3, VOCAB, 19))
+    base = [draw.randrange(VOCAB) for _ in range(9)]
+    for number in range(14):
+        prompt = (*base[: draw.randrange(1, 10)], *(draw.randrange(4) for _ in range(draw.randrange(3))))
+        n, tokens, salt = draw.choice([1, 1, 2, 4]), draw.randrange(1, 16), draw.choice("wwx")
+        if len(prompt) + tokens <= d.config.capacity:
+            stop = ends if draw.random() < 0.5 else ()
+            d.submit(request(str(number), prompt, salt=salt, n=n, max_tokens=tokens, seed=number, stop_token_ids=stop))
+        for _ in range(draw.randrange(8)):
+            d.step()
+        if draw.random() < 0.15:
+            d.abort(str(draw.randrange(number + 1)))
+    d.run()
+    assert "draft" in kinds(d)
