@@ -104,6 +104,11 @@ class EngineConfig:
         return self.speculate == "draft"
 
     @property
+    def full_group(self) -> int:
+        """The first page group without a window."""
+        return next(group for group, pool in enumerate(self.pools) if pool.window is None)
+
+    @property
     def page_dtype(self) -> str:
         """What pages hold, as numpy and ml_dtypes call it."""
         return PAGE_DTYPES[self.kv]

@@ -93,7 +93,8 @@ class BucketPlan:
         prefill = self._span("prefill", *chunks)
         widest = max(b.rows for b in decode)
         verify = tuple(b for b in self.buckets if b.kind == "verify" and b.rows <= widest)
-        draft = self._span("draft", 1, min(sum(map(sum, prompts)), config.step_tokens)) if config.drafts_by_model else ()
+        behind = min(sum(map(sum, prompts)), config.step_tokens)  # tokens that a draft model may lack
+        draft = self._span("draft", 1, behind) if config.drafts_by_model else ()
         return decode + verify + prefill + draft + (self._span("score", 1, 1) if score else ())
 
     def _span(self, kind: StepKind, least: int, most: int) -> tuple[Bucket, ...]:

@@ -4,6 +4,7 @@ So it works for devices that are not here: the mesh may be one of a topology des
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -16,8 +17,10 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.attention import choose_attention
 from jaxserve.engine.batch import Packed, admission_layout, upload_layout
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.drafting import Drafter
 from jaxserve.engine.experts import choose_grouped_matmul
 from jaxserve.engine.memory import memory_errors
+from jaxserve.engine.network import Network
 from jaxserve.engine.quantized import choose_quantized_matmul
 from jaxserve.engine.state import State, abstract_state
 from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
@@ -40,23 +43,29 @@ class Footprint(NamedTuple):
 
 
 class Lowering:
-    """Lowers what an engine compiles. params: abstract values with shardings, in the structure of param_specs."""
+    """Lowers what an engine compiles. params: abstract values with shardings, in the structure of param_specs.
 
-    def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh):
+    drafter: of tokens that the device drafts.
+    """
+
+    def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh, drafter: Drafter | None = None):
         self.spec, self.config, self.mesh = spec, config, mesh
-        self.params = params
+        self.params = params | ({"drafter": drafter.abstract} if drafter else {})
         dtype: jnp.dtype = params["embed"].dtype
         self.attention = choose_attention(spec, config, mesh, dtype)
         kernel = dispatch.IMPLEMENTATIONS[self.attention]
         self.page_groups = len(spec.page_groups())
         self.admission: Packed = admission_layout(self.page_groups, config.pages_per_row)
-        self.state: State = abstract_state(spec, config, mesh, kernel)
-        form = form_in(params)
-        self.grouped_matmul = choose_grouped_matmul(spec, config, mesh, dtype, form)
-        self.placed = choose_quantized_matmul(spec, config, mesh, dtype, form)
+        self.state: State = replace(
+            abstract_state(spec, config, mesh, kernel), drafter=drafter.kept if drafter else None
+        )
+        self.form = form_in(params)
+        self.grouped_matmul = choose_grouped_matmul(spec, config, mesh, dtype, self.form)
+        self.placed = choose_quantized_matmul(spec, config, mesh, dtype, self.form)
         grouped = dispatch.GROUPED[self.grouped_matmul]
         stored = jnp.dtype(config.page_dtype)
-        self._builder = StepBuilder(spec, mesh, kernel, grouped, self.placed, config.page_size, stored)
+        network = Network(spec, mesh, kernel, grouped, self.placed, config.page_size, stored)
+        self._builder = StepBuilder(network, drafter)
 
     @cached_property
     def _state_shardings(self) -> Any:

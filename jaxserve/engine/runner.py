@@ -24,6 +24,7 @@ from jaxserve.engine.batch import (
 )
 from jaxserve.engine.buckets import Bucket, BucketPlan, choose
 from jaxserve.engine.compiles import CompileCounter
+from jaxserve.engine.drafting import Drafter
 from jaxserve.engine.experts import products_of_steps
 from jaxserve.engine.lowering import Lowering, abstract_params
 from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
@@ -56,13 +57,13 @@ class Launched:
 class DeviceRunner:
     """Implements engine.Runner on a mesh. Compiled steps only: nothing is traced after `warm_up`."""
 
-    def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh):
+    def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh, drafter: Drafter | None = None):
         self.spec, self.config, self.mesh = spec, config, mesh
         self.buckets = BucketPlan.of(config)
         self.lowering = Lowering(
-            spec, abstract_params(spec, params["embed"].dtype, mesh, form_in(params)), config, mesh
+            spec, abstract_params(spec, params["embed"].dtype, mesh, form_in(params)), config, mesh, drafter
         )
-        self._params = params
+        self._params = params | ({"drafter": drafter.params} if drafter else {})
         self._state = new_state(self.lowering.state)
         self.writers: dict[str, Any] = {}
         self._steps: dict[Bucket, Any] = {}
@@ -126,8 +127,8 @@ class DeviceRunner:
         prove_quantized(((placed.kernel, placed.demand) for placed in lowering.placed.values()), device)
         if self.spec.mixture and lowering.grouped_matmul != "reference":
             kernel, dtype = dispatch.GROUPED[lowering.grouped_matmul], lowering.params["embed"].dtype
-            form = form_in(lowering.params)
-            prove_grouped(kernel, products_of_steps(self.spec, self.config, self.mesh, kernel, dtype, form), device)
+            asked = products_of_steps(self.spec, self.config, self.mesh, kernel, dtype, lowering.form)
+            prove_grouped(kernel, asked, device)
 
     def _compile_step(self, bucket: Bucket) -> None:
         self._steps[bucket] = self._compiled(str(bucket), self.lowering.step(bucket))

@@ -212,12 +212,11 @@ class Scheduler:
     def _add_drafted_chunks(self, draft: _Draft, lane: Lane, seqs: list[Sequence]) -> None:
         """Nobody reads or writes pages that another writes: who shares a prefix has its turn later."""
         plan, span = draft.lanes[lane.index], self.config.page_span
-        group = next(g for g, pool in enumerate(self.config.pools) if pool.window is None)
         seen, written = set[int](), set[int]()
         for seq in seqs:
             start = seq.draft_computed
             size = min(seq.num_known - start, draft.budgets[lane.index])
-            pages = seq.pages[group][: span(start + size)]
+            pages = seq.pages[self.config.full_group][: span(start + size)]
             own = pages[start // self.config.page_size :]
             if size <= 0 or not (written.isdisjoint(pages) and seen.isdisjoint(own)):
                 continue

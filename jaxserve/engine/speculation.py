@@ -21,8 +21,8 @@ LONGEST_PAUSE: Final = 64  # tokens that a sequence goes on without drafts, at m
 class Proposer(Protocol):
     """Drafts tokens: on the host, from what it has read so far, or by having the device do it.
 
-    waits: its sequences wait until the host has read their newest token. has_pages: the device keeps pages for it, which
-    have to be caught up with the sequence's before it drafts.
+    waits: its sequences wait until the host has read their newest token. has_pages: the device keeps pages for it,
+    which have to be caught up with the sequence's before it drafts.
     """
 
     waits: bool

@@ -36,6 +36,7 @@ class State:
     pages: tuple[Pages, ...]  # per layer, every array with a leading axis A
     rows: Rows
     load: UInt32[Array, "A M E"] | None = None  # tokens that each expert of each layer has answered, modulo 2^32
+    drafter: Any = None  # what it keeps, see engine.drafting
 
 
 def abstract_state(spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention) -> State:

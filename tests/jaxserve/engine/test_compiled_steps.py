@@ -1,7 +1,6 @@
 """What the compiler says of the steps: the state is updated in place, and nothing large stands beside it."""
 
 import math
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +8,8 @@ import pytest
 
 from jaxserve.config import EngineOptions
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.places import locate
 from jaxserve.engine.plan import LanePlan, StepPlan
-from jaxserve.engine.steps import _locate
 from jaxserve.errors import EngineError
 from tests.jaxserve.engine.tiny import SPEC, make_engine
 
@@ -69,9 +68,7 @@ def test_a_compile_after_warm_up_is_counted(runner) -> None:
 
 def test_where_the_tokens_of_a_step_lie() -> None:
     """Two decodes, a chunk of three at the end of five, and padding."""
-    rows = SimpleNamespace(length=jnp.array([[7, 0, 2, 4]], jnp.int32))
-    batch = {"rows": jnp.array([[0, 3, 2, 4]]), "sizes": jnp.array([[1, 1, 3, 0]])}
-    place = _locate(rows, batch, tokens=8)  # type: ignore[arg-type]
+    place = locate(jnp.array([[7, 4, 2, 4]]), jnp.array([[1, 1, 3, 0]]), tokens=8)
     assert place.split.tolist() == [[2, 3]]
     assert place.lengths.tolist() == [[8, 5, 5, 0]] and place.starts.tolist() == [[0, 1, 2, 5, 5]]
     assert place.position.tolist() == [[7, 4, 2, 3, 4, 0, 0, 0]]

@@ -1,5 +1,6 @@
 """A random decoder whose whole vocabulary fits into the reported log-probabilities, and engines around it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.engine.drafting import Drafter
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import Logprob, TokenEvent
 from jaxserve.engine.runner import DeviceRunner
@@ -39,10 +41,13 @@ LATENT = replace(EXPERTS, num_kv_heads=1, head_dim=12, latent=Latent(None, rank=
 BASE = EngineOptions(max_batch=4, page_size=4, step_tokens=32, cache_tokens=1024)
 
 
-def make_params(mesh: jax.sharding.Mesh, dtype: jnp.dtype = jnp.float32, spec: ModelSpec = SPEC) -> dict:
+NewDrafter = Callable[[EngineConfig, jax.sharding.Mesh], Drafter]
+
+
+def make_params(mesh: jax.sharding.Mesh, dtype: jnp.dtype = jnp.float32, spec: ModelSpec = SPEC, seed: int = 1) -> dict:
     """Weights spread so widely that the model has opinions: top-two gaps of about one."""
     louder = map_specs(lambda param: replace(param, std=0.25), param_specs(spec, jnp.dtype(dtype)))
-    return random_params(louder, mesh, seed=1)
+    return random_params(louder, mesh, seed=seed)
 
 
 def make_engine(
@@ -51,6 +56,7 @@ def make_engine(
     spec: ModelSpec = SPEC,
     dtype: jnp.dtype = jnp.float32,
     speculation: Speculation | None = None,
+    new_drafter: NewDrafter | None = None,
 ) -> tuple[Engine, DeviceRunner]:
     mesh = (mesh_spec or MeshSpec()).build(jax.devices())
     windows = [group.window for group in spec.page_groups()]
@@ -63,7 +69,7 @@ def make_engine(
         windows=windows,
         weights=str(jnp.dtype(dtype)),
     )
-    return engine_of(config, mesh, spec, dtype, speculation)
+    return engine_of(config, mesh, spec, dtype, speculation, new_drafter)
 
 
 def engine_of(
@@ -72,8 +78,10 @@ def engine_of(
     spec: ModelSpec = SPEC,
     dtype: jnp.dtype = jnp.float32,
     speculation: Speculation | None = None,
+    new_drafter: NewDrafter | None = None,
 ) -> tuple[Engine, DeviceRunner]:
-    runner = DeviceRunner(spec, make_params(mesh, dtype, spec), config, mesh)
+    drafter = new_drafter(config, mesh) if new_drafter else None
+    runner = DeviceRunner(spec, make_params(mesh, dtype, spec), config, mesh, drafter)
     return Engine(Scheduler(config, fingerprint="tiny", speculation=speculation), runner), runner
 
 
