@@ -12,7 +12,7 @@ from checkpoints.errors import CheckpointError
 from jaxserve.chat.conversation import Conversation
 from jaxserve.cli.compilation_cache import use_compilation_cache
 from jaxserve.cli.exits import BAD_INPUT, complain, exit_code
-from jaxserve.cli.flags import check_chat_flags, engine_options, parser, sampling_params
+from jaxserve.cli.flags import check_chat_flags, draft_model, engine_options, parser, sampling_params
 from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
 from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, summary
 from jaxserve.cluster.fingerprint import facts_of_engine, facts_of_start
@@ -51,6 +51,8 @@ def generate(args: argparse.Namespace, console: Console) -> int:
         use_compilation_cache(args.compilation_cache)
         with open_llm(args, console, pod) as llm:
             console.print("weights " + describe(sizes_of(llm.model.params)), style="dim", soft_wrap=True)
+            if llm.draft:
+                console.print("draft model " + describe(sizes_of(llm.draft.params)), style="dim", soft_wrap=True)
             if pod.leads is False:
                 return pod.follow(llm.runner)
             if args.chat:
@@ -70,6 +72,7 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
             options=options,
             mesh=mesh,
             chat_template=args.chat_template,
+            draft_model=draft_model(args),
             on_load=loading.update,
             on_compile=compiling.update,
             new_runner=pod.new_runner,

@@ -11,8 +11,10 @@ import numpy as np
 from jaxserve.chat import Chat, Message, Rendered
 from jaxserve.completion import Assembler, Completion, Delta
 from jaxserve.config import EngineOptions
+from jaxserve.draft import check_choice, load_draft
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.build import NewRunner, build_engine
+from jaxserve.engine.draft_model import DraftModel
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.engine.runner import DeviceRunner, Progress
@@ -50,7 +52,8 @@ class LLM:
     auto (as stored), or quantized as models/quant.py has it: int8, fp8, int4, int4-g32 and so on. options: the engine's
     knobs. mesh: how many devices to spread over. chat_template: a file to use instead of the folder's chat template.
     tool_parser, reasoning_parser: how a server reads the answers to conversations (see choose_forms); text stays whole
-    here. on_load, on_compile: called with (done, total, what) as it gets ready. new_runner: makes what drives the
+    here. draft_model: a folder of a smaller model with the same tokens, for options that speculate with it. on_load,
+    on_compile: called with (done, total, what) as it gets ready. new_runner: makes what drives the
     devices.
     Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, KernelError; later RequestError for what a
     client can mend, EngineError once the LLM is closed or a step has failed. One line each. Steps are compiled when
@@ -69,16 +72,26 @@ class LLM:
         chat_template: str | Path | None = None,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
+        draft_model: str | Path | None = None,
         on_load: Progress = _silent,
         on_compile: Progress = _silent,
         new_runner: NewRunner = DeviceRunner,
     ):
         devices = (mesh or MeshSpec()).build(jax.devices())
+        options = options or EngineOptions()
+        check_choice(options, draft_model)
         self.model = load(Path(model), devices, dtype, on_load, weights)
+        self.draft = load_draft(Path(draft_model), self.model, on_load) if draft_model else None
         self.engine: Engine
         self.runner: DeviceRunner
         self.engine, self.runner = build_engine(
-            self.model.spec, self.model.params, devices, options or EngineOptions(), self.model.fingerprint, new_runner
+            self.model.spec,
+            self.model.params,
+            devices,
+            options,
+            self.model.fingerprint,
+            new_runner,
+            DraftModel(self.draft.spec, self.draft.params) if self.draft else None,
         )
         self._chat = Chat(
             Path(model),

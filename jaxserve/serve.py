@@ -17,12 +17,12 @@ from rich.console import Console
 from checkpoints.errors import CheckpointError
 from jaxserve.cli.compilation_cache import read_compiled, use_compilation_cache
 from jaxserve.cli.exits import exit_code
-from jaxserve.cli.flags import engine_options
+from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.cli.output import Bar
 from jaxserve.cluster.fingerprint import facts_of_engine, facts_of_start
 from jaxserve.cluster.hosts import Alone, Hosts, Pod, join, leave
 from jaxserve.cluster.pulse import Loss
-from jaxserve.engine.sizes import describe
+from jaxserve.engine.sizes import describe, sizes_of
 from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
@@ -104,6 +104,8 @@ async def serve(
         llm = resources.enter_context(open_llm(args, console, pod, manifest))
         model, engine = model_card(llm, args.served_model_name or args.model.resolve().name), engine_card(llm)
         introduce(model, engine, console)
+        if llm.draft:
+            console.print(f"drafts   {args.draft_model}: {describe(sizes_of(llm.draft.params))}", soft_wrap=True)
         compile_all(llm, console, manifest)
         observers = (metrics, RequestLog(), *([Traces(provider, model.name)] if provider else []))
         service, thread = assemble(llm, limits(args), observers, loop, lifecycle.fail)
@@ -159,6 +161,7 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod, manifest: Man
             chat_template=args.chat_template,
             tool_parser=args.tool_parser,
             reasoning_parser=args.reasoning_parser,
+            draft_model=draft_model(args),
             on_load=loading.update,
             new_runner=pod.new_runner,
         )

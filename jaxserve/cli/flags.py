@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxserve.chat.conversation import HINT
 from jaxserve.cli.parser import Parser
 from jaxserve.config import DRAFTED, PAGE_DTYPES, PRESETS, PROPOSERS, EngineOptions
-from jaxserve.errors import RequestError
+from jaxserve.errors import ConfigError, RequestError
 from jaxserve.request import SamplingParams
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
@@ -122,6 +122,12 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
         "where the chip multiplies such numbers: w8a8-int8, w8a8-fp8; +head behind it quantizes the head as well",
     )
     size_flags(group)
+    group.add_argument(
+        "--draft-model",
+        type=Path,
+        metavar="DIR",
+        help="with --speculate draft: checkpoint folder of a smaller model with the same tokens",
+    )
     group.add_argument("--data", type=int, default=1, help="mesh: devices to split rows and pages over")
     group.add_argument("--expert", type=int, default=1, help="mesh: the same, and experts beside them")
     group.add_argument(
@@ -175,6 +181,13 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 def engine_options(args: argparse.Namespace) -> EngineOptions:
     given = {f.name: getattr(args, f.name) for f in fields(EngineOptions) if getattr(args, f.name, None) is not None}
     return EngineOptions(**given)
+
+
+def draft_model(args: argparse.Namespace) -> Path | None:
+    """ConfigError on several hosts."""
+    if args.draft_model and (args.hosts or args.pod):
+        raise ConfigError("--draft-model: draft models are not built in for several hosts (--speculate ngram is)")
+    return args.draft_model
 
 
 def check_chat_flags(args: argparse.Namespace, params: SamplingParams) -> None:

@@ -11,22 +11,24 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.attention import choose_attention
 from jaxserve.engine.buckets import Bucket, BucketPlan
+from jaxserve.engine.draft_model import DraftModel, ModelDrafter
+from jaxserve.engine.drafting import Drafter
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.lowering import Footprint, Lowering, abstract_params
 from jaxserve.engine.memory import Budget, affordable_pages, bytes_per_device, cache_bytes, check_fits, device_limit
 from jaxserve.engine.prompt_lookup import PromptLookup
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
-from jaxserve.engine.speculation import Speculation
+from jaxserve.engine.speculation import DeviceDrafts, Speculation
 from jaxserve.engine.state import abstract_state
-from jaxserve.errors import MemoryLimitError
+from jaxserve.errors import ConfigError, MemoryLimitError
 from jaxserve.models.quant import Form, form_in
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from sharding.mesh import crosses_slow_links, platform
 from sharding.rules import shards
 
-NewRunner = Callable[[ModelSpec, dict, EngineConfig, Mesh], DeviceRunner]
+NewRunner = Callable[[ModelSpec, dict, EngineConfig, Mesh, Drafter | None], DeviceRunner]
 log = logging.getLogger("jaxserve.engine")
 
 # Of the pages that there is room for beside weights and rows, those that steps are asked about with. libtpu makes
@@ -42,14 +44,21 @@ def build_engine(
     options: EngineOptions,
     fingerprint: str,
     new_runner: NewRunner = DeviceRunner,
+    draft: DraftModel | None = None,
 ) -> tuple[Engine, DeviceRunner]:
     """The engine, and its runner for warm-up and figures. ConfigError when the options cannot be met."""
     _warn_of_slow_links(spec, mesh, params["embed"].dtype)
-    config = plan_config(spec, params, mesh, options)
-    runner = new_runner(spec, params, config, mesh)
-    speculation = Speculation(PromptLookup(config.draft_tokens), config.draft_tokens) if config.draft_tokens else None
-    scheduler = Scheduler(config, fingerprint=fingerprint, speculation=speculation)
+    config = plan_config(spec, params, mesh, options, draft=draft)
+    runner = new_runner(spec, params, config, mesh, ModelDrafter(draft, config, mesh) if draft else None)
+    scheduler = Scheduler(config, fingerprint=fingerprint, speculation=speculation_of(config))
     return Engine(scheduler, runner), runner
+
+
+def speculation_of(config: EngineConfig) -> Speculation | None:
+    most = config.draft_tokens
+    if not most:
+        return None
+    return Speculation(DeviceDrafts(most, has_pages=True) if config.drafts_by_model else PromptLookup(most), most)
 
 
 def plan_config(
@@ -59,13 +68,17 @@ def plan_config(
     options: EngineOptions,
     limit: int | None = None,
     footprint: Callable[[Lowering, Bucket], Footprint] = Lowering.footprint,
+    draft: DraftModel | None = None,
 ) -> EngineConfig:
     """Resolve the options; the cache takes what rows can use, or what memory has room for if that is less.
 
     params: arrays, or their abstract values. limit: bytes that a device may use; None: ask it. footprint: says what a
     step takes. The compiler is asked about the largest steps only when the cache comes near the limit: each answer
-    costs a compile. MemoryLimitError when the model does not fit.
+    costs a compile. draft: what drafts for it, whose weights and pages are counted. MemoryLimitError when the model
+    does not fit.
     """
+    if draft is None and options.speculate == "draft":
+        raise ConfigError("--speculate draft: there is no draft model (--draft-model)")
     dtype = params["embed"].dtype
     tensor = mesh.shape["tensor"]
     windows = [group.window for group in spec.page_groups()]
@@ -87,12 +100,18 @@ def plan_config(
     wish = resolved(2**62)
     kernel = dispatch.IMPLEMENTATIONS[wish.attention]
 
+    drafter = ModelDrafter(draft, wish, mesh) if draft else None
+
+    def bytes_with(config: EngineConfig) -> int:
+        return cache_bytes(spec, config, kernel, tensor) + (drafter.cache_bytes(config) if drafter else 0)
+
     def bytes_of(pages: int) -> int:
-        return cache_bytes(spec, resolved(pages * wish.page_size), kernel, tensor)
+        return bytes_with(resolved(pages * wish.page_size))
 
     rows = bytes_per_device(abstract_state(spec, wish, mesh, kernel).rows)
-    budget = Budget(device_limit(mesh) if limit is None else limit, bytes_per_device(params), rows)
-    cache = cache_bytes(spec, wish, kernel, tensor)
+    weights = bytes_per_device([params, drafter.params if drafter else {}])
+    budget = Budget(device_limit(mesh) if limit is None else limit, weights, rows)
+    cache = bytes_with(wish)
     if options.cache_tokens:
         check_fits(budget, cache)
         return wish
@@ -103,7 +122,8 @@ def plan_config(
 
     def asked(pages: int) -> Budget:
         abstract = abstract_params(spec, dtype, mesh, form_in(params))
-        probe = Lowering(spec, abstract, resolved(pages * wish.page_size), mesh)
+        config = resolved(pages * wish.page_size)
+        probe = Lowering(spec, abstract, config, mesh, ModelDrafter(draft, config, mesh) if draft else None)
         return with_steps(budget, BucketPlan.of(wish), partial(footprint, probe))
 
     try:

@@ -91,16 +91,18 @@ class Compile(_message.Message):
     def __init__(self, buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ...) -> None: ...
 
 class Bucket(_message.Message):
-    __slots__ = ("kind", "rows", "tokens", "steps")
+    __slots__ = ("kind", "rows", "tokens", "steps", "drafts")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     rows: int
     tokens: int
     steps: int
-    def __init__(self, kind: _Optional[str] = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    drafts: int
+    def __init__(self, kind: _Optional[str] = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., drafts: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("exit_code",)
