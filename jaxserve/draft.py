@@ -32,10 +32,15 @@ def load_draft(folder: Path, model: Model, progress: Callable[[int, int, str], N
 def check_tokens(folder: Path, theirs: Tokenizer, ours: Tokenizer) -> None:
     """ConfigError naming the first token that is another one in the draft model; either may have more of them."""
     for token in range(min(theirs.vocab_size, ours.vocab_size)):
-        there, here = ((t.token_text(token), t.token_bytes(token)) for t in (theirs, ours))
+        there, here = _named(theirs, token), _named(ours, token)
         if there != here:
-            special = " as a special token" if there[0] == here[0] else ""
             raise ConfigError(
-                f"--draft-model {folder}: token {token} is {there[0]!r} there and {here[0]!r} in the model{special} "
+                f"--draft-model {folder}: token {token} is {there} there and {here} in the model "
                 "(a draft model needs the model's tokens)"
             )
+
+
+def _named(tokenizer: Tokenizer, token: int) -> str:
+    """Its text, and whether it is none: special tokens are named."""
+    text, (spelled, _) = tokenizer.token_text(token), tokenizer.token_bytes(token)
+    return f"{text!r}" if spelled else f"the special {text!r}"
