@@ -85,7 +85,7 @@ def draft_tokens(
     sampling = replace(sampling, logprobs=jnp.full_like(sampling.logprobs, -1))
 
     def compute(kept: Any, tokens: jax.Array, turn: jax.Array) -> tuple[Any, jax.Array]:
-        place = locate(begin + jnp.clip(turn, 0, jnp.maximum(samples - 1, 0)), present, tokens.shape[-1])
+        place = locate(begin + jnp.minimum(turn, jnp.maximum(samples - 1, 0)), present, tokens.shape[-1])
         place = place._replace(live=place.live & (samples > 1) & (turn < samples))  # token t is row t's
         return drafter.next(params, replace(state, drafter=kept), ids, tokens, place)
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -120,7 +121,7 @@ def test_any_number_in_any_step(spec: ModelSpec, seed: int, plain: Answers) -> N
 @pytest.mark.parametrize(
     ("options", "mesh"),
     [
-        (replace(DRAFTING, step_tokens=6), MeshSpec()),
+        (replace(DRAFTING, step_tokens=12), MeshSpec()),
         (replace(DRAFTING, cache_tokens=80), MeshSpec()),
         (replace(DRAFTING, decode_steps=3), MeshSpec()),
         (replace(DRAFTING, kv="int8", page_size=4), MeshSpec()),
@@ -136,7 +137,7 @@ def test_cut_preempted_and_sharded(options: EngineOptions, mesh: MeshSpec, spec:
         check(found, plain)
     else:
         check(found, answers(replace(BASE, max_batch=1, prefix_cache=False, kv=options.kv)))
-    assert speculation.drafted > 30
+    assert speculation.drafted > 10
     preemptions = sum(o.last.times.preemptions for o in found.values() if o.last and o.last.times)
     assert (preemptions > 0) == (options.cache_tokens == 80)
 
@@ -227,7 +228,7 @@ def test_a_head_reads_the_hidden_state_of_the_newest_token(mesh: MeshSpec) -> No
                     checked += 1
     engine.close()
     assert checked > 60 and all(len(tokens) == 30 for tokens in said.values())
-    repeats = sum(a == b for tokens in said.values() for a, b in zip(tokens, tokens[1:], strict=False))
+    repeats = sum(a == b for tokens in said.values() for a, b in pairwise(tokens))
     assert engine.scheduler.speculation and 0 < engine.scheduler.speculation.accepted <= repeats
 
 
