@@ -21,6 +21,7 @@ class Lane:
         self.running: list[Sequence] = []
         self.blocked: Sequence | None = None  # lacked pages in the step before: it goes first, nobody is admitted
         self.has_windows = any(pool.window for pool in config.pools)
+        self._drafted = set[int]()  # pages of the group without a window that the draft model has filled as well
         self._free_rows = list(range(config.max_batch))
         heapify(self._free_rows)
 
@@ -129,7 +130,10 @@ class Lane:
             return None
         fresh = []
         for group, count in need.items():
-            for page in self.caches[group].pool.allocate(count):
+            pages = self.caches[group].pool.allocate(count)
+            if self._drafted and group == self._config.full_group:
+                self._drafted.difference_update(pages)
+            for page in pages:
                 fresh.append((group, seq.row, len(seq.pages[group]), page))
                 seq.pages[group].append(page)
         self._count_room(seq)
@@ -158,10 +162,24 @@ class Lane:
             cache.pool.release(pages[begin:end], passed=True)
             pages[begin:end] = [NO_PAGE] * (end - begin)
 
+    def note_drafted(self, seq: Sequence, position: int) -> None:
+        """The draft model has the tokens before `position` in pages for good."""
+        self._drafted.update(seq.pages[self._config.full_group][: position // self._config.page_size])
+
+    def skip_drafted(self, seq: Sequence) -> None:
+        """What the draft model has of a prefix that the sequence shares, it need not compute again."""
+        pages, size = seq.pages[self._config.full_group], self._config.page_size
+        index = seq.draft_computed // size
+        while (index + 1) * size <= seq.num_known and pages[index] in self._drafted:
+            index += 1
+            seq.draft_computed = index * size
+
     def leave(self, seq: Sequence) -> None:
         """Take row and pages back. Nothing that is in flight may refer to them any more."""
         if seq.in_flight:
             raise EngineError(f"sequence {seq.id} leaves its row with {seq.in_flight} steps in flight")
+        if seq.draft_computed:
+            self.note_drafted(seq, seq.draft_computed)
         for cache, pages in zip(self.caches, seq.pages, strict=True):
             cache.pool.release([page for page in pages if page != NO_PAGE])
         heappush(self._free_rows, seq.row)

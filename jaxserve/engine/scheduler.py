@@ -201,6 +201,8 @@ class Scheduler:
         Every other step is another: whoever streams waits for one chunk at a time. Meanwhile those who lack many tokens
         draft none.
         """
+        for seq in drafting:
+            self.lanes[seq.lane].skip_drafted(seq)
         behind = [seq for seq in drafting if seq.id in draft.drafted and seq.draft_computed < seq.num_computed]
         if self._last_kind != "draft" and any(seq.draft_computed < seq.num_known for seq in behind):
             draft.kind = "draft"
@@ -210,7 +212,7 @@ class Scheduler:
             del draft.drafted[seq.id]
 
     def _add_drafted_chunks(self, draft: _Draft, lane: Lane, seqs: list[Sequence]) -> None:
-        """Nobody reads or writes pages that another writes: who shares a prefix has its turn later."""
+        """Nobody reads or writes pages that another writes: who shares a prefix has its turn later, and less to do."""
         plan, span = draft.lanes[lane.index], self.config.page_span
         seen, written = set[int](), set[int]()
         for seq in seqs:
@@ -380,7 +382,12 @@ class Scheduler:
         self._add_chunk(draft, lane, seq, size, drafted, fresh + more)
 
     def _drafts(self, draft: _Draft, lane: Lane, seq: Sequence, size: int) -> list[int]:
-        """Proposed tokens to verify with the newest one: as many as budget and max_tokens leave use for."""
+        """Proposed tokens to verify with the newest one: as many as budget and max_tokens leave use for.
+
+        None of who was preempted meanwhile and enters again in this step.
+        """
+        if not seq.decoding:
+            return []
         spare = draft.budgets[lane.index] - draft.streams[lane.index]
         most = min(spare - size, seq.max_tokens - seq.num_generated - 1)
         return draft.drafted.get(seq.id, [])[: max(most, 0)]
@@ -483,7 +490,9 @@ class Scheduler:
                 seq.unread -= samples
                 if plan.kind == "verify" and samples > 1:
                     self._learn(seq, samples, len(tokens))
-                if plan.kind != "draft":
+                if plan.kind == "draft":
+                    lane.note_drafted(seq, lane_plan.starts[i] + lane_plan.sizes[i])
+                else:
                     event = self._settle(lane, seq, lane_plan, result, i, next(scores), now)
                     if event is not None:
                         events.append(event)
