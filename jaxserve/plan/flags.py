@@ -104,6 +104,8 @@ def check(args: argparse.Namespace) -> None:
             if getattr(args, flag[2:].replace("-", "_")) not in (None, False) and getattr(args, name) is not None:
                 raise ConfigError(f"{flag} has no use for --{name} (leave --{name} out)")
 
+    if args.speculate == "draft":
+        raise ConfigError("--speculate draft: a draft model's weights, pages and steps are not planned (leave it out)")
     if args.out and args.buckets == "largest":
         raise ConfigError("--out keeps every step; --buckets largest compiles a few (leave --buckets out)")
 

@@ -9,6 +9,7 @@ from jax.errors import JaxRuntimeError
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine import build
 from jaxserve.engine.buckets import Bucket, BucketPlan
+from jaxserve.engine.draft_model import DraftModel, ModelDrafter
 from jaxserve.engine.lowering import Footprint, Lowering
 from jaxserve.engine.memory import (
     Budget,
@@ -19,7 +20,7 @@ from jaxserve.engine.memory import (
     memory_errors,
 )
 from jaxserve.engine.state import abstract_state
-from jaxserve.errors import MemoryLimitError
+from jaxserve.errors import ConfigError, MemoryLimitError
 from pallas_kernels.paged_attention import reference
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, SPEC, make_params
@@ -120,6 +121,25 @@ def test_steps_are_asked_about_with_a_cache_that_nearly_fills_the_device() -> No
     state = abstract_state(SPEC, planned, mesh, reference)
     left = 2**20 - bytes_per_device(state.rows) - 1000 - 10 * steps
     assert planned.pools[0].pages == left // page
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_draft_model_takes_its_share_of_the_memory(tensor: int) -> None:
+    """Its weights, and of every page of the model as much again for its layers: one, of half the heads' size."""
+    mesh = MeshSpec(tensor=tensor).build(jax.devices())
+    small = replace(SPEC, num_layers=1, head_dim=4)
+    params, draft = make_params(mesh), DraftModel(small, make_params(mesh, spec=small))
+    options = EngineOptions(max_batch=64, step_tokens=64, page_size=16, speculate="draft")
+    wish = build.plan_config(SPEC, params, mesh, options, draft=draft)
+    rows = bytes_per_device(abstract_state(SPEC, wish, mesh, reference).rows)
+    limit = bytes_per_device([params, draft.params]) + rows + 2**16
+    planned = build.plan_config(SPEC, params, mesh, options, limit, lambda *_: Footprint(0, 0), draft)
+    token = 2 * (2 * 8 * 2 + 2 * 4) * 4 // tensor  # bytes: K and V, heads and their numbers of each layer, float32
+    assert planned.pools[0].pages == 2**16 // (token * 16) < wish.pools[0].pages
+    drafter = ModelDrafter(draft, planned, mesh)
+    assert drafter.cache_bytes(planned) == bytes_per_device(drafter.kept)
+    with pytest.raises(ConfigError, match="--speculate draft: there is no draft model"):
+        build.plan_config(SPEC, params, mesh, options)
 
 
 def test_a_compiler_that_refuses_is_quoted() -> None:

@@ -1,10 +1,14 @@
 """Drafts that the device makes: the host runs ahead with upper bounds, and keeps the draft model's pages caught up."""
 
+import dataclasses
 import random
 
 import pytest
 
+from jaxserve.config import EngineOptions, resolve
+from jaxserve.engine.buckets import BucketPlan
 from jaxserve.engine.plan import DRAFTED, FED_BACK
+from jaxserve.errors import ConfigError
 from tests.fake_runner import VOCAB
 from tests.jaxserve.engine.driver import Driver, ScriptedSpeculation, config_of, request
 
@@ -84,6 +88,27 @@ def test_a_cached_prompt_is_not_caught_up_again() -> None:
         d.run()
     second = [plan for plan in d.plans if plan.kind == "draft" and d.names(plan) == ["b"]]
     assert min(lane.starts[0] for plan in second for lane in plan.lanes) == 8
+
+
+def test_a_model_whose_every_layer_has_a_window_is_refused() -> None:
+    """The draft model shares the tables of those without one."""
+    options = EngineOptions(speculate="draft")
+    with pytest.raises(ConfigError, match="every layer of the model has one"):
+        resolve(options, max_positions=64, lanes=1, affordable_tokens=1000, windows=(5, 9))
+    assert resolve(options, max_positions=64, lanes=1, affordable_tokens=1000, windows=(5, None)).full_group == 1
+
+
+def test_what_a_draft_model_lacks_always_has_a_compiled_step() -> None:
+    config = dataclasses.replace(config_of(max_batch=4, step_tokens=300), speculate="draft", draft_tokens=3)
+    plan = BucketPlan.of(config)
+    assert [b.tokens for b in plan.buckets if b.kind == "draft"] == [16, 64, 256, 300]
+    reachable = plan.reachable([(20, 10)], config=config, score=False)
+    assert [str(b) for b in reachable if b.kind in ("verify", "draft")] == [
+        "verify[1 x 1]",
+        "verify[1 x 3]",
+        "draft[4x16]",
+        "draft[4x64]",
+    ]
 
 
 @pytest.mark.parametrize("seed", range(40))
