@@ -249,3 +249,19 @@ def test_a_quantized_draft_model() -> None:
     check(found, run(expected, [(0, requests(1)[0])]))
     engine.close()
     expected.close()
+
+
+@pytest.mark.parametrize("kind", ["verify", "draft", "decode"])
+def test_state_is_aliased_and_never_copied(kind: str) -> None:
+    """The draft model's pages too, through the scan that drafts."""
+    options = replace(DRAFTING, page_size=16, cache_tokens=2**18)
+    engine, runner = make_engine(options, speculation=Moody(), new_drafter=drafter_of(SPEC, 1))
+    memory = runner.lowering.step(max(b for b in runner.buckets.buckets if b.kind == kind)).compile().memory_analysis()
+    state = runner.lowering.state
+    assert memory.alias_size_in_bytes == nbytes(state)
+    assert memory.temp_size_in_bytes < nbytes(state.pages[0]) / 10
+    engine.close()
+
+
+def nbytes(tree: object) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
