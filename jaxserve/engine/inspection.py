@@ -62,7 +62,9 @@ def inspect(compiled: jax.stages.Compiled, lowering: Lowering) -> Inspection:
         aliased=memory.alias_size_in_bytes,
         fresh=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         program=memory.generated_code_size_in_bytes,
-        copies=tuple(find_copies(module, _sizes(lowering.params), _sizes(lowering.state.pages))),
+        copies=tuple(
+            find_copies(module, _sizes(lowering.params), _sizes([lowering.state.pages, lowering.state.drafter]))
+        ),
         collectives={op: ops[op] for op in COLLECTIVES if ops[op]},
         sent=bytes_sent(module, lowering.mesh.size),
         kernels=sum(i.runs or i.op == "custom-call" for i in running),
