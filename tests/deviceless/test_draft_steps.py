@@ -25,8 +25,8 @@ CATCH_UP = Bucket("draft", ROWS, 256)
 
 
 # Of kernels, in each of two layers. The draft model stands in a verify step twice: in the loop that drafts, and for the
-# last drafted token, of which a GPU does not compute the last layer's attention: nobody asks for it. Steps are small: a GPU walks
-# each once.
+# last drafted token, of which a GPU does not compute the last layer's attention: nobody asks for it. The steps are so
+# small that a GPU walks each once.
 CALLS = {
     ("v5e", VERIFY): {"paged_attention": 2 + 2 + 2, "page_write": 2},
     ("v5e", CATCH_UP): {"paged_attention": 2, "page_write": 2},
