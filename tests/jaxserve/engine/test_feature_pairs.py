@@ -1,0 +1,237 @@
+"""Any two features together change no token: each pair against an engine that has only what they mean.
+
+What a feature means (other weights, 8-bit pages, a grammar, log-probabilities, several choices) the plain engine has
+too: one row at a time, prompts whole, nothing shared, on one device.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from checkpoints.hf import HFCheckpoint
+from jaxserve.config import EngineOptions
+from jaxserve.engine.build import plan_config
+from jaxserve.engine.draft_model import DraftModel, ModelDrafter
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.runner import DeviceRunner
+from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.sequence import Sequence as Seq
+from jaxserve.engine.speculation import DeviceDrafts, Proposer, Speculation
+from jaxserve.load import load_params, read_spec
+from jaxserve.request import Request, SamplingParams
+from jaxserve.structure import Structure
+from sharding.mesh import MeshSpec
+from tests.jaxserve.engine.tiny import Outcome, run
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "llama_gqa"
+MOST, TOKENS, VOCAB = 3, 24, 96
+ALONE = EngineOptions(max_batch=1, step_tokens=64, page_size=4, cache_tokens=256, max_context=60, prefix_cache=False)
+BOUNDS = {"auto": 1e-4, "int8": 0.05}  # of log-probabilities between executables, by pages
+type Answers = dict[tuple[str, int], Outcome]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """drafter: none, host or model. asked: of every request, beside temperature 0."""
+
+    options: EngineOptions = ALONE
+    mesh: MeshSpec = MeshSpec()
+    weights: str = "auto"
+    drafter: str = ""
+    grammar: bool = False
+    asked: tuple[tuple[str, Any], ...] = ()
+
+    def with_options(self, **changes: Any) -> "Setup":
+        return replace(self, options=replace(self.options, **changes))
+
+    def drafting(self, drafter: str, speculate: str) -> "Setup":
+        return replace(self.with_options(speculate=speculate, draft_tokens=MOST), drafter=drafter)
+
+    @property
+    def meaning(self) -> "Setup":
+        return replace(self, options=replace(ALONE, kv=self.options.kv), mesh=MeshSpec(), drafter="")
+
+
+FEATURES: dict[str, Callable[[Setup], Setup]] = {
+    "drafts of the host": lambda setup: setup.drafting("host", "ngram"),
+    "draft model": lambda setup: setup.drafting("model", "draft"),
+    "grammar": lambda setup: replace(setup, grammar=True),
+    "int8 weights": lambda setup: replace(setup, weights="int8"),
+    "int8 pages": lambda setup: setup.with_options(kv="int8"),
+    "prefix cache": lambda setup: setup.with_options(prefix_cache=True),
+    "chunked prompts": lambda setup: setup.with_options(step_tokens=10),
+    "preemption": lambda setup: setup.with_options(cache_tokens=72),
+    "2 x 1 x 2 devices": lambda setup: replace(setup, mesh=MeshSpec(data=2, tensor=2)),
+    "log-probabilities": lambda setup: replace(setup, asked=(*setup.asked, ("logprobs", 20))),
+    "two choices": lambda setup: replace(setup, asked=(*setup.asked, ("n", 2))),
+}
+REFUSED = {("drafts of the host", "draft model"): "one drafter at a time"}  # --speculate takes one word
+QUICK = (("drafts of the host", "grammar"), ("draft model", "preemption"), ("grammar", "prefix cache"))
+
+
+def pairs() -> Iterator[ParameterSet]:
+    """All that are not refused; `make test` runs a few, `make feature-pairs` all, and writes the table."""
+    for pair in combinations(FEATURES, 2):
+        if pair not in REFUSED:
+            yield pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow], id=" + ".join(pair))
+
+
+@pytest.mark.parametrize(("one", "other"), list(pairs()))
+def test_a_pair(one: str, other: str) -> None:
+    setup = FEATURES[other](FEATURES[one](Setup(options=replace(ALONE, max_batch=4))))
+    expected = plain(setup.meaning)
+    found, engine = answers(setup, expected)
+    for name, outcome in found.items():
+        same(outcome, expected[name], BOUNDS[setup.options.kv], exact=setup.options.kv == "auto")
+    check_they_were_at_work(setup, found, engine)
+
+
+@cache
+def plain(meaning: Setup) -> Answers:
+    return answers(meaning, {})[0]
+
+
+def answers(setup: Setup, said: Answers) -> tuple[Answers, Engine]:
+    """Both golden prompts, again and again; each comes while those before it are under way."""
+    mesh, checkpoint = setup.mesh.build(jax.devices()), HFCheckpoint.open(GOLDEN)
+    spec = read_spec(checkpoint.config)[1].on(setup.mesh.tensor)
+    params = load_params(checkpoint, mesh, "float32", weights=setup.weights)
+    config = plan_config(spec, params, mesh, setup.options)
+    drafter, speculation = None, None
+    if setup.drafter == "model":
+        own = load_params(checkpoint, mesh, "float32", weights=setup.weights)
+        drafter, speculation = ModelDrafter(DraftModel(spec, own), config, mesh), drafts(DeviceDrafts(MOST, True))
+    elif setup.drafter == "host":
+        speculation = drafts(Knowing(said))
+    runner = DeviceRunner(spec, params, config, mesh, drafter)
+    runner.warm_up({b.kind: b for b in sorted(runner.buckets.buckets) if b.kind != "score"}.values())
+    engine = Engine(Scheduler(config, fingerprint="pairs", speculation=speculation), runner)
+    found = run(engine, [(3 * i, request) for i, request in enumerate(requests(setup))])
+    assert runner.compiles_after_ready == 0
+    engine.close()
+    return found, engine
+
+
+def drafts(proposer: Proposer) -> Speculation:
+    return Speculation(proposer, MOST)
+
+
+def requests(setup: Setup) -> list[Request]:
+    prompts = np.load(GOLDEN / "golden.npz")["prompts"].tolist()
+    structure = Structure.of("json_object", True) if setup.grammar else None
+    asked: dict[str, Any] = {"temperature": 0.0, "max_tokens": TOKENS, "structure": structure}
+    sampling = SamplingParams(**asked | dict(setup.asked))
+    grammar = Steps() if setup.grammar else None
+    return [
+        Request(id=str(i), prompt=tuple(prompts[i % 2]), params=sampling, eos_ids=(), grammar=grammar)
+        for i in range(8)
+    ]
+
+
+class Knowing:
+    """An engine.speculation.Proposer that knows what the plain engine said, and spoils a token now and then."""
+
+    waits, has_pages = True, False
+
+    def __init__(self, said: Answers):
+        self._said, self._draw = said, random.Random(2)
+
+    def takes(self, request: Request) -> bool:
+        return True
+
+    def propose(self, seq: Seq) -> list[int]:
+        right = self._said[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
+        return [(token + (self._draw.random() < 0.2)) % VOCAB for token in right[:MOST]]
+
+    def forget(self, seq: Seq) -> None:
+        pass
+
+
+class Steps:
+    """A structure.Grammar, and the Matcher of a text: token t may be the nth where (t + n) % 3 > 0; every fifth one is
+    prescribed, and the 20th is the last."""
+
+    failure = ""
+
+    def __init__(self, length: int = 0):
+        self._length = length
+
+    def matcher(self) -> "Steps":
+        return Steps()
+
+    def masks(self, drafted: Sequence[int] = ()) -> list[bytes]:
+        found = [self._mask(self._length)]
+        for n in range(self.fits(drafted)):
+            if self._length + n + 1 < 20:
+                found.append(self._mask(self._length + n + 1))
+        return found
+
+    def fits(self, tokens: Sequence[int], free: bool = False) -> int:
+        for n, token in enumerate(tokens):
+            at = self._length + n
+            if at == 20 or token not in self._allowed(at):
+                return n
+            if free and at + 1 < 20 and len(self._allowed(at + 1)) == 1:
+                return n
+        return len(tokens)
+
+    def accept(self, token: int) -> bool:
+        taken = token in self._allowed(self._length)
+        self._length += taken
+        return taken
+
+    def forced(self) -> list[int]:
+        allowed = self._allowed(self._length)
+        return allowed if len(allowed) == 1 else []
+
+    @property
+    def ended(self) -> bool:
+        return self._length == 20
+
+    def _allowed(self, n: int) -> list[int]:
+        return [7 * n % VOCAB] if n % 5 == 4 else [token for token in range(VOCAB) if (token + n) % 3]
+
+    def _mask(self, n: int) -> bytes:
+        return sum(1 << token for token in self._allowed(n)).to_bytes(VOCAB // 8, "little")
+
+
+def same(one: Outcome, other: Outcome, bound: float, exact: bool) -> None:
+    """The same tokens and end, log-probabilities within the bound; of 8-bit pages, up to a choice by less than that."""
+    if exact:
+        assert one.tokens == other.tokens
+    shared = next((n for n, pair in enumerate(zip(one.tokens, other.tokens, strict=False)) if pair[0] != pair[1]), None)
+    assert shared is None or shared >= TOKENS // 2, "8 bits change few tokens"
+    assert shared is not None or len(one.tokens) == len(other.tokens)
+    assert one.last and other.last and one.last.finish and other.last.finish
+    assert one.last.finish.reason == other.last.finish.reason
+    for mine, theirs in list(zip(one.logprobs, other.logprobs, strict=False))[:shared]:
+        ours, known = dict(mine.top), dict(theirs.top)
+        both = ours.keys() & known.keys()
+        assert len(both) >= 18, "20 alternatives differ by more than ties at their end"
+        assert max(abs(ours[token] - known[token]) for token in both) < bound
+
+
+def check_they_were_at_work(setup: Setup, found: Answers, engine: Engine) -> None:
+    times = [outcome.last.times for outcome in found.values() if outcome.last and outcome.last.times]
+    scheduler, options = engine.scheduler, setup.options
+    assert len(times) == len(found)
+    if setup.drafter and not (setup.grammar and setup.drafter == "model"):  # nobody knows its masks ahead
+        assert sum(t.accepted for t in times) > 20
+    if setup.drafter == "host":
+        assert sum(t.accepted for t in times) < sum(t.drafted for t in times)
+    assert (sum(t.cached for t in times) > 0) == options.prefix_cache
+    assert (scheduler.preemptions > 0) == (options.cache_tokens == 72)
+    if setup.grammar:
+        assert {len(outcome.tokens) for outcome in found.values()} == {20}
+        assert all(outcome.last and outcome.last.finish.reason == "stop" for outcome in found.values())  # type: ignore[union-attr]
+    if ("logprobs", 20) in setup.asked:
+        assert all(len(outcome.logprobs) == len(outcome.tokens) for outcome in found.values())
