@@ -12,13 +12,15 @@ DEVICELESS_JAX ?= $(OLDEST_JAX)
 JOBS           ?= auto
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
 
+CALLS_JAX := $(addprefix tests/,sharding pallas_kernels checkpoints jaxserve/engine jaxserve/models jaxserve/plan \
+  jaxserve/test_llm.py jaxserve/test_generate.py jaxserve/test_load.py jaxserve/server/test_serve_process.py)
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
 PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto jaxserve/server/v1/*.proto
 PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
 INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: help demo test test-oldest test-kernels support-matrix deviceless deviceless-full soak check protos fmt clean
+.PHONY: help demo test test-slow test-oldest test-kernels support-matrix deviceless deviceless-full soak check protos fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -31,18 +33,22 @@ demo: $(VENV)/.runtime ## a sum and a story from the bundled model
 test: $(VENV)/.dev ## run the tests
 	$(RUN) pytest -q -n $(JOBS) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
 
-test-oldest: ## run the tests on the oldest supported jax, in an environment of its own
-	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX)
+test-slow: $(VENV)/.dev ## more cases of what they show with one: an hour
+	$(RUN) pytest -q -n $(JOBS) --maxprocesses 8 --dist loadfile -m "slow and not random_kernels and not matrix and not deviceless" \
+	  $(PYTEST_ARGS)
+
+test-oldest: ## run the tests of what calls jax on the oldest supported one, in an environment of its own
+	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX) PYTEST_ARGS="$(CALLS_JAX) $(PYTEST_ARGS)"
 
 test-kernels: $(VENV)/.dev ## kernels in their interpreters on many random cases: an hour
 	$(RUN) pytest -q tests/pallas_kernels -m kernels $(PYTEST_ARGS)
 
 support-matrix: $(VENV)/.dev ## every family on every mesh; writes the table in README.md
-	$(RUN) pytest -q tests/jaxserve/engine/test_families_on_meshes.py -m slow --support-matrix README.md $(PYTEST_ARGS)
+	$(RUN) pytest -q tests/jaxserve/engine/test_families_on_meshes.py -m "" --support-matrix README.md $(PYTEST_ARGS)
 
 deviceless: ## compile small steps for TPUs and an H200 that are not here, in an environment of its own
 	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)
-	$(DEVICELESS)/bin/python -m pytest -q tests/deviceless $(PYTEST_ARGS)
+	$(DEVICELESS)/bin/python -m pytest -q tests/deviceless -m "" $(PYTEST_ARGS)
 
 deviceless-full: ## the same for whole published models: hours; writes benchmarks/results/deviceless.md
 	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)

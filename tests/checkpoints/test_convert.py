@@ -319,7 +319,6 @@ def kill_at(point: str, source: Path, target: Path) -> None:
     assert subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True).returncode == 9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("point", ["layer", "finalize", "configs", "manifest", "rename"])
 def test_a_killed_conversion_leaves_nothing_that_loads(point: str, tmp_path: Path) -> None:
     target = tmp_path / "target"
@@ -332,7 +331,6 @@ def test_a_killed_conversion_leaves_nothing_that_loads(point: str, tmp_path: Pat
         load(left, mesh())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("point", ["manifest", "rename"])
 def test_a_killed_conversion_back(point: str, converted: Callable[[str], Path], tmp_path: Path) -> None:
     target = tmp_path / "target"
@@ -462,7 +460,6 @@ Path(sys.argv[4]).write_text(json.dumps(told))
 """
 
 
-@pytest.mark.slow
 def test_two_hosts_read_their_own_experts(converted: Callable[[str], Path], tmp_path: Path) -> None:
     """Eight experts on four devices of two processes: no file of an expert is read by both, and none by neither."""
     folder, address = converted("qwen2_moe_shared_expert"), f"127.0.0.1:{free_port()}"

@@ -117,7 +117,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "OPTIONS", tuple((dict(base.OPTIONS) | fast).items()))
 
 
-@pytest.mark.slow
 def test_pings_go_on_while_nothing_comes(tmp_path: Path, impatient: None) -> None:
     async def main() -> None:
         async with running(tmp_path, seconds=4.2) as server, wired(server.address) as wire:

@@ -34,8 +34,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.kernels
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", [FULL, WINDOWED], ids=["full", "window and full"])
+@pytest.mark.parametrize(
+    "spec", [pytest.param(FULL, marks=pytest.mark.slow), WINDOWED], ids=["full", "window and full"]
+)
 def test_tokens_and_logits(spec: ModelSpec) -> None:
     dtype = jnp.dtype(jnp.bfloat16)
     engine, runner = make_engine(OPTIONS, spec=spec, dtype=dtype)

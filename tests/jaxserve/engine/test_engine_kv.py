@@ -54,14 +54,13 @@ def plain(request: pytest.FixtureRequest) -> tuple[str, Answers]:
     return request.param, answers(replace(PLAIN, kv=request.param))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "mesh"),
     [
         (BASE, MeshSpec()),
-        (replace(BASE, cache_tokens=128), MeshSpec()),
-        (BASE, MeshSpec(tensor=2)),
-        (BASE, MeshSpec(data=2, tensor=2)),
+        pytest.param(replace(BASE, cache_tokens=128), MeshSpec(), marks=pytest.mark.slow),
+        pytest.param(BASE, MeshSpec(tensor=2), marks=pytest.mark.slow),
+        pytest.param(BASE, MeshSpec(data=2, tensor=2), marks=pytest.mark.slow),
     ],
     ids=["chunks and prefix hits", "preempted", "1x1x2", "2x1x2"],
 )

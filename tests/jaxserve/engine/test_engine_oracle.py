@@ -166,6 +166,7 @@ def test_tensor_parallel(answers: Answers) -> None:
     run_and_check(BASE, answers, MeshSpec(tensor=2))
 
 
+@pytest.mark.slow
 def test_weights_in_a_tpu_s_memory_order(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(params, "REORDERED", {"cpu"})
     run_and_check(replace(BASE, decode_steps=3), answers, MeshSpec(tensor=2))

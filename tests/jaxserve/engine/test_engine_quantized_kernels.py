@@ -89,8 +89,7 @@ def stands_for(params: dict) -> dict:
 
 
 @pytest.mark.kernels
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh_spec", [MeshSpec(), MeshSpec(tensor=2)], ids=str)
+@pytest.mark.parametrize("mesh_spec", [pytest.param(MeshSpec(), marks=pytest.mark.slow), MeshSpec(tensor=2)], ids=str)
 @pytest.mark.usefixtures("tpu")
 def test_tokens_and_logits_of_the_tpu_kernel(mesh_spec: MeshSpec) -> None:
     check_tokens_and_logits("tpu", mesh_spec)

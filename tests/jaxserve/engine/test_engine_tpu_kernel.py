@@ -30,10 +30,13 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.kernels
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec, mesh",
-    [(SPEC, MeshSpec()), (WINDOWED, MeshSpec()), (SPEC, MeshSpec(tensor=2))],
+    [
+        pytest.param(SPEC, MeshSpec(), marks=pytest.mark.slow),
+        (WINDOWED, MeshSpec()),
+        pytest.param(SPEC, MeshSpec(tensor=2), marks=pytest.mark.slow),
+    ],
     ids=["full", "window and full", "tensor = 2"],
 )
 def test_tokens_and_logits(spec: ModelSpec, mesh: MeshSpec) -> None:

@@ -122,7 +122,7 @@ def seeded_requests(count: int) -> list[tuple[int, Request]]:
     return requests
 
 
-@pytest.mark.parametrize("kind", ["one page group", "latent pages"])
+@pytest.mark.parametrize("kind", ["one page group", pytest.param("latent pages", marks=pytest.mark.slow)])
 def test_deterministic_mode_is_bit_identical_whatever_the_load(kind: str) -> None:
     """One request alone, among 7 and among 16, arriving together or not, with or without prefix hits."""
     options = replace(BASE, max_batch=16, deterministic=True, cache_tokens=4096)

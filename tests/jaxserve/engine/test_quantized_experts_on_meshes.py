@@ -25,10 +25,11 @@ MESHES = ((1, 4, 2), (2, 1, 4), (1, 1, 2))
 
 
 def cases() -> Iterator[ParameterSet]:
-    """One family on all of them, and each of the others on one."""
+    """One family on all of them, and each of the others on one; `make test` runs the first of all."""
     for (i, case), (j, mesh) in product(enumerate(CASES), enumerate(MESHES)):
         if i == 0 or j == (i + 1) % 2:
-            yield pytest.param(case, mesh, id=f"{case}-{'x'.join(map(str, mesh))}")
+            marks = [pytest.mark.slow] if i + j else []
+            yield pytest.param(case, mesh, marks=marks, id=f"{case}-{'x'.join(map(str, mesh))}")
 
 
 @cache
@@ -36,7 +37,6 @@ def on_one_device(case: str) -> dict[tuple[str, int], Outcome]:
     return answer(case, MeshSpec(), CASES[case])[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("case", "mesh"), list(cases()))
 def test_tokens_are_those_of_one_device(case: str, mesh: tuple[int, int, int]) -> None:
     alone, (spread, _, _) = on_one_device(case), answer(case, MeshSpec(*mesh), CASES[case])

@@ -117,11 +117,10 @@ def test_logits_on_meshes(weights: str) -> None:
     np.testing.assert_allclose(found[1], found[0], atol=0.02 * spread)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", W8A8)
+@pytest.mark.parametrize("weights", ["w8a8-int8", pytest.param("w8a8-fp8", marks=pytest.mark.slow)])
 def test_tokens_on_meshes(weights: str) -> None:
     """Of the bundled model, whose top two are far enough apart in these answers."""
-    found = [tokens(weights, MeshSpec(*axes)) for axes in ((1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 4))]
+    found = [tokens(weights, MeshSpec(*axes)) for axes in ((1, 1, 1), (2, 1, 2))]
     assert found[0][0][:8] != found[0][1][:8] and all(each == found[0] for each in found)
 
 

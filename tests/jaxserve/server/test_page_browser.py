@@ -29,7 +29,6 @@ from tests.jaxserve.server.http_harness import Http, expected, serving
 from tests.jaxserve.server.test_metrics import values
 from tests.jaxserve.server.test_serve_process import ROOT, launch
 
-pytestmark = pytest.mark.slow
 MODEL = ROOT / "checkpoints" / "bundled" / "tiny-chat"
 TOKENS = 12
 
@@ -430,6 +429,7 @@ def test_it_fits_and_everything_has_a_name(browser: Browser, tmp_path: Path, wid
 # ---- a real model, in a process of its own
 
 
+@pytest.mark.slow
 def test_the_bundled_model(browser: Browser, request: pytest.FixtureRequest) -> None:
     """A right answer; the table of steps says what the engine ran. --page-picture FILE: a picture of it, under load."""
     process = launch("--model", str(MODEL), "--max-batch", "8", "--max-context", "2048", "--page-size", "16")

@@ -180,7 +180,6 @@ def test_logs_are_json_and_without_prompts(server: Process) -> None:
     assert not any("zebra" in line for line in server.lines)
 
 
-@pytest.mark.slow
 def test_sigterm_lets_a_stream_finish() -> None:
     process = launch()
     with process.client() as client:
@@ -195,7 +194,6 @@ def test_sigterm_lets_a_stream_finish() -> None:
     assert code == 0 and "draining after SIGTERM" in text and "ready: gRPC" in text
 
 
-@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once() -> None:
     process = launch()
     with (
