@@ -50,7 +50,7 @@ class Lowering:
 
     def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh, drafter: Drafter | None = None):
         self.spec, self.config, self.mesh = spec, config, mesh
-        self.params = params | ({"drafter": drafter.abstract} if drafter else {})
+        self.params = params | {"drafter": drafter.abstract} if drafter else params
         dtype: jnp.dtype = params["embed"].dtype
         self.attention = choose_attention(spec, config, mesh, dtype)
         kernel = dispatch.IMPLEMENTATIONS[self.attention]

@@ -63,7 +63,7 @@ class DeviceRunner:
         self.lowering = Lowering(
             spec, abstract_params(spec, params["embed"].dtype, mesh, form_in(params)), config, mesh, drafter
         )
-        self._params = params | ({"drafter": drafter.params} if drafter else {})
+        self._params = params | {"drafter": drafter.params} if drafter else params
         self._state = new_state(self.lowering.state)
         self.writers: dict[str, Any] = {}
         self._steps: dict[Bucket, Any] = {}

@@ -25,7 +25,8 @@ def inspected(step: Callable) -> Inspection:
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     weight, pages, x = (jax.ShapeDtypeStruct(s, np.float32, sharding=one) for s in (WEIGHT, PAGES, (3, WEIGHT[0])))
     compiled = jax.jit(step, donate_argnums=1).lower(weight, pages, x).compile()
-    lowering = SimpleNamespace(params={"w": weight}, state=SimpleNamespace(pages=pages), mesh=SimpleNamespace(size=1))
+    state = SimpleNamespace(pages=pages, drafter=None)
+    lowering = SimpleNamespace(params={"w": weight}, state=state, mesh=SimpleNamespace(size=1))
     return inspect(compiled, lowering)  # type: ignore[arg-type]
 
 
