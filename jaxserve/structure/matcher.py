@@ -1,0 +1,46 @@
+"""What the engine knows of a grammar: which tokens may come next."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Matcher(Protocol):
+    """Follows one text, token by token. Masks are little-endian words of 32 tokens: bit t % 32 of word t // 32.
+
+    A mask has at least as many bits as the vocabulary has tokens; what is beyond them says nothing. End tokens are in
+    a mask exactly where the text may end. What a bound on the work of one token stops is `failure`.
+    """
+
+    def masks(self, drafted: Sequence[int] = ()) -> list[bytes]:
+        """What may come next, and then behind each drafted token: fewer, behind one that may not come or ends it."""
+        ...
+
+    def fits(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens, from the first on, may come next."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Go on by a token that is no end token; False, and the matcher is of no use any more, if it may not come."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Tokens that have to come next: the grammar leaves nothing else to say, and they are how it is spelled."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """The text is whole and nothing can follow."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """Why no more can be said about the text, in a few words; empty while all is well."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled grammar, from which every choice has its own matcher. For use from several threads."""
+
+    def matcher(self) -> Matcher:
+        """At the beginning of a text."""
+        ...
