@@ -67,7 +67,9 @@ class Grammars:
     def compile(self, structure: Structure) -> "LLGrammar":
         """GrammarError says what is wrong with it, or that it takes too much; NotBuiltInError: without the library."""
         if find_spec(PACKAGE) is None:
-            raise NotBuiltInError(f"structured output needs the package {PACKAGE}, which is not installed on the server")
+            raise NotBuiltInError(
+                f"structured output needs the package {PACKAGE}, which is not installed on the server"
+            )
         size = len(structure.text.encode())
         if size > self.bounds.max_bytes:
             limit = self.bounds.max_bytes
@@ -95,7 +97,7 @@ class Grammars:
         if "error" in answer:
             raise GrammarError(structure.field, f"cannot be used: {answer['error']}")
         try:
-            return LLGrammar(self._library, answer["grammar"], len(structure.text.encode()))
+            return LLGrammar(self._library, answer["grammar"], self._vocab_size, len(structure.text.encode()))
         except ValueError as error:
             raise GrammarError(structure.field, f"cannot be used: {error}") from None
 
@@ -125,10 +127,12 @@ class _Vocabulary:
         for name, token in tokenizer.special_tokens.items():
             self.tokens[token] = name.encode()
         self.special_token_ids = sorted(tokenizer.special_tokens.values())
-        self.eos_token_id = eos_ids[0] if eos_ids else size
-        if not eos_ids:  # one that no model ever says: the library insists
+        self.eos_token_id = eos_ids[0] if eos_ids else 0
+        if not eos_ids:  # the library insists on one: behind all words of the mask
+            self.tokens += [b""] * (-size % 32)
+            self.eos_token_id = len(self.tokens)
+            self.special_token_ids.append(self.eos_token_id)
             self.tokens.append(b"<end>")
-            self.special_token_ids.append(size)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """How a text goes on; nothing for what the vocabulary cannot spell."""
@@ -141,7 +145,7 @@ class _Vocabulary:
 class LLGrammar:
     """A structure.Grammar. bytes: about so many of memory. ValueError with the library's words when it refuses."""
 
-    def __init__(self, library: "LLTokenizer", grammar: str, letters: int) -> None:
+    def __init__(self, library: "LLTokenizer", grammar: str, vocab_size: int, letters: int) -> None:
         from llguidance import LLMatcher, LLParserLimits
 
         limits: Any = PARSER_LIMITS
@@ -151,27 +155,27 @@ class LLGrammar:
         if self._first.is_error():
             raise ValueError(_first_line(self._first.get_error()))
         self.bytes = ENTRY_BYTES + BYTES_PER_LETTER * letters
-        self._eos_ids = frozenset(library.eos_tokens)
+        self._eos_ids, self._mask_bytes = frozenset(library.eos_tokens), -(-vocab_size // 32) * 4
 
     def matcher(self) -> "LLFollower":
-        return LLFollower(self._first.deep_copy(), self._eos_ids)
+        return LLFollower(self._first.deep_copy(), self._eos_ids, self._mask_bytes)
 
 
 class LLFollower:
     """A structure.Matcher."""
 
-    def __init__(self, matcher: "LLMatcher", eos_ids: frozenset[int]) -> None:
-        self._matcher, self._eos_ids = matcher, eos_ids
+    def __init__(self, matcher: "LLMatcher", eos_ids: frozenset[int], mask_bytes: int) -> None:
+        self._matcher, self._eos_ids, self._mask_bytes = matcher, eos_ids, mask_bytes
 
     def masks(self, drafted: Sequence[int] = ()) -> list[bytes]:
-        found = [self._matcher.compute_bitmask()]
+        found = [self._matcher.compute_bitmask()[: self._mask_bytes]]
         if not drafted:
             return found
         ahead = self._matcher.deep_copy()
         for token in drafted:
             if ahead.validate_tokens([token]) == 0 or not ahead.consume_token(token) or ahead.is_stopped():
                 break
-            found.append(ahead.compute_bitmask())
+            found.append(ahead.compute_bitmask()[: self._mask_bytes])
         return found
 
     def fits(self, tokens: Sequence[int]) -> int:

@@ -5,10 +5,11 @@ from typing import Protocol
 
 
 class Matcher(Protocol):
-    """Follows one text, token by token. Masks are little-endian words of 32 tokens: bit t % 32 of word t // 32.
+    """Follows one text, token by token.
 
-    A mask has at least as many bits as the vocabulary has tokens; what is beyond them says nothing. End tokens are in
-    a mask exactly where the text may end. What a bound on the work of one token stops is `failure`.
+    A mask is as many little-endian uint32 words as the vocabulary needs; bit t % 32 of word t // 32 is set where token
+    t may come. End tokens may come exactly where the text may end. What a bound on the work of one token stops is
+    `failure`.
     """
 
     def masks(self, drafted: Sequence[int] = ()) -> list[bytes]:

@@ -10,13 +10,20 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy.stats import chisquare, gumbel_r, kstest
 
 from jaxserve.engine.plan import Admission
-from jaxserve.engine.sampling import Sampled, gumbel, sample
+from jaxserve.engine.sampling import Sampled, gumbel
 from sharding.mesh import MeshSpec
-from tests.jaxserve.engine.sampling_rows import EVERYTHING, PLAIN, probabilities, row_fields, row_sampling
+from tests.jaxserve.engine.sampling_rows import (
+    EVERYTHING,
+    PLAIN,
+    probabilities,
+    row_fields,
+    row_sampling,
+    sample_undrafted,
+)
 
 VOCAB = 67
 DRAWS = 16384
-SAMPLE = jax.jit(sample)
+SAMPLE = jax.jit(sample_undrafted)
 
 
 def logits_of(rows: int, seed: int = 0) -> np.ndarray:
