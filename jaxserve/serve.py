@@ -159,6 +159,7 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod, manifest: Man
             chat_template=args.chat_template,
             tool_parser=args.tool_parser,
             reasoning_parser=args.reasoning_parser,
+            grammar_bounds=limits(args).grammars,
             on_load=loading.update,
             new_runner=pod.new_runner,
         )

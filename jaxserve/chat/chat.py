@@ -13,6 +13,7 @@ from jaxserve.chat.renderer import SECONDS, Look, TemplateRenderer
 from jaxserve.chat.source import ChatTemplate, read_template
 from jaxserve.chat.tools import Tools, with_arguments
 from jaxserve.errors import ChatError, RequestError
+from jaxserve.structure import Structure
 from jaxserve.tokenizer import MARK, Tokenizer, TokenizerError
 
 NO_WORD = re.compile(r"[^\w\s]")  # runs of spaces are added tokens, too (GPT-NeoX), and any template has some
@@ -22,11 +23,15 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as the model reads it, up to where its answer begins. reading: how that is to be read."""
+    """A conversation as the model reads it, up to where its answer begins. reading: how that is to be read.
+
+    structure: what it has to follow, where functions have to be called.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     reading: Reading = NOTHING_BUT_CONTENT
+    structure: Structure | None = None
 
 
 class Chat:
@@ -96,7 +101,7 @@ class Chat:
         except TokenizerError as error:
             raise RequestError(name, str(error)) from None
         text = text.replace(MARK, "")
-        return Rendered(text, tuple(ids), self._reading(text, tools))
+        return Rendered(text, tuple(ids), self._reading(text, tools), self._structure(tools))
 
     def _check_tools(self) -> None:
         if not self._look.takes_tools:
@@ -118,6 +123,13 @@ class Chat:
             opened=forms.thinks and opened_by(prompt),
             spelled={special[mark]: mark for mark in marks if mark in special},
         )
+
+    def _structure(self, tools: Tools | None) -> Structure | None:
+        """The grammar of an answer that has to call something."""
+        if tools is None or not tools.required:
+            return None
+        assert self.forms.tools
+        return Structure("lark", self.forms.tools.calls(tools, self._tokenizer.special_tokens), "tools")
 
     def close(self) -> None:
         """End the rendering process; a later use starts another."""

@@ -46,6 +46,9 @@ class Bounds:
     cache_bytes: int = 64 * 2**20
 
 
+DEFAULT_BOUNDS: Final = Bounds()
+
+
 class Grammars:
     """Compiles grammars, and keeps those that were used last. For use from several threads.
 
@@ -54,10 +57,10 @@ class Grammars:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, eos_ids: tuple[int, ...], vocab_size: int, bounds: Bounds | None = None
+        self, tokenizer: Tokenizer, eos_ids: tuple[int, ...], vocab_size: int, bounds: Bounds = DEFAULT_BOUNDS
     ) -> None:
         self._tokenizer, self._eos_ids, self._vocab_size = tokenizer, eos_ids, vocab_size
-        self.bounds = bounds or Bounds()
+        self.bounds = bounds
         seconds = str(self.bounds.seconds)
         command = [sys.executable, "-P", str(WORKER), seconds, str(MAX_MEMORY), json.dumps(PARSER_LIMITS)]
         self._worker = LineProcess(command, self.bounds.seconds, MAX_ANSWER_BYTES)

@@ -155,7 +155,7 @@ TARGETS: dict[str, Admission] = {
     "greedy": PLAIN,
     "plain draw": replace(PLAIN, temperature=1.0, seed=9),
     "truncated": replace(PLAIN, temperature=1.0, seed=9, top_k=20, top_p=0.95, min_p=0.001),
-    "penalised": replace(EVERYTHING, logprobs=-1, allowed=None, bias=()),
+    "penalised": replace(EVERYTHING, logprobs=-1, allowed=None, masked=False, bias=()),
     "reported": replace(PLAIN, logprobs=20),
     "everything": EVERYTHING,
 }
