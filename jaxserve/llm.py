@@ -51,8 +51,8 @@ class LLM:
     auto (as stored), or quantized as models/quant.py has it: int8, fp8, int4, int4-g32 and so on. options: the engine's
     knobs. mesh: how many devices to spread over. chat_template: a file to use instead of the folder's chat template.
     tool_parser, reasoning_parser: how a server reads the answers to conversations (see choose_forms); text stays whole
-    here. grammar_bounds: of structured output. on_load, on_compile: called with (done, total, what) as it gets ready. new_runner: makes what drives the
-    devices.
+    here. grammar_bounds: of structured output. on_load, on_compile: called with (done, total, what) as it gets ready.
+    new_runner: makes what drives the devices.
     Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, KernelError; later RequestError for what a
     client can mend, EngineError once the LLM is closed or a step has failed. One line each. Steps are compiled when
     the first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets

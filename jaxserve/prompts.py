@@ -84,6 +84,9 @@ class Prompts:
                 problem = "is given together with calls that have to be made; leave out one of them"
                 raise RequestError(params.structure.field, problem)
             params = replace(params, structure=prompt.structure)
+        elif params.structure and prompt.reading.opened:
+            problem = "is given, but the chat template has the answer begin inside of a thought (leave it out)"
+            raise RequestError(params.structure.field, problem)
         return params, self.grammars.compile(params.structure) if params.structure else None
 
     def check(

@@ -4,10 +4,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.fake_runner import VOCAB
+from tests.fake_runner import MASK_BYTES, VOCAB
 
 END = VOCAB - 1  # the only end token
-WORDS = -(-VOCAB // 32) * 4
 
 
 @dataclass(frozen=True)
@@ -83,4 +82,4 @@ class TableMatcher:
 
     def _mask(self) -> bytes:
         tokens = [*self._grammar.edges[self._state], *([END] if self._may_end else [])]
-        return sum(1 << token for token in tokens).to_bytes(WORDS, "little")
+        return sum(1 << token for token in tokens).to_bytes(MASK_BYTES, "little")

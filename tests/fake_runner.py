@@ -19,6 +19,7 @@ from jaxserve.engine.plan import FED_BACK, Admission, LaneOutput, LanePlan, Logp
 from jaxserve.request import Request
 
 VOCAB = 97
+MASK_BYTES = -(-VOCAB // 32) * 4
 EXECUTABLES: dict[StepKind, int] = {"decode": 11, "prefill": 23, "score": 37, "embed": 41, "verify": 43}
 
 Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that wrote it
@@ -95,7 +96,7 @@ def naive(request: Request, index: int, seed: int, n: int, window: int | None = 
 def tokens_in(mask: bytes, allowed: tuple[int, ...] | None = None) -> list[int]:
     """The tokens of a mask, of those that are allowed besides."""
     bits = int.from_bytes(mask, "little")
-    return [token for token in range(VOCAB) if bits >> token & 1 and (allowed is None or token in allowed)]
+    return [token for token in range(8 * len(mask)) if bits >> token & 1 and (allowed is None or token in allowed)]
 
 
 def naive_embedding(prompt: tuple[int, ...], window: int | None = None) -> list[float]:
@@ -180,11 +181,10 @@ class DeviceLane:
             )
             table[index] = page
 
-    def mask(self, plan: LanePlan) -> None:
-        """Masks hold for one step: a row that follows a grammar and lacks them cannot sample."""
+    def mask(self, plan: LanePlan, size: int) -> None:
+        """Masks, of so many bytes, hold for one step: a row that follows a grammar and lacks them cannot sample."""
         for row in self.rows.values():
             row.masks = None
-        size = -(-VOCAB // 32) * 4
         for row, words in plan.masks:
             assert self.rows[row].rules.follows and row in plan.rows and len(words) % size == 0
             self.rows[row].masks = [tokens_in(words[at : at + size]) for at in range(0, len(words), size)]
@@ -252,7 +252,8 @@ class FakeRunner:
     """Implements engine.Runner. A step runs when it is launched; its output is handed over when it is collected.
 
     executables_differ: as on real hardware, the last bits depend on the kind of step and on the chunk's borders; what
-    was written by another kind of step, or cut otherwise, then leads to other tokens. spoils: rows that are not finite;
+    was written by another kind of step, or cut otherwise, then leads to other tokens. mask_bytes: of one mask of a
+    grammar, whose tokens may be others than the arithmetic's. spoils: rows that are not finite;
     whatever such a step wrote makes every later reader non-finite too.
     """
 
@@ -262,10 +263,12 @@ class FakeRunner:
         *,
         executables_differ: bool = False,
         spoils: Spoils = lambda number, lane, row: False,
+        mask_bytes: int = MASK_BYTES,
     ):
         self.config = config
         self.executables_differ = executables_differ
         self.spoils = spoils
+        self.mask_bytes = mask_bytes
         self.lanes = [
             DeviceLane(
                 config.page_size,
@@ -298,7 +301,7 @@ class FakeRunner:
     def _run(self, plan: StepPlan, index: int) -> LaneOutput:
         lane, columns = self.lanes[index], plan.lanes[index]
         lane.place(columns)
-        lane.mask(columns)
+        lane.mask(columns, self.mask_bytes)
         spoilt = [self.spoils(plan.number, index, row) for row in columns.rows]
         if plan.steps > 1:
             return self._several(plan, lane, columns, spoilt)

@@ -6,7 +6,8 @@ from functools import cached_property
 from pathlib import Path
 
 from jaxserve.chat.answers import Forms, Reading, choose_forms
-from jaxserve.chat.answers.thinking import MARKS, opened_by
+from jaxserve.chat.answers.calling import grammar_of_calls
+from jaxserve.chat.answers.thinking import CLOSE, MARKS, opened_by
 from jaxserve.chat.marking import Marker
 from jaxserve.chat.messages import plain_messages
 from jaxserve.chat.renderer import SECONDS, Look, TemplateRenderer
@@ -101,7 +102,8 @@ class Chat:
         except TokenizerError as error:
             raise RequestError(name, str(error)) from None
         text = text.replace(MARK, "")
-        return Rendered(text, tuple(ids), self._reading(text, tools), self._structure(tools))
+        reading = self._reading(text, tools)
+        return Rendered(text, tuple(ids), reading, self._structure(tools, reading))
 
     def _check_tools(self) -> None:
         if not self._look.takes_tools:
@@ -124,12 +126,14 @@ class Chat:
             spelled={special[mark]: mark for mark in marks if mark in special},
         )
 
-    def _structure(self, tools: Tools | None) -> Structure | None:
+    def _structure(self, tools: Tools | None, reading: Reading) -> Structure | None:
         """The grammar of an answer that has to call something."""
-        if tools is None or not tools.required:
+        if tools is None or not tools.required or reading.tools is None:
             return None
-        assert self.forms.tools
-        return Structure("lark", self.forms.tools.calls(tools, self._tokenizer.special_tokens), "tools")
+        functions = [tool["function"] for tool in tools.offered if tool["function"]["name"] in tools.required]
+        special, thought_end = self._tokenizer.special_tokens, CLOSE if reading.opened else None
+        grammar = grammar_of_calls(reading.tools.calls, functions, tools.parallel, special, thought_end)
+        return Structure("lark", grammar, "tools")
 
     def close(self) -> None:
         """End the rendering process; a later use starts another."""

@@ -90,7 +90,9 @@ def _required(
         return frozenset(names)
     for i, function in enumerate(functions):
         if function.get("strict") and choice.mode == AUTO:
-            problem = f'is true, which needs a choice of "{REQUIRED}" or of one function, whose calls follow their schemas'
+            problem = (
+                f'is true, which needs a choice of "{REQUIRED}" or of one function, whose calls follow their schemas'
+            )
             raise RequestError(f"{path(i)}.strict", f"{problem} (leave it out, and check arguments)")
     return frozenset()
 

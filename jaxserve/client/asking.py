@@ -74,7 +74,7 @@ class Options(TypedDict, total=False):
 
 class ChatOptions(Options, total=False):
     """tools: functions that the answer may call: each with name, description and parameters, a JSON schema as plain
-    values; the last two may be left out. tool_choice: "auto", "none" or "required". tool_name: of the one that has to be
+    values; the last two may be left out. tool_choice: "auto", "none" or "required". tool_name: the one that has to be
     called. parallel_tool_calls: any number of calls; otherwise the first one is kept."""
 
     tools: Sequence[Mapping[str, Any]]

@@ -27,7 +27,13 @@ SAME = frozenset(  # in the message as in SamplingParams; 0 and an empty list sa
 RENAMED = {"include_stop_str_in_output": "include_stop"}
 OF_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens"})  # token ids go out, the text is theirs
 STRUCTURES: Mapping[str, str] = MappingProxyType(  # as here, by vLLM's name
-    {"json_schema": "json_schema", "json_object": "json_object", "regex": "regex", "choice": "choice", "grammar": "lark"}
+    {
+        "json_schema": "json_schema",
+        "json_object": "json_object",
+        "regex": "regex",
+        "choice": "choice",
+        "grammar": "lark",
+    }
 )
 NO_TAGS = "asks for structural tags; json_schema, json_object, regex, choice and grammar are supported (leave it out)"
 ONE_PLACE = "asks for KV caches of other servers, which this server does not fetch (leave it out)"

@@ -4,11 +4,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jaxserve.errors import RequestError
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_CHOICES = 1024  # texts of a choice
 
 

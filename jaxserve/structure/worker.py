@@ -13,7 +13,7 @@ from typing import Any
 
 MAX_ERROR_LETTERS = 300
 # White space in JSON: none, a space, or a new line with its indentation. Any amount of it could go on for ever.
-JSON_OPTIONS = {
+JSON_OPTIONS: Any = {
     "lenient": False,
     "coerce_one_of": False,
     "item_separator": ",",
@@ -31,7 +31,7 @@ def definition(kind: str, text: str) -> str:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
         case "json_object":
-            return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=JSON_OPTIONS)
+            return definition("json_schema", '{"type": "object"}')
         case "regex":
             return LLMatcher.grammar_from_regex(text)
         case "choice":

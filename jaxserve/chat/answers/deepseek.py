@@ -15,6 +15,7 @@ and that of deepseek-ai/DeepSeek-V3.1, with shorter calls:
 
 from collections.abc import Collection
 
+from jaxserve.chat.answers.calling import Calling, literal
 from jaxserve.chat.answers.incoming import NAME, SPACES, Incoming
 from jaxserve.chat.answers.json_text import is_object
 from jaxserve.chat.answers.parts import Content, Found, Steps
@@ -69,3 +70,16 @@ def _call(text: Incoming, names: Collection[str]) -> Steps[Found | None]:
     if not (yield from text.literal(CALL_END)) or name not in names or not is_object(arguments):
         return None
     return Found(name, arguments)
+
+
+def deepseek_calls(calling: Calling) -> str:
+    """Of both kinds: the model knows its own."""
+    begin, separator, end = map(calling.mark, (CALL_BEGIN, SEPARATOR, CALL_END))
+
+    def call(name: str, rule: str) -> str:
+        fenced = f"{literal(TYPE)} {separator} {literal(f'{name}\n{FENCE}\n')} {rule} {literal(f'\n{FENCE_END}')}"
+        return f"{begin} ({fenced} | {literal(name)} {separator} {rule}) {end}"
+
+    calls = calling.any_of(call)
+    several = f'{calls} ("\\n"? {calls})*' if calling.parallel else calls
+    return f"{calling.mark(BEGIN)} {several} {calling.mark(END)}"

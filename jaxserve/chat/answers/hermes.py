@@ -9,12 +9,14 @@ As the chat templates of NousResearch/Hermes-3-Llama-3.1-8B ("tool_use") and Qwe
 
 from collections.abc import Collection
 
+from jaxserve.chat.answers.calling import Calling, literal
 from jaxserve.chat.answers.incoming import SPACES, Incoming
 from jaxserve.chat.answers.json_text import call_in
 from jaxserve.chat.answers.parts import Content, Steps
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKS = (OPEN, CLOSE)
+NEWLINE = "\n"
 
 
 def hermes(text: Incoming, names: Collection[str]) -> Steps[None]:
@@ -29,3 +31,8 @@ def hermes(text: Incoming, names: Collection[str]) -> Steps[None]:
             yield call
         else:
             yield from text.give_back()
+
+
+def hermes_calls(calling: Calling) -> str:
+    opening, closing = f"{calling.mark(OPEN)} {literal(NEWLINE)}", f"{literal(NEWLINE)} {calling.mark(CLOSE)}"
+    return calling.joined(f"{opening} {calling.objects('arguments')} {closing}", NEWLINE)
