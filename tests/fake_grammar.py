@@ -47,12 +47,12 @@ class TableMatcher:
             found.append(ahead._mask())
         return found
 
-    def fits(self, tokens: Sequence[int]) -> int:
+    def fits(self, tokens: Sequence[int], free: bool = False) -> int:
         ahead = TableMatcher(self._grammar, self._state)
         for n, token in enumerate(tokens):
             if token == END:
                 return n + ahead._may_end
-            if not ahead.accept(token):
+            if not ahead.accept(token) or (free and not ahead.ended and ahead.forced()):
                 return n
         return len(tokens)
 

@@ -15,7 +15,7 @@ class Constraint:
         """GrammarError where no token can begin."""
         penalised = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         # Penalties count on the device what it sampled, and forced tokens have no log-probability.
-        self._forces = params.logprobs is None and params.allowed_token_ids is None and not penalised
+        self.forces = params.logprobs is None and params.allowed_token_ids is None and not penalised
         self._matcher = matcher
         self._field = params.structure.field if params.structure else "structure"
         self._allowed = None if params.allowed_token_ids is None else _bits(params.allowed_token_ids)
@@ -37,11 +37,14 @@ class Constraint:
 
     def forced(self) -> list[int]:
         """Tokens that come next whatever the model says; none where each has to be sampled."""
-        return self._matcher.forced() if self._forces else []
+        return self._matcher.forced() if self.forces else []
 
     def fits(self, drafted: Sequence[int]) -> int:
-        """How many drafted tokens, from the first on, the grammar lets come."""
-        return self._matcher.fits(drafted)
+        """How many drafted tokens, from the first on, the grammar lets come.
+
+        None behind which tokens are forced: there nothing is sampled without drafts, and drafts change no token.
+        """
+        return self._matcher.fits(drafted, free=self.forces)
 
     def masks(self, drafted: Sequence[int]) -> bytes:
         """Of the next token, and of those behind each drafted one, one after the other.

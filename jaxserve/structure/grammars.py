@@ -181,8 +181,18 @@ class LLFollower:
             found.append(ahead.compute_bitmask()[: self._mask_bytes])
         return found
 
-    def fits(self, tokens: Sequence[int]) -> int:
-        return self._matcher.validate_tokens(list(tokens))
+    def fits(self, tokens: Sequence[int], free: bool = False) -> int:
+        if not free:
+            return self._matcher.validate_tokens(list(tokens))
+        ahead = self._matcher.deep_copy()
+        for n, token in enumerate(tokens):
+            if ahead.validate_tokens([token]) == 0 or not ahead.consume_token(token):
+                return n
+            if ahead.is_stopped():
+                return n + 1
+            if ahead.compute_ff_tokens():
+                return n
+        return len(tokens)
 
     def accept(self, token: int) -> bool:
         return self._matcher.consume_token(token)

@@ -16,8 +16,8 @@ class Matcher(Protocol):
         """What may come next, and then behind each drafted token: fewer, behind one that may not come or ends it."""
         ...
 
-    def fits(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, from the first on, may come next."""
+    def fits(self, tokens: Sequence[int], free: bool = False) -> int:
+        """How many of these tokens, from the first on, may come next; free: up to one behind which some are forced."""
         ...
 
     def accept(self, token: int) -> bool:

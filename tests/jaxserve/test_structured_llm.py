@@ -21,7 +21,8 @@ from jaxserve.request import SamplingParams
 from jaxserve.structure import Structure
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
-OPTIONS = EngineOptions(max_batch=4, page_size=16, cache_tokens=4096, max_context=256)
+SMALL = BUNDLED.with_name("tiny-chat-draft")
+OPTIONS = EngineOptions(max_batch=4, page_size=16, step_tokens=32, cache_tokens=4096, max_context=256)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -38,7 +39,7 @@ PROMPT = "Tell me of an animal."
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(BUNDLED, options=OPTIONS) as llm:
+    with LLM(SMALL, options=OPTIONS) as llm:
         yield llm
 
 
@@ -54,7 +55,6 @@ def valid(completion: Completion) -> bool:
 
 
 def test_a_schema_is_followed_whatever_else_is_asked(llm: LLM) -> None:
-    """Of the same seed, text is the same whether tokens are forced or all of them are sampled one by one."""
     completions = llm.generate([PROMPT], params(n=4))
     assert all(map(valid, completions)) and len({completion.text for completion in completions}) == 4
     for asked in (
@@ -105,14 +105,14 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(llm: LLM) -> None:
 def test_drafts_and_preemption_change_no_text(llm: LLM) -> None:
     """Names of the schema come again and again, so that drafts are right at times."""
     schema = {"type": "array", "items": SCHEMA, "minItems": 3, "maxItems": 3}
-    asked = [params(i, max_tokens=220, structure=Structure.of("json_schema", schema)) for i in range(4)]
-    expected = [completion.text for completion in llm.generate([PROMPT] * 4, asked)]
-    with LLM(BUNDLED, options=replace(OPTIONS, speculate="ngram", draft_tokens=3)) as drafting:
-        completions = drafting.generate([PROMPT] * 4, asked)
+    asked = [params(i, max_tokens=220, structure=Structure.of("json_schema", schema)) for i in range(2)]
+    expected = [completion.text for completion in llm.generate([PROMPT] * 2, asked)]
+    with LLM(SMALL, options=replace(OPTIONS, speculate="ngram", draft_tokens=3)) as drafting:
+        completions = drafting.generate([PROMPT] * 2, asked)
         assert [completion.text for completion in completions] == expected
         assert drafting.engine.scheduler.speculation and drafting.engine.scheduler.speculation.accepted
-    with LLM(BUNDLED, options=replace(OPTIONS, cache_tokens=400)) as crowded:
-        assert [completion.text for completion in crowded.generate([PROMPT] * 4, asked)] == expected
+    with LLM(SMALL, options=replace(OPTIONS, cache_tokens=288)) as crowded:
+        assert [completion.text for completion in crowded.generate([PROMPT] * 2, asked)] == expected
         assert crowded.engine.scheduler.preemptions
 
 
@@ -120,6 +120,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     file = tmp_path / "schema.json"
     file.write_text(json.dumps({"enum": ["fox", "bear"]}))
     common = ["--prompt", PROMPT, "--max-tokens", "20", "--seed", "1", "--max-batch", "1", "--max-context", "128"]
+    common += ["--model", str(SMALL)]
     assert main([*common, "--json-schema", str(file)]) == 0
     assert capsys.readouterr().out.strip() in ('"fox"', '"bear"')
     assert main([*common, "--choice", "fox", "--choice", ""]) == 2
