@@ -33,8 +33,8 @@ PARSER_LIMITS: Final = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
-ENTRY_BYTES: Final = 32 * 1024  # of a compiled grammar, however short its text
-BYTES_PER_LETTER: Final = 64  # and for each byte of its text, as measured
+ENTRY_BYTES: Final = 64 * 1024  # of a compiled grammar, however short its text
+BYTES_PER_LETTER: Final = 128  # and for each byte of its text: more than was measured
 
 
 @dataclass(frozen=True)
