@@ -15,7 +15,10 @@ from grpc import aio
 from grpc_status import rpc_status
 from pydantic import BaseModel
 
+from jaxserve.client import AsyncClient
+from jaxserve.errors import GrammarError
 from jaxserve.server.limits import Limits
+from jaxserve.structure import Structure
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.jaxserve.server.harness import running
 from tests.jaxserve.server.http_harness import serving
@@ -70,6 +73,28 @@ def test_a_text_that_may_go_on_ends_with_an_end_token(tmp_path: Path) -> None:
                 ends.add((len(choice.text) == 3, choice.finish.stop_token_id))
             assert ends == {(False, 257), (True, 0)}
             await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_our_own_client_asks_for_every_kind(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "json_schema": {"const": [1, "b"]},
+        "json_object": True,
+        "regex": "[ab]{3}",
+        "choice": ["no", "é"],
+        "lark": 'start: "x"+ "."',
+    }
+    patterns = (r'\[\s*1\s*,\s*"b"\s*\]', r"\{(.|\n)*", "[ab]{3}", "no|é", r"x+\.?")
+
+    async def main() -> None:
+        async with running(tmp_path) as server, AsyncClient(server.address) as client:
+            for (kind, value), pattern in zip(values.items(), patterns, strict=True):
+                result = await client.generate("hi", structure=Structure.of(kind, value), max_tokens=40, seed=2)
+                assert re.fullmatch(pattern, result.choices[0].text), (kind, result.choices[0].text)
+            with pytest.raises(GrammarError) as caught:
+                await client.generate("hi", structure=Structure.of("regex", "("))
+            assert caught.value.field == "sampling.regex"
 
     asyncio.run(main())
 

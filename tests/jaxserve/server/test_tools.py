@@ -406,6 +406,11 @@ def test_a_required_call_is_made_and_follows_its_schema(
                     for call in calls:
                         assert call["name"] in ({"add", "take"} if choice == "required" else {"take"})
                         jsonschema.validate(json.loads(call["arguments"]), BOUNDED)
+            async with AsyncClient(http.server.address) as client:
+                functions = [tool["function"] for tool in BOTH]
+                one = {"tools": functions, "tool_name": "take", "parallel_tool_calls": False}
+                (call,) = (await client.chat(ASKED, **one)).choices[0].tool_calls  # type: ignore[arg-type]
+                assert call.name == "take"
 
     asyncio.run(main())
 
