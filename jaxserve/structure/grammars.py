@@ -70,9 +70,7 @@ class Grammars:
     def compile(self, structure: Structure) -> "LLGrammar":
         """GrammarError says what is wrong with it, or that it takes too much; NotBuiltInError: without the library."""
         if find_spec(PACKAGE) is None:
-            raise NotBuiltInError(
-                f"structured output needs the package {PACKAGE}, which is not installed on the server"
-            )
+            raise NotBuiltInError(f"structured output needs the package {PACKAGE}, which is not installed here")
         size = len(structure.text.encode())
         if size > self.bounds.max_bytes:
             limit = self.bounds.max_bytes
