@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from jaxserve.chat.answers import Forms, Reading, choose_forms
-from jaxserve.chat.answers.calling import grammar_of_calls
+from jaxserve.chat.answers.calling import Calling, calls_alone, text_and_calls
 from jaxserve.chat.answers.thinking import CLOSE, MARKS, opened_by
 from jaxserve.chat.marking import Marker
 from jaxserve.chat.messages import plain_messages
@@ -127,13 +127,25 @@ class Chat:
         )
 
     def _structure(self, tools: Tools | None, reading: Reading) -> Structure | None:
-        """The grammar of an answer that has to call something."""
-        if tools is None or not tools.required or reading.tools is None:
+        """The grammar of an answer whose calls have to be made, or to follow their schemas."""
+        if tools is None or reading.tools is None or not (tools.required or tools.strict):
             return None
-        functions = [tool["function"] for tool in tools.offered if tool["function"]["name"] in tools.required]
-        special, thought_end = self._tokenizer.special_tokens, CLOSE if reading.opened else None
-        grammar = grammar_of_calls(reading.tools.calls, functions, tools.parallel, special, thought_end)
-        return Structure("lark", grammar, "tools")
+        functions = [tool["function"] for tool in tools.offered]
+        if tools.required:
+            functions = [function for function in functions if function["name"] in tools.required]
+        calling = Calling([f["name"] for f in functions], tools.parallel, self._tokenizer.special_tokens)
+        writing = reading.tools.writing
+        if tools.required:
+            schemas = [function["parameters"] for function in functions]
+            return Structure("lark", calls_alone(writing, calling, schemas, CLOSE if reading.opened else None), "tools")
+        schemas = [f["parameters"] if f["name"] in tools.strict else {} for f in functions]
+        try:
+            return Structure(
+                "lark", text_and_calls(writing, calling, schemas, MARKS if reading.thinks else ()), "tools"
+            )
+        except ValueError as error:
+            problem = f"ask for strict calls, which this model's form leaves to tool_choice alone: {error}"
+            raise ChatError(f'{problem} (choose "required" or one function)', "tools") from None
 
     def close(self) -> None:
         """End the rendering process; a later use starts another."""

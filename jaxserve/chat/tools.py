@@ -20,12 +20,14 @@ class Tools:
     """What may be called in an answer. offered: as templates want them: {"type": "function", "function": {...}}.
 
     parallel: in any number; otherwise the first call of an answer is kept, and the others are dropped. required: those
-    of which one has to be called, by name; none where the model is free in what it calls and how.
+    of which one has to be called, by name; none where the model is free to. strict: those whose calls follow the schema
+    even then.
     """
 
     offered: tuple[dict[str, Any], ...]
     parallel: bool = True
     required: frozenset[str] = frozenset()
+    strict: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
@@ -68,33 +70,20 @@ def tools_of(
         if name in names:
             raise RequestError(f"{path(i)}.name", f"is {name!r}, as that of another function; give each its own")
         names.add(name)
-    required = _required(functions, choice, names, path)
-    return Tools(offered, parallel, required) if offered and choice.mode != NONE else None
+    strict = frozenset(function["name"] for function in functions if function.get("strict"))
+    required = _required(names, choice)
+    return Tools(offered, parallel, required, strict) if offered and choice.mode != NONE else None
 
 
-def _required(
-    functions: Sequence[Mapping[str, Any]], choice: Choice, names: set[str], path: Callable[[int], str]
-) -> frozenset[str]:
-    """The functions of which one has to be called. Their calls follow a grammar, and so their schemas.
-
-    RequestError for one that is not offered, and for `strict` where the model is free to call nothing: there is no
-    grammar then.
-    """
+def _required(names: set[str], choice: Choice) -> frozenset[str]:
+    """The functions of which one has to be called; RequestError for one that is not offered."""
     if choice.name is not None:
         if choice.name not in names:
             raise RequestError(choice.field, f"is {choice.name!r:.80}, which is none of the tools")
         return frozenset({choice.name})
-    if choice.mode == REQUIRED:
-        if not names:
-            raise RequestError(choice.field, f'is "{REQUIRED}" without tools; leave it out')
-        return frozenset(names)
-    for i, function in enumerate(functions):
-        if function.get("strict") and choice.mode == AUTO:
-            problem = (
-                f'is true, which needs a choice of "{REQUIRED}" or of one function, whose calls follow their schemas'
-            )
-            raise RequestError(f"{path(i)}.strict", f"{problem} (leave it out, and check arguments)")
-    return frozenset()
+    if choice.mode == REQUIRED and not names:
+        raise RequestError(choice.field, f'is "{REQUIRED}" without tools; leave it out')
+    return frozenset(names) if choice.mode == REQUIRED else frozenset()
 
 
 def _tool(function: Mapping[str, Any], path: str) -> dict[str, Any]:

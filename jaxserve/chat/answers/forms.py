@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxserve.chat.answers import deepseek, hermes, llama, mistral, thinking
-from jaxserve.chat.answers.calling import Calling
+from jaxserve.chat.answers.calling import Writing
 from jaxserve.chat.answers.incoming import Incoming
 from jaxserve.chat.answers.parts import Steps
 
@@ -14,20 +14,20 @@ from jaxserve.chat.answers.parts import Steps
 class ToolForm:
     """grammar: of an answer; given the names of the functions that may be called. marks: words that it looks for.
 
-    calls: the same grammar of an answer that is calls alone, for the model to keep to.
+    writing: the same for a model to keep to.
     """
 
     grammar: Callable[[Incoming, Collection[str]], Steps[None]]
     marks: tuple[str, ...]
-    calls: Callable[[Calling], str]
+    writing: Writing
 
 
 TOOL_FORMS: Mapping[str, ToolForm] = MappingProxyType(
     {
-        "llama": ToolForm(llama.llama, llama.MARKS, llama.llama_calls),
-        "hermes": ToolForm(hermes.hermes, hermes.MARKS, hermes.hermes_calls),
-        "mistral": ToolForm(mistral.mistral, mistral.MARKS, mistral.mistral_calls),
-        "deepseek": ToolForm(deepseek.deepseek, deepseek.MARKS, deepseek.deepseek_calls),
+        "llama": ToolForm(llama.llama, llama.MARKS, llama.WRITING),
+        "hermes": ToolForm(hermes.hermes, hermes.MARKS, hermes.WRITING),
+        "mistral": ToolForm(mistral.mistral, mistral.MARKS, mistral.WRITING),
+        "deepseek": ToolForm(deepseek.deepseek, deepseek.MARKS, deepseek.WRITING),
     }
 )
 TOOL_PARSERS = ("auto", *TOOL_FORMS, "none")

@@ -9,7 +9,7 @@ As the chat templates of NousResearch/Hermes-3-Llama-3.1-8B ("tool_use") and Qwe
 
 from collections.abc import Collection
 
-from jaxserve.chat.answers.calling import Calling, literal
+from jaxserve.chat.answers.calling import Calling, Writing, literal
 from jaxserve.chat.answers.incoming import SPACES, Incoming
 from jaxserve.chat.answers.json_text import call_in
 from jaxserve.chat.answers.parts import Content, Steps
@@ -33,6 +33,10 @@ def hermes(text: Incoming, names: Collection[str]) -> Steps[None]:
             yield from text.give_back()
 
 
-def hermes_calls(calling: Calling) -> str:
-    opening, closing = f"{calling.mark(OPEN)} {literal(NEWLINE)}", f"{literal(NEWLINE)} {calling.mark(CLOSE)}"
-    return calling.joined(f"{opening} {calling.objects('arguments')} {closing}", NEWLINE)
+def _rest(calling: Calling) -> str:
+    newline, opening, closing = literal(NEWLINE), calling.mark(OPEN), calling.mark(CLOSE)
+    call = f"{newline} {calling.objects('arguments')} {newline} {closing}"
+    return calling.joined(call, f"{newline} {opening}")
+
+
+WRITING = Writing(OPEN, _rest)

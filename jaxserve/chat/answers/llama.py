@@ -11,7 +11,7 @@ offer such tools.
 
 from collections.abc import Collection
 
-from jaxserve.chat.answers.calling import Calling
+from jaxserve.chat.answers.calling import Writing, literal
 from jaxserve.chat.answers.incoming import SPACES, Incoming
 from jaxserve.chat.answers.json_text import call_in
 from jaxserve.chat.answers.parts import Content, Found, Steps
@@ -47,5 +47,4 @@ def _calls(text: Incoming, names: Collection[str]) -> Steps[None]:
             return (yield from text.give_back())
 
 
-def llama_calls(calling: Calling) -> str:
-    return calling.joined(calling.objects("parameters"), "; ")
+WRITING = Writing("", lambda calling: calling.joined(calling.objects("parameters"), literal("; ")))

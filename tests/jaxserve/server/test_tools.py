@@ -281,7 +281,6 @@ DEEP: dict[str, Any] = {}
 for _ in range(40):
     DEEP = {"properties": DEEP}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    (function(strict=True), "tools[0].function.strict", 'needs a choice of "required" or of one function'),
     (function(parameters={"not": {}}) | {"tool_choice": "required"}, "tools", 'Unimplemented keys: ["not"]'),
     (function() | {"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "none of the tools"),
     (
@@ -411,6 +410,48 @@ def test_a_required_call_is_made_and_follows_its_schema(
                 one = {"tools": functions, "tool_name": "take", "parallel_tool_calls": False}
                 (call,) = (await client.chat(ASKED, **one)).choices[0].tool_calls  # type: ignore[arg-type]
                 assert call.name == "take"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_strict_call_that_the_model_begins_follows_its_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str, parallel: bool
+) -> None:
+    """Text before and behind it is free, and so are the arguments of a function that is not strict."""
+    mark, written, _ = FORMS[form]
+    grammars = list[str]()
+    compiled = Grammars.compile
+    monkeypatch.setattr(Grammars, "compile", lambda self, asked: grammars.append(asked.text) or compiled(self, asked))
+    body = {"messages": ASKED, "tools": [BOTH[0], function(name="free")["tools"][0]], "max_tokens": 2}
+    body["parallel_tool_calls"] = parallel
+
+    async def main() -> None:
+        async with speaking(tmp_path, monkeypatch, mark + "</think>", max_context=1024) as http:
+            response = await http.post(PATH, body)
+            if form in ("llama", "hermes", "deepseek"):  # thoughts end with a token, calls begin with text
+                assert response.status_code == 400 and "no mark of its own" in response.text
+        async with speaking(tmp_path, monkeypatch, mark, max_context=1024) as http:
+            response = await http.post(PATH, body)
+            if form == "llama":
+                assert response.status_code == 400 and response.json()["error"]["param"] == "tools"
+                return
+            assert response.status_code == 200, response.text
+            library = http.server.service.prompts.grammars
+            grammar = compiled(library, Structure("lark", grammars[-1], "tools"))
+
+            def fits(text: str) -> bool:
+                tokens = [*MarkedTokenizer().ids(text), *ByteTokenizer.eos_ids]
+                return grammar.matcher().fits(tokens) == len(tokens)
+
+            right = written % '{"a": 7, "b": 5}'
+            assert all(map(fits, ("", "I add.", right, f"I add.\n{right}", f"{right} Done.")))
+            assert fits(f"{right} And: {right}") == (parallel or form != "mistral")  # as text, its mark is free again
+            assert fits(right.replace("add", "free")) and fits((written % '{"x": [1]}').replace("add", "free"))
+            assert not any(
+                map(fits, (written % '{"a": 8, "b": 5}', written % '{"a": 7}', right.replace("add", "other")))
+            )
 
     asyncio.run(main())
 
