@@ -67,7 +67,7 @@ class Constraint:
     def _dead_end(self) -> GrammarError | None:
         if self._matcher.failure:
             return self._error(self._matcher.failure)
-        if not any(self._mask):
+        if self._mask == bytes(len(self._mask)):
             return self._error("no token can follow (allowed_token_ids, or the vocabulary, leaves none)")
         return None
 
