@@ -50,6 +50,7 @@ from jaxserve.server.metrics import Metrics
 from jaxserve.server.model import EngineCard, ModelCard, Served
 from jaxserve.server.service import Service
 from jaxserve.server.tokens import Tokens
+from jaxserve.structure.grammars import Grammars
 from jaxserve.tokenizer import load_tokenizer
 from jaxserve.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
@@ -174,7 +175,13 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
 
     thread = EngineThread(engine, deliver, lambda error: loop.call_soon_threadsafe(print, repr(error)) and None)
     prompts = Prompts(
-        tokenizer, Chat(BUNDLED, tokenizer), (), tokenizer.vocab_size, config.max_context, engine.scheduler.max_tokens
+        tokenizer,
+        Chat(BUNDLED, tokenizer),
+        (),
+        tokenizer.vocab_size,
+        config.max_context,
+        engine.scheduler.max_tokens,
+        Grammars(tokenizer, (), tokenizer.vocab_size),
     )
     observers = (Metrics(lambda: 0),)
     service = Service(prompts, thread, Forecast(config.step_tokens), Limits(), observers)

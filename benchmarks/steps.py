@@ -79,7 +79,7 @@ def admissions(config: EngineConfig, case: Case, length: int) -> list[Admission]
     count = config.pages_per_row
     plain: dict[str, Any] = dict(choice=0, seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
     plain |= dict(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logprobs=-1, min_tokens=0)
-    plain |= dict(prompt_tokens=1, end_ids=(), bias=(), allowed=None, history=None, length=length)
+    plain |= dict(prompt_tokens=1, end_ids=(), bias=(), allowed=None, masked=False, history=None, length=length)
     ids = [range(row * count, (row + 1) * count) for row in range(case.rows)]
     tables = [tuple(tuple(page % pool.pages for page in row) for pool in config.pools) for row in ids]
     return [Admission(lane=0, row=row, tables=table, **plain) for row, table in enumerate(tables)]

@@ -4,7 +4,8 @@ JaxserveError
 ├── RequestError            INVALID_ARGUMENT     400  the client can mend it; `field` is the path in the request
 │   ├── ContextLengthError                            prompt and max_tokens exceed the context
 │   ├── CapacityError                                 can never fit the page pool
-│   └── ChatError                                     the chat template refuses the messages, or cannot render them
+│   ├── ChatError                                     the chat template refuses the messages, or cannot render them
+│   └── GrammarError                                  cannot be used, or lets no token follow
 ├── RequestIdInUseError     ALREADY_EXISTS       409  a request with this id has not ended yet
 ├── ModelNotFoundError      NOT_FOUND            404  another model was asked for than the one that is served
 ├── NotBuiltInError         UNIMPLEMENTED        501  the model embeds and was asked to generate, or the other way round
@@ -62,6 +63,10 @@ class ChatError(RequestError):
 
     def __init__(self, problem: str, field: str = "messages"):
         super().__init__(field, problem)
+
+
+class GrammarError(RequestError):
+    reason = "GRAMMAR"
 
 
 class RequestIdInUseError(JaxserveError):

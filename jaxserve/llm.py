@@ -23,6 +23,7 @@ from jaxserve.errors import EngineError, RequestError
 from jaxserve.load import load
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.request import SamplingParams
+from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
 from sharding.mesh import MeshSpec
 
 
@@ -52,9 +53,9 @@ class LLM:
     auto (as stored), or quantized as models/quant.py has it: int8, fp8, int4, int4-g32 and so on. options: the engine's
     knobs. mesh: how many devices to spread over. chat_template: a file to use instead of the folder's chat template.
     tool_parser, reasoning_parser: how a server reads the answers to conversations (see choose_forms); text stays whole
-    here. draft_model: a folder of a smaller model with the same tokens, for options that speculate with it. on_load,
-    on_compile: called with (done, total, what) as it gets ready. new_runner: makes what drives the
-    devices.
+    here. draft_model: a folder of a smaller model with the same tokens, for options that speculate with it.
+    grammar_bounds: of structured output. on_load, on_compile: called with (done, total, what) as it gets ready.
+    new_runner: makes what drives the devices.
     Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, KernelError; later RequestError for what a
     client can mend, EngineError once the LLM is closed or a step has failed. One line each. Steps are compiled when
     the first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets
@@ -73,6 +74,7 @@ class LLM:
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
         draft_model: str | Path | None = None,
+        grammar_bounds: Bounds = DEFAULT_BOUNDS,
         on_load: Progress = _silent,
         on_compile: Progress = _silent,
         new_runner: NewRunner = DeviceRunner,
@@ -100,13 +102,16 @@ class LLM:
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
+        vocab_size, eos_ids = self.model.spec.vocab_size, self.model.eos_ids
+        self._grammars = Grammars(self.model.tokenizer, eos_ids, vocab_size, grammar_bounds)
         self.prompts = Prompts(
             self.model.tokenizer,
             self._chat,
-            self.model.eos_ids,
-            self.model.spec.vocab_size,
+            eos_ids,
+            vocab_size,
             self.runner.config.max_context,
             self.engine.scheduler.max_tokens,
+            self._grammars,
             self.runner.config.embeds,
         )
         self._on_compile = on_compile
@@ -190,7 +195,8 @@ class LLM:
 
     def _checked(self, prompt: Rendered, params: SamplingParams | None, name: str) -> Prepared:
         self._next_id += 1
-        return self.prompts.check(prompt, params or SamplingParams(), name, id=str(self._next_id))
+        params, grammar = self.prompts.constrain(prompt, params or SamplingParams())
+        return self.prompts.check(prompt, params, name, id=str(self._next_id), grammar=grammar)
 
     def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
         """Run checked prompts together and yield their news as it comes; an abandoned iterator aborts what is left.
@@ -272,7 +278,9 @@ class LLM:
             for _ in range(p.request.params.n)
         ]
         score = any(p.request.params.prompt_logprobs is not None for p in prompts)
-        self.runner.warm_up(plan.reachable(sizes, config=self.runner.config, score=score), self._on_compile)
+        forced = any(p.request.grammar for p in prompts)
+        buckets = plan.reachable(sizes, config=self.runner.config, score=score, forced=forced)
+        self.runner.warm_up(buckets, self._on_compile)
         self.measure_steps()
 
     def measure_steps(self) -> None:
@@ -292,6 +300,7 @@ class LLM:
     def close(self) -> None:
         """Free parameters, pages and rows; a second time does nothing. Streams that are open end with EngineError."""
         self._chat.close()
+        self._grammars.close()
         self.engine.close()
 
     def __enter__(self) -> "LLM":

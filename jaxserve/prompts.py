@@ -1,12 +1,14 @@
 """From a prompt as a client gives it to a request that can run: the same checks at every door."""
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxserve.chat import Chat, Message, Rendered, Tools
 from jaxserve.chat.answers import Reading
 from jaxserve.errors import ContextLengthError, NotBuiltInError, RequestError
 from jaxserve.request import Request, SamplingParams, check_token_ids, integers
+from jaxserve.structure import Grammar
+from jaxserve.structure.grammars import Grammars
 from jaxserve.tokenizer import Tokenizer, TokenizerError
 
 Prompt = str | Sequence[int] | Sequence[Message]  # text, its token ids, or a conversation that awaits its answer
@@ -31,7 +33,7 @@ def is_conversation(prompt: object) -> bool:
 class Prompts:
     """What a model's prompts become. max_tokens: the scheduler's, which knows context and capacity.
 
-    embeds: the model makes embeddings of them, and no text.
+    grammars: of the model's vocabulary. embeds: the model makes embeddings of them, and no text.
     """
 
     tokenizer: Tokenizer
@@ -40,6 +42,7 @@ class Prompts:
     vocab_size: int
     max_context: int
     max_tokens: MaxTokens
+    grammars: Grammars
     embeds: bool = False
 
     def check_purpose(self, embed: bool) -> None:
@@ -71,6 +74,21 @@ class Prompts:
         check_token_ids(name, ids, self.vocab_size)
         return self.tokenizer.decode(ids)
 
+    def constrain(self, prompt: Rendered, params: SamplingParams) -> tuple[SamplingParams, Grammar | None]:
+        """What the output has to follow, compiled; from any thread. RequestError when that cannot be had.
+
+        The grammar of calls that the client insists on is a part of the parameters from here on.
+        """
+        if prompt.structure:
+            if params.structure:
+                problem = "is given together with calls that have to be made; leave out one of them"
+                raise RequestError(params.structure.field, problem)
+            params = replace(params, structure=prompt.structure)
+        elif params.structure and prompt.reading.opened:
+            problem = "is given, but the chat template has the answer begin inside of a thought (leave it out)"
+            raise RequestError(params.structure.field, problem)
+        return params, self.grammars.compile(params.structure) if params.structure else None
+
     def check(
         self,
         prompt: Rendered,
@@ -78,6 +96,7 @@ class Prompts:
         name: str,
         *,
         id: str,
+        grammar: Grammar | None = None,
         priority: int = 0,
         salt: str = "",
         deadline: float | None = None,
@@ -93,6 +112,7 @@ class Prompts:
             priority=priority,
             salt=salt,
             deadline=deadline,
+            grammar=grammar,
         )
         request.check(self.vocab_size, name)
         self.max_tokens(request, name)

@@ -7,6 +7,7 @@ from functools import cached_property
 from numbers import Integral, Real
 
 from jaxserve.errors import RequestError
+from jaxserve.structure import Grammar, Structure
 
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
@@ -23,7 +24,7 @@ MAX_SEED = 2**64 - 1
 class SamplingParams:
     """How to choose tokens. Processors run in this order:
 
-    1. allowed_token_ids (all others out), logit_bias (added), min_tokens (end tokens out until then);
+    1. allowed_token_ids and structure (all others out), logit_bias (added), min_tokens (end tokens out until then);
     2. repetition_penalty (tokens of prompt and output), then presence_penalty and frequency_penalty (of the output);
     3. temperature; 4. min_p; 5. top_k; 6. top_p; then one token is drawn by Gumbel-max.
 
@@ -32,7 +33,8 @@ class SamplingParams:
 
     logprobs: how many alternatives to report with the chosen token; None reports nothing, 0 only the chosen token's.
     prompt_logprobs: the same for every prompt token but the first. max_tokens None: as many as the context leaves.
-    include_stop: the text keeps the stop string, or what the end token spells, that ended it.
+    include_stop: the text keeps the stop string, or what the end token spells, that ended it. structure: what the text
+    has to follow, if it is not cut off by max_tokens or a stop; the grammar alone says where it may end.
     RequestError names the field that is out of its bounds.
     """
 
@@ -56,6 +58,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    structure: Structure | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
@@ -77,6 +80,18 @@ class SamplingParams:
                 raise RequestError("allowed_token_ids", "is empty: no token could ever be chosen")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens})")
+
+        self._check_structure()
+
+    def _check_structure(self) -> None:
+        if self.structure is None:
+            return
+        if not isinstance(self.structure, Structure):
+            raise RequestError("structure", f"is {self.structure!r:.80}; give a Structure")
+        for name in ("min_tokens", "ignore_eos"):
+            if value := getattr(self, name):
+                problem = f"is {value}, but {self.structure.field} says where the text ends; leave out one of them"
+                raise RequestError(name, problem)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # frozen for everybody else: numpy's numbers become Python's here
@@ -193,6 +208,7 @@ class Request:
     deadline: on the engine's monotonic clock; whoever set it aborts the request then, the engine only leaves the time
     for that: it launches several decodes as one only when no deadline lies inside.
     prompt: plain ints (see `integers`). eos_ids: the model's end tokens, which count unless `params.ignore_eos`.
+    grammar: what the output has to follow; None: nothing.
     """
 
     id: str
@@ -202,6 +218,7 @@ class Request:
     priority: int = 0
     salt: str = ""
     deadline: float | None = None
+    grammar: Grammar | None = None
 
     def check(self, vocab_size: int, name: str = "prompt") -> None:
         """RequestError when ids are out of range (`name` is the prompt's field) or the parameters contradict them."""

@@ -162,6 +162,7 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod, manifest: Man
             tool_parser=args.tool_parser,
             reasoning_parser=args.reasoning_parser,
             draft_model=draft_model(args),
+            grammar_bounds=limits(args).grammars,
             on_load=loading.update,
             new_runner=pod.new_runner,
         )

@@ -23,6 +23,9 @@ class ByteTokenizer:
         parts = re.split("(<bos>|<eos>)", text)
         return [i for part in parts for i in self._encode_part(part)]
 
+    def encode_inner(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
+
     def _encode_part(self, part: str) -> list[int]:
         named = self.special_tokens.get(part)
         return list(part.replace(MARK, "").encode("utf-8")) if named is None else [named]

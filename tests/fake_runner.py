@@ -32,6 +32,7 @@ from jaxserve.engine.plan import (
 from jaxserve.request import Request
 
 VOCAB = 97
+MASK_BYTES = -(-VOCAB // 32) * 4
 EXECUTABLES: dict[StepKind, int] = {"decode": 11, "prefill": 23, "score": 37, "embed": 41, "verify": 43, "draft": 47}
 
 Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that wrote it
@@ -53,11 +54,14 @@ class Rules:
     end_ids: frozenset[int]
     allowed: tuple[int, ...] | None
     penalised: bool
+    follows: bool  # masks come with the steps
 
     @staticmethod
     def of_admission(a: Admission) -> "Rules":
         offset = a.seed + 5 * a.choice + sum(int(value) * (token + 1) for token, value in a.bias)
-        return Rules(offset, a.prompt_tokens + a.min_tokens, frozenset(a.end_ids), a.allowed, a.history is not None)
+        follows = a.masked and a.allowed is None
+        end_after, end_ids = a.prompt_tokens + a.min_tokens, frozenset(a.end_ids)
+        return Rules(offset, end_after, end_ids, a.allowed, a.history is not None, follows)
 
     @staticmethod
     def of_request(request: Request, index: int, seed: int) -> "Rules":
@@ -65,15 +69,21 @@ class Rules:
         offset = seed + 5 * index + sum(int(value) * (token + 1) for token, value in p.logit_bias.items())
         allowed = None if p.allowed_token_ids is None else tuple(p.allowed_token_ids)
         penalised = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) != (1, 0, 0)
-        return Rules(offset, len(request.prompt) + p.min_tokens, request.end_ids, allowed, penalised)
+        end_after = len(request.prompt) + p.min_tokens
+        return Rules(offset, end_after, request.end_ids, allowed, penalised, request.grammar is not None)
 
     def ends(self, token: int, position: int) -> bool:
         """Whether this token, at this position, is the last one."""
         return token in self.end_ids and position >= self.end_after
 
-    def choose(self, total: int, position: int, penalty: int) -> int:
-        """The token at `position`; end tokens are out before `end_after`, unless nothing else is allowed."""
+    def choose(self, total: int, position: int, penalty: int, mask: list[int] | None = None) -> int:
+        """The token at `position`; end tokens are out before `end_after`, unless nothing else is allowed.
+
+        mask: the tokens that a grammar allows; anything where it allows none.
+        """
         value = total + self.offset + (penalty if self.penalised else 0)
+        if mask is not None:
+            return mask[value % len(mask)] if mask else 0
         if self.allowed is None and position >= self.end_after:
             return value % VOCAB
         barred = self.end_ids if position < self.end_after else frozenset()
@@ -83,13 +93,23 @@ class Rules:
 
 
 def naive(request: Request, index: int, seed: int, n: int, window: int | None = None) -> list[int]:
-    """The first n tokens of a choice, from a plain list and without any page."""
+    """The first n tokens of a choice, from a plain list and without any page; fewer where a grammar ends it."""
     rules, tokens, prompt = Rules.of_request(request, index, seed), list(request.prompt), len(request.prompt)
+    matcher = request.grammar.matcher() if request.grammar else None
     for _ in range(n):
         seen = window_of(window, len(tokens) - 1)
         total = sum(weight(p, tokens[p]) for p in seen)
-        tokens.append(rules.choose(total, len(tokens), penalty_of(tokens, prompt)))
+        mask = tokens_in(matcher.masks()[0], rules.allowed) if matcher else None
+        tokens.append(rules.choose(total, len(tokens), penalty_of(tokens, prompt), mask))
+        if matcher and (tokens[-1] in rules.end_ids or not matcher.accept(tokens[-1]) or matcher.ended):
+            break
     return tokens[prompt:]
+
+
+def tokens_in(mask: bytes, allowed: tuple[int, ...] | None = None) -> list[int]:
+    """The tokens of a mask, of those that are allowed besides."""
+    bits = int.from_bytes(mask, "little")
+    return [token for token in range(8 * len(mask)) if bits >> token & 1 and (allowed is None or token in allowed)]
 
 
 def naive_embedding(prompt: tuple[int, ...], window: int | None = None) -> list[float]:
@@ -115,6 +135,7 @@ class Row:
     rules: Rules
     penalty: int
     token: int | None = None  # the newest
+    masks: list[list[int]] | None = None  # of the places that it samples next, where it follows a grammar
     # The launch in which it ended itself or drafted: the next one was planned before the host knew how long it is.
     ended_in: int | None = None
     drafted_in: int | None = None
@@ -226,6 +247,14 @@ class DeviceLane:
         for i, written in enumerate(own):
             assert all(written.isdisjoint(pages) for j, pages in enumerate(seen) if i != j), "a page of two rows"
 
+    def mask(self, plan: LanePlan, size: int) -> None:
+        """Masks, of so many bytes, hold for one step: a row that follows a grammar and lacks them cannot sample."""
+        for row in self.rows.values():
+            row.masks = None
+        for row, words in plan.masks:
+            assert self.rows[row].rules.follows and row in plan.rows and len(words) % size == 0
+            self.rows[row].masks = [tokens_in(words[at : at + size]) for at in range(0, len(words), size)]
+
     def write(self, chunks: list[Chunk], noise: Callable[[Chunk], float]) -> None:
         written: set[tuple[int, int, int]] = set()
         for chunk in chunks:
@@ -264,11 +293,17 @@ class DeviceLane:
                 return [0] * min(chunk.samples, 1), False
             if not chunk.samples:
                 return [], True
-            new.append(row.rules.choose(int(total) + offset, position + 1, row.penalty))
+            mask = self._mask_at(row, position - (chunk.end - chunk.samples)) if row.rules.follows else None
+            new.append(row.rules.choose(int(total) + offset, position + 1, row.penalty, mask))
             row.penalty += 2 * (new[-1] + 1)
             if position + 1 < chunk.end and chunk.tokens[position + 1 - chunk.start] != new[-1]:
                 break
         return new, True
+
+    def _mask_at(self, row: Row, place: int) -> list[int]:
+        """Nothing for a place behind the end of the text."""
+        assert row.masks, "a row that follows a grammar has no mask"
+        return row.masks[place] if place < len(row.masks) else []
 
     def embed(self, chunk: Chunk, offset: int) -> list[float]:
         """As if the prompt ended with the chunk."""
@@ -283,7 +318,8 @@ class FakeRunner:
     """Implements engine.Runner. A step runs when it is launched; its output is handed over when it is collected.
 
     executables_differ: as on real hardware, the last bits depend on the kind of step and on the chunk's borders; what
-    was written by another kind of step, or cut otherwise, then leads to other tokens. spoils: rows that are not finite;
+    was written by another kind of step, or cut otherwise, then leads to other tokens. mask_bytes: of one mask of a
+    grammar, whose tokens may be others than the arithmetic's. spoils: rows that are not finite;
     whatever such a step wrote makes every later reader non-finite too.
     """
 
@@ -293,10 +329,12 @@ class FakeRunner:
         *,
         executables_differ: bool = False,
         spoils: Spoils = lambda number, lane, row: False,
+        mask_bytes: int = MASK_BYTES,
     ):
         self.config = config
         self.executables_differ = executables_differ
         self.spoils = spoils
+        self.mask_bytes = mask_bytes
         self.lanes = [
             DeviceLane(
                 config.page_size,
@@ -329,6 +367,7 @@ class FakeRunner:
     def _run(self, plan: StepPlan, index: int) -> LaneOutput:
         lane, columns = self.lanes[index], plan.lanes[index]
         lane.place(columns)
+        lane.mask(columns, self.mask_bytes)
         spoilt = [self.spoils(plan.number, index, row) for row in columns.rows]
         if plan.kind == "draft":
             lane.catch_up(columns)

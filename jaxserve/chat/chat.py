@@ -6,13 +6,15 @@ from functools import cached_property
 from pathlib import Path
 
 from jaxserve.chat.answers import Forms, Reading, choose_forms
-from jaxserve.chat.answers.thinking import MARKS, opened_by
+from jaxserve.chat.answers.calling import Calling, calls_alone, text_and_calls
+from jaxserve.chat.answers.thinking import CLOSE, MARKS, opened_by
 from jaxserve.chat.marking import Marker
 from jaxserve.chat.messages import plain_messages
 from jaxserve.chat.renderer import SECONDS, Look, TemplateRenderer
 from jaxserve.chat.source import ChatTemplate, read_template
 from jaxserve.chat.tools import Tools, with_arguments
 from jaxserve.errors import ChatError, RequestError
+from jaxserve.structure import Structure
 from jaxserve.tokenizer import MARK, Tokenizer, TokenizerError
 
 NO_WORD = re.compile(r"[^\w\s]")  # runs of spaces are added tokens, too (GPT-NeoX), and any template has some
@@ -22,11 +24,15 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as the model reads it, up to where its answer begins. reading: how that is to be read."""
+    """A conversation as the model reads it, up to where its answer begins. reading: how that is to be read.
+
+    structure: what it has to follow, where functions have to be called.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     reading: Reading = NOTHING_BUT_CONTENT
+    structure: Structure | None = None
 
 
 class Chat:
@@ -96,7 +102,8 @@ class Chat:
         except TokenizerError as error:
             raise RequestError(name, str(error)) from None
         text = text.replace(MARK, "")
-        return Rendered(text, tuple(ids), self._reading(text, tools))
+        reading = self._reading(text, tools)
+        return Rendered(text, tuple(ids), reading, self._structure(tools, reading))
 
     def _check_tools(self) -> None:
         if not self._look.takes_tools:
@@ -118,6 +125,27 @@ class Chat:
             opened=forms.thinks and opened_by(prompt),
             spelled={special[mark]: mark for mark in marks if mark in special},
         )
+
+    def _structure(self, tools: Tools | None, reading: Reading) -> Structure | None:
+        """The grammar of an answer whose calls have to be made, or to follow their schemas."""
+        if tools is None or reading.tools is None or not (tools.required or tools.strict):
+            return None
+        functions = [tool["function"] for tool in tools.offered]
+        if tools.required:
+            functions = [function for function in functions if function["name"] in tools.required]
+        calling = Calling([f["name"] for f in functions], tools.parallel, self._tokenizer.special_tokens)
+        writing = reading.tools.writing
+        if tools.required:
+            schemas = [function["parameters"] for function in functions]
+            return Structure("lark", calls_alone(writing, calling, schemas, CLOSE if reading.opened else None), "tools")
+        schemas = [f["parameters"] if f["name"] in tools.strict else {} for f in functions]
+        try:
+            return Structure(
+                "lark", text_and_calls(writing, calling, schemas, MARKS if reading.thinks else ()), "tools"
+            )
+        except ValueError as error:
+            problem = f"ask for strict calls, which this model's form leaves to tool_choice alone: {error}"
+            raise ChatError(f'{problem} (choose "required" or one function)', "tools") from None
 
     def close(self) -> None:
         """End the rendering process; a later use starts another."""

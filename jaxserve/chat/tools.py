@@ -13,18 +13,21 @@ from jaxserve.errors import RequestError
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}  # OpenAI's meaning of parameters left out
-UNCONSTRAINED = "needs constrained output, which this server has not; "
 
 
 @dataclass(frozen=True)
 class Tools:
     """What may be called in an answer. offered: as templates want them: {"type": "function", "function": {...}}.
 
-    parallel: in any number; otherwise the first call of an answer is kept, and the others are dropped.
+    parallel: in any number; otherwise the first call of an answer is kept, and the others are dropped. required: those
+    of which one has to be called, by name; none where the model is free to. strict: those whose calls follow the schema
+    even then.
     """
 
     offered: tuple[dict[str, Any], ...]
     parallel: bool = True
+    required: frozenset[str] = frozenset()
+    strict: frozenset[str] = frozenset()
 
     @property
     def names(self) -> frozenset[str]:
@@ -67,21 +70,20 @@ def tools_of(
         if name in names:
             raise RequestError(f"{path(i)}.name", f"is {name!r}, as that of another function; give each its own")
         names.add(name)
-    grammar_of(functions, choice, path)
-    return Tools(offered, parallel) if offered and choice.mode != NONE else None
+    strict = frozenset(function["name"] for function in functions if function.get("strict"))
+    required = _required(names, choice)
+    return Tools(offered, parallel, required, strict) if offered and choice.mode != NONE else None
 
 
-def grammar_of(functions: Sequence[Mapping[str, Any]], choice: Choice, path: Callable[[int], str]) -> None:
-    """The grammar that the calls of an answer have to follow: none, where the model is free in what it calls and how.
-
-    RequestError for what is not to be had without one.
-    """
-    for i, function in enumerate(functions):
-        if function.get("strict"):
-            raise RequestError(f"{path(i)}.strict", f"is true, which {UNCONSTRAINED}leave it out, and check arguments")
-    if choice.mode == REQUIRED or choice.name is not None:
-        asked = f"the function {choice.name!r:.80}" if choice.name is not None else f'"{REQUIRED}"'
-        raise RequestError(choice.field, f'is {asked}, which {UNCONSTRAINED}a choice of "{AUTO}" or "{NONE}" works')
+def _required(names: set[str], choice: Choice) -> frozenset[str]:
+    """The functions of which one has to be called; RequestError for one that is not offered."""
+    if choice.name is not None:
+        if choice.name not in names:
+            raise RequestError(choice.field, f"is {choice.name!r:.80}, which is none of the tools")
+        return frozenset({choice.name})
+    if choice.mode == REQUIRED and not names:
+        raise RequestError(choice.field, f'is "{REQUIRED}" without tools; leave it out')
+    return frozenset(names) if choice.mode == REQUIRED else frozenset()
 
 
 def _tool(function: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from jaxserve.cli.parser import Parser
 from jaxserve.config import DRAFTED, PAGE_DTYPES, PRESETS, PROPOSERS, EngineOptions
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.request import SamplingParams
+from jaxserve.structure import KINDS, Structure
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
 
@@ -80,7 +81,18 @@ def sampling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--n", type=int, metavar="N", help="completions per prompt")
     group.add_argument("--logprobs", type=int, metavar="K", help="log-probabilities with K alternatives (in --json)")
     group.add_argument("--prompt-logprobs", type=int, metavar="K", help="the same of the prompt's tokens (in --json)")
+    _structure_flags(group.add_mutually_exclusive_group())
     group.add_argument("--echo", action="store_true", default=None, help="text begins with the prompt")
+
+
+def _structure_flags(group: argparse._MutuallyExclusiveGroup) -> None:
+    group.add_argument("--json-schema", type=_text_of_file, metavar="FILE", help="text is JSON that this schema allows")
+    group.add_argument("--json-object", action="store_true", default=None, help="text is a JSON object")
+    group.add_argument("--regex", metavar="REGEX", help="text matches this expression (Rust's syntax), as a whole")
+    group.add_argument("--choice", action="append", metavar="TEXT", help="text is one of these; given several times")
+    group.add_argument(
+        "--lark", type=_text_of_file, metavar="FILE", help="text follows this grammar (llguidance's Lark)"
+    )
 
 
 def size_flags(group: argparse._ArgumentGroup) -> None:
@@ -156,6 +168,13 @@ def hosts_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _text_of_file(name: str) -> str:
+    try:
+        return Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
+
+
 def _ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
@@ -175,6 +194,9 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     for name in ("logprobs", "prompt_logprobs"):
         if name in given and not args.json:
             raise RequestError(f"--{name.replace('_', '-')}", "is shown in JSON only (add --json)")
+    for kind in KINDS:
+        if (value := getattr(args, kind)) is not None:
+            given["structure"] = Structure.of(kind, value, f"--{kind.replace('_', '-')}")
     return SamplingParams(**given)
 
 

@@ -23,18 +23,19 @@ from jaxserve.client.results import (
 )
 from jaxserve.errors import RequestError
 from jaxserve.request import SamplingParams, check_token_ids, integers
+from jaxserve.structure import Structure
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 
 Prompt = str | Sequence[int]  # text, or token ids
 Messages = Sequence[Mapping[str, Any]]  # each with role and content, or tool_calls; tool_call_id, reasoning_content
 MESSAGE = frozenset({"role", "content", "tool_calls", "tool_call_id", "reasoning_content"})
-TOOL = frozenset({"name", "description", "parameters"})
+TOOL = frozenset({"name", "description", "parameters", "strict"})
 TOOL_CHOICES = {
     "auto": inference_pb2.TOOL_CHOICE_AUTO,
     "none": inference_pb2.TOOL_CHOICE_NONE,
     "required": inference_pb2.TOOL_CHOICE_REQUIRED,
 }
-TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+TOOLS = ("tools", "tool_choice", "tool_name", "parallel_tool_calls")
 HEADER = ("request_id", "priority", "cache_salt")
 IDS = 2**32  # token ids of a message are below this
 DEFAULTS = SamplingParams()
@@ -68,15 +69,17 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     echo: bool
+    structure: Structure | None
 
 
 class ChatOptions(Options, total=False):
     """tools: functions that the answer may call: each with name, description and parameters, a JSON schema as plain
-    values; the last two may be left out. tool_choice: "auto", "none" or "required". parallel_tool_calls: any number of
-    calls; otherwise the first one is kept."""
+    values; the last two may be left out. tool_choice: "auto", "none" or "required". tool_name: the one that has to be
+    called. parallel_tool_calls: any number of calls; otherwise the first one is kept."""
 
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str
+    tool_name: str
     parallel_tool_calls: bool
 
 
@@ -185,7 +188,18 @@ def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
     chosen = {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
     if "allowed_token_ids" in chosen:
         chosen["allowed_token_ids"] = common_pb2.TokenIds(ids=chosen["allowed_token_ids"])
+    if structure := chosen.pop("structure", None):
+        chosen[structure.kind] = _structure(structure)
     return common_pb2.SamplingParams(**chosen)
+
+
+def _structure(structure: Structure) -> Any:
+    match structure.kind:
+        case "json_object":
+            return True
+        case "choice":
+            return common_pb2.TextChoice(texts=json.loads(structure.text))
+    return structure.text
 
 
 def _prompt(prompt: Prompt, name: str = "prompt") -> dict[str, Any]:
@@ -222,7 +236,7 @@ def _others(options: ChatOptions) -> Options:
 
 def _tool(tool: Mapping[str, Any], path: str) -> inference_pb2.Tool:
     if not isinstance(tool, Mapping) or not {"name"} <= set(tool) <= TOOL:
-        raise RequestError(path, f"is {tool!r:.80}; give an object with name, description and parameters")
+        raise RequestError(path, f"is {tool!r:.80}; give an object with name, description, parameters, strict")
     given = dict(tool)
     if "parameters" in given:
         given["parameters"] = _json(given["parameters"], f"{path}.parameters")

@@ -50,6 +50,7 @@ def _lane_to_proto(lane: LanePlan) -> pb.LanePlan:
         targets=lane.targets,
         fresh=chain.from_iterable(lane.fresh),
         logprobs=lane.logprobs,
+        masks=[pb.Mask(row=row, words=words) for row, words in lane.masks],
     )
 
 
@@ -64,6 +65,7 @@ def _lane_from_proto(lane: pb.LanePlan) -> LanePlan:
         targets=list(lane.targets),
         fresh=[cast(tuple[int, int, int, int], entry) for entry in batched(lane.fresh, 4)],
         logprobs=lane.logprobs,
+        masks=[(mask.row, mask.words) for mask in lane.masks],
     )
 
 
@@ -89,6 +91,7 @@ def _admission_to_proto(a: Admission) -> pb.Admission:
         bias_ids=[token for token, _ in a.bias],
         bias_values=[value for _, value in a.bias],
         allowed=None if a.allowed is None else pb.Tokens(ids=a.allowed),
+        masked=a.masked,
         history=None if a.history is None else pb.Tokens(ids=a.history),
     )
 
@@ -114,5 +117,6 @@ def _admission_from_proto(a: pb.Admission) -> Admission:
         end_ids=tuple(a.end_ids),
         bias=tuple(zip(a.bias_ids, a.bias_values, strict=True)),
         allowed=tuple(a.allowed.ids) if a.HasField("allowed") else None,
+        masked=a.masked,
         history=tuple(a.history.ids) if a.HasField("history") else None,
     )

@@ -1,6 +1,6 @@
 """Packed int32 arrays: one upload and one download per step, laid out in one place for host and device."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,6 +15,9 @@ from jaxserve.engine.plan import Admission, LaneOutput, LanePlan, Logprob
 from jaxserve.request import MAX_EOS_IDS, MAX_LOGPROBS, MAX_STOP_TOKENS
 
 MAX_END_IDS = MAX_STOP_TOKENS + MAX_EOS_IDS
+MASKED_AT_ONCE = 8  # rows whose masks are written by one launch
+
+Masks = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ def pack_admission(admission: Admission, layout: Packed, pages_per_row: int, voc
             "end_after": a.prompt_tokens + a.min_tokens,
             "end_ids": _padded(list(a.end_ids), MAX_END_IDS, vocab_size),
             "biased": len(a.bias) > 0,
-            "masked": a.allowed is not None,
+            "masked": a.masked,
             "penalised": a.history is not None,
         }
     )
@@ -241,6 +244,19 @@ def token_counts(admission: Admission, vocab_size: int) -> np.ndarray:
     counts = 2 * np.bincount(history[admission.prompt_tokens :], minlength=vocab_size)
     counts[history[: admission.prompt_tokens]] |= 1
     return counts.astype(np.int32)
+
+
+def pack_masks(entries: Sequence[tuple[int, int, bytes]], width: int, slots: int, words: int, no_row: int) -> Masks:
+    """[width, 2] int32 of lane and row, and [width, slots, words] uint32: what each row may sample at each slot.
+
+    entries: lane, row, masks of its slots, in order; what is missing is padding, to rows and to slots.
+    """
+    at, masks = np.full((width, 2), no_row, np.int32), np.zeros((width, slots, words), np.uint32)
+    for i, (lane, row, mask) in enumerate(entries):
+        at[i] = lane, row
+        given = np.frombuffer(mask, "<u4").reshape(-1, words)
+        masks[i, : len(given)] = given
+    return at, masks
 
 
 def allowed_bits(allowed: tuple[int, ...], vocab_size: int) -> np.ndarray:

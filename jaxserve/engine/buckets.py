@@ -79,12 +79,17 @@ class BucketPlan:
             )
         )
 
-    def reachable(self, prompts: Sequence[tuple[int, int]], *, config: EngineConfig, score: bool) -> tuple[Bucket, ...]:
-        """The buckets that these sequences can lead to, each given as (prompt tokens, max_tokens)."""
+    def reachable(
+        self, prompts: Sequence[tuple[int, int]], *, config: EngineConfig, score: bool, forced: bool = False
+    ) -> tuple[Bucket, ...]:
+        """The buckets that these sequences can lead to, each given as (prompt tokens, max_tokens).
+
+        forced: grammars may force tokens of an output, which are computed as those of a prompt are.
+        """
         rows = min(len(prompts), config.max_batch)
         alone = len(prompts) == 1  # nobody else: it is never preempted, so only its prompt is ever prefilled
-        most = sum(prompt if alone else prompt + output for prompt, output in prompts)
-        least = min(prompt for prompt, _ in prompts)
+        most = sum(prompt if alone and not forced else prompt + output for prompt, output in prompts)
+        least = 1 if forced else min(prompt for prompt, _ in prompts)
         chunks = min(least, config.step_tokens), min(most, config.step_tokens)
         if config.embeds:
             return self._span("embed", *chunks)

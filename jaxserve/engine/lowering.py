@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.attention import choose_attention
-from jaxserve.engine.batch import Packed, admission_layout, upload_layout
+from jaxserve.engine.batch import MASKED_AT_ONCE, Packed, admission_layout, upload_layout
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.drafting import Drafter
 from jaxserve.engine.experts import choose_grouped_matmul
@@ -23,7 +23,7 @@ from jaxserve.engine.memory import memory_errors
 from jaxserve.engine.network import Network
 from jaxserve.engine.quantized import choose_quantized_matmul
 from jaxserve.engine.state import State, abstract_state
-from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_mask
+from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_masks
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.quant import Form, form_in
@@ -84,6 +84,11 @@ class Lowering:
         step = jax.jit(self._builder.step(bucket), donate_argnums=1, out_shardings=shardings)
         return step.lower(self.params, self.state, upload)
 
+    @property
+    def masks_shape(self) -> tuple[int, int, int]:
+        """Rows that are written at once, places where one of them samples, words of 32 tokens."""
+        return MASKED_AT_ONCE, 1 + self.config.draft_tokens, -(-self.spec.vocab_size // 32)
+
     def writers(self) -> dict[str, jax.stages.Lowered]:
         """What writes a row's fields, by name: (state, *values) -> state, the state donated."""
         vocab = self.spec.vocab_size
@@ -95,7 +100,7 @@ class Lowering:
             "admit_row": (partial(admit_row, self.admission), (array(self.admission.size),)),
             "set_counts": (set_counts, (array(2), array(vocab))),
             "set_bias": (set_bias, (array(2), array(MAX_BIASES), array(MAX_BIASES, dtype=np.float32))),
-            "set_mask": (set_mask, (array(2), array(-(-vocab // 32), dtype=np.uint32))),
+            "set_masks": (set_masks, (array(MASKED_AT_ONCE, 2), array(*self.masks_shape, dtype=np.uint32))),
         }
         return {
             name: jax.jit(write, donate_argnums=0, out_shardings=self._state_shardings).lower(self.state, *values)

@@ -36,6 +36,8 @@ class LanePlan:
     # New pages, one entry each: page group, row, index in the row's table, page id.
     fresh: list[tuple[int, int, int, int]] = field(default_factory=list)
     logprobs: bool = False  # some row wants log-probabilities
+    # Of rows that follow a grammar, if they sample: row, and the mask of each place (see structure.Matcher).
+    masks: list[tuple[int, bytes]] = field(default_factory=list)
 
     def put_single_tokens_first(self) -> None:
         """Reorder the chunks so that those of one token come first: kernels take them apart."""
@@ -75,7 +77,8 @@ class Admission:
     min_tokens: int
     end_ids: tuple[int, ...]
     bias: tuple[tuple[int, float], ...]
-    allowed: tuple[int, ...] | None
+    allowed: tuple[int, ...] | None  # None where masks come with the steps
+    masked: bool  # only some tokens may be chosen
     history: tuple[int, ...] | None  # prompt and output so far, when a penalty must count them
 
 

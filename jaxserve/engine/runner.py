@@ -1,8 +1,9 @@
 """The device half: holds parameters and state, compiles every step ahead, and turns plans into launches."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import batched
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jaxserve.engine.batch import (
     download_layout,
     pack_admission,
     pack_lane,
+    pack_masks,
     token_counts,
     unpack_lane,
     upload_layout,
@@ -150,6 +152,7 @@ class DeviceRunner:
         _check_decodes(plan) if plan.kind == "decode" else _check_chunks(plan)
         for admission in plan.admissions:
             self.admit(admission)
+        self._write_masks([(i, row, mask) for i, lane in enumerate(plan.lanes) for row, mask in lane.masks])
         bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens, plan.steps, plan.drafts)
         groups = self.lowering.page_groups
         layout = upload_layout(bucket, groups, self.config.page_size)
@@ -179,7 +182,14 @@ class DeviceRunner:
             ids[: len(a.bias)], values[: len(a.bias)] = zip(*a.bias, strict=True)
             self._write("set_bias", at, ids, values)
         if a.allowed is not None:
-            self._write("set_mask", at, allowed_bits(a.allowed, vocab))
+            _, slots, _ = self.lowering.masks_shape
+            self._write_masks([(a.lane, a.row, slots * allowed_bits(a.allowed, vocab).tobytes())])
+
+    def _write_masks(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
+        """Of lane and row, for the places where it samples next."""
+        width, slots, words = self.lowering.masks_shape
+        for some in batched(entries, width):
+            self._write("set_masks", *pack_masks(some, width, slots, words, no_row=self.config.max_batch))
 
     def _write(self, name: str, *values: np.ndarray) -> None:
         self._state = self.writers[name](self._state, *values)

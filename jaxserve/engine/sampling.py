@@ -47,13 +47,23 @@ class RowFields:
     counts: Int[Array, "A R V"]  # bit 0: in the prompt; the rest: times in the output
     bias_ids: Int[Array, "A R 1024"]  # padded with V
     bias_values: Float[Array, "A R 1024"]
-    mask: UInt32[Array, "A R V/32"]
+    mask: UInt32[Array, "A R S V/32"]  # for each place that a verification samples
 
 
 def take_rows(field: jax.Array, rows: Int[Array, "A r"]) -> jax.Array:
     """[A*r, ...]: entries of a field [A, R, ...] by row, lane for lane. Ids out of range give any row (padding)."""
     taken = jax.vmap(lambda lane, ids: lane.at[ids].get(mode="clip"))(field, rows)
     return taken.reshape(-1, *taken.shape[2:])
+
+
+def _take_masks(
+    mask: UInt32[Array, "A R S V/32"], rows: Int[Array, "A r"], slot: Int[Array, "B"]
+) -> UInt32[Array, "B V/32"]:
+    """As take_rows; of a row that of one slot."""
+    taken = jax.vmap(lambda lane, ids, slots: lane.at[ids, slots].get(mode="clip"))(
+        mask, rows, slot.reshape(rows.shape)
+    )
+    return taken.reshape(-1, taken.shape[-1])
 
 
 def silence(p: RowSampling, idle: Bool[Array, "B"]) -> RowSampling:
@@ -93,7 +103,8 @@ def sample(
 
     drafted: tokens between what `fields` count and the new one, padded with V.
     """
-    processed = penalise(edit(logits, p, fields, rows, position), p, fields, rows, drafted)
+    slot = (drafted < logits.shape[-1]).sum(-1)
+    processed = penalise(edit(logits, p, fields, rows, slot, position), p, fields, rows, drafted)
     tokens = choose(processed, p, position)
     logprob, top_ids, top_logprobs = lax.cond(
         jnp.any(p.logprobs >= 0), log_probabilities, _no_log_probabilities, logits, tokens
@@ -103,15 +114,20 @@ def sample(
 
 
 def edit(
-    logits: Float[Array, "B V"], p: RowSampling, fields: RowFields, rows: Int[Array, "A r"], position: Int[Array, "B"]
+    logits: Float[Array, "B V"],
+    p: RowSampling,
+    fields: RowFields,
+    rows: Int[Array, "A r"],
+    slot: Int[Array, "B"],
+    position: Int[Array, "B"],
 ) -> Float[Array, "B V"]:
-    """Allowed tokens, logit bias, and no end token before min_tokens."""
+    """Allowed tokens, logit bias, and no end token before min_tokens. slot: drafted tokens before the new one."""
     vocab = logits.shape[-1]
     early = position < p.end_after
 
     def apply(logits: jax.Array) -> jax.Array:
         token = jnp.arange(vocab)
-        words = take_rows(fields.mask, rows)[:, token // 32]
+        words = _take_masks(fields.mask, rows, slot)[:, token // 32]
         allowed = (words >> (token % 32).astype(jnp.uint32)[None]) & 1
         logits = jnp.where((p.masked[:, None] == 0) | (allowed == 1), logits, -jnp.inf)
         batch = jnp.arange(logits.shape[0])[:, None]

@@ -10,6 +10,7 @@ from bisect import insort
 from collections.abc import Iterator
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine.constraint import Constraint
 from jaxserve.engine.lane import Lane
 from jaxserve.engine.plan import (
     FED_BACK,
@@ -101,6 +102,8 @@ class Scheduler:
             seq = Sequence(self._next_sequence, request, index, seed, max_tokens, self.config.embeds, leader)
             seq.tokens = list(request.prompt)
             seq.chains = [Chain() for _ in self.config.pools]
+            if request.grammar:
+                seq.constraint = Constraint(request.grammar.matcher(), request.params)
             if self.speculation:
                 self.speculation.enter(seq)
             seq.times.submitted = now
@@ -390,7 +393,8 @@ class Scheduler:
             return []
         spare = draft.budgets[lane.index] - draft.streams[lane.index]
         most = min(spare - size, seq.max_tokens - seq.num_generated - 1)
-        return draft.drafted.get(seq.id, [])[: max(most, 0)]
+        drafted = draft.drafted.get(seq.id, [])[: max(most, 0)]
+        return drafted[: seq.constraint.fits(drafted)] if seq.constraint and drafted else drafted
 
     def _make_room(
         self, draft: _Draft, lane: Lane, seq: Sequence, tokens: int
@@ -437,6 +441,8 @@ class Scheduler:
         plan.targets += [*seq.tokens[start + 1 : start + size], seq.tokens[start + size] if not last else 0, *drafted]
         plan.fresh += fresh
         plan.logprobs |= seq.request.params.logprobs is not None
+        if samples and seq.constraint:
+            plan.masks.append((seq.row, seq.constraint.masks(drafted)))
         draft.budgets[lane.index] -= size + len(drafted)
         draft.scheduled.add(seq.id)
         if drafted and seq.draft_computed == seq.num_computed:
@@ -468,7 +474,8 @@ class Scheduler:
             min_tokens=p.min_tokens,
             end_ids=tuple(sorted(seq.request.end_ids)),
             bias=tuple(p.logit_bias.items()),
-            allowed=None if p.allowed_token_ids is None else tuple(p.allowed_token_ids),
+            allowed=None if p.allowed_token_ids is None or seq.constraint else tuple(p.allowed_token_ids),
+            masked=p.allowed_token_ids is not None or seq.constraint is not None,
             history=tuple(seq.tokens) if penalised else None,
         )
 
@@ -537,6 +544,8 @@ class Scheduler:
         if tokens and not seq.times.first_token:
             seq.times.first_token, event.times = now, seq.times
         finish = self._append(seq, event, tokens, result.logprobs[i] if result.logprobs else None)
+        if tokens and not finish and (forced := self._forced(seq)):
+            finish = self._append(seq, event, forced, None)
         if not seq.preempted:
             lane.settle(seq, min(start + computed, len(seq.tokens)))  # drafts after an end are nobody's
         if result.embeddings and start + size == seq.prompt_len:
@@ -544,6 +553,13 @@ class Scheduler:
         if finish is not None:
             return self._finish(seq, event, finish, now)
         return event if event.tokens or event.prompt_logprobs else None
+
+    def _forced(self, seq: Sequence) -> list[int]:
+        """Tokens that need no sampling: as a part of a prompt, they go in one chunk, with the newest one before them.
+
+        Not where each token has to come out of the one decode step.
+        """
+        return seq.constraint.forced() if seq.constraint and not self.config.deterministic else []
 
     def _finish(self, seq: Sequence, event: TokenEvent, finish: Finish, now: float) -> TokenEvent:
         """The event as the sequence's last."""
@@ -564,6 +580,8 @@ class Scheduler:
                 event.logprobs.append(logprobs[n])
             if token in request.end_ids and len(known) > first_end:
                 return Finish(FinishReason.STOP, stopped_by=token)
+            if seq.constraint and (finish := seq.constraint.take(token)):
+                return finish
             if len(known) >= seq.limit:
                 return Finish(FinishReason.LENGTH)
         return None

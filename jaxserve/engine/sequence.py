@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from jaxserve.engine.constraint import Constraint
 from jaxserve.engine.plan import Finish, Times
 from jaxserve.engine.prefix_cache import Chain
 from jaxserve.request import Request
@@ -26,6 +27,7 @@ class Sequence:
     embeds: bool = False  # its prompt is embedded, and that is all
     leader: "Sequence | None" = None  # choice 0, whose prompt pages the other choices share
     waits_for_host: bool = False  # its next chunk depends on what the host reads from the step before
+    constraint: Constraint | None = None  # what may come next depends on every token before: it is read first
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
     in_flight: int = 0
@@ -78,13 +80,14 @@ class Sequence:
         return (
             self.newest_on_device
             and self.num_computed + 1 == len(self.tokens) + self.unread < self.limit
-            and not (self.finish or self.preempted or self.waits_for_host)
+            and not (self.finish or self.preempted or self.waits_for_host or self.constraint)
         )
 
     @property
     def wants_single_steps(self) -> bool:
         """Something is to be decided for it after the next step: a chunk of its prompt, a draft, its way back."""
-        return not self.streaming and (self.runnable or self.waits_for_host or self.preempted)
+        waits = self.waits_for_host or self.constraint is not None
+        return not self.streaming and (self.runnable or waits or self.preempted)
 
     @property
     def scores_prompt(self) -> bool:
@@ -101,6 +104,8 @@ class Sequence:
         """Whether its next chunk may be launched now."""
         if self.finish or self.preempted or (self.waits_for_host and self.in_flight):
             return False
+        if self.constraint and self.unread:
+            return False
         wanted = self.embeds or self.num_tokens < self.limit  # after the last token of an output comes nothing
         return wanted and self.num_computed < self.num_tokens
 
@@ -115,6 +120,7 @@ class Sequence:
         if (
             self.finish
             or self.preempted
+            or self.constraint
             or position + 1 >= self.limit
             or position % page_size == 0
             or token in self.request.end_ids

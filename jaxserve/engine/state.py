@@ -111,6 +111,6 @@ def _zero_rows(spec: ModelSpec, config: EngineConfig) -> Rows:
             counts=field(spec.vocab_size),
             bias_ids=field(MAX_BIASES),
             bias_values=field(MAX_BIASES, dtype=np.float32),
-            mask=field(-(-spec.vocab_size // 32), dtype=np.uint32),
+            mask=field(1 + config.draft_tokens, -(-spec.vocab_size // 32), dtype=np.uint32),
         ),
     )

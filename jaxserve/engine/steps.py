@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from jaxserve.engine.batch import Packed, download_layout, upload_layout
 from jaxserve.engine.buckets import Bucket
@@ -289,8 +289,11 @@ def set_bias(state: State, at: Int[Array, "2"], ids: Int[Array, "1024"], values:
     return _set_fields(state, at, bias_ids=ids, bias_values=values)
 
 
-def set_mask(state: State, at: Int[Array, "2"], mask: jax.Array) -> State:
-    return _set_fields(state, at, mask=mask)
+def set_masks(state: State, at: Int[Array, "N 2"], masks: UInt32[Array, "N S V/32"]) -> State:
+    """Of several rows; those that are out of range are padding."""
+    old = state.rows.fields
+    mask = old.mask.at[at[:, 0], at[:, 1]].set(masks, mode="drop")
+    return replace(state, rows=replace(state.rows, fields=replace(old, mask=mask)))
 
 
 def _set_fields(state: State, at: Int[Array, "2"], **values: jax.Array) -> State:

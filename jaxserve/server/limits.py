@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field, fields
 
+from jaxserve.structure.grammars import Bounds
+
 MEBI = 2**20
 
 
@@ -18,6 +20,9 @@ class Limits:
     max_prompt_bytes: int = _bound(8 * MEBI, "text of a prompt, or of a conversation, before it is tokenized")
     max_tools: int = _bound(128, "functions that a conversation's answer may call")
     max_tool_bytes: int = _bound(256 * 1024, "their names, descriptions and schemas, as JSON")
+    max_grammar_bytes: int = _bound(64 * 1024, "a JSON schema, regular expression or grammar that a text has to follow")
+    grammar_seconds: float = _bound(2.0, "to compile one, in a process of its own")
+    grammar_cache_bytes: int = _bound(64 * MEBI, "compiled grammars that are kept, as estimated from their size")
     max_message_bytes: int = _bound(32 * MEBI, "a gRPC message")
     max_body_bytes: int = _bound(8 * MEBI, "an HTTP body: JSON takes long to read, and nobody else runs meanwhile")
     max_header_bytes: int = _bound(16 * 1024, "metadata of a call, headers of an HTTP request")
@@ -27,6 +32,10 @@ class Limits:
     slow_client_seconds: float = _bound(30.0, "for a client to read a message of a stream, to send headers, or a body")
     max_request_seconds: float = _bound(3600.0, "age of a request")
     max_watchers: int = _bound(16, "readers of the live view at a time")
+
+    @property
+    def grammars(self) -> Bounds:
+        return Bounds(self.max_grammar_bytes, self.grammar_seconds, self.grammar_cache_bytes)
 
     @classmethod
     def table(cls) -> list[tuple[str, float, str]]:

@@ -14,6 +14,7 @@ from jaxserve.chat import Rendered, Tools
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestError, RequestIdInUseError
 from jaxserve.prompts import Prompt, Prompts, is_conversation
+from jaxserve.request import SamplingParams
 from jaxserve.server.answer import Answer
 from jaxserve.server.call import Call
 from jaxserve.server.engine_thread import EngineThread, Loads, StepNews, Tally
@@ -22,6 +23,7 @@ from jaxserve.server.incidents import presentable
 from jaxserve.server.limits import Limits
 from jaxserve.server.news import Outbox
 from jaxserve.server.slow_clients import SlowClients
+from jaxserve.structure import Grammar
 
 MAX_ID_BYTES = 128
 MAX_SALT_BYTES = 128
@@ -67,6 +69,7 @@ class Service:
         self._timers: dict[Answer, asyncio.TimerHandle] = {}
         self._events: deque[tuple[TokenEvent, Tally, float]] = deque()
         self._tokenizing = ThreadPoolExecutor(2, "tokenize")
+        self._compiling = ThreadPoolExecutor(1, "grammars")
         self._beside = ThreadPoolExecutor(1, "beside")  # what must not hold up the admission of requests
         self._aside = 0
 
@@ -90,7 +93,7 @@ class Service:
         self._requests[request_id] = None
         self._waiting.add(request_id)
         try:
-            return self._submit(call, request_id, await self._rendered(call))
+            return self._submit(call, request_id, *await self._prepared(call))
         except BaseException:
             self._forget(request_id)
             raise
@@ -105,14 +108,22 @@ class Service:
             self._aborted.add(request_id)
         return True
 
-    async def _rendered(self, call: Call) -> Rendered:
-        """The prompt as token ids, before the deadline."""
+    async def _prepared(self, call: Call) -> tuple[Rendered, SamplingParams, Grammar | None]:
+        """The prompt as token ids, and what its answer has to follow, before the deadline."""
         try:
             left = None if call.deadline is None else call.deadline - time.monotonic()
             async with asyncio.timeout(left):
-                return await self.encode(call.prompt, call.prompt_field, call.tools)
+                rendered = await self.encode(call.prompt, call.prompt_field, call.tools)
+                return rendered, *await self._constrained(rendered, call.params)
         except TimeoutError:
             raise DeadlineError("the deadline passed while the prompt was tokenized") from None
+
+    async def _constrained(self, rendered: Rendered, params: SamplingParams) -> tuple[SamplingParams, Grammar | None]:
+        """Grammars are compiled one after the other, and only those who asked for one wait for that."""
+        if not (rendered.structure or params.structure):
+            return params, None
+        work = partial(self.prompts.constrain, rendered, params)
+        return await asyncio.get_running_loop().run_in_executor(self._compiling, work)
 
     async def encode(self, prompt: Prompt, name: str, tools: Tools | None = None) -> Rendered:
         """Text and token ids of a prompt; long ones, and conversations, beside the event loop."""
@@ -151,7 +162,7 @@ class Service:
 
     def close(self) -> None:
         """Wait for what is being tokenized: a conversation's rendering has its own time limit."""
-        for executor in (self._tokenizing, self._beside):
+        for executor in (self._tokenizing, self._compiling, self._beside):
             executor.shutdown(cancel_futures=True)
 
     @property
@@ -191,10 +202,12 @@ class Service:
         seconds = self._forecast.seconds_to_first_token(self.waiting_tokens, 0)
         return QueueFullError(problem, min(max(seconds, 0.1), 60.0))
 
-    def _submit(self, call: Call, request_id: str, rendered: Rendered) -> Answer:
+    def _submit(
+        self, call: Call, request_id: str, rendered: Rendered, params: SamplingParams, grammar: Grammar | None
+    ) -> Answer:
         if self._failure:
             raise self._failure
-        params = call.params if call.params.seed is not None else replace(call.params, seed=secrets.randbits(64))
+        params = params if params.seed is not None else replace(params, seed=secrets.randbits(64))
         prepared = self.prompts.check(
             rendered,
             params,
@@ -203,6 +216,7 @@ class Service:
             priority=call.priority,
             salt=call.cache_salt,
             deadline=call.deadline,
+            grammar=grammar,
         )
         self._check_room(len(prepared.request.prompt), call)
         outbox = Outbox(self.limits.max_unread_tokens)

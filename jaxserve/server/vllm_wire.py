@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf.message import Message
@@ -14,6 +15,7 @@ from jaxserve.prompts import Prompt
 from jaxserve.request import Request, SamplingParams
 from jaxserve.server.call import Call
 from jaxserve.server.news import Done, News, PromptScores, Started, Update
+from jaxserve.structure import Structure
 
 # Fields that are honoured: any other one that is set, one of a later version too, is an error.
 REQUEST = frozenset({"request_id", "tokenized", "text", "sampling_params", "stream"})
@@ -24,10 +26,19 @@ SAME = frozenset(  # in the message as in SamplingParams; 0 and an empty list sa
 )
 RENAMED = {"include_stop_str_in_output": "include_stop"}
 OF_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens"})  # token ids go out, the text is theirs
-NO_GRAMMAR = "asks for structured output, which this server does not have (leave it out)"
+STRUCTURES: Mapping[str, str] = MappingProxyType(  # as here, by vLLM's name
+    {
+        "json_schema": "json_schema",
+        "json_object": "json_object",
+        "regex": "regex",
+        "choice": "choice",
+        "grammar": "lark",
+    }
+)
+NO_TAGS = "asks for structural tags; json_schema, json_object, regex, choice and grammar are supported (leave it out)"
 ONE_PLACE = "asks for KV caches of other servers, which this server does not fetch (leave it out)"
 WHY: Mapping[str, str] = {
-    **dict.fromkeys(("json_schema", "regex", "grammar", "structural_tag", "json_object", "choice"), NO_GRAMMAR),
+    "structural_tag": NO_TAGS,
     **dict.fromkeys(("kv_transfer_params", "kv_transfer_params_json"), ONE_PLACE),
     **dict.fromkeys(("mm_inputs", "extra_mm_inputs", "media_refs"), "is no text; only text is served (leave it out)"),
     "data_parallel_rank": "names a rank; the server spreads requests itself, and tells of one rank (leave it out)",
@@ -60,7 +71,7 @@ def naming() -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        if error.field.partition("[")[0] in SAME:
+        if error.field.partition("[")[0] in SAME | STRUCTURES.keys():
             error.under("sampling_params")
         raise
 
@@ -77,10 +88,14 @@ def _prompt_of(request: pb.GenerateRequest) -> tuple[Prompt, str]:
 
 def _sampling_of(message: pb.SamplingParams) -> SamplingParams:
     """What was set; the rest by default."""
-    _check_honoured(message, SAME | RENAMED.keys() | OF_TEXT, "sampling_params.")
+    _check_honoured(message, SAME | RENAMED.keys() | OF_TEXT | STRUCTURES.keys(), "sampling_params.")
     given: dict[str, Any] = {}
     for field, value in message.ListFields():
         if field.name in OF_TEXT:
+            continue
+        if field.name in STRUCTURES:
+            value = list(value.choices) if field.name == "choice" else value
+            given["structure"] = Structure.of(STRUCTURES[field.name], value, field.name)
             continue
         if field.is_repeated:
             value = dict(value) if field.name == "logit_bias" else list(value)

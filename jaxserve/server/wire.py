@@ -18,6 +18,7 @@ from jaxserve.server.call import Call
 from jaxserve.server.embedding import MAX_INPUTS, embed_calls
 from jaxserve.server.limits import Limits
 from jaxserve.server.news import Done, News, PromptScores, Started, Update
+from jaxserve.structure import Structure
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.v1 import common_pb2, inference_pb2
 
@@ -34,7 +35,8 @@ CHOICES = {
     inference_pb2.TOOL_CHOICE_NONE: tools.NONE,
     inference_pb2.TOOL_CHOICE_REQUIRED: tools.REQUIRED,
 }
-MESSAGES = ("logit_bias", "allowed_token_ids", "stop", "stop_token_ids")
+STRUCTURES = tuple(field.name for field in common_pb2.SamplingParams.DESCRIPTOR.oneofs_by_name["structure"].fields)
+MESSAGES = ("logit_bias", "allowed_token_ids", "stop", "stop_token_ids", *STRUCTURES)
 SAMPLING = tuple(field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields)
 SCALARS = tuple(name for name in SAMPLING if name not in MESSAGES)
 
@@ -198,6 +200,9 @@ def sampling_of(message: common_pb2.SamplingParams) -> SamplingParams:
         given["stop"] = list(message.stop)
     if message.stop_token_ids:
         given["stop_token_ids"] = list(message.stop_token_ids)
+    if kind := message.WhichOneof("structure"):
+        value = getattr(message, kind)
+        given["structure"] = Structure.of(kind, list(value.texts) if kind == "choice" else value)
     return SamplingParams(**given)
 
 

@@ -63,6 +63,14 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def encode_inner(self, text: str) -> list[int]:
+        """Ids of text that goes on from another: nothing is added, no dummy space; names of special tokens are text.
+
+        Raises:
+            TokenizerError: as encode().
+        """
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """The whole text of ids, without special tokens; a dummy space that encode() puts first is dropped."""
         ...

@@ -67,6 +67,10 @@ class SentencePieceTokenizer:
         require_unicode(text)
         return self._splitter.encode(text, self._encode_part)
 
+    def encode_inner(self, text: str) -> list[int]:
+        require_unicode(text)
+        return self._inner_processor.encode(text)
+
     def _encode_part(self, part: str, opening: bool) -> list[int]:
         processor = self._processor if opening or self._legacy else self._inner_processor
         text = part.replace(MARK, "")

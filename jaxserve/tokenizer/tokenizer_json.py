@@ -57,6 +57,10 @@ class JsonTokenizer:
         require_unicode(text)
         return self._splitter.encode(text, self._encode_part)
 
+    def encode_inner(self, text: str) -> list[int]:
+        require_unicode(text)
+        return self._encode_part(text, False)
+
     def _encode_part(self, part: str, opening: bool) -> list[int]:
         text = part.replace(MARK, "")
         if opening:

@@ -15,6 +15,7 @@ and that of deepseek-ai/DeepSeek-V3.1, with shorter calls:
 
 from collections.abc import Collection
 
+from jaxserve.chat.answers.calling import Calling, Writing, literal
 from jaxserve.chat.answers.incoming import NAME, SPACES, Incoming
 from jaxserve.chat.answers.json_text import is_object
 from jaxserve.chat.answers.parts import Content, Found, Steps
@@ -23,6 +24,7 @@ BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 MARKS = (BEGIN, END, CALL_BEGIN, SEPARATOR, CALL_END)
 TYPE, FENCE, FENCE_END = "function", "```json", "```"
+NEWLINE = "\n"
 
 
 def deepseek(text: Incoming, names: Collection[str]) -> Steps[None]:
@@ -69,3 +71,17 @@ def _call(text: Incoming, names: Collection[str]) -> Steps[Found | None]:
     if not (yield from text.literal(CALL_END)) or name not in names or not is_object(arguments):
         return None
     return Found(name, arguments)
+
+
+def _rest(calling: Calling) -> str:
+    """Of both kinds: the model knows its own."""
+    begin, separator, end = map(calling.mark, (CALL_BEGIN, SEPARATOR, CALL_END))
+
+    def call(name: str, rule: str) -> str:
+        fenced = f"{literal(TYPE)} {separator} {literal(f'{name}\n{FENCE}\n')} {rule} {literal(f'\n{FENCE_END}')}"
+        return f"{begin} ({fenced} | {literal(name)} {separator} {rule}) {end}"
+
+    return f"{calling.joined(calling.any_of(call), f'{literal(NEWLINE)}?')} {calling.mark(END)}"
+
+
+WRITING = Writing(BEGIN, _rest)

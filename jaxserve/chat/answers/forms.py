@@ -5,24 +5,29 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxserve.chat.answers import deepseek, hermes, llama, mistral, thinking
+from jaxserve.chat.answers.calling import Writing
 from jaxserve.chat.answers.incoming import Incoming
 from jaxserve.chat.answers.parts import Steps
 
 
 @dataclass(frozen=True)
 class ToolForm:
-    """grammar: of an answer; given the names of the functions that may be called. marks: words that it looks for."""
+    """grammar: of an answer; given the names of the functions that may be called. marks: words that it looks for.
+
+    writing: the same for a model to keep to.
+    """
 
     grammar: Callable[[Incoming, Collection[str]], Steps[None]]
     marks: tuple[str, ...]
+    writing: Writing
 
 
 TOOL_FORMS: Mapping[str, ToolForm] = MappingProxyType(
     {
-        "llama": ToolForm(llama.llama, llama.MARKS),
-        "hermes": ToolForm(hermes.hermes, hermes.MARKS),
-        "mistral": ToolForm(mistral.mistral, mistral.MARKS),
-        "deepseek": ToolForm(deepseek.deepseek, deepseek.MARKS),
+        "llama": ToolForm(llama.llama, llama.MARKS, llama.WRITING),
+        "hermes": ToolForm(hermes.hermes, hermes.MARKS, hermes.WRITING),
+        "mistral": ToolForm(mistral.mistral, mistral.MARKS, mistral.WRITING),
+        "deepseek": ToolForm(deepseek.deepseek, deepseek.MARKS, deepseek.WRITING),
     }
 )
 TOOL_PARSERS = ("auto", *TOOL_FORMS, "none")

@@ -9,12 +9,14 @@ As the chat templates of NousResearch/Hermes-3-Llama-3.1-8B ("tool_use") and Qwe
 
 from collections.abc import Collection
 
+from jaxserve.chat.answers.calling import Calling, Writing, literal
 from jaxserve.chat.answers.incoming import SPACES, Incoming
 from jaxserve.chat.answers.json_text import call_in
 from jaxserve.chat.answers.parts import Content, Steps
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKS = (OPEN, CLOSE)
+NEWLINE = "\n"
 
 
 def hermes(text: Incoming, names: Collection[str]) -> Steps[None]:
@@ -29,3 +31,12 @@ def hermes(text: Incoming, names: Collection[str]) -> Steps[None]:
             yield call
         else:
             yield from text.give_back()
+
+
+def _rest(calling: Calling) -> str:
+    newline, opening, closing = literal(NEWLINE), calling.mark(OPEN), calling.mark(CLOSE)
+    call = f"{newline} {calling.objects('arguments')} {newline} {closing}"
+    return calling.joined(call, f"{newline} {opening}")
+
+
+WRITING = Writing(OPEN, _rest)

@@ -11,6 +11,7 @@ offer such tools.
 
 from collections.abc import Collection
 
+from jaxserve.chat.answers.calling import Writing, literal
 from jaxserve.chat.answers.incoming import SPACES, Incoming
 from jaxserve.chat.answers.json_text import call_in
 from jaxserve.chat.answers.parts import Content, Found, Steps
@@ -44,3 +45,6 @@ def _calls(text: Incoming, names: Collection[str]) -> Steps[None]:
         yield from text.run(SPACES)
         if not (yield from text.literal(";")):
             return (yield from text.give_back())
+
+
+WRITING = Writing("", lambda calling: calling.joined(calling.objects("parameters"), literal("; ")))

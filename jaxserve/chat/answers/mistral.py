@@ -13,6 +13,7 @@ last two:
 
 from collections.abc import Collection
 
+from jaxserve.chat.answers.calling import Calling, Writing, literal
 from jaxserve.chat.answers.incoming import NAME, SPACES, Incoming
 from jaxserve.chat.answers.json_text import call_in, elements, is_object
 from jaxserve.chat.answers.parts import Content, Found, Steps
@@ -50,3 +51,15 @@ def _named(text: Incoming, names: Collection[str]) -> Steps[list[Found]]:
     yield from text.run(SPACES)
     arguments = yield from text.json()
     return [Found(name, arguments)] if is_object(arguments) else []
+
+
+def _rest(calling: Calling) -> str:
+    """As the vocabulary tells: models that write a call's name before its arguments have a token between them."""
+    if ARGUMENTS not in calling.special:
+        listed = calling.joined(calling.objects("arguments"), literal(", "))
+        return f'" "? {literal("[")} {listed} {literal("]")}'
+    call = calling.any_of(lambda name, rule: f"{literal(name)} {calling.mark(ARGUMENTS)} {rule}")
+    return calling.joined(call, calling.mark(OPEN))
+
+
+WRITING = Writing(OPEN, _rest)

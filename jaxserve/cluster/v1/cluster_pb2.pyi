@@ -125,7 +125,7 @@ class StepPlan(_message.Message):
     def __init__(self, number: _Optional[int] = ..., kind: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[LanePlan, _Mapping]]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class LanePlan(_message.Message):
-    __slots__ = ("sequences", "rows", "starts", "sizes", "samples", "tokens", "targets", "fresh", "logprobs")
+    __slots__ = ("sequences", "rows", "starts", "sizes", "samples", "tokens", "targets", "fresh", "logprobs", "masks")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,7 @@ class LanePlan(_message.Message):
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
     sequences: _containers.RepeatedScalarFieldContainer[int]
     rows: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
@@ -144,10 +145,19 @@ class LanePlan(_message.Message):
     targets: _containers.RepeatedScalarFieldContainer[int]
     fresh: _containers.RepeatedScalarFieldContainer[int]
     logprobs: bool
-    def __init__(self, sequences: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., targets: _Optional[_Iterable[int]] = ..., fresh: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bool] = ...) -> None: ...
+    masks: _containers.RepeatedCompositeFieldContainer[Mask]
+    def __init__(self, sequences: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., targets: _Optional[_Iterable[int]] = ..., fresh: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bool] = ..., masks: _Optional[_Iterable[_Union[Mask, _Mapping]]] = ...) -> None: ...
+
+class Mask(_message.Message):
+    __slots__ = ("row", "words")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    words: bytes
+    def __init__(self, row: _Optional[int] = ..., words: _Optional[bytes] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("lane", "row", "length", "tables", "prompt_tokens", "choice", "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logprobs", "min_tokens", "end_ids", "bias_ids", "bias_values", "allowed", "history")
+    __slots__ = ("lane", "row", "length", "tables", "prompt_tokens", "choice", "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logprobs", "min_tokens", "end_ids", "bias_ids", "bias_values", "allowed", "history", "masked")
     LANE_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +179,7 @@ class Admission(_message.Message):
     BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    MASKED_FIELD_NUMBER: _ClassVar[int]
     lane: int
     row: int
     length: int
@@ -190,7 +201,8 @@ class Admission(_message.Message):
     bias_values: _containers.RepeatedScalarFieldContainer[float]
     allowed: Tokens
     history: Tokens
-    def __init__(self, lane: _Optional[int] = ..., row: _Optional[int] = ..., length: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Pages, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., bias_ids: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., allowed: _Optional[_Union[Tokens, _Mapping]] = ..., history: _Optional[_Union[Tokens, _Mapping]] = ...) -> None: ...
+    masked: bool
+    def __init__(self, lane: _Optional[int] = ..., row: _Optional[int] = ..., length: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Pages, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ..., bias_ids: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., allowed: _Optional[_Union[Tokens, _Mapping]] = ..., history: _Optional[_Union[Tokens, _Mapping]] = ..., masked: _Optional[bool] = ...) -> None: ...
 
 class Pages(_message.Message):
     __slots__ = ("pages",)

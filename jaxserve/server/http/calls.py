@@ -15,6 +15,7 @@ from jaxserve.request import SamplingParams
 from jaxserve.server.call import Call
 from jaxserve.server.http.body import read
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
+from jaxserve.server.http.structure import structure_in
 from jaxserve.server.http.tools import tools_in
 from jaxserve.server.http.types import Body, ChatBody, CompletionBody, Sampling
 from jaxserve.server.limits import Limits
@@ -102,6 +103,7 @@ def sampling_of(body: Sampling, **given: Any) -> SamplingParams:
         given["top_k"] = 0 if body.top_k == -1 else body.top_k  # vLLM's way to say: off
     if body.include_stop_str_in_output is not None:
         given["include_stop"] = body.include_stop_str_in_output
+    given["structure"] = structure_in(body.response_format)
     with naming(body):
         return SamplingParams(**given)
 

@@ -29,7 +29,6 @@ ONLY: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "parallel_tool_calls": (True, False),  # of no tools
         "prediction": (),
         "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True,),

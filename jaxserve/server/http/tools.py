@@ -16,8 +16,6 @@ def tools_in(body: ChatBody, limits: Limits) -> Tools | None:
     check_size(body.tools or (), limits.max_tools, limits.max_tool_bytes)
     functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
     choice = _choice(body.tool_choice)
-    if not functions and choice.mode == REQUIRED:
-        raise RequestError("tool_choice", "is given without tools; leave it out")
     return tools_of(functions, choice, body.parallel_tool_calls, lambda i: f"tools[{i}].function")
 
 
@@ -29,7 +27,8 @@ def _choice(given: Any) -> Choice:
             return Choice(given)
         case {"type": "function", "function": {"name": str(name)}}:
             return Choice(AUTO, name)
-    raise UnsupportedError("tool_choice", f'is {given!r:.80}; only "{AUTO}" and "{NONE}" are accepted')
+    accepted = f'"{AUTO}", "{NONE}", "{REQUIRED}" or one function'
+    raise UnsupportedError("tool_choice", f"is {given!r:.80}; only {accepted} are accepted")
 
 
 def _function(tool: dict[str, Any], path: str) -> dict[str, Any]:

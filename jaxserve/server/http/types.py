@@ -127,6 +127,7 @@ class Sampling(Body):
     priority: int = 0
     cache_salt: Text = ""
     request_id: Text = ""
+    response_format: dict[str, Any] | None = None
 
 
 class CompletionBody(Sampling):

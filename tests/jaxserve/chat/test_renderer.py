@@ -161,18 +161,18 @@ def test_strings_of_a_template(renderer: TemplateRenderer) -> None:
 
 def test_a_process_that_dies_is_replaced(renderer: TemplateRenderer) -> None:
     assert still_renders(renderer)
-    process = renderer._process
+    process = renderer._process._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert still_renders(renderer)
-    assert renderer._process is not process
+    assert renderer._process._process is not process
 
 
 def test_a_process_that_dies_at_work_is_an_error_and_replaced(renderer: TemplateRenderer) -> None:
     assert still_renders(renderer)
-    assert renderer._process is not None
-    killer = threading.Timer(0.2, renderer._process.kill)
+    assert renderer._process._process is not None
+    killer = threading.Timer(0.2, renderer._process._process.kill)
     killer.start()
     with pytest.raises(ChatError, match="it crashed"):
         renderer.render(ENDLESS[0], {})
@@ -207,7 +207,7 @@ def test_the_process_ends_with_its_parent() -> None:
         "from jaxserve.chat.renderer import TemplateRenderer\n"
         "renderer = TemplateRenderer(1)\n"
         "renderer.render('', {})\n"
-        "print(renderer._process.pid, flush=True)\n"
+        "print(renderer._process._process.pid, flush=True)\n"
         "if sys.argv[1:]: threading.Timer(0.3, os._exit, [0]).start(); renderer.render(sys.argv[1], {})\n"
         "os._exit(0)\n"
     )

@@ -278,7 +278,7 @@ def test_an_unknown_option_is_a_type_error() -> None:
 def test_nothing_of_the_api_is_missing() -> None:
     sampling = {field.name for field in fields(SamplingParams)}
     assert set(Options.__annotations__) == {*HEADER, "timeout", *sampling}
-    chat = set(inference_pb2.ChatRequest.DESCRIPTOR.fields_by_name) - {*HEADER, "messages", "sampling", "tool_name"}
+    chat = set(inference_pb2.ChatRequest.DESCRIPTOR.fields_by_name) - {*HEADER, "messages", "sampling"}
     assert set(ChatOptions.__annotations__) - set(Options.__annotations__) == chat
     for message, kind in {
         admin_pb2.GetModelInfoResponse: results.ModelInfo,

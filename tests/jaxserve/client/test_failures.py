@@ -16,6 +16,7 @@ from jaxserve.errors import (
     CapacityError,
     ChatError,
     ContextLengthError,
+    GrammarError,
     JaxserveError,
     QueueFullError,
     RequestError,
@@ -31,6 +32,7 @@ OF_A_KIND: dict[type[JaxserveError], tuple[Any, ...]] = {
     ContextLengthError: ("text", "has 9 tokens"),
     CapacityError: ("text", "has 9 tokens"),
     ChatError: ("the template refuses", "messages"),
+    GrammarError: ("sampling.json_schema", "cannot be used"),
     QueueFullError: ("9 requests wait already", 1.25),
 }
 CLASSES = [

@@ -36,6 +36,7 @@ lanes = st.builds(
     targets=TOKENS,
     fresh=st.lists(st.tuples(SMALL, SMALL, SMALL, SMALL), max_size=5),
     logprobs=st.booleans(),
+    masks=st.lists(st.tuples(SMALL, st.binary(max_size=8)), max_size=3),
 )
 admissions = st.builds(
     Admission,

@@ -9,6 +9,7 @@ from jaxserve.engine.buckets import BucketPlan, choose
 from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, Logprob, StepKind, StepPlan, Times
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.request import Request
+from jaxserve.structure import Matcher
 from tests.fake_runner import FakeRunner, naive, naive_embedding
 
 Cut = tuple[StepKind, int, int]  # kind of step, start, size
@@ -38,7 +39,15 @@ def truth(request: Request, index: int, seed: int, max_tokens: int, window: int 
     for n, token in enumerate(tokens):
         if token in request.end_ids and n >= request.params.min_tokens:
             return tokens[: n + 1], Finish(FinishReason.STOP, stopped_by=token)
+    if request.grammar and follows(request.grammar.matcher(), tokens).ended:
+        return tokens, Finish(FinishReason.STOP)
     return tokens, Finish(FinishReason.LENGTH)
+
+
+def follows(matcher: Matcher, tokens: list[int]) -> Matcher:
+    """The matcher behind all of these tokens."""
+    assert all(map(matcher.accept, tokens))
+    return matcher
 
 
 def check_result(result: Result, max_tokens: int, window: int | None) -> None:
@@ -82,7 +91,7 @@ def _check_logprobs(result: Result, whole: bool) -> None:
 
 def check_plan(plan: StepPlan, config: EngineConfig) -> None:
     """Plain data of columns that fit together, the budget and a bucket."""
-    json.dumps(dataclasses.asdict(plan))
+    json.dumps(dataclasses.asdict(plan), default=bytes.hex)
     assert len(plan.lanes) == config.lanes and 0 < plan.num_tokens <= config.step_tokens * plan.steps
     assert plan.steps in (1, config.decode_steps) and (plan.steps == 1 or plan.kind == "decode")
     assert (plan.kind == "embed") == config.embeds

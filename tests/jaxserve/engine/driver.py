@@ -162,7 +162,8 @@ class Driver:
     def step(self) -> list[TokenEvent]:
         """One step of the engine, and all checks."""
         for seq in (s for lane in self.scheduler.lanes for s in lane.running):
-            assert seq.streaming == (seq.runnable and seq.decoding and not seq.waits_for_host)
+            waits = seq.waits_for_host or seq.constraint
+            assert seq.streaming == (seq.runnable and seq.decoding and not waits)
         self._leaving = {s.id for lane in self.scheduler.lanes for s in lane.running if s.finish or s.preempted}
         busy, in_flight, launched = self.engine.has_work, self.engine._in_flight, len(self.plans)
         events = self.engine.step()

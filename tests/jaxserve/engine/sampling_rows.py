@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
+import jax
 import numpy as np
 
 from jaxserve.engine.batch import admission_layout, allowed_bits, pack_admission, token_counts
 from jaxserve.engine.plan import Admission
-from jaxserve.engine.sampling import RowFields, RowSampling
+from jaxserve.engine.sampling import RowFields, RowSampling, Sampled, sample
 from jaxserve.request import MAX_BIASES
 
+SLOTS = 3
 PLAIN = Admission(
     lane=0,
     row=0,
@@ -30,6 +32,7 @@ PLAIN = Admission(
     end_ids=(),
     bias=(),
     allowed=None,
+    masked=False,
     history=None,
 )
 EVERYTHING = replace(
@@ -49,6 +52,7 @@ EVERYTHING = replace(
     end_ids=(2, 40),
     bias=((1, 5.0), (30, -2.5), (66, 4.0)),
     allowed=tuple(range(0, 67, 2)) + (1,),
+    masked=True,
     history=(1, 2, 3, 1, 5, 5, 1, 66),
 )
 
@@ -71,7 +75,7 @@ def row_fields(admissions: Sequence[Admission], vocab: int, lanes: int = 1) -> t
     counts = rng.integers(0, 9, (*shape, vocab), dtype=np.int32)
     bias_ids = rng.integers(0, vocab + 1, (*shape, MAX_BIASES), dtype=np.int32)
     bias_values = rng.normal(0, 50, (*shape, MAX_BIASES)).astype(np.float32)
-    mask = rng.integers(0, 2**32, (*shape, -(-vocab // 32)), dtype=np.uint32)
+    mask = rng.integers(0, 2**32, (*shape, SLOTS, -(-vocab // 32)), dtype=np.uint32)
     rows = np.tile(np.arange(per_lane, 0, -1, dtype=np.int32), (lanes, 1))
     for i, a in enumerate(admissions):
         at = i // per_lane, rows[i // per_lane, i % per_lane]
@@ -81,8 +85,15 @@ def row_fields(admissions: Sequence[Admission], vocab: int, lanes: int = 1) -> t
             bias_ids[at], bias_values[at] = vocab, 0
             bias_ids[at][: len(a.bias)], bias_values[at][: len(a.bias)] = zip(*a.bias, strict=True)
         if a.allowed is not None:
-            mask[at] = allowed_bits(a.allowed, vocab)
+            mask[at][0] = allowed_bits(a.allowed, vocab)  # nothing is drafted here
     return RowFields(counts=counts, bias_ids=bias_ids, bias_values=bias_values, mask=mask), rows
+
+
+def sample_undrafted(
+    logits: jax.Array, p: RowSampling, fields: RowFields, rows: np.ndarray, position: np.ndarray
+) -> Sampled:
+    """The sampler of steps that verify nothing."""
+    return sample(logits, p, fields, rows, position, np.zeros((len(logits), 0), np.int32))
 
 
 def edited(logits: np.ndarray, a: Admission, position: int) -> np.ndarray:

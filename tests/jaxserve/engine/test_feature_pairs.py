@@ -44,7 +44,7 @@ class Setup:
     """drafter: none, host or model. asked: of every request, beside temperature 0."""
 
     options: EngineOptions = ALONE
-    mesh: MeshSpec = MeshSpec()
+    mesh: tuple[int, int, int] = (1, 1, 1)
     weights: str = "auto"
     drafter: str = ""
     grammar: bool = False
@@ -58,7 +58,7 @@ class Setup:
 
     @property
     def meaning(self) -> "Setup":
-        return replace(self, options=replace(ALONE, kv=self.options.kv), mesh=MeshSpec(), drafter="")
+        return replace(self, options=replace(ALONE, kv=self.options.kv), mesh=(1, 1, 1), drafter="")
 
 
 FEATURES: dict[str, Callable[[Setup], Setup]] = {
@@ -70,7 +70,7 @@ FEATURES: dict[str, Callable[[Setup], Setup]] = {
     "prefix cache": lambda setup: setup.with_options(prefix_cache=True),
     "chunked prompts": lambda setup: setup.with_options(step_tokens=10),
     "preemption": lambda setup: setup.with_options(cache_tokens=72),
-    "2 x 1 x 2 devices": lambda setup: replace(setup, mesh=MeshSpec(data=2, tensor=2)),
+    "2 x 1 x 2 devices": lambda setup: replace(setup, mesh=(2, 1, 2)),
     "log-probabilities": lambda setup: replace(setup, asked=(*setup.asked, ("logprobs", 20))),
     "two choices": lambda setup: replace(setup, asked=(*setup.asked, ("n", 2))),
 }
@@ -102,8 +102,8 @@ def plain(meaning: Setup) -> Answers:
 
 def answers(setup: Setup, said: Answers) -> tuple[Answers, Engine]:
     """Both golden prompts, again and again; each comes while those before it are under way."""
-    mesh, checkpoint = setup.mesh.build(jax.devices()), HFCheckpoint.open(GOLDEN)
-    spec = read_spec(checkpoint.config)[1].on(setup.mesh.tensor)
+    mesh, checkpoint = MeshSpec(*setup.mesh).build(jax.devices()), HFCheckpoint.open(GOLDEN)
+    spec = read_spec(checkpoint.config)[1].on(setup.mesh[2])
     params = load_params(checkpoint, mesh, "float32", weights=setup.weights)
     config = plan_config(spec, params, mesh, setup.options)
     drafter, speculation = None, None

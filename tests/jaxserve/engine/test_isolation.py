@@ -49,6 +49,7 @@ def admission(row: int, sequence: int, groups: int) -> Admission:
         end_ids=(3,),
         bias=((4, 2.0),) if busy else (),
         allowed=tuple(range(1, 18)) if busy else None,
+        masked=busy,
         history=tuple(PROMPTS[sequence]) if busy else None,
     )
 

@@ -10,20 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
+from jaxserve.engine.batch import allowed_bits
 from jaxserve.engine.plan import Admission
 from jaxserve.engine.sampling import _ordered, choose, edit, log_probabilities, penalise, sample, truncate
 from tests.jaxserve.engine.sampling_rows import (
     EVERYTHING,
     PLAIN,
+    SLOTS,
     edited,
     penalised,
     probabilities,
     row_fields,
     row_sampling,
+    sample_undrafted,
 )
 
 VOCAB = 67  # two words of the mask and a bit
-SAMPLE, ORDERED = jax.jit(sample), jax.jit(_ordered)
+SAMPLE, ORDERED = jax.jit(sample_undrafted), jax.jit(_ordered)
 
 
 def sharp_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> np.ndarray:
@@ -111,6 +114,7 @@ def random_processors(rng: np.random.Generator) -> Admission:
     """Each processor on or off; history with repeats, an allowed set that holds some biased and some end tokens."""
     history = tuple(rng.integers(0, VOCAB, rng.integers(1, 40)).tolist())
     biased = rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist()
+    allowed = tuple(rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist()) if rng.random() < 0.5 else None
     return replace(
         PLAIN,
         prompt_tokens=int(rng.integers(0, len(history) + 1)),
@@ -121,7 +125,8 @@ def random_processors(rng: np.random.Generator) -> Admission:
         bias=tuple((t, float(b)) for t, b in zip(biased, rng.uniform(-100, 100, len(biased)), strict=True))
         if rng.random() < 0.5
         else (),
-        allowed=tuple(rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist()) if rng.random() < 0.5 else None,
+        allowed=allowed,
+        masked=allowed is not None,
         min_tokens=int(rng.integers(0, 4)),
         end_ids=tuple(rng.permutation(VOCAB)[: rng.integers(0, 5)].tolist()),
     )
@@ -133,8 +138,8 @@ def test_edits_and_penalties_are_those_of_the_docstring() -> None:
     position = np.array([a.prompt_tokens + rng.integers(0, 4) for a in asked], np.int32)
     logits, p = sharp_logits(64), row_sampling(asked, VOCAB)
     fields, rows = row_fields(asked, VOCAB)
-    after_edits = jax.jit(edit)(logits, p, fields, rows, position)
-    after_penalties = jax.jit(penalise)(after_edits, p, fields, rows)
+    after_edits = jax.jit(edit)(logits, p, fields, rows, np.zeros(64, np.int32), position)
+    after_penalties = jax.jit(penalise)(after_edits, p, fields, rows, np.zeros((64, 0), np.int32))
     for i, a in enumerate(asked):
         np.testing.assert_array_equal(after_edits[i], edited(logits[i], a, int(position[i])), err_msg=str(a))
         np.testing.assert_allclose(after_penalties[i], penalised(np.asarray(after_edits[i]), a), rtol=1e-6, atol=1e-5)
@@ -142,10 +147,20 @@ def test_edits_and_penalties_are_those_of_the_docstring() -> None:
     np.testing.assert_array_equal(tokens, np.asarray(after_penalties).argmax(-1))
 
 
+def test_a_place_behind_drafted_tokens_has_a_mask_of_its_own() -> None:
+    fields, rows = row_fields([PLAIN], VOCAB)
+    fields.mask[0, 1] = [allowed_bits((token,), VOCAB) for token in (5, 7, 66)]
+    p = row_sampling([replace(PLAIN, masked=True)] * SLOTS, VOCAB)
+    drafted = np.array([[VOCAB, VOCAB], [5, VOCAB], [5, 7]], np.int32)
+    found = jax.jit(sample)(sharp_logits(SLOTS), p, fields, np.repeat(rows, SLOTS, axis=1), np.arange(SLOTS), drafted)
+    assert found.tokens.tolist() == [5, 7, 66]
+
+
 def test_end_tokens_are_out_for_exactly_min_tokens_tokens() -> None:
     asked = [replace(PLAIN, prompt_tokens=10, min_tokens=2, end_ids=(7, 66))] * 4
     logits, position = np.zeros((4, VOCAB), np.float32), np.arange(10, 14, dtype=np.int32)
-    result = jax.jit(edit)(logits, row_sampling(asked, VOCAB), *row_fields(asked, VOCAB), position)
+    slot = np.zeros(4, np.int32)
+    result = jax.jit(edit)(logits, row_sampling(asked, VOCAB), *row_fields(asked, VOCAB), slot, position)
     assert [np.flatnonzero(np.isinf(row)).tolist() for row in result] == [[7, 66], [7, 66], [], []]
 
 

@@ -10,13 +10,20 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy.stats import chisquare, gumbel_r, kstest
 
 from jaxserve.engine.plan import Admission
-from jaxserve.engine.sampling import Sampled, gumbel, sample
+from jaxserve.engine.sampling import Sampled, gumbel
 from sharding.mesh import MeshSpec
-from tests.jaxserve.engine.sampling_rows import EVERYTHING, PLAIN, probabilities, row_fields, row_sampling
+from tests.jaxserve.engine.sampling_rows import (
+    EVERYTHING,
+    PLAIN,
+    probabilities,
+    row_fields,
+    row_sampling,
+    sample_undrafted,
+)
 
 VOCAB = 67
 DRAWS = 16384
-SAMPLE = jax.jit(sample)
+SAMPLE = jax.jit(sample_undrafted)
 
 
 def logits_of(rows: int, seed: int = 0) -> np.ndarray:
@@ -148,7 +155,7 @@ TARGETS: dict[str, Admission] = {
     "greedy": PLAIN,
     "plain draw": replace(PLAIN, temperature=1.0, seed=9),
     "truncated": replace(PLAIN, temperature=1.0, seed=9, top_k=20, top_p=0.95, min_p=0.001),
-    "penalised": replace(EVERYTHING, logprobs=-1, allowed=None, bias=()),
+    "penalised": replace(EVERYTHING, logprobs=-1, allowed=None, masked=False, bias=()),
     "reported": replace(PLAIN, logprobs=20),
     "everything": EVERYTHING,
 }

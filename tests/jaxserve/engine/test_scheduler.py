@@ -90,7 +90,7 @@ def test_columns_are_plain_data() -> None:
     driver.submit(request(logit_bias={3: 1.5}, allowed_token_ids=[1, 2], n=2, seed=2**64 - 1, repetition_penalty=1.2))
     driver.run()
     for plan in driver.plans:
-        text = json.dumps(dataclasses.asdict(plan))
+        text = json.dumps(dataclasses.asdict(plan), default=bytes.hex)
         assert json.loads(text)["lanes"][0]["tokens"] == plan.lanes[0].tokens
 
 
@@ -133,6 +133,7 @@ def test_an_admission_says_all_that_the_device_must_keep() -> None:
         "end_ids": (1, 2, 6, 9),
         "bias": ((4, -1.0),),
         "allowed": (4, 5, 6),
+        "masked": True,
         "history": PROMPT,
     }
 

@@ -29,6 +29,7 @@ from jaxserve.server.model import EngineCard, ModelCard, Served
 from jaxserve.server.profiler import Profiler
 from jaxserve.server.service import Observer, Service
 from jaxserve.server.tokens import Tokens
+from jaxserve.structure.grammars import Grammars
 from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
 from jaxserve.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.byte_tokenizer import ByteTokenizer
@@ -113,7 +114,7 @@ async def running(
     limits = limits or Limits()
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     configured = config_of(**{"max_context": 512, "num_pages": 512, "step_tokens": 64} | config)
-    runner = SlowRunner(configured, seconds=seconds)
+    runner = SlowRunner(configured, seconds=seconds, mask_bytes=-(-ByteTokenizer.vocab_size // 32) * 4)
     scheduler = Scheduler(configured)
     runner.names = lambda sequence: scheduler._sequences[sequence].request.id.split("#")[0]
     engine = Engine(scheduler, runner)
@@ -142,6 +143,7 @@ async def running(
         tokenizer.vocab_size,
         configured.max_context,
         engine.scheduler.max_tokens,
+        Grammars(tokenizer, tokenizer.eos_ids, tokenizer.vocab_size, limits.grammars),
         configured.embeds,
     )
     service = Service(prompts, thread, Forecast(configured.step_tokens), limits, observers)
@@ -176,3 +178,4 @@ async def running(
         assert thread.close()
         service.close()
         prompts.chat.close()
+        prompts.grammars.close()

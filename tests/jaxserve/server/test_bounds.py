@@ -1,6 +1,7 @@
 """Every field of every request of jaxserve.v1, at, below and above its bounds; a canary is served alike after each."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,17 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {  # field of SamplingParams ->
     "logprobs": ([0, 20], [-1, 21]),
     "promptLogprobs": ([0, 20], [-1, 21]),
     "echo": ([True, False], []),
+    "jsonSchema": (
+        ['{"type": "integer"}', "{}", '{"enum": [1, "a"]}'],
+        ["", "{", "[]", '{"not": {}}', '{"type": "string", "format": "none"}', json.dumps({"const": "x" * 2**16})],
+    ),
+    "jsonObject": ([True], [False]),
+    "regex": (["[0-9]+", "x" * 2**15], ["", "(", "x" * (2**16 + 1)]),
+    "choice": (
+        [{"texts": ["a"]}, {"texts": ["a", "b"] * 512}],
+        [{"texts": []}, {"texts": [""]}, {"texts": ["a"] * 1025}],
+    ),
+    "lark": (['start: "a"'], ["", "start: b", "start: " + "(" * 30000 + '"a"' + ")" * 30000]),
 }
 TOKEN_IDS = ([{"ids": [0, 257]}, {"ids": [1] * 500}], [{"ids": []}, {"ids": [258]}, {"ids": [1] * 512}])
 PROMPTS = {"text": (["", "x" * 500], ["x" * 512]), "tokenIds": TOKEN_IDS}

@@ -195,7 +195,8 @@ def test_who_hangs_up_frees_the_pages(router: str, workers: Sequence[Worker], st
 def test_what_is_refused_is_named(router: str) -> None:
     with sdk(router) as client:
         with pytest.raises(openai.BadRequestError, match=r"sampling_params\.json_schema"):
-            chat(client, response_format={"type": "json_object"})
+            schema = {"name": "none", "schema": {"not": {}}}
+            chat(client, response_format={"type": "json_schema", "json_schema": schema})
         with pytest.raises(openai.BadRequestError, match="exceed the context of 512"):
             chat(client, max_tokens=512)
 

@@ -1,6 +1,7 @@
 """vllm.grpc.engine.VllmEngine over a socket, with the fake device."""
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -202,9 +203,15 @@ def honoured() -> dict[str, Any]:
     }
 
 
+STRUCTURES: dict[str, tuple[Any, str]] = {  # and what the text matches
+    "json_schema": ('{"const": 12}', "12"),
+    "json_object": (True, r"\{.*"),
+    "regex": ("[0-1]{3}", "[01]{3}"),
+    "choice": (pb.ChoiceConstraint(choices=["no"]), "no"),
+    "grammar": ('start: "x" "y"', "xy"),
+}
 OTHERS: dict[str, Any] = {
-    **{"json_schema": "{}", "regex": "a", "grammar": "a", "structural_tag": "a", "json_object": False},
-    **{"choice": pb.ChoiceConstraint(), "truncate_prompt_tokens": 3, "grammar_from_first_token": True},
+    **{"structural_tag": "a", "json_object": False, "truncate_prompt_tokens": 3, "grammar_from_first_token": True},
 }
 BESIDE: dict[str, Any] = {
     "kv_transfer_params": pb.KvTransferParams(),
@@ -218,7 +225,7 @@ BESIDE: dict[str, Any] = {
 
 def test_every_field_is_honoured_or_refused(tmp_path: Path) -> None:
     inside = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
-    assert inside == honoured().keys() | OTHERS.keys(), "a field that nobody thought of"
+    assert inside == honoured().keys() | STRUCTURES.keys() | OTHERS.keys(), "a field that nobody thought of"
     outside = {field.name for field in pb.GenerateRequest.DESCRIPTOR.fields}
     assert outside == {"request_id", "tokenized", "text", "sampling_params", "stream"} | BESIDE.keys()
 
@@ -226,6 +233,9 @@ def test_every_field_is_honoured_or_refused(tmp_path: Path) -> None:
         async with serving(tmp_path) as (server, engine):
             _, completes = await answered(engine, request(**honoured()))
             assert [complete.completion_tokens for complete in completes] == [2, 2]
+            for name, (value, text) in STRUCTURES.items():
+                _, (complete,) = await answered(engine, request(**{name: value, "max_tokens": 3}))
+                assert re.fullmatch(text, bytes(complete.output_ids).decode())
             for name, value in OTHERS.items():
                 field, text = await refused(engine.Generate(request(**{name: value})), "INVALID_ARGUMENT")
                 assert field == f"sampling_params.{name}" and "leave it out" in text

@@ -1,0 +1,54 @@
+"""response_format, as OpenAI's clients write it, and kinds of our own in its manner."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from jaxserve.errors import RequestError
+from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
+from jaxserve.structure import Structure
+
+FIELD = "response_format"
+TYPES: Mapping[str, str] = MappingProxyType(  # and what beside the type each has
+    {"text": "", "json_object": "", "json_schema": "json_schema", "regex": "regex", "choice": "choice", "lark": "lark"}
+)
+SCHEMA_FIELDS = frozenset({"name", "description", "schema", "strict"})
+
+
+def structure_in(given: Mapping[str, Any] | None) -> Structure | None:
+    """None for text. A schema is always followed, whatever `strict` says: OpenAI does the same where it is true."""
+    if given is None:
+        return None
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in TYPES:
+        raise UnsupportedError(f"{FIELD}.type", f"is {kind!r:.80}; only {', '.join(TYPES)} are supported")
+    member = TYPES[kind]
+    _check_fields(given, frozenset({"type", member} - {""}), FIELD)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Structure.of(kind, True, FIELD)
+    path = f"{FIELD}.{member}"
+    if member not in given:
+        raise RequestError(path, "is missing")
+    if kind == "json_schema":
+        return Structure.of(kind, _schema(given[member], path), f"{path}.schema")
+    return Structure.of(kind, given[member], path)
+
+
+def _schema(given: Any, path: str) -> Any:
+    if not isinstance(given, Mapping):
+        raise RequestError(path, f"is {given!r:.80}; give an object with name and schema")
+    _check_fields(given, SCHEMA_FIELDS, path)
+    if not isinstance(given.get("strict"), bool | None):
+        raise RequestError(f"{path}.strict", f"is {given['strict']!r:.80}; it must be true or false")
+    schema = given.get("schema")
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"{path}.schema", f"is {schema!r:.80}; give a JSON schema, an object")
+    return schema
+
+
+def _check_fields(given: Mapping[str, Any], known: frozenset[str], path: str) -> None:
+    for name, value in given.items():
+        if name not in known and value is not None:
+            raise UnknownFieldError(f"{path}.{name:.80}", "is not a field of it; leave it out")

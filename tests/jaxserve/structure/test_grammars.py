@@ -1,0 +1,221 @@
+"""Compiled grammars by themselves: what a matcher says is checked by walking texts that fit, and others."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxserve.errors import GrammarError, NotBuiltInError, RequestError
+from jaxserve.structure import KINDS, Matcher, Structure, grammars
+from jaxserve.structure.grammars import BYTES_PER_LETTER, ENTRY_BYTES, Bounds, Grammars
+from jaxserve.tokenizer import Tokenizer, load_tokenizer
+from tests.byte_tokenizer import ByteTokenizer
+
+BUNDLED = Path(__file__).parents[3] / "checkpoints" / "bundled" / "tiny-chat"
+END = 257
+
+
+@pytest.fixture
+def compiler() -> Iterator[Grammars]:
+    made = Grammars(ByteTokenizer(), (END,), ByteTokenizer.vocab_size)
+    yield made
+    made.close()
+
+
+def tokens_of(mask: bytes) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist())
+
+
+def matcher_of(compiler: Grammars, kind: str, value: object) -> Matcher:
+    return compiler.compile(Structure.of(kind, value)).matcher()
+
+
+def accepts(matcher: Matcher, text: bytes) -> bool:
+    """Whether this is a whole text: each byte is in the mask before it, and at its end it may end."""
+    for byte in text:
+        if matcher.ended or byte not in tokens_of(matcher.masks()[0]):
+            return False
+        assert matcher.accept(byte)
+    return matcher.ended or END in tokens_of(matcher.masks()[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "right", "wrong"),
+    [
+        ("regex", "a+b?", ["a", "aab"], ["", "b", "abb"]),
+        ("choice", ["no", 'a "b"\n', "é"], ["no", 'a "b"\n', "é"], ["n", "nono", "e"]),
+        ("lark", 'start: "(" start ")" | "x"', ["x", "((x))"], ["(x", "(x))", ""]),
+        (
+            "json_object",
+            True,
+            ["{}", '{"a": [1, null]}', '{\n  "a": {}\n}'],
+            ["[]", "1", '{"a"}', "{" + " " * 40 + "}"],
+        ),
+        (
+            "json_schema",
+            {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["x", 2]}}, "required": ["a"]},
+            ['{"a": "x"}', '{"b": -3,"a": 2}', '{ "a": 2, "more": [true] }'],
+            ["{}", '{"b": 1.5, "a": 2}', '{"a": 3}'],
+        ),
+        (
+            "json_schema",
+            '{"$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "$ref": "#/$defs/t"}',
+            ["[[],[]]"],
+            ["[1]"],
+        ),
+    ],
+)
+def test_texts_that_fit_and_texts_that_do_not(
+    compiler: Grammars, kind: str, value: object, right: list[str], wrong: list[str]
+) -> None:
+    for text in right:
+        assert accepts(matcher_of(compiler, kind, value), text.encode()), text
+    for text in wrong:
+        assert not accepts(matcher_of(compiler, kind, value), text.encode()), text
+
+
+def test_masks_behind_drafted_tokens_are_those_of_going_there(compiler: Grammars) -> None:
+    ahead, behind = (matcher_of(compiler, "regex", "ab[cd]{1,2}e?") for _ in range(2))
+    drafted = b"abcx"
+    masks = ahead.masks(drafted)
+    assert len(masks) == 4 and ahead.fits(drafted) == 3 and ahead.fits(drafted, free=True) == 0
+    for mask, token in zip(masks, drafted, strict=True):
+        assert behind.masks() == [mask]
+        assert behind.accept(token) == (token != ord("x"))
+    assert behind.failure and not ahead.failure
+    assert ahead.masks() == masks[:1], "nothing has moved it"
+    assert ahead.fits([*b"abcd", END]) == 5 and ahead.fits([*b"abcde", END]) >= 5
+    assert len(ahead.masks(b"abcde")) == 5, "behind the end there is none"
+
+
+def test_every_choice_has_its_own_state(compiler: Grammars) -> None:
+    grammar = compiler.compile(Structure.of("regex", "ab|cd"))
+    one, other = grammar.matcher(), grammar.matcher()
+    assert one.accept(ord("a")) and other.accept(ord("c"))
+    assert (one.forced(), other.forced()) == ([ord("b")], [ord("d")])
+
+
+@dataclass
+class Spelled:
+    name: str
+    tokenizer: Tokenizer
+
+
+def published() -> list[Spelled]:
+    folders = [BUNDLED]
+    if data := os.environ.get("JAXSERVE_TEST_DATA"):
+        folders += [Path(data) / "tokenizers" / name for name in ("deepseek_r1", "gpt2", "gpt_neox_20b", "open_llama")]
+    return [Spelled(folder.name, load_tokenizer(folder)) for folder in folders]
+
+
+def test_forced_tokens_spell_what_is_forced() -> None:
+    """In the vocabulary's own pieces, whichever library it is of."""
+    text = '{"name":"Zoë’s fox"}'
+    for case in published():
+        tokenizer = case.tokenizer
+        ends = tokenizer.eos_ids or (0,)
+        compiler = Grammars(tokenizer, ends, tokenizer.vocab_size)
+        matcher, said = matcher_of(compiler, "choice", [text + "!", text + "?"]), b""
+        tokens = matcher.forced()
+        assert tokens and all(map(matcher.accept, tokens)), case.name
+        while not matcher.ended:
+            tokens.append(min(tokens_of(matcher.masks()[0])))
+            assert matcher.accept(tokens[-1])
+            tokens += (more := matcher.forced())
+            assert all(map(matcher.accept, more))
+        said = b"".join(tokenizer.token_bytes(token)[0] for token in tokens)
+        assert said.decode() in (text + "!", text + "?"), case.name
+        assert len(tokens) < len(text), "one token for each letter would be no spelling"
+        compiler.close()
+
+
+def test_a_model_without_an_end_token_ends_where_nothing_can_follow() -> None:
+    compiler = Grammars(ByteTokenizer(), (), ByteTokenizer.vocab_size)
+    matcher = matcher_of(compiler, "regex", "ab?c")
+    assert [len(mask) for mask in matcher.masks()] == [36]
+    assert accepts_all(matcher, b"abc") and matcher.ended
+    compiler.close()
+
+
+def accepts_all(matcher: Matcher, text: bytes) -> bool:
+    return all(map(matcher.accept, text))
+
+
+def test_grammars_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Grammars(ByteTokenizer(), (END,), 258, Bounds(cache_bytes=3 * (ENTRY_BYTES + BYTES_PER_LETTER)))
+    compiled = list[str]()
+    once = compiler._compiled
+    monkeypatch.setattr(compiler, "_compiled", lambda asked: compiled.append(asked.text) or once(asked))
+    for text in "abcacdab":
+        compiler.compile(Structure.of("regex", text))
+    assert "".join(compiled) == "abcdb"  # d took the place of b, which was used longest ago, and b that of c
+    compiler.compile(Structure.of("regex", "x" * 60_000))
+    assert len(compiler._kept) == 1
+    compiler.close()
+
+
+def test_many_threads_get_the_same_grammar(compiler: Grammars) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda i: compiler.compile(Structure.of("regex", f"[ab]{{{i % 3}}}c")), range(48)))
+    assert len({id(grammar) for grammar in found}) == 3
+
+
+def test_a_worker_that_dies_is_replaced(compiler: Grammars) -> None:
+    compiler.compile(Structure.of("regex", "a"))
+    process = compiler._worker._process
+    assert process
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    compiler.compile(Structure.of("regex", "b"))
+
+
+def test_without_the_library_it_is_named(compiler: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "find_spec", lambda name: None)
+    with pytest.raises(NotBuiltInError, match="needs the package llguidance, which is not installed here"):
+        compiler.compile(Structure.of("regex", "a"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "problem"),
+    [
+        ("xml", "", f"xml: is 'xml'; it must be one of {', '.join(KINDS)}"),
+        ("json_schema", 5, "json_schema: is 5; give a JSON schema"),
+        ("json_schema", {"const": float("nan")}, "json_schema: cannot be written as JSON"),
+        ("json_object", 1, "json_object: is 1; it must be true"),
+        ("regex", "", "regex: is ''; it must be a text that is not empty"),
+        ("regex", "\ud800", "regex: has half a surrogate pair"),
+        ("choice", "ab", "choice: is 'ab'; give a list of texts"),
+        ("choice", [], "choice: has 0 entries; give 1 to 1024"),
+        ("choice", ["a", ""], r"choice[1]: is ''; it must be a text that is not empty"),
+    ],
+)
+def test_what_is_no_structure(kind: str, value: object, problem: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        Structure.of(kind, value)
+    assert str(caught.value).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"properties": {"a": {"not": {}}}}, 'Unimplemented keys: ["not"]'),
+        ({"if": {}, "then": {}}, "Unimplemented keys"),
+        ({"x-guidance": {"lenient": True}, "not": {}}, "Unimplemented keys"),
+        ({"type": "string", "format": "letters"}, "Unknown format: letters"),
+        ({"$ref": "http://127.0.0.1:9/schema.json"}, "Default retriever does not fetch"),
+        ({"$ref": "file:///etc/passwd"}, "Default retriever does not fetch"),
+        ({"type": "string", "pattern": "("}, "cannot be used"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "cannot be used"),
+    ],
+)
+def test_schemas_that_cannot_be_followed_are_refused(compiler: Grammars, schema: dict, words: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        compiler.compile(Structure.of("json_schema", json.dumps(schema), "sampling.json_schema"))
+    assert caught.value.field == "sampling.json_schema" and words in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
