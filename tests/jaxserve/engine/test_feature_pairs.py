@@ -105,13 +105,11 @@ def answers(setup: Setup, said: Answers) -> tuple[Answers, Engine]:
     mesh, checkpoint = MeshSpec(*setup.mesh).build(jax.devices()), HFCheckpoint.open(GOLDEN)
     spec = read_spec(checkpoint.config)[1].on(setup.mesh[2])
     params = load_params(checkpoint, mesh, "float32", weights=setup.weights)
-    config = plan_config(spec, params, mesh, setup.options)
-    drafter, speculation = None, None
-    if setup.drafter == "model":
-        own = load_params(checkpoint, mesh, "float32", weights=setup.weights)
-        drafter, speculation = ModelDrafter(DraftModel(spec, own), config, mesh), drafts(DeviceDrafts(MOST, True))
-    elif setup.drafter == "host":
-        speculation = drafts(Knowing(said))
+    draft = DraftModel(spec, params) if setup.drafter == "model" else None  # it is the model itself
+    config = plan_config(spec, params, mesh, setup.options, draft=draft)
+    proposers: dict[str, Proposer] = {"model": DeviceDrafts(MOST, True), "host": Knowing(said)}
+    speculation = Speculation(proposers[setup.drafter], MOST) if setup.drafter else None
+    drafter = ModelDrafter(draft, config, mesh) if draft else None
     runner = DeviceRunner(spec, params, config, mesh, drafter)
     runner.warm_up({b.kind: b for b in sorted(runner.buckets.buckets) if b.kind != "score"}.values())
     engine = Engine(Scheduler(config, fingerprint="pairs", speculation=speculation), runner)
@@ -121,10 +119,6 @@ def answers(setup: Setup, said: Answers) -> tuple[Answers, Engine]:
     return found, engine
 
 
-def drafts(proposer: Proposer) -> Speculation:
-    return Speculation(proposer, MOST)
-
-
 def requests(setup: Setup) -> list[Request]:
     prompts = np.load(GOLDEN / "golden.npz")["prompts"].tolist()
     structure = Structure.of("json_object", True) if setup.grammar else None
@@ -132,8 +126,7 @@ def requests(setup: Setup) -> list[Request]:
     sampling = SamplingParams(**asked | dict(setup.asked))
     grammar = Steps() if setup.grammar else None
     return [
-        Request(id=str(i), prompt=tuple(prompts[i % 2]), params=sampling, eos_ids=(), grammar=grammar)
-        for i in range(8)
+        Request(id=str(i), prompt=tuple(prompts[i % 2]), params=sampling, eos_ids=(), grammar=grammar) for i in range(8)
     ]
 
 
