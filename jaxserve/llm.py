@@ -195,7 +195,8 @@ class LLM:
 
     def _checked(self, prompt: Rendered, params: SamplingParams | None, name: str) -> Prepared:
         self._next_id += 1
-        params, grammar = self.prompts.constrain(prompt, params or SamplingParams())
+        params = self.prompts.constrain(prompt, params or SamplingParams())
+        grammar = self._grammars.compile(params.structure) if params.structure else None
         return self.prompts.check(prompt, params, name, id=str(self._next_id), grammar=grammar)
 
     def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:

@@ -74,11 +74,8 @@ class Prompts:
         check_token_ids(name, ids, self.vocab_size)
         return self.tokenizer.decode(ids)
 
-    def constrain(self, prompt: Rendered, params: SamplingParams) -> tuple[SamplingParams, Grammar | None]:
-        """What the output has to follow, compiled; from any thread. RequestError when that cannot be had.
-
-        The grammar of calls that the client insists on is a part of the parameters from here on.
-        """
+    def constrain(self, prompt: Rendered, params: SamplingParams) -> SamplingParams:
+        """With the grammar of the calls that are to be made, if any; RequestError for what does not go together."""
         if prompt.structure:
             if params.structure:
                 problem = "is given together with calls that have to be made; leave out one of them"
@@ -87,7 +84,7 @@ class Prompts:
         elif params.structure and prompt.reading.opened:
             problem = "is given, but the chat template has the answer begin inside of a thought (leave it out)"
             raise RequestError(params.structure.field, problem)
-        return params, self.grammars.compile(params.structure) if params.structure else None
+        return params
 
     def check(
         self,

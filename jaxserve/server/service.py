@@ -23,13 +23,14 @@ from jaxserve.server.incidents import presentable
 from jaxserve.server.limits import Limits
 from jaxserve.server.news import Outbox
 from jaxserve.server.slow_clients import SlowClients
-from jaxserve.structure import Grammar
+from jaxserve.structure import Grammar, Structure
 
 MAX_ID_BYTES = 128
 MAX_SALT_BYTES = 128
 MAX_PRIORITY = 100
 SLICE = 32  # events handled in one turn of the event loop: what else is due waits for no more
 MAX_ASIDE = 64  # calls of Tokenize and Detokenize that wait for their turn
+MAX_UNCOMPILED = 64  # requests whose grammars wait for their turn
 SHORT = 2048  # letters or tokens that are encoded on the event loop
 
 
@@ -71,7 +72,7 @@ class Service:
         self._tokenizing = ThreadPoolExecutor(2, "tokenize")
         self._compiling = ThreadPoolExecutor(1, "grammars")
         self._beside = ThreadPoolExecutor(1, "beside")  # what must not hold up the admission of requests
-        self._aside = 0
+        self._aside = self._uncompiled = 0
 
     # ---- requests
 
@@ -114,16 +115,23 @@ class Service:
             left = None if call.deadline is None else call.deadline - time.monotonic()
             async with asyncio.timeout(left):
                 rendered = await self.encode(call.prompt, call.prompt_field, call.tools)
-                return rendered, *await self._constrained(rendered, call.params)
+                params = self.prompts.constrain(rendered, call.params)
+                return rendered, params, await self._compiled(params.structure) if params.structure else None
         except TimeoutError:
             raise DeadlineError("the deadline passed while the prompt was tokenized") from None
 
-    async def _constrained(self, rendered: Rendered, params: SamplingParams) -> tuple[SamplingParams, Grammar | None]:
-        """Grammars are compiled one after the other, and only those who asked for one wait for that."""
-        if not (rendered.structure or params.structure):
-            return params, None
-        work = partial(self.prompts.constrain, rendered, params)
-        return await asyncio.get_running_loop().run_in_executor(self._compiling, work)
+    async def _compiled(self, structure: Structure) -> Grammar:
+        """Grammars are compiled one after the other; who asks for one that is known does not wait for that."""
+        if known := self.prompts.grammars.kept(structure):
+            return known
+        if self._uncompiled >= MAX_UNCOMPILED:
+            raise QueueFullError(f"{MAX_UNCOMPILED} grammars wait to be compiled already", 1.0)
+        self._uncompiled += 1
+        try:
+            work = partial(self.prompts.grammars.compile, structure)
+            return await asyncio.get_running_loop().run_in_executor(self._compiling, work)
+        finally:
+            self._uncompiled -= 1
 
     async def encode(self, prompt: Prompt, name: str, tools: Tools | None = None) -> Rendered:
         """Text and token ids of a prompt; long ones, and conversations, beside the event loop."""

@@ -64,7 +64,7 @@ class Grammars:
         seconds = str(self.bounds.seconds)
         command = [sys.executable, "-P", str(WORKER), seconds, str(MAX_MEMORY), json.dumps(PARSER_LIMITS)]
         self._worker = LineProcess(command, self.bounds.seconds, MAX_ANSWER_BYTES)
-        self._lock = Lock()
+        self._compiling, self._lock = Lock(), Lock()
         self._kept: OrderedDict[tuple[str, str], LLGrammar] = OrderedDict()
 
     def compile(self, structure: Structure) -> "LLGrammar":
@@ -75,13 +75,22 @@ class Grammars:
         if size > self.bounds.max_bytes:
             limit = self.bounds.max_bytes
             raise RequestError(structure.field, f"has {size} bytes; the limit is {limit} (--max-grammar-bytes)")
-        with self._lock:  # one after the other: whoever asks for the same one waits for it
-            key = structure.kind, structure.text
-            if key not in self._kept:
-                self._kept[key] = self._compiled(structure)
+        with self._compiling:  # one after the other: whoever asks for the same one waits for it
+            if found := self.kept(structure):
+                return found
+            made = self._compiled(structure)
+            with self._lock:
+                self._kept[structure.kind, structure.text] = made
                 self._evict()
-            self._kept.move_to_end(key)
-            return self._kept[key]
+            return made
+
+    def kept(self, structure: Structure) -> "LLGrammar | None":
+        """One that was compiled before; waits for nobody."""
+        with self._lock:
+            found = self._kept.get((structure.kind, structure.text))
+            if found:
+                self._kept.move_to_end((structure.kind, structure.text))
+            return found
 
     def close(self) -> None:
         """End the process; a later use starts another."""

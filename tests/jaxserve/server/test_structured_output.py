@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from jaxserve.client import AsyncClient
 from jaxserve.errors import GrammarError
 from jaxserve.server.limits import Limits
+from jaxserve.server.service import MAX_UNCOMPILED
 from jaxserve.structure import Structure
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.jaxserve.server.harness import running
@@ -209,6 +210,29 @@ def test_a_grammar_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
             answer = await server.inference.Generate(asked(regex="ab"))  # by another process
             assert answer.choices[0].text == "ab"
             await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_grammar_that_is_known_waits_for_no_other(tmp_path: Path) -> None:
+    slow = json.dumps({"allOf": [{"type": "string", "pattern": f".*{c}.*"} for c in "abcdefghijklmnop"]})
+
+    def is_turned_away(call: "asyncio.Future[Any]") -> bool:
+        error = call.exception() if call.done() else None
+        return isinstance(error, aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    async def main() -> None:
+        async with running(tmp_path, limits=Limits(grammar_seconds=1.0)) as server:
+            await server.inference.Generate(asked(regex="ab"))
+            bombs = [asyncio.ensure_future(server.inference.Generate(asked(json_schema=slow))) for _ in range(70)]
+            async with asyncio.timeout(10):
+                while sum(map(is_turned_away, bombs)) < 70 - MAX_UNCOMPILED:
+                    await asyncio.sleep(0.01)
+            answer = await server.inference.Generate(asked(regex="ab"))
+            assert answer.choices[0].text == "ab" and sum(bomb.done() for bomb in bombs) < 20
+            for bomb in bombs:
+                bomb.cancel()
+            await asyncio.gather(*bombs, return_exceptions=True)
 
     asyncio.run(main())
 
