@@ -58,14 +58,14 @@ class Drafter(Protocol):
         ...
 
     def read(self, params: dict, state: State, computed: Computed) -> Any:
-        """What it keeps after a step of the model. state: before that step, but for what it keeps."""
+        """What it keeps after a step of the model. state: with rows as they were before it."""
         ...
 
     def catch_up(
         self, params: dict, state: State, ids: Int[Array, "A R"], tokens: Int[Array, "A T"], place: Place
     ) -> tuple[Any, Float[Array, "A T D"]]:
-        """What it keeps after chunks of known tokens, and its hidden states: for who has pages, and learns of tokens by
-        itself."""
+        """What it keeps after chunks of known tokens, and its hidden states. Only asked of drafters with pages, which a
+        proposer says to have (engine.speculation)."""
         ...
 
 
