@@ -20,7 +20,7 @@ PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
 INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: help demo test test-slow test-oldest test-kernels support-matrix deviceless deviceless-full soak check protos fmt clean
+.PHONY: help demo test test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -45,6 +45,9 @@ test-kernels: $(VENV)/.dev ## kernels in their interpreters on many random cases
 
 support-matrix: $(VENV)/.dev ## every family on every mesh; writes the table in README.md
 	$(RUN) pytest -q tests/jaxserve/engine/test_families_on_meshes.py -m "" --support-matrix README.md $(PYTEST_ARGS)
+
+feature-pairs: $(VENV)/.dev ## every two features together; writes the table in docs/features.md
+	$(RUN) pytest -q tests/jaxserve/engine/test_feature_pairs.py -m "" --feature-pairs docs/features.md $(PYTEST_ARGS)
 
 deviceless: ## compile small steps for TPUs and an H200 that are not here, in an environment of its own
 	@$(MAKE) --no-print-directory $(DEVICELESS)/.compilers VENV=$(DEVICELESS) JAX_VERSION=$(DEVICELESS_JAX)

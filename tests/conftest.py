@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.support_matrix import SupportMatrix
+from tests.outcome_tables import FAMILIES_ON_MESHES, FEATURE_PAIRS, OutcomeTable
 
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
@@ -22,12 +22,14 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--support-matrix", type=Path, metavar="FILE", help="write which families passed on which meshes")
+    parser.addoption("--feature-pairs", type=Path, metavar="FILE", help="write which pairs of features passed")
     parser.addoption("--page-picture", type=Path, metavar="FILE", help="write what the server's page looks like")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if path := config.getoption("--support-matrix"):
-        config.pluginmanager.register(SupportMatrix(path))
+    for option, place in (("--support-matrix", FAMILIES_ON_MESHES), ("--feature-pairs", FEATURE_PAIRS)):
+        if path := config.getoption(option):
+            config.pluginmanager.register(OutcomeTable(path, place))
 
 
 @pytest.fixture(scope="session")

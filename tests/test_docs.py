@@ -3,10 +3,12 @@
 import importlib.util
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
-from tests import support_matrix
 from tests.jaxserve.engine.test_families_on_meshes import FAMILIES, MESHES
+from tests.jaxserve.engine.test_feature_pairs import FEATURES
+from tests.outcome_tables import FAMILIES_ON_MESHES, FEATURE_PAIRS, read
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,4 +33,10 @@ def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
 def test_the_support_matrix_is_of_these_families_and_meshes() -> None:
     """`make support-matrix` writes it."""
     wanted = {(family, "x".join(map(str, mesh))): "tested" for family in FAMILIES for mesh in MESHES}
-    assert support_matrix.read(ROOT / "README.md") == wanted
+    assert read(ROOT / "README.md", FAMILIES_ON_MESHES) == wanted
+
+
+def test_every_pair_of_features_was_tested() -> None:
+    """`make feature-pairs` writes it."""
+    wanted = {**dict.fromkeys(combinations(FEATURES, 2), "tested"), **FEATURE_PAIRS.refused}
+    assert read(ROOT / "docs" / "features.md", FEATURE_PAIRS) == wanted

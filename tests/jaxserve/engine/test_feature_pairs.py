@@ -19,6 +19,7 @@ from _pytest.mark.structures import ParameterSet
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
+from jaxserve.draft import check_choice
 from jaxserve.engine.build import plan_config
 from jaxserve.engine.draft_model import DraftModel, ModelDrafter
 from jaxserve.engine.engine import Engine
@@ -26,11 +27,13 @@ from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.sequence import Sequence as Seq
 from jaxserve.engine.speculation import DeviceDrafts, Proposer, Speculation
+from jaxserve.errors import ConfigError
 from jaxserve.load import load_params, read_spec
 from jaxserve.request import Request, SamplingParams
 from jaxserve.structure import Structure
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import Outcome, run
+from tests.outcome_tables import FEATURE_PAIRS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "llama_gqa"
 MOST, TOKENS, VOCAB = 3, 24, 96
@@ -74,14 +77,13 @@ FEATURES: dict[str, Callable[[Setup], Setup]] = {
     "log-probabilities": lambda setup: replace(setup, asked=(*setup.asked, ("logprobs", 20))),
     "two choices": lambda setup: replace(setup, asked=(*setup.asked, ("n", 2))),
 }
-REFUSED = {("drafts of the host", "draft model"): "one drafter at a time"}  # --speculate takes one word
 QUICK = (("drafts of the host", "grammar"), ("draft model", "preemption"), ("grammar", "prefix cache"))
 
 
 def pairs() -> Iterator[ParameterSet]:
     """All that are not refused; `make test` runs a few, `make feature-pairs` all, and writes the table."""
     for pair in combinations(FEATURES, 2):
-        if pair not in REFUSED:
+        if pair not in FEATURE_PAIRS.refused:
             yield pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow], id=" + ".join(pair))
 
 
@@ -93,6 +95,13 @@ def test_a_pair(one: str, other: str) -> None:
     for name, outcome in found.items():
         same(outcome, expected[name], BOUNDS[setup.options.kv], exact=setup.options.kv == "auto")
     check_they_were_at_work(setup, found, engine)
+
+
+def test_one_drafter_at_a_time() -> None:
+    """The flag takes one word; LLM refuses a draft model beside prompt lookup."""
+    assert list(FEATURE_PAIRS.refused) == [("drafts of the host", "draft model")]
+    with pytest.raises(ConfigError, match="--draft-model small: drafts nothing"):
+        check_choice(EngineOptions(speculate="ngram"), "small")
 
 
 @cache
