@@ -133,6 +133,10 @@ BAD = {
     "a kernel of another chip": (("h200", "--attention", "tpu"), "attention 'tpu' runs on 'tpu'"),
     "a plot that cannot be written": (("h200", "--plot", "/nowhere/plot.svg"), "--plot /nowhere/plot.svg: no file can"),
     "a context beyond the model's": (("h200", "--max-context", "1000000"), "--max-context 1000000"),
+    "a draft model": (
+        ("v5e:2x2", "--speculate", "draft"),
+        "--speculate draft: a draft model's weights, pages and steps are not planned",
+    ),
 }
 
 
