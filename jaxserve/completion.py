@@ -14,7 +14,7 @@ class Timings:
     """Seconds. queue: until admitted; ttft: until the first token; tpot: per token after it; total: until the end.
 
     The end is known when the launch is done in which it came: with --decode-steps, up to so many steps later.
-    drafted_tokens, accepted_tokens: that were verified, and those of them that were right.
+    verifications: steps that verified drafts. drafted_tokens, accepted_tokens: theirs, and those that were right.
     """
 
     queue: float
@@ -23,6 +23,7 @@ class Timings:
     total: float
     cached_tokens: int
     preemptions: int
+    verifications: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 
@@ -39,6 +40,7 @@ class Timings:
             total=since(times.finished),
             cached_tokens=times.cached,
             preemptions=times.preemptions,
+            verifications=times.verifications,
             drafted_tokens=times.drafted,
             accepted_tokens=times.accepted,
         )

@@ -18,6 +18,7 @@ from jaxserve.server.engine_thread import Tally
 from jaxserve.server.expert_load import ExpertLoad
 from jaxserve.server.metrics import Metrics
 from jaxserve.v1 import inference_pb2
+from tests.jaxserve.engine.driver import EagerProposer
 from tests.jaxserve.server.harness import Running, running
 from tests.jaxserve.server.test_endings import outcome, sampling, start
 
@@ -50,7 +51,8 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
 
     async def main() -> bytes:
         folder = tmp_path_factory.mktemp("dashboard")
-        async with running(folder, observers=(metrics,), seconds=0.001, num_pages=32, max_context=120) as server:
+        small: dict[str, int] = {"num_pages": 32, "max_context": 120}
+        async with running(folder, observers=(metrics,), seconds=0.001, proposer=EagerProposer(), **small) as server:
             await traffic(server)
         return await metrics.text() + generate_latest(experts)
 

@@ -33,6 +33,7 @@ class Timings:
     bucket: str
     drafted_tokens: int
     accepted_tokens: int
+    verifications: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,7 @@ class Finish:
 class Times:
     """Monotonic seconds of one choice; 0 where it never came to that. cached: prompt tokens in the prefix cache.
 
-    drafted, accepted: tokens that were verified, and those of them that were right.
+    verifications: steps that verified drafts. drafted, accepted: their tokens, and those of them that were right.
     """
 
     submitted: float = 0.0
@@ -162,6 +162,7 @@ class Times:
     finished: float = 0.0
     cached: int = 0
     preemptions: int = 0
+    verifications: int = 0
     drafted: int = 0
     accepted: int = 0
 

@@ -109,6 +109,7 @@ class Speculation:
     proposer: Proposer
     most: int
     costs: Costs | None = None
+    verifications: int = 0  # of a sequence's drafts, in all
     drafted: int = 0  # tokens, in all
     accepted: int = 0
     _records: dict[int, _Record] = field(default_factory=dict)
@@ -145,8 +146,10 @@ class Speculation:
         return {id: tokens[:count] for id, tokens in found.items() if tokens[:count]}
 
     def learn(self, seq: Seq, drafted: int, accepted: int) -> None:
+        self.verifications += 1
         self.drafted += drafted
         self.accepted += accepted
+        seq.times.verifications += 1
         seq.times.drafted += drafted
         seq.times.accepted += accepted
         if record := self._records.get(seq.id):

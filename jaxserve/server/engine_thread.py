@@ -28,7 +28,7 @@ class Tally:
 class Loads:
     """Choices with a row and without one; pages of all groups and lanes. Of the rest: so far.
 
-    drafted, accepted: tokens that were verified, and right.
+    verifications: of a choice's drafts. drafted, accepted: their tokens, and those that were right.
     """
 
     running: int = 0
@@ -36,6 +36,7 @@ class Loads:
     pages_used: int = 0
     pages_total: int = 0
     preemptions: int = 0
+    verifications: int = 0
     drafted: int = 0
     accepted: int = 0
 
@@ -171,7 +172,7 @@ class EngineThread:
             self._immediate.append(event)
 
     def _loads(self) -> Loads:
-        scheduler = self._engine.scheduler
+        scheduler, speculation = self._engine.scheduler, self._engine.scheduler.speculation
         pools = [cache.pool for lane in scheduler.lanes for cache in lane.caches]
         total = sum(pool.num_pages for pool in pools)
         return Loads(
@@ -180,8 +181,9 @@ class EngineThread:
             pages_used=total - sum(pool.available for pool in pools),
             pages_total=total,
             preemptions=scheduler.preemptions,
-            drafted=scheduler.speculation.drafted if scheduler.speculation else 0,
-            accepted=scheduler.speculation.accepted if scheduler.speculation else 0,
+            verifications=speculation.verifications if speculation else 0,
+            drafted=speculation.drafted if speculation else 0,
+            accepted=speculation.accepted if speculation else 0,
         )
 
 

@@ -43,6 +43,7 @@ class Metrics:
         self._queries = counter("prefix_cache_queries", "prompt tokens that were looked up")
         self._hits = counter("prefix_cache_hits", "prompt tokens that were found")
         self._preemptions = counter("num_preemptions", "choices set back to make room for others")
+        self._verifications = counter("spec_decode_num_drafts", "verifications of a choice's drafts")
         self._drafted = counter("spec_decode_num_draft_tokens", "drafted tokens that were verified")
         self._accepted = counter("spec_decode_num_accepted_tokens", "those of them that were right")
         self._prompt_tokens = counter("prompt_tokens", "tokens of prompts")
@@ -97,6 +98,7 @@ class Metrics:
         self._usage.set(news.loads.pages_used / max(news.loads.pages_total, 1))
         self._host.observe(news.host_seconds)
         self._preemptions.inc(news.loads.preemptions - self._loads.preemptions)
+        self._verifications.inc(news.loads.verifications - self._loads.verifications)
         self._drafted.inc(news.loads.drafted - self._loads.drafted)
         self._accepted.inc(news.loads.accepted - self._loads.accepted)
         self._loads = news.loads

@@ -359,6 +359,7 @@ def _timings(completion: Completion, done: Done) -> common_pb2.Timings:
         bucket=done.bucket,
         drafted_tokens=times.drafted_tokens,
         accepted_tokens=times.accepted_tokens,
+        verifications=times.verifications,
     )
 
 

@@ -67,7 +67,7 @@ def test_json_is_one_object_per_completion_and_nothing_else(call) -> None:
     for o in objects:
         expected = {"prompt", "prompt_token_ids", "text", "token_ids", "logprobs", "finish_reason", "timings"}
         assert expected <= set(o) and len(o["logprobs"]) == len(o["token_ids"]) <= 5
-        counts = {"cached_tokens", "drafted_tokens", "accepted_tokens", "preemptions"}
+        counts = {"cached_tokens", "verifications", "drafted_tokens", "accepted_tokens", "preemptions"}
         assert {"queue", "ttft", "tpot", "total"} | counts == set(o["timings"])
         assert {"token", "token_id", "logprob", "top"} == set(o["logprobs"][0])
 

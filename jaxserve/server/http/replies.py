@@ -40,15 +40,26 @@ class Meter:
     counts_output: bool = True
     prompts: dict[int, Started] = field(default_factory=dict)
     made: Counter[int] = field(default_factory=Counter)  # by choice
+    drafted: int = 0  # tokens of choices that have ended
+    accepted: int = 0
 
     def see(self, prompt: int, news: News) -> None:
         if isinstance(news, Started):
             self.prompts[prompt] = news
         elif isinstance(news, Update) and self.counts_output:
             self.made[prompt * self.n + news.index] += len(news.token_ids)
+        elif isinstance(news, Done):
+            self.drafted += sum(completion.timings.drafted_tokens for completion in news.completions)
+            self.accepted += sum(completion.timings.accepted_tokens for completion in news.completions)
 
     def total(self) -> dict[str, Any]:
-        return _usage(list(self.prompts.values()), self.made.total())
+        """With drafted tokens, in OpenAI's words for predictions, where there were any."""
+        usage = _usage(list(self.prompts.values()), self.made.total())
+        if not self.drafted:
+            return usage
+        rejected = self.drafted - self.accepted
+        predicted = {"accepted_prediction_tokens": self.accepted, "rejected_prediction_tokens": rejected}
+        return {**usage, "completion_tokens_details": predicted}
 
     def of_choice(self, index: int) -> dict[str, Any]:
         started = self.prompts.get(index // self.n)

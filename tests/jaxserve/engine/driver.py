@@ -104,6 +104,13 @@ class ScriptedSpeculation(Speculation):
         return {id: [BY_DEVICE] * count for id, count in counts.items() if count}
 
 
+class EagerProposer(ScriptedProposer):
+    """Drafts for everybody."""
+
+    def takes(self, request: Request) -> bool:
+        return True
+
+
 class Driver:
     """An engine, its device, and what its clients saw. Stands between the two as the engine's runner."""
 

@@ -16,6 +16,7 @@ from jaxserve.chat import Chat
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.speculation import Proposer, Speculation
 from jaxserve.errors import RestartingError
 from jaxserve.prompts import Prompts
 from jaxserve.server.engine_thread import EngineThread
@@ -34,7 +35,7 @@ from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
 from jaxserve.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import FakeRunner
-from tests.jaxserve.engine.driver import config_of
+from tests.jaxserve.engine.driver import DRAFTED, config_of
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 MODEL = ModelCard("fake", "Fake", 0, "int32", ByteTokenizer.vocab_size, 512, ByteTokenizer.eos_ids, True)
@@ -108,14 +109,20 @@ async def running(
     opened: bool = True,
     observers: tuple[Observer, ...] = (),
     faces: Callable[[Gate], tuple[Face, ...]] = lambda gate: (),
+    proposer: Proposer | None = None,
     **config: Any,
 ) -> AsyncIterator[Running]:
-    """folder: an empty one. seconds: of one step of the device. config: of the engine (see `config_of`)."""
+    """folder: an empty one. seconds: of one step of the device. config: of the engine (see `config_of`).
+
+    proposer: of drafts.
+    """
     limits = limits or Limits()
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     configured = config_of(**{"max_context": 512, "num_pages": 512, "step_tokens": 64} | config)
+    if proposer:
+        configured = replace(configured, speculate="ngram", draft_tokens=DRAFTED)
     runner = SlowRunner(configured, seconds=seconds, mask_bytes=-(-ByteTokenizer.vocab_size // 32) * 4)
-    scheduler = Scheduler(configured)
+    scheduler = Scheduler(configured, speculation=Speculation(proposer, DRAFTED) if proposer else None)
     runner.names = lambda sequence: scheduler._sequences[sequence].request.id.split("#")[0]
     engine = Engine(scheduler, runner)
     loop = asyncio.get_running_loop()

@@ -7,6 +7,7 @@ import pytest
 from openai import OpenAI
 
 from tests.byte_tokenizer import ByteTokenizer
+from tests.jaxserve.engine.driver import EagerProposer
 from tests.jaxserve.server.http_harness import TEXT, Http, expected, serving
 
 PATH = "/v1/completions"
@@ -27,6 +28,26 @@ def test_whole(tmp_path: Path) -> None:
             assert default.choices[0].text == expected(n=16)
             assert default.usage and default.usage.prompt_tokens_details
             assert 0 < (default.usage.prompt_tokens_details.cached_tokens or 0) <= len(TEXT)
+            await http.server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_usage_tells_of_drafts(tmp_path: Path) -> None:
+    """In OpenAI's words for predictions; whole and streamed, the text of a server that drafts nothing."""
+
+    async def main() -> None:
+        async with serving(tmp_path, proposer=EagerProposer()) as http:
+            asked = {"model": "fake", "prompt": TEXT, "max_tokens": 24, "seed": 1}
+            whole = await http.client.completions.create(**asked)
+            last = {"include_usage": True}
+            stream = await http.client.completions.create(**asked, stream=True, stream_options=last)
+            usages = [chunk.usage async for chunk in stream]
+            assert whole.choices[0].text == expected(n=24)
+            for usage in (whole.usage, usages[-1]):
+                assert usage and usage.completion_tokens_details
+                told = usage.completion_tokens_details
+                assert 0 < (told.rejected_prediction_tokens or 0) < 24 > (told.accepted_prediction_tokens or 0) > 0
             await http.server.at_rest()
 
     asyncio.run(main())
