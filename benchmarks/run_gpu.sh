@@ -28,6 +28,8 @@ part quantized 150 benchmarks.steps --layers 8 --kind decode --rows 1 --rows 8 -
   --weights auto --weights int8 --weights fp8 --weights int4-g128 --out "$out/quantized.json"
 part products 30 benchmarks.quantized_matmul --rows 1 64 2048 --out "$out/products.json"
 part together 40 benchmarks.steps --layers 8 --rows 1 --rows 64 --kind decode --decode-steps 8 --out "$out/together.json"
+part speculation 90 benchmarks.speculation --shape llama3.1-8b --layers 8 --agreement 0.8 --streams 1 --streams 16 \
+  --streams 64 --runs 3 --tokens 64 --out "$out/speculation.json"
 part host_path 15 benchmarks.host_path --out "$out/host_path.json"
 part idle 60 benchmarks.host_path --model llama3.1-8b --layers 8 --steps 100 --out "$out/idle.json"
 
