@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # For a GPU that is at hand for a few minutes: correctness first, then every benchmark of the device.
 #
-#   benchmarks/run_gpu.sh OUT     writes OUT/*.json after each case and prints the tables last; ends within 10 minutes
+#   benchmarks/run_gpu.sh OUT [PART ...]     writes OUT/*.json after each case and prints the tables last
+#
+# Without parts all of them, within 13 minutes. A part is the first word after `part` below.
 #
 # Then, to tune a shape: python -m benchmarks.tune_paged_attention_gpu --shape 'K8 G4 H128' --out OUT/tuned.json
 #
 # PYTHON chooses the interpreter (python3), COMMIT names the code of a copy without git. Needs jax with CUDA and what
 # the engine imports (flax, sentencepiece, tokenizers, safetensors, jaxtyping, rich); no test runner, no server.
 set -uo pipefail
-out=$(realpath -m "${1:?"usage: benchmarks/run_gpu.sh OUT"}")
+out=$(realpath -m "${1:?"usage: benchmarks/run_gpu.sh OUT [PART ...]"}")
+wanted=" ${*:2} "
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 export COLUMNS=150
 python=${PYTHON:-python3}
@@ -18,6 +21,7 @@ failed=()
 part() { # NAME SECONDS MODULE ARGUMENTS...
   local name=$1 seconds=$2
   shift 2
+  [[ $wanted == "  " || $wanted == *" $name "* ]] || return
   timeout "$seconds" "$python" -m "$@" >"$out/$name.log" 2>&1 || failed+=("$name")
 }
 
