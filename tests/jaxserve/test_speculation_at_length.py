@@ -116,7 +116,7 @@ def test_the_bundled_pair(
     found, llm = answers(MODEL, options, new_proposer())
     check(found, plain)
     speculation = llm.engine.scheduler.speculation
-    assert speculation and speculation.drafted > 2000 and llm.engine.scheduler.preemptions > 0
+    assert speculation and speculation.drafted > 1000 and llm.engine.scheduler.preemptions > 0
     assert share[0] <= speculation.accepted / speculation.drafted <= share[1]
     assert sum(completion.timings.cached_tokens for completion in found) > 1000
 
