@@ -196,7 +196,7 @@ class Assembler:
             stopped_by=stopped_by,
             seed=self.seed,
             timings=Timings.of(event.times, count),
-            error=event.finish.error,
+            error=None if self.stopped else event.finish.error,
             embedding=event.embedding,
         )
 

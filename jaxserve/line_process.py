@@ -4,7 +4,7 @@ import json
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from threading import Lock, Timer
+from threading import Event, Lock, Timer
 from typing import Any
 
 START_SECONDS = 60.0
@@ -52,7 +52,13 @@ class LineProcess:
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> dict[str, Any] | None:
         """The answer to a line; None, and the process is gone, when there is none in time."""
         assert process.stdin and process.stdout
-        watchdog = Timer(seconds, process.kill)
+        late = Event()
+
+        def kill() -> None:
+            late.set()
+            process.kill()
+
+        watchdog = Timer(seconds, kill)
         watchdog.start()
         try:
             process.stdin.write(line)
@@ -65,10 +71,11 @@ class LineProcess:
             raise
         finally:
             watchdog.cancel()
-        if answer.endswith(b"\n"):
-            return json.loads(answer)
-        self._end()
-        return None
+            watchdog.join()
+        whole = answer.endswith(b"\n")
+        if late.is_set() or not whole:  # killed though it answered at the last moment: the next request needs another
+            self._end()
+        return json.loads(answer) if whole else None
 
     def _end(self) -> None:
         if self._process is None:

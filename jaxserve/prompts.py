@@ -78,9 +78,12 @@ class Prompts:
         """With the grammar of the calls that are to be made, if any; RequestError for what does not go together."""
         if prompt.structure:
             if params.structure:
-                problem = "is given together with calls that have to be made; leave out one of them"
+                problem = "is given together with calls that follow a grammar of their own; leave out one of them"
                 raise RequestError(params.structure.field, problem)
             params = replace(params, structure=prompt.structure)
+        elif params.structure and prompt.reading.names:
+            problem = "is given together with tools, whose calls it would forbid; leave out one of them"
+            raise RequestError(params.structure.field, problem)
         elif params.structure and prompt.reading.opened:
             problem = "is given, but the chat template has the answer begin inside of a thought (leave it out)"
             raise RequestError(params.structure.field, problem)

@@ -180,6 +180,7 @@ def compile_all(llm: LLM, console: Console, manifest: Manifest | None) -> None:
     with Bar(console, "compiling") as bar:
         llm.runner.warm_up(buckets, bar.update)
     llm.measure_steps()
+    llm.prompts.grammars.warm_up()
     if manifest is None:
         console.print(f"{len(buckets)} steps compiled, {llm.runner.found_compiled} compiles found in the cache")
         return

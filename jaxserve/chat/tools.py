@@ -78,6 +78,8 @@ def tools_of(
 def _required(names: set[str], choice: Choice) -> frozenset[str]:
     """The functions of which one has to be called; RequestError for one that is not offered."""
     if choice.name is not None:
+        if choice.mode == NONE:
+            raise RequestError(choice.field, f'is {choice.name!r:.80} beside "{NONE}"; leave out one of them')
         if choice.name not in names:
             raise RequestError(choice.field, f"is {choice.name!r:.80}, which is none of the tools")
         return frozenset({choice.name})

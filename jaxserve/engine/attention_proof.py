@@ -50,7 +50,7 @@ def prove_attention(name: str, steps: Iterable[Options], heads: int, dtype: jnp.
             )
             difference = max(_apart(a, b) for a, b in zip(ours, theirs, strict=True))
             if not difference <= BOUNDS[dtype]:
-                kind = "a decode step" if options.most == 1 else "a step of prompts"
+                kind = {1: "a decode step", None: "a step of prompts"}.get(options.most, "a verification")
                 raise EngineError(
                     f"attention {name!r} differs from the reference by {difference:.2g} in {kind} on "
                     f"{device.device_kind} (at most {BOUNDS[dtype]} is rounding): start with --attention reference, "
@@ -114,13 +114,14 @@ def _numbers(canonical: Pages) -> list[jax.Array]:
 
 
 def _rows(options: Options, extent: Extent) -> tuple[list[int], list[int]]:
-    """Cached and new tokens of every row; three of four are long. In a step of prompts the first have one token."""
+    """Cached and new tokens of every row; three of four are long. In a step of chunks the first have one token."""
     size, long = options.layout.page_size, extent.shared * options.layout.page_size
     before = [0, long, long + size - 1, long + 1, size - 1, long + size // 2, long + size // 2 + 1, long + 2]
     cached = [before[row % len(before)] for row in range(extent.rows)]
     if options.most == 1:
         return cached, [1] * extent.rows
-    return cached, [1 if row < extent.rows // 3 else (7, size + 5)[row % 2] for row in range(extent.rows)]
+    longest = (7, size + 5) if options.most is None else (options.most, -(-options.most // 2))
+    return cached, [1 if row < extent.rows // 3 else longest[row % 2] for row in range(extent.rows)]
 
 
 def _tables(cached: list[int], extent: Extent, size: int) -> np.ndarray:

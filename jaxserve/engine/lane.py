@@ -187,7 +187,7 @@ class Lane:
         seq.lane = seq.row = -1
         seq.pages = []
         seq.num_computed = seq.draft_computed = seq.settled = seq.room = 0
-        seq.newest_on_device = False
+        seq.newest_on_device = seq.waits_for_host = False
         for chain in seq.chains:
             chain.published = 0
 

@@ -6,7 +6,7 @@ from jaxserve.engine.sequence import Sequence
 from jaxserve.request import Request
 
 LENGTHS: Final = (4, 3, 2)  # newest tokens that are looked for, the longest first
-SPAN: Final = 2**15  # tokens of a sequence that are remembered: an entry takes some hundred bytes
+SPAN: Final = 2**12  # newest tokens of a prompt that are remembered: to read them takes some milliseconds
 
 
 class _Index:

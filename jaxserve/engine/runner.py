@@ -24,7 +24,7 @@ from jaxserve.engine.batch import (
     unpack_lane,
     upload_layout,
 )
-from jaxserve.engine.buckets import Bucket, BucketPlan, choose
+from jaxserve.engine.buckets import Bucket, BucketPlan, choose, drafts_of
 from jaxserve.engine.compiles import CompileCounter
 from jaxserve.engine.drafting import Drafter
 from jaxserve.engine.experts import products_of_steps
@@ -119,7 +119,7 @@ class DeviceRunner:
         steps = [
             attention_options(spec, group, mesh, self.config.page_size, stored, most)
             for group in spec.page_groups()
-            for most in (1, None)
+            for most in (1, *(1 + k for k in drafts_of(self.config.draft_tokens)), None)
         ]
         heads, device = spec.num_heads // mesh.shape["tensor"], mesh.local_devices[0]
         prove_attention(self.lowering.attention, steps, heads, dtype, device)

@@ -160,11 +160,13 @@ class Scheduler:
 
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """The next step, or None when nothing can be launched."""
+        drafts = self.speculation is not None and not self.config.deterministic and not self._prompts_due()
         if self.speculation:
-            self.speculation.wake(seq for lane in self.lanes for seq in lane.running)
+            self.speculation.wake((seq for lane in self.lanes for seq in lane.running), drafts)
         for only in self._turns():
             draft = _Draft(len(self.lanes), self.config.step_tokens, only, self._steps_at_once(now))
-            self._draft_tokens(draft)
+            if drafts:
+                self._draft_tokens(draft)
             if draft.kind != "draft":
                 for lane in self.lanes:
                     self._continue_running(draft, lane)
@@ -181,18 +183,19 @@ class Scheduler:
                 return StepPlan(self._steps, draft.kind, draft.lanes, tuple(draft.admissions), draft.steps)
         return None
 
+    def _prompts_due(self) -> bool:
+        """Whether somebody's chunk or place waits: drafts are verified in steps without prompts."""
+        due = any(seq.runnable and not seq.decoding for lane in self.lanes for seq in lane.running)
+        return due or (bool(self.waiting) and any(lane.has_row for lane in self.lanes))
+
     def _draft_tokens(self, draft: _Draft) -> None:
-        """Drafts are verified in steps without prompts: those that nobody's chunk or place waits for."""
-        if self.speculation is None or self.config.deterministic:
-            return
-        running = [seq for lane in self.lanes for seq in lane.running]
-        due = any(draft.wants(seq) and not seq.decoding for seq in running)
-        if due or (self.waiting and any(lane.has_row for lane in self.lanes)):
-            return
-        decoding = [seq for seq in running if draft.wants(seq)]
+        """As many for each row as the step's budget has room for with all of them."""
+        assert self.speculation
+        decoding = [seq for lane in self.lanes for seq in lane.running if draft.wants(seq)]
         drafting = [seq for seq in decoding if self.speculation.drafts(seq)]
         rows = max(sum(seq.lane == lane.index for seq in decoding) for lane in self.lanes)
-        draft.drafted = self.speculation.draft(drafting, rows, len(decoding) - len(drafting))
+        most = self.config.step_tokens // max(rows, 1) - 1
+        draft.drafted = self.speculation.draft(drafting, rows, len(decoding) - len(drafting), most)
         if draft.drafted:
             draft.steps = 1
             if self.speculation.proposer.has_pages:
@@ -535,8 +538,8 @@ class Scheduler:
             return None  # ended while this step was in flight: its token is nobody's
         event = TokenEvent(seq.request.id, seq.index, [])
         if not result.finite[i]:
-            self._append(seq, event, tokens[:-1], result.logprobs[i] if result.logprobs else None)
-            return self._finish(seq, event, Finish(FinishReason.ERROR, error=_non_finite(seq)), now)
+            ended = self._append(seq, event, tokens[:-1], result.logprobs[i] if result.logprobs else None)
+            return self._finish(seq, event, ended or Finish(FinishReason.ERROR, error=_non_finite(seq)), now)
         if scores is not None and seq.scores_prompt and seq.scored < seq.prompt_len - 1:
             # `start` is before `scored` when a preempted prompt is computed again
             event.prompt_logprobs = scores[seq.scored - start : seq.prompt_len - 1 - start]
@@ -546,6 +549,7 @@ class Scheduler:
         finish = self._append(seq, event, tokens, result.logprobs[i] if result.logprobs else None)
         if tokens and not finish and (forced := self._forced(seq)):
             finish = self._append(seq, event, forced, None)
+            seq.newest_on_device = False  # the row holds the token before them
         if not seq.preempted:
             lane.settle(seq, min(start + computed, len(seq.tokens)))  # drafts after an end are nobody's
         if result.embeddings and start + size == seq.prompt_len:

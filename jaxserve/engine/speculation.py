@@ -13,7 +13,8 @@ from jaxserve.engine.plan import DRAFTED
 from jaxserve.engine.sequence import Sequence as Seq
 from jaxserve.request import Request
 
-PRIOR: Final = 1.0  # drafted tokens that an estimate of the engine's own rate counts as, beside the sequence's
+UNTRIED: Final = 0.5  # chance of a draft of which nothing is known
+PRIOR: Final = 1.0  # drafted tokens that it counts as, beside those that were tried
 FADING: Final = 0.95  # of what a sequence's earlier drafts count, with each draft
 LONGEST_PAUSE: Final = 64  # tokens that a sequence goes on without drafts, at most
 
@@ -119,23 +120,25 @@ class Speculation:
         if self.proposer.takes(seq.request):
             self._records[seq.id] = _Record(until=seq.prompt_len + 1)
 
-    def wake(self, seqs: Iterable[Seq]) -> None:
-        """Let those wait for the host again, where the proposer needs that, whose pause is over."""
+    def wake(self, seqs: Iterable[Seq], drafts: bool) -> None:
+        """Let those wait for the host whose pause is over, where the proposer needs that and steps verify drafts."""
         for seq in seqs:
-            if self.proposer.waits and not seq.waits_for_host and self.drafts(seq):
-                seq.waits_for_host = True
+            if drafts:
+                seq.waits_for_host |= self.proposer.waits and self.drafts(seq)
+            elif seq.unread <= 1:  # with drafts in flight, the host does not know its length
+                seq.waits_for_host = False
 
     def drafts(self, seq: Seq) -> bool:
         """Whether it drafts at all, and does not pause."""
         record = self._records.get(seq.id)
         return record is not None and seq.num_tokens >= record.until
 
-    def draft(self, seqs: Iterable[Seq], rows: int, plain: int) -> dict[int, list[int]]:
-        """Tokens to verify, by sequence. rows, plain: as most_tokens_per_second has them.
+    def draft(self, seqs: Iterable[Seq], rows: int, plain: int, most: int) -> dict[int, list[int]]:
+        """Tokens to verify, at most so many of each, by sequence. rows, plain: as most_tokens_per_second has them.
 
         Who has none, or whose drafts do not pay, goes on for a while without any, and does not wait for the host.
         """
-        found = {seq.id: self.proposer.propose(seq)[: self.most] for seq in seqs}
+        found = {seq.id: self.proposer.propose(seq)[: min(self.most, most)] for seq in seqs}
         drafted = [(self._chance(id), len(tokens)) for id, tokens in found.items() if tokens]
         without = plain + len(found) - len(drafted)
         count = self.most
@@ -161,13 +164,14 @@ class Speculation:
             self.proposer.forget(seq)
 
     def _chance(self, id: int) -> float:
-        """That a drafted token is right: the sequence's own record, and a little of everybody's."""
+        """That a drafted token is right: the sequence's own record."""
         record = self._records[id]
-        everybody = (self.accepted + 1) / (self.drafted + 2)
-        return (record.right + PRIOR * everybody) / (record.tried + PRIOR)
+        return (record.right + PRIOR * UNTRIED) / (record.tried + PRIOR)
 
     def _pause(self, seq: Seq, pays: bool) -> None:
         record = self._records[seq.id]
         record.pause = 0 if pays else min(2 * record.pause + 1, LONGEST_PAUSE)
+        if record.pause == LONGEST_PAUSE:  # what it knows will be old: it tries again
+            record.tried = record.right = 0.0
         if record.pause > 1:
             record.until, seq.waits_for_host = seq.num_tokens + record.pause, False

@@ -135,7 +135,7 @@ class Answer:
 
     def _finish_choice(self, assembler: Assembler, event: TokenEvent, tally: Tally) -> None:
         assert event.finish
-        if event.finish.error:
+        if event.finish.error and not assembler.stopped:  # what comes behind a stop string is nobody's
             return self.fail(presentable(event.finish.error))
         self.completions.append(assembler.completion(event))
         del self._assemblers[event.index]

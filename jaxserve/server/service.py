@@ -118,18 +118,18 @@ class Service:
                 params = self.prompts.constrain(rendered, call.params)
                 return rendered, params, await self._compiled(params.structure) if params.structure else None
         except TimeoutError:
-            raise DeadlineError("the deadline passed while the prompt was tokenized") from None
+            raise DeadlineError("the deadline passed while the prompt was tokenized or the grammar compiled") from None
 
     async def _compiled(self, structure: Structure) -> Grammar:
-        """Grammars are compiled one after the other; who asks for one that is known does not wait for that."""
-        if known := self.prompts.grammars.kept(structure):
-            return known
+        """Unknown grammars are compiled one after the other; who asks for one that is known does not wait for that."""
+        loop, work = asyncio.get_running_loop(), partial(self.prompts.grammars.compile, structure)
+        if self.prompts.grammars.knows(structure):
+            return await loop.run_in_executor(self._tokenizing, work)
         if self._uncompiled >= MAX_UNCOMPILED:
             raise QueueFullError(f"{MAX_UNCOMPILED} grammars wait to be compiled already", 1.0)
         self._uncompiled += 1
         try:
-            work = partial(self.prompts.grammars.compile, structure)
-            return await asyncio.get_running_loop().run_in_executor(self._compiling, work)
+            return await loop.run_in_executor(self._compiling, work)
         finally:
             self._uncompiled -= 1
 

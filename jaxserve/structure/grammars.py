@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from sys import getsizeof
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,19 +28,17 @@ MAX_ANSWER_BYTES: Final = 16 * 2**20
 PARSER_LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
+    "step_max_items": 10_000,
     "max_items_in_row": 2_000,
-    "max_lexer_states": 20_000,
+    "max_lexer_states": 60_000,  # nine for each letter of a text with a maxLength
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
-ENTRY_BYTES: Final = 64 * 1024  # of a compiled grammar, however short its text
-BYTES_PER_LETTER: Final = 128  # and for each byte of its text: more than was measured
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """max_bytes: of a grammar's text. seconds: to check it. cache_bytes: of compiled grammars that are kept."""
+    """max_bytes: of a grammar's text. seconds: to check it. cache_bytes: of checked grammars that are kept."""
 
     max_bytes: int = 64 * 1024
     seconds: float = 2.0
@@ -50,10 +49,12 @@ DEFAULT_BOUNDS: Final = Bounds()
 
 
 class Grammars:
-    """Compiles grammars, and keeps those that were used last. For use from several threads.
+    """Compiles grammars, and remembers which are in order. For use from several threads.
 
-    A process of its own compiles a grammar first, under bounds of time and memory; what ends well there is compiled
-    here, without the interpreter's lock. vocab_size: of the model, which may be more than the tokenizer's.
+    A process of its own compiles a grammar first, under bounds of time, memory and stack; what ends well there is
+    compiled here for every request anew, without the interpreter's lock: matchers of one compiled grammar share a lexer
+    that grows with what each of them reads, and a bound on it. vocab_size: of the model, which may be more than the
+    tokenizer's.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class Grammars:
         seconds = str(self.bounds.seconds)
         command = [sys.executable, "-P", str(WORKER), seconds, str(MAX_MEMORY), json.dumps(PARSER_LIMITS)]
         self._worker = LineProcess(command, self.bounds.seconds, MAX_ANSWER_BYTES)
-        self._compiling, self._lock = Lock(), Lock()
-        self._kept: OrderedDict[tuple[str, str], LLGrammar] = OrderedDict()
+        self._checking, self._lock = Lock(), Lock()
+        self._kept: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def compile(self, structure: Structure) -> "LLGrammar":
         """GrammarError says what is wrong with it, or that it takes too much; NotBuiltInError: without the library."""
@@ -75,41 +76,51 @@ class Grammars:
         if size > self.bounds.max_bytes:
             limit = self.bounds.max_bytes
             raise RequestError(structure.field, f"has {size} bytes; the limit is {limit} (--max-grammar-bytes)")
-        with self._compiling:  # one after the other: whoever asks for the same one waits for it
-            if found := self.kept(structure):
-                return found
-            made = self._compiled(structure)
-            with self._lock:
-                self._kept[structure.kind, structure.text] = made
-                self._evict()
-            return made
+        found = self._known(structure)
+        if found is None:
+            with self._checking:  # one after the other: whoever asks for the same one waits for it
+                found = self._known(structure) or self._checked(structure)
+        try:
+            return LLGrammar(self._library, found, self._vocab_size)
+        except ValueError as error:
+            raise GrammarError(structure.field, f"cannot be used: {error}") from None
 
-    def kept(self, structure: Structure) -> "LLGrammar | None":
-        """One that was compiled before; waits for nobody."""
+    def warm_up(self) -> None:
+        """Read the vocabulary, if the library is there: it holds the interpreter's lock for up to a second."""
+        if find_spec(PACKAGE):
+            _ = self._library
+
+    def knows(self, structure: Structure) -> bool:
+        """Whether it was checked before; waits for nobody."""
+        return self._known(structure) is not None
+
+    def _known(self, structure: Structure) -> str | None:
+        key = structure.kind, structure.text
         with self._lock:
-            found = self._kept.get((structure.kind, structure.text))
-            if found:
-                self._kept.move_to_end((structure.kind, structure.text))
+            if found := self._kept.get(key):
+                self._kept.move_to_end(key)
             return found
 
     def close(self) -> None:
         """End the process; a later use starts another."""
         self._worker.close()
 
-    def _compiled(self, structure: Structure) -> "LLGrammar":
+    def _checked(self, structure: Structure) -> str:
         try:
             answer = self._worker.ask(json.dumps({"kind": structure.kind, "text": structure.text}))
         except ChildProcessError:
             raise NotBuiltInError(f"the process that checks grammars does not start (does {PACKAGE} work?)") from None
         if answer is None:
-            problem = f"takes more than {self.bounds.seconds:g} s or too much memory to compile (--grammar-seconds)"
+            seconds = f"{self.bounds.seconds:g} s (--grammar-seconds)"
+            problem = f"takes more than {seconds} or too much memory to compile, or nests too deep"
             raise GrammarError(structure.field, problem)
         if "error" in answer:
             raise GrammarError(structure.field, f"cannot be used: {answer['error']}")
-        try:
-            return LLGrammar(self._library, answer["grammar"], self._vocab_size, len(structure.text.encode()))
-        except ValueError as error:
-            raise GrammarError(structure.field, f"cannot be used: {error}") from None
+        with self._lock:
+            self._kept[structure.kind, structure.text] = answer["grammar"]
+            while len(self._kept) > 1 and sum(map(getsizeof, self._kept.values())) > self.bounds.cache_bytes:
+                self._kept.popitem(last=False)
+        return answer["grammar"]
 
     @cached_property
     def _library(self) -> "LLTokenizer":
@@ -118,11 +129,6 @@ class Grammars:
         vocabulary = _Vocabulary(self._tokenizer, self._eos_ids, self._vocab_size)
         ends = list(self._eos_ids) or vocabulary.eos_token_id
         return LLTokenizer(vocabulary, eos_token=ends, slices=LLTokenizer.json_slices())  # type: ignore[arg-type]
-
-    def _evict(self) -> None:
-        """The newest one stays, whatever it takes."""
-        while len(self._kept) > 1 and sum(grammar.bytes for grammar in self._kept.values()) > self.bounds.cache_bytes:
-            self._kept.popitem(last=False)
 
 
 class _Vocabulary:
@@ -153,9 +159,9 @@ class _Vocabulary:
 
 
 class LLGrammar:
-    """A structure.Grammar. bytes: about so many of memory. ValueError with the library's words when it refuses."""
+    """A structure.Grammar. ValueError with the library's words when it refuses."""
 
-    def __init__(self, library: "LLTokenizer", grammar: str, vocab_size: int, letters: int) -> None:
+    def __init__(self, library: "LLTokenizer", grammar: str, vocab_size: int) -> None:
         from llguidance import LLMatcher, LLParserLimits
 
         limits: Any = PARSER_LIMITS
@@ -164,7 +170,6 @@ class LLGrammar:
             self._first.compute_bitmask()  # the dearest of all masks: most of the lexer is built with it
         if self._first.is_error():
             raise ValueError(_first_line(self._first.get_error()))
-        self.bytes = ENTRY_BYTES + BYTES_PER_LETTER * letters
         self._eos_ids, self._mask_bytes = frozenset(library.eos_tokens), -(-vocab_size // 32) * 4
 
     def matcher(self) -> "LLFollower":

@@ -12,6 +12,8 @@ import sys
 from typing import Any
 
 MAX_ERROR_LETTERS = 300
+# Bytes: less than any thread of the server has, which compiles again what was compiled here.
+MAX_STACK = 2**20
 # White space in JSON: none, a space, or a new line with its indentation. Any amount of it could go on for ever.
 JSON_OPTIONS: Any = {
     "lenient": False,
@@ -75,6 +77,7 @@ def _allow_processor_time(seconds: float) -> None:
 def main(seconds: str, memory: str, limits: str) -> None:
     """seconds: of processor time for an answer; memory: address space in bytes; limits: of the parser, as JSON."""
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
+    resource.setrlimit(resource.RLIMIT_STACK, (MAX_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     checker = Checker(float(seconds), json.loads(limits))

@@ -36,7 +36,7 @@ class Moody(Speculation):
         super().__init__(proposer, MOST)
         self._draw = random.Random(3)
 
-    def draft(self, seqs: Iterable[Sequence], rows: int, plain: int) -> dict[int, list[int]]:
+    def draft(self, seqs: Iterable[Sequence], rows: int, plain: int, most: int) -> dict[int, list[int]]:
         count = self._draw.randrange(MOST + 1)
         chosen = [seq for seq in seqs if self._draw.random() < 0.8]
         found = {seq.id: self.proposer.propose(seq)[:count] for seq in chosen}

@@ -98,7 +98,7 @@ class ScriptedSpeculation(Speculation):
     def drafts(self, seq: Sequence) -> bool:
         return "w" in seq.request.salt
 
-    def draft(self, seqs: Iterable[Sequence], rows: int, plain: int) -> dict[int, list[int]]:
+    def draft(self, seqs: Iterable[Sequence], rows: int, plain: int, most: int) -> dict[int, list[int]]:
         self._plans += 1
         counts = {seq.id: (self._plans * 7 + seq.id * 3) % (self.most + 1) for seq in seqs}
         return {id: [BY_DEVICE] * count for id, count in counts.items() if count}

@@ -122,3 +122,13 @@ def test_a_grammar_that_cannot_begin_is_refused() -> None:
     with pytest.raises(GrammarError, match=r"json_object: cannot be followed beyond 0 tokens: no token can follow"):
         driver.engine.submit(constrained("a", chain(4, 0), allowed_token_ids=(11, 12)))
     assert not driver.engine.has_work
+
+
+@pytest.mark.parametrize("step_tokens", [4, 5, 8, 11])
+def test_what_is_forced_is_cut_anywhere(step_tokens: int) -> None:
+    """The driver compares pages and tokens; the last forced token may have a step of its own."""
+    free = dict.fromkeys(range(90), 10)
+    driver = Driver(config_of(step_tokens=step_tokens))
+    driver.submit(constrained("a", TableGrammar((*({10 + i: i + 1} for i in range(9)), free, free)), max_tokens=16))
+    driver.run()
+    assert driver.results["a", 0].tokens[:9] == list(range(10, 19))

@@ -47,7 +47,7 @@ class Moody(Speculation):
         super().__init__(DeviceDrafts(MOST, has_pages), MOST)
         self._draw, self._always = random.Random(5), always
 
-    def draft(self, seqs: Iterable[Sequence], rows: int, plain: int) -> dict[int, list[int]]:
+    def draft(self, seqs: Iterable[Sequence], rows: int, plain: int, most: int) -> dict[int, list[int]]:
         if self._always:
             return {seq.id: [DRAFTED] * MOST for seq in seqs}
         count = self._draw.randrange(MOST + 1)

@@ -286,7 +286,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         function() | {"tool_choice": "required", "response_format": {"type": "json_object"}},
         "response_format",
-        "together with calls that have to be made",
+        "together with calls that follow a grammar",
     ),
     (function() | {"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "only"),
     (function() | {"tool_choice": "sometimes"}, "tool_choice", "only"),

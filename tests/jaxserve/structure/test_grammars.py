@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from sys import getsizeof
 
 import numpy as np
 import pytest
 
 from jaxserve.errors import GrammarError, NotBuiltInError, RequestError
 from jaxserve.structure import KINDS, Matcher, Structure, grammars
-from jaxserve.structure.grammars import BYTES_PER_LETTER, ENTRY_BYTES, Bounds, Grammars
+from jaxserve.structure.grammars import Bounds, Grammars
+from jaxserve.structure.worker import definition
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from tests.byte_tokenizer import ByteTokenizer
 
@@ -148,22 +150,48 @@ def accepts_all(matcher: Matcher, text: bytes) -> bool:
 
 
 def test_grammars_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = Grammars(ByteTokenizer(), (END,), 258, Bounds(cache_bytes=3 * (ENTRY_BYTES + BYTES_PER_LETTER)))
-    compiled = list[str]()
-    once = compiler._compiled
-    monkeypatch.setattr(compiler, "_compiled", lambda asked: compiled.append(asked.text) or once(asked))
+    compiler = Grammars(ByteTokenizer(), (END,), 258, Bounds(cache_bytes=3 * getsizeof(definition("regex", "a"))))
+    checked = list[str]()
+    once = compiler._checked
+    monkeypatch.setattr(compiler, "_checked", lambda asked: checked.append(asked.text) or once(asked))
     for text in "abcacdab":
         compiler.compile(Structure.of("regex", text))
-    assert "".join(compiled) == "abcdb"  # d took the place of b, which was used longest ago, and b that of c
+    assert "".join(checked) == "abcdb"  # d took the place of b, which was used longest ago, and b that of c
     compiler.compile(Structure.of("regex", "x" * 60_000))
     assert len(compiler._kept) == 1
     compiler.close()
 
 
-def test_many_threads_get_the_same_grammar(compiler: Grammars) -> None:
+def test_what_one_answer_took_of_the_lexer_is_not_missing_for_the_next(compiler: Grammars) -> None:
+    """Six fields, each of which takes a fifth of the states that a lexer may have."""
+    fields = [f"field{i}" for i in range(6)]
+    lengths = {name: {"type": "string", "maxLength": 1400 + 100 * i} for i, name in enumerate(fields)}
+    schema = {"type": "object", "properties": lengths, "required": fields, "additionalProperties": False}
+    for long in fields:
+        text = json.dumps({name: "x" * 1350 if name == long else "short" for name in fields}, separators=(",", ":"))
+        matcher = matcher_of(compiler, "json_schema", schema)
+        assert accepts(matcher, text.encode()), matcher.failure
+
+
+def test_what_a_thread_has_no_stack_for_is_refused(compiler: Grammars) -> None:
+    """The process that checks it has less."""
+
+    def chain(length: int) -> Structure:
+        links = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {}]} for i in range(length)}
+        return Structure.of("json_schema", {"$ref": "#/$defs/d0", "$defs": links | {f"d{length}": {"type": "null"}}})
+
+    with pytest.raises(GrammarError, match="or nests too deep"):
+        compiler.compile(chain(1200))
+    compiler.compile(chain(80))
+
+
+def test_many_threads_ask_for_few_grammars(compiler: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is checked once, and followed by itself."""
+    checked, once = list[str](), compiler._checked
+    monkeypatch.setattr(compiler, "_checked", lambda asked: checked.append(asked.text) or once(asked))
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda i: compiler.compile(Structure.of("regex", f"[ab]{{{i % 3}}}c")), range(48)))
-    assert len({id(grammar) for grammar in found}) == 3
+    assert len(checked) == 3 and len({id(grammar) for grammar in found}) == 48
 
 
 def test_a_worker_that_dies_is_replaced(compiler: Grammars) -> None:
