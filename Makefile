@@ -12,8 +12,8 @@ DEVICELESS_JAX ?= $(OLDEST_JAX)
 JOBS           ?= auto
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
 
-CALLS_JAX := $(addprefix tests/,sharding pallas_kernels checkpoints jaxserve/engine jaxserve/models jaxserve/plan \
-  jaxserve/test_llm.py jaxserve/test_generate.py jaxserve/test_load.py jaxserve/server/test_serve_process.py)
+CALLS_JAX := $(addprefix tests/,sharding pallas_kernels jaxserve/engine jaxserve/models jaxserve/test_generate.py \
+  checkpoints/test_convert.py)
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
 PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto jaxserve/server/v1/*.proto
 PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))

@@ -48,7 +48,11 @@ def check(found: list[np.ndarray]) -> None:
         np.testing.assert_allclose(embedding, expected, atol=BOUND, rtol=0)
 
 
-@pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 1, 2), (2, 1, 1)], ids=lambda mesh: "x".join(map(str, mesh)))
+@pytest.mark.parametrize(
+    "mesh",
+    [(1, 1, 1), pytest.param((1, 1, 2), marks=pytest.mark.slow), (2, 1, 1)],
+    ids=lambda mesh: "x".join(map(str, mesh)),
+)
 @pytest.mark.parametrize("step_tokens", [64, 16])
 def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_tokens: int) -> None:
     """Whole and in chunks, alone, again from the prefix cache, and with others beside it."""

@@ -32,7 +32,11 @@ from tests.pallas_kernels.kernel_checks import (
     decode_cases,
 )
 
-every_shape = pytest.mark.parametrize("shape", BF16_SHAPES, ids=str)
+every_shape = pytest.mark.parametrize(
+    "shape",
+    [pytest.param(shape, marks=[pytest.mark.slow] if shape.heads >= 32 else []) for shape in BF16_SHAPES],
+    ids=str,
+)
 
 
 @pytest.fixture(autouse=True)

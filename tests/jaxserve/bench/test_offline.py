@@ -173,6 +173,7 @@ def test_what_cannot_be_done_is_one_line(call, flags: str, problem: str) -> None
     assert err.startswith("error: ") and problem in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_batch_runs_together() -> None:
     """Four rows: as many launches as a single sequence of eight tokens needs, not four times as many."""
     options = EngineOptions(max_batch=4, step_tokens=64, page_size=16, max_context=64, decode_steps=1)

@@ -66,7 +66,7 @@ def test_rows_end_by_a_token_by_their_size_or_not_at_all(runner: DeviceRunner) -
 
 def test_an_end_token_before_min_tokens_does_not_end(runner: DeviceRunner) -> None:
     """Nothing but end tokens is allowed, so they come before they may end anything."""
-    only = replace(admission(0, 0, 1), end_ids=(0,), allowed=(0,), bias=(), history=None, min_tokens=3)
+    only = replace(admission(0, 0, 1), end_ids=(0,), allowed=(0,), masked=True, bias=(), history=None, min_tokens=3)
     others = [admission(row, row, 1) for row in ROWS[1:]]
     start(runner, [only, *others])
     assert decode(runner, [4, 1, 1], 4).tokens[0] == [0, 0, 0], "the prompt's step gave the first, the fourth ends"

@@ -97,7 +97,9 @@ def check(found: Answers, expected: Answers) -> None:
             np.testing.assert_allclose(distribution(mine), distribution(theirs), atol=BOUND)
 
 
-@pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0], ids=["right", "mixed", "wrong"])
+@pytest.mark.parametrize(
+    "wrong", [pytest.param(0.0, marks=pytest.mark.slow), 0.3, pytest.param(1.0, marks=pytest.mark.slow)]
+)
 def test_any_drafter(wrong: float, plain: Answers) -> None:
     found, speculation = answers(SPECULATING, proposer=Drafter(plain, wrong))
     check(found, plain)

@@ -1,11 +1,13 @@
 """The decoder against transformers: every golden checkpoint, prompt and 32 decode steps."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from _pytest.mark.structures import ParameterSet
 from jax.sharding import Mesh
 
 from jaxserve.models.families.reading import ConfigReader
@@ -22,19 +24,26 @@ def test_the_cases_are_there() -> None:
     assert (len(CASES), len(MIXTURES)) == (67, 25)
 
 
+def some(cases: Sequence[str], quick: Sequence[str]) -> list[ParameterSet]:
+    """The others are slow."""
+    return [pytest.param(case, marks=[] if case in quick else [pytest.mark.slow]) for case in cases]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_logits(case: str) -> None:
     check_logits(case, one_device_mesh())
 
 
+OVER_TWO = (
+    *("llama_gqa", "llama_mlp_bias", "mistral_window", "qwen2_gqa", "qwen3_head_dim", "gemma2_caps"),
+    *("gemma3_two_ropes", "phi3_mha_tied", "olmo2_mha_tied"),
+    *("mixtral_gqa", "qwen2_moe_sparse_step", "qwen3_moe_mlp_only_layers", "deepseek_v2_groups"),
+    *("deepseek_v3_fp8", "gpt_oss_head_dim", "gpt_oss_mxfp4"),
+)
+
+
 @pytest.mark.parametrize(
-    "case",
-    [
-        *("llama_gqa", "llama_mlp_bias", "mistral_window", "qwen2_gqa", "qwen3_head_dim", "gemma2_caps"),
-        *("gemma3_two_ropes", "phi3_mha_tied", "olmo2_mha_tied"),
-        *("mixtral_gqa", "qwen2_moe_sparse_step", "qwen3_moe_mlp_only_layers", "deepseek_v2_groups"),
-        *("deepseek_v3_fp8", "gpt_oss_head_dim", "gpt_oss_mxfp4"),
-    ],
+    "case", some(OVER_TWO, ("llama_mlp_bias", "gemma2_caps", "qwen2_moe_sparse_step", "deepseek_v3_fp8"))
 )
 def test_logits_over_two_devices(case: str) -> None:
     """Every family, whatever is split of it."""
@@ -47,14 +56,14 @@ def test_logits_where_kv_heads_are_fewer_than_devices(case: str) -> None:
     check_logits(case, MeshSpec(tensor=4).build(jax.devices()))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *("llama_gqa", "mistral_window", "qwen2_gqa", "qwen3_gqa", "gemma2_caps", "gemma3_two_ropes", "phi3_longrope"),
-        *("olmo2_gqa", "mixtral_gqa", "qwen2_moe_shared_expert", "qwen3_moe_gqa", "deepseek_v2_groups"),
-        *("deepseek_v3_fp8", "gpt_oss_mxfp4"),
-    ],
+IN_BFLOAT16 = (
+    *("llama_gqa", "mistral_window", "qwen2_gqa", "qwen3_gqa", "gemma2_caps", "gemma3_two_ropes", "phi3_longrope"),
+    *("olmo2_gqa", "mixtral_gqa", "qwen2_moe_shared_expert", "qwen3_moe_gqa", "deepseek_v2_groups"),
+    *("deepseek_v3_fp8", "gpt_oss_mxfp4"),
 )
+
+
+@pytest.mark.parametrize("case", some(IN_BFLOAT16, ("gemma3_two_ropes", "mixtral_gqa", "deepseek_v3_fp8")))
 def test_logits_in_bfloat16(case: str) -> None:
     """By the median, of logits that spread by 2: where rounding sends a token to other experts, it is off by more."""
     golden = np.load(GOLDEN / case / "golden.npz")
@@ -65,7 +74,7 @@ def test_logits_in_bfloat16(case: str) -> None:
     assert np.median(np.abs(decoded - golden["decode_logits"][:, 0])) < 0.2
 
 
-@pytest.mark.parametrize("case", MIXTURES)
+@pytest.mark.parametrize("case", some(MIXTURES, MIXTURES[::3]))
 def test_every_token_goes_to_the_same_experts(case: str) -> None:
     """Token by token: what the experts have answered then is what this token took."""
     golden = np.load(GOLDEN / case / "golden.npz")

@@ -158,6 +158,7 @@ def test_ending(tmp_path: Path, kind: str, name: str) -> None:
     assert not [t for t in threading.enumerate() if t not in before and t.name == "engine"]
 
 
+@pytest.mark.slow
 def test_ten_thousand_cancels(tmp_path: Path) -> None:
     """Rapid resets: nothing of ours stays behind. (grpc.aio itself keeps a few hundred bytes of each.)"""
 
