@@ -16,6 +16,9 @@ CALLS_JAX := $(addprefix tests/,sharding pallas_kernels jaxserve/engine jaxserve
   checkpoints/test_convert.py)
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
 PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto jaxserve/server/v1/*.proto
+# Tests of a file in one process. One that crashes ends the run: pytest-xdist 3.8 would wait for ever for the process it
+# starts instead (pytest-xdist#1327).
+SPREAD   := -n $(JOBS) --maxprocesses 8 --dist loadfile --max-worker-restart 0
 PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
 INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
@@ -31,11 +34,10 @@ demo: $(VENV)/.runtime ## a sum and a story from the bundled model
 	  --prompt "What is 7 plus 5?" --prompt "Tell me a story about a fox."
 
 test: $(VENV)/.dev ## run the tests
-	$(RUN) pytest -q -n $(JOBS) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
+	$(RUN) pytest -q $(SPREAD) $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev ## more cases of what they show with one: an hour
-	$(RUN) pytest -q -n $(JOBS) --maxprocesses 8 --dist loadfile -m "slow and not random_kernels and not matrix and not deviceless" \
-	  $(PYTEST_ARGS)
+	$(RUN) pytest -q $(SPREAD) -m "slow and not random_kernels and not matrix and not deviceless" $(PYTEST_ARGS)
 
 test-oldest: ## run the tests of what calls jax on the oldest supported one, in an environment of its own
 	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX) PYTEST_ARGS="$(CALLS_JAX) $(PYTEST_ARGS)"

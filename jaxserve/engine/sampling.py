@@ -97,13 +97,13 @@ def sample(
     fields: RowFields,
     rows: Int[Array, "A r"],
     position: Int[Array, "B"],
-    drafted: Int[Array, "B k"],
+    drafted: Int[Array, "B k"] | None = None,
 ) -> Sampled:
     """One token each, B = A*r. rows: where each one's `fields` stand. position: the position the new token takes.
 
-    drafted: tokens between what `fields` count and the new one, padded with V.
+    drafted: tokens between what `fields` count and the new one, padded with V; None where there never is one.
     """
-    slot = (drafted < logits.shape[-1]).sum(-1)
+    slot = jnp.zeros_like(position) if drafted is None else (drafted < logits.shape[-1]).sum(-1)
     processed = penalise(edit(logits, p, fields, rows, slot, position), p, fields, rows, drafted)
     tokens = choose(processed, p, position)
     logprob, top_ids, top_logprobs = lax.cond(
@@ -144,13 +144,14 @@ def penalise(
     p: RowSampling,
     fields: RowFields,
     rows: Int[Array, "A r"],
-    drafted: Int[Array, "B k"],
+    drafted: Int[Array, "B k"] | None,
 ) -> Float[Array, "B V"]:
     """Repetition penalty as Keskar et al. 2019 (CTRL), then presence and frequency penalty as OpenAI defines them."""
 
     def apply(logits: jax.Array) -> jax.Array:
         counts = take_rows(fields.counts, rows)
-        counts = counts.at[jnp.arange(len(counts))[:, None], drafted].add(2, mode="drop")
+        if drafted is not None:
+            counts = counts.at[jnp.arange(len(counts))[:, None], drafted].add(2, mode="drop")
         produced = (counts >> 1).astype(jnp.float32)
         repetition = p.repetition[:, None]
         repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)

@@ -164,7 +164,8 @@ class StepBuilder:
         ids = jnp.repeat(batch["rows"], width, axis=-1)
         sampling = jax.tree.map(lambda field: take_rows(field, ids), rows.sampling)
         sampling = silence(sampling, ~slots.live.reshape(-1))
-        before = slots.before.reshape(lanes * count * width, -1)
+        # jaxlib 0.11.2 crashes when it compiles a shard_map that is given an array without elements.
+        before = slots.before.reshape(lanes * count * width, -1) if width > 1 else None
         found = by_lane(self.network.mesh, sample)(
             values, sampling, rows.fields, ids, slots.position.reshape(-1), before
         )

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-import jax
 import numpy as np
 
 from jaxserve.engine.batch import admission_layout, allowed_bits, pack_admission, token_counts
 from jaxserve.engine.plan import Admission
-from jaxserve.engine.sampling import RowFields, RowSampling, Sampled, sample
+from jaxserve.engine.sampling import RowFields, RowSampling
 from jaxserve.request import MAX_BIASES
 
 SLOTS = 3
@@ -87,13 +86,6 @@ def row_fields(admissions: Sequence[Admission], vocab: int, lanes: int = 1) -> t
         if a.allowed is not None:
             mask[at][0] = allowed_bits(a.allowed, vocab)  # nothing is drafted here
     return RowFields(counts=counts, bias_ids=bias_ids, bias_values=bias_values, mask=mask), rows
-
-
-def sample_undrafted(
-    logits: jax.Array, p: RowSampling, fields: RowFields, rows: np.ndarray, position: np.ndarray
-) -> Sampled:
-    """The sampler of steps that verify nothing."""
-    return sample(logits, p, fields, rows, position, np.zeros((len(logits), 0), np.int32))
 
 
 def edited(logits: np.ndarray, a: Admission, position: int) -> np.ndarray:

@@ -22,11 +22,10 @@ from tests.jaxserve.engine.sampling_rows import (
     probabilities,
     row_fields,
     row_sampling,
-    sample_undrafted,
 )
 
 VOCAB = 67  # two words of the mask and a bit
-SAMPLE, ORDERED = jax.jit(sample_undrafted), jax.jit(_ordered)
+SAMPLE, ORDERED = jax.jit(sample), jax.jit(_ordered)
 
 
 def sharp_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> np.ndarray:

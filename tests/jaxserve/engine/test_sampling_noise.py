@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy.stats import chisquare, gumbel_r, kstest
 
 from jaxserve.engine.plan import Admission
-from jaxserve.engine.sampling import Sampled, gumbel
+from jaxserve.engine.sampling import Sampled, gumbel, sample
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.sampling_rows import (
     EVERYTHING,
@@ -18,12 +18,11 @@ from tests.jaxserve.engine.sampling_rows import (
     probabilities,
     row_fields,
     row_sampling,
-    sample_undrafted,
 )
 
 VOCAB = 67
 DRAWS = 16384
-SAMPLE = jax.jit(sample_undrafted)
+SAMPLE = jax.jit(sample)
 
 
 def logits_of(rows: int, seed: int = 0) -> np.ndarray:
