@@ -52,6 +52,7 @@ def check(found: dict[str, Any], expected: Completion) -> int:
     [
         (2, ("--data", "2", "--tensor", "2", "--deterministic")),  # two steps to compile
         pytest.param(2, ("--data", "2", "--tensor", "2"), marks=pytest.mark.slow),
+        pytest.param(2, ("--data", "2", "--tensor", "2", "--speculate", "ngram"), marks=pytest.mark.slow),
         pytest.param(2, ("--data", "4"), marks=pytest.mark.slow),
         pytest.param(2, ("--tensor", "4"), marks=pytest.mark.slow),
         pytest.param(4, ("--data", "4", "--tensor", "2"), marks=pytest.mark.slow),
