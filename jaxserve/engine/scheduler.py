@@ -184,9 +184,12 @@ class Scheduler:
         return None
 
     def _prompts_due(self) -> bool:
-        """Whether somebody's chunk or place waits: drafts are verified in steps without prompts."""
-        due = any(seq.runnable and not seq.decoding for lane in self.lanes for seq in lane.running)
-        return due or (bool(self.waiting) and any(lane.has_row for lane in self.lanes))
+        """Whether somebody's chunk waits, or who could be admitted: drafts are verified in steps without prompts."""
+        if any(seq.runnable and not seq.decoding for lane in self.lanes for seq in lane.running):
+            return True
+        first = next((seq for seq in self.waiting if not self._follows(seq)), None)
+        whole_step = _Draft(len(self.lanes), self.config.step_tokens, None, 1)
+        return first is not None and self._choose_lane(whole_step, first) is not None
 
     def _draft_tokens(self, draft: _Draft) -> None:
         """As many for each row as the step's budget has room for with all of them."""

@@ -48,6 +48,19 @@ def test_a_verification_is_launched_while_another_is_unread() -> None:
     assert all(lane.tokens == [FED_BACK] + [DRAFTED] * (lane.samples[0] - 1) for lane in verified)
 
 
+def test_a_queue_that_lacks_pages_keeps_nobody_from_drafting() -> None:
+    """There are rows for both, and pages for one: a step with a prompt would be one for nobody."""
+    d = driver(num_pages=5)
+    for name, first in (("a", 1), ("b", 2)):
+        d.submit(request(name, prompt=tuple(range(first, first + 10)), salt="w", max_tokens=10))
+    verified = 0
+    while d.engine.scheduler.waiting:
+        d.step()
+        verified += d.plans[-1].kind == "verify"
+    assert verified > 1
+    d.run()
+
+
 def test_who_drafts_nothing_never_waits_for_a_draft_model() -> None:
     d = driver()
     for name in "abc":
