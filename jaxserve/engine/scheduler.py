@@ -188,8 +188,10 @@ class Scheduler:
         if any(seq.runnable and not seq.decoding for lane in self.lanes for seq in lane.running):
             return True
         first = next((seq for seq in self.waiting if not self._follows(seq)), None)
+        if first is None:
+            return False
         whole_step = _Draft(len(self.lanes), self.config.step_tokens, None, 1)
-        return first is not None and self._choose_lane(whole_step, first) is not None
+        return self._choose_lane(whole_step, first) is not None
 
     def _draft_tokens(self, draft: _Draft) -> None:
         """As many for each row as the step's budget has room for with all of them."""
