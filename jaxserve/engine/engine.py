@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 from jaxserve.engine.plan import StepOutput, StepPlan, TokenEvent
 from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.transfers import PageDevice, Transfers
 from jaxserve.errors import EngineError, RequestIdInUseError
 from jaxserve.request import Request
 
 
-class Runner(Protocol):
+class Runner(PageDevice, Protocol):
     """The device half as the engine sees it."""
 
     def launch(self, plan: StepPlan) -> Any:
@@ -37,6 +38,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic):
         self.scheduler = scheduler
         self.runner = runner
+        self.transfers = Transfers(scheduler, runner)  # of pages, from and to other engines
         self.waited = 0.0  # seconds spent waiting for outputs, in all
         self._clock = clock
         self._in_flight: tuple[StepPlan, Any] | None = None
@@ -92,6 +94,7 @@ class Engine:
             now = self._clock()
             self.waited += now - began
             events += self.scheduler.commit(previous[0], output, now)
+            self.transfers.advance()
         return events
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ class Piece:
     group: index in ModelSpec.page_groups(). k, v: float32, bfloat16, int8 or float8_e4m3fn (ml_dtypes' where numpy has
     none), both the same; v is None for latent pages, whose value is a part of k (K is 1 then). k_scale, v_scale:
     float32, of 8-bit numbers; None of the others, and v_scale where v is None. EngineError where shapes or dtypes
-    contradict each other.
+    contradict each other, or start is negative.
     """
 
     group: int
@@ -35,9 +35,9 @@ class Piece:
         paired = (self.v_scale is None) == (self.v is None or self.k_scale is None)
         scales = [scale for scale in (self.k_scale, self.v_scale) if scale is not None]
         fitting = all((scale.shape, scale.dtype) == (self.k.shape[:-1], np.float32) for scale in scales)
-        if self.k.ndim != 4 or not (alike and scaled and paired and fitting):
+        if self.start < 0 or self.k.ndim != 4 or not (alike and scaled and paired and fitting):
             arrays = ", ".join(f"{name} {x.dtype}{list(x.shape)}" for name, x in self.arrays.items())
-            raise EngineError(f"these are not the keys and values of a page group: {arrays}")
+            raise EngineError(f"from token {self.start} on, these are no keys and values of a page group: {arrays}")
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
