@@ -33,7 +33,7 @@ from jaxserve.engine.page_io import PagesRead
 from jaxserve.engine.piece import Piece
 from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
 from jaxserve.engine.product_proof import prove_grouped, prove_quantized
-from jaxserve.engine.state import new_state
+from jaxserve.engine.state import State, new_state
 from jaxserve.errors import EngineError
 from jaxserve.models.quant import form_in
 from jaxserve.models.spec import ModelSpec
@@ -218,7 +218,7 @@ class DeviceRunner:
 
     def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> PagesRead:
         """Start to copy pages of a page group, as many as page_counts has; what steps write later is not in them."""
-        return self._page_io.read(self._state.pages, lane, group, ids)
+        return self._page_io.read(self._held.pages, lane, group, ids)
 
     def check_piece(self, piece: Piece) -> None:
         """ConfigError or EngineError where it cannot become pages here."""
@@ -230,8 +230,15 @@ class DeviceRunner:
 
     def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: Any) -> None:
         """Write what was uploaded into these pages, before any step that is launched later; NO_PAGE drops a page."""
-        pages = self._page_io.write(self._state.pages, lane, group, ids, uploaded)
-        self._state = replace(self._state, pages=pages)
+        pages = self._page_io.write(self._held.pages, lane, group, ids, uploaded)
+        self._state = replace(self._held, pages=pages)
+
+    @property
+    def _held(self) -> State:
+        """EngineError once it was freed."""
+        if self._state is None:
+            raise EngineError("the engine is closed; make a new one")
+        return self._state
 
     def expert_load(self) -> np.ndarray:
         """How many tokens every expert has answered so far, modulo 2^32: uint32 [layers with experts, experts].

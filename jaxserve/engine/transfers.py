@@ -11,7 +11,7 @@ On an engine's thread, but for Outgoing and Import.stage.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,11 +68,11 @@ class Outgoing:
     def __init__(self, group: int, start: int, read: PagesRead, room: BoundedSemaphore):
         self.group, self.start = group, start
         self._read: PagesRead | None = read
-        self._room = room
+        self._room, self._lock = room, Lock()
 
     def to_host(self) -> Piece:
         """Waits for the devices. EngineError where it was taken or dropped before."""
-        read, self._read = self._read, None
+        read = self._take()
         if read is None:
             raise EngineError(f"the piece at token {self.start} of page group {self.group} was taken or dropped before")
         try:
@@ -82,9 +82,13 @@ class Outgoing:
 
     def drop(self) -> None:
         """Nothing more where it was taken or dropped before."""
-        if self._read is not None:
-            self._read = None
+        if self._take():
             self._room.release()
+
+    def _take(self) -> PagesRead | None:
+        with self._lock:
+            read, self._read = self._read, None
+        return read
 
 
 class Export:

@@ -56,12 +56,12 @@ def put_pages(pool: Shaped[Array, "P *page"], ids: Int[Array, "n"], new: Shaped[
     """Whole pages; page P drops one. One by one: for a scatter, XLA lays pools of scales out anew, and back."""
     last = len(pool) - 1
 
-    def put(i: jax.Array, pool: jax.Array) -> jax.Array:
-        page = jnp.minimum(ids[i], last)
-        kept = jnp.where(ids[i] <= last, new[i], pool[page])
-        return lax.dynamic_update_index_in_dim(pool, kept, page, 0)
+    def put(pool: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        id, page = given
+        at = jnp.minimum(id, last)
+        return lax.dynamic_update_index_in_dim(pool, jnp.where(id <= last, page, pool[at]), at, 0), None
 
-    return lax.fori_loop(0, len(ids), put, pool)
+    return lax.scan(put, pool, (ids, new))[0]
 
 
 def write_chunks(pages: Pages, new: Pages, ragged: Ragged, layout: Layout) -> Pages:
