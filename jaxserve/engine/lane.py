@@ -63,25 +63,6 @@ class Lane:
     def _first_seen(self, pool: Pool, position: int) -> int:
         return pool.first_seen(position) // self._config.page_size
 
-    def adopt(
-        self, group: int, tokens: list[int], chain: Chain, pages: range, write: Callable[[list[int]], None]
-    ) -> int:
-        """Publish these pages of a chain, which another engine computed; how many are new here, see PrefixCache.adopt.
-
-        None where the chain breaks off before them: nobody would find them.
-        """
-        cache, digests = self.caches[group], chain.digests[: pages.stop]
-        needed = 0 if self._config.pools[group].window is None else pages.start
-        if len(cache.run(digests[: pages.start], tokens, needed)) < pages.start - needed:
-            return 0
-
-        def fill(taken: list[int]) -> None:
-            if self._drafted and group == self._config.full_group:
-                self._drafted.difference_update(taken)
-            write(taken)
-
-        return cache.adopt(digests, tokens, pages.start, fill)
-
     def _of_full_groups(self, found: list[list[int]]) -> list[list[int]]:
         return [pages for pool, pages in zip(self._config.pools, found, strict=True) if pool.window is None]
 
@@ -232,6 +213,25 @@ class Lane:
                     continue  # a cached prefix, behind the window from the beginning
                 cache.publish(chain.digests[i], seq.tokens[i * size : (i + 1) * size], pages[i])
             chain.published = full
+
+    def adopt(
+        self, group: int, tokens: list[int], chain: Chain, pages: range, write: Callable[[list[int]], None]
+    ) -> int:
+        """Publish these pages of a chain, which another engine computed; how many are new here, see PrefixCache.adopt.
+
+        None where the chain breaks off before them: nobody would find them.
+        """
+        cache, digests = self.caches[group], chain.digests[: pages.stop]
+        needed = 0 if self._config.pools[group].window is None else pages.start
+        if len(cache.run(digests[: pages.start], tokens, needed)) < pages.start - needed:
+            return 0
+
+        def fill(taken: list[int]) -> None:
+            if self._drafted and group == self._config.full_group:
+                self._drafted.difference_update(taken)
+            write(taken)
+
+        return cache.adopt(digests, tokens, pages.start, fill)
 
     def extend_chains(self, chains: list[Chain], tokens: list[int], salt: str, pages: int) -> None:
         """Chains of every group, to so many pages; the same in every lane."""
