@@ -94,8 +94,8 @@ def config_for(rows: int, steps: int, spec: ModelSpec | None = None) -> EngineCo
     return resolve(options, max_positions=4096, lanes=1, affordable_tokens=2**40, windows=windows)
 
 
-class NoDevice(Runner):
-    """Does the host's half of a runner's work, of what an engine alone needs."""
+class NoDevice:
+    """A runner that does the host's half of its work."""
 
     def __init__(self, config: EngineConfig):
         self.config = config

@@ -54,7 +54,7 @@ def build_engine(
     config = plan_config(spec, params, mesh, options, draft=draft)
     runner = new_runner(spec, params, config, mesh, ModelDrafter(draft, config, mesh) if draft else None)
     scheduler = Scheduler(config, fingerprint=fingerprint, speculation=speculation_of(config))
-    return Engine(scheduler, runner), runner
+    return Engine(scheduler, runner, pages=runner if config.page_exchange else None), runner
 
 
 def speculation_of(config: EngineConfig) -> Speculation | None:

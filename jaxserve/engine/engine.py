@@ -12,7 +12,7 @@ from jaxserve.errors import EngineError, RequestIdInUseError
 from jaxserve.request import Request
 
 
-class Runner(PageDevice, Protocol):
+class Runner(Protocol):
     """The device half as the engine sees it."""
 
     def launch(self, plan: StepPlan) -> Any:
@@ -33,12 +33,20 @@ class Engine:
 
     A step that an exception (or Ctrl-C) leaves half done ends the engine: the scheduler's account and the device's
     pages may differ from then on, and a wrong token is worse than none.
+
+    pages: what reads and writes pages for other engines, the runner as a rule; None: nobody asks for them.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+        pages: PageDevice | None = None,
+    ):
         self.scheduler = scheduler
         self.runner = runner
-        self.transfers = Transfers(scheduler, runner)  # of pages, from and to other engines
+        self.transfers = Transfers(scheduler, pages)
         self.waited = 0.0  # seconds spent waiting for outputs, in all
         self._clock = clock
         self._in_flight: tuple[StepPlan, Any] | None = None

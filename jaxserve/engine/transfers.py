@@ -101,13 +101,14 @@ class Export:
     def __init__(
         self,
         transfers: "Transfers",
+        device: PageDevice,
         request_id: str,
         prompt: Prompt,
         pages: list[range],
         deliver: Callable[[Outgoing | None], None],
     ):
-        self._transfers, self._request_id, self._prompt, self._deliver = transfers, request_id, prompt, deliver
-        self._left = pages
+        self._transfers, self._device, self._request_id = transfers, device, request_id
+        self._prompt, self._left, self._deliver = prompt, pages, deliver
 
     @property
     def missing(self) -> int:
@@ -131,7 +132,7 @@ class Export:
             start, ids = left.start * transfers.config.page_size, found[:count]
             found, left = found[count:], left[count:]
             self._left[group] = left
-            self._deliver(Outgoing(group, start, transfers.device.read_pages(lane, group, ids), transfers.room))
+            self._deliver(Outgoing(group, start, self._device.read_pages(lane, group, ids), transfers.room))
         return False
 
     def end(self) -> None:
@@ -153,10 +154,18 @@ class Import:
     cached: tokens of the prompt that it had already. installed: pages that came to it, of all groups.
     """
 
-    def __init__(self, lane: Lane, prompt: Prompt, cached: int, config: EngineConfig, device: PageDevice, room: Any):
+    def __init__(
+        self,
+        lane: Lane,
+        prompt: Prompt,
+        cached: int,
+        config: EngineConfig,
+        device: PageDevice,
+        room: BoundedSemaphore,
+    ):
         self.cached, self.installed = cached, 0
-        self._lane, self._prompt, self._config, self._device = lane, prompt, config, device
-        self._room: BoundedSemaphore = room
+        self._lane, self._prompt, self._config = lane, prompt, config
+        self._device, self._room = device, room
         self._tails: dict[int, Piece] = {}  # by group, the part of a page that the last piece ended with
 
     def stage(self, piece: Piece, timeout: float) -> Iterator[Staged]:
@@ -218,8 +227,9 @@ class Import:
 class Transfers:
     """What an engine gives to others of a prompt's pages, and takes from them."""
 
-    def __init__(self, scheduler: Scheduler, device: PageDevice):
-        self.config, self.device = scheduler.config, device
+    def __init__(self, scheduler: Scheduler, device: PageDevice | None):
+        """device: None where pages are not exchanged, and their tokens only counted."""
+        self.config, self._device = scheduler.config, device
         self.room = BoundedSemaphore(PIECES_AT_ONCE)
         self._scheduler, self._lanes = scheduler, scheduler.lanes
         self._exports: list[Export] = []
@@ -237,12 +247,11 @@ class Transfers:
         start: tokens that the other one has, page_size: of its pages. deliver: called on this thread with each part, in
         the order of the prompt, and at last with None; it must not block. ConfigError where pages are not exchanged.
         """
-        self._check()
         if start < 0 or page_size < 1:
             raise EngineError(f"an export from token {start} on, to pages of {page_size} tokens")
         pages = self._wanted(len(request.prompt), start, page_size)
         prompt = self._prompt(request.prompt, request.salt, max(part.stop for part in pages))
-        export = Export(self, request.id, prompt, pages, deliver)
+        export = Export(self, self._exchanging(), request.id, prompt, pages, deliver)
         self._exports.append(export)
         self.advance()
         return export
@@ -260,10 +269,9 @@ class Transfers:
 
     def receive(self, tokens: Sequence[int], salt: str = "") -> Import:
         """For pages of this prompt that another engine has. ConfigError where pages are not exchanged."""
-        self._check()
         prompt = self._prompt(tokens, salt, (len(tokens) - 1) // self.config.page_size)
         lane = max(self._lanes, key=lambda lane: (self._cached(lane, prompt), lane.available_pages()))
-        return Import(lane, prompt, self._cached(lane, prompt), self.config, self.device, self.room)
+        return Import(lane, prompt, self._cached(lane, prompt), self.config, self._exchanging(), self.room)
 
     def advance(self) -> None:
         """Go on with every export: after each step, and after a piece was taken while there are no steps."""
@@ -290,9 +298,10 @@ class Transfers:
 
     # ---- helpers
 
-    def _check(self) -> None:
-        if not self.config.page_exchange:
+    def _exchanging(self) -> PageDevice:
+        if self._device is None:
             raise ConfigError("this engine exchanges no pages with others (EngineOptions.page_exchange)")
+        return self._device
 
     def _prompt(self, tokens: Sequence[int], salt: str, pages: int) -> Prompt:
         prompt = Prompt(list(tokens), [Chain() for _ in self.config.pools])

@@ -132,7 +132,7 @@ class Driver:
         self.config = config
         self.scheduler = Scheduler(config, fingerprint="fake", speculation=speculation)
         self.runner = FakeRunner(config, **runner_options)
-        self.engine = Engine(self.scheduler, self, clock=lambda: 1.0)
+        self.engine = Engine(self.scheduler, self, lambda: 1.0, pages=self if config.page_exchange else None)
         self.results: dict[tuple[str, int], Result] = {}  # by request id and choice
         self.plans: list[StepPlan] = []
         self.outputs: list[StepOutput] = []

@@ -46,7 +46,7 @@ class House:
         self.runner = DeviceRunner(spec, params, self.config, mesh)
         buckets = {b.kind: b for b in sorted(self.runner.buckets.buckets) if b.kind in ("decode", "prefill")}
         self.runner.warm_up(buckets.values())
-        self.engine = Engine(Scheduler(self.config, fingerprint=str(side)), self.runner)
+        self.engine = Engine(Scheduler(self.config, fingerprint=str(side)), self.runner, pages=self.runner)
 
     def request(self, name: str, prompt: tuple[int, ...], **params: Any) -> Request:
         asked = SamplingParams(temperature=0, ignore_eos=True, **params)

@@ -263,6 +263,7 @@ def test_a_gap_between_pieces_loses_the_page_around_it() -> None:
     pieces = pieces_of(here, request("a", LONG[:20], max_tokens=1), page_size=4)
     cut = [Piece(0, start, pieces[0].k[:, start : start + 2]) for start in (0, 2, 4, 8, 10, 12, 14)]
     assert install(there, there.engine.transfers.receive(LONG[:20]), cut) == 3
+    assert hit_of(there, LONG[:20]) == 4
 
 
 def test_the_lane_that_has_most_of_it_gets_the_rest() -> None:
