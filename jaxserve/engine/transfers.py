@@ -176,23 +176,21 @@ class Import:
         where the piece cannot become pages here.
         """
         self._device.check_piece(piece)
-        first, arrays = self._whole_pages(piece)
-        size = self._config.page_size
-        total = max((x.shape[1] // size for x in arrays.values()), default=0)
-        done = 0
-        for count in in_counts(total, self._config):
+        pages, arrays = self._whole_pages(piece)
+        size, done = self._config.page_size, 0
+        for count in in_counts(len(pages), self._config):
             part = {name: x[:, done * size : (done + count) * size] for name, x in arrays.items()}
             if not self._room.acquire(timeout=timeout):
                 raise DeadlineError(f"{PIECES_AT_ONCE} pieces were on the devices for {timeout:g} s, which is the most")
             try:
                 uploaded = self._device.upload_pages(piece.group, part)
-                yield Staged(piece.group, range(first + done, first + done + count), uploaded)
+                yield Staged(piece.group, pages[done : done + count], uploaded)
             finally:
                 self._room.release()
             done += count
 
-    def _whole_pages(self, piece: Piece) -> tuple[int, Arrays]:
-        """Number of the first one, and arrays of all of them; what comes after them is kept."""
+    def _whole_pages(self, piece: Piece) -> tuple[range, Arrays]:
+        """Pages of the prompt, and what is in them; what comes after them is kept."""
         size, tail = self._config.page_size, self._tails.pop(piece.group, None)
         if tail and tail.stop == piece.start and tail.k.dtype == piece.k.dtype:
             both = {name: np.concatenate([tail.arrays[name], x], axis=1) for name, x in piece.arrays.items()}
@@ -200,12 +198,12 @@ class Import:
         useful = len(self._prompt.chains[piece.group].digests)
         first, stop = -(-piece.start // size), min(piece.stop // size, useful)
         if first > stop:
-            return first, {}
+            return range(0), {}
         if stop < useful and stop * size < piece.stop:
             rest = {name: x[:, stop * size - piece.start :].copy() for name, x in piece.arrays.items()}
             self._tails[piece.group] = Piece(piece.group, stop * size, **rest)
         begin, end = first * size - piece.start, stop * size - piece.start
-        return first, {name: x[:, begin:end] for name, x in piece.arrays.items()}
+        return range(first, stop), {name: x[:, begin:end] for name, x in piece.arrays.items()}
 
     def install(self, staged: Staged) -> int:
         """Make its pages findable; how many of them are new here.
@@ -244,8 +242,9 @@ class Transfers:
     ) -> Export:
         """Read what another engine lacks of the request's prompt, now and after each step; the request may be running.
 
-        start: tokens that the other one has, page_size: of its pages. deliver: called on this thread with each part, in
-        the order of the prompt, and at last with None; it must not block. ConfigError where pages are not exchanged.
+        start: tokens that the other one has, page_size: of its pages. deliver: called on this thread with each part, of
+        every page group in the order of the prompt, and at last with None; it must neither block nor raise. ConfigError
+        where pages are not exchanged.
         """
         if start < 0 or page_size < 1:
             raise EngineError(f"an export from token {start} on, to pages of {page_size} tokens")
