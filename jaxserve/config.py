@@ -45,6 +45,7 @@ class EngineOptions:
     by a smaller model.
     draft_tokens: of a row in a step, at most.
     deterministic: the same tokens bit for bit whatever the load, at the price of padding and of reserving pages.
+    page_exchange: pages of prompts can be read for other engines, and theirs written.
     """
 
     prefer: Prefer = "balanced"
@@ -59,6 +60,7 @@ class EngineOptions:
     speculate: str = "off"
     draft_tokens: int | None = None
     deterministic: bool = False
+    page_exchange: bool = False
     attention: str = "auto"
     grouped_matmul: str = "auto"
     quantized_matmul: str = "auto"
@@ -70,6 +72,10 @@ class Pool:
 
     pages: int
     window: int | None = None
+
+    def first_seen(self, position: int) -> int:
+        """The first position that the token at this one sees."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,7 @@ class EngineConfig:
     embeds: bool = False
     speculate: str = "off"
     draft_tokens: int = 0
+    page_exchange: bool = False
 
     @property
     def drafts_by_model(self) -> bool:
@@ -200,6 +207,7 @@ def resolve(
         in_steps = 2 * (-(-max(step_tokens, max_batch * max(decode_steps, 1 + draft_tokens)) // page_size) + max_batch)
         return 2 * max_batch * (-(-window // page_size) + 1) + in_steps
 
+    _check_page_exchange(options, embeds)
     if options.deterministic and step_tokens < page_size:
         raise ConfigError(
             f"--deterministic cuts prompts at page borders: a step of {step_tokens} tokens is less than "
@@ -223,6 +231,7 @@ def resolve(
         embeds=embeds,
         speculate=options.speculate,
         draft_tokens=draft_tokens,
+        page_exchange=options.page_exchange,
     )
 
 
@@ -237,6 +246,18 @@ def _draft_tokens(options: EngineOptions, embeds: bool) -> int:
         why = "a model that embeds generates nothing" if embeds else "--deterministic runs one kind of decode step"
         raise ConfigError(f"--speculate {options.speculate}: {why} (leave one of them out)")
     return _bounded("--draft-tokens", options.draft_tokens, 1, MOST_DRAFTED, DRAFTED)
+
+
+def _check_page_exchange(options: EngineOptions, embeds: bool) -> None:
+    """Pages travel from prefix cache to prefix cache, and their last bits depend on who computed them."""
+    if not options.page_exchange:
+        return
+    if embeds:
+        raise ConfigError("a model that embeds exchanges no pages with other engines: it has no output to go on with")
+    if options.deterministic:
+        raise ConfigError("--deterministic: pages of another engine have the bits of its mesh (leave it out)")
+    if not options.prefix_cache:
+        raise ConfigError("--no-prefix-cache: pages of another engine are found in the prefix cache (leave it out)")
 
 
 def _kv(asked: str, weights: str) -> str:

@@ -45,9 +45,9 @@ Keep = Callable[[tuple[str | int, ...], str, Any], Any]  # path, axes and parame
 class Model:
     """A loaded checkpoint.
 
-    spec: as these devices hold it, with kv_copies of every kv head (ModelSpec.on). parameters: of the checkpoint,
-    without copies. weights: the form of those that are quantized, as --weights names it, or auto. fingerprint: of spec,
-    dtype, weights and folder, for the identity of cached pages.
+    spec: as these devices hold it, see ModelSpec.on. parameters: of the checkpoint, without copies. weights: the form
+    of those that are quantized, as --weights names it, or auto. fingerprint: of spec, dtype, weights and folder, for
+    the identity of cached pages.
     """
 
     spec: ModelSpec
@@ -57,7 +57,6 @@ class Model:
     eos_ids: tuple[int, ...]
     fingerprint: str
     parameters: int
-    kv_copies: int
     weights: str
 
 
@@ -88,8 +87,8 @@ def load(
     held, kept = spec.on(mesh.shape["tensor"]), str(form_in(params) or AS_THEY_ARE)
     fingerprint = sha256(repr((held, dtype, kept, str(folder.resolve()))).encode()).hexdigest()
     leaves = jax.tree.leaves(param_specs(spec, params["embed"].dtype), is_leaf=is_param_spec)
-    parameters, copies = sum(math.prod(leaf.shape) for leaf in leaves), held.num_kv_heads // spec.num_kv_heads
-    return Model(held, params, mesh, tokenizer, eos_ids, fingerprint, parameters, copies, kept)
+    parameters = sum(math.prod(leaf.shape) for leaf in leaves)
+    return Model(held, params, mesh, tokenizer, eos_ids, fingerprint, parameters, kept)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -184,8 +184,7 @@ def compile_all(llm: LLM, console: Console, manifest: Manifest | None) -> None:
     if manifest is None:
         console.print(f"{len(buckets)} steps compiled, {llm.runner.found_compiled} compiles found in the cache")
         return
-    missed = llm.runner.missed
-    total = len(buckets) + len(llm.runner.writers)
+    missed, total = llm.runner.missed, llm.runner.programs
     console.print(f"{total - len(missed)} of {total} steps and writers of rows found in the bundle", soft_wrap=True)
     for name in missed:
         console.print(f"not found in the bundle, so compiled here: {name}", soft_wrap=True, markup=False)

@@ -12,12 +12,16 @@ every third of its tokens is wrong.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 
+import numpy as np
+
 from jaxserve.config import EngineConfig
+from jaxserve.engine.buckets import page_counts
 from jaxserve.engine.pages import NO_PAGE
+from jaxserve.engine.piece import Piece
 from jaxserve.engine.plan import (
     DRAFTED,
     FED_BACK,
@@ -361,6 +365,25 @@ class FakeRunner:
         assert self._launched.popleft() is handle, "steps are collected in the order of their launch"
         return handle
 
+    def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> "PagesRead":
+        assert len(ids) in page_counts(self.config)
+        slots = [slot for page in ids for slot in self.lanes[lane].pages[group][page]]
+        return PagesRead(np.array(slots, np.float64)[None, :, None])
+
+    def check_piece(self, piece: Piece) -> None:
+        assert piece.group < len(self.config.pools)
+
+    def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        return arrays["k"].copy()
+
+    def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: np.ndarray) -> None:
+        size = self.config.page_size
+        assert len(ids) in page_counts(self.config) and uploaded.shape == (1, len(ids) * size, 1, 3)
+        slots = [(int(position), int(token), noise) for position, token, noise in uploaded[0, :, 0].tolist()]
+        for i, page in enumerate(ids):
+            if page != NO_PAGE:
+                self.lanes[lane].pages[group][page] = slots[i * size : (i + 1) * size]
+
     def close(self) -> None:
         pass
 
@@ -433,6 +456,16 @@ class FakeRunner:
         if chunk.spoilt:
             return nan
         return EXECUTABLES[kind] + 3 * chunk.start + 7 * len(chunk.tokens) if self.executables_differ else 0
+
+
+@dataclass
+class PagesRead:
+    """Slots in place of keys, as they were."""
+
+    k: np.ndarray
+
+    def to_host(self) -> dict[str, np.ndarray]:
+        return {"k": self.k}
 
 
 def _logprobs(new: list[int], length: int) -> list[Logprob]:

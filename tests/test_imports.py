@@ -115,10 +115,12 @@ HOST_HALF = (
     "jaxserve.engine.engine",
     "jaxserve.engine.lane",
     "jaxserve.engine.pages",
+    "jaxserve.engine.piece",
     "jaxserve.engine.plan",
     "jaxserve.engine.prefix_cache",
     "jaxserve.engine.scheduler",
     "jaxserve.engine.sequence",
+    "jaxserve.engine.transfers",
     "jaxserve.server.service",
     "jaxserve.server.grpc_service",
 )

@@ -40,8 +40,7 @@ def start(args: Any) -> int:
     with open_llm(args, engine_options(args), Console(stderr=True)) as llm:
         tell("load", model=about(llm, args))
         llm.warm_up()
-        programs = len(llm.runner.buckets.buckets) + len(llm.runner.writers)
-        tell("compile", programs=programs, compiled=len(llm.runner.missed))
+        tell("compile", programs=llm.runner.programs, compiled=len(llm.runner.missed))
         llm.generate([[0]], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
         tell("first token")
     return 0

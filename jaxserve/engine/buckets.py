@@ -1,6 +1,6 @@
 """Every shape a step can have, in one place: for warm-up, ahead-of-time compilation and serving alike."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxserve.config import EngineConfig
@@ -9,6 +9,8 @@ from jaxserve.errors import EngineError
 
 MIN_TOKENS = 16
 HALVES = 64
+PIECE_TOKENS = 512  # whose pages are read or written at once for other engines, unless one page has more
+PIECES_AT_ONCE = 4  # of them on the devices: read and not yet on the host, or uploaded and not yet written
 
 
 @dataclass(frozen=True, order=True)
@@ -126,6 +128,21 @@ def choose(
         what = f"{kind} step" if steps == 1 else f"{kind} of {steps} steps"
         raise EngineError(f"no compiled {what} holds {rows} rows and {tokens} tokens")
     return min(fitting)
+
+
+def page_counts(config: EngineConfig) -> tuple[int, ...]:
+    """How many pages are read or written at once for other engines: the most, a quarter of that, ..., 1."""
+    counts = [min(max(PIECE_TOKENS // config.page_size, 1), config.pages_per_row)]
+    while counts[-1] > 1:
+        counts.append(max(counts[-1] // 4, 1))
+    return tuple(counts)
+
+
+def in_counts(pages: int, config: EngineConfig) -> Iterator[int]:
+    """Numbers of page_counts that add up to `pages`, the largest first: nothing is padded."""
+    for count in page_counts(config):
+        yield from [count] * (pages // count)
+        pages %= count
 
 
 def drafts_of(most: int) -> tuple[int, ...]:

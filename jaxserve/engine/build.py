@@ -16,6 +16,7 @@ from jaxserve.engine.drafting import Drafter
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.lowering import Footprint, Lowering, abstract_params
 from jaxserve.engine.memory import Budget, affordable_pages, bytes_per_device, cache_bytes, check_fits, device_limit
+from jaxserve.engine.page_io import PageIO
 from jaxserve.engine.prompt_lookup import PromptLookup
 from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.scheduler import Scheduler
@@ -25,7 +26,7 @@ from jaxserve.errors import ConfigError, MemoryLimitError
 from jaxserve.models.quant import Form, form_in
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
-from sharding.mesh import crosses_slow_links, platform
+from sharding.mesh import crosses_slow_links, platform, spans_hosts
 from sharding.rules import shards
 
 NewRunner = Callable[[ModelSpec, dict, EngineConfig, Mesh, Drafter | None], DeviceRunner]
@@ -47,11 +48,13 @@ def build_engine(
     draft: DraftModel | None = None,
 ) -> tuple[Engine, DeviceRunner]:
     """The engine, and its runner for warm-up and figures. ConfigError when the options cannot be met."""
+    if options.page_exchange and spans_hosts(mesh):
+        raise ConfigError("--hosts: an engine on several hosts exchanges no pages with others (give each host its own)")
     _warn_of_slow_links(spec, mesh, params["embed"].dtype)
     config = plan_config(spec, params, mesh, options, draft=draft)
     runner = new_runner(spec, params, config, mesh, ModelDrafter(draft, config, mesh) if draft else None)
     scheduler = Scheduler(config, fingerprint=fingerprint, speculation=speculation_of(config))
-    return Engine(scheduler, runner), runner
+    return Engine(scheduler, runner, pages=runner if config.page_exchange else None), runner
 
 
 def speculation_of(config: EngineConfig) -> Speculation | None:
@@ -110,12 +113,13 @@ def plan_config(
 
     rows = bytes_per_device(abstract_state(spec, wish, mesh, kernel).rows)
     weights = bytes_per_device([params, drafter.params if drafter else {}])
-    budget = Budget(device_limit(mesh) if limit is None else limit, weights, rows)
+    pieces = PageIO(spec, wish, mesh, kernel, dtype).most_bytes
+    budget = Budget(device_limit(mesh) if limit is None else limit, weights, rows, pieces=pieces)
     cache = bytes_with(wish)
     if options.cache_tokens:
         check_fits(budget, cache)
         return wish
-    if budget.weights + budget.rows + cache < budget.limit / 2:
+    if budget.weights + budget.rows + budget.pieces + cache < budget.limit / 2:
         return wish
     most = max(pool.pages for pool in wish.pools)
     room = affordable_pages(budget, bytes_of, most)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from jaxserve.engine.plan import StepOutput, StepPlan, TokenEvent
 from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.transfers import PageDevice, Transfers
 from jaxserve.errors import EngineError, RequestIdInUseError
 from jaxserve.request import Request
 
@@ -32,11 +33,20 @@ class Engine:
 
     A step that an exception (or Ctrl-C) leaves half done ends the engine: the scheduler's account and the device's
     pages may differ from then on, and a wrong token is worse than none.
+
+    pages: what reads and writes pages for other engines, the runner as a rule; None: nobody asks for them.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+        pages: PageDevice | None = None,
+    ):
         self.scheduler = scheduler
         self.runner = runner
+        self.transfers = Transfers(scheduler, pages)
         self.waited = 0.0  # seconds spent waiting for outputs, in all
         self._clock = clock
         self._in_flight: tuple[StepPlan, Any] | None = None
@@ -92,6 +102,7 @@ class Engine:
             now = self._clock()
             self.waited += now - began
             events += self.scheduler.commit(previous[0], output, now)
+            self.transfers.advance()
         return events
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """Lane: one index of the mesh's data axis, with its own pages, prefix cache and rows."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
 from jaxserve.config import EngineConfig, Pool
 from jaxserve.engine.pages import NO_PAGE
-from jaxserve.engine.prefix_cache import PrefixCache, root_digest
+from jaxserve.engine.prefix_cache import Chain, PrefixCache, root_digest
 from jaxserve.engine.sequence import Sequence
 from jaxserve.errors import EngineError
 
@@ -44,11 +44,13 @@ class Lane:
         """
         if not self._config.prefix_cache or seq.scores_prompt:
             return [[] for _ in self.caches]
-        full = (len(seq.tokens) - 1) // self._config.page_size
-        self._extend_chains(seq, full)
-        found = [
-            cache.lookup(chain.digests[:full], seq.tokens) for cache, chain in zip(self.caches, seq.chains, strict=True)
-        ]
+        self.extend_chains(seq.chains, seq.tokens, seq.request.salt, (len(seq.tokens) - 1) // self._config.page_size)
+        return self.cached(seq.tokens, seq.chains)
+
+    def cached(self, tokens: list[int], chains: list[Chain]) -> list[list[int]]:
+        """The same for tokens whose chains reach as far as a hit may."""
+        full = (len(tokens) - 1) // self._config.page_size
+        found = [cache.lookup(chain.digests[:full], tokens) for cache, chain in zip(self.caches, chains, strict=True)]
         step = self._config.chunk_border // self._config.page_size if self._config.deterministic else 1
         whole = min((_first_missing(pages) for pages in self._of_full_groups(found)), default=full)
         length = next((n for n in range(whole // step * step, 0, -step) if self._covered(found, n)), 0)
@@ -59,7 +61,7 @@ class Lane:
         return [self._first_seen(pool, pages * self._config.page_size) for pool in self._config.pools]
 
     def _first_seen(self, pool: Pool, position: int) -> int:
-        return 0 if pool.window is None else max(0, position - pool.window + 1) // self._config.page_size
+        return pool.first_seen(position) // self._config.page_size
 
     def _of_full_groups(self, found: list[list[int]]) -> list[list[int]]:
         return [pages for pool, pages in zip(self._config.pools, found, strict=True) if pool.window is None]
@@ -205,17 +207,37 @@ class Lane:
             known = chain.published
             if known >= full:
                 continue
-            self._extend_chains(seq, full)
+            self.extend_chains(seq.chains, seq.tokens, seq.request.salt, full)
             for i in range(known, full):
                 if pages[i] == NO_PAGE:
                     continue  # a cached prefix, behind the window from the beginning
                 cache.publish(chain.digests[i], seq.tokens[i * size : (i + 1) * size], pages[i])
             chain.published = full
 
-    def _extend_chains(self, seq: Sequence, pages: int) -> None:
-        for group, chain in enumerate(seq.chains):
-            root = root_digest(self._fingerprint, self._config.kv, group, seq.request.salt)
-            chain.extend(root, seq.tokens, self._config.page_size, pages)
+    def adopt(
+        self, group: int, tokens: list[int], chain: Chain, pages: range, write: Callable[[list[int]], None]
+    ) -> int:
+        """Publish these pages of a chain, which another engine computed; how many are new here, see PrefixCache.adopt.
+
+        None where the chain breaks off before them: nobody would find them.
+        """
+        cache, digests = self.caches[group], chain.digests[: pages.stop]
+        needed = 0 if self._config.pools[group].window is None else pages.start
+        if len(cache.run(digests[: pages.start], tokens, needed)) < pages.start - needed:
+            return 0
+
+        def fill(taken: list[int]) -> None:
+            if self._drafted and group == self._config.full_group:
+                self._drafted.difference_update(taken)
+            write(taken)
+
+        return cache.adopt(digests, tokens, pages.start, fill)
+
+    def extend_chains(self, chains: list[Chain], tokens: list[int], salt: str, pages: int) -> None:
+        """Chains of every group, to so many pages; the same in every lane."""
+        for group, chain in enumerate(chains):
+            root = root_digest(self._fingerprint, self._config.kv, group, salt)
+            chain.extend(root, tokens, self._config.page_size, pages)
 
     def check_invariants(self) -> None:
         rows = [seq.row for seq in self.running] + self._free_rows

@@ -21,6 +21,7 @@ from jaxserve.engine.drafting import Drafter
 from jaxserve.engine.experts import choose_grouped_matmul
 from jaxserve.engine.memory import memory_errors
 from jaxserve.engine.network import Network
+from jaxserve.engine.page_io import PageIO
 from jaxserve.engine.quantized import choose_quantized_matmul
 from jaxserve.engine.state import State, abstract_state
 from jaxserve.engine.steps import StepBuilder, admit_row, set_bias, set_counts, set_masks
@@ -66,6 +67,7 @@ class Lowering:
         stored = jnp.dtype(config.page_dtype)
         network = Network(spec, mesh, kernel, grouped, self.placed, config.page_size, stored)
         self._builder = StepBuilder(network, drafter)
+        self.page_io = PageIO(spec, config, mesh, kernel, dtype)
 
     @cached_property
     def _state_shardings(self) -> Any:
@@ -106,6 +108,10 @@ class Lowering:
             name: jax.jit(write, donate_argnums=0, out_shardings=self._state_shardings).lower(self.state, *values)
             for name, (write, values) in writers.items()
         }
+
+    def page_programs(self) -> dict[str, jax.stages.Lowered]:
+        """What reads and writes pages for other engines, by name, where they are exchanged."""
+        return dict(self.page_io.lowered(self.state.pages)) if self.config.page_exchange else {}
 
     def footprint(self, bucket: Bucket) -> Footprint:
         """Of a step of this shape, as the compiler says; compiles it. MemoryLimitError when the compiler refuses."""

@@ -33,7 +33,7 @@ class Budget:
     """What there is on one device, and what is taken from it beside the cache, in bytes.
 
     temporaries: of the step with the most, since one runs at a time. programs: compiled steps, all of them loaded; 0
-    where the compiler does not say (XLA:GPU).
+    where the compiler does not say (XLA:GPU). pieces: of pages on their way from and to other engines.
     """
 
     limit: int
@@ -41,15 +41,16 @@ class Budget:
     rows: int
     temporaries: int = 0
     programs: int = 0
+    pieces: int = 0
 
     @property
     def left(self) -> int:
         """For the cache; negative when there is not enough for the rest."""
-        return self.limit - self.weights - self.rows - self.temporaries - self.programs
+        return self.limit - self.weights - self.rows - self.temporaries - self.programs - self.pieces
 
     def __str__(self) -> str:
         taken = {"weights": self.weights, "rows": self.rows, "temporaries of the largest step": self.temporaries}
-        taken |= {"compiled steps": self.programs}
+        taken |= {"compiled steps": self.programs, "pages for other engines": self.pieces}
         return ", ".join(f"{name} {size / 2**30:.2f}" for name, size in taken.items() if size)
 
 

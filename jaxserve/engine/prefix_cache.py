@@ -1,7 +1,7 @@
 """Which pages hold which tokens, so that a prompt that begins like an earlier one starts further on."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -50,6 +50,15 @@ class PrefixCache:
         """The published page of each link of the chain, NO_PAGE where there is none."""
         return [self._find(digest, tokens, i * self.page_size) for i, digest in enumerate(digests)]
 
+    def run(self, digests: Sequence[bytes], tokens: Sequence[int], first: int) -> list[int]:
+        """The published pages of the chain's links from `first` on, up to one that there is none of."""
+        pages = []
+        for i in range(first, len(digests)):
+            if (page := self._find(digests[i], tokens, i * self.page_size)) == NO_PAGE:
+                break
+            pages.append(page)
+        return pages
+
     def _find(self, digest: bytes, tokens: Sequence[int], start: int) -> int:
         entry = self._entries.get(digest)
         same = entry is not None and entry.tokens == tuple(tokens[start : start + self.page_size])
@@ -62,6 +71,27 @@ class PrefixCache:
         self._entries[digest] = _Entry(page, tuple(tokens))
         self._digest_of[page] = digest
         self.pool.keep(page)
+
+    def adopt(
+        self, digests: Sequence[bytes], tokens: Sequence[int], first: int, write: Callable[[list[int]], None]
+    ) -> int:
+        """Publish the chain's links from `first` on, whose pages another engine computed; how many are new here.
+
+        As many as there is room for, beside what sequences hold and the chain itself; nobody holds them afterwards.
+        write: called once, unless none is new, with a page to fill for each link, NO_PAGE where none is to be.
+        """
+        found = self.lookup(digests, tokens)
+        missing = [i for i in range(first, len(digests)) if found[i] == NO_PAGE]
+        self.pool.share(page for page in found if page != NO_PAGE)
+        new = dict(zip(missing, self.pool.allocate(min(len(missing), self.pool.available)), strict=False))
+        try:
+            if new:
+                write([new.get(i, NO_PAGE) for i in range(first, len(digests))])
+            for i, page in new.items():
+                self.publish(digests[i], tokens[i * self.page_size : (i + 1) * self.page_size], page)
+        finally:
+            self.pool.release([new.get(i, page) for i, page in enumerate(found) if new.get(i, page) != NO_PAGE])
+        return len(new)
 
     def _forget(self, page: int) -> None:
         del self._entries[self._digest_of.pop(page)]

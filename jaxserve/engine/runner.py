@@ -1,7 +1,7 @@
 """The device half: holds parameters and state, compiles every step ahead, and turns plans into launches."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import batched
 from typing import Any
@@ -29,9 +29,11 @@ from jaxserve.engine.compiles import CompileCounter
 from jaxserve.engine.drafting import Drafter
 from jaxserve.engine.experts import products_of_steps
 from jaxserve.engine.lowering import Lowering, abstract_params
+from jaxserve.engine.page_io import PagesRead
+from jaxserve.engine.piece import Piece
 from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
 from jaxserve.engine.product_proof import prove_grouped, prove_quantized
-from jaxserve.engine.state import new_state
+from jaxserve.engine.state import State, new_state
 from jaxserve.errors import EngineError
 from jaxserve.models.quant import form_in
 from jaxserve.models.spec import ModelSpec
@@ -68,6 +70,7 @@ class DeviceRunner:
         self._params = params | {"drafter": drafter.params} if drafter else params
         self._state = new_state(self.lowering.state)
         self.writers: dict[str, Any] = {}
+        self._page_io = self.lowering.page_io
         self._steps: dict[Bucket, Any] = {}
         self._compiles = CompileCounter()
         self.missed: list[str] = []  # steps and writers that the persistent cache did not have
@@ -79,7 +82,7 @@ class DeviceRunner:
     # ---- compiling
 
     def warm_up(self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None) -> None:
-        """Compile the row writers and these steps, as far as that has not happened yet.
+        """Compile these steps, and all that is no step, as far as that has not happened yet.
 
         Before the first of them a kernel's results are compared with the reference's: EngineError where they differ.
         """
@@ -91,6 +94,8 @@ class DeviceRunner:
             if self.lowering.placed or (self.spec.mixture and self.lowering.grouped_matmul != "reference"):
                 jobs.append(("products beside the reference", self._prove_products))
             jobs.append(("row writers", self._compile_writers))
+            if self.config.page_exchange:
+                jobs.append(("pages for other engines", self._compile_page_io))
         jobs += [(str(b), partial(self._compile_step, b)) for b in buckets if b not in self._steps]
         for done, (what, job) in enumerate(jobs):
             progress(done, len(jobs), what)
@@ -102,6 +107,11 @@ class DeviceRunner:
     @property
     def compiled(self) -> tuple[Bucket, ...]:
         return tuple(self._steps)
+
+    @property
+    def programs(self) -> int:
+        """How many there are: steps, writers of rows, reads and writes of pages for other engines."""
+        return len(self._steps) + len(self.writers) + len(self._page_io.programs)
 
     @property
     def compiles_after_ready(self) -> int:
@@ -138,6 +148,10 @@ class DeviceRunner:
 
     def _compile_writers(self) -> None:
         self.writers = {name: self._compiled(name, writer) for name, writer in self.lowering.writers().items()}
+
+    def _compile_page_io(self) -> None:
+        for name, program in self.lowering.page_programs().items():
+            self._page_io.programs[name] = self._compiled(name, program)
 
     def _compiled(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         hits, compiled = self._compiles.hits, lowered.compile()
@@ -202,6 +216,30 @@ class DeviceRunner:
             tuple(unpack_lane(lane, layout, values) for lane, values in zip(plan.lanes, array, strict=True))
         )
 
+    def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> PagesRead:
+        """Start to copy pages of a page group, as many as page_counts has; what steps write later is not in them."""
+        return self._page_io.read(self._held.pages, lane, group, ids)
+
+    def check_piece(self, piece: Piece) -> None:
+        """ConfigError or EngineError where it cannot become pages here."""
+        self._page_io.check(piece)
+
+    def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> Any:
+        """Bring arrays of a piece, of as many whole pages as page_counts has, to the devices. For any thread."""
+        return self._page_io.upload(group, arrays)
+
+    def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: Any) -> None:
+        """Write what was uploaded into these pages, before any step that is launched later; NO_PAGE drops a page."""
+        pages = self._page_io.write(self._held.pages, lane, group, ids, uploaded)
+        self._state = replace(self._held, pages=pages)
+
+    @property
+    def _held(self) -> State:
+        """EngineError once it was freed."""
+        if self._state is None:
+            raise EngineError("the engine is closed; make a new one")
+        return self._state
+
     def expert_load(self) -> np.ndarray:
         """How many tokens every expert has answered so far, modulo 2^32: uint32 [layers with experts, experts].
 
@@ -237,6 +275,7 @@ class DeviceRunner:
         for leaf in jax.tree.leaves(self._state):
             leaf.delete()
         self._state, self._steps, self.writers = None, {}, {}
+        self._page_io.programs.clear()
         self._compiles.close()
 
 

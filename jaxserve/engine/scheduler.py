@@ -152,6 +152,10 @@ class Scheduler:
                 return self._end(seq, Finish(FinishReason.STOP), now)
         return None
 
+    def has(self, request_id: str) -> bool:
+        """Whether it has not ended yet."""
+        return request_id in self._requests
+
     @property
     def has_work(self) -> bool:
         return bool(self._sequences)

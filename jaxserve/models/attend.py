@@ -41,8 +41,7 @@ class Attend:
         """
         heads, lanes = PartitionSpec(LANES, "tensor"), PartitionSpec(LANES)
         keys = lanes if v is None else heads
-        axes, rules = self.kernel.axes(self.options.layout), page_rules(self.options.layout)
-        paged = jax.tree.map(lambda x, letters: partition("A" + letters, x.shape, self.mesh, rules), pages, axes)
+        paged = page_partition(self.kernel, self.options.layout, pages, self.mesh)
         return jax.shard_map(
             self._one_lane,
             mesh=self.mesh,
@@ -58,6 +57,12 @@ class Attend:
         pages, ragged = jax.tree.map(lambda x: x[0], (pages, ragged))
         out, pages, _ = self.kernel.attend(q, k, v, pages, ragged, self.options, sinks)
         return out, jax.tree.map(lambda x: x[None], pages)
+
+
+def page_partition(kernel: PagedAttention, layout: Layout, pages: Pages, mesh: Mesh) -> Pages:
+    """The PartitionSpec of each of a layer's arrays, which have a leading axis A. layout: of one shard's heads."""
+    axes, rules = kernel.axes(layout), page_rules(layout)
+    return jax.tree.map(lambda x, letters: partition("A" + letters, x.shape, mesh, rules), pages, axes)
 
 
 def page_rules(layout: Layout) -> Rules:

@@ -132,6 +132,7 @@ class ModelSpec:
     sinks: bool = False  # a score per query head that takes part in the softmax and has no value
     latent: Latent | None = None  # head_dim is then that of queries, num_kv_heads 1
     mixture: Mixture | None = None
+    kv_copies: int = 1  # of each kv head of the checkpoint, one after the other among num_kv_heads (see on)
 
     def __post_init__(self) -> None:
         for name in (
@@ -209,7 +210,7 @@ class ModelSpec:
         if self.latent:  # one vector for all heads, on every device
             return self
         spread = tensor > self.num_kv_heads and tensor % self.num_kv_heads == 0 and self.num_heads % tensor == 0
-        return replace(self, num_kv_heads=tensor) if spread else self
+        return replace(self, num_kv_heads=tensor, kv_copies=tensor // self.num_kv_heads) if spread else self
 
     @property
     def has_head(self) -> bool:

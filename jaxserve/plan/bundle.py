@@ -55,7 +55,7 @@ class Manifest:
     def options(self) -> EngineOptions:
         """What leads to the engine that the steps were compiled for, whatever memory the devices have."""
         fixed = ("max_batch", "step_tokens", "decode_steps", "kv", "page_size", "max_context")
-        chosen = ("prefix_cache", "deterministic", "attention", "quantized_matmul")
+        chosen = ("prefix_cache", "deterministic", "page_exchange", "attention", "quantized_matmul")
         given = {name: self.engine[name] for name in (*fixed, *chosen)}
         pages = max(pool["pages"] for pool in self.engine["pools"])
         return EngineOptions(**given, cache_tokens=pages * self.engine["page_size"])

@@ -26,9 +26,10 @@ class CompiledStep:
 
 
 def compile_steps(deployment: Deployment, buckets: Sequence[Bucket], progress: Progress) -> dict[str, CompiledStep]:
-    """The writers of rows and these steps, by name; MemoryLimitError when the compiler refuses one."""
+    """What is no step, and these steps, by name; MemoryLimitError when the compiler refuses one."""
     lowering, began = deployment.lowering, time.monotonic()
-    done = {name: _compile(lowering, name, lambda w=w: w) for name, w in lowering.writers().items()}
+    small = lowering.writers() | lowering.page_programs()
+    done = {name: _compile(lowering, name, lambda w=w: w) for name, w in small.items()}
     for count, bucket in enumerate(buckets):
         progress(count, len(buckets), f"{bucket}{_left(count, len(buckets), time.monotonic() - began)}")
         done[str(bucket)] = _compile(lowering, str(bucket), partial(lowering.step, bucket))

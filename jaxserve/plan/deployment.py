@@ -43,7 +43,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Deployment:
-    """spec: the target's as these devices hold it, with kv_copies of every kv head. params: abstract values.
+    """spec: the target's as these devices hold it, see ModelSpec.on. params: abstract values.
 
     limit: bytes that programs may use on one device.
     """
@@ -80,10 +80,6 @@ class Deployment:
         """As --weights names them."""
         return str(self.form or self.dtype)
 
-    @property
-    def kv_copies(self) -> int:
-        return self.spec.num_kv_heads // self.target.spec.num_kv_heads
-
     @cached_property
     def lowering(self) -> Lowering:
         return Lowering(self.spec, self.params, self.config, self.mesh)
@@ -100,7 +96,7 @@ class Deployment:
     def budget(self) -> Budget:
         """Without the steps."""
         rows = bytes_per_device(self.lowering.state.rows)
-        return Budget(self.limit, bytes_per_device(self.params), rows)
+        return Budget(self.limit, bytes_per_device(self.params), rows, pieces=self.lowering.page_io.most_bytes)
 
     def estimated_budget(self) -> Budget:
         """With what steps take by `estimated_footprint`."""

@@ -37,7 +37,7 @@ def _parts(account: Account) -> Iterator[RenderableType]:
 
 
 def _introduction(d: Deployment) -> Iterator[str]:
-    copies = f", every kv head on {d.kv_copies} devices" if d.kv_copies > 1 else ""
+    copies = f", every kv head on {d.spec.kv_copies} devices" if d.spec.kv_copies > 1 else ""
     axes = f"data {d.axes.data} x expert {d.axes.expert} x tensor {d.axes.tensor}"
     yield f"model    {d.target.model} ({d.spec.family}), {d.parameters / 1e6:,.1f} M parameters, {d.weights}"
     yield f"mesh     {axes} on {d.topology.count} {device_kind(d.mesh)} ({d.topology.name}){copies}"
@@ -69,6 +69,8 @@ def memory_rows(account: Account) -> Iterator[tuple[str, int, str]]:
     yield "state: pages", account.cache, f"{pools} pages of {d.config.page_size} in {d.config.kv}: {tokens}"
     yield "temporaries", budget.temporaries, counted
     yield "compiled steps", budget.programs, "all of them loaded" if budget.programs else "not known"
+    if budget.pieces:
+        yield "pieces", budget.pieces, "of pages on their way from and to other engines"
     if account.padding:
         yield "padding", account.padding, "of arrays to the tiles of the chip, and a step's upload"
     yield "free", account.spare, ""
@@ -204,6 +206,7 @@ def _memory_json(account: Account) -> dict[str, Any]:
         "parts": sizes_of(account.deployment.params),
         "rows": budget.rows,
         "pages": account.cache,
+        "pieces": budget.pieces,
         "temporaries": budget.temporaries,
         "programs": budget.programs,
         "spare": account.spare,

@@ -82,7 +82,7 @@ def engine_card(llm: LLM) -> EngineCard:
         step_tokens=config.step_tokens,
         page_size=config.page_size,
         cache_tokens=config.lanes * max(pool.pages for pool in config.pools) * config.page_size,
-        kv_copies=llm.model.kv_copies,
+        kv_copies=llm.model.spec.kv_copies,
         lanes=config.lanes,
         kv=config.kv,
     )

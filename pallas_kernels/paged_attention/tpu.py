@@ -85,7 +85,7 @@ def read(pages: Pages, ids: Int[Array, "n"], layout: Layout) -> Pages:
 def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages, layout: Layout) -> Pages:
     k = pack(canonical.k, canonical.v, layout).swapaxes(1, 2)
     scales = [None if x is None else x.swapaxes(1, 2)[:, :, None] for x in (canonical.k_scale, canonical.v_scale)]
-    return jax.tree.map(lambda pool, x: pool.at[ids].set(x, mode="drop"), pages, Pages(k, None, *scales))
+    return jax.tree.map(lambda pool, x: tpu_write.put_pages(pool, ids, x), pages, Pages(k, None, *scales))
 
 
 def attend(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.paged_attention.api import Layout, Pages, Ragged, quantize
 from pallas_kernels.paged_attention.lanes import pack
@@ -50,6 +50,18 @@ def visits_of(ragged: Ragged, num_tokens: int, page_size: int) -> Visits:
     # Tokens of a row that was done before this step are not to be written.
     kept = is_live & (ragged.page[jnp.clip(token + begin, 0, num_tokens - 1)] == ragged.tables[row, nth])
     return Visits(ragged.tables[row, nth], jnp.where(kept, begin, 0), jnp.where(kept, end, 0), token, ends[-1:])
+
+
+def put_pages(pool: Shaped[Array, "P *page"], ids: Int[Array, "n"], new: Shaped[Array, "n *page"]) -> jax.Array:
+    """Whole pages; page P drops one. One by one: for a scatter, XLA lays pools of scales out anew, and back."""
+    last = len(pool) - 1
+
+    def put(pool: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        id, page = given
+        at = jnp.minimum(id, last)
+        return lax.dynamic_update_index_in_dim(pool, jnp.where(id <= last, page, pool[at]), at, 0), None
+
+    return lax.scan(put, pool, (ids, new))[0]
 
 
 def write_chunks(pages: Pages, new: Pages, ragged: Ragged, layout: Layout) -> Pages:

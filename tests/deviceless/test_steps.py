@@ -51,15 +51,22 @@ QUICK_POD = ("v5e", 2, 8)
 CHIPS = [("v4", 2), ("v5e", 2), ("v5p", 1), ("v6e", 1), ("7x", 2), ("h200", 1), ("h200", 2)]
 
 
-def lowering(chip: str, tensor: int, data: int = 1, embeds: bool = False) -> Lowering:
+def lowering(
+    chip: str,
+    tensor: int,
+    data: int = 1,
+    embeds: bool = False,
+    spec: ModelSpec = SPEC,
+    options: EngineOptions = OPTIONS,
+) -> Lowering:
     compiler = COMPILERS[absent.CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = MeshSpec(data=data, tensor=tensor).build(absent.devices(chip, data * tensor))
-    spec = replace(SPEC, embeds=embeds).on(tensor)
+    spec = replace(spec, embeds=embeds).on(tensor)
     params = map_specs(lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16)))
     config = resolve(
-        OPTIONS, max_positions=8192, lanes=data, affordable_tokens=CACHE, embeds=embeds, weights="bfloat16"
+        options, max_positions=8192, lanes=data, affordable_tokens=CACHE, embeds=embeds, weights="bfloat16"
     )
     return Lowering(spec, params, config, mesh)
 

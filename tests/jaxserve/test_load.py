@@ -94,7 +94,7 @@ def test_kv_heads_that_several_devices_need(name: str, tensor: int) -> None:
 def test_copies_are_no_parameters(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, 96)
     one, four = (load(folder, MeshSpec(tensor=n).build(jax.devices())) for n in (1, 4))
-    assert (one.kv_copies, four.kv_copies) == (1, 2)
+    assert (one.spec.kv_copies, four.spec.kv_copies) == (1, 2)
     assert one.parameters == four.parameters == sum(leaf.size for leaf in jax.tree.leaves(one.params))
 
 

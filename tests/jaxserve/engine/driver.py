@@ -1,18 +1,21 @@
 """Drives an engine over a FakeRunner as a server would, and checks every promise of the host half at every step."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from jaxserve.config import EngineConfig, Pool
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.piece import Piece
 from jaxserve.engine.plan import DRAFTED as BY_DEVICE
 from jaxserve.engine.plan import FinishReason, StepOutput, StepPlan, TokenEvent
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.sequence import Sequence
 from jaxserve.engine.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.request import Request, SamplingParams
-from tests.fake_runner import VOCAB, FakeRunner, naive
+from tests.fake_runner import VOCAB, FakeRunner, PagesRead, naive
 from tests.jaxserve.engine.checks import (
     Result,
     check_deterministic,
@@ -129,7 +132,7 @@ class Driver:
         self.config = config
         self.scheduler = Scheduler(config, fingerprint="fake", speculation=speculation)
         self.runner = FakeRunner(config, **runner_options)
-        self.engine = Engine(self.scheduler, self, clock=lambda: 1.0)
+        self.engine = Engine(self.scheduler, self, lambda: 1.0, pages=self if config.page_exchange else None)
         self.results: dict[tuple[str, int], Result] = {}  # by request id and choice
         self.plans: list[StepPlan] = []
         self.outputs: list[StepOutput] = []
@@ -244,3 +247,17 @@ class Driver:
 
     def close(self) -> None:
         self.runner.close()
+
+    def read_pages(self, lane: int, group: int, ids: list[int]) -> PagesRead:
+        """Of pages that hold what the cache says."""
+        check_published(self.scheduler, self.runner)
+        return self.runner.read_pages(lane, group, ids)
+
+    def check_piece(self, piece: Piece) -> None:
+        self.runner.check_piece(piece)
+
+    def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        return self.runner.upload_pages(group, arrays)
+
+    def write_pages(self, lane: int, group: int, ids: list[int], uploaded: np.ndarray) -> None:
+        self.runner.write_pages(lane, group, ids, uploaded)

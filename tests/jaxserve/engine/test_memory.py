@@ -123,6 +123,18 @@ def test_steps_are_asked_about_with_a_cache_that_nearly_fills_the_device() -> No
     assert planned.pools[0].pages == left // page
 
 
+def test_pieces_for_other_engines_take_their_share_of_the_memory() -> None:
+    """Four of them: the pages of the longest sequence, in both layers."""
+    mesh = MESH.build(jax.devices())
+    params, options = make_params(mesh), EngineOptions(max_batch=64, step_tokens=64, page_size=16)
+
+    def pages(options: EngineOptions) -> int:
+        limit = bytes_per_device(params) + 2**20
+        return build.plan_config(SPEC, params, mesh, options, limit, lambda *_: Footprint(0, 0)).pools[0].pages
+
+    assert pages(options) - pages(replace(options, page_exchange=True)) == 4 * 96 // 16
+
+
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_draft_model_takes_its_share_of_the_memory(tensor: int) -> None:
     """Its weights, and of every page of the model as much again for its layers: one, of half the heads' size."""

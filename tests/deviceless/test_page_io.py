@@ -1,0 +1,36 @@
+"""What the real compilers say of reads and writes of pages for other engines: in place, and no copy of a pool."""
+
+from dataclasses import replace
+
+import pytest
+
+from jaxserve.engine.inspection import inspect
+from jaxserve.engine.lowering import Lowering
+from jaxserve.engine.memory import bytes_per_device
+from jaxserve.models.spec import Latent, ModelSpec
+from tests.deviceless.test_steps import OPTIONS, SPEC, lowering
+
+LATENT = replace(
+    SPEC, num_heads=16, num_kv_heads=1, head_dim=192, latent=Latent(None, 512, head=128, rotated=64, value=128)
+)
+CHIPS = [("v5e", 2), ("v6e", 1), ("h200", 1)]
+
+
+def exchanging(chip: str, tensor: int, spec: ModelSpec, kv: str) -> Lowering:
+    options = replace(OPTIONS, page_exchange=True, kv=kv, page_size=128 if kv in ("int8", "fp8") else 64)
+    return lowering(chip, tensor, spec=spec, options=options)
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize("kv", ["bfloat16", "int8", "fp8"])
+@pytest.mark.parametrize("spec", [SPEC, LATENT], ids=["k and v", "latent"])
+@pytest.mark.parametrize(("chip", "tensor"), CHIPS, ids=str)
+def test_no_copy_of_a_pool(chip: str, tensor: int, spec: ModelSpec, kv: str) -> None:
+    """Beside the pages there are at most four arrays of the size of what travels."""
+    steps = exchanging(chip, tensor, spec, kv)
+    for name, program in steps.page_programs().items():
+        found = inspect(program.compile(), steps)
+        writes = name.startswith("write")
+        assert not found.copies and not found.collectives, (name, found)
+        assert found.aliased >= (bytes_per_device(steps.state.pages) if writes else 0), name
+        assert found.temporaries < steps.page_io.most_bytes, name

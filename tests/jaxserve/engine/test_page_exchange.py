@@ -1,0 +1,166 @@
+"""One engine computes a prompt, another one generates: what transformers answered, whatever each of the two is like."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from checkpoints.hf import HFCheckpoint
+from jaxserve.config import EngineOptions
+from jaxserve.engine.build import plan_config
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.piece import Piece
+from jaxserve.engine.runner import DeviceRunner
+from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.transfers import Outgoing
+from jaxserve.load import load_params, read_spec
+from jaxserve.request import Request, SamplingParams
+from sharding.mesh import MeshSpec
+from tests.jaxserve.engine.test_families_on_meshes import GOLDEN, check
+from tests.jaxserve.engine.tiny import Outcome, run
+
+OPTIONS = EngineOptions(max_batch=2, step_tokens=16, page_size=4, cache_tokens=128, max_context=60, page_exchange=True)
+
+
+@dataclass(frozen=True)
+class Side:
+    mesh: tuple[int, int, int] = (1, 1, 1)
+    page_size: int = 4
+    kv: str = "auto"
+
+
+class House:
+    """An engine of a golden model, and what its clients ask."""
+
+    def __init__(self, case: str, side: Side):
+        self.golden = np.load(GOLDEN / case / "golden.npz")
+        self.prompt = tuple(self.golden["prompts"][0].tolist())
+        mesh, checkpoint = MeshSpec(*side.mesh).build(jax.devices()), HFCheckpoint.open(GOLDEN / case)
+        spec = read_spec(checkpoint.config)[1].on(side.mesh[2])
+        params = load_params(checkpoint, mesh, "float32")
+        self.config = plan_config(spec, params, mesh, replace(OPTIONS, page_size=side.page_size, kv=side.kv))
+        self.runner = DeviceRunner(spec, params, self.config, mesh)
+        buckets = {b.kind: b for b in sorted(self.runner.buckets.buckets) if b.kind in ("decode", "prefill")}
+        self.runner.warm_up(buckets.values())
+        self.engine = Engine(Scheduler(self.config, fingerprint=str(side)), self.runner, pages=self.runner)
+
+    def request(self, name: str, prompt: tuple[int, ...], **params: Any) -> Request:
+        asked = SamplingParams(temperature=0, ignore_eos=True, **params)
+        return Request(id=name, prompt=prompt, params=asked, eos_ids=())
+
+    def ask(self, name: str, prompt: tuple[int, ...], **params: Any) -> Outcome:
+        asked = self.request(name, prompt, **params)
+        return run(self.engine, [(0, asked)])[name, 0]
+
+    def pieces(self, name: str, start: int, page_size: int, compute: bool = True) -> list[Piece]:
+        """What the prompt's request publishes, or what is cached of it."""
+        found, asked = list[Outgoing | None](), self.request(name, self.prompt, max_tokens=1)
+        if compute:
+            self.engine.submit(asked)
+        self.engine.transfers.export(asked, start, page_size, found.append)
+        pieces = []
+        while None not in found or len(found) > 1:
+            if self.engine.has_work:
+                self.engine.step()
+            while found and found[0]:
+                pieces.append(found.pop(0).to_host())
+            self.engine.transfers.advance()
+        return pieces
+
+    def install(self, pieces: list[Piece]) -> int:
+        arriving = self.engine.transfers.receive(self.prompt)
+        for piece in pieces:
+            for staged in arriving.stage(piece, timeout=1):
+                arriving.install(staged)
+                self.engine.scheduler.check_invariants()
+        return arriving.installed
+
+
+def move(case: str, here: Side, there: Side) -> tuple[House, list[Piece]]:
+    """The engine where the prompt has arrived, and what came. Nothing was compiled for it."""
+    one, other = House(case, here), House(case, there)
+    compiles = one.runner.compiles_after_ready
+    pieces = one.pieces("prefill", other.engine.transfers.cached(other.prompt), there.page_size)
+    other.install(pieces)
+    assert (one.runner.compiles_after_ready, other.runner.compiles_after_ready) == (compiles, 0)
+    one.engine.close()
+    return other, pieces
+
+
+def cases() -> Iterator[ParameterSet]:
+    """The first of each model by `make test`."""
+    sides = {
+        "llama_gqa": [
+            (Side((1, 1, 4)), Side((2, 1, 2), page_size=8)),
+            (Side((1, 1, 2), page_size=8), Side((1, 1, 4))),
+            (Side(), Side(page_size=3)),
+        ],
+        "gpt_oss_head_dim": [(Side((1, 1, 2)), Side(page_size=8)), (Side((1, 2, 1), page_size=6), Side((1, 1, 4)))],
+        "mistral_window": [(Side(page_size=2), Side((1, 1, 4), page_size=8))],
+        "deepseek_v2_lite": [(Side((1, 1, 2)), Side((2, 1, 1), page_size=2)), (Side(), Side((1, 4, 2)))],
+    }
+    for case, pairs in sides.items():
+        for i, (here, there) in enumerate(pairs):
+            marks = [] if i == 0 else [pytest.mark.slow]
+            yield pytest.param(case, here, there, marks=marks, id=f"{case}-{here.mesh}-{there.mesh}")
+
+
+@pytest.mark.parametrize(("case", "here", "there"), list(cases()))
+def test_tokens_are_those_of_one_engine(case: str, here: Side, there: Side) -> None:
+    other, _ = move(case, here, there)
+    reach = min(24 // here.page_size * here.page_size, 23) // there.page_size * there.page_size
+    assert other.engine.transfers.cached(other.prompt) == reach > 0
+    outcome = other.ask("decode", other.prompt, max_tokens=32, logprobs=20)
+    check(outcome, other.golden, 0)
+    assert outcome.last and outcome.last.times and outcome.last.times.cached == reach
+    assert other.runner.compiles_after_ready == 0
+
+
+@pytest.mark.parametrize("kv", ["auto", "int8", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_what_arrives_is_what_was_sent(kv: str) -> None:
+    """Bit for bit, numbers and scales: read again where it arrived, on four devices with two copies of each head."""
+    other, sent = move("gpt_oss_head_dim", Side(kv=kv), Side((1, 1, 4), page_size=2, kv=kv))
+    again = other.pieces("again", 0, 2, compute=False)
+    for group in (0, 1):
+        one, two = ([piece for piece in pieces if piece.group == group] for pieces in (sent, again))
+        assert one[0].start == two[0].start and two[-1].stop == 22
+        for name in sent[0].arrays:
+            mine, theirs = (np.concatenate([piece.arrays[name] for piece in pieces], axis=1) for pieces in (one, two))
+            np.testing.assert_array_equal(theirs.view(np.uint8), mine[:, : theirs.shape[1]].view(np.uint8))
+    assert other.runner.compiles_after_ready == 0
+
+
+@pytest.mark.parametrize("kv", ["bfloat16", pytest.param("int8", marks=pytest.mark.slow)])
+def test_narrowed_on_the_way(kv: str) -> None:
+    """What an engine with such pages has of the prompt when it computes it itself."""
+    other, _ = move("llama_gqa", Side(), Side(kv=kv, page_size=8))
+    alone = House("llama_gqa", Side(kv=kv, page_size=8))
+    outcomes = [house.ask("decode", house.prompt, max_tokens=4, logprobs=20) for house in (other, alone)]
+    assert outcomes[0].last and outcomes[0].last.times and outcomes[0].last.times.cached == 16
+    one, two = (dict(outcome.logprobs[0].top) for outcome in outcomes)
+    both = one.keys() & two.keys()
+    assert len(both) >= 18 and max(abs(one[token] - two[token]) for token in both) < 0.05
+
+
+def test_while_others_run_on_both_sides() -> None:
+    """A prompt arrives, part after part, between the steps of an engine that decodes another one."""
+    one, other = House("llama_gqa", Side((1, 1, 2))), House("llama_gqa", Side(page_size=8))
+    second = tuple(other.golden["prompts"][1].tolist())
+    other.engine.submit(other.request("runs", second, max_tokens=32, logprobs=20))
+    outcome = Outcome()
+    pieces = one.pieces("prefill", 0, 8)
+    arriving = other.engine.transfers.receive(other.prompt)
+    staged = (staged for piece in pieces for staged in arriving.stage(piece, timeout=1))
+    while other.engine.has_work:
+        for event in other.engine.step():
+            outcome.take(event)
+        if part := next(staged, None):
+            arriving.install(part)
+        other.engine.scheduler.check_invariants()
+    check(outcome, other.golden, 1)
+    assert arriving.installed == 2
+    check(other.ask("decode", other.prompt, max_tokens=32, logprobs=20), other.golden, 0)
