@@ -108,10 +108,12 @@ class Sender:
         self.process.stdin.flush()
         return float(self._line())
 
-    def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
+    def __enter__(self) -> "Sender":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.process:  # which closes its input, and waits
+            pass
 
 
 # ---- the receiver's process
@@ -176,26 +178,36 @@ async def receive(client: PrefillClient, pieces: int) -> None:
 
 
 async def measure(nbytes: int, pieces: int, prompts: int, rounds: int) -> Result:
-    sender, total = Sender(nbytes), nbytes * pieces * prompts
-    source, target = np.ones(nbytes // 2, np.uint8), np.zeros(nbytes // 2, np.uint8)
-    times, found = 2 * pieces * prompts, list[Round]()
-    with socket.create_connection(("127.0.0.1", sender.ports["tcp"])) as connection:
+    with Sender(nbytes) as sender, socket.create_connection(("127.0.0.1", sender.ports["tcp"])) as connection:
         async with aio.insecure_channel(f"127.0.0.1:{sender.ports['grpc']}") as channel:
             client = PrefillClient(channel, GrpcReceiver(channel, Budget(4 * nbytes)), HANDSHAKE)
             await receive(client, 1)
-            for _ in range(rounds):
-                copy = seconds(lambda: [np.copyto(target, source) for _ in range(times)])
-                tcp = seconds(lambda: receive_tcp(connection, memoryview(target), times))
-                done, there, here = asyncio.Event(), sender.cpu_seconds(), time.process_time()
-                late, began = asyncio.create_task(lateness(done)), time.perf_counter()
-                await asyncio.gather(*(receive(client, pieces) for _ in range(prompts)))
-                grpc = time.perf_counter() - began
-                done.set()
-                here, there = time.process_time() - here, sender.cpu_seconds() - there
-                speeds = (total / 1e9 / took for took in (copy, tcp, grpc))
-                found.append(Round(*speeds, 1e9 * there / total, 1e9 * here / total, await late))
-    sender.close()
-    return Result(nbytes // MEBI, prompts, found)
+            bench = Bench(sender, connection, client, nbytes, pieces, prompts)
+            return Result(nbytes // MEBI, prompts, [await bench.round() for _ in range(rounds)])
+
+
+@dataclass(frozen=True)
+class Bench:
+    sender: Sender
+    connection: socket.socket
+    client: PrefillClient
+    nbytes: int
+    pieces: int
+    prompts: int
+
+    async def round(self) -> Round:
+        source, target = np.ones(self.nbytes // 2, np.uint8), np.zeros(self.nbytes // 2, np.uint8)
+        times = 2 * self.pieces * self.prompts
+        copy = seconds(lambda: [np.copyto(target, source) for _ in range(times)])
+        tcp = seconds(lambda: receive_tcp(self.connection, memoryview(target), times))
+        done, there, here = asyncio.Event(), self.sender.cpu_seconds(), time.process_time()
+        late, began = asyncio.create_task(lateness(done)), time.perf_counter()
+        await asyncio.gather(*(receive(self.client, self.pieces) for _ in range(self.prompts)))
+        grpc = time.perf_counter() - began
+        done.set()
+        here, there = time.process_time() - here, self.sender.cpu_seconds() - there
+        size = self.nbytes * self.pieces * self.prompts / 1e9
+        return Round(size / copy, size / tcp, size / grpc, there / size, here / size, await late)
 
 
 def show(results: list[Result]) -> None:
