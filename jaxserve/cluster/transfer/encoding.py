@@ -51,7 +51,8 @@ def message_of(data: memoryview) -> bytes:
 def data_of(message: bytes) -> memoryview:
     """The data of a FetchResponse. TransferError DATA_LOSS for anything else."""
     begin = 1 + next((i for i, byte in enumerate(message[1:VARINT], 1) if byte < 128), 0)
-    if message[:begin] != _head(len(message) - begin):
+    size = len(message) - begin
+    if size < 0 or message[:begin] != _head(size):
         raise TransferError("DATA_LOSS", f"a message of {len(message)} bytes is none of a piece")
     return memoryview(message)[begin:]
 

@@ -11,6 +11,8 @@ from jaxserve.cluster.transfer.encoding import (
     CHUNK,
     Blank,
     chunks,
+    data_of,
+    message_of,
     ticket_from_proto,
     ticket_to_proto,
 )
@@ -24,9 +26,8 @@ KEY = b"k" * 16
 
 def rebuilt(piece: Piece, cut: int = CHUNK) -> Piece:
     """The piece after the way, in chunks of other sizes than it was sent in."""
-    blank = Blank(
-        ticket_from_proto(pb.PrefillResponse.FromString(ticket_to_proto(Ticket.of(KEY, piece)).SerializeToString()))
-    )
+    offer = ticket_to_proto(Ticket.of(KEY, piece)).SerializeToString()
+    blank = Blank(ticket_from_proto(pb.PrefillResponse.FromString(offer)))
     data = b"".join(chunks(piece))
     for begin in range(0, len(data), cut):
         blank.fill(data[begin : begin + cut])
@@ -66,12 +67,39 @@ def test_chunks_are_views_of_the_piece() -> None:
     assert all(np.shares_memory(np.frombuffer(data, np.uint8), piece.k) for data in chunks(piece))
 
 
-@pytest.mark.parametrize(
-    "count, message", [(0, "0 bytes came of a piece of 1152"), (1151, "1151 bytes"), (1153, "1153")]
-)
-def test_bytes_that_are_too_few_or_too_many(count: int, message: str) -> None:
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, CHUNK - 1, CHUNK])
+def test_messages_are_protobufs(size: int) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    message = message_of(memoryview(data))
+    assert pb.FetchResponse.FromString(message) == pb.FetchResponse(data=data)
+    assert data_of(message) == data
+    if size:
+        assert message == pb.FetchResponse(data=data).SerializeToString()
+
+
+@given(st.binary(max_size=40) | st.binary(max_size=40).map(lambda data: b"\n" + bytes([len(data)]) + data))
+def test_any_bytes_as_a_message(message: bytes) -> None:
+    """What is taken is what protobuf takes for the same."""
+    try:
+        data = data_of(message)
+    except TransferError as error:
+        assert error.code == "DATA_LOSS"
+    else:
+        assert pb.FetchResponse.FromString(message).data == data
+
+
+def test_messages_that_are_cut_off_or_go_on() -> None:
+    whole = message_of(memoryview(bytes(300)))
+    for message in (b"", b"\n", b"\n" + b"\xff" * 6, whole[:-1], whole + b"x", b"\x12" + whole[1:]):
+        with pytest.raises(TransferError, match=f"a message of {len(message)} bytes is none of a piece") as caught:
+            data_of(message)
+        assert caught.value.code == "DATA_LOSS"
+
+
+@pytest.mark.parametrize("count", [0, 1151, 1153])
+def test_bytes_that_are_too_few_or_too_many(count: int) -> None:
     blank = Blank(Ticket.of(KEY, piece_of(4)))
-    with pytest.raises(TransferError, match=message) as caught:
+    with pytest.raises(TransferError, match=f"^{count} bytes came of a piece of 1152$") as caught:
         blank.fill(bytes(count))
         blank.piece()
     assert caught.value.code == "DATA_LOSS"
