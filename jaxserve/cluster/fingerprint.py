@@ -38,8 +38,12 @@ def facts_of_engine(spec: ModelSpec, params: dict, weights: str, config: EngineC
     weights: the form that they are held in, whether --weights asked for it or the folder has it.
     """
     sizes = {f"the engine's {field.name}": str(getattr(config, field.name)) for field in fields(config)}
-    model = {"the model": _digest(repr(spec)), "the model's weights": digest_of(params), "their form": weights}
-    return model | sizes | facts_of_steps(BucketPlan.of(config).buckets)
+    return facts_of_model(spec, params, weights) | sizes | facts_of_steps(BucketPlan.of(config).buckets)
+
+
+def facts_of_model(spec: ModelSpec, params: dict, weights: str) -> Facts:
+    """The same on every mesh, where spec is the checkpoint's and not that of a mesh (ModelSpec.on)."""
+    return {"the model": _digest(repr(spec)), "the model's weights": digest_of(params), "their form": weights}
 
 
 def facts_of_steps(buckets: Iterable[Bucket]) -> Facts:
@@ -48,11 +52,12 @@ def facts_of_steps(buckets: Iterable[Bucket]) -> Facts:
 
 
 def digest_of(params: dict) -> str:
-    """Of the norms' weights, which every device holds whole: two checkpoints of one architecture differ in them."""
+    """Of the norms' weights: every device of any mesh holds them whole, and two checkpoints differ in them."""
     found = sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if leaf.ndim == 1 and leaf.is_fully_replicated:
-            found.update(jax.tree_util.keystr(path).encode() + np.asarray(leaf.addressable_data(0)).tobytes())
+        name = jax.tree_util.keystr(path)
+        if name.endswith("norm']") and leaf.ndim == 1:
+            found.update(name.encode() + np.asarray(leaf.addressable_data(0)).tobytes())
     return found.hexdigest()[:16]
 
 

@@ -1,0 +1,231 @@
+"""Two servers' halves of a transfer in one process, with an engine that only has what it is given."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from grpc import aio
+
+from jaxserve.cluster.transfer.budget import Budget
+from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver, TransferServicer
+from jaxserve.cluster.transfer.handshake import Handshake
+from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
+from jaxserve.cluster.transfer.shelf import Shelf
+from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
+from jaxserve.engine.piece import Piece
+
+MEBI = 2**20
+MODEL = {"the model": "abc", "the model's weights": "def"}
+DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn")
+# A connection of its own for every channel, found again soon.
+OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.enable_retries", 0),
+)
+
+
+def piece_of(
+    tokens: int = 4,
+    start: int = 0,
+    *,
+    group: int = 0,
+    layers: int = 2,
+    heads: int = 3,
+    width: int = 6,
+    dtype: str = "float32",
+    latent: bool = False,
+    seed: int = 0,
+) -> Piece:
+    """Any bits, those of NaN and of infinities among them."""
+    rng, shape = np.random.default_rng(seed), (layers, tokens, heads, width)
+    number = np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+    def bits(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        return rng.integers(256, size=(*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8).view(dtype)
+
+    scaled, single = number.itemsize == 1, np.dtype(np.float32)
+    return Piece(
+        group,
+        start,
+        k=bits(shape, number),
+        v=None if latent else bits(shape, number),
+        k_scale=bits(shape[:-1], single) if scaled else None,
+        v_scale=bits(shape[:-1], single) if scaled and not latent else None,
+    )
+
+
+def large(nbytes: int, start: int = 0) -> Piece:
+    """One layer of one token."""
+    return Piece(0, start, k=np.full((1, 1, 1, nbytes // 4), start, np.float32), v=None)
+
+
+def same(a: Piece, b: Piece) -> bool:
+    """Bit for bit."""
+    arrays = a.arrays.keys() == b.arrays.keys() and all(
+        (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
+        for x, y in zip(a.arrays.values(), b.arrays.values(), strict=True)
+    )
+    return arrays and (a.group, a.start, a.stop) == (b.group, b.start, b.stop)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def nothing(number: int) -> None: ...
+
+
+@dataclass
+class FakeSource:
+    """Gives the pieces that it was given. before: awaited before each, with its number; open: prompts at work."""
+
+    given: Sequence[Piece] = ()
+    before: Callable[[int], Awaitable[None]] = nothing
+    open: int = 0
+    prompts: list[Prompt] = field(default_factory=list)
+
+    async def pieces(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
+        self.open += 1
+        self.prompts.append(prompt)
+        try:
+            for number, piece in enumerate(self.given):
+                await self.before(number)
+                yield piece
+        finally:
+            self.open -= 1
+
+
+@dataclass
+class Servers:
+    """A server that computes and one that asks it. channel: between them."""
+
+    source: FakeSource
+    shelf: Shelf
+    server: aio.Server
+    port: int
+    channel: aio.Channel
+    budget: Budget
+    client: PrefillClient
+
+    def asking(self, channel: aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> PrefillClient:
+        """The same over another channel."""
+        return PrefillClient(channel, GrpcReceiver(channel, self.budget, metadata), HANDSHAKE, metadata)
+
+    async def fetch_all(self, seconds: float = 10.0, prompt: Prompt | None = None) -> list[Piece]:
+        return await fetch_all(self.client, seconds, prompt)
+
+    async def at_rest(self, seconds: float = 5.0) -> None:
+        """Wait until nothing is held or computed any more."""
+        until = time.monotonic() + seconds
+        while self.shelf.budget.held or self.budget.held or self.source.open:
+            assert time.monotonic() < until, (self.shelf.budget.held, self.budget.held, self.source.open)
+            await asyncio.sleep(0.002)
+        self.shelf.check_invariants()
+        assert not (self.shelf._lots or self.shelf._taken or self.shelf.budget.waiting or self.budget.waiting)
+
+
+async def fetch_all(client: PrefillClient, seconds: float = 10.0, prompt: Prompt | None = None) -> list[Piece]:
+    async with aclosing(client.pieces(prompt or Prompt((1, 2, 3)), now() + seconds)) as pieces:
+        return [piece async for piece in pieces]
+
+
+HANDSHAKE = Handshake(MODEL, "float32", ("float32",))
+
+
+@asynccontextmanager
+async def servers(
+    *given: Piece,
+    buffer: int = 64 * MEBI,
+    room: int = 64 * MEBI,
+    seconds: float = 10.0,
+    handshake: Handshake = HANDSHAKE,
+) -> AsyncIterator[Servers]:
+    """buffer, room: bytes that the sender and the receiver may hold. seconds: that a piece is on offer.
+
+    handshake: the sender's.
+    """
+    source, shelf, budget = FakeSource(given), Shelf(buffer), Budget(room)
+    server = aio.server(options=[("grpc.so_reuseport", 0)])
+    rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, handshake, seconds), server)
+    TransferServicer(shelf).add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with aio.insecure_channel(f"127.0.0.1:{port}", OPTIONS) as channel:
+            client = PrefillClient(channel, GrpcReceiver(channel, budget), HANDSHAKE)
+            yield Servers(source, shelf, server, port, channel, budget, client)
+    finally:
+        await server.stop(0)
+
+
+async def refusal(work: Awaitable[Any]) -> TransferError:
+    """What it fails with."""
+    try:
+        await work
+    except TransferError as error:
+        return error
+    raise AssertionError("nothing was refused")
+
+
+@dataclass
+class Proxy:
+    """A network between a server and its clients, byte by byte. port: where it is entered."""
+
+    target: int
+    port: int = 0
+    frozen: asyncio.Event = field(default_factory=asyncio.Event)
+    came: int = 0  # bytes from the server
+    limits: Callable[[], float] = lambda: float("inf")  # bytes of a connection, from the server, after which it is cut
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection("127.0.0.1", self.target)
+        self._writers |= {writer, forth}
+        for way in (self._pump(reader, forth, float("inf")), self._pump(back, writer, self.limits(), True)):
+            task = asyncio.create_task(way)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: float, counted: bool = False
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(2**16):
+                if self.frozen.is_set():
+                    await asyncio.Event().wait()
+                limit -= len(data)
+                self.came += len(data) * counted
+                if limit < 0:
+                    break
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
+
+    def cut(self) -> None:
+        """Every connection, at once."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    @staticmethod
+    @asynccontextmanager
+    async def before(port: int) -> AsyncIterator["Proxy"]:
+        proxy = Proxy(port)
+        listening = await asyncio.start_server(proxy._connect, "127.0.0.1", 0)
+        proxy.port = listening.sockets[0].getsockname()[1]
+        try:
+            yield proxy
+        finally:
+            listening.close()
+            proxy.cut()
+            for task in list(proxy._tasks):
+                task.cancel()
+            await asyncio.gather(*proxy._tasks, return_exceptions=True)

@@ -1,0 +1,359 @@
+"""Whatever goes wrong ends within its deadline, is told by its name, and leaves nothing behind."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+from grpc import aio
+
+from jaxserve.cluster.transfer import grpc_transport
+from jaxserve.cluster.transfer.encoding import chunks
+from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
+from jaxserve.cluster.transfer.shelf import Counts
+from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.v1 import prefill_pb2 as pb
+from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
+from jaxserve.engine.piece import Piece
+from tests.jaxserve.cluster.transfer.harness import (
+    HANDSHAKE,
+    MEBI,
+    OPTIONS,
+    Proxy,
+    Servers,
+    fetch_all,
+    large,
+    nothing,
+    now,
+    piece_of,
+    refusal,
+    same,
+    servers,
+)
+
+
+async def for_ever(number: int) -> None:
+    await asyncio.Event().wait()
+
+
+def prefill(s: Servers, seconds: float = 10.0) -> aio.UnaryStreamCall:
+    """A call whose caller does by hand what `PrefillClient` does."""
+    request = pb.PrefillRequest(token_ids=[1], **HANDSHAKE.fields())
+    return rpc.PrefillServiceStub(s.channel).Prefill(request, timeout=seconds)
+
+
+def fetch(s: Servers, ticket: bytes, seconds: float = 10.0) -> aio.UnaryStreamCall:
+    return rpc.TransferServiceStub(s.channel).Fetch(pb.FetchRequest(ticket=ticket), timeout=seconds)
+
+
+@asynccontextmanager
+async def behind_a_proxy(s: Servers) -> AsyncIterator[tuple[Proxy, PrefillClient]]:
+    async with Proxy.before(s.port) as proxy, aio.insecure_channel(f"127.0.0.1:{proxy.port}", OPTIONS) as channel:
+        yield proxy, s.asking(channel)
+
+
+# ---- somebody stalls
+
+
+def test_an_engine_that_stalls() -> None:
+    async def main() -> None:
+        async with servers(piece_of()) as s:
+            s.source.before = for_ever
+            began = time.monotonic()
+            error = await refusal(s.fetch_all(0.2))
+            assert error.code == "DEADLINE_EXCEEDED" and time.monotonic() - began < 2
+            await s.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_network_that_stalls(begun: bool) -> None:
+    """Before the first byte of a piece, or in the midst of it: no connection is closed, nothing comes."""
+
+    async def main() -> None:
+        async with servers(piece_of(), large(40 * MEBI), seconds=0.5) as s, behind_a_proxy(s) as (proxy, client):
+            async with aclosing(client.pieces(Prompt((1,)), now() + 0.5)) as pieces:
+                await anext(pieces)
+                second = asyncio.create_task(anext(pieces))
+                while begun and proxy.came < 10 * MEBI:
+                    await asyncio.sleep(0)
+                proxy.frozen.set()
+                began = time.monotonic()
+                assert (await refusal(second)).code == "DEADLINE_EXCEEDED"
+            assert time.monotonic() - began < 2
+            await s.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender has sent no more than what connections buffer, and its memory is free after the deadline."""
+    sent = [0]
+
+    def counted(piece: Piece) -> Iterator[memoryview]:
+        for data in chunks(piece):
+            yield data
+            sent[0] += len(data)
+
+    monkeypatch.setattr(grpc_transport, "chunks", counted)
+
+    async def main() -> None:
+        async with servers(large(60 * MEBI), seconds=0.5) as s:
+            offers = prefill(s)
+            stalled = fetch(s, (await offers.read()).ticket)
+            assert len((await stalled.read()).data) == MEBI
+            await asyncio.sleep(0.3)
+            assert sent[0] < 16 * MEBI and s.shelf.budget.held == 60 * MEBI
+            await s.at_rest()
+            assert s.shelf.counts == Counts(offered=1, broken=1)
+            with pytest.raises(aio.AioRpcError) as caught:
+                await offers.read()
+            assert caught.value.code().name == "DEADLINE_EXCEEDED"
+            stalled.cancel()
+            (found,) = await s.fetch_all()
+            assert found.nbytes == 60 * MEBI, "the budget is whole again"
+
+    asyncio.run(main())
+
+
+def test_a_receiver_that_fetches_nothing() -> None:
+    """Later pieces wait for room, the first one's time passes, and the prompt is given up."""
+
+    async def main() -> None:
+        async with servers(large(600), large(600), large(600), buffer=1000, seconds=0.2) as s:
+            offers = prefill(s)
+            first = await offers.read()
+            with pytest.raises(aio.AioRpcError) as caught:
+                while await offers.read() is not aio.EOF:
+                    pass
+            assert caught.value.code().name in ("DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"), "whichever comes first"
+            assert "--transfer-" in (caught.value.details() or "")
+            await s.at_rest()
+            with pytest.raises(aio.AioRpcError) as caught:
+                await fetch(s, first.ticket).read()
+            assert caught.value.code().name == "NOT_FOUND"
+            assert s.shelf.counts.fetched == 0 < s.shelf.counts.expired
+
+    asyncio.run(main())
+
+
+def test_a_receiver_that_does_not_read_its_offers() -> None:
+    async def main() -> None:
+        async with servers(*[large(4)] * 3000, seconds=0.3) as s:
+            offers = prefill(s)
+            await offers.read()
+            await s.at_rest()
+            assert s.shelf.counts.fetched == 0 < s.shelf.counts.expired
+            offers.cancel()
+
+    asyncio.run(main())
+
+
+# ---- somebody goes away
+
+
+def test_a_network_that_breaks() -> None:
+    async def main() -> None:
+        async with servers(piece_of(), large(40 * MEBI)) as s, behind_a_proxy(s) as (proxy, client):
+            async with aclosing(client.pieces(Prompt((1,)), now() + 10)) as pieces:
+                await anext(pieces)
+                second = asyncio.create_task(anext(pieces))
+                while proxy.came < 10 * MEBI:
+                    await asyncio.sleep(0)
+                proxy.cut()
+                assert (await refusal(second)).code == "UNAVAILABLE"
+            await s.at_rest()
+            assert s.shelf.counts == Counts(offered=2, fetched=1, broken=1, bytes=piece_of().nbytes)
+            assert len(await fetch_all(client)) == 2, "the next prompt finds its way again"
+
+    asyncio.run(main())
+
+
+def test_a_server_that_ends() -> None:
+    async def main() -> None:
+        async with servers(piece_of(), piece_of()) as s:
+            async with aclosing(s.client.pieces(Prompt((1,)), now() + 10)) as pieces:
+                await anext(pieces)
+                await s.server.stop(0)
+                assert (await refusal(anext(pieces))).code == "UNAVAILABLE"
+            assert (await refusal(s.fetch_all())).code == "UNAVAILABLE"
+            await s.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_channel_that_is_closed() -> None:
+    """By its owner, who was told that this server is none any more: an error, no cancellation of whoever waits."""
+
+    async def main() -> None:
+        async with servers(piece_of()) as s:
+            s.source.before = for_ever
+            channel = aio.insecure_channel(f"127.0.0.1:{s.port}", OPTIONS)
+            waiting = asyncio.create_task(fetch_all(s.asking(channel)))
+            while not s.source.open:
+                await asyncio.sleep(0.001)
+            await channel.close()
+            assert (await refusal(waiting)).code == "CANCELLED"
+            await s.at_rest()
+
+    asyncio.run(main())
+
+
+async def before_the_first(s: Servers, work: "asyncio.Task[None]") -> None:
+    s.source.before = for_ever
+    while not s.source.open:
+        await asyncio.sleep(0)
+
+
+async def waiting_for_room_there(s: Servers, work: "asyncio.Task[None]") -> None:
+    await s.shelf.budget.take(s.shelf.budget.nbytes, now())
+    while not s.shelf.budget.waiting:
+        await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.1, s.shelf.budget.give, s.shelf.budget.nbytes)
+
+
+async def waiting_for_room_here(s: Servers, work: "asyncio.Task[None]") -> None:
+    await s.budget.take(s.budget.nbytes, now())
+    while not s.budget.waiting:
+        await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.1, s.budget.give, s.budget.nbytes)
+
+
+async def while_fetching(s: Servers, work: "asyncio.Task[None]") -> None:
+    while not s.shelf._taken:
+        await asyncio.sleep(0)
+
+
+async def with_a_piece_in_hand(s: Servers, work: "asyncio.Task[None]") -> None:
+    while not s.shelf.counts.fetched:
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+
+STAGES = (before_the_first, waiting_for_room_there, waiting_for_room_here, while_fetching, with_a_piece_in_hand)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_cancelled_request_gives_everything_up_at_once(stage: Callable[..., Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with servers(large(40 * MEBI), large(40 * MEBI)) as s:
+
+            async def receive() -> None:
+                async with aclosing(s.client.pieces(Prompt((1,)), now() + 10)) as pieces:
+                    async for _ in pieces:
+                        await asyncio.Event().wait()
+
+            work = asyncio.create_task(receive())
+            await asyncio.wait_for(stage(s, work), 5)
+            assert not work.done()
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            await s.at_rest(2)
+
+    asyncio.run(main())
+
+
+# ---- somebody asks for what is not theirs
+
+
+def test_wrong_tickets() -> None:
+    async def main() -> None:
+        async with servers(piece_of(), seconds=5) as s:
+            offers = prefill(s)
+            ticket = (await offers.read()).ticket
+            for wrong in (b"", ticket[:-1], bytes(16), ticket + b"x"):
+                with pytest.raises(aio.AioRpcError) as caught:
+                    await fetch(s, wrong).read()
+                assert caught.value.code().name == "NOT_FOUND"
+            assert s.shelf.budget.held, "they disturb nobody"
+            assert (await fetch(s, ticket).read()).data
+            with pytest.raises(aio.AioRpcError) as caught:
+                await fetch(s, ticket).read()
+            assert caught.value.code().name == "NOT_FOUND"
+            assert await offers.read() is aio.EOF
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("sent", [piece_of(3), piece_of(5), large(4)], ids=["less", "more", "other"])
+def test_a_sender_that_sends_something_else_than_it_offered(sent: Piece, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_transport, "chunks", lambda piece: chunks(sent))
+
+    async def main() -> None:
+        async with servers(piece_of(4)) as s:
+            assert (await refusal(s.fetch_all())).code == "DATA_LOSS"
+            await s.at_rest()
+
+    asyncio.run(main())
+
+
+# ---- all of it together
+
+
+@pytest.mark.parametrize("batches", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) -> None:
+    """Through a network that cuts and stalls, with engines that fail and stall, and receivers that do likewise."""
+
+    async def main() -> None:
+        rng = random.Random(7)
+        pieces = [piece_of(20, 20 * i, seed=i) for i in range(4)] + [large(3 * MEBI // 2)]
+        async with servers(*pieces, buffer=20 * MEBI, room=20 * MEBI, seconds=0.7) as s, Proxy.before(s.port) as proxy:
+            proxy.limits = lambda: rng.choice((1e9, 1e9, 1e9, rng.uniform(0, 3 * MEBI)))
+            await s.fetch_all()
+            before, told = len(asyncio.all_tasks() - proxy._tasks), dict[str, int]()
+
+            async def engine(number: int) -> None:
+                dice = rng.random()
+                if dice < 0.03:
+                    raise RuntimeError("a failpoint")
+                await asyncio.sleep(5.0 if dice < 0.035 else dice / 1000)
+
+            async def receive(channel: aio.Channel) -> int:
+                client, deadline = s.asking(channel), now() + rng.choice((0.05, 1.5, 1.5, 1.5))
+                async with aclosing(client.pieces(Prompt((1, 2)), deadline)) as found:
+                    came = 0
+                    async for piece in found:
+                        assert same(piece, pieces[came])
+                        came += 1
+                        dice = rng.random()
+                        if dice < 0.02:
+                            raise ZeroDivisionError
+                        await asyncio.sleep(1.0 if dice < 0.025 else dice / 1000)
+                    return came
+
+            async def transfer() -> str:
+                async with aio.insecure_channel(f"127.0.0.1:{proxy.port}", OPTIONS) as channel:
+                    work = asyncio.create_task(receive(channel))
+                    if rng.random() < 0.1:
+                        asyncio.get_running_loop().call_later(rng.random() / 20, work.cancel)
+                    try:
+                        assert await work == len(pieces)
+                        return "OK"
+                    except TransferError as error:
+                        return error.code
+                    except (ZeroDivisionError, asyncio.CancelledError) as error:
+                        return type(error).__name__
+
+            s.source.before = engine
+            for _ in range(batches):
+                for outcome in await asyncio.gather(*(transfer() for _ in range(100))):
+                    told[outcome] = told.get(outcome, 0) + 1
+                s.shelf.check_invariants()
+            s.source.before = nothing
+            await s.at_rest(10)
+            assert sum(told.values()) == 100 * batches and told["OK"] > 10 * batches, told
+            kinds = {"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ZeroDivisionError", "CancelledError"}
+            assert kinds <= told.keys(), told
+            assert len(await s.fetch_all()) == len(pieces), "it serves on"
+            await s.at_rest()
+            until = time.monotonic() + 5
+            while len(left := asyncio.all_tasks() - proxy._tasks) > before:
+                assert time.monotonic() < until, left
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())

@@ -1,0 +1,247 @@
+"""One server asks another for a prompt: what comes over, what is held meanwhile, and who is refused."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+from grpc import aio
+
+from jaxserve.cluster.transfer.budget import Budget
+from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver, TransferServicer
+from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
+from jaxserve.cluster.transfer.shelf import Counts, Shelf
+from jaxserve.cluster.v1 import prefill_pb2 as pb
+from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
+from jaxserve.errors import QueueFullError
+from jaxserve.server.grpc_server import Face, Health, bind, new_server
+from jaxserve.server.limits import Limits
+from jaxserve.server.tokens import Tokens
+from tests.jaxserve.cluster.transfer.harness import (
+    DTYPES,
+    HANDSHAKE,
+    MEBI,
+    MODEL,
+    FakeSource,
+    fetch_all,
+    large,
+    now,
+    piece_of,
+    refusal,
+    same,
+    servers,
+)
+
+PIECES = [
+    piece_of(64 * (i + 1), 64 * i * (i + 1) // 2, group=i % 2, dtype=dtype, latent=i % 3 == 2, seed=i)
+    for i, dtype in enumerate(DTYPES * 2)
+]
+
+
+def test_pieces_come_bit_for_bit_and_in_order() -> None:
+    async def main() -> None:
+        async with servers(*PIECES) as s:
+            prompt = Prompt(tuple(range(5000)), "salt", 32)
+            found = await s.fetch_all(prompt=prompt)
+            assert len(found) == len(PIECES) and all(map(same, found, PIECES))
+            assert s.source.prompts == [prompt]
+            await s.at_rest()
+            total = sum(piece.nbytes for piece in PIECES)
+            assert s.shelf.counts == Counts(offered=len(PIECES), fetched=len(PIECES), bytes=total)
+
+    asyncio.run(main())
+
+
+def test_a_piece_of_many_messages() -> None:
+    async def main() -> None:
+        piece = piece_of(700, dtype="bfloat16", layers=5, heads=4, width=301)
+        assert piece.nbytes > 16 * MEBI
+        async with servers(piece) as s:
+            (found,) = await s.fetch_all()
+            assert same(found, piece)
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_gives_nothing() -> None:
+    async def main() -> None:
+        async with servers() as s:
+            assert await s.fetch_all() == []
+            await s.at_rest()
+
+    asyncio.run(main())
+
+
+def test_pieces_come_while_later_ones_are_computed() -> None:
+    async def main() -> None:
+        async with servers(*PIECES[:3]) as s:
+            came = asyncio.Semaphore(0)
+
+            async def after_the_one_before(number: int) -> None:
+                if number:
+                    await came.acquire()
+
+            s.source.before = after_the_one_before
+            async with aclosing(s.client.pieces(Prompt((1,)), now() + 10)) as pieces:
+                async for _ in pieces:
+                    came.release()
+            await s.at_rest()
+
+    asyncio.run(main())
+
+
+def test_neither_side_holds_more_than_its_budget() -> None:
+    """Of four prompts at a time, with room for one piece and a half."""
+
+    async def main() -> None:
+        sizes = [300_000 + 4_000 * i for i in range(12)]
+        async with servers(*map(large, sizes), buffer=500_000, room=500_000) as s:
+            most, done = [0, 0], asyncio.Event()
+
+            async def watch() -> None:
+                while not done.is_set():
+                    s.shelf.check_invariants()
+                    most[:] = max(most[0], s.shelf.budget.held), max(most[1], s.budget.held)
+                    await asyncio.sleep(0)
+
+            watching = asyncio.create_task(watch())
+            found = await asyncio.gather(*(s.fetch_all(20) for _ in range(4)))
+            done.set()
+            await watching
+            assert [[piece.nbytes for piece in pieces] for pieces in found] == [sizes] * 4
+            assert min(most) >= 300_000 and max(most) <= 500_000
+            await s.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_piece_takes_up_room_until_the_next_one_is_asked_for() -> None:
+    async def main() -> None:
+        async with servers(large(1000), large(2000)) as s:
+            async with aclosing(s.client.pieces(Prompt((1,)), now() + 10)) as pieces:
+                held = [s.budget.held async for _ in pieces]
+            assert held == [1000, 2000] and s.budget.held == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("buffer, room", [(999, 64 * MEBI), (64 * MEBI, 999)])
+def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, room: int) -> None:
+    async def main() -> None:
+        async with servers(large(1000), buffer=buffer, room=room) as s:
+            error = await refusal(s.fetch_all())
+            assert (error.code, str(error)) == (
+                "RESOURCE_EXHAUSTED",
+                "a piece of 1000 bytes needs a larger --transfer-buffer (now 999)",
+            )
+            await s.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "theirs, problem",
+    [
+        ({"the model's weights": "xyz"}, "the model's weights: xyz there, def here"),
+        ({"the form": "int8"}, "the form: int8 there, none here"),
+        ({"the protocol": "2"}, "the protocol: 2 there, 1 here"),
+    ],
+)
+def test_servers_that_differ_part_with_both_values(theirs: dict[str, str], problem: str) -> None:
+    """Which is as good for a protocol of another release: its number is a fact like the others."""
+
+    async def main() -> None:
+        async with servers(*PIECES, handshake=replace(HANDSHAKE, model=MODEL | theirs)) as s:
+            error = await refusal(s.fetch_all())
+            assert (error.code, str(error)) == ("FAILED_PRECONDITION", f"the two servers differ in {problem}")
+            assert not s.source.prompts and s.shelf.counts == Counts()
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_states_nothing_is_refused() -> None:
+    async def main() -> None:
+        async with servers(*PIECES) as s:
+            call = rpc.PrefillServiceStub(s.channel).Prefill(pb.PrefillRequest(token_ids=[1]), timeout=10)
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.details() == "the two servers differ in the protocol: 1 there, none here"
+
+    asyncio.run(main())
+
+
+def test_pages_that_cannot_be_made_of_theirs() -> None:
+    async def main() -> None:
+        async with servers(piece_of(), handshake=replace(HANDSHAKE, stored="int8")) as s:
+            for taken, message in (
+                (("float32", "bfloat16"), "made of float32, bfloat16: never of fewer digits"),
+                ((), "made of nothing: never of fewer digits"),
+                (("bfloat16", "int8"), ""),
+            ):
+                own = replace(HANDSHAKE, taken=taken)
+                s.client = PrefillClient(s.channel, GrpcReceiver(s.channel, s.budget), own)
+                if message:
+                    error = await refusal(s.fetch_all())
+                    assert error.code == "FAILED_PRECONDITION"
+                    assert str(error) == f"--kv: pages hold int8 there, and those here are {message}"
+                else:
+                    assert len(await s.fetch_all()) == 1
+
+    asyncio.run(main())
+
+
+def test_what_the_engine_refuses_is_said_and_a_bug_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with servers(*PIECES) as s:
+            for error, code, text in (
+                (QueueFullError("1024 requests wait", 1.0), "RESOURCE_EXHAUSTED", "1024 requests wait"),
+                (RuntimeError("/etc/keys"), "INTERNAL", "RuntimeError (see this server's log)"),
+            ):
+
+                async def refuse(number: int, error: Exception = error) -> None:
+                    if number == 2:
+                        raise error
+
+                s.source.before = refuse
+                found = await refusal(s.fetch_all())
+                assert (found.code, str(found)) == (code, text)
+                await s.at_rest()
+            assert "/etc/keys" in caplog.text and "1024" not in caplog.text
+
+    asyncio.run(main())
+
+
+def test_it_stands_behind_the_servers_tokens() -> None:
+    """As a face of the server's gRPC: every call is asked for its token."""
+
+    async def main() -> None:
+        shelf, source = Shelf(MEBI), FakeSource([piece_of()])
+
+        def add(server: aio.Server) -> None:
+            rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, HANDSHAKE, 10), server)
+            TransferServicer(shelf).add_to(server)
+
+        face = Face("jaxserve.cluster.v1.PrefillService", add)
+        server = new_server(Limits(), Tokens(client="secret"), Health(False, False, face), None, None, face)
+        port = bind(server, "127.0.0.1", 0, None, "--port")
+        await server.start()
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with_token = (("authorization", "Bearer secret"),)
+            for metadata, receiving in (((), ()), (with_token, ()), ((), with_token), (with_token, with_token)):
+                receiver = GrpcReceiver(channel, Budget(MEBI), receiving)
+                client = PrefillClient(channel, receiver, HANDSHAKE, metadata)
+                if metadata and receiving:
+                    assert len(await fetch_all(client)) == 1
+                else:
+                    assert (await refusal(fetch_all(client))).code == "UNAUTHENTICATED"
+        await server.stop(0)
+        assert shelf.budget.held == 0
+
+    asyncio.run(main())
+
+
+def test_the_handshake_states_what_it_checks() -> None:
+    request = pb.PrefillRequest(**HANDSHAKE.fields())
+    HANDSHAKE.check(request)
+    assert dict(zip(request.facts.names, request.facts.values, strict=True)) == {"the protocol": "1"} | MODEL
+    assert request.dtypes == ["float32"]
