@@ -58,10 +58,12 @@ def piece_of(nbytes: int) -> Piece:
 class OnePiece:
     """A source whose prompts say how many pieces they want."""
 
+    handshake, waiting_tokens = HANDSHAKE, 0
+
     def __init__(self, piece: Piece):
         self._piece = piece
 
-    async def pieces(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[Piece, None]:
         for _ in range(prompt.token_ids[0]):
             yield self._piece
 
@@ -77,7 +79,7 @@ async def serve(nbytes: int) -> None:
     """A line for every line that comes: CPU seconds so far; the first is of ports."""
     piece, shelf = piece_of(nbytes), Shelf(4 * nbytes)
     server = aio.server()
-    rpc.add_PrefillServiceServicer_to_server(PrefillServicer(OnePiece(piece), shelf, HANDSHAKE, SECONDS), server)
+    rpc.add_PrefillServiceServicer_to_server(PrefillServicer(OnePiece(piece), shelf, SECONDS), server)
     TransferServicer(shelf).add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -171,7 +173,7 @@ async def lateness(done: asyncio.Event) -> float:
 
 async def receive(client: PrefillClient, pieces: int) -> None:
     deadline, came = asyncio.get_running_loop().time() + SECONDS, 0
-    async with aclosing(client.pieces(Prompt((pieces,)), deadline)) as found:
+    async with aclosing(client.pieces(Prompt(token_ids=(pieces,), page_size=64), deadline)) as found:
         async for _ in found:
             came += 1
     assert came == pieces

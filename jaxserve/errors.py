@@ -13,6 +13,7 @@ JaxserveError
 ├── AdminOnlyError          PERMISSION_DENIED    403  a client's token where an admin's is needed
 ├── QueueFullError          RESOURCE_EXHAUSTED   429  too much waits already; try again after `retry_after`
 ├── SlowConsumerError       RESOURCE_EXHAUSTED   429  the client does not read what was made for it
+├── RoleError               FAILED_PRECONDITION  421  a client asked a server that computes prompts for others only
 ├── AbortedError            CANCELLED            499  ended by AdminService.Abort where no answer could say so
 ├── DeadlineError           DEADLINE_EXCEEDED    504  passed, or sure to pass
 ├── UnavailableError        UNAVAILABLE          503  not ready; try again after `retry_after`
@@ -99,6 +100,10 @@ class QueueFullError(JaxserveError):
 
 class SlowConsumerError(JaxserveError):
     code, http_status, reason = "RESOURCE_EXHAUSTED", 429, "SLOW_CONSUMER"
+
+
+class RoleError(JaxserveError):
+    code, http_status, reason = "FAILED_PRECONDITION", 421, "ROLE"
 
 
 class AbortedError(JaxserveError):

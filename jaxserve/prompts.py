@@ -100,6 +100,7 @@ class Prompts:
         priority: int = 0,
         salt: str = "",
         deadline: float | None = None,
+        since: float | None = None,
     ) -> Prepared:
         """RequestError, with `name` as the prompt's field, when it could never run."""
         if not prompt.token_ids:
@@ -112,6 +113,7 @@ class Prompts:
             priority=priority,
             salt=salt,
             deadline=deadline,
+            since=since,
             grammar=grammar,
         )
         request.check(self.vocab_size, name)

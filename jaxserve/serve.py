@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,9 @@ from jaxserve.engine.sizes import describe, sizes_of
 from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
-from jaxserve.server.assembly import assemble, engine_card, model_card, step_use
+from jaxserve.server.assembly import assemble, engine_card, handshake_of, model_card, step_use
+from jaxserve.server.disaggregation.flags import disaggregation
+from jaxserve.server.disaggregation.roles import role_of
 from jaxserve.server.flags import check_bundle, limits, parser, tokens
 from jaxserve.server.follower import healthy, on_signals
 from jaxserve.server.gate import Gate, Phase
@@ -92,10 +95,11 @@ async def serve(
     metrics = Metrics(
         lambda: gate.served.compiles_after_ready() if gate.served else 0, lambda: gate.phase is Phase.READY
     )
+    role = role_of(disaggregation(args), gate, metrics.registry)
     provider = open_provider() if args.otel else None
     if provider:
         resources.callback(provider.shutdown)  # sends what is left
-    listeners = Listeners(gate, limits(args), tokens(args), metrics.text, metrics.families)
+    listeners = Listeners(gate, limits(args), tokens(args), metrics.text, metrics.families, role.faces)
     lifecycle = Lifecycle(gate, listeners.stop, args.drain_timeout, args.step_timeout)
     await listeners.start(args, lifecycle.drain, lifecycle.fail)
     lifecycle.watch_signals()
@@ -108,13 +112,15 @@ async def serve(
             console.print(f"drafts   {args.draft_model}: {describe(sizes_of(llm.draft.params))}", soft_wrap=True)
         compile_all(llm, console, manifest)
         observers = (metrics, RequestLog(), *([Traces(provider, model.name)] if provider else []))
-        service, thread = assemble(llm, limits(args), observers, loop, lifecycle.fail)
+        service, thread = assemble(llm, limits(args), observers, loop, lifecycle.fail, role)
+        handshake = handshake_of(llm)
+        loop.call_soon_threadsafe(role.open, handshake)
         if mixture := llm.model.spec.mixture:
             loop.call_soon_threadsafe(metrics.watch_experts, mixture.layers, thread, llm.runner.expert_load)
         gc.collect()
         gc.freeze()  # modules and compiled steps stay: every full collection would hold all up to walk them again
         compiles, steps = (lambda: llm.runner.compiles_after_ready), (lambda: step_use(llm))
-        return Served(service, thread, model, engine, compiles, steps)
+        return Served(service, thread, model, engine, compiles, steps, handshake)
 
     def changed(phase: Phase) -> None:
         listeners.tell(phase)
@@ -135,6 +141,8 @@ async def serve(
     except BaseException:
         await listeners.stop(0)
         raise
+    finally:
+        await role.close()
 
 
 def use_bundle(args: argparse.Namespace) -> Manifest:
@@ -146,7 +154,8 @@ def use_bundle(args: argparse.Namespace) -> Manifest:
 
 
 def open_llm(args: argparse.Namespace, console: Console, pod: Pod, manifest: Manifest | None) -> LLM:
-    options, dtype, weights = engine_options(args), args.dtype, args.weights
+    options = replace(engine_options(args), page_exchange=args.role != "both")
+    dtype, weights = args.dtype, args.weights
     mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
     if manifest:
         options, dtype, weights, mesh = manifest.options(), manifest.dtype, manifest.weights, manifest.axes

@@ -106,7 +106,7 @@ class Scheduler:
                 seq.constraint = Constraint(request.grammar.matcher(), request.params)
             if self.speculation:
                 self.speculation.enter(seq)
-            seq.times.submitted = now
+            seq.times.submitted = now if request.since is None else request.since
             self._next_sequence += 1
             choices.append(seq)
         self._requests[request.id] = choices

@@ -151,7 +151,7 @@ class Staged:
 class Import:
     """Installs a prompt's pages in the prefix cache of one lane: the one that had most of them.
 
-    cached: tokens of the prompt that it had already. installed: pages that came to it, of all groups.
+    cached: tokens of the prompt that a request would have found there before. installed: pages that came to it, of all groups.
     """
 
     def __init__(
@@ -226,16 +226,11 @@ class Transfers:
     """What an engine gives to others of a prompt's pages, and takes from them."""
 
     def __init__(self, scheduler: Scheduler, device: PageDevice | None):
-        """device: None where pages are not exchanged, and their tokens only counted."""
+        """device: None where pages are not exchanged."""
         self.config, self._device = scheduler.config, device
         self.room = BoundedSemaphore(PIECES_AT_ONCE)
         self._scheduler, self._lanes = scheduler, scheduler.lanes
         self._exports: list[Export] = []
-
-    def cached(self, tokens: Sequence[int], salt: str = "") -> int:
-        """Tokens of the prompt that a request would find cached now."""
-        prompt = self._prompt(tokens, salt, (len(tokens) - 1) // self.config.page_size)
-        return max(self._cached(lane, prompt) for lane in self._lanes)
 
     def export(
         self, request: Request, start: int, page_size: int, deliver: Callable[[Outgoing | None], None]

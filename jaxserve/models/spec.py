@@ -213,6 +213,11 @@ class ModelSpec:
         return replace(self, num_kv_heads=tensor, kv_copies=tensor // self.num_kv_heads) if spread else self
 
     @property
+    def single(self) -> "ModelSpec":
+        """The same with one copy of each kv head, as on one device."""
+        return replace(self, num_kv_heads=self.num_kv_heads // self.kv_copies, kv_copies=1)
+
+    @property
     def has_head(self) -> bool:
         """Whether it has a weight for logits that is not the embedding's."""
         return not (self.tied_head or self.embeds)

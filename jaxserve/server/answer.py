@@ -55,7 +55,7 @@ class Answer:
             for index in range(params.n)
         }
         self.finished = False
-        self.submitted = time.monotonic()
+        self.submitted = prepared.request.since or time.monotonic()
         self.newest: dict[int, float] = {}  # when a choice last had tokens
 
     @property

@@ -4,10 +4,14 @@ import asyncio
 from collections.abc import Callable
 from importlib.metadata import version
 
+from jaxserve.cluster.fingerprint import facts_of_model
+from jaxserve.cluster.transfer.handshake import Handshake
+from jaxserve.engine.page_io import sources
 from jaxserve.engine.sizes import sizes_of
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.models.quant import form_in
+from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.engine_thread import EngineThread, Tally
 from jaxserve.server.forecast import Forecast
 from jaxserve.server.limits import Limits
@@ -24,6 +28,7 @@ def assemble(
     observers: tuple[Observer, ...],
     loop: asyncio.AbstractEventLoop,
     failed: Callable[[BaseException], None],
+    role: Role,
 ) -> tuple[Service, EngineThread]:
     """Service and engine thread over a model whose steps are compiled; news and failures reach the loop."""
     runner, config = llm.runner, llm.runner.config
@@ -38,13 +43,23 @@ def assemble(
         lambda error: _tell(loop, lambda: failed(error)),
         tally,
     )
-    service = Service(llm.prompts, thread, Forecast(config.step_tokens * config.lanes), limits, observers)
+    forecast, handover = Forecast(config.step_tokens * config.lanes), role.handover(thread, config.page_size)
+    service = Service(llm.prompts, thread, forecast, limits, observers, handover, role.for_servers)
     return service, thread
 
 
 def _tell(loop: asyncio.AbstractEventLoop, job: Callable[[], None]) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(job)
+
+
+def handshake_of(llm: LLM) -> Handshake | None:
+    """None where the engine exchanges no pages with others."""
+    model, config = llm.model, llm.runner.config
+    if not config.page_exchange:
+        return None
+    facts = facts_of_model(model.spec.single, model.params, model.weights)
+    return Handshake(facts, config.page_dtype, sources(config.page_dtype, str(model.params["embed"].dtype)))
 
 
 def model_card(llm: LLM, name: str) -> ModelCard:

@@ -16,6 +16,7 @@ class Call:
     """A request at the door. timeout: seconds that the client will wait from now; None: as long as the limits allow.
 
     prompt_field: the prompt's path in the client's message, for errors. embed: its embedding is wanted, and no text.
+    prefill: it comes from a server that decodes, and only its prompt is to be computed.
     tools: that the answer to a conversation may call. trace: headers that say which trace the request belongs to.
     """
 
@@ -23,6 +24,7 @@ class Call:
     params: SamplingParams = field(default_factory=SamplingParams)
     prompt_field: str = "prompt"
     embed: bool = False
+    prefill: bool = False
     tools: Tools | None = None
     request_id: str = ""
     priority: int = 0

@@ -11,10 +11,10 @@ from jaxserve.cli.parser import Parser
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.plan.bundle import Manifest
 from jaxserve.request import SamplingParams
+from jaxserve.server.disaggregation.flags import role_flags
+from jaxserve.server.files import read_token
 from jaxserve.server.limits import Limits
 from jaxserve.server.tokens import Tokens
-
-MAX_TOKEN_BYTES = 4096
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="steps compiled ahead by python -m jaxserve.plan --out, which then decides mesh, dtype and sizes",
     )
+    role_flags(p.add_argument_group("prefill and decode apart (docs/disaggregation.md)"))
     _limit_flags(p.add_argument_group("limits"))
     engine_flags(p.add_argument_group("engine"))
     hosts_flags(p.add_argument_group("several hosts: the same command on each, with its number"))
@@ -133,6 +134,7 @@ def _positive(text: str, kind: Any) -> Any:
 
 def check_bundle(args: argparse.Namespace, manifest: Manifest) -> None:
     """ConfigError for a flag that asks for something else than what the bundle was compiled for."""
+    check_role(args, manifest)
     decided = asdict(manifest.options()) | dict(manifest.mesh) | {"prefer": "nothing of it"}
     decided |= {"dtype": manifest.dtype, "weights": manifest.weights}
     unsaid = dict.fromkeys(("dtype", "weights", "kv"), "auto") | dict.fromkeys(manifest.mesh, 1)
@@ -143,30 +145,18 @@ def check_bundle(args: argparse.Namespace, manifest: Manifest) -> None:
             raise ConfigError(f"--{flag} {asked}: the bundle was compiled for {value} (leave it out)")
 
 
+def check_role(args: argparse.Namespace, manifest: Manifest) -> None:
+    exchanges = manifest.options().page_exchange
+    if exchanges != (args.role != "both"):
+        compiled = "servers apart: --role prefill or decode" if exchanges else "--role both"
+        raise ConfigError(f"--role {args.role}: the bundle was compiled for {compiled}")
+
+
 def limits(args: argparse.Namespace) -> Limits:
     return Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
 
 
 def tokens(args: argparse.Namespace) -> Tokens:
     """ConfigError when a file cannot be read, or holds no token."""
-    client, admin = (_token(args, name) for name in ("token_file", "admin_token_file"))
+    client, admin = read_token(args.token_file, "--token-file"), read_token(args.admin_token_file, "--admin-token-file")
     return Tokens(client, admin)
-
-
-def _token(args: argparse.Namespace, name: str) -> str | None:
-    path: Path | None = getattr(args, name)
-    if path is None:
-        return None
-    token = read_file(path, f"--{name.replace('_', '-')}").decode("utf-8", "replace").strip()
-    if not (token.isascii() and token.isprintable() and 1 <= len(token) <= MAX_TOKEN_BYTES) or " " in token:
-        raise ConfigError(
-            f"--{name.replace('_', '-')} {path}: holds no token (one line of 1 to {MAX_TOKEN_BYTES} ASCII letters)"
-        )
-    return token
-
-
-def read_file(path: Path, flag: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}") from None

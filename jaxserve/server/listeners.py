@@ -31,10 +31,11 @@ class Listeners:
         tokens: Tokens,
         metrics: Callable[[], Awaitable[bytes]],
         families: Callable[[], Iterable[Metric]] = tuple,
+        faces: tuple[Face, ...] = (),
     ):
-        """metrics, families: see `new_app`."""
+        """metrics, families: see `new_app`. faces: beside InferenceService, on its port."""
         self._gate, self._limits, self._tokens = gate, limits, tokens
-        self._metrics, self._families = metrics, families
+        self._metrics, self._families, self._faces = metrics, families, faces
         self._healths: list[Health] = []
         self._grpc: list[aio.Server] = []
         self._http: HttpServer | None = None
@@ -53,7 +54,8 @@ class Listeners:
         self._profiler = Profiler(args.profile_dir)
         inference, admin = InferenceServicer(self._gate), AdminServicer(self._gate, self._profiler, drain)
         apart = args.admin_port is not None
-        found = {"gRPC": self._add(inference, None if apart else admin, args.host, args.port, credentials, "--port")}
+        beside = None if apart else admin
+        found = {"gRPC": self._add(inference, beside, args.host, args.port, credentials, "--port", *self._faces)}
         if apart:
             found["admin"] = self._add(None, admin, args.host, args.admin_port, credentials, "--admin-port")
         if args.jetstream_port is not None:

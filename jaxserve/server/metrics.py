@@ -24,7 +24,7 @@ class Metrics:
     """An observer of the service, with a registry of its own. compiles, ready: asked at every scrape."""
 
     def __init__(self, compiles: Callable[[], int], ready: Callable[[], bool] = lambda: True):
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()  # for more metrics
         self._experts = CollectorRegistry()
         self._load: ExpertLoad | None = None
 
@@ -78,12 +78,12 @@ class Metrics:
     def render(self) -> bytes:
         """Prometheus's text format; of everything but the experts."""
         self._count_generated()
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def families(self) -> list[Metric]:
         """The same as objects, and of the experts how uneven their load is."""
         self._count_generated()
-        return [*self._registry.collect(), *(self._load.imbalance() if self._load else ())]
+        return [*self.registry.collect(), *(self._load.imbalance() if self._load else ())]
 
     def _count_generated(self) -> None:
         self._generated.inc(self._uncounted)

@@ -3,9 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from jaxserve.server.engine_thread import EngineThread
 from jaxserve.server.service import Service
+
+if TYPE_CHECKING:
+    from jaxserve.cluster.transfer.handshake import Handshake
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,13 @@ class StepUse:
 
 @dataclass(frozen=True)
 class Served:
+    """handshake: of an engine that exchanges pages with others."""
+
     service: Service
     thread: EngineThread
     model: ModelCard
     engine: EngineCard
     compiles_after_ready: Callable[[], int]
     steps: Callable[[], Sequence[StepUse]] = tuple
+    handshake: "Handshake | None" = None
     since: float = field(default_factory=time.monotonic)

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from jaxserve.chat import Rendered, Tools
 from jaxserve.engine.plan import TokenEvent
-from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestError, RequestIdInUseError
-from jaxserve.prompts import Prompt, Prompts, is_conversation
-from jaxserve.request import SamplingParams
+from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestError, RequestIdInUseError, RoleError
+from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
+from jaxserve.request import Request, SamplingParams
 from jaxserve.server.answer import Answer
 from jaxserve.server.call import Call
 from jaxserve.server.engine_thread import EngineThread, Loads, StepNews, Tally
@@ -43,10 +43,22 @@ class Observer(Protocol):
     def ended(self, answer: Answer, error: JaxserveError | None) -> None: ...
 
 
+class Handover(Protocol):
+    """Who may have a prompt computed elsewhere."""
+
+    async def prepare(self, request: Request) -> None:
+        """Before it is submitted. JaxserveError when that has no use any more."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Service:
     """Admits requests, hands them to the engine's thread and its news to them. Lives on the event loop.
 
     Nothing waits for a client here: what is not read lies in a bounded outbox.
+
+    handover: of a decode server. for_servers: only prompts of decode servers are computed, and clients are refused.
     """
 
     def __init__(
@@ -56,15 +68,19 @@ class Service:
         forecast: Forecast,
         limits: Limits,
         observers: tuple[Observer, ...],
+        handover: Handover | None = None,
+        for_servers: bool = False,
     ):
         self.prompts, self.limits = prompts, limits
+        self._handover, self._for_servers = handover, for_servers
         self.loads, self.tally = Loads(), Tally()
         self.slow_clients = SlowClients(limits.slow_client_seconds)
         self._thread, self._forecast, self._observers = thread, forecast, observers
         self._answers: dict[str, Answer] = {}  # by the engine's id
-        self._requests: dict[str, Answer | None] = {}  # by the client's id; None while it is tokenized
+        self._requests: dict[str, Answer | None] = {}  # by the client's id; None before it is submitted
         self._waiting: set[str] = set()  # those of them without a first token
-        self._aborted: set[str] = set()  # those of them that were aborted while they were tokenized
+        self._aborted: set[str] = set()  # those of them that were aborted while they were tokenized, or handed over
+        self._handed_over: dict[str, asyncio.Task[None]] = {}  # those whose prompts are computed elsewhere
         self._failure: JaxserveError | None = None
         self._numbers = itertools.count(1)
         self._timers: dict[Answer, asyncio.TimerHandle] = {}
@@ -94,10 +110,26 @@ class Service:
         self._requests[request_id] = None
         self._waiting.add(request_id)
         try:
-            return self._submit(call, request_id, *await self._prepared(call))
+            prepared = self._checked(call, request_id, *await self._prepared(call))
+            if self._handover:
+                await self._prefilled(self._handover, request_id, prepared.request)
+            return self._submit(call, request_id, prepared)
         except BaseException:
             self._forget(request_id)
             raise
+
+    async def _prefilled(self, handover: Handover, request_id: str, request: Request) -> None:
+        """Whoever aborts the request does not wait for the end of it."""
+        if request_id in self._aborted:
+            return
+        task = self._handed_over[request_id] = asyncio.create_task(handover.prepare(request))
+        try:
+            await asyncio.wait((task,))
+        finally:
+            del self._handed_over[request_id]
+            task.cancel()
+        if not task.cancelled():
+            task.result()
 
     def abort(self, request_id: str) -> bool:
         """End a request by its client's id; its answer finishes with reason abort. Whether it was in flight."""
@@ -107,6 +139,8 @@ class Service:
             self._thread.abort(answer.prepared.request.id)
         else:
             self._aborted.add(request_id)
+        if task := self._handed_over.get(request_id):
+            task.cancel()
         return True
 
     async def _prepared(self, call: Call) -> tuple[Rendered, SamplingParams, Grammar | None]:
@@ -167,9 +201,13 @@ class Service:
         self._failure = error
         for answer in list(self._answers.values()):
             answer.fail(error)
+        for task in self._handed_over.values():
+            task.cancel()
 
     def close(self) -> None:
         """Wait for what is being tokenized: a conversation's rendering has its own time limit."""
+        if self._handover:
+            self._handover.close()
         for executor in (self._tokenizing, self._compiling, self._beside):
             executor.shutdown(cancel_futures=True)
 
@@ -190,6 +228,8 @@ class Service:
     # ---- admission
 
     def _check(self, call: Call, request_id: str) -> None:
+        if self._for_servers and not call.prefill:
+            raise RoleError("this server computes prompts for others (--role prefill); ask one that decodes")
         self.prompts.check_purpose(call.embed)
         _check_size("request_id", request_id, MAX_ID_BYTES)
         _check_size("cache_salt", call.cache_salt, MAX_SALT_BYTES)
@@ -210,11 +250,10 @@ class Service:
         seconds = self._forecast.seconds_to_first_token(self.waiting_tokens, 0)
         return QueueFullError(problem, min(max(seconds, 0.1), 60.0))
 
-    def _submit(
+    def _checked(
         self, call: Call, request_id: str, rendered: Rendered, params: SamplingParams, grammar: Grammar | None
-    ) -> Answer:
-        if self._failure:
-            raise self._failure
+    ) -> Prepared:
+        """JaxserveError where it cannot run, or not now."""
         params = params if params.seed is not None else replace(params, seed=secrets.randbits(64))
         prepared = self.prompts.check(
             rendered,
@@ -224,9 +263,15 @@ class Service:
             priority=call.priority,
             salt=call.cache_salt,
             deadline=call.deadline,
+            since=time.monotonic(),
             grammar=grammar,
         )
         self._check_room(len(prepared.request.prompt), call)
+        return prepared
+
+    def _submit(self, call: Call, request_id: str, prepared: Prepared) -> Answer:
+        if self._failure:
+            raise self._failure
         outbox = Outbox(self.limits.max_unread_tokens)
         answer = Answer(
             request_id, call, prepared, self.prompts.tokenizer, self._thread, outbox, self.tally, self._on_answer_ended

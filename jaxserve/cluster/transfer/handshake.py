@@ -29,11 +29,11 @@ class Handshake:
         return {"the protocol": str(PROTOCOL)} | self.model
 
     def fields(self) -> dict[str, Any]:
-        """Of a PrefillRequest."""
+        """Of a PrefillRequest or WatchRequest."""
         facts = cluster_pb2.Facts(stage=STAGE, names=list(self.facts), values=list(self.facts.values()))
         return {"facts": facts, "dtypes": self.taken}
 
-    def check(self, request: pb.PrefillRequest) -> None:
+    def check(self, request: pb.PrefillRequest | pb.WatchRequest) -> None:
         """TransferError FAILED_PRECONDITION with the first difference and what both have, in the caller's words."""
         callers = dict(zip(request.facts.names, request.facts.values, strict=False))
         if problem := difference(callers, self.facts):

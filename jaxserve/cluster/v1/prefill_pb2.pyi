@@ -8,18 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("facts", "dtypes", "token_ids", "salt", "start")
+    __slots__ = ("facts", "dtypes", "token_ids", "salt", "start", "page_size", "priority")
     FACTS_FIELD_NUMBER: _ClassVar[int]
     DTYPES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     facts: _cluster_pb2.Facts
     dtypes: _containers.RepeatedScalarFieldContainer[str]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     salt: str
     start: int
-    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., start: _Optional[int] = ...) -> None: ...
+    page_size: int
+    priority: int
+    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., start: _Optional[int] = ..., page_size: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("ticket", "group", "start", "arrays")
@@ -42,6 +46,20 @@ class Array(_message.Message):
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("facts", "dtypes")
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    DTYPES_FIELD_NUMBER: _ClassVar[int]
+    facts: _cluster_pb2.Facts
+    dtypes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("waiting_tokens",)
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    waiting_tokens: int
+    def __init__(self, waiting_tokens: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("ticket",)

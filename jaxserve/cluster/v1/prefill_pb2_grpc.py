@@ -40,6 +40,11 @@ class PrefillServiceStub:
                 request_serializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/jaxserve.cluster.v1.PrefillService/Watch',
+                request_serializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.WatchRequest.SerializeToString,
+                response_deserializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.WatchResponse.FromString,
+                _registered_method=True)
 
 
 class PrefillServiceServicer:
@@ -54,6 +59,13 @@ class PrefillServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """How busy it is, now and every half second: for as long as it is there, and takes prompts of the caller.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +73,11 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PrefillRequest.FromString,
                     response_serializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PrefillResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.WatchRequest.FromString,
+                    response_serializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +108,33 @@ class PrefillService:
             '/jaxserve.cluster.v1.PrefillService/Prefill',
             jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
             jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/jaxserve.cluster.v1.PrefillService/Watch',
+            jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.WatchRequest.SerializeToString,
+            jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

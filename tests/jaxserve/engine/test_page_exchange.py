@@ -84,7 +84,7 @@ def move(case: str, here: Side, there: Side) -> tuple[House, list[Piece]]:
     """The engine where the prompt has arrived, and what came. Nothing was compiled for it."""
     one, other = House(case, here), House(case, there)
     compiles = one.runner.compiles_after_ready
-    pieces = one.pieces("prefill", other.engine.transfers.cached(other.prompt), there.page_size)
+    pieces = one.pieces("prefill", other.engine.transfers.receive(other.prompt).cached, there.page_size)
     other.install(pieces)
     assert (one.runner.compiles_after_ready, other.runner.compiles_after_ready) == (compiles, 0)
     one.engine.close()
@@ -113,7 +113,7 @@ def cases() -> Iterator[ParameterSet]:
 def test_tokens_are_those_of_one_engine(case: str, here: Side, there: Side) -> None:
     other, _ = move(case, here, there)
     reach = min(24 // here.page_size * here.page_size, 23) // there.page_size * there.page_size
-    assert other.engine.transfers.cached(other.prompt) == reach > 0
+    assert other.engine.transfers.receive(other.prompt).cached == reach > 0
     outcome = other.ask("decode", other.prompt, max_tokens=32, logprobs=20)
     check(outcome, other.golden, 0)
     assert outcome.last and outcome.last.times and outcome.last.times.cached == reach

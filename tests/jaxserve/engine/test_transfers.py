@@ -74,17 +74,17 @@ def test_whoever_gets_the_prompt_next_finds_it(ours: int, theirs: int, windows: 
     here, there = engine(ours, windows), engine(theirs, windows)
     move(here, there)
     reach = min(40 // ours * ours, 39) // theirs * theirs
-    assert there.engine.transfers.cached(LONG) == reach > 0
+    assert there.engine.transfers.receive(LONG).cached == reach > 0
     assert hit_of(there) == reach
 
 
 def test_cached_is_what_admission_finds_and_changes_nothing() -> None:
     driver = engine(lanes=2)
-    assert driver.engine.transfers.cached(LONG) == 0
+    assert driver.engine.transfers.receive(LONG).cached == 0
     hit_of(driver, LONG[:21], "one")
     idle = [list(cache.pool._idle) for lane in driver.scheduler.lanes for cache in lane.caches]
-    assert [driver.engine.transfers.cached(LONG[:n]) for n in (1, 4, 5, 20, 21, 40)] == [0, 0, 4, 16, 20, 20]
-    assert driver.engine.transfers.cached(LONG, salt="another") == 0
+    assert [driver.engine.transfers.receive(LONG[:n]).cached for n in (1, 4, 5, 20, 21, 40)] == [0, 0, 4, 16, 20, 20]
+    assert driver.engine.transfers.receive(LONG, salt="another").cached == 0
     assert idle == [list(cache.pool._idle) for lane in driver.scheduler.lanes for cache in lane.caches]
     assert hit_of(driver, LONG, "two") == 20
 
@@ -93,7 +93,7 @@ def test_a_salt_is_kept_apart() -> None:
     here, there = engine(), engine()
     pieces = pieces_of(here, request("a", LONG, salt="x", max_tokens=1))
     install(there, there.engine.transfers.receive(LONG, "x"), pieces)
-    assert (there.engine.transfers.cached(LONG, "x"), there.engine.transfers.cached(LONG)) == (36, 0)
+    assert (there.engine.transfers.receive(LONG, "x").cached, there.engine.transfers.receive(LONG).cached) == (36, 0)
 
 
 def test_only_what_the_other_side_lacks_is_read() -> None:
@@ -209,7 +209,7 @@ def test_idle_pages_make_room_and_a_sequence_s_do_not() -> None:
     there.step()
     there.step()
     arriving = move(here, there)
-    assert arriving.installed == 9 and there.engine.transfers.cached(LONG) == 36
+    assert arriving.installed == 9 and there.engine.transfers.receive(LONG).cached == 36
     there.run()
     assert there.results["runs", 0].times
     there.submit(request("long", LONG, max_tokens=20))
@@ -222,16 +222,16 @@ def test_a_full_pool_takes_the_beginning() -> None:
     there.submit(request("runs", tuple(range(70, 84)), max_tokens=2))
     there.step()
     arriving = move(here, there)
-    assert arriving.installed == 4 and there.engine.transfers.cached(LONG) == 16
+    assert arriving.installed == 4 and there.engine.transfers.receive(LONG).cached == 16
     there.run()
 
 
 def test_eviction_shortens_what_arrived_from_its_end() -> None:
     here, there = engine(), engine(num_pages=12)
     move(here, there)
-    assert there.engine.transfers.cached(LONG) == 36
+    assert there.engine.transfers.receive(LONG).cached == 36
     hit_of(there, tuple(range(70, 84)), "another")
-    assert 0 < there.engine.transfers.cached(LONG) < 36
+    assert 0 < there.engine.transfers.receive(LONG).cached < 36
 
 
 def test_what_would_never_be_found_is_not_installed() -> None:

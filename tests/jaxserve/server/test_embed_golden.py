@@ -17,6 +17,7 @@ from jaxserve.server.gate import Gate
 from jaxserve.server.grpc_server import Health, bind, new_server
 from jaxserve.server.grpc_service import InferenceServicer
 from jaxserve.server.http.app import new_app
+from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.limits import Limits
 from jaxserve.server.model import Served
 from jaxserve.server.tokens import Tokens
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def serving(llm: LLM) -> AsyncIterator[tuple[Gate, str]]:
     """What is behind the gate, and the address of gRPC."""
     failures: list[BaseException] = []
-    service, thread = assemble(llm, Limits(), (), asyncio.get_running_loop(), failures.append)
+    service, thread = assemble(llm, Limits(), (), asyncio.get_running_loop(), failures.append, Role())
     gate = Gate()
     gate.open(Served(service, thread, model_card(llm, "tiny"), engine_card(llm), lambda: 0))
     server = new_server(Limits(), Tokens(), Health(), InferenceServicer(gate), None)

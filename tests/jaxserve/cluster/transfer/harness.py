@@ -83,16 +83,22 @@ def now() -> float:
 async def nothing(number: int) -> None: ...
 
 
+def asking_for(token_ids: tuple[int, ...]) -> Prompt:
+    return Prompt(token_ids=token_ids, page_size=4)
+
+
 @dataclass
 class FakeSource:
     """Gives the pieces that it was given. before: awaited before each, with its number; open: prompts at work."""
 
     given: Sequence[Piece] = ()
+    handshake: Handshake = field(default_factory=lambda: HANDSHAKE)
+    waiting_tokens: int = 0
     before: Callable[[int], Awaitable[None]] = nothing
     open: int = 0
     prompts: list[Prompt] = field(default_factory=list)
 
-    async def pieces(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[Piece, None]:
         self.open += 1
         self.prompts.append(prompt)
         try:
@@ -133,7 +139,7 @@ class Servers:
 
 
 async def fetch_all(client: PrefillClient, seconds: float = 10.0, prompt: Prompt | None = None) -> list[Piece]:
-    async with aclosing(client.pieces(prompt or Prompt((1, 2, 3)), now() + seconds)) as pieces:
+    async with aclosing(client.pieces(prompt or asking_for((1, 2, 3)), now() + seconds)) as pieces:
         return [piece async for piece in pieces]
 
 
@@ -152,9 +158,9 @@ async def servers(
 
     handshake: the sender's.
     """
-    source, shelf, budget = FakeSource(given), Shelf(buffer), Budget(room)
+    source, shelf, budget = FakeSource(given, handshake), Shelf(buffer), Budget(room)
     server = aio.server(options=[("grpc.so_reuseport", 0)])
-    rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, handshake, seconds), server)
+    rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, seconds), server)
     TransferServicer(shelf).add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -11,8 +11,8 @@ from grpc import aio
 
 from jaxserve.cluster.transfer.budget import Budget
 from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver
-from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
-from tests.jaxserve.cluster.transfer.harness import HANDSHAKE, MEBI, large, now, servers
+from jaxserve.cluster.transfer.prefill import PrefillClient
+from tests.jaxserve.cluster.transfer.harness import HANDSHAKE, MEBI, asking_for, large, now, servers
 
 
 async def send() -> None:
@@ -24,7 +24,7 @@ async def send() -> None:
 async def receive(port: int) -> None:
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         client = PrefillClient(channel, GrpcReceiver(channel, Budget(200 * MEBI)), HANDSHAKE)
-        async with aclosing(client.pieces(Prompt((1,)), now() + 60)) as pieces:
+        async with aclosing(client.pieces(asking_for((1,)), now() + 60)) as pieces:
             async for _ in pieces:
                 print("piece", flush=True)
                 await asyncio.Event().wait()

@@ -11,7 +11,7 @@ from grpc import aio
 
 from jaxserve.cluster.transfer import grpc_transport
 from jaxserve.cluster.transfer.encoding import chunks
-from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
+from jaxserve.cluster.transfer.prefill import PrefillClient
 from jaxserve.cluster.transfer.shelf import Counts
 from jaxserve.cluster.transfer.transport import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
@@ -23,6 +23,7 @@ from tests.jaxserve.cluster.transfer.harness import (
     OPTIONS,
     Proxy,
     Servers,
+    asking_for,
     fetch_all,
     large,
     nothing,
@@ -40,7 +41,7 @@ async def for_ever(number: int) -> None:
 
 def prefill(s: Servers, seconds: float = 10.0) -> aio.UnaryStreamCall:
     """A call whose caller does by hand what `PrefillClient` does."""
-    request = pb.PrefillRequest(token_ids=[1], **HANDSHAKE.fields())
+    request = pb.PrefillRequest(token_ids=[1], page_size=4, **HANDSHAKE.fields())
     return rpc.PrefillServiceStub(s.channel).Prefill(request, timeout=seconds)
 
 
@@ -75,7 +76,7 @@ def test_a_network_that_stalls(begun: bool) -> None:
 
     async def main() -> None:
         async with servers(piece_of(), large(40 * MEBI), seconds=0.5) as s, behind_a_proxy(s) as (proxy, client):
-            async with aclosing(client.pieces(Prompt((1,)), now() + 0.5)) as pieces:
+            async with aclosing(client.pieces(asking_for((1,)), now() + 0.5)) as pieces:
                 await anext(pieces)
                 second = asyncio.create_task(anext(pieces))
                 while begun and proxy.came < 10 * MEBI:
@@ -158,7 +159,7 @@ def test_a_receiver_that_does_not_read_its_offers() -> None:
 def test_a_network_that_breaks() -> None:
     async def main() -> None:
         async with servers(piece_of(), large(40 * MEBI)) as s, behind_a_proxy(s) as (proxy, client):
-            async with aclosing(client.pieces(Prompt((1,)), now() + 10)) as pieces:
+            async with aclosing(client.pieces(asking_for((1,)), now() + 10)) as pieces:
                 await anext(pieces)
                 second = asyncio.create_task(anext(pieces))
                 while proxy.came < 10 * MEBI:
@@ -175,7 +176,7 @@ def test_a_network_that_breaks() -> None:
 def test_a_server_that_ends() -> None:
     async def main() -> None:
         async with servers(piece_of(), piece_of()) as s:
-            async with aclosing(s.client.pieces(Prompt((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
                 await anext(pieces)
                 await s.server.stop(0)
                 assert (await refusal(anext(pieces))).code == "UNAVAILABLE"
@@ -243,7 +244,7 @@ def test_a_cancelled_request_gives_everything_up_at_once(stage: Callable[..., Aw
         async with servers(large(40 * MEBI), large(40 * MEBI)) as s:
 
             async def receive() -> None:
-                async with aclosing(s.client.pieces(Prompt((1,)), now() + 10)) as pieces:
+                async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
                     async for _ in pieces:
                         await asyncio.Event().wait()
 
@@ -315,7 +316,7 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
 
             async def receive(channel: aio.Channel) -> int:
                 client, deadline = s.asking(channel), now() + rng.choice((0.05, 1.5, 1.5, 1.5))
-                async with aclosing(client.pieces(Prompt((1, 2)), deadline)) as found:
+                async with aclosing(client.pieces(asking_for((1, 2)), deadline)) as found:
                     came = 0
                     async for piece in found:
                         assert same(piece, pieces[came])

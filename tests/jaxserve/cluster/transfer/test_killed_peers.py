@@ -14,8 +14,18 @@ from grpc import aio
 
 from jaxserve.cluster.transfer.budget import Budget
 from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver
-from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
-from tests.jaxserve.cluster.transfer.harness import HANDSHAKE, MEBI, OPTIONS, fetch_all, large, now, refusal, servers
+from jaxserve.cluster.transfer.prefill import PrefillClient
+from tests.jaxserve.cluster.transfer.harness import (
+    HANDSHAKE,
+    MEBI,
+    OPTIONS,
+    asking_for,
+    fetch_all,
+    large,
+    now,
+    refusal,
+    servers,
+)
 
 ROOT = Path(__file__).parents[4]
 Process = subprocess.Popen[str]
@@ -48,7 +58,7 @@ def test_a_sender(stage: str, number: signal.Signals, code: str) -> None:
             if stage in ("before", "after"):
                 sender.send_signal(number)
             deadline = now() + 1.5
-            async with aclosing(client.pieces(Prompt((1,)), deadline)) as pieces:
+            async with aclosing(client.pieces(asking_for((1,)), deadline)) as pieces:
                 if stage not in ("before", "after"):
                     await anext(pieces)
                 if stage == "between two pieces":

@@ -23,6 +23,7 @@ from tests.jaxserve.cluster.transfer.harness import (
     MEBI,
     MODEL,
     FakeSource,
+    asking_for,
     fetch_all,
     large,
     now,
@@ -41,7 +42,7 @@ PIECES = [
 def test_pieces_come_bit_for_bit_and_in_order() -> None:
     async def main() -> None:
         async with servers(*PIECES) as s:
-            prompt = Prompt(tuple(range(5000)), "salt", 32)
+            prompt = Prompt(token_ids=tuple(range(5000)), salt="salt", start=32, page_size=16, priority=-3)
             found = await s.fetch_all(prompt=prompt)
             assert len(found) == len(PIECES) and all(map(same, found, PIECES))
             assert s.source.prompts == [prompt]
@@ -82,7 +83,7 @@ def test_pieces_come_while_later_ones_are_computed() -> None:
                     await came.acquire()
 
             s.source.before = after_the_one_before
-            async with aclosing(s.client.pieces(Prompt((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
                 async for _ in pieces:
                     came.release()
             await s.at_rest()
@@ -118,7 +119,7 @@ def test_neither_side_holds_more_than_its_budget() -> None:
 def test_a_piece_takes_up_room_until_the_next_one_is_asked_for() -> None:
     async def main() -> None:
         async with servers(large(1000), large(2000)) as s:
-            async with aclosing(s.client.pieces(Prompt((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
                 held = [s.budget.held async for _ in pieces]
             assert held == [1000, 2000] and s.budget.held == 0
 
@@ -218,7 +219,7 @@ def test_it_stands_behind_the_servers_tokens() -> None:
         shelf, source = Shelf(MEBI), FakeSource([piece_of()])
 
         def add(server: aio.Server) -> None:
-            rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, HANDSHAKE, 10), server)
+            rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, 10), server)
             TransferServicer(shelf).add_to(server)
 
         face = Face("jaxserve.cluster.v1.PrefillService", add)

@@ -1,0 +1,132 @@
+"""The prefill servers that a decode server may hand prompts to: watched all the time, added and removed at any time."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from enum import StrEnum
+
+from grpc import aio  # type: ignore[attr-defined]
+
+from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
+from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.engine.piece import Piece
+from jaxserve.server.disaggregation.handed import Handed
+
+AGAIN = 1.0  # seconds until a server that is not there is asked again
+log = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    """As metrics name it."""
+
+    READY = "ready"
+    REFUSING = "refusing"  # it is there, and cannot compute prompts for this server
+    UNREACHABLE = "unreachable"  # or not heard of yet
+
+
+class PrefillServer:
+    """One of them. From `open` to `close` it is watched."""
+
+    def __init__(self, address: str, channel: aio.Channel, client: PrefillClient):
+        self.address = address
+        self.state = State.UNREACHABLE
+        self._channel, self._client = channel, client
+        self._handed, self._waiting, self._running = Handed(), 0, 0  # of the latter two: tokens
+        self._watching: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        self._watching = asyncio.create_task(self._watch())
+
+    async def close(self, grace: float) -> None:
+        """Prompts that it computes have so many seconds."""
+        if self._watching:
+            self._watching.cancel()
+        await self._channel.close(grace)
+
+    # ---- as a Candidate
+
+    @property
+    def queue(self) -> int:
+        """What it told last, or what it was handed since: the one is old, the other not all of it."""
+        return max(self._waiting, self._running)
+
+    def cached(self, prompt: tuple[int, ...], salt: str) -> int:
+        return self._handed.cached(prompt, salt)
+
+    # ---- prompts
+
+    async def pieces(self, prompt: Prompt, deadline: float) -> AsyncGenerator[Piece, None]:
+        """See PrefillClient."""
+        self._handed.add(prompt.token_ids, prompt.salt)
+        with self._counted(len(prompt.token_ids) - prompt.start):
+            async with aclosing(self._client.pieces(prompt, deadline)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    @contextmanager
+    def _counted(self, tokens: int) -> Iterator[None]:
+        self._running += tokens
+        try:
+            yield
+        finally:
+            self._running -= tokens
+
+    # ---- watching
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self._listen()
+            except TransferError as error:
+                refused = error.code in ("FAILED_PRECONDITION", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED")
+                self._turn(State.REFUSING if refused else State.UNREACHABLE, str(error))
+            except Exception:
+                log.exception("prefill server %s: watching it failed", self.address)
+                self._turn(State.UNREACHABLE, "watching it failed")
+            await asyncio.sleep(AGAIN)
+
+    async def _listen(self) -> None:
+        async with aclosing(self._client.loads()) as loads:
+            async for self._waiting in loads:
+                self._turn(State.READY, "")
+
+    def _turn(self, state: State, why: str) -> None:
+        if state is not self.state:
+            log.warning("prefill server %s is %s%s", self.address, state, f": {why}" if why else "")
+        self.state = state
+
+
+class PrefillPool:
+    """grace: seconds that a prompt may still take when its server is removed."""
+
+    def __init__(self, grace: float):
+        self._grace = grace
+        self._servers: dict[str, PrefillServer] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def ready(self) -> list[PrefillServer]:
+        return [server for server in self._servers.values() if server.state is State.READY]
+
+    @property
+    def states(self) -> Counter[State]:
+        return Counter(server.state for server in self._servers.values())
+
+    def change(self, connect: Callable[[str], PrefillServer], addresses: Iterable[str]) -> None:
+        """Have these from now on. connect: makes a server of an address."""
+        wanted = set(addresses)
+        for address in wanted - self._servers.keys():
+            self._servers[address] = server = connect(address)
+            server.open()
+        for address in self._servers.keys() - wanted:
+            task = asyncio.create_task(self._servers.pop(address).close(self._grace))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        servers, self._servers = list(self._servers.values()), {}
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*self._closing, *(server.close(0) for server in servers), return_exceptions=True)
