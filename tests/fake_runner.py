@@ -368,7 +368,7 @@ class FakeRunner:
     def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> "PagesRead":
         assert len(ids) in page_counts(self.config)
         slots = [slot for page in ids for slot in self.lanes[lane].pages[group][page]]
-        return PagesRead(np.array(slots, np.float64)[None, :, None])
+        return PagesRead(np.array(slots, np.float32)[None, :, None])
 
     def check_piece(self, piece: Piece) -> None:
         assert piece.group < len(self.config.pools)

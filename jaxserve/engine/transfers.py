@@ -151,7 +151,8 @@ class Staged:
 class Import:
     """Installs a prompt's pages in the prefix cache of one lane: the one that had most of them.
 
-    cached: tokens of the prompt that a request would have found there before. installed: pages that came to it, of all groups.
+    cached: tokens of the prompt that a request would have found there before. installed: pages that came to it, of all
+    groups.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from jaxserve.server.disaggregation.decision import Decision, Policy
 from jaxserve.server.disaggregation.prefill_pool import PrefillPool, PrefillServer
 from jaxserve.server.engine_thread import EngineThread
 
+LOCAL = "a prompt is computed here, as far as it did not come from %s: %s"
 log = logging.getLogger(__name__)
 
 
@@ -94,12 +95,15 @@ class Handover:
         try:
             yield
             failure = None
-        except (JaxserveError, TimeoutError) as error:
-            failure = error.code.lower() if isinstance(error, JaxserveError) else "deadline_exceeded"
-            log.warning("a prompt is computed here: prefill server %s: %s", address, error or failure)
+        except JaxserveError as error:
+            failure = error.code.lower()
+            log.warning(LOCAL, address, error)
+        except TimeoutError:
+            failure = "deadline_exceeded"
+            log.warning(LOCAL, address, "its deadline or --transfer-timeout has passed")
         except Exception:
             failure = "internal"
-            log.exception("a prompt is computed here: prefill server %s", address)
+            log.exception(LOCAL, address, "a bug")
         finally:
             self._observer.ended(time.monotonic() - began, failure)
 

@@ -94,7 +94,8 @@ class PrefillServer:
 
     def _turn(self, state: State, why: str) -> None:
         if state is not self.state:
-            log.warning("prefill server %s is %s%s", self.address, state, f": {why}" if why else "")
+            level = logging.INFO if state is State.READY else logging.WARNING
+            log.log(level, "prefill server %s is %s%s", self.address, state, f": {why}" if why else "")
         self.state = state
 
 

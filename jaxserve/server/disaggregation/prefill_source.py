@@ -51,7 +51,12 @@ class PrefillSource:
             try:
                 await departure.begin(prompt)
                 while outgoing := await departure.next():
-                    yield await loop.run_in_executor(self._copying, departure.to_host, outgoing)
+                    try:
+                        piece = await loop.run_in_executor(self._copying, departure.to_host, outgoing)
+                    finally:
+                        departure.drop(outgoing)  # where nobody came to it
+                    yield piece
+                    del piece
             finally:
                 departure.end()
 
@@ -97,7 +102,14 @@ class Departure:
         if self._watching:
             self._watching.cancel()
         while not self._arrived.empty():
-            self._drop(self._arrived.get_nowait())
+            arrived = self._arrived.get_nowait()
+            if isinstance(arrived, Outgoing):
+                self.drop(arrived)
+
+    def drop(self, outgoing: Outgoing) -> None:
+        """See Outgoing.drop."""
+        outgoing.drop()
+        self._advance()
 
     async def _watch(self) -> None:
         """A request that ends in a step without output, or with an error, is noticed as well."""
@@ -116,12 +128,7 @@ class Departure:
             self._loop.call_soon_threadsafe(self._take, outgoing)
 
     def _take(self, outgoing: Outgoing | None) -> None:
-        if self._over:
-            self._drop(outgoing)
-        else:
+        if not self._over:
             self._arrived.put_nowait(outgoing)
-
-    def _drop(self, arrived: Outgoing | JaxserveError | None) -> None:
-        if isinstance(arrived, Outgoing):
-            arrived.drop()
-            self._advance()
+        elif outgoing:
+            self.drop(outgoing)

@@ -61,14 +61,14 @@ class PrefillRole(Role):
     for_servers = True
 
     def __init__(self, plan: Disaggregation, gate: Gate, registry: CollectorRegistry):
-        self._source, shelf = PrefillSource(gate), Shelf(plan.buffer)
-        servicer = PrefillServicer(self._source, shelf, plan.seconds)
-        PrefillMetrics(registry, shelf)
+        self._source, self.shelf = PrefillSource(gate), Shelf(plan.buffer)
+        servicer = PrefillServicer(self._source, self.shelf, plan.seconds)
+        PrefillMetrics(registry, self.shelf)
 
         def add(server: aio.Server) -> None:
             rpc.add_PrefillServiceServicer_to_server(servicer, server)
 
-        self.faces = Face(PREFILL, add), Face(SERVICE, TransferServicer(shelf).add_to)
+        self.faces = Face(PREFILL, add), Face(SERVICE, TransferServicer(self.shelf).add_to)
 
     async def close(self) -> None:
         self._source.close()

@@ -13,12 +13,14 @@ from typing import Any
 from grpc import aio
 
 from jaxserve.chat import Chat
+from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.engine.scheduler import Scheduler
 from jaxserve.engine.speculation import Proposer, Speculation
 from jaxserve.errors import RestartingError
 from jaxserve.prompts import Prompts
+from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.engine_thread import EngineThread
 from jaxserve.server.forecast import Forecast
 from jaxserve.server.gate import Gate
@@ -109,22 +111,25 @@ async def running(
     opened: bool = True,
     observers: tuple[Observer, ...] = (),
     faces: Callable[[Gate], tuple[Face, ...]] = lambda gate: (),
+    new_role: Callable[[Gate], Role] = lambda gate: Role(),
+    handshake: Handshake | None = None,
     proposer: Proposer | None = None,
     **config: Any,
 ) -> AsyncIterator[Running]:
     """folder: an empty one. seconds: of one step of the device. config: of the engine (see `config_of`).
 
-    proposer: of drafts.
+    proposer: of drafts. handshake: of an engine that exchanges pages.
     """
     limits = limits or Limits()
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    configured = config_of(**{"max_context": 512, "num_pages": 512, "step_tokens": 64} | config)
+    sizes = {"max_context": 512, "num_pages": 512, "step_tokens": 64, "page_exchange": handshake is not None}
+    configured = config_of(**sizes | config)
     if proposer:
         configured = replace(configured, speculate="ngram", draft_tokens=DRAFTED)
     runner = SlowRunner(configured, seconds=seconds, mask_bytes=-(-ByteTokenizer.vocab_size // 32) * 4)
     scheduler = Scheduler(configured, speculation=Speculation(proposer, DRAFTED) if proposer else None)
     runner.names = lambda sequence: scheduler._sequences[sequence].request.id.split("#")[0]
-    engine = Engine(scheduler, runner)
+    engine = Engine(scheduler, runner, pages=runner if handshake else None)
     loop = asyncio.get_running_loop()
 
     def drain() -> None:
@@ -153,9 +158,11 @@ async def running(
         Grammars(tokenizer, tokenizer.eos_ids, tokenizer.vocab_size, limits.grammars),
         configured.embeds,
     )
-    service = Service(prompts, thread, Forecast(configured.step_tokens), limits, observers)
     gate = Gate()
-    others = faces(gate)
+    role = new_role(gate)
+    handover, forecast = role.handover(thread, configured.page_size), Forecast(configured.step_tokens)
+    service = Service(prompts, thread, forecast, limits, observers, handover, role.for_servers)
+    others = (*faces(gate), *role.faces)
     health = Health(True, True, *others)
     gate.changed = health.tell
     admin = AdminServicer(gate, Profiler(None), drain)
@@ -163,10 +170,11 @@ async def running(
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await server.start()
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
-    served = Served(service, thread, model, ENGINE, lambda: 0)
+    served = Served(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
 
     def open_gate() -> None:
         thread.start()
+        role.open(handshake)
         gate.open(served)
 
     async def stop(grace: float) -> None:
@@ -182,6 +190,7 @@ async def running(
             yield found
     finally:
         await server.stop(0)
+        await role.close()
         assert thread.close()
         service.close()
         prompts.chat.close()

@@ -1,0 +1,157 @@
+"""Servers over fake devices: one that decodes, those that compute its prompts, and the network between them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from jaxserve.cluster.transfer.handshake import Handshake
+from jaxserve.server.disaggregation.decision import Policy
+from jaxserve.server.disaggregation.flags import Disaggregation
+from jaxserve.server.disaggregation.prefill_pool import State
+from jaxserve.server.disaggregation.roles import DecodeRole, PrefillRole
+from jaxserve.v1 import common_pb2, inference_pb2
+from tests.jaxserve.cluster.transfer.harness import Proxy
+from tests.jaxserve.server.harness import Running, running
+
+HANDSHAKE = Handshake({"the model": "fake"}, "float32", ("float32",))
+MEBI = 2**20
+PAGE = 4  # tokens
+LONG = "a prompt of so many letters that it is worth a trip to another server, and to stay there a while " * 2
+PLAN = Disaggregation(
+    role="decode", servers=(), servers_file=None, policy=Policy(64, 4096), buffer=64 * MEBI, seconds=10.0
+)
+
+
+def reachable(tokens: int) -> int:
+    """Of a prompt of so many: those that whole pages have, without the last token."""
+    return (tokens - 1) // PAGE * PAGE
+
+
+@dataclass
+class Apart:
+    """A decode server, and the prefill servers that it asks through the proxies. registries: of their metrics."""
+
+    decode: Running
+    role: DecodeRole
+    registry: CollectorRegistry
+    prefills: list[Running] = field(default_factory=list)
+    prefill_roles: list[PrefillRole] = field(default_factory=list)
+    prefill_registries: list[CollectorRegistry] = field(default_factory=list)
+    proxies: list[Proxy] = field(default_factory=list)
+
+    def count(self, name: str, **labels: str) -> float:
+        """Of the decode server."""
+        return self.registry.get_sample_value(f"jaxserve:disaggregation_{name}", labels) or 0.0
+
+    def decisions(self, decision: str) -> float:
+        return self.count("decisions_total", decision=decision)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Prompts that were computed here after all, by the reason."""
+        return {
+            sample.labels["reason"]: int(sample.value)
+            for metric in self.registry.collect()
+            if metric.name == "jaxserve:disaggregation_failures"
+            for sample in metric.samples
+            if sample.name.endswith("_total")
+        }
+
+    @property
+    def states(self) -> dict[str, int]:
+        return {str(state): count for state, count in self.role._pool.states.items()}
+
+    async def until(self, state: State, count: int = 1, seconds: float = 10.0) -> None:
+        """So many prefill servers are in this state."""
+        await until(lambda: self.states.get(str(state), 0) == count, seconds)
+
+    async def at_rest(self, seconds: float = 10.0) -> None:
+        """Nothing runs, and nothing is held on either side."""
+        await self.decode.at_rest(seconds)
+        await until(lambda: not (self.role._budget.held or self.role._budget.waiting), seconds)
+        for server, role in zip(self.prefills, self.prefill_roles, strict=True):
+            if not server.failures:
+                await server.at_rest(seconds)
+                transfers = server.engine.transfers
+                await until(lambda: not transfers._exports, seconds)  # noqa: B023
+            await until(lambda: not role.shelf.budget.held, seconds)  # noqa: B023
+            role.shelf.check_invariants()
+        for server in (self.decode, *self.prefills):
+            room: Any = server.engine.transfers.room
+            await until(lambda: room._value == room._initial_value, seconds)  # noqa: B023
+
+
+async def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come to that in time"
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def apart(
+    folder: Path,
+    *,
+    prefills: int = 1,
+    handshake: Handshake = HANDSHAKE,
+    plan: Disaggregation = PLAN,
+    prefill_seconds: float = 0.0,
+    prefill_options: Mapping[str, Any] = MappingProxyType({}),
+    ready: bool = True,
+    **config: Any,
+) -> AsyncIterator[Apart]:
+    """handshake: of the prefill servers. plan: of the decode server. prefill_seconds: of one of their steps.
+
+    prefill_options: of their engines, which have those of the decode server (config) otherwise. ready: wait until they
+    all are, as the decode server sees it.
+    """
+    registry = CollectorRegistry()
+    async with AsyncExitStack() as stack:
+        servers, roles, registries, proxies = [], list[PrefillRole](), [], []
+        for number in range(prefills):
+            own = folder / f"prefill{number}"
+            own.mkdir()
+            registries.append(CollectorRegistry())
+
+            def new_role(gate: Any, registry: CollectorRegistry = registries[-1]) -> PrefillRole:
+                roles.append(PrefillRole(replace(plan, role="prefill"), gate, registry))
+                return roles[-1]
+
+            options: dict[str, Any] = {"handshake": handshake, "seconds": prefill_seconds, **config, **prefill_options}
+            servers.append(await stack.enter_async_context(running(own, new_role=new_role, **options)))
+            proxies.append(await stack.enter_async_context(Proxy.before(int(servers[-1].address.split(":")[1]))))
+        addresses = tuple(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+        role = DecodeRole(replace(plan, servers=(*plan.servers, *addresses)), registry)
+        own = folder / "decode"
+        own.mkdir()
+        decode = await stack.enter_async_context(
+            running(own, new_role=lambda gate: role, handshake=HANDSHAKE, **config)
+        )
+        found = Apart(decode, role, registry, servers, roles, registries, proxies)
+        if ready:
+            await found.until(State.READY, prefills)
+        yield found
+
+
+def asking(text: str = LONG, **fields: Any) -> inference_pb2.GenerateRequest:
+    sampling = {"seed": 1, "max_tokens": 12, "ignore_eos": True} | fields.pop("sampling", {})
+    return inference_pb2.GenerateRequest(text=text, sampling=common_pb2.SamplingParams(**sampling), **fields)
+
+
+async def plain(folder: Path, *requests: inference_pb2.GenerateRequest, **config: Any) -> list[list[int]]:
+    """What a server says that computes its own prompts: token ids of the first choice."""
+    own = folder / "plain"
+    own.mkdir(exist_ok=True)
+    async with running(own, **config) as server:
+        return [tokens_of(await server.inference.Generate(request)) for request in requests]
+
+
+def tokens_of(response: inference_pb2.GenerateResponse) -> list[int]:
+    return list(response.choices[0].token_ids)
