@@ -40,8 +40,8 @@ def chunks(start: int, stop: int, most: int) -> list[Case]:
 class Account:
     """context: positions of a decoding sequence, and tokens of a prompt. price: USD per chip and hour, or None.
 
-    steps: what was compiled, by name; without any, what steps take is an estimate. link: bytes/s between this server and
-    another one like it that it hands prompts over to, or None.
+    steps: what was compiled, by name; without any, what steps take is an estimate. link: bytes/s to another server like
+    it that prompts are handed over to, or None.
     """
 
     deployment: Deployment

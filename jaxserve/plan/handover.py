@@ -29,7 +29,7 @@ MOST_ADDED = 0.1  # to the time of a prompt: a trip that adds more does not pay
 class Trip:
     """Of a prompt of so many tokens, of which nothing is cached. nbytes: of what is sent. Seconds:
 
-    sending: of all of it over the link. prefill: of the prompt, alone on the prefill server. arrival: from its
+    transfer: of all of it over the link. prefill: of the prompt, alone on the prefill server. arrival: from its
     beginning until all is through. tail: of what the decode server computes then, beside its streams.
 
     steps: that the prompt would take on the decode server. slowest: seconds of the longest of them. spared: seconds by
@@ -38,7 +38,7 @@ class Trip:
 
     tokens: int
     nbytes: int
-    sending: float
+    transfer: float
     prefill: float
     arrival: float
     tail: float
@@ -53,9 +53,9 @@ class Trip:
 
     @property
     def hidden(self) -> float:
-        """The share of the sending that is over when the prompt is computed."""
+        """The share of the transfer that is over when the prompt is computed."""
         left = max(self.arrival - self.prefill, 0)
-        return 1 - min(left / self.sending, 1) if self.sending else 0.0
+        return 1 - min(left / self.transfer, 1) if self.transfer else 0.0
 
     @property
     def pays(self) -> bool:
@@ -100,14 +100,14 @@ class Handover:
         cases = chunks(0, tokens, self._deployment.config.step_tokens)
         ends = list(accumulate(self._seconds(case) for case in cases))
         parts = parts_of(self._deployment, tokens, [case.context + case.tokens for case in cases])
-        sending = [part * self._deployment.config.lanes / self.link for part in parts]
+        transfer = [part * self._deployment.config.lanes / self.link for part in parts]
         here, tail = self._steps(0, tokens), self._steps(self._reach(tokens), tokens)
         return Trip(
             tokens=tokens,
             nbytes=sum(parts),
-            sending=sum(sending),
+            transfer=sum(transfer),
             prefill=ends[-1],
-            arrival=arrival(ends, sending),
+            arrival=arrival(ends, transfer),
             tail=sum(tail),
             steps=len(here),
             slowest=max(here),
@@ -165,9 +165,9 @@ def parts_of(deployment: Deployment, tokens: int, ends: Sequence[int]) -> list[i
     return found
 
 
-def arrival(ends: Sequence[float], sending: Sequence[float]) -> float:
+def arrival(ends: Sequence[float], transfer: Sequence[float]) -> float:
     """Seconds until the last part is through, one after the other, of which each is ready at its end."""
     free = 0.0
-    for end, seconds in zip(ends, sending, strict=True):
+    for end, seconds in zip(ends, transfer, strict=True):
         free = max(free, end) + seconds if seconds else free
     return free

@@ -11,17 +11,16 @@ from rich.table import Table
 from jaxserve.plan.handover import MOST_ADDED, Handover, Trip
 
 COLUMNS = (
-    *("prompt", "MB sent", "sending, ms", "prefill, ms", "hidden", "added, ms"),
+    *("prompt", "MB", "transfer, ms", "prefill, ms", "hidden", "added, ms"),
     *("steps there", "slowest, ms", "spared, ms", "pays"),
 )
 
 
 def handover_parts(handover: Handover) -> Iterator[RenderableType]:
-    link = f"{handover.link / 1e9:,g} GB/s"
-    yield f"\nPrompts handed over to a decode server like this one, at {link}; floors, and what devices send beside them."
     yield (
-        f"There, {handover.streams} other streams in a lane, at a context of {handover.account.context}, "
-        f"get a token every {handover.tpot * 1e3:.3f} ms."
+        f"\nPrompts handed over to a decode server like this one, at {handover.link / 1e9:,g} GB/s, by floors and what "
+        f"devices send each other.\nThere, {handover.streams} other streams in a lane, at a context of "
+        f"{handover.account.context}, get a token every {handover.tpot * 1e3:.3f} ms."
     )
     table = Table(box=SIMPLE_HEAD)
     for name in COLUMNS:
@@ -30,11 +29,11 @@ def handover_parts(handover: Handover) -> Iterator[RenderableType]:
         table.add_row(*_cells(trip))
     yield table
     yield sentence(handover)
-    yield "A slower prefill hides more of the sending, a slower network less; neither is forecast here."
+    yield "A slower prefill hides more of the transfer, a slower network less; neither is forecast here."
 
 
 def _cells(trip: Trip) -> Iterator[str]:
-    yield from (f"{trip.tokens:,}", f"{trip.nbytes / 1e6:,.1f}", f"{trip.sending * 1e3:,.1f}")
+    yield from (f"{trip.tokens:,}", f"{trip.nbytes / 1e6:,.1f}", f"{trip.transfer * 1e3:,.1f}")
     yield from (f"{trip.prefill * 1e3:,.1f}", f"{trip.hidden:.0%}", _added(trip))
     yield from (f"{trip.steps:,}", f"{trip.slowest * 1e3:,.1f}", f"{trip.spared * 1e3:,.1f}")
     yield "yes" if trip.pays else "no"
