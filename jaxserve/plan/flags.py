@@ -61,8 +61,8 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
         "--link",
         type=_positive,
         metavar="GB/S",
-        help="10^9 bytes/s between a prefill and a decode server, both as planned: what handing prompts over costs, and "
-        "from which length on it pays; steps and memory are those of servers that exchange pages",
+        help="10^9 bytes/s between a prefill and a decode server, both as planned: what handing prompts over costs, "
+        "and from which length on it pays; steps and memory are those of servers that exchange pages",
     )
     group.add_argument(
         "--memory-fraction",

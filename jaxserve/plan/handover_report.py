@@ -11,8 +11,8 @@ from rich.table import Table
 from jaxserve.plan.handover import MOST_ADDED, Handover, Trip
 
 COLUMNS = (
-    *("prompt", "MB", "transfer, ms", "prefill, ms", "hidden", "added, ms"),
-    *("steps there", "slowest, ms", "spared, ms", "pays"),
+    *("prompt", "MB", "transfer,\nms", "prefill,\nms", "hidden", "added,\nms"),
+    *("steps\nthere", "slowest,\nms", "spared,\nms", "pays"),
 )
 
 
@@ -24,7 +24,7 @@ def handover_parts(handover: Handover) -> Iterator[RenderableType]:
     )
     table = Table(box=SIMPLE_HEAD)
     for name in COLUMNS:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for trip in handover.trips:
         table.add_row(*_cells(trip))
     yield table
