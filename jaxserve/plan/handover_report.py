@@ -28,7 +28,7 @@ def handover_parts(handover: Handover) -> Iterator[RenderableType]:
     for trip in handover.trips:
         table.add_row(*_cells(trip))
     yield table
-    yield sentence(handover)
+    yield _sentence(handover)
     yield "A slower prefill hides more of the transfer, a slower network less; neither is forecast here."
 
 
@@ -39,7 +39,7 @@ def _cells(trip: Trip) -> Iterator[str]:
     yield "yes" if trip.pays else "no"
 
 
-def sentence(handover: Handover) -> str:
+def _sentence(handover: Handover) -> str:
     """When it pays, or that it does not."""
     first, longest = handover.pays_from, handover.trips[-1]
     if first is None:
