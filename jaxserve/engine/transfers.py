@@ -223,6 +223,20 @@ class Import:
         return new
 
 
+def wanted_pages(config: EngineConfig, tokens: int, start: int, page_size: int) -> list[range]:
+    """Of a prompt of so many tokens, the pages of each group that another engine lacks: whole ones here, of which it
+    can make whole pages of its own.
+
+    start: tokens that it has, page_size: of its pages. It computes the last token itself. Of a window, what the first
+    token that it computes sees.
+    """
+    own = config.page_size
+    reach = min(tokens // own * own, tokens - 1) // page_size * page_size
+    firsts = [max(start, pool.first_seen(reach) // page_size * page_size) // own for pool in config.pools]
+    stop = config.page_span(reach) if start < reach else 0
+    return [range(first, max(first, stop)) for first in firsts]
+
+
 class Transfers:
     """What an engine gives to others of a prompt's pages, and takes from them."""
 
@@ -244,23 +258,12 @@ class Transfers:
         """
         if start < 0 or page_size < 1:
             raise EngineError(f"an export from token {start} on, to pages of {page_size} tokens")
-        pages = self._wanted(len(request.prompt), start, page_size)
+        pages = wanted_pages(self.config, len(request.prompt), start, page_size)
         prompt = self._prompt(request.prompt, request.salt, max(part.stop for part in pages))
         export = Export(self, self._exchanging(), request.id, prompt, pages, deliver)
         self._exports.append(export)
         self.advance()
         return export
-
-    def _wanted(self, tokens: int, start: int, page_size: int) -> list[range]:
-        """Pages of each group, whole ones here, of which the other engine can make whole pages of its own.
-
-        It computes the last token itself. Of a window, what the first token that it computes sees.
-        """
-        own = self.config.page_size
-        reach = min(tokens // own * own, tokens - 1) // page_size * page_size
-        firsts = [max(start, pool.first_seen(reach) // page_size * page_size) // own for pool in self.config.pools]
-        stop = self.config.page_span(reach) if start < reach else 0
-        return [range(first, max(first, stop)) for first in firsts]
 
     def receive(self, tokens: Sequence[int], salt: str = "") -> Import:
         """For pages of this prompt that another engine has. ConfigError where pages are not exchanged."""

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -19,13 +20,14 @@ from jaxserve.cli.output import Bar, prepare_output
 from jaxserve.errors import ConfigError, JaxserveError, MemoryLimitError
 from jaxserve.load import DTYPES, read_spec
 from jaxserve.models.quant import FORMS
+from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.account import Account
 from jaxserve.plan.bundle import check_free, new_folder, write_manifest
 from jaxserve.plan.charts import charts
 from jaxserve.plan.compile import CompiledStep, asking, compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
 from jaxserve.plan.flags import DEFAULT_CONTEXT, check, parser
-from jaxserve.plan.model import read_config, weights_dtype, weights_form, weights_of
+from jaxserve.plan.model import embeds, read_config, weights_dtype, weights_form, weights_of
 from jaxserve.plan.platform import keeping, prepare_platform
 from jaxserve.plan.ranking import ranking_json, ranking_table
 from jaxserve.plan.report import GIB, show, to_json
@@ -38,6 +40,7 @@ from sharding.rules import ShardingError
 
 EXPECTED = (JaxserveError, CheckpointError, ShardingError, KernelError, AbsentError)
 DOES_NOT_FIT = 1
+GIGABYTE = 1e9  # of --link
 WIDTH = 120  # of tables where there is no terminal to ask
 
 
@@ -54,7 +57,7 @@ def plan(args: argparse.Namespace) -> int:
     check_topology(args, topology)
     prepare_platform(topology)
     name, config = read_config(args.model)
-    target = Target(name, read_spec(config)[1], topology, engine_options(args), args.memory_fraction)
+    target = target_of(args, name, read_spec(config)[1], topology)
     weights = weights_of(args.model, args.weights)
     precision = Precision(weights_dtype(weights, config), weights_form(weights), target.options.kv)
     if args.suggest is not None:
@@ -82,9 +85,19 @@ def check_topology(args: argparse.Namespace, topology: Topology) -> None:
         check_free(args.out)
     if args.plot and (args.plot.is_dir() or not os.access(args.plot.parent, os.W_OK)):
         raise ConfigError(f"--plot {args.plot}: no file can be written there (name another)")
-    for flag in ("plot", "suggest"):
+    for flag in ("plot", "suggest", "link"):
         if getattr(args, flag) is not None and topology.limits is None:
             raise ConfigError(f"--{flag}: nobody publishes how fast {topology.name} is (leave it out)")
+
+
+def target_of(args: argparse.Namespace, name: str, spec: ModelSpec, topology: Topology) -> Target:
+    """With --link, a server that exchanges pages: what that takes is in its memory and its steps."""
+    if args.link and embeds(args.model):
+        raise ConfigError(
+            f"--link: {name} embeds: it has no output that another server could go on with (leave it out)"
+        )
+    options = replace(engine_options(args), page_exchange=args.link is not None)
+    return Target(name, spec, topology, options, args.memory_fraction)
 
 
 def deployed(args: argparse.Namespace, target: Target, precision: Precision, console: Console) -> Deployment:
@@ -102,7 +115,9 @@ def account_of(args: argparse.Namespace, deployment: Deployment, console: Consol
         kept = keeping(new_folder(args.out)) if args.out else nullcontext()
         with kept, Bar(console, "compiling") as bar:
             steps = compile_steps(deployment, buckets, bar.update)
-    return Account(deployment, context, deployment.topology.limits, args.price, steps)
+    return Account(
+        deployment, context, deployment.topology.limits, args.price, steps, args.link and args.link * GIGABYTE
+    )
 
 
 def context_of(args: argparse.Namespace, most: int) -> int:

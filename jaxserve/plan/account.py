@@ -31,11 +31,17 @@ class Batch:
     held: bool
 
 
+def chunks(start: int, stop: int, most: int) -> list[Case]:
+    """Steps that compute these tokens of a prompt. most: tokens of one."""
+    return [Case("prefill", 1, begin, min(most, stop - begin)) for begin in range(start, stop, most)]
+
+
 @dataclass(frozen=True)
 class Account:
     """context: positions of a decoding sequence, and tokens of a prompt. price: USD per chip and hour, or None.
 
-    steps: what was compiled, by name; without any, what steps take is an estimate.
+    steps: what was compiled, by name; without any, what steps take is an estimate. link: bytes/s to another server like
+    it that prompts are handed over to, or None.
     """
 
     deployment: Deployment
@@ -43,6 +49,7 @@ class Account:
     limits: Limits | None
     price: float | None = None
     steps: Mapping[str, CompiledStep] = field(default_factory=dict)
+    link: float | None = None
 
     # ---- memory, in bytes of one device
 
@@ -120,10 +127,8 @@ class Account:
         return self.deployment.work(Case("decode", rows, self.context, rows)).floor(limits)
 
     def ttft(self, limits: Limits) -> float:
-        """Floor of the seconds that a prompt of `context` tokens takes alone, in the chunks that it is cut into."""
-        chunk = self.deployment.config.step_tokens
-        sizes = [min(chunk, self.context - begin) for begin in range(0, self.context, chunk)]
-        cases = [Case("prefill", 1, i * chunk, size) for i, size in enumerate(sizes)]
+        """Floor of the seconds that a prompt of `context` tokens takes alone."""
+        cases = chunks(0, self.context, self.deployment.config.step_tokens)
         return sum(self.deployment.work(case).floor(limits) for case in cases)
 
     def prompt_rate(self, limits: Limits) -> float:
@@ -146,9 +151,17 @@ class Account:
 
         What the compiled step sends, or what is counted. 0 for a CPU: nobody publishes how fast it would be.
         """
-        chip, step = self.deployment.topology.chip, self.steps.get(str(bucket))
+        step = self.steps.get(str(bucket))
         counted = self.deployment.sent(self.case(bucket)) * bucket.steps
-        return (sum(step.found.sent.values()) if step else counted) / chip.link if chip else 0.0
+        return self._on_links(sum(step.found.sent.values()) if step else counted)
+
+    def _on_links(self, nbytes: float) -> float:
+        chip = self.deployment.topology.chip
+        return nbytes / chip.link if chip else 0.0
+
+    def seconds(self, limits: Limits, *cases: Case) -> float:
+        """Of one step with all of these in it: its floor and what is sent at least, as counted, one after the other."""
+        return self.deployment.work(*cases).floor(limits) + self._on_links(self.deployment.sent(*cases))
 
     def usd(self, tokens_per_second: float) -> float | None:
         """Per million tokens at this rate."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.low_precision_product import check_chip
 from jaxserve.models.quant import Form, form_in
 from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.roofline import Case, Work, sent_of, work_of
+from jaxserve.plan.roofline import Case, Work, sent_of, together, total, work_of_attention, work_of_weights
 from jaxserve.plan.topology import Topology
 from sharding.mesh import MeshSpec, platform
 from sharding.params import is_param_spec
@@ -102,12 +102,20 @@ class Deployment:
         """With what steps take by `estimated_footprint`."""
         return with_steps(self.budget(), BucketPlan.of(self.config), lambda b: estimated_footprint(self.lowering, b))
 
-    def work(self, case: Case) -> Work:
-        return work_of(self.spec, self.dtype, case, self.axes, self.form, jnp.dtype(self.config.page_dtype))
+    def work(self, case: Case, *beside: Case) -> Work:
+        """Of one step with all of these in it; see roofline.work_of."""
+        pages = jnp.dtype(self.config.page_dtype)
+        attention = [work_of_attention(self.spec, pages, each, self.axes) for each in (case, *beside)]
+        return total([self._work_of_weights(together(case, *beside)), *attention])
 
-    def sent(self, case: Case) -> float:
-        """Bytes that one device sends in this step, counted."""
-        return sent_of(self.spec, self.dtype, case, self.axes)
+    @cached_property
+    def _work_of_weights(self) -> Callable[[Case], Work]:
+        """Of a case without context, counted once: that takes milliseconds where there are many layers."""
+        return cache(lambda case: work_of_weights(self.spec, self.dtype, case, self.axes, self.form))
+
+    def sent(self, case: Case, *beside: Case) -> float:
+        """Bytes that one device sends in a step with all of these in it, counted."""
+        return sent_of(self.spec, self.dtype, together(case, *beside), self.axes)
 
 
 def deploy(

@@ -56,7 +56,14 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help=f"positions of a decoding sequence, and tokens of a prompt, for times ({DEFAULT_CONTEXT})",
     )
-    group.add_argument("--price", type=_price, metavar="USD", help="of a chip for an hour")
+    group.add_argument("--price", type=_positive, metavar="USD", help="of a chip for an hour")
+    group.add_argument(
+        "--link",
+        type=_positive,
+        metavar="GB/S",
+        help="10^9 bytes/s between a prefill and a decode server, both as planned: what handing prompts over costs, "
+        "and from which length on it pays; steps and memory are those of servers that exchange pages",
+    )
     group.add_argument(
         "--memory-fraction",
         type=_fraction,
@@ -96,7 +103,7 @@ def _output_flags(group: argparse._ArgumentGroup) -> None:
 def check(args: argparse.Namespace) -> None:
     """ConfigError for flags that have no part in what is asked."""
     unused: dict[str, Sequence[str]] = {
-        "--suggest": ("data", "expert", "tensor", "plot", "buckets", "out"),
+        "--suggest": ("data", "expert", "tensor", "plot", "buckets", "out", "link"),
         "--no-compile": ("buckets", "out"),
     }
     for flag, others in unused.items():
@@ -120,7 +127,7 @@ def _number(text: str, least: int = 0) -> int:
     return int(text)
 
 
-def _price(text: str) -> float:
+def _positive(text: str) -> float:
     return _between(text, 0, math.inf)
 
 

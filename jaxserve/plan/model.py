@@ -35,6 +35,11 @@ def read_config(given: str) -> tuple[str, dict[str, Any]]:
     return name, parse_json_object(raw, path)
 
 
+def embeds(given: str) -> bool:
+    """Whether it is the folder of a model that embeds: those have this file of sentence-transformers."""
+    return given not in shipped() and (Path(given) / "modules.json").exists()
+
+
 def weights_of(given: str, asked: str) -> str:
     """--weights, where auto is the form that a converted folder has; ModelError for another one than that."""
     return asked if given in shipped() else chosen_weights(Path(given), asked, stored_weights(Path(given)))

@@ -13,6 +13,8 @@ from jaxserve.engine.memory import HOST_SHARE
 from jaxserve.engine.sizes import sizes_of
 from jaxserve.plan.account import Account, Batch
 from jaxserve.plan.deployment import Deployment
+from jaxserve.plan.handover import Handover
+from jaxserve.plan.handover_report import handover_json, handover_parts
 from jaxserve.plan.roofline import Limits
 from sharding.mesh import device_kind
 
@@ -30,10 +32,17 @@ def _parts(account: Account) -> Iterator[RenderableType]:
     yield verdict(account)
     if account.limits:
         yield from _times(account, account.limits)
+    if handover := handover_of(account):
+        yield from handover_parts(handover)
     yield _counted(account)
     if account.steps:
         yield _compiled(account)
     yield _compiling(account)
+
+
+def handover_of(account: Account) -> Handover | None:
+    """Where there is a link to hand prompts over, and somebody publishes how fast the devices are."""
+    return Handover(account, account.limits, account.link) if account.limits and account.link else None
 
 
 def _introduction(d: Deployment) -> Iterator[str]:
@@ -169,7 +178,7 @@ def _compiling(account: Account) -> str:
 
 def to_json(account: Account) -> dict[str, Any]:
     """Bytes, seconds, FLOP and USD; memory and work of one device."""
-    d, limits = account.deployment, account.limits
+    d, limits, handover = account.deployment, account.limits, handover_of(account)
     return {
         "model": d.target.model,
         "family": d.spec.family,
@@ -193,6 +202,7 @@ def to_json(account: Account) -> dict[str, Any]:
         "floors": limits and {"ttft": account.ttft(limits), "tpot": account.tpot(limits, 1)},
         "prompt_tokens_per_second": limits and account.prompt_rate(limits),
         "batches": [vars(batch) for batch in account.batches(limits)] if limits else None,
+        "handover": handover and handover_json(handover),
         "steps": [_step_json(account, bucket) for bucket in d.buckets],
         "seconds_of_compiling": sum(step.seconds for step in account.steps.values()),
     }

@@ -5,7 +5,7 @@ activations, collectives, launches and everything that does not overlap come on 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.moe import room
 from jaxserve.models.quant import Form
 from jaxserve.models.spec import ModelSpec, PageGroup
+from pallas_kernels.paged_attention.api import Layout
 from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec, is_param_spec
 from sharding.rules import RULES
@@ -56,6 +57,12 @@ class Case:
     context: int
     tokens: int
     steps: int = 1
+
+
+def together(case: Case, *beside: Case) -> Case:
+    """All in one step, their context left out."""
+    cases = (case, *beside)
+    return Case(case.kind, sum(each.rows for each in cases), 0, sum(each.tokens for each in cases))
 
 
 class Work(NamedTuple):
@@ -105,13 +112,28 @@ def work_of(
     of quantized weights. spec: as these devices hold it.
     """
     mesh = mesh or MeshSpec()
-    weights = [(weight, _of_weight(weight, spec, case, mesh)) for weight in weights_of(spec, dtype, form)]
-    attention = [_of_attention(group, spec, pages or dtype, case, mesh.tensor) for group in spec.page_groups()]
-    parts = [*(part for _, part in weights), *attention]
-    total = Work(sum(part.bytes for part in parts), sum(part.flops for part in parts))
+    return total([work_of_weights(spec, dtype, case, mesh, form), work_of_attention(spec, pages or dtype, case, mesh)])
+
+
+def total(parts: Iterable[Work]) -> Work:
+    return Work(*map(sum, zip(*parts, strict=True)))
+
+
+def work_of_weights(
+    spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None = None, form: Form | None = None
+) -> Work:
+    """The part of work_of that depends on the step's rows and tokens, not on their context."""
+    parts = [(weight, _of_weight(weight, spec, case, mesh or MeshSpec())) for weight in weights_of(spec, dtype, form)]
+    whole = total(part for _, part in parts)
     if form is None or not form.activations:
-        return total
-    return total._replace(**{form.numbers: sum(part.flops for weight, part in weights if weight.name == "values")})
+        return whole
+    return whole._replace(**{form.numbers: sum(part.flops for weight, part in parts if weight.name == "values")})
+
+
+def work_of_attention(spec: ModelSpec, pages: jnp.dtype, case: Case, mesh: MeshSpec | None = None) -> Work:
+    """The rest of it."""
+    tensor = (mesh or MeshSpec()).tensor
+    return total(_of_attention(group, spec, pages, case, tensor) for group in spec.page_groups())
 
 
 def sent_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None = None) -> float:
@@ -179,16 +201,19 @@ def _chosen(spec: ModelSpec) -> float:
 
 def _of_attention(group: PageGroup, spec: ModelSpec, dtype: jnp.dtype, case: Case, tensor: int) -> Work:
     layout = group.layout(PAGE, dtype, shards=tensor)
-    values = 0 if layout.value_dim is not None else layout.head_dim
-    token = layout.kv_heads * (layout.head_dim + values) * layout.dtype.itemsize
-    token += layout.kv_heads * SCALE_BYTES * (2 if values else 1) * layout.scaled
     per_row = case.tokens // case.rows
     first, last = case.context + 1, case.context + per_row  # positions that the first and the last query see
     seen = _sum_up_to(last, group.window) - _sum_up_to(first - 1, group.window)
     live = last if group.window is None else min(last, group.window + per_row - 1)
     rows = len(group.layers) * case.rows
     heads = spec.num_heads // tensor
-    return Work(rows * live * token, rows * seen * 2 * heads * (layout.head_dim + layout.out_dim))
+    return Work(rows * live * token_bytes(layout), rows * seen * 2 * heads * (layout.head_dim + layout.out_dim))
+
+
+def token_bytes(layout: Layout) -> int:
+    """Of a token in one layer's pages: K and V of the layout's heads, or what is latent, and scales."""
+    arrays = 1 if layout.value_dim is not None else 2
+    return arrays * layout.kv_heads * (layout.head_dim * layout.dtype.itemsize + SCALE_BYTES * layout.scaled)
 
 
 def _sum_up_to(end: int, window: int | None) -> int:
