@@ -100,7 +100,7 @@ class Handover:
             log.warning(LOCAL, address, error)
         except TimeoutError:
             failure = "deadline_exceeded"
-            log.warning(LOCAL, address, "its deadline or --transfer-timeout has passed")
+            log.warning(LOCAL, address, "it fell silent, or its deadline or --transfer-timeout has passed")
         except Exception:
             failure = "internal"
             log.exception(LOCAL, address, "a bug")
@@ -119,10 +119,11 @@ class Handover:
             page_size=self._page_size,
             priority=request.priority,
         )
-        async with asyncio.timeout_at(deadline), aclosing(server.pieces(prompt, deadline)) as pieces:
-            async for piece in pieces:
-                self._observer.received(piece.nbytes)
-                await loop.run_in_executor(self._installing, self._install, arriving, piece, seconds)
+        async with asyncio.timeout_at(deadline) as limit, aclosing(server.pieces(prompt, deadline)) as pieces:
+            with server.ending(limit):
+                async for piece in pieces:
+                    self._observer.received(piece.nbytes)
+                    await loop.run_in_executor(self._installing, self._install, arriving, piece, seconds)
 
     def _install(self, arriving: Import, piece: Piece, seconds: float) -> None:
         """On a thread that may wait."""

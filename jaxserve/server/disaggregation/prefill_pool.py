@@ -34,6 +34,7 @@ class PrefillServer:
         self.state = State.UNREACHABLE
         self._channel, self._client = channel, client
         self._handed, self._waiting, self._running = Handed(), 0, 0  # of the latter two: tokens
+        self._limits = set[asyncio.Timeout]()
         self._watching: asyncio.Task[None] | None = None
 
     def open(self) -> None:
@@ -73,6 +74,15 @@ class PrefillServer:
         finally:
             self._running -= tokens
 
+    @contextmanager
+    def ending(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """Around waiting for it: when it falls silent, the time is over."""
+        self._limits.add(limit)
+        try:
+            yield
+        finally:
+            self._limits.discard(limit)
+
     # ---- watching
 
     async def _watch(self) -> None:
@@ -82,6 +92,8 @@ class PrefillServer:
             except TransferError as error:
                 refused = error.code in ("FAILED_PRECONDITION", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED")
                 self._turn(State.REFUSING if refused else State.UNREACHABLE, str(error))
+                if error.code == "DEADLINE_EXCEEDED":  # a server that drains says so, and finishes what it has
+                    self._end_all()
             except Exception:
                 log.exception("prefill server %s: watching it failed", self.address)
                 self._turn(State.UNREACHABLE, "watching it failed")
@@ -91,6 +103,11 @@ class PrefillServer:
         async with aclosing(self._client.loads()) as loads:
             async for self._waiting in loads:
                 self._turn(State.READY, "")
+
+    def _end_all(self) -> None:
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(0)
 
     def _turn(self, state: State, why: str) -> None:
         if state is not self.state:

@@ -129,6 +129,25 @@ def test_a_server_that_is_gone_is_noticed(tmp_path: Path, fault: str, monkeypatc
     asyncio.run(main())
 
 
+def test_nobody_waits_for_a_server_that_fell_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose process is stopped, say: its connection lives. That is noticed long before --transfer-timeout."""
+    monkeypatch.setattr("jaxserve.cluster.transfer.prefill.SILENCE", 1.0)
+
+    async def main() -> None:
+        async with apart(tmp_path, plan=replace(PLAN, seconds=1000.0)) as servers:
+            async with before_step(servers, 3) as there:
+                answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
+                await there.wait()
+                await freeze(servers)
+                async with asyncio.timeout(10):
+                    assert tokens_of(await answering)
+            assert servers.failures == {"deadline_exceeded": 1} and servers.states == {"unreachable": 1}
+            servers.proxies[0].cut()
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("way", ["cancel", "deadline", "abort"])
 def test_a_client_that_goes_away(tmp_path: Path, way: str, step: int) -> None:
@@ -293,6 +312,7 @@ def test_requests_with_random_faults_leave_nothing_behind(
             for proxy in servers.proxies:
                 proxy.limits = lambda: 1e9
                 proxy.cut()
+            await servers.until(State.READY, 0)
             await servers.until(State.READY, 2)
             remote = servers.count("seconds_count")
             assert tokens_of(await servers.decode.inference.Generate(asking())) == (await plain(tmp_path, asking()))[0]
