@@ -146,10 +146,11 @@ def check_bundle(args: argparse.Namespace, manifest: Manifest) -> None:
 
 
 def check_role(args: argparse.Namespace, manifest: Manifest) -> None:
+    """ConfigError where pages are exchanged with others, and the bundle has no programs for that, or the reverse."""
     exchanges = manifest.options().page_exchange
     if exchanges != (args.role != "both"):
-        compiled = "servers apart: --role prefill or decode" if exchanges else "--role both"
-        raise ConfigError(f"--role {args.role}: the bundle was compiled for {compiled}")
+        others = "prefill or decode" if exchanges else "both (python -m jaxserve.plan --link compiles for the others)"
+        raise ConfigError(f"--role {args.role}: the bundle was compiled for --role {others}")
 
 
 def limits(args: argparse.Namespace) -> Limits:
