@@ -108,6 +108,8 @@ async def serve(
         llm = resources.enter_context(open_llm(args, console, pod, manifest))
         model, engine = model_card(llm, args.served_model_name or args.model.resolve().name), engine_card(llm)
         introduce(model, engine, console)
+        if role.introduction:
+            console.print(f"role     {role.introduction}", soft_wrap=True, markup=False)
         if llm.draft:
             console.print(f"drafts   {args.draft_model}: {describe(sizes_of(llm.draft.params))}", soft_wrap=True)
         compile_all(llm, console, manifest)

@@ -42,6 +42,7 @@ OPTIONS = (
 class Role:
     """Of a server that computes its own prompts, and nobody else's: nothing. Lives on the event loop."""
 
+    introduction = ""  # for whoever starts the server
     faces: tuple[Face, ...] = ()  # beside InferenceService
     for_servers = False  # and not for clients
 
@@ -58,6 +59,7 @@ class Role:
 class PrefillRole(Role):
     """It computes prompts for decode servers, and refuses clients."""
 
+    introduction = "prefill: it computes prompts for decode servers, and refuses clients"
     for_servers = True
 
     def __init__(self, plan: Disaggregation, gate: Gate, registry: CollectorRegistry):
@@ -82,6 +84,10 @@ class DecodeRole(Role):
         self._budget, self._pool = Budget(plan.buffer), PrefillPool(plan.seconds)
         self._metrics = DecodeMetrics(registry, self._budget, lambda: self._pool.states)
         self._following: asyncio.Task[None] | None = None
+        whom = [*plan.servers, *([f"those in {plan.servers_file}"] if plan.servers_file else [])]
+        self.introduction = (
+            f"decode: prompts with {plan.policy.threshold} tokens that are not cached are computed by {', '.join(whom)}"
+        )
 
     def handover(self, thread: EngineThread, page_size: int) -> Handover:
         plan = self._plan
