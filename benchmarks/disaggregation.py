@@ -11,9 +11,10 @@ Short prompts come evenly, --short of them a second, and stream 64 tokens each. 
 and shared prefixes of Mooncake's trace times --token-scale (1/8: its blocks of 512 tokens become pages of 64), cut to
 the context. Its times are rounded to three seconds, ten requests at a time, so here they come as a Poisson process,
 --rate of them a second. Servers are pinned to their cores; so is this load generator, to the other ones: where there
-are none, it takes a share of the servers' two.
+are none, it takes a share of the servers' two. The servers of all arrangements run, and take turns under each load.
 
-ITL and TTFT are those of the short ones, TTFT of the long ones apart, in milliseconds, at the client; tokens/s are
+ITL and TTFT are those of the short ones, TTFT of the long ones apart, in milliseconds, at the client; longest gap is
+that between two tokens of a short stream, one of each stream: a stall that p99 of ITL is too coarse for. Tokens/s are
 those of all outputs. What the decode server says of its handovers stands behind: prompts that travelled, those that
 failed and were computed there, MiB of pages, and seconds of a trip in the mean. With --out, JSON goes there after
 every load, a picture beside it as .svg. --json: the same on standard output, instead of the table.
@@ -26,7 +27,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -85,11 +86,15 @@ class Handovers:
 
 @dataclass(frozen=True)
 class Result:
-    """rate: of long prompts, per second. all: of both kinds. handovers: None without a decode server."""
+    """rate: of long prompts, per second. gaps: the longest of each short stream. all: of both kinds.
+
+    handovers: None without a decode server.
+    """
 
     arrangement: str
     rate: float
     short: Summary
+    gaps: Spread | None
     long: Summary
     all: Summary
     handovers: Handovers | None
@@ -219,9 +224,15 @@ class Bench:
         short, long = self._loop(), self._loop()
         await asyncio.gather(short.open(load.short), long.open(load.long))
         after = await self._servers.counts()
-        loops = (short.outcomes, long.outcomes, [*short.outcomes, *long.outcomes])
-        told = handovers(before, after) if self._servers.metrics else None
-        return Result(self._arrangement, load.rate, *(summarize(found, Objective()) for found in loops), told)
+        return Result(
+            arrangement=self._arrangement,
+            rate=load.rate,
+            short=summarize(short.outcomes, Objective()),
+            gaps=Spread.of(max(outcome.itl()) for outcome in short.outcomes if outcome.ok),
+            long=summarize(long.outcomes, Objective()),
+            all=summarize([*short.outcomes, *long.outcomes], Objective()),
+            handovers=handovers(before, after) if self._servers.metrics else None,
+        )
 
     def _loop(self) -> Loop:
         """Its prompts are those of no other run, nor are its pages."""
@@ -231,17 +242,25 @@ class Bench:
         )
 
 
+@asynccontextmanager
+async def opened(arrangement: str, args: argparse.Namespace, context: int) -> AsyncIterator[Bench]:
+    async with started(arrangement, args, context) as servers, calling(servers.addresses) as caller:
+        async with AsyncClient(servers.addresses[0]) as client:
+            model = await client.model_info()
+        yield Bench(arrangement, servers, caller, model)
+
+
 async def measure(args: argparse.Namespace) -> AsyncIterator[Result]:
-    """Every arrangement under every load, after a few requests that do not count."""
+    """Every load, by every arrangement in turn, after a few requests that do not count."""
     context = context_of(args.model)
     loads = loads_of(args, context)
-    for arrangement in args.arrangement or ARRANGEMENTS:
-        async with started(arrangement, args, context) as servers, calling(servers.addresses) as caller:
-            async with AsyncClient(servers.addresses[0]) as client:
-                model = await client.model_info()
-            bench = Bench(arrangement, servers, caller, model)
+    async with AsyncExitStack() as stack:
+        found = args.arrangement or ARRANGEMENTS
+        benches = [await stack.enter_async_context(opened(name, args, context)) for name in found]
+        for bench in benches:
             await bench.run(warm_up(loads))
-            for load in loads:
+        for load in loads:
+            for bench in benches:
                 yield await bench.run(load)
 
 
@@ -255,32 +274,39 @@ def warm_up(loads: Sequence[Load]) -> Load:
 
 
 def verdicts(results: Sequence[Result]) -> Iterator[str]:
-    """For each rate, whether disaggregation pays: for the streams, in p99 ITL, and what it costs elsewhere."""
+    """For each rate, whether disaggregation pays."""
     found = {(r.rate, r.arrangement): r for r in results}
     for rate in dict.fromkeys(r.rate for r in results):
         apart, beside = found.get((rate, "disaggregated")), found.get((rate, "chunked"))
-        if apart and beside and apart.short.itl and beside.short.itl:
+        if apart and beside:
             yield f"{rate:g} long prompts/s: {verdict(apart, beside)}"
 
 
 def verdict(apart: Result, beside: Result) -> str:
-    assert apart.short.itl and beside.short.itl
-    gain = beside.short.itl.p99 / apart.short.itl.p99
-    pays = (
-        f"pays, p99 ITL {gain:.1f} times shorter" if gain > 1 else f"does not pay, p99 ITL {1 / gain:.1f} times longer"
-    )
-    rate = apart.all.output_tokens_per_second / max(beside.all.output_tokens_per_second, 1e-9)
-    return f"disaggregation {pays} than chunks alone; {rate:.0%} of their tokens/s"
+    """Beside chunks alone: what streams gain or lose by it, and what the machine does."""
+    itl = p99(apart.short.itl) / p99(beside.short.itl)
+    figures = {
+        "p99 ITL": itl,
+        "longest gaps": p99(apart.gaps) / p99(beside.gaps),
+        "p99 TTFT": p99(apart.short.ttft) / p99(beside.short.ttft),
+        "tokens/s": apart.all.output_tokens_per_second / beside.all.output_tokens_per_second,
+    }
+    pays = "pays" if itl < 1 else "does not pay"
+    return f"disaggregation {pays}: {', '.join(f'{name} x {value:.2f}' for name, value in figures.items())}"
+
+
+def p99(spread: Spread | None) -> float:
+    return spread.p99 if spread else float("nan")
 
 
 def show(results: Sequence[Result], console: Console) -> None:
-    columns = ("long/s", "", "ITL p50", "p99", "TTFT p50", "p99", "long TTFT p50", "p99", "tokens/s", "failed")
-    table = Table(*columns, "travelled", "failed", "MiB", "s", title="milliseconds at the client")
-    for r in sorted(results, key=lambda r: r.rate):
-        spreads = (r.short.itl, r.short.ttft, r.long.ttft)
+    latencies = ("ITL p50", "p99", "longest gap p50", "p99", "TTFT p50", "p99", "long TTFT p50", "p99")
+    columns = ("long/s", "", *latencies, "tokens/s", "errors", "travelled", "failed", "MiB", "s")
+    table = Table(*columns, title="milliseconds at the client")
+    for r in results:
+        spreads = (r.short.itl, r.gaps, r.short.ttft, r.long.ttft)
         cells = [text for spread in spreads for text in quantiles(spread)]
-        failed = str(r.all.requests - r.all.ok)
-        cells += [f"{r.all.output_tokens_per_second:.0f}", failed, *told(r.handovers)]
+        cells += [f"{r.all.output_tokens_per_second:.0f}", str(r.all.requests - r.all.ok), *told(r.handovers)]
         table.add_row(f"{r.rate:g}", r.arrangement, *cells)
     console.print(table)
     for line in verdicts(results):
@@ -302,17 +328,19 @@ def told(handovers: Handovers | None) -> tuple[str, str, str, str]:
 def charts(results: Sequence[Result]) -> list[Chart]:
     """p99 and p50 against the rate of long prompts."""
 
-    def lines(of: str, kind: str) -> Iterator[Line]:
+    def lines(of: Callable[[Result], Spread | None]) -> Iterator[Line]:
         for name in dict.fromkeys(r.arrangement for r in results):
-            for quantile in ("p50", "p99"):
-                spreads = [(r.rate, getattr(getattr(r, kind), of)) for r in results if r.arrangement == name]
-                points = [(rate, getattr(spread, quantile)) for rate, spread in spreads if spread]
-                yield Line(f"{name} {quantile}", name, points, dashed=quantile == "p50")
+            spreads = [(r.rate, spread) for r in results if r.arrangement == name and (spread := of(r))]
+            yield Line(f"{name} p99", name, [(rate, spread.p99) for rate, spread in spreads])
+            yield Line(f"{name} p50", name, [(rate, spread.p50) for rate, spread in spreads], dashed=True)
+
+    def chart(title: str, of: Callable[[Result], Spread | None]) -> Chart:
+        return Chart(title, "long prompts/s", "ms", list(lines(of)))
 
     return [
-        Chart("inter-token latency of the short streams", "long prompts/s", "ms", list(lines("itl", "short"))),
-        Chart("time to first token of the short streams", "long prompts/s", "ms", list(lines("ttft", "short"))),
-        Chart("time to first token of the long prompts", "long prompts/s", "ms", list(lines("ttft", "long"))),
+        chart("inter-token latency of short streams", lambda r: r.short.itl),
+        chart("longest gap of a short stream", lambda r: r.gaps),
+        chart("time to first token of long prompts", lambda r: r.long.ttft),
     ]
 
 
