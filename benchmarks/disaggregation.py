@@ -408,7 +408,7 @@ async def run(args: argparse.Namespace, facts: dict[str, Any], console: Console)
 def main() -> None:
     args = parsed()
     about = environment(" ".join(["python -m benchmarks.disaggregation", *sys.argv[1:]]))
-    facts = {**about, **versions(), "generator": f"on {len(args.others)} cores of its own"}
+    facts = {**about, **versions(), "generator": "on other cores" if args.others else "on the servers' cores"}
     console = Console(stderr=True, highlight=False)
     if about["load_before"] > IDLE:
         console.print(f"NOT IDLE: load {about['load_before']} before")
