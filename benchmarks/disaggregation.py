@@ -60,6 +60,7 @@ TRACE = Path("traces/mooncake/conversation_trace.jsonl")  # in the folder that J
 ARRANGEMENTS = ("disaggregated", "chunked", "neither")
 SHORT_PROMPT, SHORT_OUTPUT, MOST_LONG_OUTPUT = Lengths(32, 96), Lengths(64, 64), 64
 READY_SECONDS, TIMEOUT = 1800.0, 600.0
+WORTH = 0.9  # of p99 ITL with chunks alone: what is nearer is noise
 SEED = 0
 CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 type Counts = Counter[tuple[str, ...]]  # samples by name and labels
@@ -291,7 +292,8 @@ def verdict(apart: Result, beside: Result) -> str:
         "p99 TTFT": p99(apart.short.ttft) / p99(beside.short.ttft),
         "tokens/s": apart.all.output_tokens_per_second / beside.all.output_tokens_per_second,
     }
-    pays = "pays" if itl < 1 else "does not pay"
+    travelled = apart.handovers and apart.handovers.decisions.get("remote")
+    pays = "pays" if travelled and itl < WORTH else "does not pay" if travelled else "has nothing to do"
     return f"disaggregation {pays}: {', '.join(f'{name} x {value:.2f}' for name, value in figures.items())}"
 
 

@@ -130,10 +130,13 @@ def test_it_is_said_when_it_does_not_pay(tmp_path: Path) -> None:
     assert spread
     apart = replace(chunked, arrangement="disaggregated", handovers=Handovers({"remote": 2}, {}, 1.0, None))
     better = replace(apart, rate=1.0, short=replace(apart.short, itl=replace(spread, p99=spread.p99 / 2)))
-    lines = list(verdicts([apart, chunked, better, replace(chunked, rate=1.0)]))
+    idle = replace(better, rate=2.0, handovers=Handovers({"local_short": 4}, {}, 0.0, None))
+    beside = [replace(chunked, rate=rate) for rate in (0.0, 1.0, 2.0)]
+    lines = list(verdicts([apart, better, idle, *beside]))
     assert [line.split(":")[:2] for line in lines] == [
         ["0 long prompts/s", " disaggregation does not pay"],
         ["1 long prompts/s", " disaggregation pays"],
+        ["2 long prompts/s", " disaggregation has nothing to do"],
     ]
     assert "p99 ITL x 1.00" in lines[0] and "p99 ITL x 0.50" in lines[1] and "tokens/s x 1.00" in lines[1]
     show([apart, chunked, better], Console(quiet=True))
