@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from jaxserve.cluster.transfer.budget import Budget
+from jaxserve.cluster.transfer.shelf import Counts, Shelf
+from jaxserve.server.disaggregation.decision import Decision
+from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics
+from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.engine_thread import Tally
 from jaxserve.server.expert_load import ExpertLoad
 from jaxserve.server.metrics import Metrics
@@ -43,6 +49,21 @@ async def traffic(server: Running) -> None:
     await server.at_rest()
 
 
+def handed_over() -> bytes:
+    """What a decode server says of its handovers, and a prefill server of its pieces."""
+    decode, prefill = CollectorRegistry(), CollectorRegistry()
+    seen = DecodeMetrics(decode, Budget(1), lambda: Counter((State.READY,)))
+    for decision in Decision:
+        seen.decided(decision)
+    seen.received(1)
+    seen.ended(0.1, None)
+    seen.ended(0.1, "unavailable")
+    shelf = Shelf(1)
+    shelf.counts = Counts(offered=4, fetched=1, broken=1, expired=1, withdrawn=1, bytes=1)
+    PrefillMetrics(prefill, shelf)
+    return generate_latest(decode) + generate_latest(prefill)
+
+
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     """What /metrics says after it."""
@@ -54,7 +75,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
         small: dict[str, int] = {"num_pages": 32, "max_context": 120}
         async with running(folder, observers=(metrics,), seconds=0.001, proposer=EagerProposer(), **small) as server:
             await traffic(server)
-        return await metrics.text() + generate_latest(experts)
+        return await metrics.text() + generate_latest(experts) + handed_over()
 
     families = text_string_to_metric_families(asyncio.run(main()).decode())
     return [(s.name, s.labels, s.value) for family in families for s in family.samples]

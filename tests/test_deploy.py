@@ -18,6 +18,9 @@ from smg.launch_router import parse_router_args
 
 from jaxserve.cli.flags import parser as generate_parser
 from jaxserve.server import grpc_server
+from jaxserve.server.disaggregation import roles
+from jaxserve.server.disaggregation.addresses import read_addresses
+from jaxserve.server.disaggregation.flags import disaggregation
 from jaxserve.server.flags import parser as serve_parser
 from jaxserve.server.metrics import Metrics
 
@@ -33,8 +36,8 @@ TEMPLATE_FIELDS = {
     *("volumeClaimTemplates", "persistentVolumeClaimRetentionPolicy"),
 }
 TEMPLATES = {
-    "Deployment": lambda spec: [(spec["template"], spec["replicas"])],
-    "StatefulSet": lambda spec: [(spec["template"], 1)],  # each replica is a server of its own
+    "Deployment": lambda spec: [(spec["template"], 1)],  # each replica is a server of its own
+    "StatefulSet": lambda spec: [(spec["template"], 1)],
     "LeaderWorkerSet": lambda spec: [
         (spec["leaderWorkerTemplate"]["leaderTemplate"], 1),
         (spec["leaderWorkerTemplate"]["workerTemplate"], spec["leaderWorkerTemplate"]["size"] - 1),
@@ -49,14 +52,22 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(path.read_text()))
 
 
+def group_of(document: dict[str, Any]) -> list[tuple[dict[str, Any], int]]:
+    """Pod templates that run this project as one server, or one batch, and how many pods each makes of it."""
+    pairs = TEMPLATES.get(document["kind"], lambda _: [])(document.get("spec"))
+    return [pair for pair in pairs if the_container(pair[0])["image"].startswith("REGISTRY/jaxserve:")]
+
+
 def templates(path: Path) -> list[tuple[dict[str, Any], int]]:
-    """Pod templates of a file that run this project, and how many pods each makes in a group."""
-    return [
-        pair
-        for document in documents(path)
-        for pair in TEMPLATES.get(document["kind"], lambda _: [])(document["spec"])
-        if the_container(pair[0])["image"].startswith("REGISTRY/jaxserve:")
-    ]
+    """Those of all groups in a file."""
+    return [pair for document in documents(path) for pair in group_of(document)]
+
+
+def groups() -> Iterator[Any]:
+    for path in FILES:
+        for document in documents(path):
+            if group := group_of(document):
+                yield pytest.param(group, id=f"{path.stem}-{document['metadata']['name']}")
 
 
 def containers() -> Iterator[Any]:
@@ -86,6 +97,7 @@ def chips(template: dict[str, Any]) -> int:
 def test_there_is_what_was_promised() -> None:
     kinds = {path.stem: {document["kind"] for document in documents(path)} for path in FILES}
     assert kinds == {
+        "disaggregated-v6e-8": {"StatefulSet", "Deployment", "Service", "ConfigMap", "NetworkPolicy"},
         "gpu-1": {"Deployment", "Service"},
         "gpu-8": {"Deployment", "Service"},
         "jobset-batch": {"JobSet"},
@@ -162,10 +174,9 @@ def test_flags_are_ours(template: dict[str, Any]) -> None:
         assert args.token_file or args.vllm_port, "who listens on all addresses asks for a token: see test_smg_*"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.stem != "volumes"], ids=lambda path: path.stem)
-def test_the_mesh_takes_every_chip(path: Path) -> None:
+@pytest.mark.parametrize("group", list(groups()))
+def test_the_mesh_takes_every_chip(group: list[tuple[dict[str, Any], int]]) -> None:
     """And tensor parallelism stays inside a host."""
-    group = templates(path)
     args = [flags(template)[1] for template, _ in group]
     assert len({str(vars(a)) for a in args}) == 1, "the same flags on all hosts"
     hosts, chips_of_host = sum(count for _, count in group), {chips(template) for template, _ in group}
@@ -194,7 +205,7 @@ def test_probes_ask_what_is_answered(template: dict[str, Any]) -> None:
     ports = {"grpc": args.port, "http": args.http_port} | ({"vllm": args.vllm_port} if args.vllm_port else {})
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == ports
     assert not args.tls_cert, "Kubernetes asks over gRPC without TLS"
-    ready = None if follower else grpc_server.INFERENCE
+    ready = None if follower else roles.PREFILL if args.role == "prefill" else grpc_server.INFERENCE
     services = {name: probe.get("service") for name, probe in probes.items()}
     assert services == {"startupProbe": ready, "readinessProbe": ready, "livenessProbe": None}
     startup = container["startupProbe"]
@@ -218,7 +229,8 @@ def test_what_is_mounted_is_there(template: dict[str, Any]) -> None:
     claims = {document["metadata"]["name"] for document in documents(ROOT / "deploy" / "volumes.yaml")}
     used = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
     assert used <= claims
-    paths = [args.model, args.compilation_cache, getattr(args, "token_file", None), getattr(args, "prompts_file", None)]
+    files = ("token_file", "prompts_file", "prefill_token_file", "prefill_servers_file")
+    paths = [args.model, args.compilation_cache, *(getattr(args, name, None) for name in files)]
     for path in filter(None, paths):
         (mount,) = [m for m in mounts.values() if path.is_relative_to(m["mountPath"])]
         assert mount.get("readOnly", False) == (
@@ -228,21 +240,60 @@ def test_what_is_mounted_is_there(template: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.stem != "smg"], ids=lambda path: path.stem)
 def test_services_find_who_answers(path: Path) -> None:
-    for service in (document["spec"] for document in documents(path) if document["kind"] == "Service"):
+    services = [document["spec"] for document in documents(path) if document["kind"] == "Service"]
+    for service in (service for service in services if service.get("clusterIP") != "None"):
         labels = [template["metadata"]["labels"] for template, _ in templates(path)]
         found = [own for own in labels if service["selector"].items() <= own.items()]
         assert len(found) == 1 and found[0].get("role") != "follower"
         assert {port["targetPort"]: port["port"] for port in service["ports"]} == PORTS
 
 
-def smg_documents() -> dict[tuple[str, str], Any]:
-    """By kind and name."""
-    found = documents(ROOT / "deploy" / "smg.yaml")
-    return {(document["kind"], document["metadata"]["name"]): document["spec"] for document in found}
+def by_name(file: str) -> dict[tuple[str, str], Any]:
+    """What a file says, by kind and name."""
+    found = documents(ROOT / "deploy" / file)
+    return {(document["kind"], document["metadata"]["name"]): document.get("spec", document) for document in found}
+
+
+def test_decode_servers_find_prefill_servers(tmp_path: Path) -> None:
+    """By the names of their pods, in a file that changes without a restart."""
+    found = by_name("disaggregated-v6e-8.yaml")
+    prefill, decode = found["StatefulSet", "jaxserve-prefill"], found["Deployment", "jaxserve-decode"]
+    names, (there, here) = prefill["serviceName"], (flags(group["template"])[1] for group in (prefill, decode))
+    service = found["Service", names]
+    assert service["clusterIP"] == "None" and service["selector"] == prefill["selector"]["matchLabels"]
+    assert [(p["port"], p["targetPort"]) for p in service["ports"]] == [(there.port, "grpc")]
+    volumes = {volume["name"]: volume for volume in decode["template"]["spec"]["volumes"]}
+    name, text = volumes["prefill-servers"]["configMap"]["name"], here.prefill_servers_file.name
+    listed, token = tmp_path / "servers", tmp_path / "token"
+    listed.write_text(found["ConfigMap", name]["data"][text])
+    token.write_text("secret")
+    assert read_addresses(listed) == [f"jaxserve-prefill-{i}.{names}:{there.port}" for i in range(prefill["replicas"])]
+    mounts = {mount["name"]: mount for mount in the_container(decode["template"])["volumeMounts"]}
+    assert "subPath" not in mounts["prefill-servers"], "those are never changed"
+    here.prefill_servers_file, here.prefill_token_file = listed, token
+    plan = disaggregation(here)
+    assert plan and plan.token and not plan.prefills
+
+
+def test_prefill_servers_take_prompts_of_decode_servers_alone() -> None:
+    found = by_name("disaggregated-v6e-8.yaml")
+    prefill, decode = found["StatefulSet", "jaxserve-prefill"], found["Deployment", "jaxserve-decode"]
+    policy = found["NetworkPolicy", "jaxserve-prefill"]
+    assert policy["podSelector"] == prefill["selector"] and policy["policyTypes"] == ["Ingress"]
+    there, here = (flags(group["template"])[1] for group in (prefill, decode))
+    who = [{"podSelector": decode["selector"]}]
+    assert policy["ingress"] == [{"from": who, "ports": [{"port": there.port}]}]
+    secrets = {
+        group: {v["name"]: v["secret"] for v in found[group]["template"]["spec"]["volumes"] if "secret" in v}
+        for group in (("StatefulSet", "jaxserve-prefill"), ("Deployment", "jaxserve-decode"))
+    }
+    (asked,), given = (set(map(str, of.values())) for of in secrets.values())
+    assert asked in given and here.prefill_token_file == there.token_file != here.token_file
+    assert (here.model, here.dtype, here.weights) == (there.model, there.dtype, there.weights)
 
 
 def test_smg_is_sent_to_the_servers() -> None:
-    found = smg_documents()
+    found = by_name("smg.yaml")
     replicas, router = found["StatefulSet", "jaxserve-replicas"], found["Deployment", "smg"]
     names, service = replicas["serviceName"], found["Service", replicas["serviceName"]]
     port = flags(replicas["template"])[1].vllm_port
@@ -269,7 +320,7 @@ def test_the_metrics_that_a_picker_reads_are_there() -> None:
 
 
 def test_smg_alone_reaches_servers_that_ask_for_no_token() -> None:
-    found = smg_documents()
+    found = by_name("smg.yaml")
     replicas, router = found["StatefulSet", "jaxserve-replicas"], found["Deployment", "smg"]
     policy = found["NetworkPolicy", "jaxserve-replicas"]
     args = flags(replicas["template"])[1]

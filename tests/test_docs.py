@@ -1,11 +1,15 @@
 """The documents that are written by programs are those that the programs write."""
 
+import argparse
 import importlib.util
+import re
 import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
 
+from jaxserve.server.disaggregation.decision import Decision
+from jaxserve.server.disaggregation.flags import role_flags
 from tests.jaxserve.engine.test_families_on_meshes import FAMILIES, MESHES
 from tests.jaxserve.engine.test_feature_pairs import FEATURES
 from tests.outcome_tables import FAMILIES_ON_MESHES, FEATURE_PAIRS, read
@@ -19,6 +23,15 @@ def test_api_md_is_up_to_date() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "api.md").read_text() == module.document(), "run python docs/make_api.py"
+
+
+def test_disaggregation_md_has_every_flag_and_decision() -> None:
+    parser = argparse.ArgumentParser()
+    role_flags(parser.add_argument_group())
+    flags = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
+    text = (ROOT / "docs" / "disaggregation.md").read_text()
+    assert set(re.findall(r"^\| `(--[\w-]+)", text, re.M)) == flags
+    assert set(re.findall(r"^\| `(remote|local_\w+)` ", text, re.M)) == set(Decision)
 
 
 def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
