@@ -14,6 +14,7 @@ import pytest
 from grpc import aio
 
 from jaxserve.server.disaggregation.prefill_pool import State
+from jaxserve.server.lifecycle import Lifecycle
 from jaxserve.v1 import admin_pb2
 from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, Apart, apart, asking, plain, tokens_of, until
 
@@ -231,6 +232,30 @@ def test_a_prefill_server_that_drains(tmp_path: Path) -> None:
             await servers.decode.inference.Generate(asking("b" + LONG))
             assert servers.decisions("local_no_server") == 1
             await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
+    """It takes calls until what it computed is fetched, though no request runs any more."""
+
+    async def main() -> None:
+        async with apart(tmp_path, prefill_options={"opened": False}, ready=False) as servers:
+            prefill, role, buffer = servers.prefills[0], servers.prefill_roles[0], servers.role._budget
+            lifecycle = Lifecycle(prefill.gate, prefill.stop, leaving=lambda: role.leaving)
+            life = asyncio.create_task(lifecycle.run(lambda: prefill.served))
+            await servers.until(State.READY)
+            await buffer.take(buffer.nbytes, asyncio.get_running_loop().time() + 1)  # nothing is fetched
+            answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
+            await until(lambda: prefill.runner.steps)
+            lifecycle.drain()
+            await until(lambda: not prefill.service.in_flight)
+            await asyncio.sleep(0.2)
+            buffer.give(buffer.nbytes)
+            assert tokens_of(await answering)
+            assert not servers.failures and servers.count("seconds_count") == 1
+            async with asyncio.timeout(10):
+                assert await life == 0
 
     asyncio.run(main())
 
