@@ -13,8 +13,11 @@ import grpc
 import pytest
 from grpc import aio
 
+from jaxserve.errors import DeadlineError, DrainingError
+from jaxserve.server.call import Call
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.lifecycle import Lifecycle
+from jaxserve.server.service import SHORT
 from jaxserve.v1 import admin_pb2
 from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, Apart, apart, asking, plain, tokens_of, until
 
@@ -195,6 +198,24 @@ def test_a_decode_engine_that_fails(tmp_path: Path) -> None:
                 assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
             await servers.prefills[0].at_rest()
             await until(lambda: not servers.prefill_roles[0].shelf.budget.held)
+
+    asyncio.run(main())
+
+
+def test_what_is_tokenized_when_all_ends_is_not_handed_over(tmp_path: Path) -> None:
+    """The service fails all requests at the end of a drain: this one learns why, and at once."""
+
+    async def main() -> None:
+        async with apart(tmp_path, max_context=4096, num_pages=2048) as servers:
+            service, go_on = servers.decode.service, threading.Event()
+            for _ in range(2):  # its threads
+                service._tokenizing.submit(go_on.wait)
+            call = servers.decode.inference.Generate(asking(LONG * (1 + SHORT // len(LONG))))
+            await until(lambda: service.in_flight)
+            service.fail_all(DrainingError("the server ends"))
+            go_on.set()
+            assert (await call.code()).name == "UNAVAILABLE" and await call.details() == "the server ends"
+            assert not servers.decisions("remote")
 
     asyncio.run(main())
 
