@@ -220,6 +220,28 @@ def test_what_is_tokenized_when_all_ends_is_not_handed_over(tmp_path: Path) -> N
     asyncio.run(main())
 
 
+def test_a_deadline_that_passes_before_the_decision(tmp_path: Path) -> None:
+    """What is cached is asked between two steps, and a step may take long."""
+
+    async def main() -> None:
+        async with apart(tmp_path) as servers:
+            runner, go_on = servers.decode.runner, threading.Event()
+            runner.hook = lambda number: go_on.wait() and None
+            other = asyncio.ensure_future(servers.decode.inference.Generate(asking("short")))
+            await until(lambda: runner.steps)
+            try:
+                async with asyncio.timeout(5):
+                    answer = await servers.decode.service.answer(Call(prompt=LONG, timeout=0.2))
+                    with answer, pytest.raises(DeadlineError, match="the deadline has passed"):
+                        await answer.whole()
+            finally:
+                go_on.set()
+            await other
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_a_buffer_that_is_too_small(tmp_path: Path, side: str) -> None:
     """For a single piece: it is computed here, and the reason is told."""
