@@ -32,6 +32,7 @@ class PrefillServer:
     def __init__(self, address: str, channel: aio.Channel, client: PrefillClient):
         self.address = address
         self.state = State.UNREACHABLE
+        self._told: State | None = None
         self._channel, self._client = channel, client
         self._handed, self._waiting, self._running = Handed(), 0, 0  # of the latter two: tokens
         self._limits = set[asyncio.Timeout]()
@@ -121,10 +122,10 @@ class PrefillServer:
                 limit.reschedule(0)
 
     def _turn(self, state: State, why: str) -> None:
-        if state is not self.state:
+        if state is not self._told:
             level = logging.INFO if state is State.READY else logging.WARNING
             log.log(level, "prefill server %s is %s%s", self.address, state, f": {why}" if why else "")
-        self.state = state
+        self.state = self._told = state
 
 
 class PrefillPool:

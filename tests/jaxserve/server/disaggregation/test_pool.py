@@ -117,6 +117,20 @@ def test_a_server_that_is_removed_sends_what_it_computes(tmp_path: Path, grace: 
     asyncio.run(main())
 
 
+def test_a_server_that_is_not_there_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, though it never was."""
+
+    async def main() -> None:
+        async with apart(tmp_path, plan=replace(PLAN, servers=("127.0.0.1:1",)), prefills=0):
+            async with asyncio.timeout(10):
+                while "prefill server 127.0.0.1:1 is unreachable: " not in caplog.text:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(2.5)
+            assert caplog.text.count("127.0.0.1:1 is") == 1
+
+    asyncio.run(main())
+
+
 def _folder(tmp_path: Path) -> Path:
     folder = tmp_path / "others"
     folder.mkdir()
