@@ -13,7 +13,9 @@ from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, apart, aski
 from tests.jaxserve.server.disaggregation.test_handover_faults import before_step
 
 
-@pytest.mark.parametrize("text", ["", "host", ":50051", "host:", "host:0", "host:65536", "host:x", "a b:1", "h:1²"])
+@pytest.mark.parametrize(
+    "text", ["", "host", ":50051", "host:", "host:0", "host:65536", "host:x", "a b:1", "h:1²", "h:" + "1" * 5000]
+)
 def test_no_address(text: str) -> None:
     with pytest.raises(ConfigError):
         check_address(text)
