@@ -363,3 +363,14 @@ def test_what_is_left_of_a_piece_does_not_keep_it_alive() -> None:
     arriving, keys = there.engine.transfers.receive(LONG), np.zeros((1, 12, 1, 3))
     list(arriving.stage(Piece(0, 0, keys), timeout=0))
     assert arriving._tails[0].k.base is None
+
+
+def test_a_request_that_is_aborted_before_its_first_step_ends_its_export() -> None:
+    """No step follows by which it would be noticed."""
+    here = engine()
+    asked = request("prefill", LONG, max_tokens=1)
+    here.submit(asked)
+    _, delivered = export(here, asked)
+    here.engine.abort("prefill")
+    here.engine.step()
+    assert delivered == [None] and not here.engine.has_work
