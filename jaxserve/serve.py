@@ -100,7 +100,7 @@ async def serve(
     if provider:
         resources.callback(provider.shutdown)  # sends what is left
     listeners = Listeners(gate, limits(args), tokens(args), metrics.text, metrics.families, role.faces)
-    lifecycle = Lifecycle(gate, listeners.stop, args.drain_timeout, args.step_timeout)
+    lifecycle = Lifecycle(gate, listeners.stop, args.drain_timeout, args.step_timeout, leaving=lambda: role.leaving)
     await listeners.start(args, lifecycle.drain, lifecycle.fail)
     lifecycle.watch_signals()
 

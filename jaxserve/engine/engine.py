@@ -102,7 +102,7 @@ class Engine:
             now = self._clock()
             self.waited += now - began
             events += self.scheduler.commit(previous[0], output, now)
-            self.transfers.advance()
+        self.transfers.advance()
         return events
 
     def close(self) -> None:

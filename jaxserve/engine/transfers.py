@@ -234,7 +234,7 @@ def wanted_pages(config: EngineConfig, tokens: int, start: int, page_size: int) 
     reach = min(tokens // own * own, tokens - 1) // page_size * page_size
     firsts = [max(start, pool.first_seen(reach) // page_size * page_size) // own for pool in config.pools]
     stop = config.page_span(reach) if start < reach else 0
-    return [range(first, max(first, stop)) for first in firsts]
+    return [range(min(first, stop), stop) for first in firsts]
 
 
 class Transfers:

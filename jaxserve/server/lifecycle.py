@@ -28,6 +28,7 @@ class Lifecycle:
     """Runs a server on the event loop that it is made on. Times are seconds.
 
     stop_listening: closes the servers within the seconds that it is given. exit: ends the process at once.
+    leaving: what other servers fetch with new calls, which have to be taken until it is fetched; see Role.
     """
 
     gate: Gate
@@ -35,6 +36,7 @@ class Lifecycle:
     drain_timeout: float = 30.0
     step_timeout: float = 60.0
     exit: Callable[[int], object] = os._exit
+    leaving: Callable[[], int] = lambda: 0
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _failure: BaseException | None = None
 
@@ -97,13 +99,16 @@ class Lifecycle:
 
     async def _finish_requests(self, served: Served, until: float) -> None:
         """Until nothing runs, or the time is over, or the engine fails meanwhile."""
-        while time.monotonic() < until and served.service.in_flight and self._failure is None:
+        while time.monotonic() < until and self._busy(served) and self._failure is None:
             await asyncio.sleep(min(0.05, self.drain_timeout))
         if served.service.in_flight and self._failure is None:
             log.warning("%d requests did not finish in time", served.service.in_flight)
             served.service.fail_all(
                 DrainingError(f"the server ends; --drain-timeout {self.drain_timeout:g} has passed")
             )
+
+    def _busy(self, served: Served) -> bool:
+        return bool(served.service.in_flight or self.leaving())
 
     async def _die(self, served: Served) -> int:
         faulthandler.dump_traceback(sys.stderr, all_threads=True)

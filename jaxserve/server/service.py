@@ -120,7 +120,7 @@ class Service:
 
     async def _prefilled(self, handover: Handover, request_id: str, request: Request) -> None:
         """Whoever aborts the request does not wait for the end of it."""
-        if request_id in self._aborted:
+        if request_id in self._aborted or self._failure:
             return
         task = self._handed_over[request_id] = asyncio.create_task(handover.prepare(request))
         try:

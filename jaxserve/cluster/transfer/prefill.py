@@ -62,6 +62,7 @@ class PrefillServicer(rpc.PrefillServiceServicer):
 
     def __init__(self, source: Source, sender: Sender, seconds: float):
         self._source, self._sender, self._seconds = source, sender, seconds
+        self.open = 0  # prompts whose pieces were not all fetched
 
     async def Watch(self, request: pb.WatchRequest, context: aio.ServicerContext) -> None:
         async with answering(context):
@@ -73,13 +74,20 @@ class PrefillServicer(rpc.PrefillServiceServicer):
     async def Prefill(self, request: pb.PrefillRequest, context: aio.ServicerContext) -> None:
         async with answering(context):
             self._source.handshake.check(request)
-            async with self._sender.offering() as offering:
-                try:
-                    await self._offer_all(request, offering, context)
-                except Exception:
-                    await offering.fetched()  # what was computed before is good
-                    raise
-                await offering.fetched()
+            self.open += 1
+            try:
+                await self._give(request, context)
+            finally:
+                self.open -= 1
+
+    async def _give(self, request: pb.PrefillRequest, context: aio.ServicerContext) -> None:
+        async with self._sender.offering() as offering:
+            try:
+                await self._offer_all(request, offering, context)
+            except Exception:
+                await offering.fetched()  # what was computed before is good
+                raise
+            await offering.fetched()
 
     async def _offer_all(self, request: pb.PrefillRequest, offering: Offering, context: aio.ServicerContext) -> None:
         prompt = _prompt_from_proto(request)

@@ -16,7 +16,7 @@ def check_address(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not (host and host.isprintable() and " " not in host and port.isascii() and port.isdigit()):
         raise ConfigError(f"{text!r:.80} is not an address like 10.0.0.7:50051")
-    if not 0 < int(port) < 2**16:
+    if len(port) > 5 or not 0 < int(port) < 2**16:
         raise ConfigError(f"{text!r:.80}: ports are 1 to 65535")
     return text
 

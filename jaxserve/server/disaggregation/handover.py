@@ -62,7 +62,11 @@ class Handover:
 
     async def prepare(self, request: Request) -> None:
         """Have as much of its prompt cached as can be had. A JaxserveError only when the engine has ended."""
-        decision, found = await self._decide(request)
+        try:
+            async with asyncio.timeout(None if request.deadline is None else request.deadline - time.monotonic()):
+                decision, found = await self._decide(request)
+        except TimeoutError:
+            return  # the engine's step outlasts its deadline: whoever submits the request ends it
         self._observer.decided(decision)
         if found:
             server, arriving = found

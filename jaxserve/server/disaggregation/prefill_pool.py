@@ -32,19 +32,28 @@ class PrefillServer:
     def __init__(self, address: str, channel: aio.Channel, client: PrefillClient):
         self.address = address
         self.state = State.UNREACHABLE
+        self._told: State | None = None
         self._channel, self._client = channel, client
         self._handed, self._waiting, self._running = Handed(), 0, 0  # of the latter two: tokens
         self._limits = set[asyncio.Timeout]()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._watching: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         self._watching = asyncio.create_task(self._watch())
 
     async def close(self, grace: float) -> None:
-        """Prompts that it computes have so many seconds."""
-        if self._watching:
-            self._watching.cancel()
-        await self._channel.close(grace)
+        """Prompts that it computes have so many seconds. Until then its channel is open: each piece is a call."""
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("prefill server %s is removed: prompts did not come in %g s", self.address, grace)
+        finally:
+            if self._watching:
+                self._watching.cancel()
+            await self._channel.close()
 
     # ---- as a Candidate
 
@@ -69,10 +78,13 @@ class PrefillServer:
     @contextmanager
     def _counted(self, tokens: int) -> Iterator[None]:
         self._running += tokens
+        self._idle.clear()
         try:
             yield
         finally:
             self._running -= tokens
+            if not self._running:
+                self._idle.set()
 
     @contextmanager
     def ending(self, limit: asyncio.Timeout) -> Iterator[None]:
@@ -110,10 +122,10 @@ class PrefillServer:
                 limit.reschedule(0)
 
     def _turn(self, state: State, why: str) -> None:
-        if state is not self.state:
+        if state is not self._told:
             level = logging.INFO if state is State.READY else logging.WARNING
             log.log(level, "prefill server %s is %s%s", self.address, state, f": {why}" if why else "")
-        self.state = state
+        self.state = self._told = state
 
 
 class PrefillPool:

@@ -46,6 +46,11 @@ class Role:
     faces: tuple[Face, ...] = ()  # beside InferenceService
     for_servers = False  # and not for clients
 
+    @property
+    def leaving(self) -> int:
+        """Prompts of other servers whose pages were not all fetched; their requests may have ended."""
+        return 0
+
     def handover(self, thread: EngineThread, page_size: int) -> Handover | None:
         """For the engine of this thread, with pages of so many tokens."""
         return None
@@ -64,13 +69,17 @@ class PrefillRole(Role):
 
     def __init__(self, plan: Disaggregation, gate: Gate, registry: CollectorRegistry):
         self._source, self.shelf = PrefillSource(gate), Shelf(plan.buffer)
-        servicer = PrefillServicer(self._source, self.shelf, plan.seconds)
+        self._servicer = servicer = PrefillServicer(self._source, self.shelf, plan.seconds)
         PrefillMetrics(registry, self.shelf)
 
         def add(server: aio.Server) -> None:
             rpc.add_PrefillServiceServicer_to_server(servicer, server)
 
         self.faces = Face(PREFILL, add), Face(SERVICE, TransferServicer(self.shelf).add_to)
+
+    @property
+    def leaving(self) -> int:
+        return self._servicer.open
 
     async def close(self) -> None:
         self._source.close()

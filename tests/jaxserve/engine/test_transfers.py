@@ -8,7 +8,7 @@ import pytest
 from jaxserve.config import EngineOptions, Pool, resolve
 from jaxserve.engine.buckets import PIECES_AT_ONCE, in_counts, page_counts
 from jaxserve.engine.piece import Piece
-from jaxserve.engine.transfers import Export, Import, Outgoing
+from jaxserve.engine.transfers import Export, Import, Outgoing, wanted_pages
 from jaxserve.errors import ConfigError, DeadlineError, EngineError
 from jaxserve.request import Request
 from tests.jaxserve.engine.driver import Driver, ScriptedSpeculation, config_of, request
@@ -65,6 +65,12 @@ def hit_of(there: Driver, prompt: tuple[int, ...] = LONG, name: str = "decode") 
     times = there.results[name, 0].times
     assert times
     return times.cached
+
+
+@pytest.mark.parametrize("start", [29, 30, 2**32 - 1])
+def test_who_claims_to_have_more_than_the_prompt_gets_nothing(start: int) -> None:
+    """And its chain is no longer than the prompt: a peer's number is no work for the engine."""
+    assert all(pages.stop <= 8 and not pages for pages in wanted_pages(config_of(), 30, start, 4))
 
 
 @pytest.mark.parametrize("windows", [(None,), (9, None), (9,), (None, 3)], ids=str)
@@ -357,3 +363,14 @@ def test_what_is_left_of_a_piece_does_not_keep_it_alive() -> None:
     arriving, keys = there.engine.transfers.receive(LONG), np.zeros((1, 12, 1, 3))
     list(arriving.stage(Piece(0, 0, keys), timeout=0))
     assert arriving._tails[0].k.base is None
+
+
+def test_a_request_that_is_aborted_before_its_first_step_ends_its_export() -> None:
+    """No step follows by which it would be noticed."""
+    here = engine()
+    asked = request("prefill", LONG, max_tokens=1)
+    here.submit(asked)
+    _, delivered = export(here, asked)
+    here.engine.abort("prefill")
+    here.engine.step()
+    assert delivered == [None] and not here.engine.has_work

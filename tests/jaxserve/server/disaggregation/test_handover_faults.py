@@ -13,7 +13,11 @@ import grpc
 import pytest
 from grpc import aio
 
+from jaxserve.errors import DeadlineError, DrainingError
+from jaxserve.server.call import Call
 from jaxserve.server.disaggregation.prefill_pool import State
+from jaxserve.server.lifecycle import Lifecycle
+from jaxserve.server.service import SHORT
 from jaxserve.v1 import admin_pb2
 from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, Apart, apart, asking, plain, tokens_of, until
 
@@ -198,6 +202,46 @@ def test_a_decode_engine_that_fails(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_what_is_tokenized_when_all_ends_is_not_handed_over(tmp_path: Path) -> None:
+    """The service fails all requests at the end of a drain: this one learns why, and at once."""
+
+    async def main() -> None:
+        async with apart(tmp_path, max_context=4096, num_pages=2048) as servers:
+            service, go_on = servers.decode.service, threading.Event()
+            for _ in range(2):  # its threads
+                service._tokenizing.submit(go_on.wait)
+            call = servers.decode.inference.Generate(asking(LONG * (1 + SHORT // len(LONG))))
+            await until(lambda: service.in_flight)
+            service.fail_all(DrainingError("the server ends"))
+            go_on.set()
+            assert (await call.code()).name == "UNAVAILABLE" and await call.details() == "the server ends"
+            assert not servers.decisions("remote")
+
+    asyncio.run(main())
+
+
+def test_a_deadline_that_passes_before_the_decision(tmp_path: Path) -> None:
+    """What is cached is asked between two steps, and a step may take long."""
+
+    async def main() -> None:
+        async with apart(tmp_path) as servers:
+            runner, go_on = servers.decode.runner, threading.Event()
+            runner.hook = lambda number: go_on.wait() and None
+            other = asyncio.ensure_future(servers.decode.inference.Generate(asking("short")))
+            await until(lambda: runner.steps)
+            try:
+                async with asyncio.timeout(5):
+                    answer = await servers.decode.service.answer(Call(prompt=LONG, timeout=0.2))
+                    with answer, pytest.raises(DeadlineError, match="the deadline has passed"):
+                        await answer.whole()
+            finally:
+                go_on.set()
+            await other
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_a_buffer_that_is_too_small(tmp_path: Path, side: str) -> None:
     """For a single piece: it is computed here, and the reason is told."""
@@ -231,6 +275,30 @@ def test_a_prefill_server_that_drains(tmp_path: Path) -> None:
             await servers.decode.inference.Generate(asking("b" + LONG))
             assert servers.decisions("local_no_server") == 1
             await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
+    """It takes calls until what it computed is fetched, though no request runs any more."""
+
+    async def main() -> None:
+        async with apart(tmp_path, prefill_options={"opened": False}, ready=False) as servers:
+            prefill, role, buffer = servers.prefills[0], servers.prefill_roles[0], servers.role._budget
+            lifecycle = Lifecycle(prefill.gate, prefill.stop, leaving=lambda: role.leaving)
+            life = asyncio.create_task(lifecycle.run(lambda: prefill.served))
+            await servers.until(State.READY)
+            await buffer.take(buffer.nbytes, asyncio.get_running_loop().time() + 1)  # nothing is fetched
+            answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
+            await until(lambda: prefill.runner.steps)
+            lifecycle.drain()
+            await until(lambda: not prefill.service.in_flight)
+            await asyncio.sleep(0.2)
+            buffer.give(buffer.nbytes)
+            assert tokens_of(await answering)
+            assert not servers.failures and servers.count("seconds_count") == 1
+            async with asyncio.timeout(10):
+                assert await life == 0
 
     asyncio.run(main())
 

@@ -10,9 +10,12 @@ from jaxserve.errors import ConfigError
 from jaxserve.server.disaggregation.addresses import check_address, read_addresses
 from jaxserve.server.disaggregation.prefill_pool import State
 from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, apart, asking, until
+from tests.jaxserve.server.disaggregation.test_handover_faults import before_step
 
 
-@pytest.mark.parametrize("text", ["", "host", ":50051", "host:", "host:0", "host:65536", "host:x", "a b:1", "h:1²"])
+@pytest.mark.parametrize(
+    "text", ["", "host", ":50051", "host:", "host:0", "host:65536", "host:x", "a b:1", "h:1²", "h:" + "1" * 5000]
+)
 def test_no_address(text: str) -> None:
     with pytest.raises(ConfigError):
         check_address(text)
@@ -92,6 +95,40 @@ def test_servers_come_and_go_without_a_restart(tmp_path: Path) -> None:
             assert decode_only.decisions("local_no_server") == 1
             await decode_only.at_rest()
             await others.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("grace", [10.0, 0.2])
+def test_a_server_that_is_removed_sends_what_it_computes(tmp_path: Path, grace: float) -> None:
+    """For so long; then what came of it is good."""
+
+    async def main() -> None:
+        async with apart(tmp_path) as servers:
+            async with before_step(servers, 2) as there:
+                answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
+                await there.wait()
+                servers.role._pool._grace = grace
+                servers.role._pool.change(lambda address: pytest.fail("nobody is new"), ())
+                await asyncio.sleep(0.5)
+            assert (await answering).choices
+            assert servers.failures == ({} if grace > 1 else {"cancelled": 1})
+            await until(lambda: not servers.role._pool._closing)
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, though it never was."""
+
+    async def main() -> None:
+        async with apart(tmp_path, plan=replace(PLAN, servers=("127.0.0.1:1",)), prefills=0):
+            async with asyncio.timeout(10):
+                while "prefill server 127.0.0.1:1 is unreachable: " not in caplog.text:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(2.5)
+            assert caplog.text.count("127.0.0.1:1 is") == 1
 
     asyncio.run(main())
 
