@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -51,7 +52,8 @@ class LLM:
 
     model: a folder as Hugging Face publishes it, or of checkpoints.convert. dtype: auto, float32, bfloat16. weights:
     auto (as stored), or quantized as models/quant.py has it: int8, fp8, int4, int4-g32 and so on. options: the engine's
-    knobs. mesh: how many devices to spread over. chat_template: a file to use instead of the folder's chat template.
+    knobs. mesh: how many devices to spread over. devices: of which it takes the first; None: all that there are.
+    chat_template: a file to use instead of the folder's chat template.
     tool_parser, reasoning_parser: how a server reads the answers to conversations (see choose_forms); text stays whole
     here. draft_model: a folder of a smaller model with the same tokens, for options that speculate with it.
     grammar_bounds: of structured output. on_load, on_compile: called with (done, total, what) as it gets ready.
@@ -70,6 +72,7 @@ class LLM:
         weights: str = "auto",
         options: EngineOptions | None = None,
         mesh: MeshSpec | None = None,
+        devices: Sequence[Any] | None = None,
         chat_template: str | Path | None = None,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
@@ -79,17 +82,17 @@ class LLM:
         on_compile: Progress = _silent,
         new_runner: NewRunner = DeviceRunner,
     ):
-        devices = (mesh or MeshSpec()).build(jax.devices())
+        spread = (mesh or MeshSpec()).build(devices or jax.devices())
         options = options or EngineOptions()
         check_choice(options, draft_model)
-        self.model = load(Path(model), devices, dtype, on_load, weights)
+        self.model = load(Path(model), spread, dtype, on_load, weights)
         self.draft = load_draft(Path(draft_model), self.model, on_load) if draft_model else None
         self.engine: Engine
         self.runner: DeviceRunner
         self.engine, self.runner = build_engine(
             self.model.spec,
             self.model.params,
-            devices,
+            spread,
             options,
             self.model.fingerprint,
             new_runner,

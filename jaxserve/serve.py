@@ -7,11 +7,12 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import jax
 import uvloop
 from rich.console import Console
 
@@ -28,8 +29,9 @@ from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
 from jaxserve.server.assembly import assemble, engine_card, handshake_of, model_card, step_use
-from jaxserve.server.disaggregation.flags import disaggregation
-from jaxserve.server.disaggregation.roles import role_of
+from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
+from jaxserve.server.disaggregation.roles import Role, role_of
+from jaxserve.server.disaggregation.two_meshes import DecodeMeshRole, Place, PrefillMesh, places
 from jaxserve.server.flags import check_bundle, limits, parser, tokens
 from jaxserve.server.follower import healthy, on_signals
 from jaxserve.server.gate import Gate, Phase
@@ -37,7 +39,7 @@ from jaxserve.server.lifecycle import FAILED, Lifecycle
 from jaxserve.server.listeners import Listeners
 from jaxserve.server.log import RequestLog, configure
 from jaxserve.server.metrics import Metrics
-from jaxserve.server.model import EngineCard, ModelCard, Served
+from jaxserve.server.model import Behind, EngineCard, ModelCard, Served
 from jaxserve.server.traces import Traces, open_provider
 from jaxserve.tokenizer import TokenizerError
 from pallas_kernels.dispatch import KernelError
@@ -62,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False)
+    apart = meshes(args)
     with ExitStack() as resources:
         pod = resources.enter_context(join(Hosts.of(args)))
         manifest = use_bundle(args) if args.bundle else None
@@ -69,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
             use_compilation_cache(args.compilation_cache)
         if pod.leads is False:
             return follow(args, console, pod, manifest)
-        code = asyncio.run(serve(args, console, pod, manifest, resources), loop_factory=uvloop.new_event_loop)
+        serving = serve(args, console, pod, manifest, apart, resources)
+        code = asyncio.run(serving, loop_factory=uvloop.new_event_loop)
         if code == FAILED:
             pod.fail()
             os._exit(code)  # the engine's thread may hang for ever, and whatever waits for it
@@ -88,9 +92,10 @@ async def serve(
     console: Console,
     pod: "Alone | Leader",
     manifest: Manifest | None,
+    apart: Meshes | None,
     resources: ExitStack,
 ) -> int:
-    """resources: closes the model in the end."""
+    """apart: where prompts have a mesh of their own. resources: closes the models in the end."""
     gate, loop = Gate(), asyncio.get_running_loop()
     metrics = Metrics(
         lambda: gate.served.compiles_after_ready() if gate.served else 0, lambda: gate.phase is Phase.READY
@@ -104,8 +109,17 @@ async def serve(
     await listeners.start(args, lifecycle.drain, lifecycle.fail)
     lifecycle.watch_signals()
 
+    def load_prefill(place: Place) -> Behind:
+        llm = resources.enter_context(open_llm(args, console, pod, manifest, place))
+        engine = engine_card(llm)
+        console.print(f"prefill  {mesh_of(engine)}, {cache_of(engine)}", soft_wrap=True)
+        compile_all(llm, console, manifest)
+        return Behind(*assemble(llm, limits(args), (), loop, lifecycle.fail, Role()), llm.runner)
+
     def load() -> Served:
-        llm = resources.enter_context(open_llm(args, console, pod, manifest))
+        first, second = places(apart, jax.devices()) if apart else (None, None)
+        prefill = load_prefill(first) if first else None  # ready before the other engine begins to count compiles
+        llm = resources.enter_context(open_llm(args, console, pod, manifest, second))
         model, engine = model_card(llm, args.served_model_name or args.model.resolve().name), engine_card(llm)
         introduce(model, engine, console)
         if role.introduction:
@@ -114,7 +128,12 @@ async def serve(
             console.print(f"drafts   {args.draft_model}: {describe(sizes_of(llm.draft.params))}", soft_wrap=True)
         compile_all(llm, console, manifest)
         observers = (metrics, RequestLog(), *([Traces(provider, model.name)] if provider else []))
-        service, thread = assemble(llm, limits(args), observers, loop, lifecycle.fail, role)
+        decodes = role
+        if apart and prefill:
+            mesh = PrefillMesh(prefill, llm.runner)
+            console.print(f"pages    {mesh.way}", soft_wrap=True)
+            decodes = DecodeMeshRole(apart, mesh, metrics.registry)
+        service, thread = assemble(llm, limits(args), observers, loop, lifecycle.fail, decodes)
         handshake = handshake_of(llm)
         loop.call_soon_threadsafe(role.open, handshake)
         if mixture := llm.model.spec.mixture:
@@ -122,7 +141,7 @@ async def serve(
         gc.collect()
         gc.freeze()  # modules and compiled steps stay: every full collection would hold all up to walk them again
         compiles, steps = (lambda: llm.runner.compiles_after_ready), (lambda: step_use(llm))
-        return Served(service, thread, model, engine, compiles, steps, handshake)
+        return Served(service, thread, model, engine, compiles, steps, handshake, prefill)
 
     def changed(phase: Phase) -> None:
         listeners.tell(phase)
@@ -155,24 +174,34 @@ def use_bundle(args: argparse.Namespace) -> Manifest:
     return manifest
 
 
-def open_llm(args: argparse.Namespace, console: Console, pod: Pod, manifest: Manifest | None) -> LLM:
-    options = replace(engine_options(args), page_exchange=args.role != "both")
+def open_llm(
+    args: argparse.Namespace,
+    console: Console,
+    pod: Pod,
+    manifest: Manifest | None,
+    place: Place | None = None,
+) -> LLM:
+    """place: where it has a part of the devices."""
+    options = replace(engine_options(args), page_exchange=args.role != "both" or place is not None)
     dtype, weights = args.dtype, args.weights
-    mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
+    mesh = place.mesh if place else MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
+    if prefills := place is not None and place.prefills:
+        options = replace(options, speculate="off", draft_tokens=None)
     if manifest:
         options, dtype, weights, mesh = manifest.options(), manifest.dtype, manifest.weights, manifest.axes
     pod.agree("start", partial(facts_of_start, mesh, dtype, weights, options))
-    with Bar(console, "loading") as loading:
+    with Bar(console, "loading") as loading, place.named() if place else nullcontext():
         llm = LLM(
             args.model,
             dtype=dtype,
             weights=weights,
             options=options,
             mesh=mesh,
+            devices=place.devices if place else None,
             chat_template=args.chat_template,
             tool_parser=args.tool_parser,
             reasoning_parser=args.reasoning_parser,
-            draft_model=draft_model(args),
+            draft_model=None if prefills else draft_model(args),
             grammar_bounds=limits(args).grammars,
             on_load=loading.update,
             new_runner=pod.new_runner,
@@ -202,19 +231,27 @@ def compile_all(llm: LLM, console: Console, manifest: Manifest | None) -> None:
 
 
 def introduce(model: ModelCard, engine: EngineCard, console: Console) -> None:
-    mesh = " x ".join(f"{axis} {size}" for axis, size in engine.mesh.items())
     purpose = f", embeddings of {model.embedding_dimensions} numbers" if model.embedding_dimensions else ""
-    copies = f", every kv head on {engine.kv_copies} devices" if engine.kv_copies > 1 else ""
     lines = (
         f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M parameters, {model.weights}"
         + purpose,
         f"weights  {describe(model.sizes)}",
-        f"mesh     {mesh} on {engine.device_kind}{copies}",
+        f"mesh     {mesh_of(engine)}",
         f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context {model.max_context}",
-        f"cache    {engine.cache_tokens:,} tokens in pages of {engine.page_size}, {engine.kv}",
+        f"cache    {cache_of(engine)}",
     )
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def mesh_of(engine: EngineCard) -> str:
+    axes = " x ".join(f"{axis} {size}" for axis, size in engine.mesh.items())
+    copies = f", every kv head on {engine.kv_copies} devices" if engine.kv_copies > 1 else ""
+    return f"{axes} on {engine.device_kind}{copies}"
+
+
+def cache_of(engine: EngineCard) -> str:
+    return f"{engine.cache_tokens:,} tokens in pages of {engine.page_size}, {engine.kv}"
 
 
 if __name__ == "__main__":

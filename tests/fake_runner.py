@@ -376,6 +376,9 @@ class FakeRunner:
     def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         return arrays["k"].copy()
 
+    def move_pages(self, group: int, read: "PagesRead") -> np.ndarray:
+        return read.k.copy()
+
     def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: np.ndarray) -> None:
         size = self.config.page_size
         assert len(ids) in page_counts(self.config) and uploaded.shape == (1, len(ids) * size, 1, 3)
@@ -463,6 +466,13 @@ class PagesRead:
     """Slots in place of keys, as they were."""
 
     k: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes
+
+    def start_to_host(self) -> None:
+        pass
 
     def to_host(self) -> dict[str, np.ndarray]:
         return {"k": self.k}

@@ -61,7 +61,7 @@ class GroupIO:
     @property
     def _piece_spec(self) -> PartitionSpec:
         """Every lane gets all of it."""
-        return PartitionSpec(None, None, self._heads)
+        return PartitionSpec(None, None, None, self._heads)
 
     @property
     def piece_sharding(self) -> NamedSharding:
@@ -73,8 +73,9 @@ class GroupIO:
         return self.layout.kv_heads * (self.mesh.shape["tensor"] if self._heads else 1)
 
     def abstract_piece(self, pages: int, dtype: str) -> Pages:
-        """What is uploaded for so many pages: [L, T, K, H] of this dtype, and scales [L, T, K] where it has 8 bits."""
-        shape = (len(self.layers), pages * self.layout.page_size, self.held_heads)
+        """What is uploaded for so many pages, as a lane of what is read: [1, L, T, K, H] of this dtype, and scales
+        [1, L, T, K] where it has 8 bits."""
+        shape = (1, len(self.layers), pages * self.layout.page_size, self.held_heads)
         k = jax.ShapeDtypeStruct((*shape, self.layout.head_dim), jnp.dtype(dtype), sharding=self.piece_sharding)
         scale = None if dtype in WIDE else jax.ShapeDtypeStruct(shape, np.float32, sharding=self.piece_sharding)
         return Pages(k, None, scale, None) if self.layout.value_dim else Pages(k, k, scale, scale)
@@ -103,13 +104,24 @@ class GroupIO:
             pages, ids, piece
         )
 
+    def gathered(self, shards: Sequence[jax.Array]) -> jax.Array:
+        """One array of a piece: of its shards in the order of their heads, each device gets the one that it holds.
+
+        Returns at once. shards: [1, L, T, k, ...] on any devices, k heads as a shard here has them.
+        """
+        shape = (*shards[0].shape[:3], self.held_heads, *shards[0].shape[4:])
+        held = self.piece_sharding.devices_indices_map(shape)
+        firsts = [(index[3].start or 0) // self.layout.kv_heads // self.copies for index in held.values()]
+        placed = jax.device_put([shards[first] for first in firsts], list(held))
+        return jax.make_array_from_single_device_arrays(shape, self.piece_sharding, placed)
+
     def _partition(self, pages: tuple[Pages, ...]) -> tuple[Pages, ...]:
         return tuple(page_partition(self.kernel, self.layout, layer, self.mesh) for layer in pages)
 
     def _written(self, layer: Pages, ids: Int[Array, "n"], index: int, piece: Pages) -> Pages:
         """A layer's pages of one lane and shard, the lane axis with them."""
         size = self.layout.page_size
-        canonical = jax.tree.map(lambda x: x[index].reshape(-1, size, *x.shape[2:]), piece)
+        canonical = jax.tree.map(lambda x: x[0, index].reshape(-1, size, *x.shape[3:]), piece)
         written = self.kernel.write_back(_without_lane(layer), ids, self._narrowed(canonical), self.layout)
         return jax.tree.map(lambda x: x[None], written)
 
@@ -135,9 +147,18 @@ def _flat(x: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class PagesRead:
-    """What was read, on its way to the host. shards: of each array, in the order of their heads, [1, L, T, k, ...]."""
+    """What was read, still on the devices. shards: of each array, in the order of their heads, [1, L, T, k, ...]."""
 
     shards: Mapping[str, Sequence[jax.Array]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for parts in self.shards.values() for part in parts)
+
+    def start_to_host(self) -> None:
+        """So that to_host waits for less. Returns at once."""
+        for part in (part for parts in self.shards.values() for part in parts):
+            part.copy_to_host_async()
 
     def to_host(self) -> dict[str, np.ndarray]:
         """The arrays of a Piece, by field; waits for the devices. For any thread."""
@@ -176,6 +197,11 @@ class PageIO:
         pieces = [group.abstract_piece(most, group.sources[0]) for group in self._groups]
         return PIECES_AT_ONCE * max(map(bytes_per_device, pieces))
 
+    @property
+    def form(self) -> object:
+        """Where it is equal, what was read for one engine can be moved to the devices of another one of the model."""
+        return page_counts(self._config), [group.layout for group in self._groups]
+
     # ---- compiling
 
     def lowered(self, pages: tuple[Pages, ...]) -> Iterator[tuple[str, jax.stages.Lowered]]:
@@ -201,13 +227,10 @@ class PageIO:
     # ---- running
 
     def read(self, pages: tuple[Pages, ...], lane: int, group: int, ids: Sequence[int]) -> PagesRead:
-        """Start to read so many pages of a lane as page_counts has, and to copy them to the host; returns at once."""
+        """Start to read so many pages of a lane as page_counts has; returns at once."""
         io, program = self._groups[group], self.programs[_read_name(group, len(ids))]
         found = program(self._of(io, pages), self._ids(lane, ids, elsewhere=0))
-        shards = {name: _shards(x, lane, io.copies) for name, x in found._asdict().items() if x is not None}
-        for part in (part for parts in shards.values() for part in parts):
-            part.copy_to_host_async()
-        return PagesRead(shards)
+        return PagesRead({name: _shards(x, lane, io.copies) for name, x in found._asdict().items() if x is not None})
 
     def check(self, piece: Piece) -> None:
         """ConfigError where its dtype would have to be widened, EngineError where it is not of this model."""
@@ -231,7 +254,15 @@ class PageIO:
         """The arrays of a piece that was checked, of whole pages, on the devices. For any thread."""
         io = self._groups[group]
         spread = {name: np.repeat(x, io.copies, axis=2) if io.copies > 1 else x for name, x in arrays.items()}
-        return jax.device_put(Pages(**spread), io.piece_sharding)
+        return jax.device_put(Pages(**{name: x[None] for name, x in spread.items()}), io.piece_sharding)
+
+    def move(self, group: int, read: PagesRead) -> Pages:
+        """What was read for an engine of the same form, as if it was uploaded: from device to device, without the host.
+
+        Waits for it. For any thread.
+        """
+        io = self._groups[group]
+        return jax.block_until_ready(Pages(**{name: io.gathered(shards) for name, shards in read.shards.items()}))
 
     def write(
         self, pages: tuple[Pages, ...], lane: int, group: int, ids: Sequence[int], uploaded: Pages

@@ -217,7 +217,10 @@ class DeviceRunner:
         )
 
     def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> PagesRead:
-        """Start to copy pages of a page group, as many as page_counts has; what steps write later is not in them."""
+        """Start to copy pages of a page group, as many as page_counts has, to elsewhere on the devices.
+
+        What steps write later is not in them.
+        """
         return self._page_io.read(self._held.pages, lane, group, ids)
 
     def check_piece(self, piece: Piece) -> None:
@@ -227,6 +230,18 @@ class DeviceRunner:
     def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> Any:
         """Bring arrays of a piece, of as many whole pages as page_counts has, to the devices. For any thread."""
         return self._page_io.upload(group, arrays)
+
+    @property
+    def page_form(self) -> object:
+        """Equal where what one runner of the model has read can be moved to another's devices."""
+        return self._page_io.form
+
+    def move_pages(self, group: int, read: PagesRead) -> Any:
+        """Bring what another runner of the same page_form has read to these devices, without the host, and wait for it.
+
+        As if it was uploaded. For any thread.
+        """
+        return self._page_io.move(group, read)
 
     def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: Any) -> None:
         """Write what was uploaded into these pages, before any step that is launched later; NO_PAGE drops a page."""

@@ -3,13 +3,16 @@
     here   Export: after a step, what it published is read --> Outgoing.to_host() -> Piece
     there  Piece -> Import.stage(): uploaded --> Import.install(): written, published, and idle
 
+Between two meshes of one process, Import.move() takes the Outgoing itself, and the host sees none of it.
+
 Nothing is held for it on either side. What is evicted before it could be read is not sent, what finds no room is not
 installed, and whoever admits the prompt computes what is not cached: whatever fails here costs time alone.
 
-On an engine's thread, but for Outgoing and Import.stage.
+On an engine's thread, but for Outgoing, Import.stage and Import.move.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import BoundedSemaphore, Lock
 from typing import Any, Protocol
@@ -29,6 +32,13 @@ Arrays = Mapping[str, np.ndarray]  # of a Piece, by field
 
 
 class PagesRead(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+    def start_to_host(self) -> None:
+        """So that to_host waits for less. Returns at once."""
+        ...
+
     def to_host(self) -> Arrays:
         """Wait for the devices. For any thread."""
         ...
@@ -38,7 +48,7 @@ class PageDevice(Protocol):
     """The device half as transfers see it. Pages are read and written by the numbers of buckets.page_counts."""
 
     def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> PagesRead:
-        """Start to copy pages as the steps launched so far leave them; returns at once."""
+        """Start to copy pages as the steps launched so far leave them, on the devices; returns at once."""
         ...
 
     def check_piece(self, piece: Piece) -> None:
@@ -47,6 +57,10 @@ class PageDevice(Protocol):
 
     def upload_pages(self, group: int, arrays: Arrays) -> Any:
         """What was checked, of whole pages. For any thread."""
+        ...
+
+    def move_pages(self, group: int, read: Any) -> Any:
+        """What devices of the same form have read, to these, as if it was uploaded; waits for it. For any thread."""
         ...
 
     def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: Any) -> None:
@@ -63,20 +77,39 @@ class Prompt:
 
 
 class Outgoing:
-    """Pages that were read and are still on the devices. Whoever gets it calls to_host or drop; for any thread."""
+    """Pages that were read and are still on the devices. Whoever gets it calls to_host, to or drop; for any thread.
 
-    def __init__(self, group: int, start: int, read: PagesRead, room: BoundedSemaphore):
-        self.group, self.start = group, start
+    pages: of the prompt, as the engine that has read them counts them. nbytes: of the numbers, copies left out.
+    """
+
+    def __init__(self, group: int, pages: range, page_size: int, read: PagesRead, room: BoundedSemaphore):
+        self.group, self.pages, self.start = group, pages, pages.start * page_size
+        self.nbytes = read.nbytes
         self._read: PagesRead | None = read
         self._room, self._lock = room, Lock()
 
+    def start_to_host(self) -> None:
+        """So that to_host waits for less. Returns at once; nothing where it was taken or dropped."""
+        if read := self._read:
+            read.start_to_host()
+
     def to_host(self) -> Piece:
         """Waits for the devices. EngineError where it was taken or dropped before."""
+        with self._taken() as read:
+            return Piece(self.group, self.start, **read.to_host())
+
+    def to(self, device: PageDevice) -> Any:
+        """Uploaded there, see PageDevice.move_pages. Waits, and EngineError as of to_host."""
+        with self._taken() as read:
+            return device.move_pages(self.group, read)
+
+    @contextmanager
+    def _taken(self) -> Iterator[PagesRead]:
         read = self._take()
         if read is None:
             raise EngineError(f"the piece at token {self.start} of page group {self.group} was taken or dropped before")
         try:
-            return Piece(self.group, self.start, **read.to_host())
+            yield read
         finally:
             self._room.release()
 
@@ -129,10 +162,10 @@ class Export:
         for count in in_counts(len(found), transfers.config):
             if not transfers.room.acquire(blocking=False):
                 return True
-            start, ids = left.start * transfers.config.page_size, found[:count]
+            read = self._device.read_pages(lane, group, found[:count])
+            self._deliver(Outgoing(group, left[:count], transfers.config.page_size, read, transfers.room))
             found, left = found[count:], left[count:]
             self._left[group] = left
-            self._deliver(Outgoing(group, start, self._device.read_pages(lane, group, ids), transfers.room))
         return False
 
     def end(self) -> None:
@@ -181,14 +214,26 @@ class Import:
         size, done = self._config.page_size, 0
         for count in in_counts(len(pages), self._config):
             part = {name: x[:, done * size : (done + count) * size] for name, x in arrays.items()}
-            if not self._room.acquire(timeout=timeout):
-                raise DeadlineError(f"{PIECES_AT_ONCE} pieces were on the devices for {timeout:g} s, which is the most")
-            try:
-                uploaded = self._device.upload_pages(piece.group, part)
-                yield Staged(piece.group, pages[done : done + count], uploaded)
-            finally:
-                self._room.release()
+            with self._place(timeout):
+                yield Staged(piece.group, pages[done : done + count], self._device.upload_pages(piece.group, part))
             done += count
+
+    def move(self, outgoing: Outgoing, timeout: float) -> Iterator[Staged]:
+        """The same for what devices of this process hold whose engine's pages are of the same form (DeviceRunner).
+
+        It goes from device to device. EngineError where it was taken or dropped before.
+        """
+        with self._place(timeout):
+            yield Staged(outgoing.group, outgoing.pages, outgoing.to(self._device))
+
+    @contextmanager
+    def _place(self, timeout: float) -> Iterator[None]:
+        if not self._room.acquire(timeout=timeout):
+            raise DeadlineError(f"{PIECES_AT_ONCE} pieces were on the devices for {timeout:g} s, which is the most")
+        try:
+            yield
+        finally:
+            self._room.release()
 
     def _whole_pages(self, piece: Piece) -> tuple[range, Arrays]:
         """Pages of the prompt, and what is in them; what comes after them is kept."""

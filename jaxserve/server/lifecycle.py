@@ -68,7 +68,8 @@ class Lifecycle:
     async def run(self, load: Callable[[], Served]) -> int:
         """Load, serve until told to stop, drain; returns the exit code. What `load` raises passes through."""
         served = await self._loaded(load)
-        served.thread.start()
+        for thread in served.threads:
+            thread.start()
         self.gate.open(served)
         watching = asyncio.create_task(self._watch(served))
         await self._stop.wait()
@@ -79,8 +80,9 @@ class Lifecycle:
         if self._failure is not None:
             return await self._die(served)
         await self.stop_listening(max(GRACE, until - time.monotonic()))  # long answers may still be on their way
-        served.service.close()
-        if not served.thread.close():
+        for service in served.services:
+            service.close()
+        if not all([thread.close() for thread in served.threads]):
             log.error("the engine's step did not end")
             return FAILED
         return 0
@@ -120,5 +122,5 @@ class Lifecycle:
         """A step that does not end is a device that died."""
         while True:
             await asyncio.sleep(min(1.0, self.step_timeout / 4))
-            if served.thread.stuck_for > self.step_timeout:
+            if max(thread.stuck_for for thread in served.threads) > self.step_timeout:
                 self.fail(TimeoutError(f"a step takes longer than --step-timeout {self.step_timeout:g} s"))

@@ -10,6 +10,7 @@ from jaxserve.server.service import Service
 
 if TYPE_CHECKING:
     from jaxserve.cluster.transfer.handshake import Handshake
+    from jaxserve.engine.runner import DeviceRunner
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,17 @@ class StepUse:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """An engine that clients do not see: it computes prompts for the one that answers them."""
+
+    service: Service
+    thread: EngineThread
+    runner: "DeviceRunner"
+
+
+@dataclass(frozen=True)
 class Served:
-    """handshake: of an engine that exchanges pages with others."""
+    """handshake: of an engine that exchanges pages with other servers. prefill: on another mesh of this one."""
 
     service: Service
     thread: EngineThread
@@ -79,4 +89,13 @@ class Served:
     compiles_after_ready: Callable[[], int]
     steps: Callable[[], Sequence[StepUse]] = tuple
     handshake: "Handshake | None" = None
+    prefill: Behind | None = None
     since: float = field(default_factory=time.monotonic)
+
+    @property
+    def services(self) -> list[Service]:
+        return [self.service, *([self.prefill.service] if self.prefill else [])]
+
+    @property
+    def threads(self) -> list[EngineThread]:
+        return [self.thread, *([self.prefill.thread] if self.prefill else [])]

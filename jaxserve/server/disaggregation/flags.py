@@ -16,6 +16,19 @@ MEBI = 2**20
 
 def role_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
+        "--prefill-mesh",
+        type=int,
+        metavar="N",
+        help="with --decode-mesh: long prompts are computed on a mesh of their own, the first N devices, which share "
+        "the heads out",
+    )
+    group.add_argument(
+        "--decode-mesh",
+        type=int,
+        metavar="N",
+        help="everything else on the next N devices, which have the weights as well",
+    )
+    group.add_argument(
         "--role",
         choices=ROLES,
         default="both",
@@ -65,6 +78,16 @@ def role_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+@dataclass(frozen=True)
+class Meshes:
+    """Of --prefill-mesh and --decode-mesh: sizes of their tensor axes. seconds: of a trip."""
+
+    prefill: int
+    decode: int
+    policy: Policy
+    seconds: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Disaggregation:
     """Of --role prefill and decode. buffer: bytes. seconds: of a trip. token: for prefill servers.
@@ -100,7 +123,7 @@ def disaggregation(args: argparse.Namespace) -> Disaggregation | None:
         role=args.role,
         servers=tuple(map(check_address, args.prefill_server)),
         servers_file=args.prefill_servers_file,
-        policy=Policy(args.prefill_threshold, args.prefill_queue_tokens),
+        policy=_policy(args),
         buffer=args.transfer_buffer * MEBI,
         seconds=args.transfer_timeout,
         token=read_token(args.prefill_token_file, "--prefill-token-file"),
@@ -108,6 +131,37 @@ def disaggregation(args: argparse.Namespace) -> Disaggregation | None:
         certificate=read_file(args.tls_cert, "--tls-cert") if shows else None,
         key=read_file(args.tls_key, "--tls-key") if shows else None,
     )
+
+
+def meshes(args: argparse.Namespace) -> Meshes | None:
+    """None where one mesh does it all. ConfigError for flags that do not go together."""
+    sizes = {"--prefill-mesh": args.prefill_mesh, "--decode-mesh": args.decode_mesh}
+    if all(size is None for size in sizes.values()):
+        return None
+    if None in sizes.values():
+        raise ConfigError("--prefill-mesh and --decode-mesh go together: give both")
+    for flag, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"{flag} {size}: it must be at least 1")
+    _check_alone(args)
+    return Meshes(args.prefill_mesh, args.decode_mesh, _policy(args), args.transfer_timeout)
+
+
+def _check_alone(args: argparse.Namespace) -> None:
+    """Beside --prefill-mesh and --decode-mesh."""
+    both = "--prefill-mesh and --decode-mesh"
+    if args.role != "both":
+        raise ConfigError(f"--role {args.role}: with {both} this server does both (leave one of them out)")
+    for axis in ("data", "expert", "tensor"):
+        if (size := getattr(args, axis)) != 1:
+            raise ConfigError(f"--{axis} {size}: {both} say how many devices share the heads (leave it out)")
+    for flag in ("hosts", "pod", "bundle"):
+        if getattr(args, flag):
+            raise ConfigError(f"--{flag}: {both} are not built in together with it (leave one of them out)")
+
+
+def _policy(args: argparse.Namespace) -> Policy:
+    return Policy(args.prefill_threshold, args.prefill_queue_tokens)
 
 
 def _check(args: argparse.Namespace) -> None:

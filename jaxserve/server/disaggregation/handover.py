@@ -1,4 +1,4 @@
-"""Handover: before a request is submitted, its prompt's pages are fetched from a server that computes prompts.
+"""Handover: before a request is submitted, its prompt's pages are fetched from whoever computes prompts.
 
 What comes lies in the prefix cache when the request is submitted, which then runs as any other does: the tokens behind
 the last whole page, and the first new one, are computed here. Whatever fails costs time alone.
@@ -7,23 +7,57 @@ the last whole page, and the first new one, are computed here. Whatever fails co
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import Protocol
 
 from jaxserve.cluster.transfer.prefill import Prompt
 from jaxserve.engine.buckets import PIECES_AT_ONCE
-from jaxserve.engine.piece import Piece
-from jaxserve.engine.transfers import Import
+from jaxserve.engine.transfers import Import, Staged
 from jaxserve.errors import JaxserveError
 from jaxserve.request import Request
-from jaxserve.server.disaggregation.decision import Decision, Policy
-from jaxserve.server.disaggregation.prefill_pool import PrefillPool, PrefillServer
+from jaxserve.server.disaggregation.decision import Candidate, Decision, Policy
 from jaxserve.server.engine_thread import EngineThread
 
 LOCAL = "a prompt is computed here, as far as it did not come from %s: %s"
 log = logging.getLogger(__name__)
+
+
+class Arrival(Protocol):
+    """Some of a prompt's pages, wherever they are."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def stage(self, arriving: Import, timeout: float) -> Iterator[Staged]:
+        """Bring them to the devices, see Import.stage. On a thread that may wait."""
+        ...
+
+
+class Prefiller(Candidate, Protocol):
+    """Who computes prompts. name: for the log."""
+
+    @property
+    def name(self) -> str: ...
+
+    def arrivals(self, prompt: Prompt, deadline: float) -> AsyncGenerator[Arrival, None]:
+        """What it computes, in order; each is staged before the next is asked for. Closing it gives the prompt up.
+
+        deadline: of the event loop's clock. JaxserveError when not all of it comes; what came before is good.
+        """
+        ...
+
+    def ending(self, limit: asyncio.Timeout) -> AbstractContextManager[None]:
+        """Around waiting for it: when it is gone, the time is over."""
+        ...
+
+
+class Pool(Protocol):
+    @property
+    def ready(self) -> Sequence[Prefiller]:
+        """Those who would take a prompt now."""
+        ...
 
 
 class Observer(Protocol):
@@ -32,7 +66,7 @@ class Observer(Protocol):
     def decided(self, decision: Decision) -> None: ...
 
     def received(self, nbytes: int) -> None:
-        """A piece."""
+        """An arrival."""
         ...
 
     def ended(self, seconds: float, failure: str | None) -> None:
@@ -50,7 +84,7 @@ class Handover:
         self,
         thread: EngineThread,
         page_size: int,
-        pool: PrefillPool,
+        pool: Pool,
         policy: Policy,
         seconds: float,
         observer: Observer,
@@ -69,14 +103,14 @@ class Handover:
             return  # the engine's step outlasts its deadline: whoever submits the request ends it
         self._observer.decided(decision)
         if found:
-            server, arriving = found
-            with self._observed(server.address):
-                await self._fetch(request, server, arriving)
+            prefiller, arriving = found
+            with self._observed(prefiller.name):
+                await self._fetch(request, prefiller, arriving)
 
     def close(self) -> None:
         self._installing.shutdown(wait=False, cancel_futures=True)
 
-    async def _decide(self, request: Request) -> tuple[Decision, tuple[PrefillServer, Import] | None]:
+    async def _decide(self, request: Request) -> tuple[Decision, tuple[Prefiller, Import] | None]:
         prompt, salt = request.prompt, request.salt
         if request.params.prompt_logprobs is not None:
             return Decision.SCORED, None
@@ -89,11 +123,11 @@ class Handover:
             return Decision.SHORT, None
         if not (ready := self._pool.ready):
             return Decision.ALONE, None
-        server = self._policy.choose(prompt, salt, ready)
-        return (Decision.REMOTE, (server, arriving)) if server else (Decision.BUSY, None)
+        prefiller = self._policy.choose(prompt, salt, ready)
+        return (Decision.REMOTE, (prefiller, arriving)) if prefiller else (Decision.BUSY, None)
 
     @contextmanager
-    def _observed(self, address: str) -> Iterator[None]:
+    def _observed(self, name: str) -> Iterator[None]:
         """Around a handover: what it fails with ends here."""
         began, failure = time.monotonic(), "cancelled"
         try:
@@ -101,17 +135,17 @@ class Handover:
             failure = None
         except JaxserveError as error:
             failure = error.code.lower()
-            log.warning(LOCAL, address, error)
+            log.warning(LOCAL, name, error)
         except TimeoutError:
             failure = "deadline_exceeded"
-            log.warning(LOCAL, address, "it fell silent, or its deadline or --transfer-timeout has passed")
+            log.warning(LOCAL, name, "it fell silent, or its deadline or --transfer-timeout has passed")
         except Exception:
             failure = "internal"
-            log.exception(LOCAL, address, "a bug")
+            log.exception(LOCAL, name, "a bug")
         finally:
             self._observer.ended(time.monotonic() - began, failure)
 
-    async def _fetch(self, request: Request, server: PrefillServer, arriving: Import) -> None:
+    async def _fetch(self, request: Request, prefiller: Prefiller, arriving: Import) -> None:
         loop, seconds = asyncio.get_running_loop(), self._seconds
         if request.deadline is not None:
             seconds = min(seconds, request.deadline - time.monotonic())
@@ -123,15 +157,15 @@ class Handover:
             page_size=self._page_size,
             priority=request.priority,
         )
-        async with asyncio.timeout_at(deadline) as limit, aclosing(server.pieces(prompt, deadline)) as pieces:
-            with server.ending(limit):
-                async for piece in pieces:
-                    self._observer.received(piece.nbytes)
-                    await loop.run_in_executor(self._installing, self._install, arriving, piece, seconds)
+        async with asyncio.timeout_at(deadline) as limit, aclosing(prefiller.arrivals(prompt, deadline)) as arrivals:
+            with prefiller.ending(limit):
+                async for arrival in arrivals:
+                    self._observer.received(arrival.nbytes)
+                    await loop.run_in_executor(self._installing, self._install, arriving, arrival, seconds)
 
-    def _install(self, arriving: Import, piece: Piece, seconds: float) -> None:
+    def _install(self, arriving: Import, arrival: Arrival, seconds: float) -> None:
         """On a thread that may wait."""
-        for staged in arriving.stage(piece, seconds):
+        for staged in arrival.stage(arriving, seconds):
             _wait(self._thread.call(lambda engine, staged=staged: arriving.install(staged)), seconds)
 
 

@@ -20,9 +20,9 @@ SECONDS = "of a prompt's trip: from the decision to the last of its pages"
 
 
 class DecodeMetrics:
-    """Of a decode server; an `Observer` of its handovers. states: of the prefill servers, asked at every scrape."""
+    """Of whoever decodes what was computed elsewhere; an `Observer` of its handovers."""
 
-    def __init__(self, registry: CollectorRegistry, budget: Budget, states: Callable[[], Counts[State]]):
+    def __init__(self, registry: CollectorRegistry):
         self._decisions = Counter(NAME + "decisions", "where prompts are computed", ("decision",), registry=registry)
         for decision in Decision:
             self._decisions.labels(decision)
@@ -34,8 +34,6 @@ class DecodeMetrics:
         )
         self._bytes = Counter(NAME + "received_bytes", "keys and values that came", registry=registry)
         self._seconds = Histogram(NAME + "seconds", SECONDS, LONG, registry)
-        Gauge(NAME + "buffer_bytes", "of pieces that are here", registry=registry).set_function(lambda: budget.held)
-        registry.register(_Servers(states))
 
     def decided(self, decision: Decision) -> None:
         self._decisions.labels(decision).inc()
@@ -50,9 +48,13 @@ class DecodeMetrics:
             self._seconds.observe(seconds)
 
 
-class _Servers(Collector):
-    def __init__(self, states: Callable[[], Counts[State]]):
+class ServerMetrics(Collector):
+    """Of a decode server. states: of the prefill servers, asked at every scrape."""
+
+    def __init__(self, registry: CollectorRegistry, budget: Budget, states: Callable[[], Counts[State]]):
         self._states = states
+        Gauge(NAME + "buffer_bytes", "of pieces that are here", registry=registry).set_function(lambda: budget.held)
+        registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(NAME + "prefill_servers", "that are known, by their state", labels=("state",))

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 
 from grpc import aio  # type: ignore[attr-defined]
@@ -12,6 +13,7 @@ from grpc import aio  # type: ignore[attr-defined]
 from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
 from jaxserve.cluster.transfer.transport import TransferError
 from jaxserve.engine.piece import Piece
+from jaxserve.engine.transfers import Import, Staged
 from jaxserve.server.disaggregation.handed import Handed
 
 AGAIN = 1.0  # seconds until a server that is not there is asked again
@@ -26,8 +28,22 @@ class State(StrEnum):
     UNREACHABLE = "unreachable"  # or not heard of yet
 
 
+@dataclass(frozen=True)
+class Received:
+    """An Arrival that came over a network."""
+
+    piece: Piece
+
+    @property
+    def nbytes(self) -> int:
+        return self.piece.nbytes
+
+    def stage(self, arriving: Import, timeout: float) -> Iterator[Staged]:
+        return arriving.stage(self.piece, timeout)
+
+
 class PrefillServer:
-    """One of them. From `open` to `close` it is watched."""
+    """One of them, a Prefiller. From `open` to `close` it is watched."""
 
     def __init__(self, address: str, channel: aio.Channel, client: PrefillClient):
         self.address = address
@@ -55,6 +71,10 @@ class PrefillServer:
                 self._watching.cancel()
             await self._channel.close()
 
+    @property
+    def name(self) -> str:
+        return f"prefill server {self.address}"
+
     # ---- as a Candidate
 
     @property
@@ -67,13 +87,13 @@ class PrefillServer:
 
     # ---- prompts
 
-    async def pieces(self, prompt: Prompt, deadline: float) -> AsyncGenerator[Piece, None]:
-        """See PrefillClient."""
+    async def arrivals(self, prompt: Prompt, deadline: float) -> AsyncGenerator[Received, None]:
+        """See PrefillClient.pieces."""
         self._handed.add(prompt.token_ids, prompt.salt)
         with self._counted(len(prompt.token_ids) - prompt.start):
             async with aclosing(self._client.pieces(prompt, deadline)) as pieces:
                 async for piece in pieces:
-                    yield piece
+                    yield Received(piece)
 
     @contextmanager
     def _counted(self, tokens: int) -> Iterator[None]:

@@ -1,19 +1,22 @@
-"""The engine of a server that computes prompts for others: a prompt is a request for one token, and its pages leave."""
+"""An engine that computes prompts for another one: a prompt is a request for one token, and its pages leave."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.prefill import Prompt
+from jaxserve.engine.engine import Engine
 from jaxserve.engine.piece import Piece
-from jaxserve.engine.transfers import Outgoing
+from jaxserve.engine.transfers import Export, Outgoing
 from jaxserve.errors import JaxserveError
 from jaxserve.request import SamplingParams
 from jaxserve.server.answer import Answer
 from jaxserve.server.call import Call
 from jaxserve.server.engine_thread import EngineThread
 from jaxserve.server.gate import Gate
+from jaxserve.server.service import Service
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, seed=0)  # whoever decodes draws the first token
 
@@ -37,50 +40,60 @@ class PrefillSource:
 
     async def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[Piece, None]:
         served, loop = self._gate.enter(), asyncio.get_running_loop()
-        call = Call(
-            prompt=prompt.token_ids,
-            prompt_field="token_ids",
-            params=ONE_TOKEN,
-            prefill=True,
-            priority=prompt.priority,
-            cache_salt=prompt.salt,
-            timeout=seconds,
-        )
-        with await served.service.answer(call) as answer:
-            departure = Departure(served.thread, answer)
-            try:
-                await departure.begin(prompt)
-                while outgoing := await departure.next():
-                    try:
-                        piece = await loop.run_in_executor(self._copying, departure.to_host, outgoing)
-                    finally:
-                        departure.drop(outgoing)  # where nobody came to it
-                    yield piece
-                    del piece
-            finally:
-                departure.end()
+        async with departing(served.service, served.thread, prompt, seconds, to_host=True) as departure:
+            while outgoing := await departure.next():
+                try:
+                    piece = await loop.run_in_executor(self._copying, departure.to_host, outgoing)
+                finally:
+                    departure.drop(outgoing)  # where nobody came to it
+                yield piece
+                del piece
 
     def close(self) -> None:
         self._copying.shutdown(wait=False, cancel_futures=True)
 
 
+@asynccontextmanager
+async def departing(
+    service: Service, thread: EngineThread, prompt: Prompt, seconds: float | None, to_host: bool
+) -> "AsyncIterator[Departure]":
+    """While the prompt is computed. seconds: see `Source.pieces`. to_host: where its pages will go."""
+    call = Call(
+        prompt=prompt.token_ids,
+        prompt_field="token_ids",
+        params=ONE_TOKEN,
+        prefill=True,
+        priority=prompt.priority,
+        cache_salt=prompt.salt,
+        timeout=seconds,
+    )
+    with await service.answer(call) as answer:
+        departure = Departure(thread, answer, to_host)
+        try:
+            await departure.begin(prompt)
+            yield departure
+        finally:
+            departure.end()
+
+
 class Departure:
     """One prompt's pages, on their way from the engine's thread to the event loop. begin, next ..., and end always."""
 
-    def __init__(self, thread: EngineThread, answer: Answer):
-        self._thread, self._answer = thread, answer
+    def __init__(self, thread: EngineThread, answer: Answer, to_host: bool):
+        self._thread, self._answer, self._to_host = thread, answer, to_host
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Queue[Outgoing | JaxserveError | None] = asyncio.Queue()
         self._watching: asyncio.Task[None] | None = None
+        self._exporting: Future[Export] | None = None
         self._over = False
 
     async def begin(self, prompt: Prompt) -> None:
         request = self._answer.prepared.request
         self._watching = asyncio.create_task(self._watch())
-        export = self._thread.call(
+        self._exporting = self._thread.call(
             lambda engine: engine.transfers.export(request, prompt.start, prompt.page_size, self._deliver)
         )
-        await asyncio.wrap_future(export)
+        await asyncio.wrap_future(self._exporting)
 
     async def next(self) -> Outgoing | None:
         """None when there are no more. A JaxserveError when the request has failed, behind what came before."""
@@ -96,20 +109,19 @@ class Departure:
         finally:
             self._advance()
 
+    def drop(self, outgoing: Outgoing) -> None:
+        """What was not taken of it is not wanted; what waited for its place may come."""
+        outgoing.drop()
+        self._advance()
+
     def end(self) -> None:
-        """Nothing more is wanted; its request, whoever ends that, ends what still reads."""
+        """Nothing more is wanted."""
         self._over = True
+        self._thread.call(self._close)
         if self._watching:
             self._watching.cancel()
         while not self._arrived.empty():
-            arrived = self._arrived.get_nowait()
-            if isinstance(arrived, Outgoing):
-                self.drop(arrived)
-
-    def drop(self, outgoing: Outgoing) -> None:
-        """See Outgoing.drop."""
-        outgoing.drop()
-        self._advance()
+            self._leave(self._arrived.get_nowait())
 
     async def _watch(self) -> None:
         """A request that ends in a step without output, or with an error, is noticed as well."""
@@ -122,13 +134,25 @@ class Departure:
     def _advance(self) -> None:
         self._thread.call(lambda engine: engine.transfers.advance())
 
+    def _close(self, engine: Engine) -> None:
+        """On the engine's thread, where the export began before, unless it was given up before."""
+        exporting = self._exporting
+        if exporting and not exporting.cancelled() and not exporting.exception():
+            engine.transfers.close(exporting.result())
+
     def _deliver(self, outgoing: Outgoing | None) -> None:
         """On the engine's thread."""
+        if outgoing and self._to_host:
+            outgoing.start_to_host()
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._take, outgoing)
 
     def _take(self, outgoing: Outgoing | None) -> None:
-        if not self._over:
+        if self._over:
+            self._leave(outgoing)
+        else:
             self._arrived.put_nowait(outgoing)
-        elif outgoing:
-            self.drop(outgoing)
+
+    def _leave(self, arrived: Outgoing | JaxserveError | None) -> None:
+        if isinstance(arrived, Outgoing):
+            self.drop(arrived)

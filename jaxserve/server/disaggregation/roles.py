@@ -17,7 +17,7 @@ from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.server.disaggregation.addresses import follow
 from jaxserve.server.disaggregation.flags import Disaggregation
 from jaxserve.server.disaggregation.handover import Handover
-from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics
+from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics, ServerMetrics
 from jaxserve.server.disaggregation.prefill_pool import PrefillPool, PrefillServer
 from jaxserve.server.disaggregation.prefill_source import PrefillSource
 from jaxserve.server.engine_thread import EngineThread
@@ -91,7 +91,8 @@ class DecodeRole(Role):
     def __init__(self, plan: Disaggregation, registry: CollectorRegistry):
         self._plan = plan
         self._budget, self._pool = Budget(plan.buffer), PrefillPool(plan.seconds)
-        self._metrics = DecodeMetrics(registry, self._budget, lambda: self._pool.states)
+        self._metrics = DecodeMetrics(registry)
+        ServerMetrics(registry, self._budget, lambda: self._pool.states)
         self._following: asyncio.Task[None] | None = None
         whom = [*plan.servers, *([f"those in {plan.servers_file}"] if plan.servers_file else [])]
         self.introduction = (

@@ -259,5 +259,8 @@ class Driver:
     def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         return self.runner.upload_pages(group, arrays)
 
+    def move_pages(self, group: int, read: PagesRead) -> np.ndarray:
+        return self.runner.move_pages(group, read)
+
     def write_pages(self, lane: int, group: int, ids: list[int], uploaded: np.ndarray) -> None:
         self.runner.write_pages(lane, group, ids, uploaded)

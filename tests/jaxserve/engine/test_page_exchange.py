@@ -28,9 +28,12 @@ OPTIONS = EngineOptions(max_batch=2, step_tokens=16, page_size=4, cache_tokens=1
 
 @dataclass(frozen=True)
 class Side:
+    """first: of its devices."""
+
     mesh: tuple[int, int, int] = (1, 1, 1)
     page_size: int = 4
     kv: str = "auto"
+    first: int = 0
 
 
 class House:
@@ -39,7 +42,7 @@ class House:
     def __init__(self, case: str, side: Side):
         self.golden = np.load(GOLDEN / case / "golden.npz")
         self.prompt = tuple(self.golden["prompts"][0].tolist())
-        mesh, checkpoint = MeshSpec(*side.mesh).build(jax.devices()), HFCheckpoint.open(GOLDEN / case)
+        mesh, checkpoint = MeshSpec(*side.mesh).build(jax.devices()[side.first :]), HFCheckpoint.open(GOLDEN / case)
         spec = read_spec(checkpoint.config)[1].on(side.mesh[2])
         params = load_params(checkpoint, mesh, "float32")
         self.config = plan_config(spec, params, mesh, replace(OPTIONS, page_size=side.page_size, kv=side.kv))
@@ -58,18 +61,21 @@ class House:
 
     def pieces(self, name: str, start: int, page_size: int, compute: bool = True) -> list[Piece]:
         """What the prompt's request publishes, or what is cached of it."""
+        return [outgoing.to_host() for outgoing in self.parts(name, start, page_size, compute)]
+
+    def parts(self, name: str, start: int, page_size: int, compute: bool = True) -> Iterator[Outgoing]:
+        """The same, each to be taken before the next."""
         found, asked = list[Outgoing | None](), self.request(name, self.prompt, max_tokens=1)
         if compute:
             self.engine.submit(asked)
         self.engine.transfers.export(asked, start, page_size, found.append)
-        pieces = []
         while None not in found or len(found) > 1:
             if self.engine.has_work:
                 self.engine.step()
-            while found and found[0]:
-                pieces.append(found.pop(0).to_host())
+            while found and (outgoing := found[0]):
+                yield outgoing
+                del found[0]
             self.engine.transfers.advance()
-        return pieces
 
     def install(self, pieces: list[Piece]) -> int:
         arriving = self.engine.transfers.receive(self.prompt)
