@@ -55,6 +55,7 @@ class Answer:
             for index in range(params.n)
         }
         self.finished = False
+        self.left = False  # all pages of a prefill have
         self.submitted = prepared.request.since or time.monotonic()
         self.newest: dict[int, float] = {}  # when a choice last had tokens
 
@@ -65,6 +66,11 @@ class Answer:
     @property
     def started(self) -> bool:
         return self.times is not None
+
+    @property
+    def prefilled(self) -> bool:
+        """A decode server has what it wanted, whether the request has ended or not."""
+        return self.call.prefill and (self.left or bool(self.completions))
 
     def __aiter__(self) -> "Answer":
         return self

@@ -92,6 +92,8 @@ class RequestLog:
 def _outcome(answer: Answer, error: JaxserveError | None) -> str:
     if error:
         return f"failed: {error.reason}"
+    if answer.prefilled:
+        return "prefilled"
     if len(answer.completions) < answer.prepared.request.params.n:
         return "cancelled"
     return "finished: " + ",".join(completion.finish_reason for completion in answer.completions)

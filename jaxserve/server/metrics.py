@@ -121,11 +121,14 @@ class Metrics:
             self._hits.inc(answer.times.cached)
         if error:
             self._failures.labels(error.reason).inc()
+        elif answer.prefilled:
+            self._success.labels("prefilled").inc()
         elif not answer.completions or len(answer.completions) < answer.prepared.request.params.n:
             self._cancelled.inc()
         for completion in answer.completions:
             times = completion.timings
-            self._success.labels(completion.finish_reason).inc()
+            if not answer.prefilled:
+                self._success.labels(completion.finish_reason).inc()
             self._e2e.observe(times.total)
             self._queue.observe(times.queue or times.total)  # one that was never admitted waited all the time
             if times.ttft:

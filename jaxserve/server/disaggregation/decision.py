@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from jaxserve.server.disaggregation.handed import Blocks
+
 
 class Decision(StrEnum):
     """As metrics name it."""
@@ -24,8 +26,8 @@ class Candidate(Protocol):
         """Tokens of prompts that it has not computed yet."""
         ...
 
-    def cached(self, prompt: tuple[int, ...], salt: str) -> int:
-        """Tokens of the prompt that it is likely to have already."""
+    def cached(self, blocks: Blocks) -> int:
+        """Tokens of a prompt of these blocks that it is likely to have already."""
         ...
 
 
@@ -39,7 +41,7 @@ class Policy:
     def is_short(self, uncached: int) -> bool:
         return uncached < self.threshold
 
-    def choose[C: Candidate](self, prompt: tuple[int, ...], salt: str, ready: Iterable[C]) -> C | None:
+    def choose[C: Candidate](self, blocks: Blocks, ready: Iterable[C]) -> C | None:
         """Who will have computed it first; None where all are busy."""
         free = [server for server in ready if server.queue <= self.queue_tokens]
-        return min(free, key=lambda server: server.queue - server.cached(prompt, salt), default=None)
+        return min(free, key=lambda server: server.queue - server.cached(blocks), default=None)

@@ -18,6 +18,7 @@ from jaxserve.engine.transfers import Import, Staged
 from jaxserve.errors import JaxserveError
 from jaxserve.request import Request
 from jaxserve.server.disaggregation.decision import Candidate, Decision, Policy
+from jaxserve.server.disaggregation.handed import blocks_of
 from jaxserve.server.engine_thread import EngineThread
 
 LOCAL = "a prompt is computed here, as far as it did not come from %s: %s"
@@ -123,7 +124,7 @@ class Handover:
             return Decision.SHORT, None
         if not (ready := self._pool.ready):
             return Decision.ALONE, None
-        prefiller = self._policy.choose(prompt, salt, ready)
+        prefiller = self._policy.choose(blocks_of(prompt, salt), ready)
         return (Decision.REMOTE, (prefiller, arriving)) if prefiller else (Decision.BUSY, None)
 
     @contextmanager
@@ -138,7 +139,11 @@ class Handover:
             log.warning(LOCAL, name, error)
         except TimeoutError:
             failure = "deadline_exceeded"
-            log.warning(LOCAL, name, "it fell silent, or its deadline or --transfer-timeout has passed")
+            log.warning(
+                LOCAL,
+                name,
+                "it fell silent, or --transfer-timeout has passed, or half of the time to the request's deadline",
+            )
         except Exception:
             failure = "internal"
             log.exception(LOCAL, name, "a bug")
@@ -148,7 +153,7 @@ class Handover:
     async def _fetch(self, request: Request, prefiller: Prefiller, arriving: Import) -> None:
         loop, seconds = asyncio.get_running_loop(), self._seconds
         if request.deadline is not None:
-            seconds = min(seconds, request.deadline - time.monotonic())
+            seconds = min(seconds, (request.deadline - time.monotonic()) / 2)  # the rest is for computing it here
         deadline = loop.time() + seconds
         prompt = Prompt(
             token_ids=request.prompt,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
@@ -14,9 +15,11 @@ from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
 from jaxserve.cluster.transfer.transport import TransferError
 from jaxserve.engine.piece import Piece
 from jaxserve.engine.transfers import Import, Staged
-from jaxserve.server.disaggregation.handed import Handed
+from jaxserve.server.disaggregation.handed import Blocks, Handed, blocks_of
 
 AGAIN = 1.0  # seconds until a server that is not there is asked again
+REST = 5.0  # seconds without prompts for one that failed with one
+FAILING = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN", "DATA_LOSS")  # not the prompt's fault
 log = logging.getLogger(__name__)
 
 
@@ -52,6 +55,7 @@ class PrefillServer:
         self._channel, self._client = channel, client
         self._handed, self._waiting, self._running = Handed(), 0, 0  # of the latter two: tokens
         self._limits = set[asyncio.Timeout]()
+        self._rests_until = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
         self._watching: asyncio.Task[None] | None = None
@@ -75,6 +79,11 @@ class PrefillServer:
     def name(self) -> str:
         return f"prefill server {self.address}"
 
+    @property
+    def ready(self) -> bool:
+        """Whether it would take a prompt now."""
+        return self.state is State.READY and time.monotonic() >= self._rests_until
+
     # ---- as a Candidate
 
     @property
@@ -82,18 +91,28 @@ class PrefillServer:
         """What it told last, or what it was handed since: the one is old, the other not all of it."""
         return max(self._waiting, self._running)
 
-    def cached(self, prompt: tuple[int, ...], salt: str) -> int:
-        return self._handed.cached(prompt, salt)
+    def cached(self, blocks: Blocks) -> int:
+        return self._handed.cached(blocks)
 
     # ---- prompts
 
     async def arrivals(self, prompt: Prompt, deadline: float) -> AsyncGenerator[Received, None]:
         """See PrefillClient.pieces."""
-        self._handed.add(prompt.token_ids, prompt.salt)
-        with self._counted(len(prompt.token_ids) - prompt.start):
+        with self._counted(len(prompt.token_ids) - prompt.start), self._judged():
             async with aclosing(self._client.pieces(prompt, deadline)) as pieces:
                 async for piece in pieces:
                     yield Received(piece)
+        self._handed.add(blocks_of(prompt.token_ids, prompt.salt))
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        """Around a prompt: who fails with one would fail with the next, and nobody has a shorter queue."""
+        try:
+            yield
+        except TransferError as error:
+            if error.code in FAILING:
+                self._rests_until = time.monotonic() + REST
+            raise
 
     @contextmanager
     def _counted(self, tokens: int) -> Iterator[None]:
@@ -145,6 +164,8 @@ class PrefillServer:
         if state is not self._told:
             level = logging.INFO if state is State.READY else logging.WARNING
             log.log(level, "prefill server %s is %s%s", self.address, state, f": {why}" if why else "")
+        if state is State.READY and self.state is not State.READY:
+            self._handed = Handed()  # it may have started anew
         self.state = self._told = state
 
 
@@ -158,7 +179,7 @@ class PrefillPool:
 
     @property
     def ready(self) -> list[PrefillServer]:
-        return [server for server in self._servers.values() if server.state is State.READY]
+        return [server for server in self._servers.values() if server.ready]
 
     @property
     def states(self) -> Counter[State]:

@@ -100,6 +100,7 @@ class Departure:
         arrived = await self._arrived.get()
         if isinstance(arrived, JaxserveError):
             raise arrived
+        self._answer.left = arrived is None
         return arrived
 
     def to_host(self, outgoing: Outgoing) -> Piece:

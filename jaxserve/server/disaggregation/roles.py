@@ -36,6 +36,7 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),  # the environment's is for the way out
 )
 
 

@@ -13,6 +13,7 @@ from jaxserve.engine.runner import DeviceRunner
 from jaxserve.engine.transfers import Import, Outgoing, Staged
 from jaxserve.errors import ConfigError
 from jaxserve.server.disaggregation.flags import Meshes
+from jaxserve.server.disaggregation.handed import Blocks
 from jaxserve.server.disaggregation.handover import Handover
 from jaxserve.server.disaggregation.metrics import DecodeMetrics
 from jaxserve.server.disaggregation.prefill_source import departing
@@ -102,7 +103,7 @@ class PrefillMesh:
     def queue(self) -> int:
         return self._engine.service.waiting_tokens
 
-    def cached(self, prompt: tuple[int, ...], salt: str) -> int:
+    def cached(self, blocks: Blocks) -> int:
         """Nobody else is there to be preferred."""
         return 0
 

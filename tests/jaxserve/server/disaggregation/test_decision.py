@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from jaxserve.server.disaggregation.decision import Policy
-from jaxserve.server.disaggregation.handed import BLOCK, Handed
+from jaxserve.server.disaggregation.handed import BLOCK, Blocks, Handed, blocks_of
 
 PROMPT = tuple(range(1000))
 
@@ -15,8 +15,8 @@ class Server:
     queue: int = 0
     handed: Handed = field(default_factory=Handed)
 
-    def cached(self, prompt: tuple[int, ...], salt: str) -> int:
-        return self.handed.cached(prompt, salt)
+    def cached(self, blocks: Blocks) -> int:
+        return self.handed.cached(blocks)
 
 
 def test_the_threshold_is_the_first_that_travels() -> None:
@@ -25,43 +25,43 @@ def test_the_threshold_is_the_first_that_travels() -> None:
 
 def test_the_least_busy_one_is_chosen() -> None:
     servers = [Server(300), Server(100), Server(200)]
-    assert Policy(1, 1000).choose(PROMPT, "", servers) is servers[1]
+    assert Policy(1, 1000).choose(blocks_of(PROMPT, ""), servers) is servers[1]
 
 
 @pytest.mark.parametrize(("queue", "kept"), [(499, True), (500, True), (501, False)])
 def test_the_queue_has_a_limit(queue: int, kept: bool) -> None:
     server = Server(queue)
-    assert Policy(1, 500).choose(PROMPT, "", [server, Server(502)]) is (server if kept else None)
+    assert Policy(1, 500).choose(blocks_of(PROMPT, ""), [server, Server(502)]) is (server if kept else None)
 
 
 def test_nobody_there() -> None:
-    assert Policy(1, 500).choose(PROMPT, "", []) is None
+    assert Policy(1, 500).choose(blocks_of(PROMPT, ""), []) is None
 
 
 def test_a_cached_prefix_weighs_as_much_as_it_saves() -> None:
     knowing, idle = Server(700), Server(0)
-    knowing.handed.add(PROMPT, "")
+    knowing.handed.add(blocks_of(PROMPT, ""))
     choose = Policy(1, 5000).choose
-    assert choose(PROMPT, "", [idle, knowing]) is knowing  # 700 tokens wait there, 768 need not be computed
-    assert choose(PROMPT, "salt", [idle, knowing]) is idle
+    assert choose(blocks_of(PROMPT, ""), [idle, knowing]) is knowing  # 700 tokens wait there, 768 need not be computed
+    assert choose(blocks_of(PROMPT, "salt"), [idle, knowing]) is idle
     knowing.queue = 769
-    assert choose(PROMPT, "", [idle, knowing]) is idle
+    assert choose(blocks_of(PROMPT, ""), [idle, knowing]) is idle
 
 
 @pytest.mark.parametrize("length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 def test_whole_blocks_are_remembered(length: int) -> None:
     handed = Handed()
-    handed.add(PROMPT[:length], "a")
-    assert handed.cached(PROMPT, "a") == length // BLOCK * BLOCK
-    assert handed.cached(PROMPT, "b") == 0
-    assert handed.cached((7, *PROMPT), "a") == 0
+    handed.add(blocks_of(PROMPT[:length], "a"))
+    assert handed.cached(blocks_of(PROMPT, "a")) == length // BLOCK * BLOCK
+    assert handed.cached(blocks_of(PROMPT, "b")) == 0
+    assert handed.cached(blocks_of((7, *PROMPT), "a")) == 0
 
 
 def test_what_was_used_last_is_remembered_longest() -> None:
     handed, others = Handed(most=6), [tuple(range(i, i + 2 * BLOCK)) for i in (1000, 2000, 3000)]
-    handed.add(PROMPT[: 2 * BLOCK], "")
+    handed.add(blocks_of(PROMPT[: 2 * BLOCK], ""))
     for other in others:
-        handed.add(PROMPT[: 2 * BLOCK], "")
-        handed.add(other, "")
-    assert handed.cached(PROMPT, "") == 2 * BLOCK
-    assert [handed.cached(other, "") for other in others] == [0, 2 * BLOCK, 2 * BLOCK]
+        handed.add(blocks_of(PROMPT[: 2 * BLOCK], ""))
+        handed.add(blocks_of(other, ""))
+    assert handed.cached(blocks_of(PROMPT, "")) == 2 * BLOCK
+    assert [handed.cached(blocks_of(other, "")) for other in others] == [0, 2 * BLOCK, 2 * BLOCK]

@@ -11,6 +11,7 @@ from grpc import aio
 
 from jaxserve.server.disaggregation.decision import Policy
 from jaxserve.server.disaggregation.prefill_pool import State
+from jaxserve.server.metrics import Metrics
 from jaxserve.v1 import common_pb2
 from tests.jaxserve.server.disaggregation.harness import (
     HANDSHAKE,
@@ -61,6 +62,21 @@ def test_what_it_found_cached_is_what_came(tmp_path: Path) -> None:
                 "one step for the prompt's end and the first token, and one for each other"
             )
             await servers.at_rest()
+
+    run(main())
+
+
+def test_the_prefill_server_counts_a_prompt_as_done(tmp_path: Path) -> None:
+    """Though its request is left before it ends: nobody wants its token."""
+
+    async def main() -> None:
+        metrics = Metrics(lambda: 0)
+        async with apart(tmp_path, prefill_options={"observers": (metrics,)}) as servers:
+            await servers.decode.inference.Generate(asking())
+            await servers.at_rest()
+        name = "jaxserve:request_success_total"
+        assert metrics.registry.get_sample_value(name, {"finished_reason": "prefilled"}) == 1
+        assert metrics.registry.get_sample_value("jaxserve:request_cancelled_total") == 0
 
     run(main())
 
