@@ -13,11 +13,11 @@ import pytest
 from jaxserve import LLM, EngineOptions
 from jaxserve.client import AsyncClient
 from jaxserve.server.assembly import assemble, engine_card, model_card
+from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.gate import Gate
 from jaxserve.server.grpc_server import Health, bind, new_server
 from jaxserve.server.grpc_service import InferenceServicer
 from jaxserve.server.http.app import new_app
-from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.limits import Limits
 from jaxserve.server.model import Served
 from jaxserve.server.tokens import Tokens
