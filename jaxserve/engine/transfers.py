@@ -148,6 +148,12 @@ class Export:
         """Pages that were not delivered, of all groups."""
         return sum(map(len, self._left))
 
+    def read_windows(self) -> None:
+        """Read what there is of the groups that have a window, and has room."""
+        for group, pool in enumerate(self._transfers.config.pools):
+            if pool.window:
+                self._read(group)
+
     def advance(self) -> bool:
         """Read what there is and has room; whether that was the last."""
         waits = False
@@ -317,7 +323,14 @@ class Transfers:
         return Import(lane, prompt, self._cached(lane, prompt), self.config, self._exchanging(), self.room)
 
     def advance(self) -> None:
-        """Go on with every export: after each step, and after a piece was taken while there are no steps."""
+        """Go on with every export: after each step, and after a piece was taken while there are no steps.
+
+        Windows go first, of all exports: there are few pages for them, and without its window nothing of a prompt is
+        of use.
+        """
+        for export in list(self._exports):
+            if export in self._exports:
+                export.read_windows()
         for export in list(self._exports):
             if export in self._exports and export.advance():
                 self.close(export)

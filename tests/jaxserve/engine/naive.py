@@ -80,7 +80,7 @@ def generate(weights: dict, spec: ModelSpec, request: Request, seed: int, choice
         if answer.prompt_scores is None:
             answer.prompt_scores = _log_softmax(logits[:-1])
         answer.scores.append(_log_softmax(logits[-1]))
-        values = _process(logits[-1].astype(np.float64), request, tokens, seed, choice)
+        values = process(logits[-1].astype(np.float64), request, tokens, seed, choice)
         second, first = np.sort(values)[-2:]
         answer.gaps.append(float(first - second))
         token = int(values.argmax())
@@ -97,7 +97,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def _process(logits: np.ndarray, request: Request, tokens: list[int], seed: int, choice: int) -> np.ndarray:
+def process(logits: np.ndarray, request: Request, tokens: list[int], seed: int, choice: int) -> np.ndarray:
     """Logits after every processor in the documented order, with the noise added."""
     p, prompt_len = request.params, len(request.prompt)
     output = tokens[prompt_len:]

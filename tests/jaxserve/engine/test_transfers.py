@@ -169,6 +169,24 @@ def test_few_pieces_are_on_the_devices_at_once() -> None:
     assert exported.missing == 0 and delivered[-1] is None
 
 
+def test_windows_leave_before_other_pages_whoever_came_first() -> None:
+    """Nothing of a prompt is found without its window, whose pages are the first to be evicted."""
+    here = engine(step_tokens=64, max_context=64, page_size=1, windows=(None, 9), num_pages=128)
+    first, second = LONG, tuple(range(80, 120))
+    for prompt in (first, second):
+        hit_of(here, prompt, str(prompt))
+    _, one = export(here, request("a", first), page_size=1)
+    exported, other = export(here, request("b", second), page_size=1)
+    assert [(o.group, o.start) for o in one if o] == [(1, 31), (1, 35), (0, 0), (0, 16)] and not other
+    for outgoing in list(one):
+        assert outgoing
+        outgoing.drop()
+        here.engine.transfers.advance()
+    assert [(o.group, o.start) for o in other if o] == [(1, 31), (1, 35)], "before what is left of the first"
+    assert [(o.group, o.start) for o in one[4:] if o] == [(0, 32), (0, 36)]
+    assert exported.missing == 39
+
+
 def test_what_was_evicted_is_missing_and_nobody_waits_for_it() -> None:
     here = engine(num_pages=12)
     exported, delivered = export(here, request("a", LONG))
