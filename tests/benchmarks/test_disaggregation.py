@@ -30,7 +30,6 @@ from benchmarks.disaggregation import (
     write,
 )
 from jaxserve.client import AsyncClient
-from jaxserve.cluster.transfer.budget import Budget
 from jaxserve.server.disaggregation.decision import Decision
 from jaxserve.server.disaggregation.flags import disaggregation
 from jaxserve.server.disaggregation.metrics import DecodeMetrics
@@ -101,7 +100,7 @@ def test_requests_are_dealt_out(tmp_path: Path) -> None:
 
 def test_what_a_decode_server_says_of_a_load() -> None:
     registry = CollectorRegistry()
-    metrics = DecodeMetrics(registry, Budget(1), Counter)
+    metrics = DecodeMetrics(registry)
 
     def now() -> Counter[tuple[str, ...]]:
         return metrics_of(generate_latest(registry).decode())
@@ -131,12 +130,14 @@ def test_it_is_said_when_it_does_not_pay(tmp_path: Path) -> None:
     apart = replace(chunked, arrangement="disaggregated", handovers=Handovers({"remote": 2}, {}, 1.0, None))
     better = replace(apart, rate=1.0, short=replace(apart.short, itl=replace(spread, p99=spread.p99 / 2)))
     idle = replace(better, rate=2.0, handovers=Handovers({"local_short": 4}, {}, 0.0, None))
-    beside = [replace(chunked, rate=rate) for rate in (0.0, 1.0, 2.0)]
-    lines = list(verdicts([apart, better, idle, *beside]))
+    slower = replace(better, rate=4.0, short=replace(apart.short, itl=replace(spread, p99=1e-3, p50=2 * spread.p50)))
+    beside = [replace(chunked, rate=rate) for rate in (0.0, 1.0, 2.0, 4.0)]
+    lines = list(verdicts([apart, better, idle, slower, *beside]))
     assert [line.split(":")[:2] for line in lines] == [
         ["0 long prompts/s", " disaggregation does not pay"],
         ["1 long prompts/s", " disaggregation pays"],
         ["2 long prompts/s", " disaggregation has nothing to do"],
+        ["4 long prompts/s", " disaggregation does not pay"],
     ]
     assert "p99 ITL x 1.00" in lines[0] and "p99 ITL x 0.50" in lines[1] and "tokens/s x 1.00" in lines[1]
     show([apart, chunked, better], Console(quiet=True))
