@@ -8,18 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("facts", "dtypes", "token_ids", "salt", "start")
+    __slots__ = ("facts", "dtypes", "token_ids", "salt", "start", "transports")
     FACTS_FIELD_NUMBER: _ClassVar[int]
     DTYPES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     facts: _cluster_pb2.Facts
     dtypes: _containers.RepeatedScalarFieldContainer[str]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     salt: str
     start: int
-    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., start: _Optional[int] = ...) -> None: ...
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., start: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("ticket", "group", "start", "arrays")
@@ -54,3 +56,19 @@ class FetchResponse(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("ticket", "pulled")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    PULLED_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    pulled: bool
+    def __init__(self, ticket: _Optional[bytes] = ..., pulled: _Optional[bool] = ...) -> None: ...
+
+class PullResponse(_message.Message):
+    __slots__ = ("address", "uuid")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    uuid: int
+    def __init__(self, address: _Optional[str] = ..., uuid: _Optional[int] = ...) -> None: ...
