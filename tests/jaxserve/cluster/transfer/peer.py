@@ -1,4 +1,4 @@
-"""A server of its own process, to be killed: python -m tests.jaxserve.cluster.transfer.peer sender | receiver PORT.
+"""A server of its own process, to be killed: python -m tests.jaxserve.cluster.transfer.peer grpc | jax sender | receiver PORT.
 
 A sender says its port in a line, a receiver "piece" for each one that it holds; both stay.
 """
@@ -10,20 +10,19 @@ from contextlib import aclosing
 from grpc import aio
 
 from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver
-from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
-from tests.jaxserve.cluster.transfer.harness import HANDSHAKE, MEBI, large, now, servers
+from jaxserve.cluster.transfer.prefill import Prompt
+from tests.jaxserve.cluster.transfer.harness import MEBI, GrpcWay, JaxWay, Way, client_of, large, now, servers
 
 
-async def send() -> None:
-    async with servers(large(40 * MEBI), large(40 * MEBI), large(40 * MEBI), buffer=200 * MEBI) as s:
+async def send(way: Way) -> None:
+    async with servers(large(40 * MEBI), large(40 * MEBI), large(40 * MEBI), buffer=200 * MEBI, way=way) as s:
         print(s.port, flush=True)
         await asyncio.Event().wait()
 
 
-async def receive(port: int) -> None:
+async def receive(way: Way, port: int) -> None:
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        client = PrefillClient(channel, GrpcReceiver(channel, Budget(200 * MEBI)), HANDSHAKE)
+        client = client_of(way, channel, Budget(200 * MEBI))
         async with aclosing(client.pieces(Prompt((1,)), now() + 60)) as pieces:
             async for _ in pieces:
                 print("piece", flush=True)
@@ -31,4 +30,5 @@ async def receive(port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(send() if sys.argv[1] == "sender" else receive(int(sys.argv[2])))
+    way = JaxWay() if sys.argv[1] == "jax" else GrpcWay()
+    asyncio.run(send(way) if sys.argv[2] == "sender" else receive(way, int(sys.argv[3])))

@@ -64,7 +64,7 @@ def test_a_sender(stage: str, number: signal.Signals, code: str) -> None:
             assert error.code == code and now() < deadline + 1
             assert budget.held == 0
 
-    with peer("sender") as sender:
+    with peer("grpc", "sender") as sender:
         asyncio.run(main(sender))
 
 
@@ -81,7 +81,7 @@ def test_a_receiver(number: signal.Signals) -> None:
     async def main() -> None:
         pieces = [large(40 * MEBI)] * 3
         async with servers(*pieces, buffer=200 * MEBI, seconds=2.0) as s:
-            with peer("receiver", str(s.port)) as receiver:
+            with peer("grpc", "receiver", str(s.port)) as receiver:
                 assert await asyncio.to_thread(line, receiver) == "piece\n"
                 began = time.monotonic()
                 receiver.send_signal(number)
