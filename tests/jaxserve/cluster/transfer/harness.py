@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
+import pytest
 from grpc import aio
 
 from jaxserve.cluster.transfer.budget import Budget
@@ -78,6 +79,12 @@ def same(a: Piece, b: Piece) -> bool:
     return arrays and (a.group, a.start, a.stop) == (b.group, b.start, b.stop)
 
 
+PIECES = [
+    piece_of(64 * (i + 1), 64 * i * (i + 1) // 2, group=i % 2, dtype=dtype, latent=i % 3 == 2, seed=i)
+    for i, dtype in enumerate(DTYPES * 2)
+]
+
+
 def now() -> float:
     return asyncio.get_running_loop().time()
 
@@ -135,10 +142,10 @@ class GrpcWay:
 
 class JaxWay:
     transport = "jax"
+    servicer: JaxServicer
 
     def __init__(self) -> None:
         self.here, self.there = JaxTransfer("127.0.0.1"), JaxTransfer("127.0.0.1")
-        self.servicer: JaxServicer | None = None
         self.receivers: list[JaxReceiver] = []
 
     def add_to(self, server: aio.Server, shelf: Shelf) -> None:
@@ -151,8 +158,10 @@ class JaxWay:
 
     @property
     def left(self) -> int:
-        here = sum(len(receiver.left) for receiver in self.receivers)
-        return here + (len(self.servicer.draining) if self.servicer else 0)
+        return sum(len(receiver.left) for receiver in self.receivers) + len(self.servicer.draining)
+
+
+both_ways = pytest.mark.parametrize("way", [GrpcWay, JaxWay])
 
 
 @dataclass
