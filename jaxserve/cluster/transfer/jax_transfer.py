@@ -1,20 +1,22 @@
 """jax.experimental.transfer: arrays are offered in one process and pulled in another, through sockets of its own.
 
-It works on the CPU backend's arrays, which are the host's memory: on a GPU or a TPU as well, pieces come from there and
-are uploaded there by the engine. What has to be known of it, of jax 0.11.2 and 0.12.0.1:
+The arrays are the CPU backend's, which lie in the host's memory, on hosts of GPUs and TPUs as well: pieces are read
+from the devices before, and uploaded after, by the engines. What has to be known of it, in jax 0.11.2 and 0.12.0.1:
 
-- Nothing of it ends. A pull whose arrays nobody offers waits for ever, and so does one from a process that is not there;
-  timeouts that are given to it are ignored. An offer stays in memory until all of its arrays are pulled. A pull fails at
-  once, and cleanly, where the other process ends.
-- All pulls from one process share 8 buffers of 1 MiB. One side that has asked for an array and stops reading, without
-  closing its connection, holds back everybody else's until it goes on or ends.
-- Whoever reaches its ports needs no token and sees the bytes, and a message that is not of its protocol ends the process.
-  So does a connection between its ports that fails half way. It is for a network that only these servers reach.
+- Nothing of it can be ended. A pull waits for ever where nobody offers its arrays or nobody is there, and does not mind
+  a timeout. An offer stays in memory until all of it is pulled. Where the other process ends, a pull fails at once.
+- Whatever one process sends goes through the same few buffers. A receiver that stops in the midst of a pull, its
+  connections open, holds back all the others until it goes on or ends.
+- There is no encryption and no token but the number of an offer, and some messages that are not of its protocol abort
+  the process, as does a port of the other side that is closed or cut off while they connect. It is for a network that
+  these servers have for themselves.
+- A host's name is taken for 0.0.0.0, so hosts are numbers.
 """
 
 import asyncio
 import secrets
 from collections.abc import Sequence
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import jax
@@ -31,7 +33,6 @@ BUFFER = 2**20  # bytes that are copied and sent at a time
 BUFFERS = 8
 SOCKETS = 4  # of a connection, besides the one that asks
 POLL = 0.001  # seconds
-NOWHERE = ("", "0.0.0.0", "::", "[::]")
 
 
 class JaxTransfer:
@@ -41,9 +42,12 @@ class JaxTransfer:
     """
 
     def __init__(self, host: str, port: int = 0):
-        """host: as other servers reach this one. ConfigError where that is no address of its own, or jax has no such part."""
-        if host in NOWHERE:
-            raise ConfigError(f"--transport jax: {host or 'no address'!r} is none that other servers reach: name one")
+        """host: the number by which others reach this one; 127.0.0.1 will do for one that pulls only.
+
+        ConfigError where it is none of this machine's, or where jax has no such part.
+        """
+        if not _reachable(host):
+            raise ConfigError(f"--transport jax: {host!r} is no number by which other servers reach this one")
         self._device = jax.local_devices(backend="cpu")[0]
         self._sharding = SingleDeviceSharding(self._device)
         self._server = _start(self._device.client, host, port)
@@ -59,12 +63,12 @@ class JaxTransfer:
         self._server.await_pull(uuid, arrays)
         return uuid
 
-    async def connect(self, address: str) -> "TransferConnection":
-        """It succeeds whether somebody is there or not. TransferError for what is no address."""
-        try:
-            return await asyncio.to_thread(self._server.connect, address)  # it looks names up
-        except jax.errors.JaxRuntimeError as error:
-            raise TransferError("UNAVAILABLE", f"{address!r:.60} is no address: {_line(error)}") from None
+    def connect(self, address: str) -> "TransferConnection":
+        """It succeeds whether somebody is there or not. TransferError DATA_LOSS for what is no `address`."""
+        host, _, port = address.rpartition(":")
+        if not (_reachable(host.strip("[]")) and port.isdecimal() and 0 < int(port) < 2**16):
+            raise TransferError("DATA_LOSS", f"{address!r:.60} is no address of jax.experimental.transfer")
+        return self._server.connect(address)
 
     async def pull(self, connection: "TransferConnection", uuid: int, arrays: Sequence[Array]) -> list[np.ndarray]:
         """Wait for them, if need be for ever: what has been asked for comes even if nobody waits for it any more.
@@ -83,7 +87,7 @@ class JaxTransfer:
         """An offer that is over is forgotten once it is pulled: here. Offered again before, for if it was pulled
         already, the pull would wait for ever. The arrays are in memory twice meanwhile."""
         self._server.await_pull(uuid, arrays)
-        itself = await self.connect(self.address)
+        itself = self.connect(self.address)
         await _ready(itself.pull(uuid, [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in arrays]))
 
 
@@ -92,13 +96,19 @@ def _start(client: object, host: str, port: int) -> "TransferServer":
         from jax.experimental.transfer import start_transfer_server
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"--transport jax: jax {jax.__version__} has no jax.experimental.transfer: {error}") from None
-    sockets = [f"{host}:0"] * SOCKETS
+    host = f"[{host}]" if ":" in host else host
+    sockets, sizes = [f"{host}:0"] * SOCKETS, {"max_num_parallel_copies": BUFFERS, "transfer_size": BUFFER}
     try:
-        return start_transfer_server(
-            client, f"{host}:{port}", sockets, max_num_parallel_copies=BUFFERS, transfer_size=BUFFER
-        )
+        return start_transfer_server(client, f"{host}:{port}", sockets, **sizes)
     except jax.errors.JaxRuntimeError as error:
         raise ConfigError(f"--transport jax: {host}:{port}: {_line(error)}") from None
+
+
+def _reachable(host: str) -> bool:
+    try:
+        return not ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 async def _ready(arrays: Sequence[jax.Array]) -> None:

@@ -133,14 +133,14 @@ class JaxReceiver:
     async def _pull(self, response: pb.PullResponse, ticket: Ticket) -> Piece:
         if not all(array.nbytes for array in ticket.arrays):
             raise TransferError("DATA_LOSS", "an array without numbers never comes (jax.experimental.transfer)")
-        connection = await self._connected(response.address)
+        connection = self._connected(response.address)
         try:
             return piece_of(ticket, await self._transfer.pull(connection, response.uuid, ticket.arrays))
         except TransferError:
             self._connection = None  # of no use any more
             raise
 
-    async def _connected(self, address: str) -> "TransferConnection":
+    def _connected(self, address: str) -> "TransferConnection":
         if self._connection is None or self._connection[0] != address:
-            self._connection = address, await self._transfer.connect(address)
+            self._connection = address, self._transfer.connect(address)
         return self._connection[1]

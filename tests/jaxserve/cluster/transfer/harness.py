@@ -142,10 +142,10 @@ class GrpcWay:
 
 class JaxWay:
     transport = "jax"
-    servicer: JaxServicer
 
     def __init__(self) -> None:
         self.here, self.there = JaxTransfer("127.0.0.1"), JaxTransfer("127.0.0.1")
+        self.servicer: JaxServicer | None = None
         self.receivers: list[JaxReceiver] = []
 
     def add_to(self, server: aio.Server, shelf: Shelf) -> None:
@@ -158,7 +158,8 @@ class JaxWay:
 
     @property
     def left(self) -> int:
-        return sum(len(receiver.left) for receiver in self.receivers) + len(self.servicer.draining)
+        draining = len(self.servicer.draining) if self.servicer else 0
+        return draining + sum(len(receiver.left) for receiver in self.receivers)
 
 
 both_ways = pytest.mark.parametrize("way", [GrpcWay, JaxWay])

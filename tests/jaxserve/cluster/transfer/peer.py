@@ -1,6 +1,7 @@
-"""A server of its own process, to be killed: python -m tests.jaxserve.cluster.transfer.peer grpc | jax sender | receiver PORT.
+"""A server of its own process, to be killed: python -m tests.jaxserve.cluster.transfer.peer grpc|jax WHAT
 
-A sender says its port in a line, a receiver "piece" for each one that it holds; both stay.
+sender: of three large pieces. dtypes: a sender of PIECES. receiver PORT: holds the first piece that it gets.
+A sender says its port in a line, a receiver "piece" for each one that it holds; all of them stay.
 """
 
 import asyncio
@@ -11,24 +12,32 @@ from grpc import aio
 
 from jaxserve.cluster.transfer.budget import Budget
 from jaxserve.cluster.transfer.prefill import Prompt
-from tests.jaxserve.cluster.transfer.harness import MEBI, GrpcWay, JaxWay, Way, client_of, large, now, servers
+from jaxserve.engine.piece import Piece
+from tests.jaxserve.cluster.transfer.harness import MEBI, PIECES, GrpcWay, JaxWay, Way, client_of, large, now, servers
 
 
-async def send(way: Way) -> None:
-    async with servers(large(40 * MEBI), large(40 * MEBI), large(40 * MEBI), buffer=200 * MEBI, way=way) as s:
+async def send(way: Way, *pieces: Piece) -> None:
+    async with servers(*pieces, buffer=200 * MEBI, way=way) as s:
         print(s.port, flush=True)
         await asyncio.Event().wait()
 
 
 async def receive(way: Way, port: int) -> None:
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        client = client_of(way, channel, Budget(200 * MEBI))
+        client = client_of(way, channel, Budget(400 * MEBI))
         async with aclosing(client.pieces(Prompt((1,)), now() + 60)) as pieces:
             async for _ in pieces:
                 print("piece", flush=True)
                 await asyncio.Event().wait()
 
 
+async def main(transport: str, what: str, port: str = "") -> None:
+    way = JaxWay() if transport == "jax" else GrpcWay()
+    if what == "receiver":
+        await receive(way, int(port))
+    else:
+        await send(way, *(PIECES if what == "dtypes" else [large(40 * MEBI)] * 3))
+
+
 if __name__ == "__main__":
-    way = JaxWay() if sys.argv[1] == "jax" else GrpcWay()
-    asyncio.run(send(way) if sys.argv[2] == "sender" else receive(way, int(sys.argv[3])))
+    asyncio.run(main(*sys.argv[1:]))

@@ -34,6 +34,7 @@ from tests.jaxserve.cluster.transfer.harness import (
     servers,
 )
 
+
 @both_ways
 def test_pieces_come_bit_for_bit_and_in_order(way: type[Way]) -> None:
     async def main() -> None:
