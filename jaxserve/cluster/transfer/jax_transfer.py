@@ -58,7 +58,8 @@ class JaxTransfer:
         return await asyncio.to_thread(jax.device_put, list(arrays), self._device)
 
     def offer(self, arrays: Sequence[jax.Array]) -> int:
-        """The random number under which they may be pulled, once."""
+        """The random number under which they may be pulled, once. TransferError DATA_LOSS where one is empty."""
+        _check_full(arrays)
         uuid = secrets.randbits(63)
         self._server.await_pull(uuid, arrays)
         return uuid
@@ -73,8 +74,10 @@ class JaxTransfer:
     async def pull(self, connection: "TransferConnection", uuid: int, arrays: Sequence[Array]) -> list[np.ndarray]:
         """Wait for them, if need be for ever: what has been asked for comes even if nobody waits for it any more.
 
-        TransferError UNAVAILABLE when the other side ends before, or has other arrays under this number.
+        TransferError UNAVAILABLE when the other side ends before, or has other arrays under this number; DATA_LOSS where
+        one is empty.
         """
+        _check_full(arrays)
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self._sharding) for array in arrays]
         pulled = connection.pull(uuid, avals)
         await _ready(pulled)
@@ -109,6 +112,11 @@ def _reachable(host: str) -> bool:
         return not ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+def _check_full(arrays: Sequence[Array | jax.Array]) -> None:
+    if not all(array.nbytes for array in arrays):
+        raise TransferError("DATA_LOSS", "an array without numbers never comes (jax.experimental.transfer)")
 
 
 async def _ready(arrays: Sequence[jax.Array]) -> None:

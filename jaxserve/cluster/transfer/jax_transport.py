@@ -51,9 +51,11 @@ class JaxServicer(rpc.TransferServiceServicer):
             if stuck := self.draining.stuck:
                 problem = f"a receiver stalls, and with it jax.experimental.transfer ({stuck} pieces are not drained)"
                 raise TransferError("UNAVAILABLE", f"{problem}: nothing is sent until it goes on or ends")
-            request = await _next(context)
-            with self._shelf.taking(request.ticket) as lot:
-                await self._lend(lot, context)
+            await self._take((await _next(context)).ticket, context)
+
+    async def _take(self, ticket: bytes, context: aio.ServicerContext) -> None:
+        with self._shelf.taking(ticket) as lot:
+            await self._lend(lot, context)
 
     async def _lend(self, lot: Lot, context: aio.ServicerContext) -> None:
         arrays = await self._transfer.put(list(lot.piece.arrays.values()))
@@ -131,8 +133,6 @@ class JaxReceiver:
         return piece
 
     async def _pull(self, response: pb.PullResponse, ticket: Ticket) -> Piece:
-        if not all(array.nbytes for array in ticket.arrays):
-            raise TransferError("DATA_LOSS", "an array without numbers never comes (jax.experimental.transfer)")
         connection = self._connected(response.address)
         try:
             return piece_of(ticket, await self._transfer.pull(connection, response.uuid, ticket.arrays))

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -120,6 +121,24 @@ def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(monkeypatch
             stalled.cancel()
             (found,) = await s.fetch_all()
             assert found.nbytes == 60 * MEBI, "the budget is whole again"
+
+    asyncio.run(main())
+
+
+def test_a_piece_that_was_dropped_is_in_memory_no_more() -> None:
+    """Nor does the failed call keep it until Python looks for cycles."""
+
+    async def main() -> None:
+        async with servers(large(40 * MEBI), seconds=0.3) as s:
+            piece = weakref.ref(s.source.given[0].k)
+            offers = prefill(s)
+            stalled = fetch(s, (await offers.read()).ticket)
+            s.source.given = ()
+            await stalled.read()
+            await s.at_rest()
+            assert s.shelf.counts == Counts(offered=1, broken=1) and piece() is None
+            stalled.cancel()
+            offers.cancel()
 
     asyncio.run(main())
 

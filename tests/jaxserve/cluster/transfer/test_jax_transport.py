@@ -1,7 +1,6 @@
 """What is peculiar to jax.experimental.transfer, where nothing ends by itself. See test_faults.py for what is not."""
 
 import asyncio
-import gc
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from grpc import aio
@@ -160,8 +160,12 @@ def test_an_offer_that_breaks_off_is_drained(pulled: str, end: str) -> None:
                 assert s.shelf.counts == Counts(offered=1, broken=1)
             await s.at_rest()
             assert way.servicer and (way.servicer.drained, way.servicer.draining.stuck) == (1, 0)
-            gc.collect()
-            await until(lambda: not any(reference() is not None for reference in freed))
+
+            def all_freed() -> bool:
+                jax.device_put(np.zeros(1))  # jax forgets in its next call
+                return not any(reference() is not None for reference in freed)
+
+            await until(all_freed)
 
     asyncio.run(main())
 
