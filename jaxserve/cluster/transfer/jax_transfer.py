@@ -74,8 +74,8 @@ class JaxTransfer:
     async def pull(self, connection: "TransferConnection", uuid: int, arrays: Sequence[Array]) -> list[np.ndarray]:
         """Wait for them, if need be for ever: what has been asked for comes even if nobody waits for it any more.
 
-        TransferError UNAVAILABLE when the other side ends before, or has other arrays under this number; DATA_LOSS where
-        one is empty.
+        TransferError UNAVAILABLE when the other side ends before, or has other arrays under this number; DATA_LOSS for
+        an empty one.
         """
         _check_full(arrays)
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self._sharding) for array in arrays]

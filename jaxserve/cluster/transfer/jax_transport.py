@@ -128,7 +128,8 @@ class JaxReceiver:
             if response is aio.EOF:
                 raise TransferError("DATA_LOSS", "the sender does not say where the piece is")
             piece = await self._pull(response, ticket)
-            await call.write(pb.PullRequest(pulled=True))
+            if not call.done():  # else reading it says why
+                await call.write(pb.PullRequest(pulled=True))
             await call.read()  # until the sender has forgotten it
         return piece
 

@@ -129,7 +129,8 @@ def test_a_piece_that_was_dropped_is_in_memory_no_more() -> None:
     """Nor does the failed call keep it until Python looks for cycles."""
 
     async def main() -> None:
-        async with servers(large(40 * MEBI), seconds=0.3) as s:
+        async with servers(seconds=0.3) as s:
+            s.source.given = [large(40 * MEBI)]
             piece = weakref.ref(s.source.given[0].k)
             offers = prefill(s)
             stalled = fetch(s, (await offers.read()).ticket)
