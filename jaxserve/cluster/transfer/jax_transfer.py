@@ -44,11 +44,11 @@ class JaxTransfer:
     def __init__(self, host: str, port: int = 0):
         """host: the number by which others reach this one; 127.0.0.1 will do for one that pulls only.
 
-        ConfigError where it is none of this machine's, or where jax has no such part.
+        ConfigError where it is none of this machine's, or where jax has no such part or no CPU backend.
         """
         if not _reachable(host):
             raise ConfigError(f"--transport jax: {host!r} is no number by which other servers reach this one")
-        self._device = jax.local_devices(backend="cpu")[0]
+        self._device = _cpu()
         self._sharding = SingleDeviceSharding(self._device)
         self._server = _start(self._device.client, host, port)
         self.address = self._server.address()
@@ -94,6 +94,13 @@ class JaxTransfer:
         await _ready(itself.pull(uuid, [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in arrays]))
 
 
+def _cpu() -> jax.Device:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise ConfigError(f"--transport jax: jax has no CPU backend (JAX_PLATFORMS): {_line(error)}") from None
+
+
 def _start(client: object, host: str, port: int) -> "TransferServer":
     try:
         from jax.experimental.transfer import start_transfer_server
@@ -121,7 +128,7 @@ def _check_full(arrays: Sequence[Array | jax.Array]) -> None:
 
 async def _ready(arrays: Sequence[jax.Array]) -> None:
     """Polled: a thread that waits in `block_until_ready` aborts the process at its end."""
-    while not all(array.is_ready() for array in arrays):
+    while not all(array.is_ready() for array in arrays):  # type: ignore[attr-defined]
         await asyncio.sleep(POLL)
 
 

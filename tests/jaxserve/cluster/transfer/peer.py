@@ -1,12 +1,17 @@
 """A server of its own process, to be killed: python -m tests.jaxserve.cluster.transfer.peer grpc|jax WHAT
 
-sender: of three large pieces. dtypes: a sender of PIECES. receiver PORT: holds the first piece that it gets.
+sender: of three large pieces. dtypes: a sender of PIECES. receiver PORT: holds the first piece that it gets. stopping PORT:
+a receiver by jax that stops in the midst of it.
 A sender says its port in a line, a receiver "piece" for each one that it holds; all of them stay.
 """
 
 import asyncio
+import os
+import signal
 import sys
+from collections.abc import Awaitable
 from contextlib import aclosing
+from typing import Any
 
 from grpc import aio
 
@@ -31,10 +36,24 @@ async def receive(way: Way, port: int) -> None:
                 await asyncio.Event().wait()
 
 
+def stopping() -> Way:
+    way = JaxWay()
+    pull = way.here.pull
+
+    def pull_and_stop(*args: Any) -> Awaitable[Any]:
+        asyncio.get_running_loop().call_later(0.02, os.kill, os.getpid(), signal.SIGSTOP)
+        return pull(*args)
+
+    way.here.pull = pull_and_stop  # type: ignore[method-assign]
+    return way
+
+
 async def main(transport: str, what: str, port: str = "") -> None:
     way = JaxWay() if transport == "jax" else GrpcWay()
     if what == "receiver":
         await receive(way, int(port))
+    elif what == "stopping":
+        await receive(stopping(), int(port))
     else:
         await send(way, *(PIECES if what == "dtypes" else [large(40 * MEBI)] * 3))
 

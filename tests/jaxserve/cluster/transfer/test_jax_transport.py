@@ -1,7 +1,7 @@
 """What is peculiar to jax.experimental.transfer, where nothing ends by itself. See test_faults.py for what is not."""
 
 import asyncio
-import signal
+import os
 import subprocess
 import sys
 import weakref
@@ -277,6 +277,18 @@ def test_a_host_that_is_not_this_ones_number(host: str) -> None:
         JaxTransfer(host)
 
 
+def test_a_jax_without_the_cpu() -> None:
+    code = "from jaxserve.cluster.transfer.jax_transfer import JaxTransfer; JaxTransfer('127.0.0.1')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"JAX_PLATFORMS": "tpu"},
+    )
+    assert "ConfigError: --transport jax: jax has no CPU backend (JAX_PLATFORMS): " in done.stderr
+
+
 def test_a_jax_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax.experimental.transfer", None)
     with pytest.raises(ConfigError, match=r"--transport jax: jax .* has no jax\.experimental\.transfer"):
@@ -294,22 +306,17 @@ def test_a_receiver_that_stops_in_the_midst_holds_back_the_others_until_it_ends(
 
     async def main() -> None:
         way = JaxWay()
-        pieces, given, offer = [large(300 * MEBI)], asyncio.Event(), way.there.offer
-        monkeypatch.setattr(way.there, "offer", lambda arrays: (given.set(), offer(arrays))[1])
-        async with servers(*pieces, buffer=400 * MEBI, room=400 * MEBI, seconds=1.0, way=way) as s:
-            with peer("jax", "receiver", str(s.port)) as receiver:
-                await given.wait()
-                await asyncio.sleep(0.05)
-                receiver.send_signal(signal.SIGSTOP)
-                assert way.servicer
-                await until(lambda: way.servicer.draining.stuck)
-                assert s.shelf.budget.held == 300 * MEBI and s.shelf.counts == Counts(offered=1, broken=1)
+        limits = {"buffer": 150 * MEBI, "room": 150 * MEBI, "seconds": 1.0}
+        async with servers(large(100 * MEBI), **limits, way=way) as s:
+            with peer("jax", "stopping", str(s.port)) as receiver:
+                await until(lambda: way.servicer and way.servicer.draining.stuck, 20)
+                assert s.shelf.budget.held == 100 * MEBI and s.shelf.counts == Counts(offered=1, broken=1)
                 s.source.given = [large(MEBI)]
                 error = await refusal(s.fetch_all())
                 assert (error.code, "a receiver stalls" in str(error)) == ("UNAVAILABLE", True)
                 receiver.kill()
                 await s.at_rest()
-                assert way.servicer.drained == 1
+                assert way.servicer and way.servicer.drained == 1
                 assert len(await s.fetch_all()) == 1
 
     asyncio.run(main())
