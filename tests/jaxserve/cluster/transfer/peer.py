@@ -1,8 +1,8 @@
 """A server of its own process, to be killed: python -m tests.jaxserve.cluster.transfer.peer grpc|jax WHAT
 
-sender: of three large pieces. dtypes: a sender of PIECES. receiver PORT: holds the first piece that it gets. stopping PORT:
-a receiver by jax that stops in the midst of it.
-A sender says its port in a line, a receiver "piece" for each one that it holds; all of them stay.
+sender: of three large pieces; dtypes: of PIECES. They say their port in a line.
+receiver PORT: holds the first piece that it gets, and says "piece"; stopping PORT: by jax, stops in the midst of it.
+All of them stay.
 """
 
 import asyncio

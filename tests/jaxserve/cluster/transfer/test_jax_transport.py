@@ -178,8 +178,8 @@ def test_what_was_drained_fails_or_stalls_for_who_comes_late_and_stuck_pulls_are
 
         class Liar(JaxServicer):
             async def Pull(self, requests: AsyncIterator[pb.PullRequest], context: aio.ServicerContext) -> None:
-                await context.write(pb.PullResponse(address=way.there.address, uuid=len(asked)))
-                asked.append(1)
+                asked.append(len(asked))
+                await context.write(pb.PullResponse(address=way.there.address, uuid=asked[-1]))
                 await context.read()
                 await context.read()
 
@@ -279,13 +279,8 @@ def test_a_host_that_is_not_this_ones_number(host: str) -> None:
 
 def test_a_jax_without_the_cpu() -> None:
     code = "from jaxserve.cluster.transfer.jax_transfer import JaxTransfer; JaxTransfer('127.0.0.1')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"JAX_PLATFORMS": "tpu"},
-    )
+    elsewhere = os.environ | {"JAX_PLATFORMS": "tpu"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=elsewhere)
     assert "ConfigError: --transport jax: jax has no CPU backend (JAX_PLATFORMS): " in done.stderr
 
 
