@@ -33,6 +33,7 @@ BUFFER = 2**20  # bytes that are copied and sent at a time
 BUFFERS = 8
 SOCKETS = 4  # of a connection, besides the one that asks
 POLL = 0.001  # seconds
+PATIENCE = 1.0  # seconds
 
 
 class JaxTransfer:
@@ -57,12 +58,13 @@ class JaxTransfer:
         """As it takes them. Copied where they do not begin at a multiple of 64 bytes."""
         return await asyncio.to_thread(jax.device_put, list(arrays), self._device)
 
-    def offer(self, arrays: Sequence[jax.Array]) -> int:
-        """The random number under which they may be pulled, once. TransferError DATA_LOSS where one is empty."""
+    def offer(self, arrays: Sequence[jax.Array]) -> list[int]:
+        """The random numbers under which each may be pulled, once. TransferError DATA_LOSS where one is empty."""
         _check_full(arrays)
-        uuid = secrets.randbits(63)
-        self._server.await_pull(uuid, arrays)
-        return uuid
+        uuids = [secrets.randbits(63) for _ in arrays]
+        for uuid, array in zip(uuids, arrays, strict=True):
+            self._server.await_pull(uuid, [array])
+        return uuids
 
     def connect(self, address: str) -> "TransferConnection":
         """It succeeds whether somebody is there or not. TransferError DATA_LOSS for what is no `address`."""
@@ -71,27 +73,55 @@ class JaxTransfer:
             raise TransferError("DATA_LOSS", f"{address!r:.60} is no address of jax.experimental.transfer")
         return self._server.connect(address)
 
-    async def pull(self, connection: "TransferConnection", uuid: int, arrays: Sequence[Array]) -> list[np.ndarray]:
+    async def pull(
+        self, connection: "TransferConnection", uuids: Sequence[int], arrays: Sequence[Array]
+    ) -> list[np.ndarray]:
         """Wait for them, if need be for ever: what has been asked for comes even if nobody waits for it any more.
 
-        TransferError UNAVAILABLE when the other side ends before, or has other arrays under this number; DATA_LOSS for
-        an empty one.
+        TransferError UNAVAILABLE when the other side ends before, or has another array under a number; DATA_LOSS for
+        an empty one, or where there are not as many numbers.
         """
         _check_full(arrays)
-        avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self._sharding) for array in arrays]
-        pulled = connection.pull(uuid, avals)
+        if len(uuids) != len(arrays):
+            raise TransferError("DATA_LOSS", f"{len(uuids)} arrays are offered, of {len(arrays)}")
+        pulled = [self._ask(connection, uuid, array) for uuid, array in zip(uuids, arrays, strict=True)]
         await _ready(pulled)
         try:
             return [np.asarray(array) for array in pulled]
         except jax.errors.JaxRuntimeError as error:
             raise TransferError("UNAVAILABLE", f"jax.experimental.transfer: {_line(error)}") from None
 
-    async def drain(self, uuid: int, arrays: Sequence[jax.Array]) -> None:
-        """An offer that is over is forgotten once it is pulled: here. Offered again before, for if it was pulled
-        already, the pull would wait for ever. The arrays are in memory twice meanwhile."""
-        self._server.await_pull(uuid, arrays)
+    async def drain(self, uuids: Sequence[int], arrays: Sequence[jax.Array]) -> None:
+        """An offer that is over is forgotten once it is pulled: here, if nobody does in the next second.
+
+        An array that is pulled here is in memory twice meanwhile.
+        """
+        await asyncio.sleep(PATIENCE)  # for what was asked for at this moment: it would never come
         itself = self.connect(self.address)
-        await _ready(itself.pull(uuid, [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in arrays]))
+        for uuid, array in zip(uuids, arrays, strict=True):
+            while not await self._drain(itself, uuid, array):
+                pass
+
+    async def _drain(self, itself: "TransferConnection", uuid: int, array: jax.Array) -> bool:
+        """Offer and pull: each pull ends an offer, and an offer takes the place of the one before.
+
+        Whether nothing is left of it. Where that takes long, somebody else may have pulled the array, which therefore
+        is offered until our pull has it too; but then one offer more may be left.
+        """
+        self._server.await_pull(uuid, [array])
+        pulled = self._ask(itself, uuid, array)
+        again = False
+        while True:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await _ready([pulled])
+                return not again
+            except TimeoutError:
+                self._server.await_pull(uuid, [array])
+                again = True
+
+    def _ask(self, connection: "TransferConnection", uuid: int, array: Array | jax.Array) -> jax.Array:
+        return connection.pull(uuid, jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self._sharding))
 
 
 def _cpu() -> jax.Device:

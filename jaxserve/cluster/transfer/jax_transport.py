@@ -1,7 +1,7 @@
 """Pieces by jax.experimental.transfer. It is told of a piece only while a receiver is there that pulls it.
 
     receiver    Pull(ticket) -->                                      sender    takes it off the shelf, offers it to jax
-                <-- address, uuid
+                <-- address, uuids
                 pulls <== jax.experimental.transfer ==>
                 pulled -->                                                      forgets it
 
@@ -32,7 +32,7 @@ from jaxserve.engine.piece import Piece
 if TYPE_CHECKING:
     from jax.experimental.transfer import TransferConnection
 
-DRAINING = 5.0  # seconds; it takes as long as a transfer in this process
+DRAINING = 5.0  # seconds; it takes one, and as long as a transfer in this process
 STUCK = 8  # pulls from one sender
 
 
@@ -59,24 +59,24 @@ class JaxServicer(rpc.TransferServiceServicer):
 
     async def _lend(self, lot: Lot, context: aio.ServicerContext) -> None:
         arrays = await self._transfer.put(list(lot.piece.arrays.values()))
-        uuid = self._transfer.offer(arrays)
+        uuids = self._transfer.offer(arrays)
         try:
             async with asyncio.timeout_at(lot.deadline):
-                await context.write(pb.PullResponse(address=self._transfer.address, uuid=uuid))
+                await context.write(pb.PullResponse(address=self._transfer.address, uuids=uuids))
                 await _next(context)
         except BaseException as error:
-            self._take_back(uuid, arrays, lot.piece.nbytes)
+            self._take_back(uuids, arrays, lot.piece.nbytes)
             if isinstance(error, TimeoutError):
                 problem = "the piece was not pulled in time (--transfer-timeout)"
                 raise TransferError("DEADLINE_EXCEEDED", problem) from None
             raise
 
-    def _take_back(self, uuid: int, arrays: Sequence[jax.Array], nbytes: int) -> None:
-        draining = asyncio.create_task(self._drain(uuid, arrays))
+    def _take_back(self, uuids: Sequence[int], arrays: Sequence[jax.Array], nbytes: int) -> None:
+        draining = asyncio.create_task(self._drain(uuids, arrays))
         self.draining.add(draining, nbytes, asyncio.get_running_loop().time() + DRAINING)
 
-    async def _drain(self, uuid: int, arrays: Sequence[jax.Array]) -> None:
-        await self._transfer.drain(uuid, arrays)
+    async def _drain(self, uuids: Sequence[int], arrays: Sequence[jax.Array]) -> None:
+        await self._transfer.drain(uuids, arrays)
         self.drained += 1
 
 
@@ -136,7 +136,7 @@ class JaxReceiver:
     async def _pull(self, response: pb.PullResponse, ticket: Ticket) -> Piece:
         connection = self._connected(response.address)
         try:
-            return piece_of(ticket, await self._transfer.pull(connection, response.uuid, ticket.arrays))
+            return piece_of(ticket, await self._transfer.pull(connection, response.uuids, ticket.arrays))
         except TransferError:
             self._connection = None  # of no use any more
             raise

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from jaxserve.cluster.v1 import cluster_pb2 as jaxserve_dot_cluster_dot_v1_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!jaxserve/cluster/v1/prefill.proto\x12\x13jaxserve.cluster.v1\x1a!jaxserve/cluster/v1/cluster.proto\"\x8f\x01\n\x0ePrefillRequest\x12)\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.Facts\x12\x0e\n\x06\x64types\x18\x02 \x03(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04salt\x18\x04 \x01(\t\x12\r\n\x05start\x18\x05 \x01(\r\x12\x12\n\ntransports\x18\n \x03(\t\"k\n\x0fPrefillResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\r\n\x05group\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12*\n\x06\x61rrays\x18\x04 \x03(\x0b\x32\x1a.jaxserve.cluster.v1.Array\"3\n\x05\x41rray\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\r\"\x1e\n\x0c\x46\x65tchRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\"\x1d\n\rFetchResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"-\n\x0bPullRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x0e\n\x06pulled\x18\x02 \x01(\x08\"-\n\x0cPullResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\x04\x32h\n\x0ePrefillService\x12V\n\x07Prefill\x12#.jaxserve.cluster.v1.PrefillRequest\x1a$.jaxserve.cluster.v1.PrefillResponse0\x01\x32\xb4\x01\n\x0fTransferService\x12P\n\x05\x46\x65tch\x12!.jaxserve.cluster.v1.FetchRequest\x1a\".jaxserve.cluster.v1.FetchResponse0\x01\x12O\n\x04Pull\x12 .jaxserve.cluster.v1.PullRequest\x1a!.jaxserve.cluster.v1.PullResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!jaxserve/cluster/v1/prefill.proto\x12\x13jaxserve.cluster.v1\x1a!jaxserve/cluster/v1/cluster.proto\"\x8f\x01\n\x0ePrefillRequest\x12)\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x1a.jaxserve.cluster.v1.Facts\x12\x0e\n\x06\x64types\x18\x02 \x03(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04salt\x18\x04 \x01(\t\x12\r\n\x05start\x18\x05 \x01(\r\x12\x12\n\ntransports\x18\n \x03(\t\"k\n\x0fPrefillResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\r\n\x05group\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12*\n\x06\x61rrays\x18\x04 \x03(\x0b\x32\x1a.jaxserve.cluster.v1.Array\"3\n\x05\x41rray\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\r\"\x1e\n\x0c\x46\x65tchRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\"\x1d\n\rFetchResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"-\n\x0bPullRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x0e\n\x06pulled\x18\x02 \x01(\x08\".\n\x0cPullResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05uuids\x18\x02 \x03(\x04\x32h\n\x0ePrefillService\x12V\n\x07Prefill\x12#.jaxserve.cluster.v1.PrefillRequest\x1a$.jaxserve.cluster.v1.PrefillResponse0\x01\x32\xb4\x01\n\x0fTransferService\x12P\n\x05\x46\x65tch\x12!.jaxserve.cluster.v1.FetchRequest\x1a\".jaxserve.cluster.v1.FetchResponse0\x01\x12O\n\x04Pull\x12 .jaxserve.cluster.v1.PullRequest\x1a!.jaxserve.cluster.v1.PullResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,9 +45,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PULLREQUEST']._serialized_start=464
   _globals['_PULLREQUEST']._serialized_end=509
   _globals['_PULLRESPONSE']._serialized_start=511
-  _globals['_PULLRESPONSE']._serialized_end=556
-  _globals['_PREFILLSERVICE']._serialized_start=558
-  _globals['_PREFILLSERVICE']._serialized_end=662
-  _globals['_TRANSFERSERVICE']._serialized_start=665
-  _globals['_TRANSFERSERVICE']._serialized_end=845
+  _globals['_PULLRESPONSE']._serialized_end=557
+  _globals['_PREFILLSERVICE']._serialized_start=559
+  _globals['_PREFILLSERVICE']._serialized_end=663
+  _globals['_TRANSFERSERVICE']._serialized_start=666
+  _globals['_TRANSFERSERVICE']._serialized_end=846
 # @@protoc_insertion_point(module_scope)

@@ -66,9 +66,9 @@ class PullRequest(_message.Message):
     def __init__(self, ticket: _Optional[bytes] = ..., pulled: _Optional[bool] = ...) -> None: ...
 
 class PullResponse(_message.Message):
-    __slots__ = ("address", "uuid")
+    __slots__ = ("address", "uuids")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    UUID_FIELD_NUMBER: _ClassVar[int]
+    UUIDS_FIELD_NUMBER: _ClassVar[int]
     address: str
-    uuid: int
-    def __init__(self, address: _Optional[str] = ..., uuid: _Optional[int] = ...) -> None: ...
+    uuids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, address: _Optional[str] = ..., uuids: _Optional[_Iterable[int]] = ...) -> None: ...
