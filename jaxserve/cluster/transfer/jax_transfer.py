@@ -53,6 +53,7 @@ class JaxTransfer:
         self._sharding = SingleDeviceSharding(self._device)
         self._server = _start(self._device.client, host, port)
         self.address = self._server.address()
+        self._connections: dict[str, TransferConnection] = {}
 
     async def put(self, arrays: Sequence[np.ndarray]) -> list[jax.Array]:
         """As it takes them. Copied where they do not begin at a multiple of 64 bytes."""
@@ -67,7 +68,16 @@ class JaxTransfer:
         return uuids
 
     def connect(self, address: str) -> "TransferConnection":
-        """It succeeds whether somebody is there or not. TransferError DATA_LOSS for what is no `address`."""
+        """One for all; it succeeds whether somebody is there or not. TransferError DATA_LOSS for what is no `address`."""
+        if address not in self._connections:
+            self._connections[address] = self._connect(address)
+        return self._connections[address]
+
+    def disconnect(self, address: str) -> None:
+        """Once a pull has failed: the connection is of no use any more."""
+        self._connections.pop(address, None)
+
+    def _connect(self, address: str) -> "TransferConnection":
         host, _, port = address.rpartition(":")
         if not (_reachable(host.strip("[]")) and port.isdecimal() and 0 < int(port) < 2**16):
             raise TransferError("DATA_LOSS", f"{address!r:.60} is no address of jax.experimental.transfer")
@@ -97,7 +107,7 @@ class JaxTransfer:
         An array that is pulled here is in memory twice meanwhile.
         """
         await asyncio.sleep(PATIENCE)  # for what was asked for at this moment: it would never come
-        itself = self.connect(self.address)
+        itself = self._connect(self.address)
         for uuid, array in zip(uuids, arrays, strict=True):
             while not await self._drain(itself, uuid, array):
                 pass
@@ -121,7 +131,8 @@ class JaxTransfer:
                 again = True
 
     def _ask(self, connection: "TransferConnection", uuid: int, array: Array | jax.Array) -> jax.Array:
-        return connection.pull(uuid, jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self._sharding))
+        (pulled,) = connection.pull(uuid, [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self._sharding)])
+        return pulled
 
 
 def _cpu() -> jax.Device:

@@ -12,7 +12,6 @@ Only where that call ends before its last message there is an offer left, which 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import jax
 from grpc import aio  # type: ignore[attr-defined]
@@ -28,9 +27,6 @@ from jaxserve.cluster.transfer.transport import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.piece import Piece
-
-if TYPE_CHECKING:
-    from jax.experimental.transfer import TransferConnection
 
 DRAINING = 5.0  # seconds; it takes one, and as long as a transfer in this process
 STUCK = 8  # pulls from one sender
@@ -98,7 +94,6 @@ class JaxReceiver:
         self.left = Leftovers(budget)
         self._stub = rpc.TransferServiceStub(channel)
         self._budget, self._transfer, self._metadata = budget, transfer, metadata
-        self._connection: tuple[str, TransferConnection] | None = None
 
     @asynccontextmanager
     async def fetch(self, ticket: Ticket, deadline: float) -> AsyncIterator[Piece]:
@@ -134,14 +129,9 @@ class JaxReceiver:
         return piece
 
     async def _pull(self, response: pb.PullResponse, ticket: Ticket) -> Piece:
-        connection = self._connected(response.address)
         try:
+            connection = self._transfer.connect(response.address)
             return piece_of(ticket, await self._transfer.pull(connection, response.uuids, ticket.arrays))
         except TransferError:
-            self._connection = None  # of no use any more
+            self._transfer.disconnect(response.address)
             raise
-
-    def _connected(self, address: str) -> "TransferConnection":
-        if self._connection is None or self._connection[0] != address:
-            self._connection = address, self._transfer.connect(address)
-        return self._connection[1]
