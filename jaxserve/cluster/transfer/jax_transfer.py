@@ -68,7 +68,7 @@ class JaxTransfer:
         return uuids
 
     def connect(self, address: str) -> "TransferConnection":
-        """One for all; it succeeds whether somebody is there or not. TransferError DATA_LOSS for what is no `address`."""
+        """One for all, whether somebody is there or not. TransferError DATA_LOSS for what is no `address`."""
         if address not in self._connections:
             self._connections[address] = self._connect(address)
         return self._connections[address]
