@@ -17,7 +17,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -135,14 +135,14 @@ class JaxTransfer:
         return pulled
 
 
-def _cpu() -> jax.Device:
+def _cpu() -> Any:
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
         raise ConfigError(f"--transport jax: jax has no CPU backend (JAX_PLATFORMS): {_line(error)}") from None
 
 
-def _start(client: object, host: str, port: int) -> "TransferServer":
+def _start(client: Any, host: str, port: int) -> "TransferServer":
     try:
         from jax.experimental.transfer import start_transfer_server
     except (ImportError, AttributeError) as error:

@@ -170,8 +170,8 @@ def test_an_offer_that_breaks_off_is_drained(pulled: str, end: str) -> None:
     asyncio.run(main())
 
 
-def test_what_was_drained_fails_or_stalls_for_who_comes_late_and_stuck_pulls_are_bounded() -> None:
-    """And they are over when the numbers they ask for are there after all."""
+def test_stuck_pulls_keep_their_room_and_are_bounded() -> None:
+    """Until what they ask for is there after all."""
 
     async def main() -> None:
         way = JaxWay()
