@@ -35,8 +35,11 @@ class TransferServicer:
 
     async def Fetch(self, request: pb.FetchRequest, context: aio.ServicerContext) -> None:
         async with answering(context):
-            with self._shelf.taking(request.ticket) as lot:
-                await self._send(lot, context)
+            await self._take(request.ticket, context)
+
+    async def _take(self, ticket: bytes, context: aio.ServicerContext) -> None:
+        with self._shelf.taking(ticket) as lot:
+            await self._send(lot, context)
 
     async def _send(self, lot: Lot, context: aio.ServicerContext) -> None:
         try:

@@ -17,12 +17,13 @@ class Handshake:
     """One side's.
 
     model: what has to be the same of it, see `facts_of_model`. stored: the dtype of this side's pages, as pieces have
-    it. taken: dtypes of pieces that this side can make pages of.
+    it. taken: dtypes of pieces that this side can make pages of. transport: by what pieces travel, grpc or jax.
     """
 
     model: Facts
     stored: str
     taken: tuple[str, ...]
+    transport: str = "grpc"
 
     @property
     def facts(self) -> Facts:
@@ -31,7 +32,7 @@ class Handshake:
     def fields(self) -> dict[str, Any]:
         """Of a PrefillRequest or WatchRequest."""
         facts = cluster_pb2.Facts(stage=STAGE, names=list(self.facts), values=list(self.facts.values()))
-        return {"facts": facts, "dtypes": self.taken}
+        return {"facts": facts, "dtypes": self.taken, "transports": (self.transport,)}
 
     def check(self, request: pb.PrefillRequest | pb.WatchRequest) -> None:
         """TransferError FAILED_PRECONDITION with the first difference and what both have, in the caller's words."""
@@ -43,4 +44,10 @@ class Handshake:
             raise TransferError(
                 "FAILED_PRECONDITION",
                 f"--kv: pages hold {self.stored} there, and those here are made of {taken}: never of fewer digits",
+            )
+        if self.transport not in request.transports:
+            transports = ", ".join(request.transports) or "nothing"
+            raise TransferError(
+                "FAILED_PRECONDITION",
+                f"--transport: pieces travel by {self.transport} there, and by {transports} here",
             )

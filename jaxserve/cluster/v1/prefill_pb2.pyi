@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("facts", "dtypes", "token_ids", "salt", "start", "page_size", "priority")
+    __slots__ = ("facts", "dtypes", "token_ids", "salt", "start", "page_size", "priority", "transports")
     FACTS_FIELD_NUMBER: _ClassVar[int]
     DTYPES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class PrefillRequest(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     facts: _cluster_pb2.Facts
     dtypes: _containers.RepeatedScalarFieldContainer[str]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -23,7 +24,8 @@ class PrefillRequest(_message.Message):
     start: int
     page_size: int
     priority: int
-    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., start: _Optional[int] = ..., page_size: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ..., start: _Optional[int] = ..., page_size: _Optional[int] = ..., priority: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("ticket", "group", "start", "arrays")
@@ -48,12 +50,14 @@ class Array(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("facts", "dtypes")
+    __slots__ = ("facts", "dtypes", "transports")
     FACTS_FIELD_NUMBER: _ClassVar[int]
     DTYPES_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     facts: _cluster_pb2.Facts
     dtypes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ...) -> None: ...
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, facts: _Optional[_Union[_cluster_pb2.Facts, _Mapping]] = ..., dtypes: _Optional[_Iterable[str]] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
     __slots__ = ("waiting_tokens",)
@@ -72,3 +76,19 @@ class FetchResponse(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("ticket", "pulled")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    PULLED_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    pulled: bool
+    def __init__(self, ticket: _Optional[bytes] = ..., pulled: _Optional[bool] = ...) -> None: ...
+
+class PullResponse(_message.Message):
+    __slots__ = ("address", "uuids")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    UUIDS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    uuids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, address: _Optional[str] = ..., uuids: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -13,13 +13,14 @@ import pytest
 from grpc import aio
 
 from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver
-from jaxserve.cluster.transfer.prefill import PrefillClient
+from jaxserve.cluster.transfer.prefill import Prompt
 from tests.jaxserve.cluster.transfer.harness import (
-    HANDSHAKE,
+    asking_for,
     MEBI,
     OPTIONS,
-    asking_for,
+    Way,
+    both_ways,
+    client_of,
     fetch_all,
     large,
     now,
@@ -46,13 +47,14 @@ def line(process: Process) -> str:
     return process.stdout.readline()
 
 
+@both_ways
 @pytest.mark.parametrize("number, code", [(signal.SIGKILL, "UNAVAILABLE"), (signal.SIGSTOP, "DEADLINE_EXCEEDED")])
 @pytest.mark.parametrize("stage", ["before", "between two pieces", "in the midst of one", "after"])
-def test_a_sender(stage: str, number: signal.Signals, code: str) -> None:
+def test_a_sender(stage: str, number: signal.Signals, code: str, way: type[Way]) -> None:
     async def main(sender: Process) -> None:
-        budget = Budget(200 * MEBI)
+        budget, own = Budget(200 * MEBI), way()
         async with aio.insecure_channel(f"127.0.0.1:{line(sender).strip()}", OPTIONS) as channel:
-            client = PrefillClient(channel, GrpcReceiver(channel, budget), HANDSHAKE)
+            client = client_of(own, channel, budget)
             if stage == "after":
                 assert len(await fetch_all(client)) == 3
             if stage in ("before", "after"):
@@ -72,9 +74,13 @@ def test_a_sender(stage: str, number: signal.Signals, code: str) -> None:
                     sender.send_signal(number)
                 error = await refusal(_all(work, pieces))
             assert error.code == code and now() < deadline + 1
-            assert budget.held == 0
+            assert not budget.held or own.left, "what cannot be ended keeps its room"
+            sender.kill()
+            while budget.held or own.left:
+                assert now() < deadline + 3
+                await asyncio.sleep(0.001)
 
-    with peer("sender") as sender:
+    with peer(way.transport, "sender") as sender:
         asyncio.run(main(sender))
 
 
@@ -84,14 +90,15 @@ async def _all(first: "asyncio.Task[object]", rest: object) -> None:
         pass
 
 
+@both_ways
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_receiver(number: signal.Signals) -> None:
+def test_a_receiver(number: signal.Signals, way: type[Way]) -> None:
     """Of three pieces it holds the first. Killed, it is missed at once; stopped, when the second one's time is over."""
 
     async def main() -> None:
         pieces = [large(40 * MEBI)] * 3
-        async with servers(*pieces, buffer=200 * MEBI, seconds=2.0) as s:
-            with peer("receiver", str(s.port)) as receiver:
+        async with servers(*pieces, buffer=200 * MEBI, seconds=2.0, way=way()) as s:
+            with peer(way.transport, "receiver", str(s.port)) as receiver:
                 assert await asyncio.to_thread(line, receiver) == "piece\n"
                 began = time.monotonic()
                 receiver.send_signal(number)

@@ -18,12 +18,14 @@ from jaxserve.server.grpc_server import Face, Health, bind, new_server
 from jaxserve.server.limits import Limits
 from jaxserve.server.tokens import Tokens
 from tests.jaxserve.cluster.transfer.harness import (
-    DTYPES,
+    asking_for,
     HANDSHAKE,
     MEBI,
     MODEL,
+    PIECES,
     FakeSource,
-    asking_for,
+    Way,
+    both_ways,
     fetch_all,
     large,
     now,
@@ -33,15 +35,11 @@ from tests.jaxserve.cluster.transfer.harness import (
     servers,
 )
 
-PIECES = [
-    piece_of(64 * (i + 1), 64 * i * (i + 1) // 2, group=i % 2, dtype=dtype, latent=i % 3 == 2, seed=i)
-    for i, dtype in enumerate(DTYPES * 2)
-]
 
-
-def test_pieces_come_bit_for_bit_and_in_order() -> None:
+@both_ways
+def test_pieces_come_bit_for_bit_and_in_order(way: type[Way]) -> None:
     async def main() -> None:
-        async with servers(*PIECES) as s:
+        async with servers(*PIECES, way=way()) as s:
             prompt = Prompt(token_ids=tuple(range(5000)), salt="salt", start=32, page_size=16, priority=-3)
             found = await s.fetch_all(prompt=prompt)
             assert len(found) == len(PIECES) and all(map(same, found, PIECES))
@@ -53,20 +51,22 @@ def test_pieces_come_bit_for_bit_and_in_order() -> None:
     asyncio.run(main())
 
 
-def test_a_piece_of_many_messages() -> None:
+@both_ways
+def test_a_piece_of_many_messages(way: type[Way]) -> None:
     async def main() -> None:
         piece = piece_of(700, dtype="bfloat16", layers=5, heads=4, width=301)
         assert piece.nbytes > 16 * MEBI
-        async with servers(piece) as s:
+        async with servers(piece, way=way()) as s:
             (found,) = await s.fetch_all()
             assert same(found, piece)
 
     asyncio.run(main())
 
 
-def test_a_prompt_that_gives_nothing() -> None:
+@both_ways
+def test_a_prompt_that_gives_nothing(way: type[Way]) -> None:
     async def main() -> None:
-        async with servers() as s:
+        async with servers(way=way()) as s:
             assert await s.fetch_all() == []
             await s.at_rest()
 
@@ -91,12 +91,13 @@ def test_pieces_come_while_later_ones_are_computed() -> None:
     asyncio.run(main())
 
 
-def test_neither_side_holds_more_than_its_budget() -> None:
+@both_ways
+def test_neither_side_holds_more_than_its_budget(way: type[Way]) -> None:
     """Of four prompts at a time, with room for one piece and a half."""
 
     async def main() -> None:
         sizes = [300_000 + 4_000 * i for i in range(12)]
-        async with servers(*map(large, sizes), buffer=500_000, room=500_000) as s:
+        async with servers(*map(large, sizes), buffer=500_000, room=500_000, way=way()) as s:
             most, done = [0, 0], asyncio.Event()
 
             async def watch() -> None:
@@ -116,9 +117,10 @@ def test_neither_side_holds_more_than_its_budget() -> None:
     asyncio.run(main())
 
 
-def test_a_piece_takes_up_room_until_the_next_one_is_asked_for() -> None:
+@both_ways
+def test_a_piece_takes_up_room_until_the_next_one_is_asked_for(way: type[Way]) -> None:
     async def main() -> None:
-        async with servers(large(1000), large(2000)) as s:
+        async with servers(large(1000), large(2000), way=way()) as s:
             async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
                 held = [s.budget.held async for _ in pieces]
             assert held == [1000, 2000] and s.budget.held == 0
@@ -126,10 +128,11 @@ def test_a_piece_takes_up_room_until_the_next_one_is_asked_for() -> None:
     asyncio.run(main())
 
 
+@both_ways
 @pytest.mark.parametrize("buffer, room", [(999, 64 * MEBI), (64 * MEBI, 999)])
-def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, room: int) -> None:
+def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, room: int, way: type[Way]) -> None:
     async def main() -> None:
-        async with servers(large(1000), buffer=buffer, room=room) as s:
+        async with servers(large(1000), buffer=buffer, room=room, way=way()) as s:
             error = await refusal(s.fetch_all())
             assert (error.code, str(error)) == (
                 "RESOURCE_EXHAUSTED",
