@@ -134,7 +134,7 @@ async def serve(
             console.print(f"pages    {mesh.way}", soft_wrap=True)
             decodes = DecodeMeshRole(apart, mesh, metrics.registry)
         service, thread = assemble(llm, limits(args), observers, loop, lifecycle.fail, decodes)
-        handshake = handshake_of(llm)
+        handshake = handshake_of(llm, args.transport)
         loop.call_soon_threadsafe(role.open, handshake)
         if mixture := llm.model.spec.mixture:
             loop.call_soon_threadsafe(metrics.watch_experts, mixture.layers, thread, llm.runner.expert_load)

@@ -53,13 +53,14 @@ def _tell(loop: asyncio.AbstractEventLoop, job: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(job)
 
 
-def handshake_of(llm: LLM) -> Handshake | None:
-    """None where the engine exchanges no pages with others."""
+def handshake_of(llm: LLM, transport: str) -> Handshake | None:
+    """None where the engine exchanges no pages with others. transport: by which they travel."""
     model, config = llm.model, llm.runner.config
     if not config.page_exchange:
         return None
     facts = facts_of_model(model.spec.single, model.params, model.weights)
-    return Handshake(facts, config.page_dtype, sources(config.page_dtype, str(model.params["embed"].dtype)))
+    dtypes = sources(config.page_dtype, str(model.params["embed"].dtype))
+    return Handshake(facts, config.page_dtype, dtypes, transport)
 
 
 def model_card(llm: LLM, name: str) -> ModelCard:

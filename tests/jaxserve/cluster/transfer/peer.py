@@ -16,9 +16,19 @@ from typing import Any
 from grpc import aio
 
 from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.prefill import Prompt
 from jaxserve.engine.piece import Piece
-from tests.jaxserve.cluster.transfer.harness import asking_for, MEBI, PIECES, GrpcWay, JaxWay, Way, client_of, large, now, servers
+from tests.jaxserve.cluster.transfer.harness import (
+    MEBI,
+    PIECES,
+    GrpcWay,
+    JaxWay,
+    Way,
+    asking_for,
+    client_of,
+    large,
+    now,
+    servers,
+)
 
 
 async def send(way: Way, *pieces: Piece) -> None:

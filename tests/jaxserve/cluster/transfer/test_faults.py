@@ -20,7 +20,6 @@ from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.piece import Piece
 from tests.jaxserve.cluster.transfer.harness import (
-    asking_for,
     HANDSHAKE,
     MEBI,
     OPTIONS,
@@ -28,6 +27,7 @@ from tests.jaxserve.cluster.transfer.harness import (
     Proxy,
     Servers,
     Way,
+    asking_for,
     both_ways,
     fetch_all,
     large,

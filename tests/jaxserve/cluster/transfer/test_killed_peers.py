@@ -13,12 +13,11 @@ import pytest
 from grpc import aio
 
 from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.prefill import Prompt
 from tests.jaxserve.cluster.transfer.harness import (
-    asking_for,
     MEBI,
     OPTIONS,
     Way,
+    asking_for,
     both_ways,
     client_of,
     fetch_all,

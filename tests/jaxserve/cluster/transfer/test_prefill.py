@@ -18,13 +18,13 @@ from jaxserve.server.grpc_server import Face, Health, bind, new_server
 from jaxserve.server.limits import Limits
 from jaxserve.server.tokens import Tokens
 from tests.jaxserve.cluster.transfer.harness import (
-    asking_for,
     HANDSHAKE,
     MEBI,
     MODEL,
     PIECES,
     FakeSource,
     Way,
+    asking_for,
     both_ways,
     fetch_all,
     large,

@@ -132,7 +132,7 @@ async def apart(
         own = folder / "decode"
         own.mkdir()
         decode = await stack.enter_async_context(
-            running(own, new_role=lambda gate: role, handshake=HANDSHAKE, **config)
+            running(own, new_role=lambda gate: role, handshake=replace(HANDSHAKE, transport=plan.transport), **config)
         )
         found = Apart(decode, role, registry, servers, roles, registries, proxies)
         if ready:
