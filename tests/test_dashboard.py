@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jaxserve.cluster.transfer.budget import Budget
 from jaxserve.cluster.transfer.shelf import Counts, Shelf
 from jaxserve.server.disaggregation.decision import Decision
-from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics
+from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics, ServerMetrics
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.engine_thread import Tally
 from jaxserve.server.expert_load import ExpertLoad
@@ -52,7 +52,8 @@ async def traffic(server: Running) -> None:
 def handed_over() -> bytes:
     """What a decode server says of its handovers, and a prefill server of its pieces."""
     decode, prefill = CollectorRegistry(), CollectorRegistry()
-    seen = DecodeMetrics(decode, Budget(1), lambda: Counter((State.READY,)))
+    seen = DecodeMetrics(decode)
+    ServerMetrics(decode, Budget(1), lambda: Counter((State.READY,)))
     for decision in Decision:
         seen.decided(decision)
     seen.received(1)

@@ -71,8 +71,8 @@ def role_flags(group: argparse._ArgumentGroup) -> None:
         "--transport",
         choices=TRANSPORTS,
         default="grpc",
-        help="by what pages travel, the same on both sides: grpc (default), or jax.experimental.transfer, which is "
-        "faster, has neither tokens nor encryption, and is for a network of these servers' own",
+        help="by what pages travel, the same on both sides: grpc (default), or jax.experimental.transfer, which has "
+        "neither tokens nor encryption, and is for a network of these servers' own",
     )
     group.add_argument(
         "--transfer-host",
