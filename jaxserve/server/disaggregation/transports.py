@@ -4,7 +4,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from grpc import aio  # type: ignore[attr-defined]
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from jaxserve.cluster.transfer.budget import Budget
 from jaxserve.cluster.transfer.grpc_transport import SERVICE, GrpcReceiver, Metadata, TransferServicer
@@ -13,8 +13,8 @@ from jaxserve.cluster.transfer.jax_transport import JaxReceiver, JaxServicer
 from jaxserve.cluster.transfer.shelf import Shelf
 from jaxserve.cluster.transfer.transport import Receiver
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
+from jaxserve.server.disaggregation.metrics import JaxMetrics
 from jaxserve.server.grpc_server import Face
-from jaxserve.server.metrics import PREFIX
 
 
 class Transport(Protocol):
@@ -42,11 +42,7 @@ class ByJax:
         """See JaxTransfer."""
         self._transfer = JaxTransfer(host)
         self._servicers, self._receivers = WeakSet[JaxServicer](), WeakSet[JaxReceiver]()
-        name = PREFIX + "disaggregation_jax_"
-        stuck = Gauge(name + "stuck", "pulls that neither come nor fail, though their time is over", registry=registry)
-        drained = Gauge(name + "drained", "pieces that nobody pulled, and this server itself", registry=registry)
-        stuck.set_function(self._stuck)
-        drained.set_function(lambda: sum(servicer.drained for servicer in self._servicers))
+        JaxMetrics(registry, self._stuck, lambda: sum(servicer.drained for servicer in self._servicers))
 
     def _stuck(self) -> int:
         sent = sum(servicer.draining.stuck for servicer in self._servicers)
