@@ -128,7 +128,7 @@ class Export:
     """Reads a prompt's pages: those that are cached, and those that its request computes, as they are published.
 
     pages: of each page group, those to be read. They come in order, group by group. It ends when all were delivered, or
-    when the request has ended and the rest is not to be found.
+    when the request has ended and the rest is not to be found, or of no use.
     """
 
     def __init__(
@@ -156,10 +156,12 @@ class Export:
 
     def advance(self) -> bool:
         """Read what there is and has room; whether that was the last."""
-        waits = False
-        for group in range(len(self._left)):
-            waits |= self._read(group)
-        return not self.missing or not (waits or self._transfers.computes(self._request_id))
+        waits = [self._read(group) for group in range(len(self._left))]
+        if self._transfers.computes(self._request_id):
+            return not self.missing
+        lost = [bool(left) and not waiting for left, waiting in zip(self._left, waits, strict=True)]
+        windows = [pool.window is not None for pool in self._transfers.config.pools]
+        return not any(waits) or any(gone and window for gone, window in zip(lost, windows, strict=True))
 
     def _read(self, group: int) -> bool:
         """Whether there is more of the group that has no room yet."""

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.prefill import Prompt
+from jaxserve.cluster.transfer.transport import TransferError
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.piece import Piece
 from jaxserve.engine.transfers import Export, Outgoing
@@ -96,12 +97,20 @@ class Departure:
         await asyncio.wrap_future(self._exporting)
 
     async def next(self) -> Outgoing | None:
-        """None when there are no more. A JaxserveError when the request has failed, behind what came before."""
+        """None when all have come. A JaxserveError when the rest will not, behind what came before."""
         arrived = await self._arrived.get()
         if isinstance(arrived, JaxserveError):
             raise arrived
-        self._answer.left = arrived is None
+        if arrived is None:
+            self._check_whole()
+            self._answer.left = True
         return arrived
+
+    def _check_whole(self) -> None:
+        assert self._exporting, "it has begun"
+        if missing := self._exporting.result().missing:
+            problem = f"{missing} pages were evicted before they could leave (--cache-tokens of the prefill server)"
+            raise TransferError("NOT_FOUND", problem)
 
     def to_host(self, outgoing: Outgoing) -> Piece:
         """On a thread that may wait."""

@@ -392,3 +392,19 @@ def test_a_request_that_is_aborted_before_its_first_step_ends_its_export() -> No
     here.engine.abort("prefill")
     here.engine.step()
     assert delivered == [None] and not here.engine.has_work
+
+
+def test_without_its_window_nothing_of_a_prompt_is_sent() -> None:
+    """While all places are taken, others evict it: the pages of the other group stay here."""
+    here = Driver(config_of(num_pages=64, windows=(None, 9), page_size=4, page_exchange=True))
+    for _ in range(PIECES_AT_ONCE):
+        assert here.engine.transfers.room.acquire(blocking=False)
+    asked = request("a", LONG, max_tokens=1)
+    here.submit(asked)
+    exported, delivered = export(here, asked)
+    here.run()
+    assert delivered == [] and exported.missing
+    here.scheduler.lanes[0].caches[1].pool.drop_idle()
+    here.engine.transfers.room.release()
+    here.engine.transfers.advance()
+    assert delivered.pop() is None and len(delivered) <= 1 and exported.missing
