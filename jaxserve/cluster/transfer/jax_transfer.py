@@ -4,7 +4,8 @@ The arrays are the CPU backend's, which lie in the host's memory, on hosts of GP
 from the devices before, and uploaded after, by the engines. What has to be known of it, in jax 0.11.2 and 0.12.0.1:
 
 - Nothing of it can be ended. A pull waits for ever where nobody offers its arrays or nobody is there, and does not mind
-  a timeout. An offer stays in memory until all of it is pulled. Where the other process ends, a pull fails at once.
+  a timeout. An offer stays in memory until it is pulled, or another one takes its number. Where the other process
+  ends, a pull fails at once.
 - Whatever one process sends goes through the same few buffers. A receiver that stops in the midst of a pull, its
   connections open, holds back all the others until it goes on or ends.
 - There is no encryption and no token but the number of an offer, and some messages that are not of its protocol abort
@@ -15,6 +16,7 @@ from the devices before, and uploaded after, by the engines. What has to be know
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -33,7 +35,7 @@ BUFFER = 2**20  # bytes that are copied and sent at a time
 BUFFERS = 8
 SOCKETS = 4  # of a connection, besides the one that asks
 POLL = 0.001  # seconds
-PATIENCE = 1.0  # seconds
+LATE = 60.0  # seconds that an offer may be over when it is pulled
 
 
 class JaxTransfer:
@@ -48,12 +50,16 @@ class JaxTransfer:
         ConfigError where it is none of this machine's, or where jax has no such part or no CPU backend.
         """
         if not _reachable(host):
-            raise ConfigError(f"--transport jax: {host!r} is no number by which other servers reach this one")
+            raise ConfigError(
+                f"--transport jax: {host!r} is no number by which other servers reach this one (--transfer-host)"
+            )
         self._device = _cpu()
         self._sharding = SingleDeviceSharding(self._device)
         self._server = _start(self._device.client, host, port)
         self.address = self._server.address()
         self._connections: dict[str, TransferConnection] = {}
+        self._byte: jax.Array = jax.device_put(np.zeros(1, np.int8), self._device)
+        self._over: deque[tuple[float, int]] = deque()  # when, and the offer's number
 
     async def put(self, arrays: Sequence[np.ndarray]) -> list[jax.Array]:
         """As it takes them. Copied where they do not begin at a multiple of 64 bytes."""
@@ -101,34 +107,24 @@ class JaxTransfer:
         except jax.errors.JaxRuntimeError as error:
             raise TransferError("UNAVAILABLE", f"jax.experimental.transfer: {_line(error)}") from None
 
-    async def drain(self, uuids: Sequence[int], arrays: Sequence[jax.Array]) -> None:
-        """An offer that is over is forgotten once it is pulled: here, if nobody does in the next second.
+    async def drain(self, uuids: Sequence[int]) -> None:
+        """Offers that are over, whatever of them was pulled: wait until this process holds and sends nothing of them.
 
-        An array that is pulled here is in memory twice meanwhile.
+        A byte is offered in their place, so that who pulls too late fails, instead of waiting for ever. All that is
+        sent goes out in order: once a byte that is offered here and now is pulled, what was pulled before is gone.
         """
-        await asyncio.sleep(PATIENCE)  # for what was asked for at this moment: it would never come
-        itself = self._connect(self.address)
-        for uuid, array in zip(uuids, arrays, strict=True):
-            while not await self._drain(itself, uuid, array):
-                pass
+        now, itself = asyncio.get_running_loop().time(), self._connect(self.address)
+        for uuid in uuids:
+            self._server.await_pull(uuid, [self._byte])
+            self._over.append((now, uuid))
+        await self._pull_here(itself, secrets.randbits(63))
+        while self._over and self._over[0][0] <= now - LATE:
+            await self._pull_here(itself, self._over.popleft()[1])
 
-    async def _drain(self, itself: "TransferConnection", uuid: int, array: jax.Array) -> bool:
-        """Offer and pull: each pull ends an offer, and an offer takes the place of the one before.
-
-        Whether nothing is left of it. Where that takes long, somebody else may have pulled the array, which therefore
-        is offered until our pull has it too; but then one offer more may be left.
-        """
-        self._server.await_pull(uuid, [array])
-        pulled = self._ask(itself, uuid, array)
-        again = False
-        while True:
-            try:
-                async with asyncio.timeout(PATIENCE):
-                    await _ready([pulled])
-                return not again
-            except TimeoutError:
-                self._server.await_pull(uuid, [array])
-                again = True
+    async def _pull_here(self, itself: "TransferConnection", uuid: int) -> None:
+        """Nothing is left under this number. Offered anew, since a pull of what was pulled would wait for ever."""
+        self._server.await_pull(uuid, [self._byte])
+        await _ready([self._ask(itself, uuid, self._byte)])
 
     def _ask(self, connection: "TransferConnection", uuid: int, array: Array | jax.Array) -> jax.Array:
         (pulled,) = connection.pull(uuid, [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self._sharding)])

@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-import jax
 from grpc import aio  # type: ignore[attr-defined]
 
 from jaxserve.cluster.transfer.budget import Budget
@@ -28,12 +27,12 @@ from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.piece import Piece
 
-DRAINING = 5.0  # seconds; it takes one, and as long as a transfer in this process
+DRAINING = 5.0  # seconds that it may take
 STUCK = 8  # pulls from one sender
 
 
 class JaxServicer(rpc.TransferServiceServicer):
-    """The sender's side. A piece is in memory twice while it is pulled or drained, and has room for once.
+    """The sender's side. A piece is in memory twice while it is pulled, and has room for once.
 
     draining: what broke off; a stuck one says that some receiver stalls, and everybody waits for it. drained: how many.
     """
@@ -61,18 +60,18 @@ class JaxServicer(rpc.TransferServiceServicer):
                 await context.write(pb.PullResponse(address=self._transfer.address, uuids=uuids))
                 await _next(context)
         except BaseException as error:
-            self._take_back(uuids, arrays, lot.piece.nbytes)
+            self._take_back(uuids, lot.piece.nbytes)
             if isinstance(error, TimeoutError):
                 problem = "the piece was not pulled in time (--transfer-timeout)"
                 raise TransferError("DEADLINE_EXCEEDED", problem) from None
             raise
 
-    def _take_back(self, uuids: Sequence[int], arrays: Sequence[jax.Array], nbytes: int) -> None:
-        draining = asyncio.create_task(self._drain(uuids, arrays))
+    def _take_back(self, uuids: Sequence[int], nbytes: int) -> None:
+        draining = asyncio.create_task(self._drain(uuids))
         self.draining.add(draining, nbytes, asyncio.get_running_loop().time() + DRAINING)
 
-    async def _drain(self, uuids: Sequence[int], arrays: Sequence[jax.Array]) -> None:
-        await self._transfer.drain(uuids, arrays)
+    async def _drain(self, uuids: Sequence[int]) -> None:
+        await self._transfer.drain(uuids)
         self.drained += 1
 
 
@@ -118,8 +117,9 @@ class JaxReceiver:
         seconds = deadline - asyncio.get_running_loop().time()
         call = self._stub.Pull(timeout=max(seconds, 0), metadata=self._metadata)
         with reading(call):
-            await call.write(pb.PullRequest(ticket=ticket.key))
-            response = await call.read()
+            async with asyncio.timeout_at(deadline):  # gRPC's do not end a write to a channel that is being closed
+                await call.write(pb.PullRequest(ticket=ticket.key))
+                response = await call.read()
             if response is aio.EOF:
                 raise TransferError("DATA_LOSS", "the sender does not say where the piece is")
             piece = await self._pull(response, ticket)

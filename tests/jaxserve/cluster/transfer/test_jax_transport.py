@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from grpc import aio
 
-from jaxserve.cluster.transfer import jax_transport
+from jaxserve.cluster.transfer import jax_transfer, jax_transport
 from jaxserve.cluster.transfer.budget import Budget
 from jaxserve.cluster.transfer.jax_transfer import JaxTransfer
 from jaxserve.cluster.transfer.jax_transport import STUCK, JaxServicer
@@ -166,6 +166,32 @@ def test_an_offer_that_breaks_off_is_drained(pulled: str, end: str) -> None:
                 return not any(reference() is not None for reference in freed)
 
             await until(all_freed)
+
+    asyncio.run(main())
+
+
+def test_who_comes_too_late_fails_and_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a minute: then nothing is left of the offer."""
+
+    async def main() -> None:
+        way = JaxWay()
+        async with servers(piece_of(), way=way) as s:
+            for last in (False, True):
+                async with lent(s) as (call, response):
+                    call.cancel()
+                await s.at_rest()
+                late = way.here.pull(
+                    way.here.connect(response.address), response.uuids, Ticket.of(b"", piece_of()).arrays
+                )
+                if last:
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(late, 0.5)
+                else:
+                    with pytest.raises(TransferError) as caught:
+                        await asyncio.wait_for(late, 5)
+                    assert caught.value.code == "UNAVAILABLE"
+                monkeypatch.setattr(jax_transfer, "LATE", 0.0)
+            assert not way.there._over
 
     asyncio.run(main())
 
