@@ -207,7 +207,7 @@ class Request:
     priority: lower goes first; ties by arrival. salt: requests share cached pages only with requests of the same salt.
     deadline: on the engine's monotonic clock; whoever set it aborts the request then, the engine only leaves the time
     for that: it launches several decodes as one only when no deadline lies inside.
-    since: when its client's wait began, on the engine's clock; None: when it reaches the engine.
+    since: when it had been tokenized, before it was handed over, on the engine's clock; None: when it reaches it.
     prompt: plain ints (see `integers`). eos_ids: the model's end tokens, which count unless `params.ignore_eos`.
     grammar: what the output has to follow; None: nothing.
     """

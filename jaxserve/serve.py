@@ -120,6 +120,7 @@ async def serve(
         first, second = places(apart, jax.devices()) if apart else (None, None)
         prefill = load_prefill(first) if first else None  # ready before the other engine begins to count compiles
         llm = resources.enter_context(open_llm(args, console, pod, manifest, second))
+        handshake = handshake_of(llm, args.transport) if args.role != "both" else None
         model, engine = model_card(llm, args.served_model_name or args.model.resolve().name), engine_card(llm)
         introduce(model, engine, console)
         if role.introduction:
@@ -134,7 +135,6 @@ async def serve(
             console.print(f"pages    {mesh.way}", soft_wrap=True)
             decodes = DecodeMeshRole(apart, mesh, metrics.registry)
         service, thread = assemble(llm, limits(args), observers, loop, lifecycle.fail, decodes)
-        handshake = handshake_of(llm, args.transport)
         loop.call_soon_threadsafe(role.open, handshake)
         if mixture := llm.model.spec.mixture:
             loop.call_soon_threadsafe(metrics.watch_experts, mixture.layers, thread, llm.runner.expert_load)

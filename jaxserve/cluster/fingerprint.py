@@ -6,6 +6,7 @@ from hashlib import sha256
 from importlib.metadata import version
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.config import EngineConfig, EngineOptions
@@ -46,13 +47,36 @@ def facts_of_model(spec: ModelSpec, params: dict, weights: str) -> Facts:
     return {"the model": _digest(repr(spec)), "the model's weights": digest_of(params), "their form": weights}
 
 
+def facts_of_weights(params: dict) -> Facts:
+    """More of the weights than the norms': the first number of each, for those that share norms (a merged LoRA).
+
+    The same on every mesh of this process. It compiles a program.
+    """
+    found = sha256()
+    for (path, _), number in zip(jax.tree_util.tree_leaves_with_path(params), _first_numbers(params), strict=True):
+        found.update(jax.tree_util.keystr(path).encode() + number.tobytes())
+    return {"the first number of every weight": found.hexdigest()[:16]}
+
+
+def _first_numbers(params: dict) -> np.ndarray:
+    """float32, of each leaf in order: the first device of its mesh has it."""
+    leaves = jax.tree.leaves(params)
+    device = leaves[0].sharding.mesh.devices.flat[0]
+    parts = [next(shard.data for shard in leaf.addressable_shards if shard.device == device) for leaf in leaves]
+
+    def first(parts: list[jax.Array]) -> jax.Array:
+        return jnp.stack([part[(0,) * part.ndim].astype(jnp.float32) for part in parts])
+
+    return np.asarray(jax.jit(first)(parts))
+
+
 def facts_of_steps(buckets: Iterable[Bucket]) -> Facts:
     """What was compiled."""
     return {"the compiled steps": ", ".join(map(str, buckets))}
 
 
 def digest_of(params: dict) -> str:
-    """Of the norms' weights: every device of any mesh holds them whole, and two checkpoints differ in them."""
+    """Of the norms' weights: every device of any mesh holds them whole, on every host."""
     found = sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path)

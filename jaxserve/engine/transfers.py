@@ -170,7 +170,11 @@ class Export:
         for count in in_counts(len(found), transfers.config):
             if not transfers.room.acquire(blocking=False):
                 return True
-            read = self._device.read_pages(lane, group, found[:count])
+            try:
+                read = self._device.read_pages(lane, group, found[:count])
+            except BaseException:
+                transfers.room.release()
+                raise
             self._deliver(Outgoing(group, left[:count], transfers.config.page_size, read, transfers.room))
             found, left = found[count:], left[count:]
             self._left[group] = left
@@ -262,7 +266,7 @@ class Import:
     def install(self, staged: Staged) -> int:
         """Make its pages findable; how many of them are new here.
 
-        None where the chain of pages before them has broken off, fewer where the pool has no more that nobody holds.
+        0 where the chain of pages before them has broken off, fewer where the pool has no more that nobody holds.
         """
         write = self._device.write_pages
         new = self._lane.adopt(
@@ -315,7 +319,11 @@ class Transfers:
         prompt = self._prompt(request.prompt, request.salt, max(part.stop for part in pages))
         export = Export(self, self._exchanging(), request.id, prompt, pages, deliver)
         self._exports.append(export)
-        self.advance()
+        try:
+            self.advance()
+        except BaseException:
+            self.close(export)
+            raise
         return export
 
     def receive(self, tokens: Sequence[int], salt: str = "") -> Import:
@@ -331,8 +339,7 @@ class Transfers:
         of use.
         """
         for export in list(self._exports):
-            if export in self._exports:
-                export.read_windows()
+            export.read_windows()
         for export in list(self._exports):
             if export in self._exports and export.advance():
                 self.close(export)

@@ -56,7 +56,8 @@ class Answer:
         }
         self.finished = False
         self.left = False  # all pages of a prefill have
-        self.submitted = prepared.request.since or time.monotonic()
+        since = prepared.request.since
+        self.submitted = time.monotonic() if since is None else since
         self.newest: dict[int, float] = {}  # when a choice last had tokens
 
     @property
@@ -69,7 +70,7 @@ class Answer:
 
     @property
     def prefilled(self) -> bool:
-        """A decode server has what it wanted, whether the request has ended or not."""
+        """Its prompt was computed, or all its pages have left, whether it has ended or not."""
         return self.call.prefill and (self.left or bool(self.completions))
 
     def __aiter__(self) -> "Answer":

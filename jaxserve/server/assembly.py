@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from importlib.metadata import version
 
-from jaxserve.cluster.fingerprint import facts_of_model
+from jaxserve.cluster.fingerprint import facts_of_model, facts_of_weights
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.engine.page_io import sources
 from jaxserve.engine.sizes import sizes_of
@@ -54,11 +54,14 @@ def _tell(loop: asyncio.AbstractEventLoop, job: Callable[[], None]) -> None:
 
 
 def handshake_of(llm: LLM, transport: str) -> Handshake | None:
-    """None where the engine exchanges no pages with others. transport: by which they travel."""
+    """None where the engine exchanges no pages with others. transport: by which they travel.
+
+    It compiles a program: before the engine is ready.
+    """
     model, config = llm.model, llm.runner.config
     if not config.page_exchange:
         return None
-    facts = facts_of_model(model.spec.single, model.params, model.weights)
+    facts = facts_of_model(model.spec.single, model.params, model.weights) | facts_of_weights(model.params)
     dtypes = sources(config.page_dtype, str(model.params["embed"].dtype))
     return Handshake(facts, config.page_dtype, dtypes, transport)
 

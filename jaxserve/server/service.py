@@ -81,6 +81,7 @@ class Service:
         self._waiting: set[str] = set()  # those of them without a first token
         self._aborted: set[str] = set()  # those of them that were aborted while they were tokenized, or handed over
         self._handed_over: dict[str, asyncio.Task[None]] = {}  # those whose prompts are computed elsewhere
+        self._tokens_away = 0  # of these prompts
         self._failure: JaxserveError | None = None
         self._numbers = itertools.count(1)
         self._timers: dict[Answer, asyncio.TimerHandle] = {}
@@ -123,10 +124,12 @@ class Service:
         if request_id in self._aborted or self._failure:
             return
         task = self._handed_over[request_id] = asyncio.create_task(handover.prepare(request))
+        self._tokens_away += len(request.prompt)
         try:
             await asyncio.wait((task,))
         finally:
             del self._handed_over[request_id]
+            self._tokens_away -= len(request.prompt)
             task.cancel()
         if not task.cancelled():
             task.result()
@@ -197,7 +200,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._beside, work)
 
     def fail_all(self, error: JaxserveError) -> None:
-        """End every request, and whatever is still being tokenized."""
+        """End every request, and whatever is being tokenized or handed over."""
         self._failure = error
         for answer in list(self._answers.values()):
             answer.fail(error)
@@ -284,7 +287,7 @@ class Service:
         return answer
 
     def _check_room(self, tokens: int, call: Call) -> None:
-        waiting = self.waiting_tokens
+        waiting = self.waiting_tokens + self._tokens_away
         if waiting and waiting + tokens > self.limits.max_waiting_tokens:
             raise self._full(
                 f"{waiting} prompt tokens wait already; with {tokens} more they exceed "
@@ -300,7 +303,8 @@ class Service:
             )
 
     def _start_timer(self, answer: Answer, deadline: float | None) -> None:
-        seconds, what = self.limits.max_request_seconds, "--max-request-seconds has passed"
+        age = time.monotonic() - answer.submitted
+        seconds, what = self.limits.max_request_seconds - age, "--max-request-seconds has passed"
         if deadline is not None and deadline - time.monotonic() < seconds:
             seconds, what = deadline - time.monotonic(), "the deadline has passed"
         self._timers[answer] = asyncio.get_running_loop().call_later(seconds, answer.fail, DeadlineError(what))

@@ -18,8 +18,9 @@ class _Waiting:
 class Budget:
     """Who asks first is served first, so that large pieces are not starved by small ones."""
 
-    def __init__(self, nbytes: int):
-        self.nbytes = nbytes
+    def __init__(self, nbytes: int, whose: str = "of the decode server"):
+        """whose: for errors."""
+        self.nbytes, self._whose = nbytes, whose
         self.held = 0
         self._queue: deque[_Waiting] = deque()
 
@@ -32,7 +33,8 @@ class Budget:
         """Wait for room; `give` has to follow. TransferError when there is none by the deadline."""
         if nbytes > self.nbytes:
             raise TransferError(
-                "RESOURCE_EXHAUSTED", f"a piece of {nbytes} bytes needs a larger --transfer-buffer (now {self.nbytes})"
+                "RESOURCE_EXHAUSTED",
+                f"a piece of {nbytes} bytes needs a larger --transfer-buffer {self._whose} (now {self.nbytes} bytes)",
             )
         waiting = _Waiting(nbytes)
         self._queue.append(waiting)
@@ -43,7 +45,7 @@ class Budget:
         except BaseException as error:
             self._leave(waiting)
             if isinstance(error, TimeoutError):
-                held = f"{self.held} of {self.nbytes} (--transfer-buffer) are held"
+                held = f"{self.held} of {self.nbytes} (--transfer-buffer {self._whose}) are held"
                 raise TransferError("RESOURCE_EXHAUSTED", f"no room for {nbytes} bytes in time: {held}") from None
             raise
 

@@ -38,7 +38,7 @@ def reading(call: aio.Call) -> Iterator[None]:
     try:
         yield
     except aio.AioRpcError as error:
-        raise TransferError(error.code().name, error.details() or "the call failed") from None
+        raise TransferError(error.code().name, error.details() or "the call failed", remote=True) from None
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task and task.cancelling():

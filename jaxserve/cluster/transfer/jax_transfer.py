@@ -105,7 +105,7 @@ class JaxTransfer:
         try:
             return [np.asarray(array) for array in pulled]
         except jax.errors.JaxRuntimeError as error:
-            raise TransferError("UNAVAILABLE", f"jax.experimental.transfer: {_line(error)}") from None
+            raise TransferError("UNAVAILABLE", f"jax.experimental.transfer: {_line(error)}", remote=True) from None
 
     async def drain(self, uuids: Sequence[int]) -> None:
         """Offers that are over, whatever of them was pulled: wait until this process holds and sends nothing of them.

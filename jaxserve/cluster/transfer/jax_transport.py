@@ -98,7 +98,7 @@ class JaxReceiver:
     async def fetch(self, ticket: Ticket, deadline: float) -> AsyncIterator[Piece]:
         if self.left.stuck >= STUCK:
             problem = f"{self.left.stuck} pulls from that server neither come nor fail (jax.experimental.transfer)"
-            raise TransferError("UNAVAILABLE", f"{problem}: nothing is fetched from it until one does")
+            raise TransferError("UNAVAILABLE", f"{problem}: nothing is fetched from it until one does", remote=True)
         async with self._budget.hold(ticket.nbytes, deadline):
             yield await self._fetch_or_leave(ticket, deadline)
 

@@ -40,7 +40,7 @@ class Shelf:
 
     def __init__(self, nbytes: int):
         """nbytes: that may be held, --transfer-buffer."""
-        self.budget = Budget(nbytes)
+        self.budget = Budget(nbytes, "of the prefill server")
         self.counts = Counts()
         self._lots: dict[bytes, Lot] = {}
         self._timers: dict[bytes, asyncio.TimerHandle] = {}

@@ -16,13 +16,16 @@ from jaxserve.errors import JaxserveError
 
 
 class TransferError(JaxserveError):
-    """Keys and values do not come over: whoever wanted them computes them itself. code: gRPC's."""
+    """Keys and values do not come over: whoever wanted them computes them itself.
+
+    code: gRPC's. remote: the other side has said so, or is not there.
+    """
 
     reason = "TRANSFER"
 
-    def __init__(self, code: str, problem: str):
+    def __init__(self, code: str, problem: str, remote: bool = False):
         super().__init__(problem)
-        self.code = code
+        self.code, self.remote = code, remote
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ async def follow(path: Path, change: Callable[[Iterable[str]], None]) -> None:
                 change(read_addresses(path))
             except ConfigError as error:
                 log.warning("%s; the servers stay as they were", error)
+            except Exception:
+                log.exception("--prefill-servers-file %s; the servers may not be those in it", path)
             seen = stamp
         await asyncio.sleep(EVERY)
 

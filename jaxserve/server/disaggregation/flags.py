@@ -51,7 +51,7 @@ def role_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=512,
         metavar="N",
-        help="a prompt with so many tokens that are not cached here is handed over (512)",
+        help="a prompt with so many tokens or more that are not cached here is handed over (512)",
     )
     group.add_argument(
         "--prefill-queue-tokens",
@@ -105,9 +105,8 @@ class Meshes:
 class Disaggregation:
     """Of --role prefill and decode. buffer: bytes. seconds: of a trip. token: for prefill servers.
 
-    host: by which others reach this one, where pieces travel by jax.
-
-    ca, certificate, key: PEM, for calls to prefill servers; without ca there is no TLS.
+    host: by which others reach this one, where pieces travel by jax. ca, certificate, key: PEM, for calls to prefill
+    servers; without ca there is no TLS.
     """
 
     role: str

@@ -16,7 +16,7 @@ from jaxserve.server.histogram import Histogram
 from jaxserve.server.metrics import LONG, PREFIX
 
 NAME = PREFIX + "disaggregation_"
-SECONDS = "of a prompt's trip: from the decision to the last of its pages"
+SECONDS = "of a prompt's trip of which everything came: from the decision to the last of its pages"
 
 
 class DecodeMetrics:
@@ -28,7 +28,7 @@ class DecodeMetrics:
             self._decisions.labels(decision)
         self._failures = Counter(
             NAME + "failures",
-            "prompts that were to be computed elsewhere, and were here",
+            "handovers of which not everything came",
             ("reason",),
             registry=registry,
         )
@@ -87,6 +87,6 @@ class JaxMetrics:
     def __init__(self, registry: CollectorRegistry, stuck: Callable[[], int], drained: Callable[[], int]):
         for name, what, ask in (
             ("jax_stuck", "transfers that neither come nor fail, though their time is over", stuck),
-            ("jax_drained", "pieces on offer that nobody fetched, so far", drained),
+            ("jax_drained", "pieces whose transfer broke off and whose memory came back, so far", drained),
         ):
             Gauge(NAME + name, what, registry=registry).set_function(ask)

@@ -19,7 +19,7 @@ from jaxserve.server.disaggregation.handed import Blocks, Handed, blocks_of
 
 AGAIN = 1.0  # seconds until a server that is not there is asked again
 REST = 5.0  # seconds without prompts for one that failed with one
-FAILING = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN", "DATA_LOSS")  # not the prompt's fault
+FAILING = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN")  # not the prompt's fault
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +69,8 @@ class PrefillServer:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("prefill server %s is removed: prompts did not come in %g s", self.address, grace)
+            if grace:
+                log.warning("prefill server %s is removed: prompts did not come in %g s", self.address, grace)
         finally:
             if self._watching:
                 self._watching.cancel()
@@ -110,7 +111,7 @@ class PrefillServer:
         try:
             yield
         except TransferError as error:
-            if error.code in FAILING:
+            if error.code == "DATA_LOSS" or (error.remote and error.code in FAILING):
                 self._rests_until = time.monotonic() + REST
             raise
 

@@ -1,6 +1,7 @@
 """An engine that computes prompts for another one: a prompt is a request for one token, and its pages leave."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -20,6 +21,9 @@ from jaxserve.server.gate import Gate
 from jaxserve.server.service import Service
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, seed=0)  # whoever decodes draws the first token
+
+
+log = logging.getLogger(__name__)
 
 
 class PrefillSource:
@@ -140,9 +144,12 @@ class Departure:
             self._advance()
         except JaxserveError as error:
             self._arrived.put_nowait(error)
+        except Exception as error:
+            log.exception("a prompt of a decode server failed")
+            self._arrived.put_nowait(TransferError("INTERNAL", f"{type(error).__name__} (see this server's log)"))
 
     def _advance(self) -> None:
-        self._thread.call(lambda engine: engine.transfers.advance())
+        self._thread.call(lambda engine: engine.transfers.advance()).add_done_callback(_report)
 
     def _close(self, engine: Engine) -> None:
         """On the engine's thread, where the export began before, unless it was given up before."""
@@ -166,3 +173,10 @@ class Departure:
     def _leave(self, arrived: Outgoing | JaxserveError | None) -> None:
         if isinstance(arrived, Outgoing):
             self.drop(arrived)
+
+
+def _report(done: "Future[None]") -> None:
+    """Nobody waits for it."""
+    error = None if done.cancelled() else done.exception()
+    if error and not isinstance(error, JaxserveError):
+        log.error("pages of a prompt could not be read", exc_info=error)

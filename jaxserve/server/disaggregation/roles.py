@@ -99,7 +99,7 @@ class DecodeRole(Role):
         self._following: asyncio.Task[None] | None = None
         whom = [*plan.servers, *([f"those in {plan.servers_file}"] if plan.servers_file else [])]
         self.introduction = (
-            f"decode: prompts with {plan.policy.threshold} tokens that are not cached are computed by {', '.join(whom)}"
+            f"decode: prompts with {plan.policy.threshold} uncached tokens or more are computed by {', '.join(whom)}"
         )
 
     def handover(self, thread: EngineThread, page_size: int) -> Handover:

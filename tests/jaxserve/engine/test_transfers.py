@@ -408,3 +408,19 @@ def test_without_its_window_nothing_of_a_prompt_is_sent() -> None:
     here.engine.transfers.room.release()
     here.engine.transfers.advance()
     assert delivered.pop() is None and len(delivered) <= 1 and exported.missing
+
+
+def test_a_read_that_fails_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = engine()
+    hit_of(here)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a failpoint")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(here.runner, "read_pages", fail)
+        for _ in range(PIECES_AT_ONCE + 1):
+            with pytest.raises(RuntimeError, match="a failpoint"):
+                export(here, request("a", LONG))
+    delivered = export(here, request("a", LONG))[1]
+    assert (delivered[0] and not here.engine.transfers._exports) or len(delivered) > 1

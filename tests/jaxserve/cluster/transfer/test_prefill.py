@@ -134,10 +134,12 @@ def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, ro
     async def main() -> None:
         async with servers(large(1000), buffer=buffer, room=room, way=way()) as s:
             error = await refusal(s.fetch_all())
+            whose = "prefill" if buffer < room else "decode"
             assert (error.code, str(error)) == (
                 "RESOURCE_EXHAUSTED",
-                "a piece of 1000 bytes needs a larger --transfer-buffer (now 999)",
+                f"a piece of 1000 bytes needs a larger --transfer-buffer of the {whose} server (now 999 bytes)",
             )
+            assert error.remote == (whose == "prefill")
             await s.at_rest()
 
     asyncio.run(main())

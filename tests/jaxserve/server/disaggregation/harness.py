@@ -16,6 +16,7 @@ from jaxserve.server.disaggregation.decision import Policy
 from jaxserve.server.disaggregation.flags import Disaggregation
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.disaggregation.roles import DecodeRole, PrefillRole
+from jaxserve.server.limits import Limits
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.jaxserve.cluster.transfer.harness import Proxy
 from tests.jaxserve.server.harness import Running, running
@@ -104,6 +105,7 @@ async def apart(
     plan: Disaggregation = PLAN,
     prefill_seconds: float = 0.0,
     prefill_options: Mapping[str, Any] = MappingProxyType({}),
+    decode_limits: Limits | None = None,
     ready: bool = True,
     **config: Any,
 ) -> AsyncIterator[Apart]:
@@ -132,7 +134,13 @@ async def apart(
         own = folder / "decode"
         own.mkdir()
         decode = await stack.enter_async_context(
-            running(own, new_role=lambda gate: role, handshake=replace(HANDSHAKE, transport=plan.transport), **config)
+            running(
+                own,
+                new_role=lambda gate: role,
+                handshake=replace(HANDSHAKE, transport=plan.transport),
+                limits=decode_limits,
+                **config,
+            )
         )
         found = Apart(decode, role, registry, servers, roles, registries, proxies)
         if ready:

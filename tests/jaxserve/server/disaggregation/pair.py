@@ -122,6 +122,7 @@ async def serving(llm: LLM, plan: Disaggregation | None = None) -> AsyncIterator
         failures.append(error)
         service.fail_all(RestartingError("the engine has failed"))
 
+    handshake = handshake_of(llm, plan.transport if plan else "grpc")
     before = llm.runner.compiles_after_ready  # those of other engines of this process
 
     def compiles() -> int:
@@ -130,7 +131,6 @@ async def serving(llm: LLM, plan: Disaggregation | None = None) -> AsyncIterator
     metrics = Metrics(compiles)
     role = role_of(plan, gate, metrics.registry)
     service, thread = assemble(llm, Limits(), (metrics,), loop, failed, role)
-    handshake = handshake_of(llm, plan.transport if plan else "grpc")
     server = new_server(Limits(), Tokens(), Health(True, True), InferenceServicer(gate), None, *role.faces)
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await server.start()

@@ -17,6 +17,7 @@ from jaxserve.errors import DeadlineError, DrainingError
 from jaxserve.server.call import Call
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.lifecycle import Lifecycle
+from jaxserve.server.limits import Limits
 from jaxserve.server.service import SHORT
 from jaxserve.v1 import admin_pb2
 from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, Apart, apart, asking, plain, tokens_of, until
@@ -46,7 +47,12 @@ async def break_engine(servers: Apart) -> None:
 
 
 FAULTS: dict[str, Fault] = {"killed": kill, "cut": cut, "frozen": freeze, "broken": break_engine}
-WHY = {"killed": "unavailable", "cut": "unavailable", "frozen": "deadline_exceeded", "broken": "unavailable"}
+WHY = {  # a connection that was cut may be there again before the next piece is asked for
+    "killed": {"unavailable"},
+    "cut": {"unavailable", "not_found"},
+    "frozen": {"deadline_exceeded"},
+    "broken": {"unavailable"},
+}
 QUICK = replace(PLAN, seconds=1.0)
 
 
@@ -86,7 +92,8 @@ def test_while_the_prompt_is_computed(tmp_path: Path, fault: str, step: int, cap
             response = await answering
             assert tokens_of(response) == expected
             assert (response.usage.cached_prompt_tokens > 0) == (step > 1)
-            assert servers.failures == {WHY[fault]: 1} and not servers.count("seconds_count")
+            assert sum(servers.failures.values()) == 1 and servers.failures.keys() <= WHY[fault]
+            assert not servers.count("seconds_count")
             await servers.at_rest()
             assert tokens_of(await servers.decode.inference.Generate(asking())) == expected
             await servers.at_rest()
@@ -255,6 +262,42 @@ def test_a_buffer_that_is_too_small(tmp_path: Path, side: str) -> None:
                 servers.prefill_roles[0].shelf.budget.nbytes = PLAN.buffer
             assert tokens_of(await servers.decode.inference.Generate(asking())) == expected
             assert servers.failures == {"resource_exhausted": 1}
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_the_own_buffer_is_no_fault_of_a_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names the server whose flag it is, and others go on to travel."""
+
+    async def main() -> None:
+        async with apart(tmp_path) as servers:
+            servers.role._budget.nbytes = 100
+            for i in range(2):
+                await servers.decode.inference.Generate(asking(f"{i}{LONG}"))
+            assert servers.failures == {"resource_exhausted": 2}
+            assert "--transfer-buffer of the decode server" in caplog.text
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_prompts_that_are_away_count_as_waiting(tmp_path: Path) -> None:
+    """Else they would all come back at once."""
+
+    async def main() -> None:
+        limits = Limits(max_waiting_tokens=2 * len(LONG) + 10)
+        async with apart(tmp_path, decode_limits=limits) as servers:
+            async with before_step(servers, 1):
+                calls = [servers.decode.inference.Generate(asking(f"{i}{LONG}")) for i in range(2)]
+                await until(lambda: servers.decisions("remote") == 2)
+                with pytest.raises(aio.AioRpcError) as refused:
+                    await servers.decode.inference.Generate(asking("one more"))
+                assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert "--max-waiting-tokens" in (refused.value.details() or "")
+            for call in calls:
+                assert tokens_of(await call)
+            await servers.decode.inference.Generate(asking("one more"))
             await servers.at_rest()
 
     asyncio.run(main())
