@@ -1,6 +1,7 @@
 """The device half: holds parameters and state, compiles every step ahead, and turns plans into launches."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import batched
@@ -104,6 +105,15 @@ class DeviceRunner:
             progress(len(jobs), len(jobs), "")
         self._expected_compiles += self._compiles.count - before
 
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Around what compiles before the engine is ready, and is no program of its own."""
+        before = self._compiles.count
+        try:
+            yield
+        finally:
+            self._expected_compiles += self._compiles.count - before
+
     @property
     def compiled(self) -> tuple[Bucket, ...]:
         return tuple(self._steps)
@@ -115,7 +125,7 @@ class DeviceRunner:
 
     @property
     def compiles_after_ready(self) -> int:
-        """Compiles of the whole process since this runner exists, but for its own warm-ups."""
+        """Compiles of the whole process since this runner exists, but for its own warm-ups, and `preparing`."""
         return self._compiles.count - self._expected_compiles
 
     @property

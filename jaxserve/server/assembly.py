@@ -61,7 +61,8 @@ def handshake_of(llm: LLM, transport: str) -> Handshake | None:
     model, config = llm.model, llm.runner.config
     if not config.page_exchange:
         return None
-    facts = facts_of_model(model.spec.single, model.params, model.weights) | facts_of_weights(model.params)
+    with llm.runner.preparing():
+        facts = facts_of_model(model.spec.single, model.params, model.weights) | facts_of_weights(model.params)
     dtypes = sources(config.page_dtype, str(model.params["embed"].dtype))
     return Handshake(facts, config.page_dtype, dtypes, transport)
 

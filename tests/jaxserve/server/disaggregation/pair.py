@@ -9,6 +9,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.completion import Completion
 from jaxserve.engine.buckets import PIECES_AT_ONCE
 from jaxserve.engine.engine import Engine
@@ -114,15 +115,16 @@ async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 
 
 @asynccontextmanager
-async def serving(llm: LLM, plan: Disaggregation | None = None) -> AsyncIterator[Server]:
-    """plan: None for a server that computes its own prompts."""
+async def serving(
+    llm: LLM, plan: Disaggregation | None = None, handshake: Handshake | None = None
+) -> AsyncIterator[Server]:
+    """plan: None for a server that computes its own prompts. handshake: of this model."""
     gate, loop, failures = Gate(), asyncio.get_running_loop(), list[BaseException]()
 
     def failed(error: BaseException) -> None:
         failures.append(error)
         service.fail_all(RestartingError("the engine has failed"))
 
-    handshake = handshake_of(llm, plan.transport if plan else "grpc")
     before = llm.runner.compiles_after_ready  # those of other engines of this process
 
     def compiles() -> int:
@@ -160,6 +162,10 @@ async def joined(prefill: LLM, decode: LLM, threshold: int) -> AsyncIterator[tup
             seconds=60.0,
         )
 
-    async with serving(prefill, plan("prefill")) as one, serving(decode, plan("decode", one.address)) as other:
+    handshakes = [handshake_of(llm, "grpc") for llm in (prefill, decode)]  # before anybody is ready
+    async with (
+        serving(prefill, plan("prefill"), handshakes[0]) as one,
+        serving(decode, plan("decode", one.address), handshakes[1]) as other,
+    ):
         await until(lambda: other.number("disaggregation_prefill_servers", state="ready"))
         yield one, other
