@@ -17,9 +17,9 @@ from rich.console import Console
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions, resolve
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.runner import DeviceRunner
-from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.load import load_params, read_spec
 from jaxserve.request import Request, SamplingParams
 from pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS

@@ -26,9 +26,9 @@ from benchmarks.device import versions
 from benchmarks.models import NAMES, spec_of
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.inspection import inspect
-from jaxserve.engine.lowering import Lowering, abstract_params
-from jaxserve.engine.memory import bytes_per_device
+from jaxserve.engine.device.lowering import Lowering, abstract_params
+from jaxserve.engine.device.memory import bytes_per_device
+from jaxserve.plan.hlo.inspection import inspect
 from sharding.absent import CHIPS, ENVIRONMENT, AbsentError, devices
 from sharding.mesh import MeshSpec
 

@@ -37,8 +37,8 @@ from jaxserve.chat import Chat
 from jaxserve.cli.flags import BUNDLED
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import StepOutput, StepPlan
-from jaxserve.engine.scheduler import Scheduler
 from jaxserve.prompts import Prompts
 from jaxserve.server.engine_thread import EngineThread, StepNews
 from jaxserve.server.forecast import Forecast

@@ -30,12 +30,12 @@ from rich.table import Table
 from benchmarks.device import about
 from benchmarks.models import NAMES, spec_of
 from jaxserve.config import EngineConfig, EngineOptions, resolve
-from jaxserve.engine.batch import download_layout, pack_lane, unpack_lane, upload_layout
 from jaxserve.engine.buckets import BucketPlan, choose
+from jaxserve.engine.device.batch import download_layout, pack_lane, unpack_lane, upload_layout
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Runner
+from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import StepOutput, StepPlan
-from jaxserve.engine.runner import DeviceRunner
-from jaxserve.engine.scheduler import Scheduler
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams

@@ -116,8 +116,8 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
     from jaxserve.bench.offline import timed
     from jaxserve.config import EngineOptions
     from jaxserve.engine.build import build_engine
+    from jaxserve.engine.device.runner import DeviceRunner
     from jaxserve.engine.engine import Engine
-    from jaxserve.engine.runner import DeviceRunner
     from jaxserve.load import load_params, read_spec
     from sharding.mesh import MeshSpec
 

@@ -32,12 +32,12 @@ from benchmarks.models import NAMES, spec_of
 from jaxserve import LLM
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import build_engine
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.host.sequence import Sequence
+from jaxserve.engine.host.speculation import Costs, Speculation
 from jaxserve.engine.plan import TokenEvent
-from jaxserve.engine.runner import DeviceRunner
-from jaxserve.engine.sequence import Sequence
-from jaxserve.engine.speculation import Costs, Speculation
-from jaxserve.engine.step_times import measure
+from jaxserve.engine.step_costs import measure
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.plot import Chart, Line, picture

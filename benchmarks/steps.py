@@ -27,8 +27,8 @@ from benchmarks.device import about, measure_limits, seconds
 from benchmarks.models import NAMES, spec_of
 from jaxserve.config import EIGHT_BITS, EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.plan import FED_BACK, Admission, LanePlan, StepKind, StepPlan
-from jaxserve.engine.runner import DeviceRunner
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.quant import form_in, form_of
 from jaxserve.models.spec import ModelSpec

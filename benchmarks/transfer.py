@@ -41,7 +41,7 @@ from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Pr
 from jaxserve.cluster.transfer.shelf import Shelf
 from jaxserve.cluster.transfer.transport import Receiver
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
-from jaxserve.engine.piece import Piece
+from jaxserve.engine.kv_segment import Piece
 
 MEBI = 2**20
 SECONDS = 300.0  # of any call

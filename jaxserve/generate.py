@@ -18,7 +18,7 @@ from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, s
 from jaxserve.cluster.fingerprint import facts_of_engine, facts_of_start
 from jaxserve.cluster.hosts import Hosts, Pod, join, leave
 from jaxserve.completion import Completion, Delta
-from jaxserve.engine.sizes import describe, sizes_of
+from jaxserve.engine.device.weight_report import describe, sizes_of
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.llm import LLM
 from jaxserve.prompts import Prepared

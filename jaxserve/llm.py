@@ -15,11 +15,11 @@ from jaxserve.config import EngineOptions
 from jaxserve.draft import check_choice, load_draft
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.build import NewRunner, build_engine
-from jaxserve.engine.draft_model import DraftModel
+from jaxserve.engine.device.draft_model import DraftModel
+from jaxserve.engine.device.runner import DeviceRunner, Progress
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import TokenEvent
-from jaxserve.engine.runner import DeviceRunner, Progress
-from jaxserve.engine.step_times import measure
+from jaxserve.engine.step_costs import measure
 from jaxserve.errors import EngineError, RequestError
 from jaxserve.load import load
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation

@@ -24,7 +24,7 @@ from jaxserve.cli.output import Bar
 from jaxserve.cluster.fingerprint import facts_of_engine, facts_of_start
 from jaxserve.cluster.hosts import Alone, Hosts, Pod, join, leave
 from jaxserve.cluster.pulse import Loss
-from jaxserve.engine.sizes import describe, sizes_of
+from jaxserve.engine.device.weight_report import describe, sizes_of
 from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle

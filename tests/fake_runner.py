@@ -20,8 +20,8 @@ import numpy as np
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import page_counts
-from jaxserve.engine.pages import NO_PAGE
-from jaxserve.engine.piece import Piece
+from jaxserve.engine.host.page_pool import NO_PAGE
+from jaxserve.engine.kv_segment import Piece
 from jaxserve.engine.plan import (
     DRAFTED,
     FED_BACK,

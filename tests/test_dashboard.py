@@ -24,7 +24,7 @@ from jaxserve.server.engine_thread import Tally
 from jaxserve.server.expert_load import ExpertLoad
 from jaxserve.server.metrics import Metrics
 from jaxserve.v1 import inference_pb2
-from tests.jaxserve.engine.driver import EagerProposer
+from tests.jaxserve.engine.host.driver import EagerProposer
 from tests.jaxserve.server.harness import Running, running
 from tests.jaxserve.server.test_endings import outcome, sampling, start
 

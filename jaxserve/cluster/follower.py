@@ -20,7 +20,7 @@ from jaxserve.cluster.pulse import BEAT, FAILED, PATIENCE, Loss, Pulse
 from jaxserve.cluster.seal import Chain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
-from jaxserve.engine.runner import DeviceRunner, Launched
+from jaxserve.engine.device.runner import DeviceRunner, Launched
 from jaxserve.errors import ConfigError, EngineError
 
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]

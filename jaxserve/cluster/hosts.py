@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 from jaxserve.cluster.fingerprint import Facts
 from jaxserve.cluster.pulse import FAILED, Loss, say
 from jaxserve.cluster.seal import SECRET_BYTES
-from jaxserve.engine.runner import DeviceRunner
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from jaxserve.cluster.seal import Chain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.device.runner import DeviceRunner, Launched, Progress
 from jaxserve.engine.plan import StepOutput, StepPlan
-from jaxserve.engine.runner import DeviceRunner, Launched, Progress
 from jaxserve.errors import ConfigError
 
 # A plan of long penalised prompts has megabytes; what followers say is short, and whoever else calls has the default.

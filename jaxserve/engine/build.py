@@ -9,19 +9,26 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
-from jaxserve.engine.attention import choose_attention
 from jaxserve.engine.buckets import Bucket, BucketPlan
-from jaxserve.engine.draft_model import DraftModel, ModelDrafter
-from jaxserve.engine.drafting import Drafter
+from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
+from jaxserve.engine.device.drafting import Drafter
+from jaxserve.engine.device.kernels.attention import choose_attention
+from jaxserve.engine.device.lowering import Footprint, Lowering, abstract_params
+from jaxserve.engine.device.memory import (
+    Budget,
+    affordable_pages,
+    bytes_per_device,
+    cache_bytes,
+    check_fits,
+    device_limit,
+)
+from jaxserve.engine.device.page_io import PageIO
+from jaxserve.engine.device.runner import DeviceRunner
+from jaxserve.engine.device.state import abstract_state
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.lowering import Footprint, Lowering, abstract_params
-from jaxserve.engine.memory import Budget, affordable_pages, bytes_per_device, cache_bytes, check_fits, device_limit
-from jaxserve.engine.page_io import PageIO
-from jaxserve.engine.prompt_lookup import PromptLookup
-from jaxserve.engine.runner import DeviceRunner
-from jaxserve.engine.scheduler import Scheduler
-from jaxserve.engine.speculation import DeviceDrafts, Speculation
-from jaxserve.engine.state import abstract_state
+from jaxserve.engine.host.prompt_lookup import PromptLookup
+from jaxserve.engine.host.scheduler import Scheduler
+from jaxserve.engine.host.speculation import DeviceDrafts, Speculation
 from jaxserve.errors import ConfigError, MemoryLimitError
 from jaxserve.models.quant import Form, form_in
 from jaxserve.models.spec import ModelSpec

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.inspection import Inspection
-from jaxserve.engine.memory import Budget, bytes_per_device
+from jaxserve.engine.device.memory import Budget, bytes_per_device
 from jaxserve.plan.compile import CompiledStep
 from jaxserve.plan.deployment import Deployment
+from jaxserve.plan.hlo.inspection import Inspection
 from jaxserve.plan.roofline import Case, Limits, Work
 
 MILLION = 1e6

@@ -9,10 +9,10 @@ from functools import partial
 import jax
 
 from jaxserve.engine.buckets import Bucket, BucketPlan
-from jaxserve.engine.inspection import Inspection, inspect
-from jaxserve.engine.lowering import Footprint, Lowering
-from jaxserve.engine.memory import memory_errors
+from jaxserve.engine.device.lowering import Footprint, Lowering
+from jaxserve.engine.device.memory import memory_errors
 from jaxserve.plan.deployment import Deployment
+from jaxserve.plan.hlo.inspection import Inspection, inspect
 
 Progress = Callable[[int, int, str], None]  # done, total, what
 

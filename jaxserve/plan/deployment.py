@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.build import plan_config, with_steps
-from jaxserve.engine.lowering import Footprint, Lowering, abstract_params
-from jaxserve.engine.memory import Budget, bytes_per_device
-from jaxserve.engine.steps import SCORE_TOKENS
+from jaxserve.engine.device.lowering import Footprint, Lowering, abstract_params
+from jaxserve.engine.device.memory import Budget, bytes_per_device
+from jaxserve.engine.device.steps import SCORE_TOKENS
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.low_precision_product import check_chip

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 
 import jax.numpy as jnp
 
-from jaxserve.engine.transfers import wanted_pages
+from jaxserve.engine.host.kv_transfer import wanted_pages
 from jaxserve.plan.account import Account, chunks
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.roofline import Case, Limits, token_bytes

@@ -9,8 +9,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.memory import HOST_SHARE
-from jaxserve.engine.sizes import sizes_of
+from jaxserve.engine.device.memory import HOST_SHARE
+from jaxserve.engine.device.weight_report import sizes_of
 from jaxserve.plan.account import Account, Batch
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.handover import Handover

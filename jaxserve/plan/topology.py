@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractDevice, Mesh
 
-from jaxserve.engine.memory import device_limit
+from jaxserve.engine.device.memory import device_limit
 from jaxserve.errors import ConfigError
 from jaxserve.plan.roofline import Limits
 from sharding import absent

@@ -6,8 +6,8 @@ from importlib.metadata import version
 
 from jaxserve.cluster.fingerprint import facts_of_model, facts_of_weights
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.engine.page_io import sources
-from jaxserve.engine.sizes import sizes_of
+from jaxserve.engine.device.page_io import sources
+from jaxserve.engine.device.weight_report import sizes_of
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.models.quant import form_in

@@ -10,7 +10,7 @@ from jaxserve.server.service import Service
 
 if TYPE_CHECKING:
     from jaxserve.cluster.transfer.handshake import Handshake
-    from jaxserve.engine.runner import DeviceRunner
+    from jaxserve.engine.device.runner import DeviceRunner
 
 
 @dataclass(frozen=True)

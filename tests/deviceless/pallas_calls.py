@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from jaxserve.engine.hlo import Module
+from jaxserve.plan.hlo.parser import Module
 
 CALL = re.compile(r'custom_call_target="(tpu_custom_call|mosaic_gpu\w*)"')
 NAME = re.compile(r'op_name="(?:[^"]*/)?(\w+)/(?:pallas_call|mpmd_map)"')  # some compilers leave out what comes before

@@ -7,13 +7,13 @@ import pytest
 
 from jaxserve.config import resolve
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.draft_model import DraftModel, ModelDrafter
-from jaxserve.engine.hlo import parse
-from jaxserve.engine.inspection import inspect
-from jaxserve.engine.lowering import Lowering, abstract_params
-from jaxserve.engine.memory import bytes_per_device
+from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
+from jaxserve.engine.device.lowering import Lowering, abstract_params
+from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.hlo.inspection import inspect
+from jaxserve.plan.hlo.parser import parse
 from tests.deviceless.pallas_calls import pallas_calls
 from tests.deviceless.test_steps import CACHE, OPTIONS, lowering, temporaries_bound
 

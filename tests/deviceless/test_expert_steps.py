@@ -16,12 +16,12 @@ from _pytest.mark.structures import ParameterSet
 from jaxserve import plan
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.inspection import inspect
-from jaxserve.engine.lowering import Lowering
-from jaxserve.engine.memory import bytes_per_device
+from jaxserve.engine.device.lowering import Lowering
+from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.load import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.hlo.inspection import inspect
 from sharding import absent
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from jaxserve.engine.inspection import find_copies, parse
+from jaxserve.plan.hlo.inspection import find_copies, parse
 from pallas_kernels.grouped_matmul import tpu
 from sharding import absent
 from tests.deviceless.grouped_product import MODELS, PRODUCTS, QUANTIZED, Product, compile_for

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from jaxserve.engine.inspection import inspect
-from jaxserve.engine.lowering import Lowering
-from jaxserve.engine.memory import bytes_per_device
+from jaxserve.engine.device.lowering import Lowering
+from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.models.spec import Latent, ModelSpec
+from jaxserve.plan.hlo.inspection import inspect
 from tests.deviceless.test_steps import OPTIONS, SPEC, lowering
 
 LATENT = replace(

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from jaxserve.engine.hlo import parse
-from jaxserve.engine.inspection import find_copies
+from jaxserve.plan.hlo.inspection import find_copies
+from jaxserve.plan.hlo.parser import parse
 from pallas_kernels.paged_attention import gpu
 from pallas_kernels.paged_attention.gpu import SMALL_STEP
 from pallas_kernels.paged_attention.gpu_plan import Plan, few_plan, few_tokens, many_plan

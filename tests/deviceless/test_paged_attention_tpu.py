@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from jaxserve.engine.hlo import Module, parse
-from jaxserve.engine.inspection import find_copies
+from jaxserve.plan.hlo.inspection import find_copies
+from jaxserve.plan.hlo.parser import Module, parse
 from pallas_kernels.paged_attention import tpu
 from pallas_kernels.paged_attention.lanes import LANES
 from pallas_kernels.paged_attention.tpu_plan import Plan, plan_of

@@ -13,11 +13,11 @@ from _pytest.mark.structures import ParameterSet
 
 from jaxserve.config import resolve
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.hlo import parse
-from jaxserve.engine.inspection import find_copies, inspect
-from jaxserve.engine.lowering import Lowering, abstract_params
-from jaxserve.engine.memory import bytes_per_device
+from jaxserve.engine.device.lowering import Lowering, abstract_params
+from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.models.quant import FORMS
+from jaxserve.plan.hlo.inspection import find_copies, inspect
+from jaxserve.plan.hlo.parser import parse
 from sharding import absent
 from sharding.mesh import MeshSpec
 from tests.deviceless.attention_step import COMPILERS

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from jaxserve.engine.inspection import find_copies, parse
+from jaxserve.plan.hlo.inspection import find_copies, parse
 from pallas_kernels.quantized_matmul import gpu
 from pallas_kernels.quantized_matmul.gpu_plan import plan_of
 from tests.deviceless.pallas_calls import pallas_calls

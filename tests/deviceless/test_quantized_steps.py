@@ -16,11 +16,11 @@ from _pytest.mark.structures import ParameterSet
 
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.hlo import Module, parse
-from jaxserve.engine.inspection import find_copies, inspect
-from jaxserve.engine.lowering import Lowering, abstract_params
-from jaxserve.engine.memory import bytes_per_device
+from jaxserve.engine.device.lowering import Lowering, abstract_params
+from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.models.quant import FORMS, is_quantized
+from jaxserve.plan.hlo.inspection import find_copies, inspect
+from jaxserve.plan.hlo.parser import Module, parse
 from sharding import absent
 from sharding.mesh import MeshSpec
 from tests.deviceless.attention_step import COMPILERS

@@ -13,15 +13,15 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from jaxserve.config import EngineOptions, resolve
-from jaxserve.engine.batch import download_layout
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.hlo import parse
-from jaxserve.engine.inspection import inspect
-from jaxserve.engine.lowering import Lowering
-from jaxserve.engine.memory import bytes_per_device
+from jaxserve.engine.device.batch import download_layout
+from jaxserve.engine.device.lowering import Lowering
+from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.hlo.inspection import inspect
+from jaxserve.plan.hlo.parser import parse
 from sharding import absent
 from sharding.mesh import MeshSpec, spans_hosts
 from sharding.params import map_specs

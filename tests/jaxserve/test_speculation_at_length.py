@@ -13,9 +13,9 @@ import pytest
 
 from jaxserve.completion import Completion
 from jaxserve.config import EngineOptions
-from jaxserve.engine.prompt_lookup import PromptLookup
-from jaxserve.engine.sequence import Sequence
-from jaxserve.engine.speculation import DeviceDrafts, Proposer, Speculation
+from jaxserve.engine.host.prompt_lookup import PromptLookup
+from jaxserve.engine.host.sequence import Sequence
+from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.llm import LLM
 from jaxserve.request import Request, SamplingParams
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from jaxserve.engine.inspection import find_copies, parse
+from jaxserve.plan.hlo.inspection import find_copies, parse
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul import reference
 from pallas_kernels.grouped_matmul.api import Demand, Groups, Options

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxserve.engine.compiles import CompileCounter
+from jaxserve.engine.device.compile_counter import CompileCounter
 from sharding import params
 from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec, is_param_spec, map_specs, random_params

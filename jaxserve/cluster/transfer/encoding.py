@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxserve.cluster.transfer.transport import Array, Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
-from jaxserve.engine.piece import Piece
+from jaxserve.engine.kv_segment import Piece
 from jaxserve.errors import EngineError
 
 CHUNK = 2**20  # bytes of a message

@@ -17,7 +17,7 @@ from jaxserve.cluster.transfer.encoding import Blank, chunks, data_of, message_o
 from jaxserve.cluster.transfer.shelf import Lot, Shelf
 from jaxserve.cluster.transfer.transport import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
-from jaxserve.engine.piece import Piece
+from jaxserve.engine.kv_segment import Piece
 
 SERVICE = pb.DESCRIPTOR.services_by_name["TransferService"].full_name
 Metadata = tuple[tuple[str, str], ...]

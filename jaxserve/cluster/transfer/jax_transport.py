@@ -25,7 +25,7 @@ from jaxserve.cluster.transfer.shelf import Lot, Shelf
 from jaxserve.cluster.transfer.transport import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
-from jaxserve.engine.piece import Piece
+from jaxserve.engine.kv_segment import Piece
 
 DRAINING = 5.0  # seconds that it may take
 STUCK = 8  # pulls from one sender

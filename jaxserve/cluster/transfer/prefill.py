@@ -18,7 +18,7 @@ from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.transport import Offering, Receiver, Sender, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
-from jaxserve.engine.piece import Piece
+from jaxserve.engine.kv_segment import Piece
 
 TELLING = 0.5  # seconds from one word of a server's load to the next
 SILENCE = 5.0  # seconds without one, and it is taken for gone

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jaxserve.cluster.transfer.budget import Budget
 from jaxserve.cluster.transfer.transport import Ticket, TransferError
-from jaxserve.engine.piece import Piece
+from jaxserve.engine.kv_segment import Piece
 from jaxserve.errors import EngineError
 
 KEY_BYTES = 16

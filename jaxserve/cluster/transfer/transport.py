@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxserve.engine.piece import Piece
+from jaxserve.engine.kv_segment import Piece
 from jaxserve.errors import JaxserveError
 
 

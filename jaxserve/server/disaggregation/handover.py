@@ -14,7 +14,7 @@ from typing import Protocol
 
 from jaxserve.cluster.transfer.prefill import Prompt
 from jaxserve.engine.buckets import PIECES_AT_ONCE
-from jaxserve.engine.transfers import Import, Staged
+from jaxserve.engine.host.kv_transfer import Import, Staged
 from jaxserve.errors import JaxserveError
 from jaxserve.request import Request
 from jaxserve.server.disaggregation.decision import Candidate, Decision, Policy

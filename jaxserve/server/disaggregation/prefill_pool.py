@@ -13,8 +13,8 @@ from grpc import aio  # type: ignore[attr-defined]
 
 from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
 from jaxserve.cluster.transfer.transport import TransferError
-from jaxserve.engine.piece import Piece
-from jaxserve.engine.transfers import Import, Staged
+from jaxserve.engine.host.kv_transfer import Import, Staged
+from jaxserve.engine.kv_segment import Piece
 from jaxserve.server.disaggregation.handed import Blocks, Handed, blocks_of
 
 AGAIN = 1.0  # seconds until a server that is not there is asked again

@@ -10,8 +10,8 @@ from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.prefill import Prompt
 from jaxserve.cluster.transfer.transport import TransferError
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.piece import Piece
-from jaxserve.engine.transfers import Export, Outgoing
+from jaxserve.engine.host.kv_transfer import Export, Outgoing
+from jaxserve.engine.kv_segment import Piece
 from jaxserve.errors import JaxserveError
 from jaxserve.request import SamplingParams
 from jaxserve.server.answer import Answer

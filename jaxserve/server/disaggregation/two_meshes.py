@@ -9,8 +9,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from jaxserve.cluster.transfer.prefill import Prompt
-from jaxserve.engine.runner import DeviceRunner
-from jaxserve.engine.transfers import Import, Outgoing, Staged
+from jaxserve.engine.device.runner import DeviceRunner
+from jaxserve.engine.host.kv_transfer import Import, Outgoing, Staged
 from jaxserve.errors import ConfigError
 from jaxserve.server.disaggregation.flags import Meshes
 from jaxserve.server.disaggregation.handed import Blocks

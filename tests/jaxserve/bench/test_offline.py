@@ -130,7 +130,7 @@ def test_tokens_that_do_not_come_are_an_error() -> None:
 
 
 def test_a_compile_while_measuring_is_an_error(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxserve.engine.runner.DeviceRunner.compiles_after_ready", 1)
+    monkeypatch.setattr("jaxserve.engine.device.runner.DeviceRunner.compiles_after_ready", 1)
     code, out, err = call(*"--prompt-tokens 16 --output-tokens 0 --repetitions 1".split())
     assert code == 2 and not out and "1 compiles while it was measured" in err
 

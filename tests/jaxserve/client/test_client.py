@@ -22,7 +22,7 @@ from jaxserve.server.tokens import Tokens
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import naive, naive_embedding
-from tests.jaxserve.engine.driver import request as engine_request
+from tests.jaxserve.engine.host.driver import request as engine_request
 from tests.jaxserve.server.harness import ENGINE, MODEL, running
 
 TEXT = "The quick brown fox"

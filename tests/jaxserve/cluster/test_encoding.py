@@ -13,11 +13,11 @@ from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import Admission, LanePlan, StepKind, StepOutput, StepPlan
-from jaxserve.engine.scheduler import Scheduler
 from jaxserve.errors import EngineError
 from tests.fake_runner import FakeRunner
-from tests.jaxserve.engine.driver import config_of, request
+from tests.jaxserve.engine.host.driver import config_of, request
 
 KINDS = st.sampled_from(get_args(StepKind))
 SMALL, SIGNED = st.integers(0, 2**31 - 1), st.integers(-1, 2**31 - 1)

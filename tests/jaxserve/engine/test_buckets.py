@@ -11,7 +11,7 @@ from jaxserve.engine.buckets import Bucket, BucketPlan, choose
 from jaxserve.engine.plan import StepKind
 from jaxserve.errors import EngineError
 from jaxserve.request import Request, SamplingParams
-from tests.jaxserve.engine.driver import Driver, config_of
+from tests.jaxserve.engine.host.driver import Driver, config_of
 
 
 def kinds(plan: BucketPlan, kind: str) -> list[tuple[int, int]]:

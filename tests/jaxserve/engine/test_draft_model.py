@@ -13,16 +13,16 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig, EngineOptions
-from jaxserve.engine.draft_model import DraftModel, ModelDrafter
-from jaxserve.engine.drafting import Computed
+from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
+from jaxserve.engine.device.drafting import Computed
+from jaxserve.engine.device.runner import DeviceRunner
+from jaxserve.engine.device.sharded_model import Network
+from jaxserve.engine.device.state import State
+from jaxserve.engine.device.token_layout import Place, put, take
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.network import Network
-from jaxserve.engine.places import Place, put, take
+from jaxserve.engine.host.sequence import Sequence
+from jaxserve.engine.host.speculation import DeviceDrafts, Speculation
 from jaxserve.engine.plan import DRAFTED
-from jaxserve.engine.runner import DeviceRunner
-from jaxserve.engine.sequence import Sequence
-from jaxserve.engine.speculation import DeviceDrafts, Speculation
-from jaxserve.engine.state import State
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.quant import form_of
 from jaxserve.models.spec import ModelSpec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.config import EngineOptions, resolve
-from jaxserve.engine.runner import DeviceRunner
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.errors import ConfigError
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec

@@ -16,10 +16,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
 from jaxserve.config import resolve
+from jaxserve.engine.device.kernels.quantized_matmul import choose_quantized_matmul
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.quantized import choose_quantized_matmul
-from jaxserve.engine.runner import DeviceRunner
-from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.quant import FORMS, Quantized, contracted, is_quantized, quantized_specs
 from pallas_kernels import dispatch

@@ -12,9 +12,9 @@ from _pytest.mark.structures import ParameterSet
 from checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import plan_config
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.runner import DeviceRunner
-from jaxserve.engine.scheduler import Scheduler
+from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.load import load_params, read_spec
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams

@@ -21,12 +21,12 @@ from checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
 from jaxserve.draft import check_choice
 from jaxserve.engine.build import plan_config
-from jaxserve.engine.draft_model import DraftModel, ModelDrafter
+from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.runner import DeviceRunner
-from jaxserve.engine.scheduler import Scheduler
-from jaxserve.engine.sequence import Sequence as Seq
-from jaxserve.engine.speculation import DeviceDrafts, Proposer, Speculation
+from jaxserve.engine.host.scheduler import Scheduler
+from jaxserve.engine.host.sequence import Sequence as Seq
+from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError
 from jaxserve.load import load_params, read_spec
 from jaxserve.request import Request, SamplingParams

@@ -12,11 +12,11 @@ from _pytest.mark.structures import ParameterSet
 from checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import plan_config
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.piece import Piece
-from jaxserve.engine.runner import DeviceRunner
-from jaxserve.engine.scheduler import Scheduler
-from jaxserve.engine.transfers import Outgoing
+from jaxserve.engine.host.kv_transfer import Outgoing
+from jaxserve.engine.host.scheduler import Scheduler
+from jaxserve.engine.kv_segment import Piece
 from jaxserve.load import load_params, read_spec
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.plan import Admission, LaneOutput, LanePlan, StepPlan
-from jaxserve.engine.runner import DeviceRunner
 from jaxserve.errors import EngineError
 from tests.jaxserve.engine.test_isolation import PROMPTS, admission, lane_plan
 from tests.jaxserve.engine.tiny import BASE, distribution, make_engine

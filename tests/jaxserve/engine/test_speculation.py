@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxserve.config import EngineOptions
-from jaxserve.engine.prompt_lookup import PromptLookup
-from jaxserve.engine.sequence import Sequence
-from jaxserve.engine.speculation import Proposer, Speculation
+from jaxserve.engine.host.prompt_lookup import PromptLookup
+from jaxserve.engine.host.sequence import Sequence
+from jaxserve.engine.host.speculation import Proposer, Speculation
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec

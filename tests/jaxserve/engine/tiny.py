@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
-from jaxserve.engine.drafting import Drafter
+from jaxserve.engine.device.drafting import Drafter
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.host.scheduler import Scheduler
+from jaxserve.engine.host.speculation import Speculation
 from jaxserve.engine.plan import Logprob, TokenEvent
-from jaxserve.engine.runner import DeviceRunner
-from jaxserve.engine.scheduler import Scheduler
-from jaxserve.engine.speculation import Speculation
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import Latent, Mixture, ModelSpec

@@ -13,7 +13,6 @@ from jaxserve import LLM, SamplingParams
 from jaxserve.cli.flags import BUNDLED
 from jaxserve.config import EngineOptions
 from jaxserve.engine.build import min_rows
-from jaxserve.engine.hlo import parse
 from jaxserve.errors import ModelError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.layers import einsum
@@ -21,6 +20,7 @@ from jaxserve.models.low_precision_product import check_chip
 from jaxserve.models.quant import FORMS, Form, Quantized, contracted, find_scales, form_of, round_to
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
+from jaxserve.plan.hlo.parser import parse
 from sharding.absent import CHIPS
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh

@@ -15,9 +15,9 @@ from grpc import aio
 from jaxserve.chat import Chat
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.host.scheduler import Scheduler
+from jaxserve.engine.host.speculation import Proposer, Speculation
 from jaxserve.engine.plan import StepOutput, StepPlan
-from jaxserve.engine.scheduler import Scheduler
-from jaxserve.engine.speculation import Proposer, Speculation
 from jaxserve.errors import RestartingError
 from jaxserve.prompts import Prompts
 from jaxserve.server.disaggregation.roles import Role
@@ -37,7 +37,7 @@ from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
 from jaxserve.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import FakeRunner
-from tests.jaxserve.engine.driver import DRAFTED, config_of
+from tests.jaxserve.engine.host.driver import DRAFTED, config_of
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 MODEL = ModelCard("fake", "Fake", 0, "int32", ByteTokenizer.vocab_size, 512, ByteTokenizer.eos_ids, True)

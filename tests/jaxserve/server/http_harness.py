@@ -21,7 +21,7 @@ from jaxserve.server.metrics import Metrics
 from jaxserve.server.tokens import Tokens
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import VOCAB, naive
-from tests.jaxserve.engine.driver import request as engine_request
+from tests.jaxserve.engine.host.driver import request as engine_request
 from tests.jaxserve.server.harness import Running, running
 
 TEXT = "The quick brown fox"

@@ -13,7 +13,7 @@ from jaxserve.server.metrics import Metrics
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import naive
-from tests.jaxserve.engine.driver import request as engine_request
+from tests.jaxserve.engine.host.driver import request as engine_request
 from tests.jaxserve.server.harness import running
 
 TEXT = "The quick brown fox"

@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 from tests.byte_tokenizer import ByteTokenizer
-from tests.jaxserve.engine.driver import EagerProposer
+from tests.jaxserve.engine.host.driver import EagerProposer
 from tests.jaxserve.server.http_harness import TEXT, Http, expected, serving
 
 PATH = "/v1/completions"

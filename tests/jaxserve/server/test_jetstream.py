@@ -27,7 +27,7 @@ from jaxserve.server.v1 import jetstream_pb2 as ours
 from jaxserve.v1 import admin_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import naive
-from tests.jaxserve.engine.driver import request as engine_request
+from tests.jaxserve.engine.host.driver import request as engine_request
 from tests.jaxserve.server.harness import Running, running
 from tests.jaxserve.server.test_tls import listening
 

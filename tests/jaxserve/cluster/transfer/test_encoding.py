@@ -18,7 +18,7 @@ from jaxserve.cluster.transfer.encoding import (
 )
 from jaxserve.cluster.transfer.transport import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
-from jaxserve.engine.piece import Piece
+from jaxserve.engine.kv_segment import Piece
 from tests.jaxserve.cluster.transfer.harness import DTYPES, large, piece_of, same
 
 KEY = b"k" * 16

@@ -18,7 +18,7 @@ from jaxserve.cluster.transfer.shelf import Counts
 from jaxserve.cluster.transfer.transport import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
-from jaxserve.engine.piece import Piece
+from jaxserve.engine.kv_segment import Piece
 from tests.jaxserve.cluster.transfer.harness import (
     HANDSHAKE,
     MEBI,

@@ -22,8 +22,8 @@ from jaxserve.cluster.transfer.shelf import Counts, Shelf
 from jaxserve.cluster.transfer.transport import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
-from jaxserve.engine.compiles import CompileCounter
-from jaxserve.engine.piece import Piece
+from jaxserve.engine.device.compile_counter import CompileCounter
+from jaxserve.engine.kv_segment import Piece
 from jaxserve.errors import ConfigError
 from tests.jaxserve.cluster.transfer.harness import (
     HANDSHAKE,

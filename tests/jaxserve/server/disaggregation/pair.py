@@ -31,7 +31,7 @@ from jaxserve.server.model import Served
 from jaxserve.server.service import Service
 from jaxserve.server.tokens import Tokens
 from sharding.mesh import MeshSpec
-from tests.jaxserve.engine.checks import check_rest
+from tests.jaxserve.engine.host.checks import check_rest
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from jaxserve.cluster.hosts import Alone
 from jaxserve.cluster.transfer.prefill import Prompt
 from jaxserve.completion import Completion
 from jaxserve.engine.buckets import PIECES_AT_ONCE
+from jaxserve.engine.device.page_io import PagesRead
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.page_io import PagesRead
-from jaxserve.engine.runner import DeviceRunner
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.request import SamplingParams
 from jaxserve.server.assembly import assemble

@@ -1,0 +1,116 @@
+"""What lives on the device between steps: one donated pytree of fixed structure, pages and rows."""
+
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int, UInt32
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.device.batch import MAX_END_IDS
+from jaxserve.engine.device.sampling import RowFields, RowSampling
+from jaxserve.models.attend import page_rules
+from jaxserve.models.spec import ModelSpec
+from jaxserve.request import MAX_BIASES
+from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages
+from sharding.rules import LANES, partition, shards
+
+
+@flax.struct.dataclass
+class Rows:
+    """Everything the device keeps of the sequences in a lane's rows (A lanes, R rows)."""
+
+    tables: tuple[Int[Array, "A R W"], ...]  # per page group
+    length: Int[Array, "A R"]  # positions in pages
+    token: Int[Array, "A R"]  # the newest token
+    sampling: RowSampling  # fields [A, R, ...]
+    fields: RowFields
+
+
+@flax.struct.dataclass
+class State:
+    pages: tuple[Pages, ...]  # per layer, every array with a leading axis A
+    rows: Rows
+    load: UInt32[Array, "A M E"] | None = None  # tokens that each expert of each layer has answered, modulo 2^32
+    drafter: Any = None  # what it keeps, see engine.drafting
+
+
+def abstract_state(spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention) -> State:
+    """The state's shapes, dtypes and shardings."""
+    lanes_only = NamedSharding(mesh, PartitionSpec(LANES))
+    rows = jax.eval_shape(partial(_zero_rows, spec, config))
+    by_layer: dict[int, Pages] = {}
+    for group, pool in zip(spec.page_groups(), config.pools, strict=True):
+        layout = group.layout(config.page_size, jnp.dtype(config.page_dtype), shards=mesh.shape["tensor"])
+        by_layer |= dict.fromkeys(group.layers, _abstract_pages(kernel, layout, pool.pages, mesh))
+    return State(
+        pages=tuple(by_layer[layer] for layer in range(spec.num_layers)),
+        rows=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lanes_only), rows),
+        load=_abstract_load(spec, config, lanes_only),
+    )
+
+
+def _abstract_load(spec: ModelSpec, config: EngineConfig, lanes_only: NamedSharding) -> Any:
+    if spec.mixture is None:
+        return None
+    shape = (config.lanes, len(spec.mixture.layers), spec.mixture.experts)
+    return jax.ShapeDtypeStruct(shape, np.uint32, sharding=lanes_only)
+
+
+def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh: Mesh) -> Pages:
+    """One layer's pool for the whole mesh. layout: of one shard's heads, which the kernel may pad."""
+
+    def whole(x: jax.ShapeDtypeStruct, axes: str) -> jax.ShapeDtypeStruct:
+        sizes = (1, *x.shape)
+        shape = tuple(size * shards(letter, mesh, rules) for letter, size in zip("A" + axes, sizes, strict=True))
+        split = NamedSharding(mesh, partition("A" + axes, shape, mesh, rules))
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=split)
+
+    rules = page_rules(layout)
+    one_shard = jax.eval_shape(partial(kernel.allocate, num_pages, layout))
+    return jax.tree.map(whole, one_shard, kernel.axes(layout))
+
+
+def new_state(abstract: State) -> State:
+    """A state of zeros on the devices."""
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
+    make = jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract), out_shardings=shardings)
+    return make()
+
+
+def _zero_rows(spec: ModelSpec, config: EngineConfig) -> Rows:
+    def field(*shape: int, dtype: type = np.int32) -> jax.Array:
+        return jnp.zeros((config.lanes, config.max_batch, *shape), dtype)
+
+    return Rows(
+        tables=tuple(field(config.pages_per_row) for _ in config.pools),
+        length=field(),
+        token=field(),
+        sampling=RowSampling(
+            key=field(2, dtype=np.uint32),
+            choice=field(),
+            temperature=field(dtype=np.float32),
+            top_k=field(),
+            top_p=field(dtype=np.float32),
+            min_p=field(dtype=np.float32),
+            repetition=field(dtype=np.float32),
+            presence=field(dtype=np.float32),
+            frequency=field(dtype=np.float32),
+            logprobs=field(),
+            end_after=field(),
+            end_ids=field(MAX_END_IDS),
+            biased=field(),
+            masked=field(),
+            penalised=field(),
+        ),
+        fields=RowFields(
+            counts=field(spec.vocab_size),
+            bias_ids=field(MAX_BIASES),
+            bias_values=field(MAX_BIASES, dtype=np.float32),
+            mask=field(1 + config.draft_tokens, -(-spec.vocab_size // 32), dtype=np.uint32),
+        ),
+    )

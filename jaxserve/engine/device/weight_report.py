@@ -1,0 +1,45 @@
+"""What weights take, by the part of the model that they are of and what they are kept in."""
+
+from collections import Counter
+from typing import Any
+
+import jax
+
+from jaxserve.engine.device.memory import bytes_per_device
+
+Sizes = dict[str, dict[str, int]]  # part -> dtype -> bytes of one device
+
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+ORDER = ("embedding", "attention", "mlp", "experts", "norms and biases", "head")
+OUTSIDE = {"embed": "embedding", "norm": "norms and biases", "head": "head"}  # what is not in a layer
+MLP = ("gate_up", "down", "shared", "router", "shared_gate", "correction")
+
+
+def sizes_of(params: dict) -> Sizes:
+    """Of parameters, or of their abstract values."""
+    found = {part: Counter[str]() for part in ORDER}
+    for path, leaf in jax.tree.leaves_with_path(params):
+        found[_part(path)][str(leaf.dtype)] += bytes_per_device(leaf)
+    return {part: dict(held.most_common()) for part, held in found.items() if held}
+
+
+def _part(path: tuple[Any, ...]) -> str:
+    names = [key.key for key in path if hasattr(key, "key")]
+    if names[0] != "layers":
+        return OUTSIDE[names[0]]
+    if names[1] == "experts":
+        return "experts"
+    if names[-1].endswith(("norm", "bias")):
+        return "norms and biases"
+    return "mlp" if names[1] in MLP else "attention"
+
+
+def describe(sizes: Sizes) -> str:
+    """In one line: the whole, then every part."""
+    total = sum(sum(held.values()) for held in sizes.values())
+    unit, scale = next((unit for unit in UNITS if total >= unit[1]), UNITS[-1])
+    parts = (
+        f"{part} " + " + ".join(f"{size / scale:,.2f} {dtype}" for dtype, size in held.items())
+        for part, held in sizes.items()
+    )
+    return f"{total / scale:,.2f} {unit} on each device: {', '.join(parts)}"

@@ -1,0 +1,129 @@
+"""Rows for the sampler, packed on the host as the engine packs them, and what a sampler that sorts makes of them."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+
+from jaxserve.engine.device.batch import admission_layout, allowed_bits, pack_admission, token_counts
+from jaxserve.engine.device.sampling import RowFields, RowSampling
+from jaxserve.engine.plan import Admission
+from jaxserve.request import MAX_BIASES
+
+SLOTS = 3
+PLAIN = Admission(
+    lane=0,
+    row=0,
+    length=0,
+    tables=((),),
+    prompt_tokens=0,
+    choice=0,
+    seed=0,
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    logprobs=-1,
+    min_tokens=0,
+    end_ids=(),
+    bias=(),
+    allowed=None,
+    masked=False,
+    history=None,
+)
+EVERYTHING = replace(
+    PLAIN,
+    seed=2**63 + 5,
+    choice=3,
+    temperature=0.8,
+    top_k=9,
+    top_p=0.9,
+    min_p=0.01,
+    prompt_tokens=4,
+    repetition_penalty=1.3,
+    presence_penalty=0.5,
+    frequency_penalty=-0.25,
+    logprobs=20,
+    min_tokens=2**30,
+    end_ids=(2, 40),
+    bias=((1, 5.0), (30, -2.5), (66, 4.0)),
+    allowed=tuple(range(0, 67, 2)) + (1,),
+    masked=True,
+    history=(1, 2, 3, 1, 5, 5, 1, 66),
+)
+
+
+def row_sampling(admissions: Sequence[Admission], vocab: int) -> RowSampling:
+    """The scalars of rows, through the engine's own packing; fields [B, ...]."""
+    layout = admission_layout(page_groups=1, pages_per_row=1)
+    packed = [layout.unpack_on_host(pack_admission(a, layout, 1, vocab)) for a in admissions]
+    return RowSampling(**{f.name: np.stack([one[f.name] for one in packed]) for f in fields(RowSampling)})
+
+
+def row_fields(admissions: Sequence[Admission], vocab: int, lanes: int = 1) -> tuple[RowFields, np.ndarray]:
+    """The large fields, and [A, r] where each row stands: in reverse order, behind an unused row.
+
+    What nobody asked for is what the row's last user left there: anything.
+    """
+    rng = np.random.default_rng(7)
+    per_lane = len(admissions) // lanes
+    shape = lanes, per_lane + 1
+    counts = rng.integers(0, 9, (*shape, vocab), dtype=np.int32)
+    bias_ids = rng.integers(0, vocab + 1, (*shape, MAX_BIASES), dtype=np.int32)
+    bias_values = rng.normal(0, 50, (*shape, MAX_BIASES)).astype(np.float32)
+    mask = rng.integers(0, 2**32, (*shape, SLOTS, -(-vocab // 32)), dtype=np.uint32)
+    rows = np.tile(np.arange(per_lane, 0, -1, dtype=np.int32), (lanes, 1))
+    for i, a in enumerate(admissions):
+        at = i // per_lane, rows[i // per_lane, i % per_lane]
+        if a.history is not None:
+            counts[at] = token_counts(a, vocab)
+        if a.bias:
+            bias_ids[at], bias_values[at] = vocab, 0
+            bias_ids[at][: len(a.bias)], bias_values[at][: len(a.bias)] = zip(*a.bias, strict=True)
+        if a.allowed is not None:
+            mask[at][0] = allowed_bits(a.allowed, vocab)  # nothing is drafted here
+    return RowFields(counts=counts, bias_ids=bias_ids, bias_values=bias_values, mask=mask), rows
+
+
+def edited(logits: np.ndarray, a: Admission, position: int) -> np.ndarray:
+    """Allowed tokens, then bias, then no end token before min_tokens."""
+    result = logits.copy()
+    if a.allowed is not None:
+        result[np.setdiff1d(np.arange(len(logits)), a.allowed)] = -np.inf
+    for token, bias in a.bias:
+        result[token] += np.float32(bias)
+    if position - a.prompt_tokens < a.min_tokens:
+        result[list(a.end_ids)] = -np.inf
+    return result
+
+
+def penalised(logits: np.ndarray, a: Admission) -> np.ndarray:
+    """Repetition penalty for tokens of prompt and output, then presence and frequency penalty for the output's."""
+    result = logits.astype(np.float64)
+    history = a.history or ()
+    for token in set(history):
+        result[token] *= a.repetition_penalty if result[token] < 0 else 1 / a.repetition_penalty
+    for token in history[a.prompt_tokens :]:
+        result[token] -= a.frequency_penalty
+    for token in set(history[a.prompt_tokens :]):
+        result[token] -= a.presence_penalty
+    return result
+
+
+def probabilities(logits: np.ndarray, a: Admission) -> tuple[np.ndarray, float]:
+    """What min_p, top_k and top_p leave of softmax(logits / temperature), ties included; [V] float64.
+
+    And how close a sum of probabilities came to top_p: below the rounding error, either answer is right.
+    """
+    p = np.exp((logits - logits.max()) / np.float64(a.temperature))
+    p[p < np.float32(a.min_p)] = 0
+    if a.top_k:
+        p[p < np.sort(p)[::-1][min(a.top_k, len(p)) - 1]] = 0
+    sums = np.cumsum(np.sort(p)[::-1]) / p.sum()
+    if a.top_p == 1:
+        return p / p.sum(), np.inf
+    p[p < np.sort(p)[::-1][np.searchsorted(sums, np.float32(a.top_p))]] = 0
+    return p / p.sum(), float(np.abs(sums - np.float32(a.top_p)).min())

@@ -1,0 +1,81 @@
+"""What the compiler says of the steps: the state is updated in place, and nothing large stands beside it."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxserve.config import EngineOptions
+from jaxserve.engine.buckets import Bucket
+from jaxserve.engine.device.token_layout import locate
+from jaxserve.engine.plan import LanePlan, StepPlan
+from jaxserve.errors import EngineError
+from tests.jaxserve.engine.tiny import SPEC, make_engine
+
+LARGE = EngineOptions(max_batch=4, page_size=16, step_tokens=32, cache_tokens=2**18)
+BUCKETS = [
+    Bucket("decode", 1, 1),
+    Bucket("decode", 4, 4),
+    Bucket("decode", 4, 4, steps=8),
+    Bucket("prefill", 4, 32),
+    Bucket("score", 4, 32),
+]
+ALONE = [Bucket("prefill", 1, 32), Bucket("score", 1, 32)]  # of an engine with one row
+
+
+def nbytes(tree: object) -> int:
+    """Bytes of all arrays of a pytree, over all devices."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+@pytest.fixture(scope="module")
+def runner():
+    engine, runner = make_engine(LARGE)
+    yield runner
+    engine.close()
+
+
+@pytest.mark.parametrize("bucket", [*BUCKETS, *ALONE], ids=str)
+def test_state_is_aliased_and_never_copied(runner, bucket: Bucket) -> None:
+    """Aliased bytes are the state's bytes; temporaries stay under a tenth of one layer's pages (34 MB)."""
+    memory = runner.lowering.step(bucket).compile().memory_analysis()
+    state = runner.lowering.state
+    assert memory.alias_size_in_bytes == nbytes(state)
+    assert memory.temp_size_in_bytes < nbytes(state.pages[0]) / 10
+
+
+def test_writers_alias_the_state_too(runner) -> None:
+    runner.warm_up([])
+    for name, writer in runner.writers.items():
+        memory = writer.memory_analysis()
+        assert memory.alias_size_in_bytes == nbytes(runner.lowering.state), name
+        assert memory.temp_size_in_bytes < nbytes(runner.lowering.state.pages[0]) / 10, name
+
+
+def test_pages_take_what_the_spec_says(runner) -> None:
+    config = runner.config
+    token = 2 * SPEC.num_kv_heads * SPEC.head_dim * 4
+    assert nbytes(runner.lowering.state.pages) == config.pools[0].pages * config.page_size * SPEC.num_layers * token
+
+
+def test_a_compile_after_warm_up_is_counted(runner) -> None:
+    runner.warm_up([])
+    before = runner.compiles_after_ready
+    jax.jit(lambda x: x + 17)(1.0)
+    assert runner.compiles_after_ready > before
+
+
+def test_where_the_tokens_of_a_step_lie() -> None:
+    """Two decodes, a chunk of three at the end of five, and padding."""
+    place = locate(jnp.array([[7, 4, 2, 4]]), jnp.array([[1, 1, 3, 0]]), tokens=8)
+    assert place.split.tolist() == [[2, 3]]
+    assert place.lengths.tolist() == [[8, 5, 5, 0]] and place.starts.tolist() == [[0, 1, 2, 5, 5]]
+    assert place.position.tolist() == [[7, 4, 2, 3, 4, 0, 0, 0]]
+    assert place.live.tolist() == [[True] * 5 + [False] * 3]
+
+
+def test_a_plan_out_of_order_is_refused(runner) -> None:
+    lane = LanePlan(sequences=[1, 2], rows=[0, 1], starts=[0, 4], sizes=[3, 1], samples=[1, 1], tokens=[5, 6, 7, -1])
+    with pytest.raises(EngineError, match="chunks of one token have to come first"):
+        runner.launch(StepPlan(1, "prefill", (lane,), ()))

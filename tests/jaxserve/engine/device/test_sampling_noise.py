@@ -1,0 +1,196 @@
+"""Whom a draw depends on: its distribution, its seed, choice and position, and none of its neighbours."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from scipy.stats import chisquare, gumbel_r, kstest
+
+from jaxserve.engine.device.sampling import Sampled, gumbel, sample
+from jaxserve.engine.plan import Admission
+from sharding.mesh import MeshSpec
+from tests.jaxserve.engine.device.sampling_rows import (
+    EVERYTHING,
+    PLAIN,
+    probabilities,
+    row_fields,
+    row_sampling,
+)
+
+VOCAB = 67
+DRAWS = 16384
+SAMPLE = jax.jit(sample)
+
+
+def logits_of(rows: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 2, (rows, VOCAB)).astype(np.float32)
+
+
+def run(logits: np.ndarray, asked: list[Admission], position: np.ndarray, lanes: int = 1) -> Sampled:
+    fields, rows = row_fields(asked, VOCAB, lanes)
+    result = SAMPLE(logits, row_sampling(asked, VOCAB), fields, rows, position.astype(np.int32))
+    return jax.tree.map(np.asarray, result)
+
+
+# ---- distributions
+
+
+def many_draws(logits: np.ndarray, a: Admission, vary: str) -> np.ndarray:
+    """DRAWS tokens of one distribution, by DRAWS seeds, (choice, seed) pairs or positions."""
+    one = row_sampling([a], VOCAB)
+    p = jax.tree.map(lambda field: np.repeat(field, DRAWS, axis=0), one)
+    number = np.arange(DRAWS, dtype=np.int32)
+    position = number if vary == "position" else np.full_like(number, 5)
+    if vary == "seed":
+        p = p.replace(key=np.stack([number * 0, number], axis=-1).astype(np.uint32))
+    if vary == "choice":
+        p = p.replace(key=np.stack([number // 16, number * 0], axis=-1).astype(np.uint32), choice=number % 16)
+    fields, rows = row_fields([a], VOCAB)
+    everywhere = np.repeat(rows, DRAWS, axis=1)
+    return np.asarray(SAMPLE(np.repeat(logits[None], DRAWS, axis=0), p, fields, everywhere, position).tokens)
+
+
+def p_value(tokens: np.ndarray, expected: np.ndarray) -> float:
+    """Of Pearson's chi-squared test; cells that expect fewer than five draws are one cell."""
+    observed, expected = np.bincount(tokens, minlength=VOCAB), expected * DRAWS
+    assert not observed[expected == 0].any(), "drew a token of probability 0"
+    rare = expected < 5
+    observed = np.append(observed[~rare], observed[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    present = expected > 0
+    return float(chisquare(observed[present], expected[present]).pvalue)
+
+
+DISTRIBUTIONS = {
+    "plain": {},
+    "cool": {"temperature": 0.5},
+    "hot": {"temperature": 2.0},
+    "top_k": {"top_k": 7},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.05},
+    "all": {"temperature": 1.4, "top_k": 12, "top_p": 0.85, "min_p": 0.02},
+}
+
+
+@pytest.mark.parametrize("vary", ["position", "seed", "choice"])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_draws_follow_the_closed_form(name: str, vary: str) -> None:
+    a = replace(PLAIN, temperature=1.0, seed=17)
+    a = replace(a, **DISTRIBUTIONS[name])
+    logits = logits_of(1)[0]
+    expected, gap = probabilities(logits, a)
+    assert gap > 1e-4
+    assert p_value(many_draws(logits, a, vary), expected) > 1e-3
+
+
+def test_a_wrong_distribution_is_noticed() -> None:
+    """The test above has the power to tell a temperature of 1 from 1.1."""
+    logits = logits_of(1)[0]
+    tokens = many_draws(logits, replace(PLAIN, temperature=1.1), "position")
+    assert p_value(tokens, probabilities(logits, replace(PLAIN, temperature=1.0))[0]) < 1e-6
+
+
+# ---- noise
+
+NOISE_VOCAB = 4096
+NOISE = jax.jit(gumbel, static_argnums=3)
+
+
+def noise(*triples: tuple[int, int, int]) -> np.ndarray:
+    """[n, NOISE_VOCAB] for (seed, choice, position)."""
+    seeds, choices, positions = zip(*triples, strict=True)
+    key = np.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], np.uint32)
+    return np.asarray(NOISE(key, np.int32(choices), np.int32(positions), NOISE_VOCAB))
+
+
+def test_noise_is_the_documented_fold() -> None:
+    """fold_in(fold_in(fold_in(seed, choice), position), 0) of jax.random, seeds of 64 bits."""
+    for seed, choice, position in ((0, 0, 0), (2**64 - 1, 15, 2**31 - 1), (2**40 + 1, 3, 1000)):
+        key = jax.random.wrap_key_data(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), impl="threefry2x32")
+        for data in (choice, position, 0):
+            key = jax.random.fold_in(key, data)
+        expected = jax.random.gumbel(key, (NOISE_VOCAB,), np.float32, mode="high")
+        np.testing.assert_array_equal(noise((seed, choice, position))[0], expected)
+
+
+def test_noise_of_other_triples_is_independent() -> None:
+    """Neighbouring seeds, both halves of a seed, choices, positions, and triples with the same sum."""
+    found = noise((1, 0, 0), (2, 0, 0), (2**32, 0, 0), (2**32 + 1, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 1), (0, 0, 2))
+    off_diagonal = np.corrcoef(found) - np.eye(len(found))
+    assert np.abs(off_diagonal).max() < 5 / np.sqrt(NOISE_VOCAB)
+    for row in found:
+        assert kstest(row, gumbel_r.cdf).pvalue > 1e-3
+
+
+def test_a_draw_is_the_same_in_any_row_batch_and_lane() -> None:
+    logits, position = logits_of(8), np.arange(100, 108)
+    asked = [replace(PLAIN, temperature=1.5, seed=3, choice=i % 2) for i in range(8)]
+    tokens = run(logits, asked, position).tokens
+    turned = [3, 4, 5, 6, 7, 0, 1, 2]
+    elsewhere = run(logits[turned], [asked[i] for i in turned], position[turned]).tokens
+    np.testing.assert_array_equal(elsewhere, tokens[turned])
+    np.testing.assert_array_equal(run(logits[2:5], asked[2:5], position[2:5]).tokens, tokens[2:5])
+    np.testing.assert_array_equal(run(logits, asked, position, lanes=2).tokens, tokens)
+    assert len(set(tokens.tolist())) > 3
+
+
+def test_sharded_lanes_sample_as_one_device_does() -> None:
+    logits, position = logits_of(8), np.arange(8, dtype=np.int32)
+    asked = [replace(EVERYTHING, min_tokens=0, seed=i) for i in range(8)]
+    fields, rows = row_fields(asked, VOCAB, lanes=4)
+    lanes = NamedSharding(MeshSpec(data=4, tensor=2).build(jax.devices()), PartitionSpec("data"))
+    placed = jax.device_put((logits, row_sampling(asked, VOCAB), fields, rows, position), lanes)
+    whole = run(logits, asked, position)
+    for name, value in SAMPLE(*placed)._asdict().items():
+        np.testing.assert_allclose(value, getattr(whole, name), rtol=1e-6, err_msg=name)
+
+
+# ---- neighbours
+
+TARGETS: dict[str, Admission] = {
+    "greedy": PLAIN,
+    "plain draw": replace(PLAIN, temperature=1.0, seed=9),
+    "truncated": replace(PLAIN, temperature=1.0, seed=9, top_k=20, top_p=0.95, min_p=0.001),
+    "penalised": replace(EVERYTHING, logprobs=-1, allowed=None, masked=False, bias=()),
+    "reported": replace(PLAIN, logprobs=20),
+    "everything": EVERYTHING,
+}
+NEIGHBOURS: dict[str, Callable[[int], Admission]] = {
+    "idle": lambda i: PLAIN,
+    "drawing": lambda i: replace(PLAIN, temperature=1.0, seed=i),
+    "busy": lambda i: replace(EVERYTHING, seed=i),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_row_does_not_feel_its_neighbours(name: str) -> None:
+    """Bit for bit: neighbours that ask for nothing, for all, or whose logits are not numbers; any slot."""
+    target, mine = TARGETS[name], -np.abs(logits_of(1, seed=5)[0])
+    mine[:9], mine[5] = -0.0, 0.0  # -0.0 is what adding 0 changes
+    seen = []
+    for make in NEIGHBOURS.values():
+        for slot in (0, 5):
+            for poison in (0.0, np.nan):
+                logits = logits_of(8) + np.float32(poison)
+                logits[slot] = mine
+                asked = [make(i) for i in range(8)]
+                asked[slot] = target
+                result = run(logits, asked, np.full(8, 8))
+                assert result.finite.tolist() == [i == slot or not np.isnan(poison) for i in range(8)]
+                parts = list(result) if target.logprobs >= 0 else [result.tokens]
+                seen.append(b"".join(part[slot].tobytes() for part in parts))
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_bad_logit_anywhere_raises_the_rows_flag_alone(bad: float) -> None:
+    """Also beside the largest of floats, which hides nothing."""
+    asked = [PLAIN] * 8
+    for token in (0, 1, 33, VOCAB - 1):
+        logits = logits_of(8)
+        logits[:, 20], logits[:, 50] = 3.4e38, -3.4e38
+        logits[2, token] = bad
+        assert run(logits, asked, np.zeros(8)).finite.tolist() == [i != 2 for i in range(8)]

@@ -1,0 +1,50 @@
+"""Bytes of weights by part and dtype, beside what their shapes make them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxserve.engine.device.lowering import abstract_params
+from jaxserve.engine.device.memory import bytes_per_device
+from jaxserve.engine.device.weight_report import describe, sizes_of
+from jaxserve.load import read_spec
+from jaxserve.models.quant import FORMS, Form
+from jaxserve.plan.model import read_config
+from sharding.mesh import MeshSpec
+
+BF16 = jnp.dtype(jnp.bfloat16)
+
+
+def params_of(model: str, mesh: MeshSpec, form: Form | None = None) -> dict:
+    built = mesh.build(jax.devices())
+    return abstract_params(read_spec(read_config(model)[1])[1].on(mesh.tensor), BF16, built, form)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_a_dense_model(name: str, bits: int, tensor: int) -> None:
+    form = FORMS[name]
+    params = params_of("llama3.1-8b", MeshSpec(tensor=tensor), form)
+    attention, mlp = 4096 * 6144 + 4096 * 4096, 3 * 4096 * 14336
+    columns = 6144 // tensor + 4096  # scales of o are of its output, which every device has
+    assert sizes_of(params) == {
+        "embedding": {"bfloat16": 2 * 128256 * 4096 // tensor},
+        "attention": {str(form.dtype): 32 * attention * bits // 8 // tensor, "float32": 32 * 4 * columns},
+        "mlp": {str(form.dtype): 32 * mlp * bits // 8 // tensor, "float32": 32 * 4 * (2 * 14336 // tensor + 4096)},
+        "norms and biases": {"bfloat16": 2 * 65 * 4096},
+        "head": {"bfloat16": 2 * 128256 * 4096 // tensor},
+    }
+
+
+def test_a_mixture() -> None:
+    params = params_of("qwen3-30b-a3b", MeshSpec(expert=4))
+    sizes = sizes_of(params)
+    assert sizes["experts"] == {"bfloat16": 48 * 128 * 3 * 2048 * 768 * 2 // 4}
+    assert sizes["mlp"] == {"bfloat16": 48 * 2048 * 128 * 2}, "routers"
+    assert sum(sum(held.values()) for held in sizes.values()) == bytes_per_device(params)
+
+
+def test_in_words() -> None:
+    sizes = {"embedding": {"bfloat16": 2**30}, "mlp": {"int8": 2**31, "float32": 2**20}}
+    assert describe(sizes) == "3.00 GiB on each device: embedding 1.00 bfloat16, mlp 2.00 int8 + 0.00 float32"
+    assert describe({"mlp": {"int8": 512}}) == "0.50 KiB on each device: mlp 0.50 int8"

@@ -1,0 +1,144 @@
+"""What must hold of every plan, of the cache against the device's memory, and of what a client got."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.buckets import BucketPlan, choose
+from jaxserve.engine.host.scheduler import Scheduler
+from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, Logprob, StepKind, StepPlan, Times
+from jaxserve.request import Request
+from jaxserve.structure import Matcher
+from tests.fake_runner import FakeRunner, naive, naive_embedding
+
+Cut = tuple[StepKind, int, int]  # kind of step, start, size
+
+
+@dataclass
+class Result:
+    """What a client saw of one choice, and how its tokens were cut into steps."""
+
+    request: Request
+    index: int
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
+    embedding: list[float] | None = None
+    finish: Finish | None = None
+    times: Times | None = None
+    asked_to_end: FinishReason | None = None
+    spoilt: bool = False
+    cuts: list[Cut] = field(default_factory=list)
+
+
+def truth(request: Request, index: int, seed: int, max_tokens: int, window: int | None) -> tuple[list[int], Finish]:
+    """All tokens of a choice that nobody disturbs, and why it ends."""
+    tokens = naive(request, index, seed, max_tokens, window)
+    for n, token in enumerate(tokens):
+        if token in request.end_ids and n >= request.params.min_tokens:
+            return tokens[: n + 1], Finish(FinishReason.STOP, stopped_by=token)
+    if request.grammar and follows(request.grammar.matcher(), tokens).ended:
+        return tokens, Finish(FinishReason.STOP)
+    return tokens, Finish(FinishReason.LENGTH)
+
+
+def follows(matcher: Matcher, tokens: list[int]) -> Matcher:
+    """The matcher behind all of these tokens."""
+    assert all(map(matcher.accept, tokens))
+    return matcher
+
+
+def check_result(result: Result, max_tokens: int, window: int | None) -> None:
+    """The right end, and the tokens of the naive loop: all of them, or those before it was ended from outside."""
+    finish = result.finish
+    assert finish is not None
+    tokens, end = truth(result.request, result.index, result.seed, max_tokens, window)
+    whole = finish == end and not result.asked_to_end
+    if result.asked_to_end:
+        assert finish == Finish(result.asked_to_end)
+    elif finish.reason == FinishReason.ERROR:
+        assert result.spoilt and finish.error is not None and not whole
+    else:
+        assert whole, f"ended with {finish} instead of {end}"
+    expected = tokens if whole else tokens[: len(result.tokens)]
+    assert result.tokens == expected, f"{result.tokens} instead of {expected}"
+    _check_logprobs(result, whole)
+
+
+def check_embedding(result: Result, window: int | None) -> None:
+    """The naive embedding and no token, unless it was ended from outside or was not finite."""
+    finish = result.finish
+    assert finish is not None and not result.tokens
+    if result.asked_to_end:
+        assert finish == Finish(result.asked_to_end) and result.embedding is None
+    elif finish.reason == FinishReason.ERROR:
+        assert result.spoilt and finish.error is not None and result.embedding is None
+    else:
+        assert finish == Finish(FinishReason.STOP)
+        assert result.embedding == naive_embedding(result.request.prompt, window)
+
+
+def _check_logprobs(result: Result, whole: bool) -> None:
+    prompt, params = result.request.prompt, result.request.params
+    chosen = [Logprob(t, -float(len(prompt) - 1 + n), ()) for n, t in enumerate(result.tokens)]
+    assert result.logprobs == (chosen if params.logprobs is not None else [])
+    wanted = params.prompt_logprobs is not None and result.index == 0
+    scores = [Logprob(t, -float(p), ()) for p, t in enumerate(prompt[1:])] if wanted else []
+    assert result.prompt_logprobs == (scores if whole or result.tokens else scores[: len(result.prompt_logprobs)])
+
+
+def check_plan(plan: StepPlan, config: EngineConfig) -> None:
+    """Plain data of columns that fit together, the budget and a bucket."""
+    json.dumps(dataclasses.asdict(plan), default=bytes.hex)
+    assert len(plan.lanes) == config.lanes and 0 < plan.num_tokens <= config.step_tokens * plan.steps
+    assert plan.steps in (1, config.decode_steps) and (plan.steps == 1 or plan.kind == "decode")
+    assert (plan.kind == "embed") == config.embeds
+    bucket = choose(BucketPlan.of(config).buckets, plan.kind, plan.num_rows, plan.num_tokens, plan.steps)
+    for lane in plan.lanes:
+        assert len({len(c) for c in (lane.sequences, lane.rows, lane.starts, lane.sizes, lane.samples)}) == 1
+        assert sum(lane.sizes) == len(lane.tokens) == len(lane.targets)
+        assert min(lane.sizes, default=1) > 0
+        assert plan.kind == "decode" or lane.sizes == sorted(lane.sizes, key=lambda size: size != 1)
+        assert max(lane.sizes, default=1) <= plan.steps or plan.kind != "decode"
+        for group in range(len(config.pools)):
+            assert sum(fresh[0] == group for fresh in lane.fresh) <= bucket.fresh_pages(config.page_size)
+
+
+def check_deterministic(kind: StepKind, lane: LanePlan, config: EngineConfig) -> None:
+    """Never a mixed step, chunks cut at borders only, and every page taken at admission, but where a window slides."""
+    border = config.chunk_border
+    assert all(config.pools[group].window for group, *_ in lane.fresh)
+    assert all((token == FED_BACK) == (kind == "decode") for token in lane.tokens), "mixed"
+    for start, size in zip(lane.starts, lane.sizes, strict=True):
+        assert kind == "decode" or start % border == 0, f"a chunk begins at {start}"
+        assert size <= (1 if kind == "decode" else border)
+
+
+def check_order(plan: StepPlan, scheduler: Scheduler) -> None:
+    """No waiting sequence is overtaken at admission by one of lower rank, unless it waits for its leader."""
+    entered = {(a.lane, a.row) for a in plan.admissions}
+    ranks = [s.rank for lane in scheduler.lanes for s in lane.running if (lane.index, s.row) in entered]
+    for seq in scheduler.waiting:
+        assert scheduler._follows(seq) or all(rank < seq.rank for rank in ranks), f"sequence {seq.id} was overtaken"
+
+
+def check_published(scheduler: Scheduler, runner: FakeRunner) -> None:
+    """The device's memory has, in every page that can be found, what finding it promises."""
+    for lane, device in zip(scheduler.lanes, runner.lanes, strict=True):
+        for cache, pages in zip(lane.caches, device.pages, strict=True):
+            for entry in cache._entries.values():
+                slots = pages[entry.page]
+                assert tuple(slot[1] for slot in slots) == entry.tokens, f"page {entry.page} is not as published"
+                assert all(slot[2] == slot[2] for slot in slots), f"page {entry.page} is not finite"
+                assert [slot[0] - slots[0][0] for slot in slots] == list(range(cache.page_size))
+
+
+def check_rest(scheduler: Scheduler) -> None:
+    """An engine that has nothing to do holds nothing."""
+    scheduler.check_invariants()
+    assert not scheduler.has_work and not scheduler.waiting and not scheduler._requests and not scheduler._sequences
+    for lane in scheduler.lanes:
+        assert not lane.running and len(lane._free_rows) == scheduler.config.max_batch
+        assert all(cache.pool.available == cache.pool.num_pages for cache in lane.caches)

@@ -1,0 +1,156 @@
+"""Any traffic on two engines, and any piece of any prompt that comes from one to the other or is lost on the way."""
+
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.engine.buckets import PIECES_AT_ONCE
+from jaxserve.engine.host.kv_transfer import Export, Import, Outgoing
+from jaxserve.errors import DeadlineError
+from jaxserve.request import Request, SamplingParams
+from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation
+from tests.jaxserve.engine.host.test_scheduler_properties import BASES, ODD_ENDS, WINDOWS, requests, submit
+
+Windows = tuple[int | None, ...]
+
+
+@st.composite
+def configs(draw: st.DrawFn, windows: Windows) -> EngineConfig:
+    max_batch = draw(st.integers(1, 4))
+    options = EngineOptions(
+        max_batch=max_batch,
+        step_tokens=draw(st.integers(max_batch, 16)),
+        page_size=draw(st.integers(1, 8)),
+        cache_tokens=draw(st.integers(8, 60)),
+        max_context=draw(st.integers(20, 40)),
+        page_exchange=True,
+    )
+    return resolve(options, max_positions=40, lanes=draw(st.integers(1, 3)), affordable_tokens=1000, windows=windows)
+
+
+@dataclass
+class Transfer:
+    """A prompt on its way from one driver to the other. lost: which of its pieces never arrive."""
+
+    here: Driver
+    there: Driver
+    arriving: Import
+    lost: int
+    delivered: deque[Outgoing | None]
+    exported: Export | None = None
+    count: int = 0
+
+    def pass_on(self, most: int) -> None:
+        """Some of what was read."""
+        while self.delivered and most:
+            outgoing, most = self.delivered.popleft(), most - 1
+            if outgoing is None:
+                assert not self.delivered, "news after the end"
+                return
+            self.count += 1
+            if self.lost and self.count % self.lost == 0:
+                outgoing.drop()
+                continue
+            piece = outgoing.to_host()
+            with suppress(DeadlineError):  # what the other engine sends has all places on its devices
+                for staged in self.arriving.stage(piece, timeout=0):
+                    self.arriving.install(staged)
+                    self.there.scheduler.check_invariants()
+        self.here.engine.transfers.advance()
+
+
+PROMPTS = st.sampled_from(BASES).flatmap(lambda base: st.integers(2, 16).map(lambda n: base[:n]))
+SIDES = st.integers(0, 1)
+ACTIONS = st.one_of(
+    st.tuples(st.just("submit"), SIDES, requests()),
+    st.tuples(st.just("steps"), SIDES, st.integers(1, 6)),
+    st.tuples(st.just("flush"), SIDES, st.none()),
+    st.tuples(st.just("prefill"), SIDES, st.tuples(PROMPTS, st.sampled_from(["", "", "w"]), st.integers(0, 3))),
+    st.tuples(st.just("prefill"), SIDES, st.tuples(PROMPTS, st.sampled_from(["", "", "w"]), st.integers(0, 3))),
+    st.tuples(st.just("pass on"), SIDES, st.integers(1, 5)),
+    st.tuples(st.just("pass on"), SIDES, st.integers(1, 5)),
+    st.tuples(st.just("close"), SIDES, st.none()),
+)
+
+
+class Pair:
+    """Two engines of one model and, from each to the other, the transfers under way."""
+
+    def __init__(self, drivers: list[Driver]):
+        self.drivers = drivers
+        self.transfers: list[list[Transfer]] = [[], []]  # by the side that they come from
+        self._names = iter(range(1000))
+
+    def play(self, action: str, side: int, argument: Any) -> None:
+        driver, under_way = self.drivers[side], self.transfers[side]
+        if action == "submit":
+            params = SamplingParams(**argument["params"])
+            name = f"r{next(self._names)}"
+            submit(driver, Request(**{**argument, "id": name, "params": params, "eos_ids": ODD_ENDS}))
+        elif action == "steps":
+            for _ in range(argument):
+                driver.step()
+        elif action == "flush":
+            driver.scheduler.flush_cache()
+        elif action == "prefill":
+            under_way.append(self._prefill(side, *argument))
+        elif action == "pass on" and under_way:
+            under_way[argument % len(under_way)].pass_on(argument)
+        elif action == "close" and under_way and (exported := under_way[0].exported):
+            driver.engine.transfers.close(exported)
+        driver.scheduler.check_invariants()
+
+    def _prefill(self, side: int, prompt: tuple[int, ...], salt: str, lost: int) -> Transfer:
+        here, there = self.drivers[side], self.drivers[1 - side]
+        params = SamplingParams(seed=1, max_tokens=1)
+        request = Request(id=f"p{next(self._names)}", prompt=prompt, params=params, salt=salt, eos_ids=ODD_ENDS)
+        submit(here, request)
+        transfer = Transfer(here, there, there.engine.transfers.receive(prompt, salt), lost, deque())
+        cached, size = transfer.arriving.cached, there.config.page_size
+        transfer.exported = here.engine.transfers.export(request, cached, size, transfer.delivered.append)
+        return transfer
+
+    def finish(self) -> None:
+        for driver in self.drivers:
+            driver.run()
+        while any(transfer.delivered for side in self.transfers for transfer in side):
+            for transfer in self.transfers[0] + self.transfers[1]:
+                transfer.pass_on(3)
+        for driver in self.drivers:
+            driver.run()
+            assert not driver.engine.transfers._exports
+            room = driver.engine.transfers.room
+            assert [room.acquire(blocking=False) for _ in range(PIECES_AT_ONCE + 1)].count(True) == PIECES_AT_ONCE
+
+
+@settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(WINDOWS).flatmap(lambda windows: st.tuples(configs(windows), configs(windows))),
+    st.sampled_from([0, 23]),
+    st.sampled_from([0, 3]),
+    st.lists(ACTIONS, min_size=4, max_size=24),
+)
+def test_any_traffic(
+    configs: tuple[EngineConfig, EngineConfig], spoilt_step: int, drafts: int, actions: list[tuple[str, int, Any]]
+) -> None:
+    """Drivers check every page that can be found against the device's memory, and every token against the naive loop.
+
+    Salts with a "w" draft on the device, and some steps are not finite.
+    """
+
+    def spoils(number: int, lane: int, row: int) -> bool:
+        return spoilt_step > 0 and (number * 7 + lane * 3 + row) % spoilt_step == 0
+
+    def driver(config: EngineConfig) -> Driver:
+        by_device = drafts and any(pool.window is None for pool in config.pools)
+        return Driver(config, speculation=ScriptedSpeculation(drafts) if by_device else None, spoils=spoils)
+
+    pair = Pair(list(map(driver, configs)))
+    for action in actions:
+        pair.play(*action)
+    pair.finish()

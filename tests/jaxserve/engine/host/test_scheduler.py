@@ -1,0 +1,440 @@
+"""Single situations, each small enough to follow by hand. Any traffic at all: test_scheduler_properties.py."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+
+from jaxserve.config import Pool
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.host.page_pool import NO_PAGE
+from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, StepPlan
+from jaxserve.errors import CapacityError, ContextLengthError, NonFiniteLogitsError, RequestError, RequestIdInUseError
+from jaxserve.request import Request, SamplingParams
+from tests.fake_runner import naive
+from tests.jaxserve.engine.host.driver import PROMPT, Driver, ScriptedProposer, config_of, request
+
+
+def launched(driver: Driver) -> StepPlan | None:
+    """The plan that the next step launches, if any."""
+    before = len(driver.plans)
+    driver.step()
+    return driver.plans[before] if len(driver.plans) > before else None
+
+
+def lane_of(driver: Driver) -> LanePlan:
+    plan = launched(driver)
+    assert plan is not None
+    return plan.lanes[0]
+
+
+# ---- the arithmetic itself
+
+
+def test_the_arithmetic_by_hand() -> None:
+    """1*(5+1) + 2*(6+1) + seed 1 = 21, then + 3*(21+1) = 87, then + 4*(87+1) = 439 = 4*97 + 51."""
+    params = SamplingParams(seed=1, max_tokens=3)
+    assert naive(Request(id="a", prompt=(5, 6), params=params), 0, 1, 3) == [21, 87, 51]
+    driver = Driver(config_of())
+    driver.submit(Request(id="a", prompt=(5, 6), params=params))
+    driver.run()
+    assert driver.results["a", 0].tokens == [21, 87, 51]
+
+
+# ---- chunks
+
+
+def test_a_prompt_is_cut_by_the_budget_and_decodes_run_ahead() -> None:
+    driver = Driver(config_of(step_tokens=4))
+    driver.submit(request(max_tokens=3))
+    chunks = []
+    while plan := launched(driver):
+        lane = plan.lanes[0]
+        chunks.append((plan.kind, lane.starts, lane.sizes, lane.samples, lane.tokens, [f[2] for f in lane.fresh]))
+    assert chunks == [
+        ("prefill", [0], [4], [0], [5, 6, 7, 8], [0]),
+        ("prefill", [4], [4], [0], [9, 10, 11, 12], [1]),
+        ("prefill", [8], [2], [1], [13, 14], [2]),
+        ("decode", [10], [1], [1], [FED_BACK], []),
+        ("decode", [11], [1], [1], [FED_BACK], []),
+    ]
+    assert driver.results["a", 0].finish == Finish(FinishReason.LENGTH)
+
+
+def test_decodes_go_before_prompts_within_the_budget() -> None:
+    driver = Driver(config_of(step_tokens=8))
+    driver.submit(request("a", max_tokens=8))
+    driver.step()
+    driver.step()  # 8 tokens, then 2 and the first sample
+    driver.submit(request("b", prompt=tuple(range(20, 40))))
+    lane = lane_of(driver)
+    assert (lane.rows, lane.starts, lane.sizes, lane.samples) == ([0, 1], [10, 0], [1, 7], [1, 0])
+    assert lane.tokens == [FED_BACK, *range(20, 27)]
+
+
+def test_an_end_that_is_read_late_wastes_one_token_and_frees_its_pages_after_it() -> None:
+    driver = Driver(config_of(prefix_cache=False))
+    first = naive(request(), 0, 1, 1)[0]
+    driver.submit(dataclasses.replace(request(), eos_ids=(first,)))
+    assert driver.step() == []
+    events = driver.step()  # launches the decode after it, then reads the end token
+    assert events[0].finish == Finish(FinishReason.STOP, stopped_by=first)
+    assert len(driver.scheduler.lanes[0].running) == 1 and driver.scheduler.lanes[0].available_pages() == 32 - 3
+    assert driver.step() == [] and not driver.scheduler.has_work
+    assert driver.scheduler.lanes[0].available_pages() == 32
+
+
+def test_columns_are_plain_data() -> None:
+    driver = Driver(config_of())
+    driver.submit(request(logit_bias={3: 1.5}, allowed_token_ids=[1, 2], n=2, seed=2**64 - 1, repetition_penalty=1.2))
+    driver.run()
+    for plan in driver.plans:
+        text = json.dumps(dataclasses.asdict(plan), default=bytes.hex)
+        assert json.loads(text)["lanes"][0]["tokens"] == plan.lanes[0].tokens
+
+
+# ---- admissions
+
+
+def test_an_admission_says_all_that_the_device_must_keep() -> None:
+    params = {
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "presence_penalty": 0.25,
+        "frequency_penalty": 0.75,
+        "repetition_penalty": 1.25,
+        "logprobs": 3,
+        "min_tokens": 2,
+        "logit_bias": {4: -1.0},
+        "allowed_token_ids": [4, 5, 6],
+        "stop_token_ids": [6, 2],
+        "seed": 77,
+    }
+    driver = Driver(config_of())
+    driver.submit(dataclasses.replace(request(**params), eos_ids=(9, 1)))
+    plan = launched(driver)
+    assert plan is not None
+    (admission,) = plan.admissions
+    kept = dataclasses.asdict(admission)
+    same = (
+        "temperature top_k top_p min_p presence_penalty frequency_penalty repetition_penalty logprobs min_tokens seed"
+    )
+    assert {name: kept.pop(name) for name in same.split()} == {name: params[name] for name in same.split()}
+    assert kept == {
+        "lane": 0,
+        "row": 0,
+        "length": 0,
+        "tables": ((),),
+        "prompt_tokens": 10,
+        "choice": 0,
+        "end_ids": (1, 2, 6, 9),
+        "bias": ((4, -1.0),),
+        "allowed": (4, 5, 6),
+        "masked": True,
+        "history": PROMPT,
+    }
+
+
+def test_a_cached_prefix_leaves_at_least_one_token_to_compute() -> None:
+    driver = Driver(config_of())
+    driver.submit(request("a", prompt=PROMPT[:8]))
+    driver.run()
+    driver.submit(request("same", prompt=PROMPT[:8]))
+    driver.submit(request("longer", prompt=(*PROMPT[:8], 1)))
+    driver.submit(request("other salt", prompt=PROMPT[:8], salt="x"))
+    plan = launched(driver)
+    assert plan is not None and [a.length for a in plan.admissions] == [4, 8, 0]
+    assert plan.lanes[0].starts == [8, 4, 0] and plan.lanes[0].sizes == [1, 4, 8]  # single tokens first
+    driver.run()
+
+
+def test_choices_share_the_pages_of_the_prompt() -> None:
+    driver = Driver(config_of())
+    driver.submit(request(n=3))
+    driver.run()
+    assert [(a.choice, a.length) for plan in driver.plans for a in plan.admissions] == [(0, 0), (1, 8), (2, 8)]
+    assert driver.results["a", 1].tokens == naive(request(), 1, 1, 4) != driver.results["a", 0].tokens
+
+
+def test_choices_do_not_wait_for_a_leader_that_was_stopped() -> None:
+    driver = Driver(config_of(step_tokens=4))
+    driver.submit(request(n=2))
+    driver.step()
+    driver.stop("a", 0)
+    driver.run()
+    assert driver.results["a", 1].finish == Finish(FinishReason.LENGTH)
+
+
+def test_the_lane_that_has_the_prefix_is_chosen_then_the_one_with_more_pages() -> None:
+    driver = Driver(config_of(lanes=2))
+    for name, prompt in (("a", PROMPT), ("b", PROMPT), ("c", (1, 2, 3))):
+        driver.submit(request(name, prompt=prompt))
+        driver.step()
+        if name == "a":
+            driver.run()
+    lanes = [a.lane for plan in driver.plans for a in plan.admissions]
+    assert lanes[1] == lanes[0] and lanes[2] != lanes[0]
+    driver.run()
+
+
+def test_nobody_passes_the_first_that_waits() -> None:
+    driver = Driver(config_of(num_pages=4, max_context=16))
+    driver.submit(request("running", prompt=PROMPT[:8], max_tokens=8))
+    driver.step()
+    driver.submit(request("large", prompt=tuple(range(20, 32)), max_tokens=1))
+    driver.submit(request("small", prompt=(1,), max_tokens=1))
+    driver.submit(request("urgent", prompt=(2,), max_tokens=1, priority=-1))
+    driver.run()
+    order = [driver.results[name, 0].finish for name in ("running", "large", "small", "urgent")]
+    assert all(order)
+    admitted = [a.prompt_tokens for plan in driver.plans for a in plan.admissions]
+    assert admitted == [8, 1, 12, 1]  # running, urgent, large, small
+
+
+# ---- pages
+
+
+def test_out_of_pages_the_last_in_rank_starts_over_from_what_is_cached() -> None:
+    driver = Driver(config_of(page_size=2, num_pages=8, max_context=16))
+    driver.submit(request("a", prompt=PROMPT[:4], max_tokens=8, repetition_penalty=2.0))
+    driver.submit(request("b", prompt=PROMPT[4:8], max_tokens=8, repetition_penalty=2.0))
+    driver.run()
+    back = [a for plan in driver.plans for a in plan.admissions][2:]
+    assert back and all(a.prompt_tokens == 4 for a in back)
+    written = naive(driver.results["b", 0].request, 0, 1, 8)
+    assert back[0].history == (*PROMPT[4:8], *written[: len(back[0].history or ()) - 4])
+    assert len(back[0].history or ()) > 4
+
+
+def test_the_last_in_rank_gives_way_first_and_the_first_never() -> None:
+    driver = Driver(config_of(page_size=1, num_pages=12, max_context=12, prefix_cache=False))
+    for name, length, priority in (("last", 4, 1), ("first", 3, -1), ("second", 2, 0)):
+        driver.submit(request(name, prompt=PROMPT[:length], priority=priority, max_tokens=8))
+    queues: list[list[str]] = []
+    while driver.engine.has_work:
+        driver.step()
+        queues.append([seq.request.id for seq in driver.scheduler.waiting])
+    assert [queue for queue in queues if queue][:2] == [["last"], ["last"]]
+    assert ["second", "last"] in queues and not any("first" in queue for queue in queues)
+
+
+@pytest.mark.parametrize("pages", [8, 9, 10, 11])
+def test_one_that_waits_for_the_host_does_not_give_way_to_the_last_in_rank(pages: int) -> None:
+    driver = Driver(config_of(page_size=1, num_pages=pages, prefix_cache=False), proposer=ScriptedProposer(most=0))
+    driver.submit(request("first", prompt=(1,), salt="w", max_tokens=7))
+    driver.submit(request("last", prompt=(1,), max_tokens=7))
+    driver.run()
+    assert driver.results["first", 0].cuts == [("prefill", 0, 1)] + [("decode", n, 1) for n in range(1, 7)]
+
+
+def test_what_was_evicted_while_it_was_preempted_is_published_again() -> None:
+    driver = Driver(config_of(page_size=2, num_pages=8, max_context=16))
+    driver.submit(request("a", prompt=PROMPT[:4], max_tokens=8))
+    driver.submit(request("b", prompt=PROMPT[4:9], max_tokens=8))
+    while not any(seq.times.preemptions for seq in driver.scheduler.waiting):
+        driver.step()
+    driver.scheduler.flush_cache()
+    driver.run()
+    driver.submit(request("like b", prompt=PROMPT[4:9]))
+    driver.run()
+    assert driver.results["like b", 0].cuts[0] == ("prefill", 4, 1)
+
+
+def test_idle_pages_that_a_prefix_is_in_do_not_count_as_room_for_the_rest() -> None:
+    driver = Driver(config_of(num_pages=4, max_context=16))
+    driver.submit(request("before", prompt=PROMPT[:8], max_tokens=1))
+    driver.run()  # two pages idle, two free
+    driver.submit(request("one page", prompt=(1,), max_tokens=3))
+    driver.submit(request("after", prompt=(*PROMPT[:8], 1, 2, 3, 4), max_tokens=1))
+    driver.run()
+    begun = [[a.length for a in plan.admissions] for plan in driver.plans if plan.admissions]
+    assert begun == [[0], [0], [8]], "two more pages are needed, and one is free"
+
+
+def test_scores_of_a_prompt_that_starts_over_are_reported_once() -> None:
+    driver = Driver(config_of(page_size=1, num_pages=14, step_tokens=4))
+    driver.submit(request("stream", prompt=(1,), max_tokens=12, priority=-1))
+    driver.submit(request("scored", prompt=tuple(range(12)), max_tokens=1, prompt_logprobs=0))
+    while not any(seq.scored for seq in driver.scheduler.waiting):
+        driver.step()
+    assert 0 < len(driver.results["scored", 0].prompt_logprobs) < 11
+    driver.run()
+    assert [entry.token for entry in driver.results["scored", 0].prompt_logprobs] == list(range(1, 12))
+
+
+# ---- windows
+
+
+def test_a_window_holds_what_it_sees_and_no_more() -> None:
+    """Pages of 2, a window of 5: the token at position p sees p - 4 to p, which lie in three pages."""
+    driver = Driver(config_of(page_size=2, num_pages=32, windows=(5,), prefix_cache=False))
+    driver.submit(request(max_tokens=30))
+    held = []
+    while driver.engine.has_work:
+        driver.step()
+        held += [len([p for p in seq.pages[0] if p != NO_PAGE]) for seq in driver.scheduler.lanes[0].running]
+    assert set(held[2:]) == {3}
+
+
+def test_a_prompt_longer_than_a_window_s_pool_runs() -> None:
+    config = config_of(page_size=2, num_pages=10, windows=(5,), step_tokens=6, max_batch=1)
+    assert config.pages_held(config.pools[0], 1000) == 10 and config.capacity == 64
+    driver = Driver(config)
+    driver.submit(request(prompt=tuple(range(50)), max_tokens=8))
+    driver.run()
+    assert not driver.results["a", 0].times.preemptions
+
+
+@pytest.mark.parametrize(("lost", "hit"), [(0, 8), (1, 8), (2, 4), (3, 6)])
+def test_a_hit_needs_the_whole_prefix_of_one_group_and_what_a_window_sees_of_the_other(lost: int, hit: int) -> None:
+    """After 8 tokens in pages of 2 a window of 4 sees 5 to 8, in pages 2, 3 and the next."""
+    driver = Driver(config_of(page_size=2, windows=(None, 4)))
+    driver.submit(request("a", prompt=PROMPT, max_tokens=1))
+    driver.run()
+    full, window = driver.scheduler.lanes[0].caches
+    assert len(full) == len(window) == 5
+    del window._entries[window._digest_of.pop(lost)]  # its pages were taken in order
+    driver.submit(request("b", prompt=PROMPT, max_tokens=1))
+    driver.run()
+    assert driver.results["b", 0].cuts[0][1] == hit
+
+
+def test_a_long_prompt_does_not_drive_out_the_windows_that_others_share() -> None:
+    """The window's pool has 16 pages; 40 pages of a long prompt pass through it."""
+    driver = Driver(config_of(page_size=2, max_context=100, step_tokens=8, windows=(None, 4)))
+    driver = Driver(dataclasses.replace(driver.config, pools=(Pool(100), Pool(16, 4))))
+    for name in ("first", "second"):
+        driver.submit(request(name, prompt=(*PROMPT, 90, 91), max_tokens=2))
+        driver.run()
+    driver.submit(request("long", prompt=tuple(range(80)), max_tokens=1))
+    driver.run()
+    driver.submit(request("third", prompt=(*PROMPT, 92, 93), max_tokens=2))
+    driver.run()
+    assert driver.results["third", 0].cuts[0][1] == 10
+
+
+# ---- ends
+
+
+def test_end_tokens_before_min_tokens_do_not_end() -> None:
+    """The device keeps them out; one more token than min_tokens may be the end."""
+    plain = naive(request(), 0, 1, 4)
+    driver = Driver(config_of())
+    driver.submit(dataclasses.replace(request(min_tokens=2, max_tokens=30), eos_ids=tuple(range(97))))
+    driver.run()
+    result = driver.results["a", 0]
+    assert result.finish == Finish(FinishReason.STOP, stopped_by=plain[2]) and result.tokens == plain[:3]
+
+
+def test_abort_ends_every_choice_once_wherever_it_is() -> None:
+    driver = Driver(config_of(max_batch=2))
+    driver.submit(request("waits", prompt=(1, 2, 3), n=4, max_tokens=20))
+    for _ in range(3):
+        driver.step()
+    driver.abort("waits")
+    driver.abort("waits")
+    driver.abort("unknown")
+    events = driver.step()
+    assert sorted(e.index for e in events if e.finish) == [0, 1, 2, 3]
+    assert {e.finish.reason for e in events if e.finish} == {FinishReason.ABORT}
+    driver.run()
+
+
+def test_a_row_that_is_not_finite_ends_alone_and_is_not_cached() -> None:
+    driver = Driver(config_of(), spoils=lambda number, lane, row: number == 1 and row == 0)
+    driver.submit(request("bad"))
+    driver.submit(request("good", prompt=PROMPT[::-1]))
+    driver.run()
+    finish = driver.results["bad", 0].finish
+    assert finish is not None and finish.reason == FinishReason.ERROR and isinstance(finish.error, NonFiniteLogitsError)
+    assert str(finish.error) == "request 'bad', choice 0: the logits after 10 tokens are NaN or infinite"
+    assert driver.results["good", 0].finish == Finish(FinishReason.LENGTH)
+    driver.submit(request("again"))
+    driver.run()
+    assert driver.results["again", 0].cuts[0] == ("prefill", 0, 10)
+
+
+def test_an_id_is_free_again_when_its_last_event_was_handed_out() -> None:
+    driver = Driver(config_of())
+    driver.submit(request(max_tokens=8))
+    with pytest.raises(RequestIdInUseError, match="request id 'a' is in flight already"):
+        driver.engine.submit(request())
+    first = naive(request(), 0, 1, 1)[0]
+    driver.run()
+    driver.submit(dataclasses.replace(request(), eos_ids=(first,)))
+    while not driver.results["a", 0].finish:
+        driver.step()
+    driver.submit(request())  # the client may well know of the end before the step launched with it is through
+    driver.run()
+
+
+def test_an_id_is_not_free_before_its_last_event_was_handed_out() -> None:
+    """Otherwise the end of the aborted request would be taken for the end of the new one."""
+    driver = Driver(config_of())
+    driver.submit(request())
+    driver.abort("a")
+    with pytest.raises(RequestIdInUseError):
+        driver.engine.submit(request())
+    driver.step()
+    driver.submit(request())
+    driver.run()
+    assert driver.results["a", 0].finish == Finish(FinishReason.LENGTH)
+
+
+def test_times_are_in_order_and_say_what_happened() -> None:
+    driver = Driver(config_of(page_size=2, num_pages=8, max_context=16))
+    driver.engine = Engine(driver.scheduler, driver, clock=itertools.count(1.0).__next__)
+    for name, prompt in (("a", PROMPT[:4]), ("b", PROMPT[4:9])):
+        driver.submit(request(name, prompt=prompt, max_tokens=8))
+    driver.run()
+    driver.submit(request("like b", prompt=PROMPT[4:9]))
+    driver.run()
+    for name, cached, preempted in (("a", 0, False), ("b", 0, True), ("like b", 4, False)):
+        times = driver.results[name, 0].times
+        assert times is not None and 0 < times.submitted < times.admitted < times.first_token < times.finished
+        assert times.cached == cached and (times.preemptions > 0) == preempted
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("length", "most", "error", "text"),
+    [
+        (0, 1, RequestError, "prompt: has no tokens"),
+        (16, 1, ContextLengthError, "prompt: 16 tokens and max_tokens 1 exceed the context of 16"),
+        (10, 7, ContextLengthError, "prompt: 10 tokens and max_tokens 7 exceed the context of 16"),
+        (16, None, ContextLengthError, "prompt: 16 tokens and max_tokens 1 exceed the context of 16"),
+        (10, 3, CapacityError, "prompt: 10 tokens and max_tokens 3 can never fit the page pool of 12"),
+        (12, None, CapacityError, "prompt: 12 tokens and max_tokens 1 can never fit the page pool of 12"),
+    ],
+)
+def test_what_can_never_run_is_refused(length: int, most: int | None, error: type[RequestError], text: str) -> None:
+    driver = Driver(config_of(max_context=16, num_pages=3))
+    with pytest.raises(error) as caught:
+        driver.submit(request(prompt=tuple(range(length)), max_tokens=most))
+    assert str(caught.value).startswith(text) and caught.value.field == "prompt"
+    assert not driver.engine.has_work
+
+
+@pytest.mark.parametrize(("length", "most", "made"), [(11, None, 1), (4, None, 8), (4, 8, 8)])
+def test_max_tokens_left_open_takes_what_context_and_pool_leave(length: int, most: int | None, made: int) -> None:
+    driver = Driver(config_of(max_context=16, num_pages=3))
+    driver.submit(request(prompt=tuple(range(length)), max_tokens=most))
+    driver.run()
+    assert len(driver.results["a", 0].tokens) == made
+
+
+def test_plain_decodes_are_planned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hot path: no sequence is looked at by itself once all of them stream, page borders included."""
+    driver = Driver(config_of())
+    for name in "abc":
+        driver.submit(request(name, max_tokens=20))
+    while not all(seq.streaming for seq in driver.scheduler.lanes[0].running) or driver.scheduler.waiting:
+        driver.step()
+    monkeypatch.setattr(driver.scheduler, "_schedule", lambda *arguments: pytest.fail("one by one"))
+    driver.run()
+    assert sum(plan.kind == "decode" for plan in driver.plans) >= 19

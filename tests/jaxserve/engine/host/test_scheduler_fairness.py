@@ -1,0 +1,149 @@
+"""Under load that never ends everybody is served, and streams keep streaming."""
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from jaxserve.config import EngineOptions, resolve
+from jaxserve.request import Request
+from tests.jaxserve.engine.host.driver import PROMPT, Driver, ScriptedProposer, config_of, request
+
+STEPS = 120
+
+
+class SteadyLoad:
+    """An engine of random shape in which somebody always waits; a few sorts of requests come again and again."""
+
+    def __init__(self, seed: int, deterministic: bool):
+        self.draw = random.Random(seed)
+        draw, page_size = self.draw, self.draw.randint(1, 4)
+        max_batch = draw.randint(1, 8)
+        options = EngineOptions(
+            max_batch=max_batch,
+            step_tokens=draw.randint(max(4, max_batch), 16),
+            page_size=page_size,
+            cache_tokens=draw.randint(8, 40),
+            max_context=24,
+            prefix_cache=draw.random() < 0.5,
+            deterministic=deterministic,
+        )
+        config = resolve(options, max_positions=40, lanes=draw.choice((1, 1, 2)), affordable_tokens=100)
+        proposer = ScriptedProposer(draw.choice((1, 4))) if draw.random() < 0.5 else None
+        self.driver = Driver(config, proposer=proposer)
+        self.most = min(config.max_context, config.capacity)
+        self.sorts = [self._sort() for _ in range(draw.randint(1, 4))]
+        self.oldest, self.age = -1, 0
+
+    def _sort(self) -> dict[str, Any]:
+        length = self.draw.randint(1, self.most - 1)
+        return {
+            "prompt": tuple(range(length)),
+            "max_tokens": self.draw.randint(1, min(8, self.most - length)),
+            "n": self.draw.choice((1, 1, 2)),
+            "salt": self.draw.choice(("", "w")),
+            "prompt_logprobs": self.draw.choice((None, None, 0)),
+        }
+
+    def step(self) -> None:
+        driver = self.driver
+        while len(driver.scheduler.waiting) < self.draw.choice((1, 3, 8)):
+            driver.submit(request(str(len(driver.results)), **self.draw.choice(self.sorts)))
+        driver.step()
+        oldest = min(driver.scheduler._sequences, default=-1)
+        self.age = self.age + 1 if oldest == self.oldest else 0
+        self.oldest = oldest
+
+    @property
+    def patience(self) -> int:
+        """Steps that the oldest may take: three turns for each of its tokens, and as long for a step in flight."""
+        seq = self.driver.scheduler._sequences.get(self.oldest)
+        return 3 * (seq.prompt_len + seq.max_tokens + 6) if seq else 1
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_oldest_is_served_whatever_keeps_coming(seed: int, deterministic: bool) -> None:
+    load = SteadyLoad(seed, deterministic)
+    for _ in range(STEPS):
+        load.step()
+        assert load.age <= load.patience, f"sequence {load.oldest} waits since {load.age} steps"
+    load.driver.run()
+
+
+def late(driver: Driver, **changes: Any) -> Request:
+    return request(f"late {driver.steps}", **{"prompt": (1,), "max_tokens": 1} | changes)
+
+
+def test_a_blocked_prompt_is_not_starved_by_later_ones() -> None:
+    """Two streams grow while "a" is half way: its second chunk lacks a page. Then short requests come without end."""
+    driver = Driver(config_of(max_batch=8, step_tokens=8, page_size=1, num_pages=15, prefix_cache=False))
+    driver.submit(request("s1", prompt=(1,)))
+    driver.submit(request("s2", prompt=(1,)))
+    driver.submit(request("a", prompt=tuple(range(12)), max_tokens=1))
+    while driver.steps < 200 and not driver.results["a", 0].finish:
+        driver.submit(late(driver, max_tokens=4))
+        driver.step()
+    assert driver.results["a", 0].finish, "still waits for one page after 200 steps"
+
+
+def test_a_stream_that_needs_no_page_is_not_held_up_by_a_prompt_that_did() -> None:
+    driver = Driver(config_of(max_batch=3, step_tokens=5, page_size=4, num_pages=5, prefix_cache=False))
+    driver.submit(request("stream", prompt=(1,), max_tokens=12))
+    for name, length, most in (("short", 1, 5), ("shorter", 2, 2), ("long", 10, 2)):
+        driver.submit(request(name, prompt=tuple(range(length)), max_tokens=most))
+    driver.run()
+    assert not_served(driver, "stream") == []
+
+
+def test_drafts_do_not_take_the_budget_of_other_streams() -> None:
+    driver = Driver(config_of(max_batch=3, step_tokens=3, prefix_cache=False), proposer=ScriptedProposer())
+    for name, salt in (("d1", "w"), ("d2", "w"), ("plain", "")):
+        driver.submit(request(name, prompt=(1,), salt=salt, max_tokens=20))
+    driver.run()
+    assert not_served(driver, "plain") == []
+
+
+def not_served(driver: Driver, name: str) -> list[int]:
+    """Steps between a request's first and last that have nothing for it."""
+    served = [n for n, plan in enumerate(driver.plans) if name in driver.names(plan)]
+    assert len(served) == len(driver.results[name, 0].cuts)
+    return [n for before, after in pairwise(served) for n in range(before + 1, after)]
+
+
+# ---- deterministic: prompts, scores and decodes take turns
+
+
+def test_deterministic_scores_are_admitted_while_prompts_keep_coming() -> None:
+    driver = Driver(config_of(deterministic=True, max_batch=2))
+    driver.submit(request("first", max_tokens=2))
+    driver.submit(request("scored", prompt_logprobs=0))
+    while driver.steps < 100 and not driver.results["scored", 0].finish:
+        driver.submit(late(driver, prompt=PROMPT, max_tokens=2))
+        driver.step()
+    assert driver.results["scored", 0].finish, "still waits after 100 steps"
+
+
+def test_deterministic_scores_go_on_while_prompts_keep_coming() -> None:
+    """Four chunks to score, beside a stream, while every step that takes prompts finds a new one."""
+    driver = Driver(config_of(deterministic=True))
+    driver.submit(request("stream", max_tokens=50))
+    driver.submit(request("scored", prompt=tuple(range(13)), prompt_logprobs=0))
+    while driver.steps < 60 and not driver.results["scored", 0].finish:
+        driver.submit(late(driver))
+        driver.step()
+    assert driver.results["scored", 0].finish, f"after 60 steps {driver.results['scored', 0].cuts}"
+
+
+@pytest.mark.parametrize("scores", [None, 0])
+def test_deterministic_decodes_and_prompts_take_turns(scores: int | None) -> None:
+    """A stream gets a token at least every other step while prompts keep coming."""
+    driver = Driver(config_of(deterministic=True))
+    driver.submit(request("stream", max_tokens=30))
+    while not driver.results["stream", 0].finish:
+        driver.submit(late(driver, prompt=PROMPT, prompt_logprobs=scores))
+        driver.step()
+    kinds = [plan.kind for plan in driver.plans]
+    streaming = kinds[kinds.index("decode") : len(kinds) - kinds[::-1].index("decode")]
+    assert all("decode" in pair for pair in pairwise(streaming))
