@@ -29,7 +29,7 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.lowering import Lowering, abstract_params
 from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.plan.hlo.inspection import inspect
-from sharding.absent import CHIPS, ENVIRONMENT, AbsentError, devices
+from sharding.aot_devices import CHIPS, ENVIRONMENT, AbsentError, devices
 from sharding.mesh import MeshSpec
 
 MODELS = ("llama3.1-8b", "qwen3-8b", "gemma3-27b", "llama3.1-70b")

@@ -40,16 +40,16 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.prompts import Prompts
-from jaxserve.server.engine_thread import EngineThread, StepNews
-from jaxserve.server.forecast import Forecast
-from jaxserve.server.gate import Gate
-from jaxserve.server.grpc_server import Health, bind, new_server
-from jaxserve.server.grpc_service import InferenceServicer
-from jaxserve.server.limits import Limits
-from jaxserve.server.metrics import Metrics
-from jaxserve.server.model import EngineCard, ModelCard, Served
-from jaxserve.server.service import Service
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.core.engine_thread import EngineThread, StepNews
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.service import Service
+from jaxserve.server.core.ttft_estimate import Forecast
+from jaxserve.server.grpc.inference import InferenceServicer
+from jaxserve.server.grpc.server import Health, bind, new_server
+from jaxserve.server.observe.metrics import Metrics
+from jaxserve.server.readiness import Gate
+from jaxserve.server.security.auth import Tokens
+from jaxserve.server.serving_state import EngineCard, ModelCard, Served
 from jaxserve.structure.grammars import Grammars
 from jaxserve.tokenizer import load_tokenizer
 from jaxserve.v1 import common_pb2, inference_pb2, inference_pb2_grpc

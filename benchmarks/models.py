@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from jaxserve.load import read_spec
+from jaxserve.loading.checkpoint import read_spec
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.model import read_config, shipped
 

@@ -118,7 +118,7 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
     from jaxserve.engine.build import build_engine
     from jaxserve.engine.device.runner import DeviceRunner
     from jaxserve.engine.engine import Engine
-    from jaxserve.load import load_params, read_spec
+    from jaxserve.loading.checkpoint import load_params, read_spec
     from sharding.mesh import MeshSpec
 
     jax.config.update("jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / "jaxserve-benchmark-xla"))

@@ -32,13 +32,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.device import versions
-from jaxserve.cluster.transfer.budget import Budget
+from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver, TransferServicer
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.jax_transfer import JaxTransfer
 from jaxserve.cluster.transfer.jax_transport import JaxReceiver, JaxServicer
+from jaxserve.cluster.transfer.offers import Shelf
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
-from jaxserve.cluster.transfer.shelf import Shelf
 from jaxserve.cluster.transfer.transport import Receiver
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import Piece

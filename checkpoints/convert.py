@@ -88,7 +88,7 @@ def to_orbax(
     folder in full precision is a source too. In memory is one layer at a time. CheckpointError or ModelError when
     something is not as it has to be; then there is no target.
     """
-    from jaxserve.load import load_params, open_checkpoint
+    from jaxserve.loading.checkpoint import load_params, open_checkpoint
 
     checkpoint = open_checkpoint(source)
     if isinstance(checkpoint, OrbaxCheckpoint) and (weights == AS_THEY_ARE or checkpoint.weights != AS_THEY_ARE):
@@ -117,7 +117,7 @@ def to_hf(source: Path, target: Path, report: Report, file_bytes: int = FILE_BYT
 
     In memory are the tensors of one file. What a quantized source had is bfloat16 now. Errors as to_orbax.
     """
-    from jaxserve.export import published
+    from jaxserve.loading.export import published
 
     if not is_orbax(source):
         raise CheckpointError(f"{source}: is not a folder of this command ({MANIFEST}); --to hf needs one")

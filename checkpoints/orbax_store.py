@@ -28,7 +28,7 @@ import tensorstore
 
 from checkpoints.errors import CheckpointError
 from checkpoints.hf import Module, read_configs
-from checkpoints.pairs import INT4, unpaired
+from checkpoints.int4_packing import INT4, unpaired
 from checkpoints.safetensors_reader import parse_json_object
 
 MANIFEST, WEIGHTS, METADATA = "manifest.json", "orbax", "zarr.json"

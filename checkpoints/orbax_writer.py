@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 
+from checkpoints.int4_packing import INT4, paired
 from checkpoints.orbax_store import WEIGHTS
-from checkpoints.pairs import INT4, paired
 
 CHUNK_BYTES: Final = 32 * 2**20
 # What meshes split and a chunk has one of: experts, kv heads, query heads. Other axes are split by size alone.

@@ -20,13 +20,13 @@ from grpc_tools import protoc
 from starlette.routing import Route
 
 from jaxserve import errors
-from jaxserve.server.embedding import MAX_INPUTS
-from jaxserve.server.gate import Gate
+from jaxserve.server.core.embedding import MAX_INPUTS
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.fields import IGNORED, ONLY
 from jaxserve.server.http.types import MAX_PROMPTS, ChatBody, CompletionBody, EmbeddingBody, Sampling
-from jaxserve.server.limits import Limits
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.readiness import Gate
+from jaxserve.server.security.auth import Tokens
 
 ROOT = Path(__file__).parent.parent
 PROTOS = ("inference", "common", "admin")

@@ -15,8 +15,8 @@ from jaxserve.cli.exits import BAD_INPUT, complain, exit_code
 from jaxserve.cli.flags import check_chat_flags, draft_model, engine_options, parser, sampling_params
 from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
 from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, summary
-from jaxserve.cluster.fingerprint import facts_of_engine, facts_of_start
-from jaxserve.cluster.hosts import Hosts, Pod, join, leave
+from jaxserve.cluster.bootstrap import Hosts, Pod, join, leave
+from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
 from jaxserve.completion import Completion, Delta
 from jaxserve.engine.device.weight_report import describe, sizes_of
 from jaxserve.errors import JaxserveError, RequestError

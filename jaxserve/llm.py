@@ -12,7 +12,6 @@ import numpy as np
 from jaxserve.chat import Chat, Message, Rendered
 from jaxserve.completion import Assembler, Completion, Delta
 from jaxserve.config import EngineOptions
-from jaxserve.draft import check_choice, load_draft
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.build import NewRunner, build_engine
 from jaxserve.engine.device.draft_model import DraftModel
@@ -21,7 +20,8 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.engine.step_costs import measure
 from jaxserve.errors import EngineError, RequestError
-from jaxserve.load import load
+from jaxserve.loading.checkpoint import load
+from jaxserve.loading.draft import check_choice, load_draft
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.request import SamplingParams
 from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars

@@ -21,26 +21,26 @@ from jaxserve.cli.compilation_cache import read_compiled, use_compilation_cache
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.cli.output import Bar
-from jaxserve.cluster.fingerprint import facts_of_engine, facts_of_start
-from jaxserve.cluster.hosts import Alone, Hosts, Pod, join, leave
-from jaxserve.cluster.pulse import Loss
+from jaxserve.cluster.bootstrap import Alone, Hosts, Pod, join, leave
+from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
+from jaxserve.cluster.heartbeat import Loss
 from jaxserve.engine.device.weight_report import describe, sizes_of
 from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
 from jaxserve.server.assembly import assemble, engine_card, handshake_of, model_card, step_use
 from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
+from jaxserve.server.disaggregation.local_mesh import DecodeMeshRole, Place, PrefillMesh, places
 from jaxserve.server.disaggregation.roles import Role, role_of
-from jaxserve.server.disaggregation.two_meshes import DecodeMeshRole, Place, PrefillMesh, places
 from jaxserve.server.flags import check_bundle, limits, parser, tokens
 from jaxserve.server.follower import healthy, on_signals
-from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.lifecycle import FAILED, Lifecycle
 from jaxserve.server.listeners import Listeners
-from jaxserve.server.log import RequestLog, configure
-from jaxserve.server.metrics import Metrics
-from jaxserve.server.model import Behind, EngineCard, ModelCard, Served
-from jaxserve.server.traces import Traces, open_provider
+from jaxserve.server.observe.log import RequestLog, configure
+from jaxserve.server.observe.metrics import Metrics
+from jaxserve.server.observe.traces import Traces, open_provider
+from jaxserve.server.readiness import Gate, Phase
+from jaxserve.server.serving_state import Behind, EngineCard, ModelCard, Served
 from jaxserve.tokenizer import TokenizerError
 from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec, device_kind

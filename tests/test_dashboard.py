@@ -15,14 +15,14 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.shelf import Counts, Shelf
-from jaxserve.server.disaggregation.decision import Decision
+from jaxserve.cluster.transfer.byte_budget import Budget
+from jaxserve.cluster.transfer.offers import Counts, Shelf
+from jaxserve.server.core.engine_thread import Tally
 from jaxserve.server.disaggregation.metrics import DecodeMetrics, JaxMetrics, PrefillMetrics, ServerMetrics
+from jaxserve.server.disaggregation.policy import Decision
 from jaxserve.server.disaggregation.prefill_pool import State
-from jaxserve.server.engine_thread import Tally
-from jaxserve.server.expert_load import ExpertLoad
-from jaxserve.server.metrics import Metrics
+from jaxserve.server.observe.expert_load import ExpertLoad
+from jaxserve.server.observe.metrics import Metrics
 from jaxserve.v1 import inference_pb2
 from tests.jaxserve.engine.host.driver import EagerProposer
 from tests.jaxserve.server.harness import Running, running

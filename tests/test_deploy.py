@@ -17,12 +17,12 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2Jo
 from smg.launch_router import parse_router_args
 
 from jaxserve.cli.flags import parser as generate_parser
-from jaxserve.server import grpc_server
 from jaxserve.server.disaggregation import roles
 from jaxserve.server.disaggregation.addresses import read_addresses
 from jaxserve.server.disaggregation.flags import disaggregation
 from jaxserve.server.flags import parser as serve_parser
-from jaxserve.server.metrics import Metrics
+from jaxserve.server.grpc import server as grpc_server
+from jaxserve.server.observe.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(path for path in (ROOT / "deploy").glob("*.yaml") if path.stem != "alerts")  # those are Prometheus's

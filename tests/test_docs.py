@@ -8,8 +8,8 @@ import sys
 from itertools import combinations
 from pathlib import Path
 
-from jaxserve.server.disaggregation.decision import Decision
 from jaxserve.server.disaggregation.flags import role_flags
+from jaxserve.server.disaggregation.policy import Decision
 from tests.jaxserve.engine.test_families_on_meshes import FAMILIES, MESHES
 from tests.jaxserve.engine.test_feature_pairs import FEATURES
 from tests.outcome_tables import FAMILIES_ON_MESHES, FEATURE_PAIRS, read

@@ -21,14 +21,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "sharding",
         "jaxserve.cli.exits",
         "jaxserve.errors",
-        "jaxserve.export",
-        "jaxserve.load",
+        "jaxserve.loading.export",
+        "jaxserve.loading.checkpoint",
     ),
     "jaxserve.errors": (),
     "jaxserve.config": ("jaxserve.errors",),
-    "jaxserve.line_process": (),
+    "jaxserve.sandbox_process": (),
     "jaxserve.request": ("jaxserve.errors", "jaxserve.structure"),
-    "jaxserve.structure": ("jaxserve.structure", "jaxserve.errors", "jaxserve.line_process", "jaxserve.tokenizer"),
+    "jaxserve.structure": ("jaxserve.structure", "jaxserve.errors", "jaxserve.sandbox_process", "jaxserve.tokenizer"),
     "jaxserve.structure.worker": (),
     "jaxserve.tokenizer": ("jaxserve.tokenizer",),
     "jaxserve.models": ("jaxserve.models", "jaxserve.errors", "sharding", "pallas_kernels"),
@@ -50,24 +50,30 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.errors",
         "sharding",
     ),
-    "jaxserve.placing": ("checkpoints.safetensors_reader", "jaxserve.models", "jaxserve.errors", "sharding"),
-    "jaxserve.converted": ("checkpoints.orbax_store", "jaxserve.models", "jaxserve.errors", "sharding"),
-    "jaxserve.load": (
+    "jaxserve.loading.shards": ("checkpoints.safetensors_reader", "jaxserve.models", "jaxserve.errors", "sharding"),
+    "jaxserve.loading.orbax_layout": ("checkpoints.orbax_store", "jaxserve.models", "jaxserve.errors", "sharding"),
+    "jaxserve.loading.checkpoint": (
         "checkpoints",
-        "jaxserve.converted",
+        "jaxserve.loading.orbax_layout",
         "jaxserve.models",
-        "jaxserve.placing",
+        "jaxserve.loading.shards",
         "jaxserve.tokenizer",
         "jaxserve.errors",
         "jaxserve.request",
         "sharding",
     ),
-    "jaxserve.export": ("checkpoints", "jaxserve.converted", "jaxserve.load", "jaxserve.models", "jaxserve.errors"),
+    "jaxserve.loading.export": (
+        "checkpoints",
+        "jaxserve.loading.orbax_layout",
+        "jaxserve.loading.checkpoint",
+        "jaxserve.models",
+        "jaxserve.errors",
+    ),
     "jaxserve.chat": (
         "jaxserve.chat",
         "jaxserve.completion",
         "jaxserve.errors",
-        "jaxserve.line_process",
+        "jaxserve.sandbox_process",
         "jaxserve.structure",
         "jaxserve.tokenizer",
     ),
@@ -121,8 +127,8 @@ HOST_HALF = (
     "jaxserve.engine.host.scheduler",
     "jaxserve.engine.host.sequence",
     "jaxserve.engine.host.kv_transfer",
-    "jaxserve.server.service",
-    "jaxserve.server.grpc_service",
+    "jaxserve.server.core.service",
+    "jaxserve.server.grpc.inference",
 )
 BENCH = "jaxserve.bench"  # imported by nobody else
 UNSAFE_CALLS = ("eval", "exec", "pickle.load", "pickle.loads", "serialize_executable")
@@ -201,9 +207,9 @@ def test_the_engine_needs_nothing_of_the_server() -> None:
 
 SETTERS = {
     "checkpoints.convert",
-    "jaxserve.server.traces",  # reads the variables of OpenTelemetry's exporters
+    "jaxserve.server.observe.traces",  # reads the variables of OpenTelemetry's exporters
     "jaxserve.cli.compilation_cache",
-    "jaxserve.cluster.hosts",
+    "jaxserve.cluster.bootstrap",
     "jaxserve.plan.platform",
     "checkpoints.bundled.train",
 }

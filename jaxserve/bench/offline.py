@@ -31,7 +31,7 @@ from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import ConfigError, EngineError, JaxserveError
 from jaxserve.llm import LLM
-from jaxserve.load import read_spec
+from jaxserve.loading.checkpoint import read_spec
 from jaxserve.models.quant import form_in
 from jaxserve.plan.model import read_config
 from jaxserve.request import Request, SamplingParams

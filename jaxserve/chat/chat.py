@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from jaxserve.chat.answers import Forms, Reading, choose_forms
-from jaxserve.chat.answers.calling import Calling, calls_alone, text_and_calls
+from jaxserve.chat.answers.call_grammar import Calling, calls_alone, text_and_calls
 from jaxserve.chat.answers.thinking import CLOSE, MARKS, opened_by
 from jaxserve.chat.marking import Marker
 from jaxserve.chat.messages import plain_messages

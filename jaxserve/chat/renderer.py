@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import ChatError
-from jaxserve.line_process import LineProcess
+from jaxserve.sandbox_process import LineProcess
 from jaxserve.tokenizer import MARK
 
 WORKER = Path(__file__).with_name("worker.py")

@@ -9,11 +9,11 @@ with Client("127.0.0.1:50051") as client:
 """
 
 from jaxserve.client.aio import AsyncClient, AsyncStream
-from jaxserve.client.asking import ChatOptions, Messages, Options, Prompt
 from jaxserve.client.channel import TLS
 from jaxserve.client.client import Client, Stream
-from jaxserve.client.failures import CallError
-from jaxserve.client.joining import join
+from jaxserve.client.collect import join
+from jaxserve.client.errors import CallError
+from jaxserve.client.requests import ChatOptions, Messages, Options, Prompt
 from jaxserve.client.results import (
     Choice,
     ChoiceFinish,

@@ -11,8 +11,8 @@ from jaxserve.cli.exits import complain, exit_code
 from jaxserve.cli.flags import sampling_params
 from jaxserve.cli.output import prepare_output
 from jaxserve.client.client import Client, Stream
+from jaxserve.client.collect import join
 from jaxserve.client.flags import check_flags, new_client, parser, read_prompt
-from jaxserve.client.joining import join
 from jaxserve.client.results import Delta, Event, Result
 from jaxserve.errors import JaxserveError
 from jaxserve.request import SamplingParams

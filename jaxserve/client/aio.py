@@ -9,11 +9,11 @@ from typing import Any, Self, Unpack
 import grpc
 from grpc import aio  # type: ignore[attr-defined]
 
-from jaxserve.client import asking
-from jaxserve.client.asking import Ask, ChatOptions, Messages, Options, Prompt
-from jaxserve.client.base import ADDRESS, RETRIES, Connection
+from jaxserve.client import requests as asking
 from jaxserve.client.channel import TLS
-from jaxserve.client.failures import CallError
+from jaxserve.client.connection import ADDRESS, RETRIES, Connection
+from jaxserve.client.errors import CallError
+from jaxserve.client.requests import Ask, ChatOptions, Messages, Options, Prompt
 from jaxserve.client.results import Embedded, Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
 from jaxserve.client.retrying import Readiness
 from jaxserve.request import SamplingParams

@@ -8,10 +8,10 @@ from typing import Self, Unpack
 
 import grpc
 
-from jaxserve.client import asking
-from jaxserve.client.asking import Ask, ChatOptions, Messages, Options, Prompt
-from jaxserve.client.base import ADDRESS, RETRIES, Connection
+from jaxserve.client import requests as asking
 from jaxserve.client.channel import TLS
+from jaxserve.client.connection import ADDRESS, RETRIES, Connection
+from jaxserve.client.requests import Ask, ChatOptions, Messages, Options, Prompt
 from jaxserve.client.results import Embedded, Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
 from jaxserve.client.retrying import Readiness
 from jaxserve.request import SamplingParams

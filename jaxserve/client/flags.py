@@ -6,9 +6,9 @@ from pathlib import Path
 from jaxserve.cli.flags import sampling_flags
 from jaxserve.cli.inputs import read_prompts
 from jaxserve.cli.parser import Parser
-from jaxserve.client.base import ADDRESS
 from jaxserve.client.channel import TLS
 from jaxserve.client.client import Client
+from jaxserve.client.connection import ADDRESS
 from jaxserve.errors import RequestError
 from jaxserve.request import SamplingParams
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from jaxserve.client.failures import CallError, error_of, trailers_of
+from jaxserve.client.errors import CallError, error_of, trailers_of
 
 PUSHBACK = "grpc-retry-pushback-ms"
 LONGEST = 60.0  # seconds that a server can make a client wait

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal
 import grpc
 import jax
 
+from jaxserve.cluster.compatibility import Facts, facts_of_steps
 from jaxserve.cluster.encoding import buckets_from_proto, plan_from_proto
-from jaxserve.cluster.fingerprint import Facts, facts_of_steps
-from jaxserve.cluster.pulse import BEAT, FAILED, PATIENCE, Loss, Pulse
-from jaxserve.cluster.seal import Chain, proof_of
+from jaxserve.cluster.heartbeat import BEAT, FAILED, PATIENCE, Loss, Pulse
+from jaxserve.cluster.message_auth import Chain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
 from jaxserve.engine.device.runner import DeviceRunner, Launched

@@ -16,10 +16,10 @@ from typing import Any, Literal, Never
 import grpc
 import jax
 
+from jaxserve.cluster.compatibility import Facts, difference, facts_of_steps
 from jaxserve.cluster.encoding import buckets_to_proto, plan_to_proto
-from jaxserve.cluster.fingerprint import Facts, difference, facts_of_steps
-from jaxserve.cluster.pulse import BEAT, FAILED, PATIENCE, Loss, Pulse, say
-from jaxserve.cluster.seal import Chain, proof_of
+from jaxserve.cluster.heartbeat import BEAT, FAILED, PATIENCE, Loss, Pulse, say
+from jaxserve.cluster.message_auth import Chain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
 from jaxserve.engine.buckets import Bucket

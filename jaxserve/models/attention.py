@@ -3,9 +3,9 @@
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
-from jaxserve.models.attend import Attend, Rotation
 from jaxserve.models.layers import flatten, project, rms_norm
 from jaxserve.models.rope import rotate
+from jaxserve.models.sharded_attention import Attend, Rotation
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Pages
 

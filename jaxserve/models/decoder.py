@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxserve.models import attention, latent, moe
-from jaxserve.models.attend import Attend, Rotation
 from jaxserve.models.attention import norm, self_attention
 from jaxserve.models.latent import latent_attention
 from jaxserve.models.layers import einsum, softcap
@@ -19,6 +18,7 @@ from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.moe import Experts
 from jaxserve.models.quant import Form, quantized_specs
 from jaxserve.models.rope import tables
+from jaxserve.models.sharded_attention import Attend, Rotation
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Pages
 from sharding.params import ParamSpec

@@ -7,9 +7,9 @@ result through the one that would have made the values; so pages hold one vector
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxserve.models.attend import Attend, Rotation
 from jaxserve.models.layers import einsum, flatten, project, rms_norm
 from jaxserve.models.rope import rotate
+from jaxserve.models.sharded_attention import Attend, Rotation
 from jaxserve.models.spec import Latent
 from pallas_kernels.paged_attention.api import Pages
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxserve.models.low_precision_product import low_precision_product
+from jaxserve.models.matmul_w8a8 import low_precision_product
+from jaxserve.models.matmul_weight_only import float_product, quantized_product
 from jaxserve.models.quant import Quantized
-from jaxserve.models.quantized_product import float_product, quantized_product
 
 
 def einsum(subscripts: str, x: jax.Array, weight: jax.Array | Quantized) -> jax.Array:

@@ -18,14 +18,14 @@ from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import Bar, prepare_output
 from jaxserve.errors import ConfigError, JaxserveError, MemoryLimitError
-from jaxserve.load import DTYPES, read_spec
+from jaxserve.loading.checkpoint import DTYPES, read_spec
 from jaxserve.models.quant import FORMS
 from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.account import Account
 from jaxserve.plan.bundle import check_free, new_folder, write_manifest
 from jaxserve.plan.charts import charts
 from jaxserve.plan.compile import CompiledStep, asking, compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
+from jaxserve.plan.estimate import Account
 from jaxserve.plan.flags import DEFAULT_CONTEXT, check, parser
 from jaxserve.plan.model import embeds, read_config, weights_dtype, weights_form, weights_of
 from jaxserve.plan.platform import keeping, prepare_platform
@@ -34,7 +34,7 @@ from jaxserve.plan.report import GIB, show, to_json
 from jaxserve.plan.suggest import Precision, choices, confirmed, rank
 from jaxserve.plan.topology import Topology, parse
 from pallas_kernels.dispatch import KernelError
-from sharding.absent import AbsentError
+from sharding.aot_devices import AbsentError
 from sharding.mesh import MeshSpec
 from sharding.rules import ShardingError
 

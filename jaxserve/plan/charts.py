@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from jaxserve.plan.account import Account
+from jaxserve.plan.estimate import Account
 from jaxserve.plan.plot import Chart, Line, picture
 from jaxserve.plan.roofline import Limits
 

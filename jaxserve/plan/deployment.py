@@ -17,7 +17,7 @@ from jaxserve.engine.device.memory import Budget, bytes_per_device
 from jaxserve.engine.device.steps import SCORE_TOKENS
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.low_precision_product import check_chip
+from jaxserve.models.matmul_w8a8 import check_chip
 from jaxserve.models.quant import Form, form_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, Work, sent_of, together, total, work_of_attention, work_of_weights

@@ -17,8 +17,8 @@ from itertools import accumulate, pairwise
 import jax.numpy as jnp
 
 from jaxserve.engine.host.kv_transfer import wanted_pages
-from jaxserve.plan.account import Account, chunks
 from jaxserve.plan.deployment import Deployment
+from jaxserve.plan.estimate import Account, chunks
 from jaxserve.plan.roofline import Case, Limits, token_bytes
 
 SHORTEST = 512  # tokens of a prompt that is looked at, where the context has so many

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from checkpoints.safetensors_reader import parse_json_object
-from jaxserve.converted import chosen_weights, stored_weights
 from jaxserve.errors import ConfigError, ModelError
-from jaxserve.load import DTYPES
+from jaxserve.loading.checkpoint import DTYPES
+from jaxserve.loading.orbax_layout import chosen_weights, stored_weights
 from jaxserve.models.quant import FORMS, HEAD, Form, form_of
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -13,7 +13,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve.plan.topology import Topology
-from sharding.absent import ENVIRONMENT
+from sharding.aot_devices import ENVIRONMENT
 
 PACKAGES = ("jaxserve", "jax", "jaxlib")
 UNHASHED = ("--xla_dump", "--xla_force_host_platform_device_count")  # flags that are no part of jax's keys

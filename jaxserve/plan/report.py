@@ -11,8 +11,8 @@ from rich.table import Table
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.memory import HOST_SHARE
 from jaxserve.engine.device.weight_report import sizes_of
-from jaxserve.plan.account import Account, Batch
 from jaxserve.plan.deployment import Deployment
+from jaxserve.plan.estimate import Account, Batch
 from jaxserve.plan.handover import Handover
 from jaxserve.plan.handover_report import handover_json, handover_parts
 from jaxserve.plan.roofline import Limits

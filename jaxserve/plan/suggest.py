@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from jaxserve.errors import ConfigError, MemoryLimitError, ModelError
 from jaxserve.models.quant import Form
-from jaxserve.plan.account import Account, Batch
 from jaxserve.plan.compile import Progress, asking, compile_steps
 from jaxserve.plan.deployment import Target, deploy
+from jaxserve.plan.estimate import Account, Batch
 from jaxserve.plan.roofline import Limits
 from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec

@@ -10,8 +10,8 @@ from jax.sharding import AbstractDevice, Mesh
 from jaxserve.engine.device.memory import device_limit
 from jaxserve.errors import ConfigError
 from jaxserve.plan.roofline import Limits
-from sharding import absent
-from sharding.absent import CHIPS, Chip
+from sharding import aot_devices as absent
+from sharding.aot_devices import CHIPS, Chip
 from sharding.mesh import MeshSpec
 
 MEMORY_FRACTION = 0.75  # of a GPU, which jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise

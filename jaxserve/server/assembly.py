@@ -4,19 +4,19 @@ import asyncio
 from collections.abc import Callable
 from importlib.metadata import version
 
-from jaxserve.cluster.fingerprint import facts_of_model, facts_of_weights
+from jaxserve.cluster.compatibility import facts_of_model, facts_of_weights
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.engine.device.page_io import sources
 from jaxserve.engine.device.weight_report import sizes_of
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.models.quant import form_in
+from jaxserve.server.core.engine_thread import EngineThread, Tally
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.service import Observer, Service
+from jaxserve.server.core.ttft_estimate import Forecast
 from jaxserve.server.disaggregation.roles import Role
-from jaxserve.server.engine_thread import EngineThread, Tally
-from jaxserve.server.forecast import Forecast
-from jaxserve.server.limits import Limits
-from jaxserve.server.model import EngineCard, ModelCard, StepUse
-from jaxserve.server.service import Observer, Service
+from jaxserve.server.serving_state import EngineCard, ModelCard, StepUse
 from sharding.mesh import device_kind
 
 PACKAGES = ("jaxserve", "jax", "jaxlib", "grpcio")

@@ -11,10 +11,10 @@ from jaxserve.cli.parser import Parser
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.plan.bundle import Manifest
 from jaxserve.request import SamplingParams
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.flags import role_flags
-from jaxserve.server.files import read_token
-from jaxserve.server.limits import Limits
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.files import read_token
 
 
 def parser() -> argparse.ArgumentParser:

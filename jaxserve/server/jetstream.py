@@ -13,12 +13,12 @@ from grpc.aio import ServicerContext
 from jaxserve.errors import AbortedError, JaxserveError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams, check_token_ids
-from jaxserve.server.call import Call
-from jaxserve.server.gate import Gate, Phase
-from jaxserve.server.grpc_server import Face
-from jaxserve.server.grpc_service import answering, caller
-from jaxserve.server.news import Done, Update
-from jaxserve.server.service import Service
+from jaxserve.server.core.answer_events import Done, Update
+from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.service import Service
+from jaxserve.server.grpc.inference import answering, caller
+from jaxserve.server.grpc.server import Face
+from jaxserve.server.readiness import Gate, Phase
 from jaxserve.server.v1 import jetstream_pb2 as pb
 from jaxserve.tokenizer import Tokenizer
 

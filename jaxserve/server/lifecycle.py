@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from jaxserve.errors import DrainingError, RestartingError
-from jaxserve.server.gate import Gate, Phase
-from jaxserve.server.model import Served
+from jaxserve.server.readiness import Gate, Phase
+from jaxserve.server.serving_state import Served
 
 FAILED = 70  # sysexits.h: an internal software error
 GRACE = 1.0  # seconds for statuses to reach their clients

@@ -8,17 +8,17 @@ from grpc import aio  # type: ignore[attr-defined]
 from prometheus_client.metrics_core import Metric
 
 from jaxserve.errors import ConfigError
-from jaxserve.server.gate import Gate, Phase
-from jaxserve.server.grpc_admin import AdminServicer
-from jaxserve.server.grpc_server import Face, Health, bind, new_server
-from jaxserve.server.grpc_service import InferenceServicer
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.grpc.admin import AdminServicer
+from jaxserve.server.grpc.inference import InferenceServicer
+from jaxserve.server.grpc.server import Face, Health, bind, new_server
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
 from jaxserve.server.jetstream import jetstream_face
-from jaxserve.server.limits import Limits
-from jaxserve.server.profiler import Profiler
-from jaxserve.server.tls import Tls
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.observe.profiler import Profiler
+from jaxserve.server.readiness import Gate, Phase
+from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.tls import Tls
 
 
 class Listeners:
@@ -108,7 +108,7 @@ class Listeners:
 def _vllm_face(gate: Gate) -> Face:
     """ConfigError without the package that has its messages."""
     try:
-        from jaxserve.server.vllm_grpc import vllm_face
+        from jaxserve.server.grpc.vllm import vllm_face
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "smg_grpc_proto":
             raise

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from jaxserve.errors import GrammarError, NotBuiltInError, RequestError
-from jaxserve.line_process import LineProcess
+from jaxserve.sandbox_process import LineProcess
 from jaxserve.structure.spec import Structure
 from jaxserve.tokenizer import Tokenizer, TokenizerError
 

@@ -30,9 +30,9 @@ from benchmarks.disaggregation import (
     write,
 )
 from jaxserve.client import AsyncClient
-from jaxserve.server.disaggregation.decision import Decision
 from jaxserve.server.disaggregation.flags import disaggregation
 from jaxserve.server.disaggregation.metrics import DecodeMetrics
+from jaxserve.server.disaggregation.policy import Decision
 from jaxserve.server.flags import parser as serve_parser
 from tests.jaxserve.server import harness
 

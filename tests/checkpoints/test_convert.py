@@ -25,7 +25,7 @@ from checkpoints.orbax_writer import Writer
 from checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
 from jaxserve.generate import main as generate
-from jaxserve.load import load, load_params, open_checkpoint
+from jaxserve.loading.checkpoint import load, load_params, open_checkpoint
 from jaxserve.plan.__main__ import main as plan
 from sharding.mesh import MeshSpec
 from tests.jaxserve.cluster.processes import free_port
@@ -448,7 +448,7 @@ jax.config.update("jax_num_cpu_devices", 2)
 jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
 from pathlib import Path
 from checkpoints import orbax_store
-from jaxserve.load import load_params, open_checkpoint
+from jaxserve.loading.checkpoint import load_params, open_checkpoint
 from sharding.mesh import MeshSpec
 check, read = orbax_store.check_hashes, []
 checkpoint = open_checkpoint(Path(sys.argv[3]))

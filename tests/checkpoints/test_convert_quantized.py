@@ -15,16 +15,16 @@ from safetensors.numpy import save_file
 
 from checkpoints.convert import main, to_orbax
 from checkpoints.errors import CheckpointError
+from checkpoints.int4_packing import paired, unpaired
 from checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, write_manifest
 from checkpoints.orbax_writer import Writer
-from checkpoints.pairs import paired, unpaired
-from jaxserve import placing
-from jaxserve.cluster.fingerprint import difference, facts_of_engine
+from jaxserve.cluster.compatibility import difference, facts_of_engine
 from jaxserve.config import EngineOptions
 from jaxserve.errors import ModelError
 from jaxserve.generate import main as generate
 from jaxserve.llm import LLM
-from jaxserve.load import load, load_params, open_checkpoint, read_spec
+from jaxserve.loading import shards as placing
+from jaxserve.loading.checkpoint import load, load_params, open_checkpoint, read_spec
 from jaxserve.models.quant import FORMS, form_of
 from jaxserve.plan.__main__ import main as plan
 from jaxserve.server.assembly import model_card

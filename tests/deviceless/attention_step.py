@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from pallas_kernels.paged_attention.api import Attended, Demand, Layout, Options, PagedAttention, Pages, Ragged
-from sharding import absent
+from sharding import aot_devices as absent
 from sharding.mesh import MeshSpec, device_kind
 from sharding.rules import replicated
 

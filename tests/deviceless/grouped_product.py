@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxserve.models.quant import FORMS
 from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Groups, Options
 from pallas_kernels.grouped_matmul.grouping import blocks_needed
-from sharding import absent
+from sharding import aot_devices as absent
 from sharding.mesh import MeshSpec, device_kind
 from sharding.rules import replicated
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from pallas_kernels.quantized_matmul.api import Demand, Options, QuantizedMatmul
-from sharding import absent
+from sharding import aot_devices as absent
 from sharding.mesh import MeshSpec, device_kind
 from sharding.params import ParamSpec
 from tests.deviceless.grouped_product import COMPILERS

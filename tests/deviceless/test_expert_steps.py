@@ -18,11 +18,11 @@ from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.lowering import Lowering
 from jaxserve.engine.device.memory import bytes_per_device
-from jaxserve.load import read_spec
+from jaxserve.loading.checkpoint import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.inspection import inspect
-from sharding import absent
+from sharding import aot_devices as absent
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs
 from tests.deviceless.attention_step import COMPILERS

@@ -11,7 +11,7 @@ from _pytest.mark.structures import ParameterSet
 
 from jaxserve.plan.hlo.inspection import find_copies, parse
 from pallas_kernels.grouped_matmul import tpu
-from sharding import absent
+from sharding import aot_devices as absent
 from tests.deviceless.grouped_product import MODELS, PRODUCTS, QUANTIZED, Product, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
 

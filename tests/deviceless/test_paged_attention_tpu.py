@@ -18,7 +18,7 @@ from jaxserve.plan.hlo.parser import Module, parse
 from pallas_kernels.paged_attention import tpu
 from pallas_kernels.paged_attention.lanes import LANES
 from pallas_kernels.paged_attention.tpu_plan import Plan, plan_of
-from sharding import absent
+from sharding import aot_devices as absent
 from tests.deviceless.attention_step import Step, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
 

@@ -11,7 +11,7 @@ from _pytest.mark.structures import ParameterSet
 
 from jaxserve.plan.hlo.inspection import find_copies, parse
 from pallas_kernels.quantized_matmul import tpu
-from sharding import absent
+from sharding import aot_devices as absent
 from tests.deviceless.pallas_calls import pallas_calls
 from tests.deviceless.quantized_weight import PRODUCTS, Product, compile_for
 

@@ -21,7 +21,7 @@ from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.models.quant import FORMS, is_quantized
 from jaxserve.plan.hlo.inspection import find_copies, inspect
 from jaxserve.plan.hlo.parser import Module, parse
-from sharding import absent
+from sharding import aot_devices as absent
 from sharding.mesh import MeshSpec
 from tests.deviceless.attention_step import COMPILERS
 from tests.deviceless.pallas_calls import pallas_calls

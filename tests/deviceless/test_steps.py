@@ -22,7 +22,7 @@ from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.inspection import inspect
 from jaxserve.plan.hlo.parser import parse
-from sharding import absent
+from sharding import aot_devices as absent
 from sharding.mesh import MeshSpec, spans_hosts
 from sharding.params import map_specs
 from tests.deviceless.attention_step import COMPILERS

@@ -15,10 +15,10 @@ and that of deepseek-ai/DeepSeek-V3.1, with shorter calls:
 
 from collections.abc import Collection
 
-from jaxserve.chat.answers.calling import Calling, Writing, literal
-from jaxserve.chat.answers.incoming import NAME, SPACES, Incoming
+from jaxserve.chat.answers.call_grammar import Calling, Writing, literal
+from jaxserve.chat.answers.events import Content, Found, Steps
+from jaxserve.chat.answers.incremental import NAME, SPACES, Incoming
 from jaxserve.chat.answers.json_text import is_object
-from jaxserve.chat.answers.parts import Content, Found, Steps
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

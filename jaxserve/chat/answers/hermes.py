@@ -9,10 +9,10 @@ As the chat templates of NousResearch/Hermes-3-Llama-3.1-8B ("tool_use") and Qwe
 
 from collections.abc import Collection
 
-from jaxserve.chat.answers.calling import Calling, Writing, literal
-from jaxserve.chat.answers.incoming import SPACES, Incoming
+from jaxserve.chat.answers.call_grammar import Calling, Writing, literal
+from jaxserve.chat.answers.events import Content, Steps
+from jaxserve.chat.answers.incremental import SPACES, Incoming
 from jaxserve.chat.answers.json_text import call_in
-from jaxserve.chat.answers.parts import Content, Steps
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKS = (OPEN, CLOSE)

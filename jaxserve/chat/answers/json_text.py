@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from jaxserve.chat.answers.parts import Found
+from jaxserve.chat.answers.events import Found
 
 MAX_DEPTH = 24  # of objects and arrays in JSON text: what is parsed recursively
 STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)

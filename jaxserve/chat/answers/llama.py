@@ -11,10 +11,10 @@ offer such tools.
 
 from collections.abc import Collection
 
-from jaxserve.chat.answers.calling import Writing, literal
-from jaxserve.chat.answers.incoming import SPACES, Incoming
+from jaxserve.chat.answers.call_grammar import Writing, literal
+from jaxserve.chat.answers.events import Content, Found, Steps
+from jaxserve.chat.answers.incremental import SPACES, Incoming
 from jaxserve.chat.answers.json_text import call_in
-from jaxserve.chat.answers.parts import Content, Found, Steps
 
 TAG = "<|python_tag|>"
 MARKS = (TAG,)

@@ -13,10 +13,10 @@ last two:
 
 from collections.abc import Collection
 
-from jaxserve.chat.answers.calling import Calling, Writing, literal
-from jaxserve.chat.answers.incoming import NAME, SPACES, Incoming
+from jaxserve.chat.answers.call_grammar import Calling, Writing, literal
+from jaxserve.chat.answers.events import Content, Found, Steps
+from jaxserve.chat.answers.incremental import NAME, SPACES, Incoming
 from jaxserve.chat.answers.json_text import call_in, elements, is_object
-from jaxserve.chat.answers.parts import Content, Found, Steps
 
 OPEN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MARKS = (OPEN, ID, ARGUMENTS)

@@ -5,9 +5,9 @@ import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from jaxserve.chat.answers.forms import ToolForm
-from jaxserve.chat.answers.incoming import Incoming
-from jaxserve.chat.answers.parts import Arguments, Call, Content, Found, Part, Reasoning, Steps
+from jaxserve.chat.answers.events import Arguments, Call, Content, Found, Part, Reasoning, Steps
+from jaxserve.chat.answers.formats import ToolForm
+from jaxserve.chat.answers.incremental import Incoming
 from jaxserve.chat.answers.thinking import thinking
 
 ID_LETTERS, ID_SIZE = string.ascii_letters + string.digits, 9  # what Mistral's templates insist on

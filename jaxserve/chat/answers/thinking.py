@@ -10,8 +10,8 @@ An answer thinks if it begins with the mark, or if the template wrote the mark a
 deepseek-ai/DeepSeek-V3.1 in its thinking mode). Marks anywhere else are content.
 """
 
-from jaxserve.chat.answers.incoming import NEWLINES, SPACES, Incoming
-from jaxserve.chat.answers.parts import Content, Reasoning, Steps
+from jaxserve.chat.answers.events import Content, Reasoning, Steps
+from jaxserve.chat.answers.incremental import NEWLINES, SPACES, Incoming
 
 OPEN, CLOSE = "<think>", "</think>"
 MARKS = (OPEN, CLOSE)

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 import grpc
 from grpc import aio  # type: ignore[attr-defined]
 
-from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.calls import answering, reading
+from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.encoding import Blank, chunks, data_of, message_of
-from jaxserve.cluster.transfer.shelf import Lot, Shelf
+from jaxserve.cluster.transfer.grpc_status import answering, reading
+from jaxserve.cluster.transfer.offers import Lot, Shelf
 from jaxserve.cluster.transfer.transport import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.engine.kv_segment import Piece

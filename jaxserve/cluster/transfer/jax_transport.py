@@ -15,13 +15,13 @@ from contextlib import asynccontextmanager
 
 from grpc import aio  # type: ignore[attr-defined]
 
-from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.calls import answering, reading
+from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.encoding import piece_of
+from jaxserve.cluster.transfer.grpc_status import answering, reading
 from jaxserve.cluster.transfer.grpc_transport import Metadata
 from jaxserve.cluster.transfer.jax_transfer import JaxTransfer
 from jaxserve.cluster.transfer.leftovers import Leftovers
-from jaxserve.cluster.transfer.shelf import Lot, Shelf
+from jaxserve.cluster.transfer.offers import Lot, Shelf
 from jaxserve.cluster.transfer.transport import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from jaxserve.cluster.transfer.budget import Budget
+from jaxserve.cluster.transfer.byte_budget import Budget
 
 
 class Leftovers:

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from grpc import aio  # type: ignore[attr-defined]
 
-from jaxserve.cluster.transfer.calls import answering, reading
 from jaxserve.cluster.transfer.encoding import ticket_from_proto, ticket_to_proto
+from jaxserve.cluster.transfer.grpc_status import answering, reading
 from jaxserve.cluster.transfer.grpc_transport import Metadata
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.transport import Offering, Receiver, Sender, TransferError

@@ -20,7 +20,7 @@ from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.engine.host.page_pool import NO_PAGE
 from jaxserve.engine.kv_segment import Piece
 from jaxserve.errors import ConfigError, EngineError
-from jaxserve.models.attend import page_partition
+from jaxserve.models.sharded_attention import page_partition
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages, quantize
 from sharding.rules import LANES

@@ -11,11 +11,11 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve.engine.device.kernels.attention import attention_options
 from jaxserve.engine.device.token_layout import Place, take
-from jaxserve.models.attend import Attend
 from jaxserve.models.decoder import Forwarded, forward, logits
+from jaxserve.models.matmul_weight_only import place_weights
 from jaxserve.models.moe import Experts
 from jaxserve.models.quant import Placed
-from jaxserve.models.quantized_product import place_weights
+from jaxserve.models.sharded_attention import Attend
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul.api import GroupedMatmul
 from pallas_kernels.paged_attention.api import PagedAttention, Pages, Ragged

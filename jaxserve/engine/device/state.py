@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, UInt32
 from jaxserve.config import EngineConfig
 from jaxserve.engine.device.batch import MAX_END_IDS
 from jaxserve.engine.device.sampling import RowFields, RowSampling
-from jaxserve.models.attend import page_rules
+from jaxserve.models.sharded_attention import page_rules
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages

@@ -15,7 +15,7 @@ from jaxserve.models.families import (
     qwen3,
     qwen3_moe,
 )
-from jaxserve.models.families.family import Family
+from jaxserve.models.families.weight_table import Family
 
 FAMILIES: dict[str, Family] = {
     "DeepseekV2ForCausalLM": deepseek.V2,

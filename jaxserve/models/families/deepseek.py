@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.family import Family, Tensor
-from jaxserve.models.families.names import MLP, PRE_NORMS, expert_tensors, layer_tensors, outer_tensors
-from jaxserve.models.families.reading import ConfigReader
+from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.hf_names import MLP, PRE_NORMS, expert_tensors, layer_tensors, outer_tensors
+from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.rope import YarnRope
 from jaxserve.models.spec import Latent, Mixture, ModelSpec
 

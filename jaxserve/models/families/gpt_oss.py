@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.errors import ModelError
-from jaxserve.models.families.family import Family, Tensor
-from jaxserve.models.families.names import layer_tensors, tensors
-from jaxserve.models.families.reading import FULL, SLIDING, ConfigReader
+from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
+from jaxserve.models.families.hf_names import layer_tensors, tensors
+from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.spec import Mixture, ModelSpec
 
 EXPERTS = {  # gate and up in turn, column by column

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families import names
-from jaxserve.models.families.family import Family, Tensor
-from jaxserve.models.families.reading import ConfigReader
+from jaxserve.models.families import hf_names as names
+from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.spec import ModelSpec
 
 NORMS = {"post_attention_layernorm": "attn_out_norm", "post_feedforward_layernorm": "mlp_out_norm"}

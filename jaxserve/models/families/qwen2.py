@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.family import Family
-from jaxserve.models.families.names import tensors
-from jaxserve.models.families.reading import FULL, SLIDING, ConfigReader
+from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
+from jaxserve.models.families.hf_names import tensors
+from jaxserve.models.families.weight_table import Family
 from jaxserve.models.spec import ModelSpec
 
 

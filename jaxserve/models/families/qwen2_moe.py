@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from jaxserve.models.families.family import Family, Tensor
-from jaxserve.models.families.names import expert_tensors, layer_tensors, tensors
-from jaxserve.models.families.reading import FULL, ConfigReader
+from jaxserve.models.families.hf_config import FULL, ConfigReader
+from jaxserve.models.families.hf_names import expert_tensors, layer_tensors, tensors
+from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.spec import Mixture, ModelSpec
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.family import Family
-from jaxserve.models.families.names import tensors
+from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.hf_names import tensors
 from jaxserve.models.families.qwen2 import upper_windows
-from jaxserve.models.families.reading import ConfigReader
+from jaxserve.models.families.weight_table import Family
 from jaxserve.models.spec import ModelSpec
 
 

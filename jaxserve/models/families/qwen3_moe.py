@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from jaxserve.models.families.family import Family, Tensor
-from jaxserve.models.families.names import expert_tensors, tensors
+from jaxserve.models.families.hf_config import ConfigReader
+from jaxserve.models.families.hf_names import expert_tensors, tensors
 from jaxserve.models.families.qwen2_moe import mixture, no_windows
-from jaxserve.models.families.reading import ConfigReader
+from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.spec import ModelSpec
 
 

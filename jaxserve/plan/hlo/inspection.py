@@ -1,6 +1,6 @@
 """What the compiler says of a step that it has compiled: bytes per device, what it copies, what it exchanges.
 
-Nothing has to run for it, so it serves devices that are not here (sharding/absent.py) as well.
+Nothing has to run for it, so it serves devices that are not here (sharding/aot_devices.py) as well.
 """
 
 import math

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jaxserve.errors import ConfigError
 from jaxserve.server.disaggregation.addresses import check_address, read_addresses
-from jaxserve.server.disaggregation.decision import Policy
-from jaxserve.server.files import read_file, read_token
+from jaxserve.server.disaggregation.policy import Policy
+from jaxserve.server.security.files import read_file, read_token
 
 ROLES = ("both", "prefill", "decode")
 TRANSPORTS = ("grpc", "jax")

@@ -8,12 +8,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.shelf import Shelf
-from jaxserve.server.disaggregation.decision import Decision
+from jaxserve.cluster.transfer.byte_budget import Budget
+from jaxserve.cluster.transfer.offers import Shelf
+from jaxserve.server.disaggregation.policy import Decision
 from jaxserve.server.disaggregation.prefill_pool import State
-from jaxserve.server.histogram import Histogram
-from jaxserve.server.metrics import LONG, PREFIX
+from jaxserve.server.observe.histogram import Histogram
+from jaxserve.server.observe.metrics import LONG, PREFIX
 
 NAME = PREFIX + "disaggregation_"
 SECONDS = "of a prompt's trip of which everything came: from the decision to the last of its pages"

@@ -15,7 +15,7 @@ from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
 from jaxserve.cluster.transfer.transport import TransferError
 from jaxserve.engine.host.kv_transfer import Import, Staged
 from jaxserve.engine.kv_segment import Piece
-from jaxserve.server.disaggregation.handed import Blocks, Handed, blocks_of
+from jaxserve.server.disaggregation.prefix_affinity import Blocks, Handed, blocks_of
 
 AGAIN = 1.0  # seconds until a server that is not there is asked again
 REST = 5.0  # seconds without prompts for one that failed with one

@@ -14,11 +14,11 @@ from jaxserve.engine.host.kv_transfer import Export, Outgoing
 from jaxserve.engine.kv_segment import Piece
 from jaxserve.errors import JaxserveError
 from jaxserve.request import SamplingParams
-from jaxserve.server.answer import Answer
-from jaxserve.server.call import Call
-from jaxserve.server.engine_thread import EngineThread
-from jaxserve.server.gate import Gate
-from jaxserve.server.service import Service
+from jaxserve.server.core.answer import Answer
+from jaxserve.server.core.engine_thread import EngineThread
+from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.service import Service
+from jaxserve.server.readiness import Gate
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, seed=0)  # whoever decodes draws the first token
 

@@ -7,22 +7,22 @@ import grpc
 from grpc import aio  # type: ignore[attr-defined]
 from prometheus_client import CollectorRegistry
 
-from jaxserve.cluster.transfer.budget import Budget
+from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.handshake import Handshake
+from jaxserve.cluster.transfer.offers import Shelf
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer
-from jaxserve.cluster.transfer.shelf import Shelf
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
+from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.disaggregation.addresses import follow
 from jaxserve.server.disaggregation.flags import Disaggregation
-from jaxserve.server.disaggregation.handover import Handover
 from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics, ServerMetrics
 from jaxserve.server.disaggregation.prefill_pool import PrefillPool, PrefillServer
 from jaxserve.server.disaggregation.prefill_source import PrefillSource
+from jaxserve.server.disaggregation.remote_prefill import Handover
 from jaxserve.server.disaggregation.transports import transport_of
-from jaxserve.server.engine_thread import EngineThread
-from jaxserve.server.gate import Gate
-from jaxserve.server.grpc_server import Face
+from jaxserve.server.grpc.server import Face
+from jaxserve.server.readiness import Gate
 
 PREFILL = pb.DESCRIPTOR.services_by_name["PrefillService"].full_name
 # To each prefill server a connection of its own, which is found dead within seconds, and again within two.

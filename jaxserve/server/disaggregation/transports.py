@@ -6,15 +6,15 @@ from weakref import WeakSet
 from grpc import aio  # type: ignore[attr-defined]
 from prometheus_client import CollectorRegistry
 
-from jaxserve.cluster.transfer.budget import Budget
+from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.grpc_transport import SERVICE, GrpcReceiver, Metadata, TransferServicer
 from jaxserve.cluster.transfer.jax_transfer import JaxTransfer
 from jaxserve.cluster.transfer.jax_transport import JaxReceiver, JaxServicer
-from jaxserve.cluster.transfer.shelf import Shelf
+from jaxserve.cluster.transfer.offers import Shelf
 from jaxserve.cluster.transfer.transport import Receiver
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.server.disaggregation.metrics import JaxMetrics
-from jaxserve.server.grpc_server import Face
+from jaxserve.server.grpc.server import Face
 
 
 class Transport(Protocol):

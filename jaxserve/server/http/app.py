@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxserve.errors import JaxserveError
-from jaxserve.server.gate import Gate
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.embeddings import Embeddings
 from jaxserve.server.http.errors import HeadersTooLargeError, refusal, refuse_route
 from jaxserve.server.http.generation import Generation
@@ -19,9 +19,9 @@ from jaxserve.server.http.ids import EchoId
 from jaxserve.server.http.info import Info
 from jaxserve.server.http.live import Live
 from jaxserve.server.http.page import Page, is_page
-from jaxserve.server.http.tokens import Tokenization
-from jaxserve.server.limits import Limits
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.http.tokenize import Tokenization
+from jaxserve.server.readiness import Gate
+from jaxserve.server.security.auth import Tokens
 
 HEALTH = "/health"
 

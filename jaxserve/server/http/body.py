@@ -7,10 +7,10 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from jaxserve.errors import RequestError
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.errors import BodyError, BodyTimeoutError, BodyTooLargeError, MediaTypeError
 from jaxserve.server.http.json import loads
 from jaxserve.server.http.types import Body
-from jaxserve.server.limits import Limits
 
 MEDIA_TYPE = "application/json"
 

@@ -12,14 +12,14 @@ from starlette.requests import Request
 from jaxserve.errors import ModelNotFoundError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
-from jaxserve.server.call import Call
+from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.body import read
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
 from jaxserve.server.http.structure import structure_in
 from jaxserve.server.http.tools import tools_in
 from jaxserve.server.http.types import Body, ChatBody, CompletionBody, Sampling
-from jaxserve.server.limits import Limits
-from jaxserve.server.model import Served
+from jaxserve.server.serving_state import Served
 
 SAME = (  # in the body as in SamplingParams
     *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),

@@ -7,10 +7,10 @@ from typing import Any
 from jaxserve.chat.answers import AnswerParser, Arguments, Call, Content, Part, Reading, Reasoning
 from jaxserve.completion import Completion
 from jaxserve.engine.plan import Logprob
+from jaxserve.server.core.answer_events import Done, News, Update
 from jaxserve.server.http.logprobs import ChatLogprobs, prompt_logprobs
 from jaxserve.server.http.replies import Choice, ending
 from jaxserve.server.http.types import ChatBody
-from jaxserve.server.news import Done, News, Update
 from jaxserve.tokenizer import Tokenizer
 
 ROLE = "assistant"

@@ -7,11 +7,11 @@ from typing import Any
 
 from jaxserve.completion import Completion
 from jaxserve.engine.plan import Logprob
+from jaxserve.server.core.answer_events import Done, News, PromptScores, Update
 from jaxserve.server.http.calls import scores_only
 from jaxserve.server.http.logprobs import Scored, TextLogprobs, prompt_logprobs
 from jaxserve.server.http.replies import Choice, ending
 from jaxserve.server.http.types import CompletionBody
-from jaxserve.server.news import Done, News, PromptScores, Update
 from jaxserve.tokenizer import Tokenizer
 
 

@@ -10,19 +10,19 @@ from starlette.responses import Response
 
 from jaxserve.completion import Completion
 from jaxserve.errors import RequestError
-from jaxserve.server.call import Call, trace_of
-from jaxserve.server.embedding import embed, embed_calls, written
-from jaxserve.server.gate import Gate
+from jaxserve.server.core.embedding import embed, embed_calls, written
+from jaxserve.server.core.incoming_request import Call, trace_of
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.service import new_id
 from jaxserve.server.http.body import MEDIA_TYPE
 from jaxserve.server.http.calls import body_of, check_model
 from jaxserve.server.http.errors import answering
 from jaxserve.server.http.ids import id_header
 from jaxserve.server.http.json import dumps
-from jaxserve.server.http.news import while_connected
+from jaxserve.server.http.multiplex import while_connected
 from jaxserve.server.http.types import EmbeddingBody
-from jaxserve.server.limits import Limits
-from jaxserve.server.model import Served
-from jaxserve.server.service import new_id
+from jaxserve.server.readiness import Gate
+from jaxserve.server.serving_state import Served
 
 
 class Embeddings:

@@ -23,9 +23,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from jaxserve.errors import JaxserveError, RequestError
+from jaxserve.server.core.internal_errors import presentable
+from jaxserve.server.core.status import pushback_ms
 from jaxserve.server.http.json import dumps
-from jaxserve.server.incidents import presentable
-from jaxserve.server.status import pushback_ms
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 

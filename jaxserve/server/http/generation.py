@@ -9,9 +9,11 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxserve.server.answer import Answer
-from jaxserve.server.call import Call, trace_of
-from jaxserve.server.gate import Gate
+from jaxserve.server.core.answer import Answer
+from jaxserve.server.core.answer_events import Done
+from jaxserve.server.core.incoming_request import Call, trace_of
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.service import Service, new_id
 from jaxserve.server.http.body import MEDIA_TYPE
 from jaxserve.server.http.calls import (
     body_of,
@@ -26,14 +28,12 @@ from jaxserve.server.http.completions import CompletionWriter
 from jaxserve.server.http.errors import answering
 from jaxserve.server.http.ids import id_header
 from jaxserve.server.http.json import dumps
-from jaxserve.server.http.news import together, while_connected
+from jaxserve.server.http.multiplex import together, while_connected
 from jaxserve.server.http.replies import Meter, Writer, envelope
 from jaxserve.server.http.stream import Chunks, EventStream
 from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling, StreamOptions
-from jaxserve.server.limits import Limits
-from jaxserve.server.model import Served
-from jaxserve.server.news import Done
-from jaxserve.server.service import Service, new_id
+from jaxserve.server.readiness import Gate
+from jaxserve.server.serving_state import Served
 
 
 class Generation:

@@ -8,12 +8,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxserve.server.gate import Gate, Phase
 from jaxserve.server.http.body import MEDIA_TYPE
 from jaxserve.server.http.calls import check_model
 from jaxserve.server.http.errors import answering
 from jaxserve.server.http.json import dumps
-from jaxserve.server.model import ModelCard
+from jaxserve.server.readiness import Gate, Phase
+from jaxserve.server.serving_state import ModelCard
 
 PROMETHEUS = "text/plain; version=0.0.4"
 

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxserve.errors import QueueFullError
-from jaxserve.server.gate import Gate, Phase
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.errors import answering
 from jaxserve.server.http.json import dumps
 from jaxserve.server.http.stream import EventStream
-from jaxserve.server.limits import Limits
-from jaxserve.server.metrics import PREFIX
-from jaxserve.server.model import Served
+from jaxserve.server.observe.metrics import PREFIX
+from jaxserve.server.readiness import Gate, Phase
+from jaxserve.server.serving_state import Served
 
 EVERY = 1.0  # seconds
 NOTICE = 0.2  # seconds until a new phase is told

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from jaxserve.chat.answers import ended_by
 from jaxserve.completion import Completion
-from jaxserve.server.news import Done, News, Started, Update
+from jaxserve.server.core.answer_events import Done, News, Started, Update
 
 Choice = dict[str, Any]
 

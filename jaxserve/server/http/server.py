@@ -10,9 +10,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from jaxserve.errors import ConfigError
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.connection import Connection
-from jaxserve.server.limits import Limits
-from jaxserve.server.tls import Tls
+from jaxserve.server.security.tls import Tls
 
 
 class _Server(uvicorn.Server):

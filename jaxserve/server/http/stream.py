@@ -9,12 +9,12 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from jaxserve.server.core.answer_events import News
+from jaxserve.server.core.internal_errors import presentable
 from jaxserve.server.http.errors import error_body
 from jaxserve.server.http.json import dumps
 from jaxserve.server.http.replies import Choice, Meter, Writer
 from jaxserve.server.http.types import StreamOptions
-from jaxserve.server.incidents import presentable
-from jaxserve.server.news import News
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # for proxies, which would collect the events

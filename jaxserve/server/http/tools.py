@@ -4,9 +4,9 @@ from typing import Any
 
 from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, check_size, tools_of
 from jaxserve.errors import RequestError
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
 from jaxserve.server.http.types import ChatBody
-from jaxserve.server.limits import Limits
 
 FIELDS = frozenset({"name", "description", "parameters", "strict"})
 

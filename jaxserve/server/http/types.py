@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from jaxserve.request import MAX_BIASES
-from jaxserve.server.embedding import MAX_INPUTS
+from jaxserve.server.core.embedding import MAX_INPUTS
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
 from jaxserve.server.http.fields import IGNORED, ONLY
 from jaxserve.server.http.json import dumps

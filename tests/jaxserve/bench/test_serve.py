@@ -25,11 +25,12 @@ from jaxserve.bench.report import Report
 from jaxserve.bench.serve import measure
 from jaxserve.client import CallError
 from jaxserve.errors import ConfigError
-from jaxserve.server.limits import Limits
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.security.auth import Tokens
 from tests.jaxserve.client.test_connection import signed
-from tests.jaxserve.server import harness, http_harness
-from tests.jaxserve.server.test_tls import listening
+from tests.jaxserve.server import harness
+from tests.jaxserve.server.http import harness as http_harness
+from tests.jaxserve.server.security.test_tls import listening
 
 STEP = 0.004  # seconds of the device
 ENVIRONMENT = {"load_before": 0.0, "cores": 2, "jaxserve": "1", "jax": "2", "python": "3", "date": "2026-01-01"}

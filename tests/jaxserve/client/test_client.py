@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from jaxserve.client import AsyncClient, Client, Delta, Finish, PromptInfo, PromptLogprobs, join, results
-from jaxserve.client.asking import HEADER, ChatOptions, Options
+from jaxserve.client.requests import HEADER, ChatOptions, Options
 from jaxserve.errors import AdminOnlyError, CredentialError, DrainingError, NotBuiltInError, RequestError
 from jaxserve.request import SamplingParams
-from jaxserve.server.gate import Phase
-from jaxserve.server.limits import Limits
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.readiness import Phase
+from jaxserve.server.security.auth import Tokens
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import naive, naive_embedding

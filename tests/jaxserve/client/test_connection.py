@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from jaxserve.client import TLS, CallError, Client, Finish, base
+from jaxserve.client import TLS, CallError, Client, Finish
+from jaxserve.client import connection as base
 from jaxserve.errors import ConfigError
 from jaxserve.v1 import common_pb2, inference_pb2_grpc
 from jaxserve.v1 import inference_pb2 as pb

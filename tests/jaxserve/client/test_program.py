@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jaxserve.client.__main__ import main as program
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.security.auth import Tokens
 from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.client.test_client import TEXT, expected
 from tests.jaxserve.server.harness import Running, running

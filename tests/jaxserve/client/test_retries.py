@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from jaxserve.client import CallError, Client, PromptInfo, SamplingParams, retrying
-from jaxserve.client.base import Connection
+from jaxserve.client.connection import Connection
 from jaxserve.errors import (
     ConfigError,
     DrainingError,
@@ -22,7 +22,7 @@ from jaxserve.errors import (
     RequestError,
     SlowConsumerError,
 )
-from jaxserve.server.status import trailers
+from jaxserve.server.core.status import trailers
 from jaxserve.v1 import admin_pb2_grpc, inference_pb2_grpc
 from jaxserve.v1 import inference_pb2 as pb
 from tests.jaxserve.client.test_client import Looping, Waiting, opened

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from jaxserve.cluster import pulse
-from jaxserve.cluster.fingerprint import Facts, difference
+from jaxserve.cluster import heartbeat as pulse
+from jaxserve.cluster.compatibility import Facts, difference
 from jaxserve.cluster.follower import Follower
+from jaxserve.cluster.heartbeat import FAILED, Loss, Pulse
 from jaxserve.cluster.leader import Leader
-from jaxserve.cluster.pulse import FAILED, Loss, Pulse
-from jaxserve.cluster.seal import SECRET_BYTES
+from jaxserve.cluster.message_auth import SECRET_BYTES
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.errors import ConfigError, EngineError
 

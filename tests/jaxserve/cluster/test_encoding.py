@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.cluster.encoding import buckets_from_proto, buckets_to_proto, plan_from_proto, plan_to_proto
-from jaxserve.cluster.seal import Chain, proof_of
+from jaxserve.cluster.message_auth import Chain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import BucketPlan

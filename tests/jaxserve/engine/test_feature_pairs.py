@@ -19,7 +19,6 @@ from _pytest.mark.structures import ParameterSet
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
-from jaxserve.draft import check_choice
 from jaxserve.engine.build import plan_config
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
 from jaxserve.engine.device.runner import DeviceRunner
@@ -28,7 +27,8 @@ from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.sequence import Sequence as Seq
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError
-from jaxserve.load import load_params, read_spec
+from jaxserve.loading.checkpoint import load_params, read_spec
+from jaxserve.loading.draft import check_choice
 from jaxserve.request import Request, SamplingParams
 from jaxserve.structure import Structure
 from sharding.mesh import MeshSpec

@@ -8,10 +8,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from checkpoints.hf import HFCheckpoint
-from jaxserve.load import load_params, read_spec
-from jaxserve.models.attend import Attend
+from jaxserve.loading.checkpoint import load_params, read_spec
 from jaxserve.models.decoder import forward, logits
 from jaxserve.models.moe import Experts
+from jaxserve.models.sharded_attention import Attend
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul import reference as grouped
 from pallas_kernels.paged_attention import reference

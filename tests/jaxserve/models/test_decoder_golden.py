@@ -10,7 +10,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from jax.sharding import Mesh
 
-from jaxserve.models.families.reading import ConfigReader
+from jaxserve.models.families.hf_config import ConfigReader
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 

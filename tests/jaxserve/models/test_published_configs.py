@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve import plan
 from jaxserve.errors import ModelError
-from jaxserve.load import read_spec
+from jaxserve.loading.checkpoint import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import LongRope
 from jaxserve.models.spec import ModelSpec

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
-from jaxserve.load import load_params, read_spec
+from jaxserve.loading.checkpoint import load_params, read_spec
 from jaxserve.models import quant
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.layers import einsum

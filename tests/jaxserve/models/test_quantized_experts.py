@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from checkpoints.hf import HFCheckpoint
 from checkpoints.quantized import dequantized
-from jaxserve.load import read_spec
+from jaxserve.loading.checkpoint import read_spec
 from jaxserve.models import quant
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.moe import Experts, products

@@ -10,11 +10,11 @@ import pytest
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
-from jaxserve.load import read_spec
+from jaxserve.loading.checkpoint import read_spec
 from jaxserve.models.spec import Latent, ModelSpec
 from jaxserve.plan.__main__ import main
-from jaxserve.plan.account import Account
 from jaxserve.plan.deployment import Deployment, Target, deploy
+from jaxserve.plan.estimate import Account
 from jaxserve.plan.handover import Handover, Trip, arrival, lengths, parts_of
 from jaxserve.plan.roofline import Case, Limits
 from jaxserve.plan.topology import parse

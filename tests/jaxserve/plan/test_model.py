@@ -11,7 +11,7 @@ import pytest
 
 from checkpoints.errors import CheckpointError
 from jaxserve.errors import ConfigError, ModelError
-from jaxserve.load import read_spec
+from jaxserve.loading.checkpoint import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.quant import FORMS

@@ -13,9 +13,9 @@ from jaxserve.engine.build import build_engine
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.account import Account
 from jaxserve.plan.compile import compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
+from jaxserve.plan.estimate import Account
 from jaxserve.plan.roofline import Case, Limits, work_of
 from jaxserve.plan.topology import parse
 from sharding.mesh import MeshSpec

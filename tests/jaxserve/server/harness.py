@@ -20,18 +20,18 @@ from jaxserve.engine.host.speculation import Proposer, Speculation
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import RestartingError
 from jaxserve.prompts import Prompts
+from jaxserve.server.core.engine_thread import EngineThread
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.service import Observer, Service
+from jaxserve.server.core.ttft_estimate import Forecast
 from jaxserve.server.disaggregation.roles import Role
-from jaxserve.server.engine_thread import EngineThread
-from jaxserve.server.forecast import Forecast
-from jaxserve.server.gate import Gate
-from jaxserve.server.grpc_admin import AdminServicer
-from jaxserve.server.grpc_server import Face, Health, bind, new_server
-from jaxserve.server.grpc_service import InferenceServicer
-from jaxserve.server.limits import Limits
-from jaxserve.server.model import EngineCard, ModelCard, Served
-from jaxserve.server.profiler import Profiler
-from jaxserve.server.service import Observer, Service
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.grpc.admin import AdminServicer
+from jaxserve.server.grpc.inference import InferenceServicer
+from jaxserve.server.grpc.server import Face, Health, bind, new_server
+from jaxserve.server.observe.profiler import Profiler
+from jaxserve.server.readiness import Gate
+from jaxserve.server.security.auth import Tokens
+from jaxserve.server.serving_state import EngineCard, ModelCard, Served
 from jaxserve.structure.grammars import Grammars
 from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
 from jaxserve.v1.inference_pb2_grpc import InferenceServiceStub

@@ -13,11 +13,11 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from jaxserve.errors import QueueFullError
-from jaxserve.server.answer import Answer
-from jaxserve.server.embedding import AT_ONCE, MAX_INPUTS
-from jaxserve.server.limits import Limits
-from jaxserve.server.metrics import Metrics
-from jaxserve.server.service import Call
+from jaxserve.server.core.answer import Answer
+from jaxserve.server.core.embedding import AT_ONCE, MAX_INPUTS
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.service import Call
+from jaxserve.server.observe.metrics import Metrics
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import naive_embedding

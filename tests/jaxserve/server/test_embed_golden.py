@@ -13,17 +13,17 @@ import pytest
 from jaxserve import LLM, EngineOptions
 from jaxserve.client import AsyncClient
 from jaxserve.server.assembly import assemble, engine_card, model_card
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.roles import Role
-from jaxserve.server.gate import Gate
-from jaxserve.server.grpc_server import Health, bind, new_server
-from jaxserve.server.grpc_service import InferenceServicer
+from jaxserve.server.grpc.inference import InferenceServicer
+from jaxserve.server.grpc.server import Health, bind, new_server
 from jaxserve.server.http.app import new_app
-from jaxserve.server.limits import Limits
-from jaxserve.server.model import Served
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.readiness import Gate
+from jaxserve.server.security.auth import Tokens
+from jaxserve.server.serving_state import Served
 from sharding.mesh import MeshSpec
 from tests.embedding_model import BOUND, END, golden, text_of, with_tokenizer
-from tests.jaxserve.server.http_harness import fake_metrics
+from tests.jaxserve.server.http.harness import fake_metrics
 
 PROMPTS, EXPECTED = golden()
 OTHERS = [[7], [1, 2, 3], PROMPTS[0][:9], list(range(90, 40, -1))]

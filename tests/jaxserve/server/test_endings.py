@@ -13,8 +13,8 @@ import grpc
 import pytest
 from grpc import aio
 
-from jaxserve.server.limits import Limits
-from jaxserve.server.service import MAX_ASIDE
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.service import MAX_ASIDE
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.jaxserve.server.harness import Running, running
 

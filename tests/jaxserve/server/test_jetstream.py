@@ -18,18 +18,18 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jaxserve.errors import JaxserveError
-from jaxserve.server.answer import Answer
+from jaxserve.server.core.answer import Answer
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.flags import parser
 from jaxserve.server.jetstream import SERVICE
-from jaxserve.server.limits import Limits
-from jaxserve.server.metrics import Metrics
+from jaxserve.server.observe.metrics import Metrics
 from jaxserve.server.v1 import jetstream_pb2 as ours
 from jaxserve.v1 import admin_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import naive
 from tests.jaxserve.engine.host.driver import request as engine_request
 from tests.jaxserve.server.harness import Running, running
-from tests.jaxserve.server.test_tls import listening
+from tests.jaxserve.server.security.test_tls import listening
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "jetstream_0.2.2.binpb"
 TEXT = "The quick brown fox"
@@ -101,7 +101,7 @@ class Seen:
 @pytest.fixture(autouse=True)
 def one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The seed that the server draws for every request: the fake device heeds it even where it should be greedy."""
-    monkeypatch.setattr("jaxserve.server.service.secrets.randbits", lambda bits: 1)
+    monkeypatch.setattr("jaxserve.server.core.service.secrets.randbits", lambda bits: 1)
 
 
 def listener(server: Running, token: str | None = None, temperature: float = 0.0) -> Any:

@@ -14,11 +14,11 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jaxserve.errors import ConfigError
-from jaxserve.server.gate import Phase
-from jaxserve.server.grpc_server import INFERENCE, bind, new_server
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.grpc.server import INFERENCE, bind, new_server
 from jaxserve.server.lifecycle import FAILED, Lifecycle
-from jaxserve.server.limits import Limits
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.readiness import Phase
+from jaxserve.server.security.auth import Tokens
 from jaxserve.v1 import admin_pb2, inference_pb2
 from tests.jaxserve.server.harness import MODEL, Running, running
 from tests.jaxserve.server.test_endings import outcome, start

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from grpc import aio
 
-from jaxserve.server.limits import Limits
+from jaxserve.server.core.limits import Limits
 from jaxserve.v1 import common_pb2, inference_pb2
 from jaxserve.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.jaxserve.server.harness import Running, running

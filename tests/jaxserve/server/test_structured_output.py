@@ -17,12 +17,12 @@ from pydantic import BaseModel
 
 from jaxserve.client import AsyncClient
 from jaxserve.errors import GrammarError
-from jaxserve.server.limits import Limits
-from jaxserve.server.service import MAX_UNCOMPILED
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.service import MAX_UNCOMPILED
 from jaxserve.structure import Structure
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.jaxserve.server.harness import running
-from tests.jaxserve.server.http_harness import serving
+from tests.jaxserve.server.http.harness import serving
 
 SCHEMA = {
     "type": "object",

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.chat.answers import AnswerParser, Arguments, Call, Content, Part, Reading, Reasoning
-from jaxserve.chat.answers.forms import TOOL_FORMS, TOOL_PARSERS, choose_forms
+from jaxserve.chat.answers.formats import TOOL_FORMS, TOOL_PARSERS, choose_forms
 
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[3] / "golden" / "tool_answers.json").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from typing import Any
 
 from grpc import aio
 
-from jaxserve.cluster.transfer.budget import Budget
+from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.engine.kv_segment import Piece
 from tests.jaxserve.cluster.transfer.harness import (
     MEBI,

@@ -13,8 +13,8 @@ from grpc import aio
 
 from jaxserve.cluster.transfer import grpc_transport
 from jaxserve.cluster.transfer.encoding import chunks
+from jaxserve.cluster.transfer.offers import Counts
 from jaxserve.cluster.transfer.prefill import PrefillClient
-from jaxserve.cluster.transfer.shelf import Counts
 from jaxserve.cluster.transfer.transport import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc

@@ -15,10 +15,10 @@ import pytest
 from grpc import aio
 
 from jaxserve.cluster.transfer import jax_transfer, jax_transport
-from jaxserve.cluster.transfer.budget import Budget
+from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.jax_transfer import JaxTransfer
 from jaxserve.cluster.transfer.jax_transport import STUCK, JaxServicer
-from jaxserve.cluster.transfer.shelf import Counts, Shelf
+from jaxserve.cluster.transfer.offers import Counts, Shelf
 from jaxserve.cluster.transfer.transport import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from grpc import aio
 
-from jaxserve.cluster.transfer.budget import Budget
+from jaxserve.cluster.transfer.byte_budget import Budget
 from tests.jaxserve.cluster.transfer.harness import (
     MEBI,
     OPTIONS,

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from grpc import aio
 
-from jaxserve.cluster.transfer.budget import Budget
+from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver, TransferServicer
+from jaxserve.cluster.transfer.offers import Counts, Shelf
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
-from jaxserve.cluster.transfer.shelf import Counts, Shelf
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.errors import QueueFullError
-from jaxserve.server.grpc_server import Face, Health, bind, new_server
-from jaxserve.server.limits import Limits
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.grpc.server import Face, Health, bind, new_server
+from jaxserve.server.security.auth import Tokens
 from tests.jaxserve.cluster.transfer.harness import (
     HANDSHAKE,
     MEBI,

@@ -7,7 +7,7 @@ import pytest
 from jaxserve.engine.device.lowering import abstract_params
 from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.engine.device.weight_report import describe, sizes_of
-from jaxserve.load import read_spec
+from jaxserve.loading.checkpoint import read_spec
 from jaxserve.models.quant import FORMS, Form
 from jaxserve.plan.model import read_config
 from sharding.mesh import MeshSpec

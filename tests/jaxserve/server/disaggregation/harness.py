@@ -12,11 +12,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.server.disaggregation.decision import Policy
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.flags import Disaggregation
+from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.disaggregation.roles import DecodeRole, PrefillRole
-from jaxserve.server.limits import Limits
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.jaxserve.cluster.transfer.harness import Proxy
 from tests.jaxserve.server.harness import Running, running

@@ -17,19 +17,19 @@ from jaxserve.errors import RestartingError
 from jaxserve.llm import LLM
 from jaxserve.request import Request
 from jaxserve.server.assembly import assemble, engine_card, handshake_of, model_card
-from jaxserve.server.call import Call
-from jaxserve.server.disaggregation.decision import Policy
+from jaxserve.server.core.engine_thread import EngineThread
+from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.flags import Disaggregation
+from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.disaggregation.roles import role_of
-from jaxserve.server.engine_thread import EngineThread
-from jaxserve.server.gate import Gate
-from jaxserve.server.grpc_server import Health, bind, new_server
-from jaxserve.server.grpc_service import InferenceServicer
-from jaxserve.server.limits import Limits
-from jaxserve.server.metrics import PREFIX, Metrics
-from jaxserve.server.model import Served
-from jaxserve.server.service import Service
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.grpc.inference import InferenceServicer
+from jaxserve.server.grpc.server import Health, bind, new_server
+from jaxserve.server.observe.metrics import PREFIX, Metrics
+from jaxserve.server.readiness import Gate
+from jaxserve.server.security.auth import Tokens
+from jaxserve.server.serving_state import Served
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.host.checks import check_rest
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from jaxserve.server.disaggregation.decision import Policy
-from jaxserve.server.disaggregation.handed import BLOCK, Blocks, Handed, blocks_of
+from jaxserve.server.disaggregation.policy import Policy
+from jaxserve.server.disaggregation.prefix_affinity import BLOCK, Blocks, Handed, blocks_of
 
 PROMPT = tuple(range(1000))
 

@@ -10,7 +10,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.server.disaggregation.addresses import check_address, read_addresses
 from jaxserve.server.disaggregation.prefill_pool import State
 from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, apart, asking, until
-from tests.jaxserve.server.disaggregation.test_handover_faults import before_step
+from tests.jaxserve.server.disaggregation.test_remote_prefill_faults import before_step
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_idle_one_is_asked(tmp_path: Path) -> None:
 
 
 def test_who_has_a_prefix_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxserve.server.disaggregation.handed.BLOCK", 32)
+    monkeypatch.setattr("jaxserve.server.disaggregation.prefix_affinity.BLOCK", 32)
 
     async def main() -> None:
         async with apart(tmp_path, prefills=2) as servers:

@@ -17,7 +17,7 @@ from jaxserve.completion import Completion
 from jaxserve.config import EngineOptions
 from jaxserve.llm import LLM
 from jaxserve.request import MAX_LOGPROBS, Request, SamplingParams
-from jaxserve.server.call import Call
+from jaxserve.server.core.incoming_request import Call
 from jaxserve.structure import Structure
 from tests.jaxserve.server.disaggregation.letters import END, LETTERS, with_letters
 from tests.jaxserve.server.disaggregation.pair import MeshFrom, Server, compile_largest, joined, serving

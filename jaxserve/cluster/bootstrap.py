@@ -1,0 +1,222 @@
+"""From flags and the environment to the hosts of a pod, one process on each."""
+
+import argparse
+import atexit
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, Self
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxserve.cluster.compatibility import Facts
+from jaxserve.cluster.heartbeat import FAILED, Loss, say
+from jaxserve.cluster.message_auth import SECRET_BYTES
+from jaxserve.engine.device.runner import DeviceRunner
+from jaxserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxserve.cluster.follower import Follower
+    from jaxserve.cluster.leader import Leader
+
+COORDINATOR_PORT = 8476  # of a LeaderWorkerSet's leader; jax's own choice on TPUs is 8482
+DAY = 86400  # seconds
+LETTER_BYTES = 512  # of what host 0 tells the others: the secret, and where it listens
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """How this process finds the others.
+
+    count, index, coordinator (HOST:PORT of host 0): all three, or none of them where the environment knows. detect:
+    ask the environment. control_port: of host 0; 0: any. join_timeout: seconds.
+    """
+
+    count: int | None = None
+    index: int | None = None
+    coordinator: str | None = None
+    detect: bool = False
+    control_port: int = 0
+    join_timeout: float = 300.0
+
+    @staticmethod
+    def of(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> "Hosts":
+        """ConfigError when the flags do not fit together."""
+        named = {"--hosts": args.hosts, "--host-index": args.host_index, "--coordinator": args.coordinator}
+        given = [flag for flag, value in named.items() if value is not None]
+        if args.pod and given:
+            raise ConfigError(f"--pod asks the environment for what {given[0]} says (leave one of them out)")
+        if given and len(given) < len(named):
+            missing = next(flag for flag in named if flag not in given)
+            raise ConfigError(f"{missing} is missing: --hosts, --host-index and --coordinator go together")
+        if given and args.hosts < 1:
+            raise ConfigError(f"--hosts {args.hosts}: it must be at least 1")
+        if given and not 0 <= args.host_index < args.hosts:
+            raise ConfigError(f"--host-index {args.host_index}: with --hosts {args.hosts} it is 0 to {args.hosts - 1}")
+        if given and not _is_address(args.coordinator):
+            raise ConfigError(f"--coordinator {args.coordinator}: it must be HOST:PORT of host 0, the port 1 to 65535")
+        if not 0 <= args.control_port < 2**16:
+            raise ConfigError(f"--control-port {args.control_port}: it must be 0 to 65535")
+        if not 0 < args.join_timeout <= DAY:
+            raise ConfigError(f"--join-timeout {args.join_timeout:g}: it must be above 0 and at most {DAY} seconds")
+        found = Hosts(args.hosts, args.host_index, args.coordinator, args.pod, args.control_port, args.join_timeout)
+        return _of_worker_set(found, environment) if args.pod else found
+
+    @property
+    def alone(self) -> bool:
+        return not self.detect and self.count in (None, 1)
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+
+
+def _of_worker_set(found: Hosts, environment: Mapping[str, str]) -> Hosts:
+    """A LeaderWorkerSet tells its pods who they are; on TPUs jax knows by itself."""
+    if "LWS_LEADER_ADDRESS" not in environment or "TPU_WORKER_HOSTNAMES" in environment:
+        return found
+    return replace(
+        found,
+        count=int(environment["LWS_GROUP_SIZE"]),
+        index=int(environment["LWS_WORKER_INDEX"]),
+        coordinator=f"{environment['LWS_LEADER_ADDRESS']}:{COORDINATOR_PORT}",
+    )
+
+
+class Alone:
+    """The only host: there is nobody to agree with."""
+
+    leads: Literal[True] = True
+    new_runner: Final = DeviceRunner
+
+    def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
+        pass
+
+    def watch(self, lost: Callable[[Loss], None], evicted: Callable[[str], None], grace: float) -> None:
+        pass
+
+    def fail(self) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+type Pod = Alone | Leader | Follower
+
+
+def join(hosts: Hosts) -> Pod:
+    """Wait for the other hosts and open the control stream; before any computation of jax.
+
+    Host 0 leads. ConfigError when the hosts cannot make a pod; the process ends when not all of them come in time.
+    """
+    if hosts.alone:
+        return Alone()
+    timer = threading.Timer(hosts.join_timeout, _give_up, (hosts,))
+    timer.daemon = True
+    timer.start()
+    try:
+        _keep_standard_output()
+        _initialize(hosts)
+        atexit.register(leave, FAILED)
+        if jax.process_count() == 1:
+            return Alone()
+        _check_devices()
+        return _lead(hosts) if jax.process_index() == 0 else _follow()
+    finally:
+        timer.cancel()
+
+
+def leave(code: int) -> int:
+    """The exit code, once a pod has ended in order; otherwise the process ends here: jax would wait for the others."""
+    if jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _give_up(hosts: Hosts) -> None:
+    """jax itself would abort with a stack trace, on another thread's behalf."""
+    number = f"all of the {hosts.count} hosts" if hosts.count else "all hosts"
+    say(Loss(f"not {number} came within {hosts.join_timeout:g} s (start the others, or raise --join-timeout)"))
+    os._exit(FAILED)
+
+
+def _keep_standard_output() -> None:
+    """For what Python prints; gloo's own news, with which it would mix, go to standard error."""
+    out = open(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    sys.stdout = out
+
+
+def _check_port(coordinator: str) -> None:
+    """Where host 0 is to listen: jax would crash."""
+    try:
+        socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--coordinator {coordinator}: host 0 cannot listen there: {os.strerror(error.errno or 0)}"
+        ) from None
+
+
+def _initialize(hosts: Hosts) -> None:
+    if hosts.coordinator and hosts.index == 0:
+        _check_port(hosts.coordinator)
+    jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM to itself
+    try:
+        jax.distributed.initialize(
+            hosts.coordinator,
+            hosts.count,
+            hosts.index,
+            cluster_detection_method="deactivate" if hosts.coordinator else None,
+            initialization_timeout=int(hosts.join_timeout) + 60,  # _give_up comes first
+            shutdown_timeout_seconds=10,
+        )
+    except (ValueError, OSError) as error:  # OSError: of a metadata server that does not answer
+        raise ConfigError(f"--pod: the environment does not say who the hosts are: {error} (give --hosts)") from None
+
+
+def _check_devices() -> None:
+    counts = Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"host {host} has {count}" for host, count in sorted(counts.items()))
+        raise ConfigError(f"all hosts of a pod need as many devices: {shown}")
+
+
+def _lead(hosts: Hosts) -> "Leader":
+    from jaxserve.cluster.leader import Leader  # with gRPC, which one host alone does not need
+
+    secret = secrets.token_bytes(SECRET_BYTES)
+    leader = Leader(jax.process_count(), hosts.control_port, secret)
+    name = hosts.coordinator.rpartition(":")[0] if hosts.coordinator else socket.gethostbyname(socket.gethostname())
+    _broadcast(secret + f"{name}:{leader.port}".encode())
+    leader.wait_for_followers()
+    return leader
+
+
+def _follow() -> "Follower":
+    from jaxserve.cluster.follower import Follower
+
+    letter = _broadcast(b"")
+    follower = Follower(letter[SECRET_BYTES:].decode(), jax.process_index(), letter[:SECRET_BYTES])
+    follower.call()
+    return follower
+
+
+def _broadcast(letter: bytes) -> bytes:
+    """Host 0's letter, which every host gets over the links of the devices: only those who are in the job see it."""
+    padded = np.frombuffer(letter.ljust(LETTER_BYTES, b"\0"), np.uint8)
+    return bytes(multihost_utils.broadcast_one_to_all(padded)).rstrip(b"\0")

@@ -1,0 +1,101 @@
+"""What a ready server has behind its gate."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jaxserve.server.core.engine_thread import EngineThread
+from jaxserve.server.core.service import Service
+
+if TYPE_CHECKING:
+    from jaxserve.cluster.transfer.handshake import Handshake
+    from jaxserve.engine.device.runner import DeviceRunner
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What clients may know of the model. embedding_dimensions: of its embeddings; 0: it generates.
+
+    dtype: of activations. weights: what they are kept in, as --weights names it. sizes: bytes of weights on one device,
+    by part of the model and dtype.
+    """
+
+    name: str
+    architecture: str
+    parameters: int
+    dtype: str
+    vocab_size: int
+    max_context: int
+    eos_ids: tuple[int, ...]
+    has_chat_template: bool
+    embedding_dimensions: int = 0
+    weights: str = ""
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EngineCard:
+    """What operators may know of the engine. max_batch: of one lane."""
+
+    versions: dict[str, str]
+    mesh: dict[str, int]
+    device_kind: str
+    buckets: list[str]
+    max_batch: int
+    step_tokens: int
+    page_size: int
+    cache_tokens: int
+    kv_copies: int = 1  # tensor-parallel devices that hold the same kv head
+    lanes: int = 1  # each with max_batch rows
+    kv: str = "float32"  # what pages hold, as --kv has it
+
+    @property
+    def rows(self) -> int:
+        """Choices that run at a time."""
+        return self.max_batch * self.lanes
+
+
+@dataclass(frozen=True, slots=True)
+class StepUse:
+    """A compiled step, and what it was used for so far. rows, tokens: of a lane; steps: that are launched as one."""
+
+    kind: str
+    rows: int
+    tokens: int
+    steps: int
+    launches: int
+    live_tokens: int
+    computed_tokens: int
+
+
+@dataclass(frozen=True)
+class Behind:
+    """An engine that clients do not see: it computes prompts for the one that answers them."""
+
+    service: Service
+    thread: EngineThread
+    runner: "DeviceRunner"
+
+
+@dataclass(frozen=True)
+class Served:
+    """handshake: of an engine that exchanges pages with other servers. prefill: on another mesh of this one."""
+
+    service: Service
+    thread: EngineThread
+    model: ModelCard
+    engine: EngineCard
+    compiles_after_ready: Callable[[], int]
+    steps: Callable[[], Sequence[StepUse]] = tuple
+    handshake: "Handshake | None" = None
+    prefill: Behind | None = None
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def services(self) -> list[Service]:
+        return [self.service, *([self.prefill.service] if self.prefill else [])]
+
+    @property
+    def threads(self) -> list[EngineThread]:
+        return [self.thread, *([self.prefill.thread] if self.prefill else [])]

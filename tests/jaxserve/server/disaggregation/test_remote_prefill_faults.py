@@ -1,0 +1,480 @@
+"""What may go wrong while a prompt is away: the client gets its tokens, or one status, and nothing is left behind."""
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+
+from jaxserve.errors import DeadlineError, DrainingError
+from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.service import SHORT
+from jaxserve.server.disaggregation.prefill_pool import State
+from jaxserve.server.lifecycle import Lifecycle
+from jaxserve.v1 import admin_pb2
+from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, Apart, apart, asking, plain, tokens_of, until
+
+Fault = Callable[[Apart], Awaitable[None]]
+
+
+async def kill(servers: Apart) -> None:
+    """As if its process were gone."""
+    servers.proxies[0].cut()
+    await servers.prefills[0].stop(0)
+
+
+async def cut(servers: Apart) -> None:
+    servers.proxies[0].cut()
+
+
+async def freeze(servers: Apart) -> None:
+    servers.proxies[0].frozen.set()
+
+
+async def break_engine(servers: Apart) -> None:
+    def explode(number: int) -> None:
+        raise RuntimeError("a failpoint")
+
+    servers.prefills[0].runner.hook = explode
+
+
+FAULTS: dict[str, Fault] = {"killed": kill, "cut": cut, "frozen": freeze, "broken": break_engine}
+WHY = {  # a connection that was cut may be there again before the next piece is asked for
+    "killed": {"unavailable"},
+    "cut": {"unavailable", "not_found"},
+    "frozen": {"deadline_exceeded"},
+    "broken": {"unavailable"},
+}
+QUICK = replace(PLAN, seconds=1.0)
+
+
+@asynccontextmanager
+async def before_step(servers: Apart, number: int) -> AsyncIterator[asyncio.Event]:
+    """The prefill server stops before this step of its device; the event says that it has. It goes on afterwards."""
+    runner, loop = servers.prefills[0].runner, asyncio.get_running_loop()
+    there, go_on = asyncio.Event(), threading.Event()
+    stop_at = runner.steps + number
+
+    def hook(steps: int) -> None:
+        if steps == stop_at:
+            loop.call_soon_threadsafe(there.set)
+            go_on.wait()
+
+    runner.hook = hook
+    try:
+        yield there
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_while_the_prompt_is_computed(tmp_path: Path, fault: str, step: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the first page came, and when some had come: the decode server computes what it lacks."""
+
+    async def main() -> None:
+        [expected] = await plain(tmp_path, asking())
+        async with apart(tmp_path, plan=QUICK) as servers:
+            async with before_step(servers, step) as there:
+                answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
+                await there.wait()
+                if step > 1:
+                    await until(lambda: servers.count("received_bytes_total"))
+                await FAULTS[fault](servers)
+            response = await answering
+            assert tokens_of(response) == expected
+            assert (response.usage.cached_prompt_tokens > 0) == (step > 1)
+            assert sum(servers.failures.values()) == 1 and servers.failures.keys() <= WHY[fault]
+            assert not servers.count("seconds_count")
+            await servers.at_rest()
+            assert tokens_of(await servers.decode.inference.Generate(asking())) == expected
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_before_and_after(tmp_path: Path, fault: str) -> None:
+    """A server that went away is not asked; what came from it before stays."""
+
+    async def main() -> None:
+        requests = [asking(), asking("b" + LONG)]
+        expected = await plain(tmp_path, *requests)
+        async with apart(tmp_path, plan=QUICK) as servers:
+            first = await servers.decode.inference.Generate(requests[0])
+            await FAULTS[fault](servers)
+            again = await servers.decode.inference.Generate(requests[0])
+            assert again.usage.cached_prompt_tokens >= first.usage.cached_prompt_tokens > 0
+            other = await servers.decode.inference.Generate(requests[1])
+            assert [tokens_of(response) for response in (first, other)] == expected
+            assert tokens_of(again) == expected[0]
+            assert 1 <= sum(servers.failures.values()) + servers.decisions("local_no_server") <= 2
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fault", ["cut", "killed", "frozen", "broken"])
+def test_a_server_that_is_gone_is_noticed(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxserve.cluster.transfer.prefill.SILENCE", 1.0)
+
+    async def main() -> None:
+        async with apart(tmp_path, plan=QUICK) as servers:
+            if fault == "broken":
+                await break_engine(servers)
+                await servers.decode.inference.Generate(asking())  # an engine fails when it runs
+            else:
+                await FAULTS[fault](servers)
+            await servers.until(State.UNREACHABLE)
+            if fault == "cut":
+                await servers.until(State.READY)
+
+    asyncio.run(main())
+
+
+def test_nobody_waits_for_a_server_that_fell_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose process is stopped, say: its connection lives. That is noticed long before --transfer-timeout."""
+    monkeypatch.setattr("jaxserve.cluster.transfer.prefill.SILENCE", 1.0)
+
+    async def main() -> None:
+        async with apart(tmp_path, plan=replace(PLAN, seconds=1000.0)) as servers:
+            async with before_step(servers, 3) as there:
+                answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
+                await there.wait()
+                await freeze(servers)
+                async with asyncio.timeout(10):
+                    assert tokens_of(await answering)
+            assert servers.failures == {"deadline_exceeded": 1} and servers.states == {"unreachable": 1}
+            servers.proxies[0].cut()
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("way", ["cancel", "abort"])
+def test_a_client_that_goes_away(tmp_path: Path, way: str, step: int) -> None:
+    """The prefill server gives the prompt up as well."""
+
+    async def main() -> None:
+        async with apart(tmp_path) as servers:
+            async with before_step(servers, step) as there:
+                call = servers.decode.inference.Generate(asking(request_id="one"))
+                await until(there.is_set)
+                if way == "cancel":
+                    call.cancel()
+                else:
+                    await servers.decode.admin.Abort(admin_pb2.AbortRequest(request_ids=["one"]))
+                    assert (await call).choices[0].finish.reason  # it ends as an abort does
+                code = await call.code()
+                expected = {"cancel": "CANCELLED", "abort": "OK"}
+                assert code.name == expected[way]
+                await until(lambda: not servers.decode.service.in_flight)
+            await servers.at_rest()
+            assert servers.failures == {"cancelled": 1}
+            assert servers.prefills[0].engine.scheduler.preemptions == 0
+            assert tokens_of(await servers.decode.inference.Generate(asking()))
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_decode_engine_that_fails(tmp_path: Path) -> None:
+    """Its clients are told, and the prefill server is rid of the prompt."""
+
+    async def main() -> None:
+        async with apart(tmp_path) as servers:
+            async with before_step(servers, 3) as there:
+                call = servers.decode.inference.Generate(asking())
+                await there.wait()
+                servers.decode.runner.hook = lambda number: 1 // 0 and None
+                with pytest.raises(aio.AioRpcError) as failed:
+                    await servers.decode.inference.Generate(asking("short"))
+                assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+                with pytest.raises(aio.AioRpcError) as failed:
+                    await call
+                assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+            await servers.prefills[0].at_rest()
+            await until(lambda: not servers.prefill_roles[0].shelf.budget.held)
+
+    asyncio.run(main())
+
+
+def test_what_is_tokenized_when_all_ends_is_not_handed_over(tmp_path: Path) -> None:
+    """The service fails all requests at the end of a drain: this one learns why, and at once."""
+
+    async def main() -> None:
+        async with apart(tmp_path, max_context=4096, num_pages=2048) as servers:
+            service, go_on = servers.decode.service, threading.Event()
+            for _ in range(2):  # its threads
+                service._tokenizing.submit(go_on.wait)
+            call = servers.decode.inference.Generate(asking(LONG * (1 + SHORT // len(LONG))))
+            await until(lambda: service.in_flight)
+            service.fail_all(DrainingError("the server ends"))
+            go_on.set()
+            assert (await call.code()).name == "UNAVAILABLE" and await call.details() == "the server ends"
+            assert not servers.decisions("remote")
+
+    asyncio.run(main())
+
+
+def test_a_deadline_that_passes_before_the_decision(tmp_path: Path) -> None:
+    """What is cached is asked between two steps, and a step may take long."""
+
+    async def main() -> None:
+        async with apart(tmp_path) as servers:
+            runner, go_on = servers.decode.runner, threading.Event()
+            runner.hook = lambda number: go_on.wait() and None
+            other = asyncio.ensure_future(servers.decode.inference.Generate(asking("short")))
+            await until(lambda: runner.steps)
+            try:
+                async with asyncio.timeout(5):
+                    answer = await servers.decode.service.answer(Call(prompt=LONG, timeout=0.2))
+                    with answer, pytest.raises(DeadlineError, match="the deadline has passed"):
+                        await answer.whole()
+            finally:
+                go_on.set()
+            await other
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_a_buffer_that_is_too_small(tmp_path: Path, side: str) -> None:
+    """For a single piece: it is computed here, and the reason is told."""
+
+    async def main() -> None:
+        [expected] = await plain(tmp_path, asking())
+        small = replace(PLAN, buffer=100)
+        async with apart(tmp_path, plan=small if side == "receiver" else PLAN) as servers:
+            if side == "sender":
+                servers.prefill_roles[0].shelf.budget.nbytes = 100
+            else:
+                servers.prefill_roles[0].shelf.budget.nbytes = PLAN.buffer
+            assert tokens_of(await servers.decode.inference.Generate(asking())) == expected
+            assert servers.failures == {"resource_exhausted": 1}
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_the_own_buffer_is_no_fault_of_a_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names the server whose flag it is, and others go on to travel."""
+
+    async def main() -> None:
+        async with apart(tmp_path) as servers:
+            servers.role._budget.nbytes = 100
+            for i in range(2):
+                await servers.decode.inference.Generate(asking(f"{i}{LONG}"))
+            assert servers.failures == {"resource_exhausted": 2}
+            assert "--transfer-buffer of the decode server" in caplog.text
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_prompts_that_are_away_count_as_waiting(tmp_path: Path) -> None:
+    """Else they would all come back at once."""
+
+    async def main() -> None:
+        limits = Limits(max_waiting_tokens=2 * len(LONG) + 10)
+        async with apart(tmp_path, decode_limits=limits) as servers:
+            async with before_step(servers, 1):
+                calls = [servers.decode.inference.Generate(asking(f"{i}{LONG}")) for i in range(2)]
+                await until(lambda: servers.decisions("remote") == 2)
+                with pytest.raises(aio.AioRpcError) as refused:
+                    await servers.decode.inference.Generate(asking("one more"))
+                assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert "--max-waiting-tokens" in (refused.value.details() or "")
+            for call in calls:
+                assert tokens_of(await call)
+            await servers.decode.inference.Generate(asking("one more"))
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_fails_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queue is the shortest of all: it would draw every prompt."""
+    monkeypatch.setattr("jaxserve.server.disaggregation.prefill_pool.REST", 1.0)
+
+    async def main() -> None:
+        async with apart(tmp_path) as servers:
+            budget = servers.prefill_roles[0].shelf.budget
+            budget.nbytes = 100
+            for i in range(3):
+                await servers.decode.inference.Generate(asking(f"{i}{LONG}"))
+            assert servers.failures == {"resource_exhausted": 1} and servers.decisions("local_no_server") == 2
+            budget.nbytes = PLAN.buffer
+            await asyncio.sleep(1.1)
+            await servers.decode.inference.Generate(asking())
+            assert servers.count("seconds_count") == 1 and servers.decisions("remote") == 2
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_is_refused_is_no_fault_of_the_server(tmp_path: Path) -> None:
+    """Its context is shorter there: others go on to travel."""
+
+    async def main() -> None:
+        async with apart(tmp_path, prefill_options={"max_context": 220}) as servers:
+            assert tokens_of(await servers.decode.inference.Generate(asking("a" + 2 * LONG)))
+            assert servers.failures == {"invalid_argument": 1}
+            await servers.decode.inference.Generate(asking())
+            assert servers.count("seconds_count") == 1
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_half_of_a_deadline_is_for_this_server(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with apart(tmp_path) as servers:
+            async with before_step(servers, 1):
+                response = await servers.decode.inference.Generate(asking(), timeout=3.0)
+                assert tokens_of(response) and servers.failures == {"deadline_exceeded": 1}
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_prefill_server_that_drains(tmp_path: Path) -> None:
+    """It finishes what it has, and gets nothing more."""
+
+    async def main() -> None:
+        async with apart(tmp_path, prefill_seconds=0.02) as servers:
+            answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
+            await until(lambda: servers.prefills[0].runner.steps)
+            servers.prefills[0].gate.drain()
+            assert tokens_of(await answering)
+            assert not servers.failures and servers.count("seconds_count") == 1
+            await servers.until(State.UNREACHABLE)
+            await servers.decode.inference.Generate(asking("b" + LONG))
+            assert servers.decisions("local_no_server") == 1
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
+    """It takes calls until what it computed is fetched, though no request runs any more."""
+
+    async def main() -> None:
+        async with apart(tmp_path, prefill_options={"opened": False}, ready=False) as servers:
+            prefill, role, buffer = servers.prefills[0], servers.prefill_roles[0], servers.role._budget
+            lifecycle = Lifecycle(prefill.gate, prefill.stop, leaving=lambda: role.leaving)
+            life = asyncio.create_task(lifecycle.run(lambda: prefill.served))
+            await servers.until(State.READY)
+            await buffer.take(buffer.nbytes, asyncio.get_running_loop().time() + 1)  # nothing is fetched
+            answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
+            await until(lambda: prefill.runner.steps)
+            lifecycle.drain()
+            await until(lambda: not prefill.service.in_flight)
+            await asyncio.sleep(0.2)
+            buffer.give(buffer.nbytes)
+            assert tokens_of(await answering)
+            assert not servers.failures and servers.count("seconds_count") == 1
+            async with asyncio.timeout(10):
+                assert await life == 0
+
+    asyncio.run(main())
+
+
+def test_a_full_cache_takes_what_it_can(tmp_path: Path) -> None:
+    """Running requests hold most pages: what finds no room is computed, in its turn."""
+
+    async def main() -> None:
+        texts = [f"{i}{LONG}" for i in range(6)]
+        requests = [asking(text, sampling={"max_tokens": 40}) for text in texts]
+        expected = await plain(tmp_path, *requests)
+        async with apart(tmp_path, prefill_options={"num_pages": 512}, num_pages=120) as servers:
+            found = await asyncio.gather(*map(servers.decode.inference.Generate, requests))
+            assert list(map(tokens_of, found)) == expected
+            assert servers.decisions("remote")
+            await servers.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("requests", [250, pytest.param(1000, marks=pytest.mark.slow)])
+def test_requests_with_random_faults_leave_nothing_behind(
+    tmp_path: Path, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Networks that cut and stall, clients that go away, prompts that share prefixes, two prefill servers."""
+    for pause in ("AGAIN", "REST"):
+        monkeypatch.setattr(f"jaxserve.server.disaggregation.prefill_pool.{pause}", 0.05)
+
+    async def main() -> None:
+        rng = random.Random(3)
+        texts = [f"{i % 7}{LONG[: 100 + i]}" for i in range(90)]
+        expected = dict(zip(texts, await plain(tmp_path, *map(asking, texts)), strict=True))
+        plan = replace(PLAN, seconds=0.5)
+        async with apart(tmp_path, plan=plan, prefills=2, prefill_seconds=0.001, num_pages=300) as servers:
+            for proxy in servers.proxies:
+                proxy.limits = lambda: rng.choice((1e9, rng.uniform(0, 60_000)))
+                proxy.cut()  # the connections that there are have no limit
+            before = len(asyncio.all_tasks())
+            outcomes = Counter[str]()
+
+            async def ask() -> None:
+                text = rng.choice(texts)
+                timeout = rng.choice((None, None, 5.0, 0.05))
+                call = servers.decode.inference.Generate(
+                    asking(text, cache_salt=str(rng.randrange(100))), timeout=timeout
+                )
+                if rng.random() < 0.1:
+                    asyncio.get_running_loop().call_later(rng.random() / 10, call.cancel)
+                try:
+                    assert tokens_of(await call) == expected[text]
+                except aio.AioRpcError:
+                    pass
+                except asyncio.CancelledError:
+                    assert call.cancelled()
+                outcomes[(await call.code()).name] += 1
+
+            async def disturb() -> None:
+                while True:
+                    await asyncio.sleep(rng.random() / 5)
+                    proxy = rng.choice(servers.proxies)
+                    if rng.random() < 0.5:
+                        proxy.cut()
+                    else:
+                        proxy.frozen.set()
+                        await asyncio.sleep(rng.random() / 5)
+                        proxy.frozen.clear()
+                        proxy.cut()
+
+            disturbing = asyncio.create_task(disturb())
+            for _ in range(requests // 25):
+                await until(lambda: servers.states.get("ready"))
+                await asyncio.gather(*(ask() for _ in range(25)))
+            disturbing.cancel()
+            assert outcomes.keys() <= {"OK", "CANCELLED", "DEADLINE_EXCEEDED"} and outcomes["OK"] > requests / 3, (
+                outcomes
+            )
+            remote, failures = servers.decisions("remote"), servers.failures
+            assert requests / 5 < remote > sum(failures.values()) and len(failures) > 1, (remote, failures)
+            await servers.at_rest()
+            for proxy in servers.proxies:
+                proxy.limits = lambda: 1e9
+                proxy.cut()
+            await servers.until(State.READY, 0)
+            await servers.until(State.READY, 2)
+            remote = servers.count("seconds_count")
+            assert tokens_of(await servers.decode.inference.Generate(asking())) == (await plain(tmp_path, asking()))[0]
+            assert servers.count("seconds_count") == remote + 1, "it serves on"
+            await servers.at_rest()
+            pumps = sum(len(proxy._tasks) for proxy in servers.proxies)
+            await until(lambda: len(asyncio.all_tasks()) - pumps <= before)
+
+    asyncio.run(main())

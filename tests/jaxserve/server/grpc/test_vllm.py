@@ -1,0 +1,469 @@
+"""vllm.grpc.engine.VllmEngine over a socket, with the fake device."""
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+from smg_grpc_proto import vllm_engine_pb2 as pb
+from smg_grpc_proto import vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import common_pb2
+
+from jaxserve.errors import ConfigError
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.flags import parser
+from jaxserve.server.grpc.vllm import NAME, vllm_face
+from jaxserve.server.listeners import Listeners
+from jaxserve.server.readiness import Gate
+from jaxserve.server.security.auth import Tokens
+from jaxserve.v1 import inference_pb2
+from tests.byte_tokenizer import ByteTokenizer
+from tests.fake_runner import naive_embedding
+from tests.jaxserve.server.grpc.test_inference import TEXT, expected, sampling
+from tests.jaxserve.server.harness import Running, running
+
+IDS = ByteTokenizer().encode(TEXT)
+LONG = 400  # tokens of a stream that is still under way when somebody ends it
+
+
+@asynccontextmanager
+async def serving(folder: Path, **given: Any) -> AsyncIterator[tuple[Running, vllm_engine_pb2_grpc.VllmEngineStub]]:
+    async with running(folder, faces=lambda gate: (vllm_face(gate),), **given) as server:
+        yield server, vllm_engine_pb2_grpc.VllmEngineStub(server.channel)
+
+
+def request(stream: bool = False, request_id: str = "", **sampling: Any) -> pb.GenerateRequest:
+    """Of TEXT, whose answer is `expected`."""
+    params = pb.SamplingParams(**{"seed": 1, "max_tokens": 8, "temperature": 0} | sampling)
+    tokenized = pb.TokenizedInput(original_text="for people", input_ids=IDS)
+    return pb.GenerateRequest(request_id=request_id, tokenized=tokenized, sampling_params=params, stream=stream)
+
+
+async def answered(
+    engine: vllm_engine_pb2_grpc.VllmEngineStub, asked: pb.GenerateRequest
+) -> tuple[list[pb.GenerateStreamChunk], list[pb.GenerateComplete]]:
+    """Chunks, and what completes each choice, which comes last."""
+    messages = [message async for message in engine.Generate(asked)]
+    kinds = [message.WhichOneof("response") for message in messages]
+    assert kinds == sorted(kinds)
+    chunks = [message.chunk for message in messages if message.HasField("chunk")]
+    return chunks, [message.complete for message in messages if message.HasField("complete")]
+
+
+async def refused(call: Any, code: str) -> tuple[str, str]:
+    """The field that is named, if there is one, and the text."""
+    with pytest.raises(aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    assert caught.value.code() is grpc.StatusCode[code], caught.value
+    bad = error_details_pb2.BadRequest()
+    status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
+    assert status is not None
+    found = [bad.field_violations[0].field for detail in status.details if detail.Unpack(bad)]
+    return "".join(found), caught.value.details() or ""
+
+
+async def failed(call: Any) -> grpc.StatusCode:
+    """Of a call with one answer."""
+    with pytest.raises(aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+def test_whole_and_streamed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as (server, engine):
+            chunks, completes = await answered(engine, request(n=2, max_tokens=20))
+            assert not chunks and [complete.index for complete in completes] == [0, 1]
+            for complete in completes:
+                assert list(complete.output_ids) == expected(n=20, index=complete.index)
+                assert (complete.prompt_tokens, complete.completion_tokens) == (len(IDS), 20)
+                assert complete.finish_reason == "length" and complete.WhichOneof("matched_stop") is None
+            chunks, completes = await answered(engine, request(stream=True, n=2, max_tokens=20))
+            for index in (0, 1):
+                mine = [chunk for chunk in chunks if chunk.index == index]
+                assert len(mine) > 1, "it comes in pieces"
+                assert [token for chunk in mine for token in chunk.token_ids] == expected(n=20, index=index)
+                assert all(chunk.completion_tokens == len(chunk.token_ids) for chunk in mine)
+                assert {chunk.prompt_tokens for chunk in mine} == {len(IDS)}
+                assert list(completes[index].output_ids) == expected(n=20, index=index)
+            text = pb.GenerateRequest(text=TEXT, sampling_params=request().sampling_params)
+            _, (complete,) = await answered(engine, text)
+            assert list(complete.output_ids) == expected()
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_cached_tokens(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, page_size=4) as (server, engine):
+            _, (cold,) = await answered(engine, request())
+            await server.at_rest()
+            chunks, (warm,) = await answered(engine, request(stream=True))
+            held = (len(IDS) - 1) // 4 * 4
+            assert cold.cached_tokens == 0 and warm.cached_tokens == held
+            assert {chunk.cached_tokens for chunk in chunks} == {held}
+
+    asyncio.run(main())
+
+
+def test_logprobs(tmp_path: Path) -> None:
+    """They are those that jaxserve.v1 reports."""
+    asked = {"logprobs": 2, "prompt_logprobs": 1}
+
+    async def main() -> None:
+        async with serving(tmp_path) as (server, engine):
+            own = await server.inference.Generate(inference_pb2.GenerateRequest(text=TEXT, sampling=sampling(**asked)))
+            _, (complete,) = await answered(engine, request(**asked))
+            scores = complete.output_logprobs
+            assert list(scores.token_ids) == expected()
+            assert list(scores.token_logprobs) == [entry.chosen.logprob for entry in own.choices[0].logprobs]
+            for top, entry in zip(scores.top_logprobs, own.choices[0].logprobs, strict=True):
+                assert list(top.token_ids) == [one.token_id for one in entry.top]
+                assert list(top.values) == [one.logprob for one in entry.top]
+            prompt = complete.input_logprobs
+            assert list(prompt.token_ids) == IDS
+            assert not prompt.token_logprobs[0].HasField("value") and not prompt.top_logprobs[0].token_ids
+            values = [entry.value for entry in prompt.token_logprobs[1:]]
+            assert values == [entry.chosen.logprob for entry in own.prompt_logprobs] and values[1] != values[2]
+            assert len(prompt.top_logprobs) == len(IDS)
+
+            chunks, (end,) = await answered(engine, request(stream=True, **asked))
+            pieces = [chunk.output_logprobs for chunk in chunks]
+            assert [value for piece in pieces for value in piece.token_logprobs] == list(scores.token_logprobs)
+            assert chunks[0].input_logprobs == prompt
+            assert not any(chunk.HasField("input_logprobs") for chunk in chunks[1:])
+            assert not end.HasField("output_logprobs") and not end.HasField("input_logprobs")
+
+            _, (bare,) = await answered(engine, request(logprobs=0))
+            assert list(bare.output_logprobs.token_logprobs) == list(scores.token_logprobs)
+            assert not bare.output_logprobs.top_logprobs
+            _, (none,) = await answered(engine, request())
+            assert not none.HasField("output_logprobs")
+
+    asyncio.run(main())
+
+
+def test_what_ends_a_choice(tmp_path: Path) -> None:
+    tokens = expected(n=20)
+    text = ByteTokenizer().decode(tokens)
+    stop, token = text[7:10], tokens[5]
+    assert stop not in text[:9] and token not in tokens[:5]
+
+    async def main() -> None:
+        async with serving(tmp_path) as (server, engine):
+            _, (by_text,) = await answered(engine, request(max_tokens=20, stop=["nowhere", stop]))
+            assert (by_text.finish_reason, by_text.matched_stop_str) == ("stop", stop)
+            assert list(by_text.output_ids) == tokens[:10]
+            _, (by_token,) = await answered(engine, request(stream=True, max_tokens=20, stop_token_ids=[token]))
+            assert (by_token.finish_reason, by_token.matched_token_id) == ("stop", token)
+            assert list(by_token.output_ids) == tokens[:6]
+            _, (later,) = await answered(engine, request(max_tokens=20, min_tokens=20, stop_token_ids=[token]))
+            assert later.completion_tokens == 20
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_the_models_own_end_is_no_match(tmp_path: Path) -> None:
+    token = expected(n=8)[3]
+    assert token not in expected(n=3)
+
+    async def main() -> None:
+        async with serving(tmp_path) as (server, engine):
+            object.__setattr__(server.service.prompts, "eos_ids", (token,))
+            _, (complete,) = await answered(engine, request())
+            assert (complete.finish_reason, list(complete.output_ids)) == ("stop", expected(n=4))
+            assert complete.WhichOneof("matched_stop") is None
+            _, (complete,) = await answered(engine, request(ignore_eos=True))
+            assert (complete.finish_reason, list(complete.output_ids)) == ("length", expected())
+
+    asyncio.run(main())
+
+
+def honoured() -> dict[str, Any]:
+    """Every field of a request that means something here, set."""
+    return {
+        **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "frequency_penalty": 0.5},
+        **{"presence_penalty": 0.5, "repetition_penalty": 1.5, "max_tokens": 2, "min_tokens": 1, "stop": ["x"]},
+        **{"stop_token_ids": [5], "skip_special_tokens": True, "spaces_between_special_tokens": True},
+        **{"ignore_eos": True, "n": 2, "logprobs": 1, "prompt_logprobs": 1, "seed": 7, "logit_bias": {5: 1.0}},
+        "include_stop_str_in_output": True,
+    }
+
+
+STRUCTURES: dict[str, tuple[Any, str]] = {  # and what the text matches
+    "json_schema": ('{"const": 12}', "12"),
+    "json_object": (True, r"\{.*"),
+    "regex": ("[0-1]{3}", "[01]{3}"),
+    "choice": (pb.ChoiceConstraint(choices=["no"]), "no"),
+    "grammar": ('start: "x" "y"', "xy"),
+}
+OTHERS: dict[str, Any] = {
+    **{"structural_tag": "a", "json_object": False, "truncate_prompt_tokens": 3, "grammar_from_first_token": True},
+}
+BESIDE: dict[str, Any] = {
+    "kv_transfer_params": pb.KvTransferParams(),
+    "mm_inputs": pb.MultimodalInputs(),
+    "extra_mm_inputs": [pb.MultimodalInputs()],
+    "kv_transfer_params_json": "",
+    "data_parallel_rank": 0,
+    "media_refs": pb.MediaRefs(),
+}
+
+
+def test_every_field_is_honoured_or_refused(tmp_path: Path) -> None:
+    inside = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
+    assert inside == honoured().keys() | STRUCTURES.keys() | OTHERS.keys(), "a field that nobody thought of"
+    outside = {field.name for field in pb.GenerateRequest.DESCRIPTOR.fields}
+    assert outside == {"request_id", "tokenized", "text", "sampling_params", "stream"} | BESIDE.keys()
+
+    async def main() -> None:
+        async with serving(tmp_path) as (server, engine):
+            _, completes = await answered(engine, request(**honoured()))
+            assert [complete.completion_tokens for complete in completes] == [2, 2]
+            for name, (value, text) in STRUCTURES.items():
+                _, (complete,) = await answered(engine, request(**{name: value, "max_tokens": 3}))
+                assert re.fullmatch(text, bytes(complete.output_ids).decode())
+            for name, value in OTHERS.items():
+                field, text = await refused(engine.Generate(request(**{name: value})), "INVALID_ARGUMENT")
+                assert field == f"sampling_params.{name}" and "leave it out" in text
+            for name, value in BESIDE.items():
+                asked = pb.GenerateRequest(tokenized=request().tokenized, **{name: value})
+                field, text = await refused(engine.Generate(asked), "INVALID_ARGUMENT")
+                assert field == name and "leave it out" in text
+            unknown = pb.GenerateRequest.FromString(request().SerializeToString() + b"\xd2\x3e\x01x")  # field 1002
+            _, text = await refused(engine.Generate(unknown), "INVALID_ARGUMENT")
+            assert "1002" in text
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "given, field",
+    [
+        ({"temperature": 2.5}, "sampling_params.temperature"),
+        ({"top_p": -0.5}, "sampling_params.top_p"),
+        ({"n": 17}, "sampling_params.n"),
+        ({"logprobs": -1}, "sampling_params.logprobs"),
+        ({"seed": -1}, "sampling_params.seed"),
+        ({"max_tokens": 0}, "sampling_params.max_tokens"),
+        ({"min_tokens": 9}, "sampling_params.min_tokens"),
+        ({"stop": ["x"] * 17}, "sampling_params.stop"),
+        ({"stop_token_ids": [258]}, "sampling_params.stop_token_ids"),
+        ({"logit_bias": {258: 1.0}}, "sampling_params.logit_bias"),
+        ({"max_tokens": 600}, "tokenized.input_ids"),
+        ({"request_id": "r" * 129}, "request_id"),
+    ],
+)
+def test_bounds_are_those_of_every_door(tmp_path: Path, given: dict[str, Any], field: str) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as (_, engine):
+            named, text = await refused(engine.Generate(request(**given)), "INVALID_ARGUMENT")
+            assert named.partition("[")[0] == field and text.startswith(named)
+
+    asyncio.run(main())
+
+
+def test_zero_means_unsaid(tmp_path: Path) -> None:
+    """Where the field has no presence: 0 is vLLM's own way to say nothing of top_p, n and repetition_penalty."""
+
+    async def main() -> None:
+        async with serving(tmp_path) as (_, engine):
+            bare = pb.SamplingParams(temperature=0, seed=1, max_tokens=8)
+            _, (complete,) = await answered(engine, pb.GenerateRequest(text=TEXT, sampling_params=bare))
+            assert list(complete.output_ids) == expected()
+            field, _ = await refused(engine.Generate(pb.GenerateRequest()), "INVALID_ARGUMENT")
+            assert field == "input"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_abort_ends_the_stream(tmp_path: Path, stream: bool) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, seconds=0.002) as (server, engine):
+            asked = request(stream=stream, request_id="mine", max_tokens=LONG)
+            waiting = asyncio.create_task(answered(engine, asked))
+            while not server.service.loads.running:
+                await asyncio.sleep(0.002)
+            await engine.Abort(pb.AbortRequest(request_ids=["mine", "nobody's"]))
+            _, (complete,) = await asyncio.wait_for(waiting, 2)
+            assert complete.finish_reason == "abort" and complete.completion_tokens < LONG
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_abort_leaves_other_doors_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, seconds=0.002) as (server, engine):
+            asked = inference_pb2.GenerateRequest(request_id="theirs", text=TEXT, sampling=sampling(max_tokens=100))
+            waiting = asyncio.ensure_future(server.inference.Generate(asked))
+            while not server.service.loads.running:
+                await asyncio.sleep(0.002)
+            await refused(engine.Generate(request(request_id="theirs")), "ALREADY_EXISTS")
+            await engine.Abort(pb.AbortRequest(request_ids=["theirs"]))
+            assert (await waiting).usage.completion_tokens == 100
+
+            ours = asyncio.create_task(answered(engine, request(request_id="ours", max_tokens=LONG)))
+            while not server.service.loads.running:
+                await asyncio.sleep(0.002)
+            await refused(engine.Generate(request(request_id="ours")), "ALREADY_EXISTS")
+            await engine.Abort(pb.AbortRequest(request_ids=["ours"]))
+            assert (await ours)[1][0].finish_reason == "abort"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_frees_its_pages(tmp_path: Path, stream: bool) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, seconds=0.002) as (server, engine):
+            call = engine.Generate(request(stream=stream, max_tokens=LONG))
+            while not server.service.loads.pages_used:
+                await asyncio.sleep(0.002)
+            call.cancel()
+            await server.at_rest()
+            assert server.runner.steps < LONG
+
+    asyncio.run(main())
+
+
+def test_statuses(tmp_path: Path) -> None:
+    async def main() -> None:
+        limits = Limits(max_waiting_requests=1)
+        async with serving(tmp_path, opened=False, seconds=0.01, max_batch=1, limits=limits) as (server, engine):
+            assert await failed(engine.GetModelInfo(pb.GetModelInfoRequest())) is grpc.StatusCode.UNAVAILABLE
+            await refused(engine.Generate(request()), "UNAVAILABLE")
+            server.open()
+            running_ = asyncio.create_task(answered(engine, request(request_id="first", max_tokens=50)))
+            while not server.service.loads.running or server.service._waiting:
+                await asyncio.sleep(0.002)
+            await refused(engine.Generate(request(request_id="first")), "ALREADY_EXISTS")
+            late = engine.Generate(request(max_tokens=LONG), timeout=0.05)
+            with pytest.raises(aio.AioRpcError) as caught:
+                await late.read()
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            queued = asyncio.create_task(answered(engine, request(request_id="second")))
+            while not server.service._waiting:
+                await asyncio.sleep(0.002)
+            await refused(engine.Generate(request(request_id="third")), "RESOURCE_EXHAUSTED")
+            server.gate.drain()
+            await refused(engine.Generate(request()), "UNAVAILABLE")
+            assert (await running_)[1][0].finish_reason == (await queued)[1][0].finish_reason == "length"
+            assert await failed(engine.Embed(pb.EmbedRequest())) is grpc.StatusCode.UNAVAILABLE
+            flushed = engine.FlushCache(common_pb2.FlushCacheRequest())
+            assert await failed(flushed) is grpc.StatusCode.UNIMPLEMENTED
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_health_in_every_phase(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, opened=False) as (server, engine):
+            probe = health_pb2_grpc.HealthStub(server.channel)
+            Serving = health_pb2.HealthCheckResponse.ServingStatus
+
+            async def health(phase: str) -> tuple[bool, bool]:
+                answer = await engine.HealthCheck(pb.HealthCheckRequest())
+                await asyncio.sleep(0.01)  # grpc.health.v1 is told by a task
+                status = (await probe.Check(health_pb2.HealthCheckRequest(service=NAME))).status
+                assert answer.message == phase
+                return answer.healthy, status == Serving.SERVING
+
+            assert await health("loading") == (False, False)
+            server.open()
+            assert await health("ready") == (True, True)
+            server.gate.drain()
+            assert await health("draining") == (False, False)
+            server.gate.fail()
+            assert await health("failed") == (False, False)
+
+    asyncio.run(main())
+
+
+def test_what_it_says_of_itself(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, seconds=0.005) as (server, engine):
+            model = await engine.GetModelInfo(pb.GetModelInfoRequest())
+            assert (model.served_model_name, model.vocab_size, model.max_context_length) == ("fake", 258, 512)
+            assert model.is_generation and list(model.eos_token_ids) == [257] and model.bos_token_id == 256
+            assert not Path(model.tokenizer_path).exists()
+            idle = (await engine.GetLoads(pb.GetLoadsRequest(include=["core"]))).loads[0]
+            assert (idle.num_running_reqs, idle.token_usage, idle.max_total_num_tokens) == (0, 0, 2048)
+            assert idle.max_running_requests == 4
+            calls = [asyncio.create_task(answered(engine, request(max_tokens=100, n=2))) for _ in range(4)]
+            while (server.service.loads.running, server.service.loads.waiting) != (4, 4):
+                await asyncio.sleep(0.002)
+            busy = (await engine.GetLoads(pb.GetLoadsRequest())).loads[0]
+            assert (busy.num_running_reqs, busy.num_waiting_reqs, busy.num_total_reqs) == (4, 4, 8)
+            assert 0 < busy.token_usage < 1 and busy.num_used_tokens > 0
+            assert busy.num_waiting_uncached_tokens in [waiting * len(IDS) for waiting in (1, 2, 3, 4)]
+            info = await engine.GetServerInfo(pb.GetServerInfoRequest())
+            assert (info.active_requests, info.is_paused, info.max_num_seqs) == (4, False, 4)
+            assert await failed(engine.GetLoads(pb.GetLoadsRequest(dp_rank=1))) is grpc.StatusCode.INVALID_ARGUMENT
+            await asyncio.gather(*calls)
+
+    asyncio.run(main())
+
+
+def test_tokens_are_asked_for_as_on_every_port(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, tokens=Tokens(client="secret")) as (_, engine):
+            unknown = grpc.StatusCode.UNAUTHENTICATED
+            assert await failed(engine.GetModelInfo(pb.GetModelInfoRequest())) is unknown
+            assert await failed(engine.Abort(pb.AbortRequest(request_ids=["x"]))) is unknown
+            await refused(engine.Generate(request()), "UNAUTHENTICATED")
+            metadata = (("authorization", "Bearer secret"),)
+            assert await engine.GetModelInfo(pb.GetModelInfoRequest(), metadata=metadata)
+
+    asyncio.run(main())
+
+
+def test_embed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, embeds=True) as (server, engine):
+            asked = pb.EmbedRequest(request_id="mine", tokenized=pb.TokenizedInput(input_ids=IDS))
+            answer = await engine.Embed(asked)
+            assert list(answer.embedding) == naive_embedding(tuple(IDS))
+            assert (answer.prompt_tokens, answer.embedding_dim) == (len(IDS), 2)
+            assert not (await engine.GetModelInfo(pb.GetModelInfoRequest())).is_generation
+            assert await failed(engine.Embed(pb.EmbedRequest())) is grpc.StatusCode.INVALID_ARGUMENT
+            await refused(engine.Generate(request()), "UNIMPLEMENTED")
+            await server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_checkpoint_without_a_tokenizer_file(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as (_, engine):
+            for _ in range(2):
+                _, text = await refused(engine.GetTokenizer(common_pb2.GetTokenizerRequest()), "UNIMPLEMENTED")
+                assert "tokenizer.json" in text and str(tmp_path) not in text
+
+    asyncio.run(main())
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("smg_grpc_proto", "jaxserve.server.grpc.vllm", "jaxserve.server.grpc.vllm_messages"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "smg_grpc_proto", None)
+    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http", "--vllm-port", "0"])
+    listeners = Listeners(Gate(), Limits(), Tokens(), AsyncMock())
+    with pytest.raises(ConfigError, match=r"pip install 'jaxserve\[smg\]'"):
+        asyncio.run(listeners.start(args, Mock(), Mock()))

@@ -1,0 +1,121 @@
+"""The HTTP face over a socket, on the fake device, with the clients that people use."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+from uvicorn import Server
+
+from jaxserve.engine.plan import Logprob, StepOutput, StepPlan
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.http.app import new_app
+from jaxserve.server.http.server import HttpServer
+from jaxserve.server.observe.metrics import Metrics
+from jaxserve.server.security.auth import Tokens
+from tests.byte_tokenizer import ByteTokenizer
+from tests.fake_runner import VOCAB, naive
+from tests.jaxserve.engine.host.driver import request as engine_request
+from tests.jaxserve.server.harness import Running, running
+
+TEXT = "The quick brown fox"
+EMBEDDING = {"input": "canary", "request_id": "canary"}
+CANARY = {"prompt": "canary", "max_tokens": 3, "seed": 7, "logprobs": 3, "request_id": "canary"}
+
+
+async def fake_metrics() -> bytes:
+    return b"fake_metric 1\n"
+
+
+@dataclass
+class Http:
+    """raw: for requests by hand; client: OpenAI's."""
+
+    server: Running
+    uvicorn: Server
+    stop: Callable[[float], Awaitable[None]]
+    failures: list[BaseException]
+    base: str
+    raw: httpx.AsyncClient
+    client: AsyncOpenAI
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        return await self.raw.post(path, json=body, **options)
+
+    async def events(self, path: str, body: Any) -> list[Any]:
+        """What a stream says, [DONE] as it is."""
+        response = await self.post(path, body | {"stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        *parts, rest = response.text.split("\n\n")
+        assert rest == "" and all(part.startswith("data: ") for part in parts)
+        return [part[6:] if part == "data: [DONE]" else json.loads(part[6:]) for part in parts]
+
+    async def canary(self) -> bytes:
+        """A whole answer, but for the time and for what was cached by then."""
+        embeds = self.server.service.prompts.embeds
+        response = await (self.post("/v1/embeddings", EMBEDDING) if embeds else self.post("/v1/completions", CANARY))
+        assert response.status_code == 200, response.text
+        return re.sub(rb'"(created|cached_tokens)":\d+', b"", response.content)
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, *, tops: bool = False, token: str | None = None, metrics: Metrics | None = None, **options: Any
+) -> AsyncIterator[Http]:
+    """tops: the device has alternatives to its tokens. metrics: in place of fake ones. options: of `running`."""
+    limits = options.setdefault("limits", Limits())
+    if metrics:
+        options["observers"] = (*options.get("observers", ()), metrics)
+    async with running(folder, **options) as server:
+        if tops:
+            add_alternatives(server)
+        told, families = (metrics.text, metrics.families) if metrics else (fake_metrics, tuple)
+        app = new_app(server.gate, Tokens(client=token, admin=None), limits, told, families)
+        http = HttpServer(app, "127.0.0.1", 0, None, limits)
+        failures: list[BaseException] = []
+        http.start(failures.append)
+        while not http._server.started:
+            await asyncio.sleep(0.001)
+        base = f"http://127.0.0.1:{http.port}"
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        try:
+            async with (
+                httpx.AsyncClient(base_url=base, headers=headers, trust_env=False, timeout=60) as raw,
+                AsyncOpenAI(base_url=f"{base}/v1", api_key=token or "none", max_retries=0) as client,
+            ):
+                yield Http(server, http._server, http.stop, failures, base, raw, client)
+        finally:
+            await http.stop(1)
+
+
+def add_alternatives(server: Running) -> None:
+    """Every chosen token is the most probable; token + 1, token + 2, ... follow, each one less."""
+    collect = server.runner.collect
+
+    def collected(plan: StepPlan, handle: StepOutput) -> StepOutput:
+        output = collect(plan, handle)
+        for lane in output.lanes:
+            if lane.logprobs:
+                lane.logprobs = [[with_alternatives(entry) for entry in chunk] for chunk in lane.logprobs]
+            if lane.prompt_logprobs:
+                lane.prompt_logprobs = [with_alternatives(entry) for entry in lane.prompt_logprobs]
+        return output
+
+    server.runner.collect = collected  # type: ignore[method-assign]
+
+
+def with_alternatives(entry: Logprob) -> Logprob:
+    return replace(entry, top=tuple(((entry.token + i) % VOCAB, entry.logprob - i) for i in range(20)))
+
+
+def expected(prompt: str | Sequence[int] = TEXT, n: int = 8, index: int = 0) -> str:
+    """What the fake device answers with seed 1, by its arithmetic over a plain list."""
+    ids = ByteTokenizer().encode(prompt) if isinstance(prompt, str) else prompt
+    return ByteTokenizer().decode(naive(engine_request(prompt=tuple(ids), max_tokens=n), index, 1, n))

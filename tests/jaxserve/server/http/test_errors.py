@@ -1,0 +1,364 @@
+"""Whatever a client sends that is wrong: its place is named, and nobody else notices."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.http.fields import IGNORED, ONLY
+from jaxserve.server.http.types import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    StreamOptions,
+    TokenizeBody,
+)
+from tests.jaxserve.server.http.harness import TEXT, Http, serving
+
+COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+MESSAGES = [{"role": "user", "content": "hi"}]
+KINDS: dict[str, tuple[type[Body], dict[str, Any]]] = {
+    COMPLETIONS: (CompletionBody, {"prompt": TEXT, "max_tokens": 2}),
+    CHAT: (ChatBody, {"messages": MESSAGES, "max_tokens": 2, "logprobs": True}),
+    EMBEDDINGS: (EmbeddingBody, {"input": TEXT}),
+    "/tokenize": (TokenizeBody, {"prompt": TEXT}),
+    "/detokenize": (DetokenizeBody, {"tokens": [65]}),
+}
+VALUES = [{}, {"a": 1}, [], [{}], [[]], [1.5], ["x", 1], "", "\ud800", "never", 1.5, True, -1, 0, 2**70, 10**400, 1e999]
+REQUIRED = {"prompt", "messages", "tokens", "input"}
+
+
+async def refused(http: Http, path: str, body: Any, canary: bytes, **options: Any) -> tuple[int, str | None, str]:
+    """Status, param and code."""
+    content = json.dumps(body).encode() if not isinstance(body, bytes) else body
+    headers = {"content-type": "application/json"} | options
+    response = await http.raw.post(path, content=content, headers=headers)
+    assert await http.canary() == canary
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"} and "\n" not in error["message"]
+    assert "incident" not in error["message"], body
+    return response.status_code, error["param"], error["code"]
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_every_field_with_every_kind_of_value(tmp_path: Path, path: str) -> None:
+    kind, good = KINDS[path]
+
+    async def main() -> None:
+        async with serving(tmp_path, embeds=path == EMBEDDINGS) as http:
+            canary = await http.canary()
+            for name in kind.model_fields:
+                statuses = set()
+                for value in VALUES:
+                    content = json.dumps(good | {name: value}).replace("Infinity", "1e999").encode()
+                    headers = {"content-type": "application/json"}
+                    response = await http.raw.post(path, content=content, headers=headers)
+                    statuses.add(response.status_code)
+                    if response.status_code != 200:
+                        error = response.json()["error"]
+                        assert response.status_code in (400, 404), (name, value, error)
+                        assert re.split(r"[.[]", error["param"] or "model")[0] in (name, "prompt"), error
+                        assert await http.canary() == canary
+                assert 400 in statuses, name
+                status = (await http.post(path, good | {name: None})).status_code
+                assert status == (400 if name in good and name in REQUIRED else 200), name
+            await http.server.at_rest()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_fields_that_are_not_heeded(tmp_path: Path, path: str) -> None:
+    good = KINDS[path][1]
+
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+            canary = await http.canary()
+            for name in IGNORED:
+                assert (await http.post(path, good | {name: "anything"})).status_code == 200
+            for name, values in ONLY.items():
+                for value in (*values, None):
+                    assert (await http.post(path, good | {name: value})).status_code == 200
+                bad, own = good | {name: {"type": "other"}}, name in KINDS[path][0].model_fields
+                reason = "invalid_value" if own and name != "tool_choice" else "unsupported_parameter"
+                assert await refused(http, path, bad, canary) == (400, name, reason)
+            assert await refused(http, path, good | {"temprature": 1}, canary) == (
+                400,
+                "temprature",
+                "unknown_parameter",
+            )
+            assert (await http.post(path, good | {"guided_json": None})).status_code == 200
+            await http.server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_stream_options(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+            canary = await http.canary()
+            good = KINDS[COMPLETIONS][1] | {"stream": True}
+            for name in StreamOptions.model_fields:
+                options = {"stream_options": {name: "yes"}}
+                assert await refused(http, COMPLETIONS, good | options, canary) == (
+                    *(400, f"stream_options.{name}"),
+                    "invalid_value",
+                )
+                assert (await http.post(COMPLETIONS, good | {"stream_options": {name: None}})).status_code == 200
+            options = {"stream_options": {"include_obfuscation": True}}
+            assert (await refused(http, COMPLETIONS, good | options, canary))[1] == "stream_options.include_obfuscation"
+            options = {"stream_options": {"other": True}}
+            assert (await refused(http, COMPLETIONS, good | options, canary))[2] == "unknown_parameter"
+
+    asyncio.run(main())
+
+
+OUT_OF_BOUNDS: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {"prompt": ["x"] * 65}, "prompt"),
+    (COMPLETIONS, {"prompt": ["x", [1]]}, "prompt"),
+    (COMPLETIONS, {"prompt": [[1], [258]]}, "prompt[1]"),
+    (COMPLETIONS, {"prompt": ["x", ["y"]]}, "prompt"),
+    (COMPLETIONS, {"prompt": ["a", "\ud800"]}, "prompt"),
+    (COMPLETIONS, {"prompt": [1, "x"]}, "prompt"),
+    (COMPLETIONS, {"n": 17}, "n"),
+    (COMPLETIONS, {"best_of": 2}, "best_of"),
+    (COMPLETIONS, {"logprobs": 21}, "logprobs"),
+    (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
+    (COMPLETIONS, {"max_tokens": 0, "echo": True, "stream": True}, "max_tokens"),
+    (COMPLETIONS, {"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    (COMPLETIONS, {"min_tokens": 3}, "min_tokens"),
+    (COMPLETIONS, {"stop": ["x"] * 17}, "stop"),
+    (COMPLETIONS, {"stop": "\ud800"}, "stop"),
+    (COMPLETIONS, {"logit_bias": {"x": 1}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": {"07": 1}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": {"7": 101}}, "logit_bias[7]"),
+    (COMPLETIONS, {"logit_bias": {"999": 1}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    (COMPLETIONS, {"request_id": "r" * 129}, "request_id"),
+    (COMPLETIONS, {"priority": 101}, "priority"),
+    (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (COMPLETIONS, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+    (CHAT, {"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {"top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"echo": True}, "echo"),
+    ("/tokenize", {"messages": MESSAGES}, "prompt"),
+    ("/detokenize", {"tokens": [258]}, "tokens"),
+]
+
+
+def test_values_out_of_bounds(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+            canary = await http.canary()
+            for path, given, param in OUT_OF_BOUNDS:
+                status, named, _ = await refused(http, path, KINDS[path][1] | given, canary)
+                assert (status, named) == (400, param), given
+            await http.server.at_rest()
+
+    asyncio.run(main())
+
+
+NO_OBJECTS = [
+    b"",
+    b"{",
+    b"[]",
+    b'"prompt"',
+    b"null",
+    b'{"prompt": "\xff"}',
+    '{"prompt": "x"}'.encode("utf-16"),
+    b'{"prompt": "x", "temperature": NaN}',
+    b'{"prompt": "x", "temperature": -Infinity}',
+    b'{"prompt": "x", "user": NaN}',
+    b'{"prompt": "x", "prompt": "y"}',
+    b'{"prompt": "x"} {}',
+    b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+]
+
+
+def test_bodies_that_are_no_json_object(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+            canary = await http.canary()
+            for body in NO_OBJECTS:
+                assert await refused(http, COMPLETIONS, body, canary) == (400, None, "invalid_body"), body[:50]
+
+    asyncio.run(main())
+
+
+def test_what_nests_deeply(tmp_path: Path) -> None:
+    """As deep as JSON is read, in every place that takes any value."""
+
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+            canary = await http.canary()
+            for depth in (900, 1400, 100_000):
+                deep = '{"a":' * depth + "1" + "}" * depth
+                for path, part in (
+                    (CHAT, '"messages": [{"role": "user", "content": "x", "name": %s}]'),
+                    (CHAT, '"messages": [{"role": "user", "content": %s}]'),
+                    (CHAT, '"messages": [{"role": "user", "content": [{"type": %s}]}]'),
+                    (CHAT, '"messages": [{"role": "user", "content": "x"}], "response_format": %s'),
+                    (COMPLETIONS, '"prompt": "x", "logit_bias": %s'),
+                    (COMPLETIONS, '"prompt": [1, %s]'),
+                ):
+                    body = ("{" + part % deep + "}").encode()
+                    assert (await refused(http, path, body, canary))[0] == 400
+
+    asyncio.run(main())
+
+
+def test_sizes_and_media_types(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, limits=Limits(max_body_bytes=2000, slow_client_seconds=0.3)) as http:
+            canary = await http.canary()
+            large = {"prompt": "x" * 2000}
+            assert await refused(http, COMPLETIONS, large, canary) == (413, None, "request_too_large")
+
+            headers = {"x-large": "x" * Limits().max_header_bytes}
+            response = await http.post(COMPLETIONS, {"prompt": "x"}, headers=headers)
+            assert (response.status_code, response.json()["error"]["code"]) == (431, "headers_too_large")
+
+            async def unannounced() -> AsyncIterator[bytes]:
+                for _ in range(5):
+                    yield b" " * 500
+
+            async def slow() -> AsyncIterator[bytes]:
+                yield b"{"
+                await asyncio.sleep(1)
+                yield b"}"
+
+            for content, status, code in (
+                (unannounced(), 413, "request_too_large"),
+                (slow(), 408, "request_timeout"),
+            ):
+                headers = {"content-type": "application/json"}
+                response = await http.raw.post(COMPLETIONS, content=content, headers=headers)
+                assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+                assert await http.canary() == canary
+            announced = await _answer(http, f"POST {COMPLETIONS} HTTP/1.1", "content-length: 2001")
+            assert announced.startswith(b"HTTP/1.1 413") and b"request_too_large" in announced
+            for media in ("text/plain", "", "application/x-www-form-urlencoded"):
+                given = {"content-type": media}
+                body = {"prompt": "x"}
+                assert await refused(http, COMPLETIONS, body, canary, **given) == (415, None, "unsupported_media_type")
+            fine = {"content-type": "Application/JSON; charset=utf-8"}
+            assert (await http.raw.post(COMPLETIONS, content=b'{"prompt": "x"}', headers=fine)).status_code == 200
+
+    asyncio.run(main())
+
+
+async def _answer(http: Http, *head: str) -> bytes:
+    """To the head of a request whose body never comes."""
+    address = httpx.URL(http.base)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    lines = [*head, "host: x", "content-type: application/json", "", ""]
+    writer.write("\r\n".join(lines).encode())
+    try:
+        found = await reader.readuntil(b"\r\n\r\n")
+        return found + await reader.read(1000)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+def test_the_clients_exceptions(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, token="secret") as http:
+            ask = http.client.completions.create
+            with pytest.raises(openai.BadRequestError) as bad:
+                await ask(model="fake", prompt="x", temperature=2.1)
+            assert (bad.value.param, bad.value.code, bad.value.type) == (
+                "temperature",
+                "invalid_value",
+                "invalid_request_error",
+            )
+            assert bad.value.response.headers["x-should-retry"] == "false"
+            with pytest.raises(openai.BadRequestError) as long:
+                await ask(model="fake", prompt="x" * 600)
+            assert (long.value.param, long.value.code) == ("prompt", "context_length_exceeded")
+            with pytest.raises(openai.NotFoundError) as model:
+                await ask(model="gpt-5", prompt="x")
+            assert model.value.code == "model_not_found"
+            with pytest.raises(openai.NotFoundError):
+                await http.client.models.retrieve("gpt-5")
+            with pytest.raises(openai.InternalServerError, match="generates text and makes no embeddings") as embed:
+                await http.client.embeddings.create(model="fake", input="x")
+            assert (embed.value.status_code, embed.value.code) == (501, "not_implemented")
+            assert embed.value.response.headers["x-should-retry"] == "false"
+            with pytest.raises(openai.AuthenticationError) as unknown:
+                await http.client.with_options(api_key="wrong").completions.create(model="fake", prompt="x")
+            assert (unknown.value.code, unknown.value.type) == ("invalid_api_key", "authentication_error")
+            assert unknown.value.response.headers["www-authenticate"] == "Bearer"
+            await http.server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_is_tried_again(tmp_path: Path) -> None:
+    """The first is refused, with the time after which it may come again; OpenAI's client comes again by itself."""
+
+    async def main() -> None:
+        async with serving(tmp_path, limits=Limits(max_waiting_requests=1), seconds=0.05) as http:
+            ask = {"model": "fake", "prompt": "x", "max_tokens": 3, "seed": 1}
+            blocker = asyncio.create_task(http.client.completions.create(**ask))  # type: ignore[arg-type]
+            while not http.server.service.in_flight:
+                await asyncio.sleep(0.001)
+            with pytest.raises(openai.RateLimitError) as full:
+                await http.client.completions.create(**ask)  # type: ignore[arg-type]
+            headers = full.value.response.headers
+            assert (full.value.code, full.value.type) == ("rate_limit_exceeded", "rate_limit_error")
+            assert headers["retry-after"] == "1" and 0 < int(headers["retry-after-ms"]) <= 1000
+            assert headers["x-should-retry"] == "true"
+            reply = await http.client.with_options(max_retries=5).completions.create(**ask)  # type: ignore[arg-type]
+            assert reply.choices[0].text == (await blocker).choices[0].text
+            await http.server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_ids_in_flight(tmp_path: Path) -> None:
+    """One of several prompts that cannot be admitted ends the others, too."""
+
+    async def main() -> None:
+        async with serving(tmp_path, seconds=0.02) as http:
+            body = {"prompt": "x", "max_tokens": 50, "request_id": "a-1", "ignore_eos": True}
+            blocker = asyncio.create_task(http.post(COMPLETIONS, body))
+            while not http.server.service.in_flight:
+                await asyncio.sleep(0.001)
+            for path, given in ((COMPLETIONS, {"prompt": ["x", "y"], "request_id": "a"}), (COMPLETIONS, body)):
+                response = await http.post(path, given)
+                assert (response.status_code, response.json()["error"]["code"]) == (409, "request_id_in_use")
+                assert http.server.service.in_flight == 1
+            assert (await blocker).status_code == 200
+            await http.server.at_rest()
+
+    asyncio.run(main())
+
+
+def test_a_bug_is_an_incident(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as http:
+
+            async def broken(*_: object) -> None:
+                raise KeyError("a secret")
+
+            http.server.service.encode = broken  # type: ignore[method-assign, assignment]
+            response = await http.post(COMPLETIONS, {"prompt": "x"})
+            error = response.json()["error"]
+            assert (response.status_code, error["type"], error["code"]) == (500, "server_error", "internal")
+            assert "secret" not in response.text
+            incident = error["message"].split()[-1].rstrip(")")
+            assert incident in caplog.text and "a secret" in caplog.text
+
+    asyncio.run(main())

@@ -1,0 +1,55 @@
+"""What is counted, against prometheus_client's own histogram and against what the clients got."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import prometheus_client
+from prometheus_client.parser import text_string_to_metric_families
+
+from jaxserve.server.observe.histogram import Histogram
+from jaxserve.server.observe.metrics import LONG, Metrics
+from tests.jaxserve.server.harness import running
+from tests.jaxserve.server.test_endings import TOKENS, outcome, start
+
+
+def values(text: bytes) -> dict[str, float]:
+    """Samples by name and labels; without the moment of their creation."""
+    families = text_string_to_metric_families(text.decode())
+    samples = (sample for family in families for sample in family.samples)
+    return {f"{s.name}{s.labels}": s.value for s in samples if not s.name.endswith("_created")}
+
+
+def test_the_histogram_is_prometheus_s() -> None:
+    dice, ours, theirs = random.Random(0), prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    cheap = Histogram("x:seconds", "what", LONG, ours)
+    dear = prometheus_client.Histogram("x:seconds", "what", registry=theirs, buckets=LONG)
+    for value in [0.0, *LONG, 1e9, *(dice.expovariate(1) for _ in range(1000))]:
+        cheap.observe(value)
+        dear.observe(value)
+    found, expected = (values(prometheus_client.generate_latest(registry)) for registry in (ours, theirs))
+    assert len(found) == len(LONG) + 3 and found == expected
+
+
+def test_what_the_clients_got(tmp_path: Path) -> None:
+    async def main() -> None:
+        metrics = Metrics(lambda: 0)
+        async with running(tmp_path, observers=(metrics,), seconds=0.001) as server:
+            for kind in ("unary", "stream", "n=4") * 2:
+                call = start(server, kind)
+                assert await outcome(call, kind) == "OK"
+            await server.at_rest()
+            found = values(metrics.render())
+            again = values(metrics.render())
+        assert found == again
+        choices = 2 * (1 + 1 + 4)
+        finished = {name: value for name, value in found.items() if "request_success_total" in name}
+        assert sum(finished.values()) == choices
+        for name in ("time_to_first_token", "e2e_request_latency", "request_prefill_time", "request_decode_time"):
+            assert found[f"jaxserve:{name}_seconds_count{{}}"] == choices, name
+        assert found["jaxserve:generation_tokens_total{}"] == choices * TOKENS
+        between = found["jaxserve:inter_token_latency_seconds_count{}"]
+        assert between == choices * (TOKENS - 1)  # one token a step
+        assert found["jaxserve:num_requests_running{}"] == found["jaxserve:kv_cache_usage_perc{}"] == 0
+
+    asyncio.run(main())

@@ -1,0 +1,122 @@
+"""Certificates on every address that the server listens on."""
+
+import argparse
+import asyncio
+import contextlib
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from jaxserve.client import TLS, AsyncClient, CallError
+from jaxserve.errors import ConfigError
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.grpc.server import ADMIN, INFERENCE
+from jaxserve.server.grpc.vllm import NAME as VLLM
+from jaxserve.server.jetstream import SERVICE as JETSTREAM
+from jaxserve.server.listeners import Listeners
+from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.tls import Tls
+from tests.jaxserve.client.test_connection import signed
+from tests.jaxserve.server.harness import Running, running
+from tests.jaxserve.server.http.harness import fake_metrics
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
+
+
+@asynccontextmanager
+async def listening(server: Running, token: str | None = None, **files: Path) -> AsyncIterator[dict[str, str]]:
+    """Addresses of a second set of listeners before the same service, with this token and these certificates."""
+    none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir"))
+    faces = {"vllm_port": 0, "jetstream_port": 0, "jetstream_temperature": 0.0}
+    ports = {"host": "127.0.0.1", "port": 0, "admin_port": 0, "http_port": 0, "no_http": False}
+    listeners = Listeners(server.gate, Limits(), Tokens(token, token), fake_metrics)
+    ended: list[BaseException] = []
+    await listeners.start(argparse.Namespace(**none | ports | faces | files), lambda: None, ended.append)
+    try:
+        yield dict(address.split(" ") for address in listeners.addresses.split(", "))
+    finally:
+        await listeners.stop(0)
+        assert not ended
+
+
+async def grpc_answers(address: str, tls: TLS | None, admin: bool = False) -> bool:
+    async with AsyncClient(address, tls=tls, retries=0, timeout=5) as client:
+        try:
+            return bool(await (client.model_info() if admin else client.tokenize("x")))
+        except CallError as error:
+            assert error.code in ("UNAVAILABLE", "UNIMPLEMENTED")
+            return False
+
+
+async def services(address: str, ca: Path) -> list[str]:
+    """Those that its health checks know."""
+    credentials = grpc.ssl_channel_credentials(ca.read_bytes())
+    async with aio.secure_channel(address, credentials) as channel:
+        stub, found = health_pb2_grpc.HealthStub(channel), []
+        for name in (INFERENCE, ADMIN, VLLM, JETSTREAM):
+            with contextlib.suppress(aio.AioRpcError):
+                await stub.Check(health_pb2.HealthCheckRequest(service=name))
+                found.append(name)
+        return found
+
+
+async def http_answers(address: str, context: ssl.SSLContext) -> bool:
+    async with httpx.AsyncClient(verify=context) as http:
+        try:
+            return (await http.get(f"https://{address}/health")).status_code == 200
+        except (httpx.ConnectError, httpx.ReadError):
+            return False
+
+
+def trusting(ca: Path, *pair: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(ca))
+    if pair:
+        context.load_cert_chain(*map(str, pair))
+    return context
+
+
+def test_tls_and_mutual_tls(tmp_path: Path) -> None:
+    (cert, key), (own, own_key) = signed(tmp_path, "server"), signed(tmp_path, "client")
+
+    async def main() -> None:
+        async with running(tmp_path) as server:
+            async with listening(server, tls_cert=cert, tls_key=key) as found:
+                assert await grpc_answers(found["gRPC"], TLS(ca=cert))
+                assert not await grpc_answers(found["gRPC"], None)
+                assert await grpc_answers(found["admin"], TLS(ca=cert), admin=True)
+                assert not await grpc_answers(found["gRPC"], TLS(ca=cert), admin=True)  # it is on the other port only
+                assert await services(found["gRPC"], cert) == [INFERENCE]
+                assert await services(found["admin"], cert) == [ADMIN]
+                assert await services(found["vLLM"], cert) == [VLLM]
+                assert await services(found["JetStream"], cert) == [JETSTREAM]
+                assert await http_answers(found["HTTP"], trusting(cert))
+                assert not await http_answers(found["HTTP"], trusting(own))
+            async with listening(server, tls_cert=cert, tls_key=key, tls_client_ca=own) as found:
+                assert await grpc_answers(found["gRPC"], TLS(ca=cert, certificate=own, key=own_key))
+                assert not await grpc_answers(found["gRPC"], TLS(ca=cert))
+                assert await http_answers(found["HTTP"], trusting(cert, own, own_key))
+                assert not await http_answers(found["HTTP"], trusting(cert))
+
+    asyncio.run(main())
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    (cert, key), (other, _) = signed(tmp_path, "one"), signed(tmp_path, "two")
+    assert Tls.of(None, None, None) is None and Tls.of(cert, key, other)
+    for files, message in (
+        ((cert, None, None), "go together"),
+        ((None, None, other), "go together"),
+        ((tmp_path / "none.pem", key, None), "No such file"),
+        ((other, key, None), "KEY_VALUES_MISMATCH"),
+        ((key, key, None), "TLS files"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Tls.of(*files)
