@@ -49,10 +49,6 @@ class Budget:
                 raise TransferError("RESOURCE_EXHAUSTED", f"no room for {nbytes} bytes in time: {held}") from None
             raise
 
-    def keep(self, nbytes: int) -> None:
-        """Room that its holder is about to give stays taken, beyond the limit until then; `give` has to follow."""
-        self.held += nbytes
-
     def give(self, nbytes: int) -> None:
         self.held -= nbytes
         self._grant()

@@ -33,7 +33,7 @@ async def answering(context: aio.ServicerContext) -> AsyncIterator[None]:
 
 
 @contextmanager
-def reading(call: aio.Call) -> Iterator[None]:
+def reading(call: aio.UnaryStreamCall) -> Iterator[None]:
     """Around reading a call: it ends with the block, and its failure is a TransferError with its code and text."""
     try:
         yield

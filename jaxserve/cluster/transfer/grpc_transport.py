@@ -1,7 +1,7 @@
-"""Pieces over gRPC, the way that is always there: one call for each, in the connections that servers have anyway.
+"""Pieces over gRPC: one call for each, in the connections that servers have anyway.
 
-HTTP/2's flow control is what a receiver holds a sender back with: it reads no faster than it can, and a few MiB on, the
-sender's writes wait.
+HTTP/2's flow control is what a receiver holds a sender back with: it reads no faster than it can,
+and a few MiB on, the sender's writes wait.
 """
 
 import asyncio
