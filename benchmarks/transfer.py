@@ -34,7 +34,7 @@ from rich.table import Table
 
 from benchmarks.device import versions
 from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver, TransferServicer
+from jaxserve.cluster.transfer.fetch import Receiver, TransferServicer
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
 from jaxserve.cluster.transfer.shelf import Shelf
@@ -198,7 +198,7 @@ async def measure(nbytes: int, pieces: int, prompts: int, rounds: int) -> Result
         connection = stack.enter_context(socket.create_connection((HOST, sender.ports["tcp"])))
         address = f"{HOST}:{sender.ports['grpc']}"
         channel = await stack.enter_async_context(aio.insecure_channel(address))
-        receiver = GrpcReceiver(channel, Budget(4 * nbytes))
+        receiver = Receiver(channel, Budget(4 * nbytes))
         client = PrefillClient(channel, receiver, HANDSHAKE)
         await receive(client, 1)
         bench = Bench(sender, connection, client, nbytes, pieces, prompts)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 
 
 @dataclass(eq=False, slots=True)

@@ -9,7 +9,7 @@ from traceback import clear_frames
 import grpc
 from grpc import aio  # type: ignore[attr-defined]
 
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.errors import JaxserveError
 
 log = logging.getLogger(__name__)

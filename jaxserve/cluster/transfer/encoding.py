@@ -6,7 +6,7 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
-from jaxserve.cluster.transfer.transport import Array, Ticket, TransferError
+from jaxserve.cluster.transfer.ticket import Array, Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.engine.piece import Piece
 from jaxserve.errors import EngineError

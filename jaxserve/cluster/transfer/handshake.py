@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.cluster.fingerprint import Facts, difference
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import cluster_pb2
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 

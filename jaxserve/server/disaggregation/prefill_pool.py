@@ -12,7 +12,7 @@ from enum import StrEnum
 from grpc import aio  # type: ignore[attr-defined]
 
 from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.engine.piece import Piece
 from jaxserve.engine.transfers import Import, Staged
 from jaxserve.server.disaggregation.handed import Blocks, Handed, blocks_of

@@ -8,7 +8,7 @@ from grpc import aio  # type: ignore[attr-defined]
 from prometheus_client import CollectorRegistry
 
 from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.grpc_transport import SERVICE, GrpcReceiver, TransferServicer
+from jaxserve.cluster.transfer.fetch import SERVICE, Receiver, TransferServicer
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer
 from jaxserve.cluster.transfer.shelf import Shelf
@@ -121,7 +121,7 @@ class DecodeRole(Role):
             channel = aio.secure_channel(address, credentials, OPTIONS)
         else:
             channel = aio.insecure_channel(address, OPTIONS)
-        receiver = GrpcReceiver(channel, self._budget, metadata)
+        receiver = Receiver(channel, self._budget, metadata)
         return PrefillServer(address, channel, PrefillClient(channel, receiver, handshake, metadata))
 
     async def close(self) -> None:

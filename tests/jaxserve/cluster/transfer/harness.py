@@ -13,11 +13,11 @@ import numpy as np
 from grpc import aio
 
 from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver, Metadata, TransferServicer
+from jaxserve.cluster.transfer.fetch import Metadata, Receiver, TransferServicer
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
 from jaxserve.cluster.transfer.shelf import Shelf
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.piece import Piece
 
@@ -154,7 +154,7 @@ HANDSHAKE = Handshake(MODEL, "float32", ("float32",))
 
 
 def client_of(channel: aio.Channel, budget: Budget, metadata: Metadata = ()) -> PrefillClient:
-    return PrefillClient(channel, GrpcReceiver(channel, budget, metadata), HANDSHAKE, metadata)
+    return PrefillClient(channel, Receiver(channel, budget, metadata), HANDSHAKE, metadata)
 
 
 @asynccontextmanager

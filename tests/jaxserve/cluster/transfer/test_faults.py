@@ -10,11 +10,11 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 from grpc import aio
 
-from jaxserve.cluster.transfer import grpc_transport
+from jaxserve.cluster.transfer import fetch as fetching
 from jaxserve.cluster.transfer.encoding import chunks
 from jaxserve.cluster.transfer.prefill import PrefillClient
 from jaxserve.cluster.transfer.shelf import Counts
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.piece import Piece
@@ -100,7 +100,7 @@ def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(monkeypatch
             yield data
             sent[0] += len(data)
 
-    monkeypatch.setattr(grpc_transport, "chunks", counted)
+    monkeypatch.setattr(fetching, "chunks", counted)
 
     async def main() -> None:
         async with servers(large(60 * MEBI), seconds=0.5) as s:
@@ -306,7 +306,7 @@ def test_wrong_tickets() -> None:
 
 @pytest.mark.parametrize("sent", [piece_of(3), piece_of(5), large(4)], ids=["less", "more", "other"])
 def test_a_sender_that_sends_something_else_than_it_offered(sent: Piece, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_transport, "chunks", lambda piece: chunks(sent))
+    monkeypatch.setattr(fetching, "chunks", lambda piece: chunks(sent))
 
     async def main() -> None:
         async with servers(piece_of(4)) as s:

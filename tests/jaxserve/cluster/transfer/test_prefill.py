@@ -8,10 +8,10 @@ import pytest
 from grpc import aio
 
 from jaxserve.cluster.transfer.budget import Budget
-from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver, TransferServicer
+from jaxserve.cluster.transfer.fetch import Receiver, TransferServicer
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
 from jaxserve.cluster.transfer.shelf import Counts, Shelf
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.errors import QueueFullError
@@ -195,7 +195,7 @@ def test_pages_that_cannot_be_made_of_theirs() -> None:
                 (("bfloat16", "int8"), ""),
             ):
                 own = replace(HANDSHAKE, taken=taken)
-                s.client = PrefillClient(s.channel, GrpcReceiver(s.channel, s.budget), own)
+                s.client = PrefillClient(s.channel, Receiver(s.channel, s.budget), own)
                 if message:
                     error = await refusal(s.fetch_all())
                     assert error.code == "FAILED_PRECONDITION"
@@ -244,7 +244,7 @@ def test_it_stands_behind_the_servers_tokens() -> None:
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             with_token = (("authorization", "Bearer secret"),)
             for metadata, receiving in (((), ()), (with_token, ()), ((), with_token), (with_token, with_token)):
-                receiver = GrpcReceiver(channel, Budget(MEBI), receiving)
+                receiver = Receiver(channel, Budget(MEBI), receiving)
                 client = PrefillClient(channel, receiver, HANDSHAKE, metadata)
                 if metadata and receiving:
                     assert len(await fetch_all(client)) == 1
