@@ -3,12 +3,13 @@
     python -m benchmarks.transfer [--mebibytes 16 --mebibytes 256] [--pieces 8] [--prompts 1 --prompts 4] [--rounds 5]
                                   [--out FILE]
 
-The sender is a process of its own; it has one piece, which it offers as often as it is asked for. Both run on uvloop,
-as servers do. A round measures, one after the other: copying as many bytes from one array to another; reading them
-from a socket, in blocking calls; and whole prompts by either transport, as many at a time as asked for, each of them so
-many pieces. Reported are medians over the rounds: GB/s, a transport's share of the others in the same round with the
-least and the largest, CPU seconds per GB of both processes, and how late the receiver's event loop woke up at worst,
-which is what other streams feel of it.
+The sender is a process of its own; it has one piece, which it offers as often as it is asked for.
+Both run on uvloop, as servers do. A round measures, one after the other: copying as many bytes from
+one array to another; reading them from a socket, in blocking calls; and whole prompts over gRPC, as
+many at a time as asked for, each of them so many pieces. Reported are medians over the rounds:
+GB/s, gRPC's share of the others in the same round with the least and the largest, CPU seconds per
+GB of both processes, and how late the receiver's event loop woke up at worst, which is what other
+streams feel of it.
 """
 
 import argparse
@@ -33,19 +34,16 @@ from rich.table import Table
 
 from benchmarks.device import versions
 from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver, TransferServicer
+from jaxserve.cluster.transfer.fetch import Receiver, TransferServicer
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.cluster.transfer.jax_transfer import JaxTransfer
-from jaxserve.cluster.transfer.jax_transport import JaxReceiver, JaxServicer
 from jaxserve.cluster.transfer.offers import Shelf
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
-from jaxserve.cluster.transfer.transport import Receiver
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import Piece
 
 MEBI = 2**20
 SECONDS = 300.0  # of any call
-HANDSHAKES = {way: Handshake({}, "bfloat16", ("bfloat16",), way) for way in ("grpc", "jax")}
+HANDSHAKE = Handshake({}, "bfloat16", ("bfloat16",))
 HOST = "127.0.0.1"
 HEADS, WIDTH, LAYERS = 8, 128, 32  # Llama-3-8B: 128 KiB a token in bfloat16
 
@@ -63,9 +61,10 @@ class OnePiece:
     """A source whose prompts say how many pieces they want."""
 
     waiting_tokens = 0
+    handshake = HANDSHAKE
 
-    def __init__(self, piece: Piece, handshake: Handshake):
-        self._piece, self.handshake = piece, handshake
+    def __init__(self, piece: Piece):
+        self._piece = piece
 
     async def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[Piece, None]:
         for _ in range(prompt.token_ids[0]):
@@ -82,24 +81,20 @@ def serve_tcp(listening: socket.socket, data: memoryview) -> None:
 async def serve(nbytes: int) -> None:
     """A line for every line that comes: CPU seconds so far; the first is of ports."""
     piece = piece_of(nbytes)
-    servers = {way: aio.server() for way in HANDSHAKES}
-    for way, server in servers.items():
-        shelf = Shelf(4 * nbytes)
-        prefill = PrefillServicer(OnePiece(piece, HANDSHAKES[way]), shelf, SECONDS)
-        rpc.add_PrefillServiceServicer_to_server(prefill, server)
-        if way == "jax":
-            rpc.add_TransferServiceServicer_to_server(JaxServicer(shelf, JaxTransfer(HOST)), server)
-        else:
-            TransferServicer(shelf).add_to(server)
-    ports = {way: server.add_insecure_port(f"{HOST}:0") for way, server in servers.items()}
-    await asyncio.gather(*(server.start() for server in servers.values()))
+    shelf = Shelf(4 * nbytes)
+    server = aio.server()
+    prefill = PrefillServicer(OnePiece(piece), shelf, SECONDS)
+    rpc.add_PrefillServiceServicer_to_server(prefill, server)
+    TransferServicer(shelf).add_to(server)
+    port = server.add_insecure_port(f"{HOST}:0")
+    await server.start()
     listening = socket.create_server((HOST, 0))
     data = memoryview(piece.k.reshape(-1).view(np.uint8))
     threading.Thread(target=serve_tcp, args=(listening, data), daemon=True).start()
-    print(json.dumps(ports | {"tcp": listening.getsockname()[1]}), flush=True)
+    print(json.dumps({"grpc": port, "tcp": listening.getsockname()[1]}), flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         print(time.process_time(), flush=True)
-    await asyncio.gather(*(server.stop(0) for server in servers.values()))
+    await server.stop(0)
 
 
 class Sender:
@@ -132,7 +127,7 @@ class Sender:
 
 
 @dataclass(frozen=True)
-class Way:
+class Figures:
     """GB/s, CPU seconds per GB, and milliseconds that the loop was late."""
 
     speed: float
@@ -147,7 +142,7 @@ class Round:
 
     copy: float
     tcp: float
-    ways: dict[str, Way]
+    grpc: Figures
 
 
 @dataclass(frozen=True)
@@ -159,8 +154,9 @@ class Result:
     def median(self, of: Callable[[Round], float]) -> float:
         return statistics.median(map(of, self.rounds))
 
-    def share(self, way: str, of: Callable[[Round], float]) -> str:
-        shares = sorted(r.ways[way].speed / of(r) for r in self.rounds)
+    def share(self, of: Callable[[Round], float]) -> str:
+        """gRPC's share of another speed: the median, the least and the largest."""
+        shares = sorted(r.grpc.speed / of(r) for r in self.rounds)
         return f"{statistics.median(shares):.0%} ({shares[0]:.0%}-{shares[-1]:.0%})"
 
 
@@ -197,26 +193,23 @@ async def receive(client: PrefillClient, pieces: int) -> None:
 
 
 async def measure(nbytes: int, pieces: int, prompts: int, rounds: int) -> Result:
-    with Sender(nbytes) as sender, socket.create_connection((HOST, sender.ports["tcp"])) as connection:
-        async with AsyncExitStack() as stack:
-            clients = {}
-            for way in HANDSHAKES:
-                channel = await stack.enter_async_context(aio.insecure_channel(f"{HOST}:{sender.ports[way]}"))
-                clients[way] = PrefillClient(channel, receiver(way, channel, Budget(4 * nbytes)), HANDSHAKES[way])
-                await receive(clients[way], 1)
-            bench = Bench(sender, connection, clients, nbytes, pieces, prompts)
-            return Result(nbytes // MEBI, prompts, [await bench.round() for _ in range(rounds)])
-
-
-def receiver(way: str, channel: aio.Channel, budget: Budget) -> Receiver:
-    return JaxReceiver(channel, budget, JaxTransfer(HOST)) if way == "jax" else GrpcReceiver(channel, budget)
+    async with AsyncExitStack() as stack:
+        sender = stack.enter_context(Sender(nbytes))
+        connection = stack.enter_context(socket.create_connection((HOST, sender.ports["tcp"])))
+        address = f"{HOST}:{sender.ports['grpc']}"
+        channel = await stack.enter_async_context(aio.insecure_channel(address))
+        receiver = Receiver(channel, Budget(4 * nbytes))
+        client = PrefillClient(channel, receiver, HANDSHAKE)
+        await receive(client, 1)
+        bench = Bench(sender, connection, client, nbytes, pieces, prompts)
+        return Result(nbytes // MEBI, prompts, [await bench.round() for _ in range(rounds)])
 
 
 @dataclass(frozen=True)
 class Bench:
     sender: Sender
     connection: socket.socket
-    clients: dict[str, PrefillClient]
+    client: PrefillClient
     nbytes: int
     pieces: int
     prompts: int
@@ -227,36 +220,38 @@ class Bench:
         copy = seconds(lambda: [np.copyto(target, source) for _ in range(times)])
         tcp = seconds(lambda: receive_tcp(self.connection, memoryview(target), times))
         size = self.nbytes * self.pieces * self.prompts / 1e9
-        return Round(size / copy, size / tcp, {way: await self._measure(way, size) for way in self.clients})
+        return Round(size / copy, size / tcp, await self._measure(size))
 
-    async def _measure(self, way: str, size: float) -> Way:
-        """size: GB."""
+    async def _measure(self, size: float) -> Figures:
+        """Whole prompts over gRPC. size: GB."""
         done, there, here = asyncio.Event(), self.sender.cpu_seconds(), time.process_time()
         late, began = asyncio.create_task(lateness(done)), time.perf_counter()
-        await asyncio.gather(*(receive(self.clients[way], self.pieces) for _ in range(self.prompts)))
+        await asyncio.gather(*(receive(self.client, self.pieces) for _ in range(self.prompts)))
         took = time.perf_counter() - began
         done.set()
         here, there = time.process_time() - here, self.sender.cpu_seconds() - there
-        return Way(size / took, there / size, here / size, await late)
+        return Figures(size / took, there / size, here / size, await late)
 
 
-def figures(result: Result, way: str) -> list[str]:
-    shares = (result.share(way, lambda r: r.copy), result.share(way, lambda r: r.tcp))
-    speed, there, here, late = (
-        result.median(lambda r, name=name: getattr(r.ways[way], name))
-        for name in ("speed", "sender_cpu", "receiver_cpu", "late")
-    )
-    return [way, f"{speed:.2f}", *shares, f"{there:.2f}", f"{here:.2f}", f"{late:.1f}"]
+def cells(result: Result) -> list[str]:
+    return [
+        f"{result.median(lambda r: r.copy):.2f}",
+        f"{result.median(lambda r: r.tcp):.2f}",
+        f"{result.median(lambda r: r.grpc.speed):.2f}",
+        result.share(lambda r: r.copy),
+        result.share(lambda r: r.tcp),
+        f"{result.median(lambda r: r.grpc.sender_cpu):.2f}",
+        f"{result.median(lambda r: r.grpc.receiver_cpu):.2f}",
+        f"{result.median(lambda r: r.grpc.late):.1f}",
+    ]
 
 
 def show(results: list[Result]) -> None:
-    columns = ("MiB", "prompts", "copy", "TCP", "by", "GB/s", "of copy", "of TCP", "CPU s/GB there", "here", "late, ms")
+    speeds = ("copy", "TCP", "gRPC", "of copy", "of TCP")
+    columns = ("MiB", "prompts", *speeds, "CPU s/GB there", "here", "late, ms")
     table = Table(*columns, title="GB/s of pieces between two processes")
     for result in results:
-        case = (str(result.mebibytes), str(result.prompts))
-        others = (f"{result.median(of):.2f}" for of in (lambda r: r.copy, lambda r: r.tcp))
-        table.add_row(*case, *others, *figures(result, "grpc"))
-        table.add_row("", "", "", "", *figures(result, "jax"))
+        table.add_row(str(result.mebibytes), str(result.prompts), *cells(result))
     Console(width=140).print(table)
 
 

@@ -120,7 +120,7 @@ async def serve(
         first, second = places(apart, jax.devices()) if apart else (None, None)
         prefill = load_prefill(first) if first else None  # ready before the other engine begins to count compiles
         llm = resources.enter_context(open_llm(args, console, pod, manifest, second))
-        handshake = handshake_of(llm, args.transport) if args.role != "both" else None
+        handshake = handshake_of(llm) if args.role != "both" else None
         model, engine = model_card(llm, args.served_model_name or args.model.resolve().name), engine_card(llm)
         introduce(model, engine, console)
         if role.introduction:

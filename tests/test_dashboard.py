@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.offers import Counts, Shelf
 from jaxserve.server.core.engine_thread import Tally
-from jaxserve.server.disaggregation.metrics import DecodeMetrics, JaxMetrics, PrefillMetrics, ServerMetrics
+from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics, ServerMetrics
 from jaxserve.server.disaggregation.policy import Decision
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.observe.expert_load import ExpertLoad
@@ -62,7 +62,6 @@ def handed_over() -> bytes:
     shelf = Shelf(1)
     shelf.counts = Counts(offered=4, fetched=1, broken=1, expired=1, withdrawn=1, bytes=1)
     PrefillMetrics(prefill, shelf)
-    JaxMetrics(prefill, stuck=lambda: 1, drained=lambda: 2)
     return generate_latest(decode) + generate_latest(prefill)
 
 

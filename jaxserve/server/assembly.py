@@ -53,8 +53,8 @@ def _tell(loop: asyncio.AbstractEventLoop, job: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(job)
 
 
-def handshake_of(llm: LLM, transport: str) -> Handshake | None:
-    """None where the engine exchanges no pages with others. transport: by which they travel.
+def handshake_of(llm: LLM) -> Handshake | None:
+    """None where the engine exchanges no pages with others.
 
     It compiles a program: before the engine is ready.
     """
@@ -64,7 +64,7 @@ def handshake_of(llm: LLM, transport: str) -> Handshake | None:
     with llm.runner.preparing():
         facts = facts_of_model(model.spec.single, model.params, model.weights) | facts_of_weights(model.params)
     dtypes = sources(config.page_dtype, str(model.params["embed"].dtype))
-    return Handshake(facts, config.page_dtype, dtypes, transport)
+    return Handshake(facts, config.page_dtype, dtypes)
 
 
 def model_card(llm: LLM, name: str) -> ModelCard:

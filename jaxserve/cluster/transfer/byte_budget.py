@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 
 
 @dataclass(eq=False, slots=True)
@@ -48,10 +48,6 @@ class Budget:
                 held = f"{self.held} of {self.nbytes} (--transfer-buffer {self._whose}) are held"
                 raise TransferError("RESOURCE_EXHAUSTED", f"no room for {nbytes} bytes in time: {held}") from None
             raise
-
-    def keep(self, nbytes: int) -> None:
-        """Room that its holder is about to give stays taken, beyond the limit until then; `give` has to follow."""
-        self.held += nbytes
 
     def give(self, nbytes: int) -> None:
         self.held -= nbytes

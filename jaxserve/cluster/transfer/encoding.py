@@ -1,12 +1,12 @@
 """Tickets as messages, and pieces as bytes: arrays one after the other, in C order and little-endian."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
 
-from jaxserve.cluster.transfer.transport import Array, Ticket, TransferError
+from jaxserve.cluster.transfer.ticket import Array, Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.engine.kv_segment import Piece
 from jaxserve.errors import EngineError
@@ -66,15 +66,6 @@ def _head(size: int) -> bytes:
     return bytes((*found, size))
 
 
-def piece_of(ticket: Ticket, arrays: Sequence[np.ndarray]) -> Piece:
-    """The ticket's arrays, in its order. TransferError DATA_LOSS when they are none that a piece has."""
-    names = (array.name for array in ticket.arrays)
-    try:
-        return Piece(ticket.group, ticket.start, **dict(zip(names, arrays, strict=True)))
-    except (EngineError, TypeError) as error:  # TypeError: without k
-        raise TransferError("DATA_LOSS", str(error)) from None
-
-
 class Blank:
     """A piece whose bytes are still to come."""
 
@@ -93,12 +84,20 @@ class Blank:
     def piece(self) -> Piece:
         """TransferError DATA_LOSS when bytes are missing, or when the arrays are none that a piece has."""
         self._check(self._filled == self._data.size, self._filled)
-        arrays, begin = [], 0
+        arrays = self._arrays()
+        try:
+            return Piece(self._ticket.group, self._ticket.start, **arrays)
+        except (EngineError, TypeError) as error:  # TypeError: without k
+            raise TransferError("DATA_LOSS", str(error)) from None
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        arrays = {}
+        begin = 0
         for array in self._ticket.arrays:
             data = self._data[begin : begin + array.nbytes]
-            arrays.append(data.view(array.dtype).reshape(array.shape))
+            arrays[array.name] = data.view(array.dtype).reshape(array.shape)
             begin += array.nbytes
-        return piece_of(self._ticket, arrays)
+        return arrays
 
     def _check(self, fits: bool, filled: int) -> None:
         if not fits:

@@ -9,7 +9,7 @@ from traceback import clear_frames
 import grpc
 from grpc import aio  # type: ignore[attr-defined]
 
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.errors import JaxserveError
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ async def answering(context: aio.ServicerContext) -> AsyncIterator[None]:
 
 
 @contextmanager
-def reading(call: aio.Call) -> Iterator[None]:
+def reading(call: aio.UnaryStreamCall) -> Iterator[None]:
     """Around reading a call: it ends with the block, and its failure is a TransferError with its code and text."""
     try:
         yield

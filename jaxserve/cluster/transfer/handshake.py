@@ -4,26 +4,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.cluster.compatibility import Facts, difference
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import cluster_pb2
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 
 PROTOCOL = 1  # raised with every change that the other side has to know of
 STAGE = "prefill"
+TRANSPORT = "grpc"  # Fetch; an older release may have another one, and is refused
 
 
 @dataclass(frozen=True)
 class Handshake:
     """One side's.
 
-    model: what has to be the same of it, see `facts_of_model`. stored: the dtype of this side's pages, as pieces have
-    it. taken: dtypes of pieces that this side can make pages of. transport: by what pieces travel, grpc or jax.
+    model: what has to be the same of it, see `facts_of_model`. stored: the dtype of this side's
+    pages, as pieces have it. taken: dtypes of pieces that this side can make pages of.
     """
 
     model: Facts
     stored: str
     taken: tuple[str, ...]
-    transport: str = "grpc"
 
     @property
     def facts(self) -> Facts:
@@ -32,7 +32,7 @@ class Handshake:
     def fields(self) -> dict[str, Any]:
         """Of a PrefillRequest or WatchRequest."""
         facts = cluster_pb2.Facts(stage=STAGE, names=list(self.facts), values=list(self.facts.values()))
-        return {"facts": facts, "dtypes": self.taken, "transports": (self.transport,)}
+        return {"facts": facts, "dtypes": self.taken, "transports": (TRANSPORT,)}
 
     def check(self, request: pb.PrefillRequest | pb.WatchRequest) -> None:
         """TransferError FAILED_PRECONDITION with the first difference and what both have, in the caller's words."""
@@ -45,9 +45,9 @@ class Handshake:
                 "FAILED_PRECONDITION",
                 f"--kv: pages hold {self.stored} there, and those here are made of {taken}: never of fewer digits",
             )
-        if self.transport not in request.transports:
+        if TRANSPORT not in request.transports:
             transports = ", ".join(request.transports) or "nothing"
             raise TransferError(
                 "FAILED_PRECONDITION",
-                f"--transport: pieces travel by {self.transport} there, and by {transports} here",
+                f"--transport: pieces travel by {TRANSPORT} there, and by {transports} here",
             )

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.transport import Ticket, TransferError
+from jaxserve.cluster.transfer.ticket import Ticket, TransferError
 from jaxserve.engine.kv_segment import Piece
 from jaxserve.errors import EngineError
 
@@ -36,7 +36,7 @@ class Lot:
 
 
 class Shelf:
-    """A `Sender` whose pieces anybody may take who shows a ticket."""
+    """Pieces that anybody may take who shows a ticket."""
 
     def __init__(self, nbytes: int):
         """nbytes: that may be held, --transfer-buffer."""
@@ -47,8 +47,9 @@ class Shelf:
         self._taken: set[Lot] = set()
 
     @asynccontextmanager
-    async def offering(self) -> AsyncIterator["ShelfOffering"]:
-        offering = ShelfOffering(self)
+    async def offering(self) -> AsyncIterator["Offering"]:
+        """Leaving the block takes back what nobody fetched."""
+        offering = Offering(self)
         try:
             yield offering
         finally:
@@ -109,8 +110,8 @@ class Shelf:
             raise EngineError(f"{c.offered} pieces were offered, {gone} are gone and {len(here)} are here")
 
 
-class ShelfOffering:
-    """See `Offering`. It keeps no piece alive: those are the shelf's."""
+class Offering:
+    """The pieces of one prompt. It keeps none of them alive: they are the shelf's."""
 
     def __init__(self, shelf: Shelf):
         self._shelf = shelf
@@ -121,6 +122,12 @@ class ShelfOffering:
         return self._offers
 
     async def offer(self, piece: Piece, deadline: float) -> Ticket:
+        """Wait for room, and let the piece be fetched until the deadline.
+
+        TransferError: RESOURCE_EXHAUSTED where there is no room by then, or never;
+        DEADLINE_EXCEEDED where an earlier piece was not fetched in time, so that nobody needs
+        this one.
+        """
         for fetched in self._offers.values():
             _check(not fetched.done() or fetched.result())
         ticket, fetched = await self._shelf.put(piece, deadline)
@@ -128,6 +135,7 @@ class ShelfOffering:
         return ticket
 
     async def fetched(self) -> None:
+        """Wait until all of them are fetched. TransferError when one will not be."""
         for fetched in self._offers.values():
             _check(await asyncio.shield(fetched))
 

@@ -12,10 +12,11 @@ from typing import Protocol
 from grpc import aio  # type: ignore[attr-defined]
 
 from jaxserve.cluster.transfer.encoding import ticket_from_proto, ticket_to_proto
+from jaxserve.cluster.transfer.fetch import Metadata, Receiver
 from jaxserve.cluster.transfer.grpc_status import answering, reading
-from jaxserve.cluster.transfer.grpc_transport import Metadata
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.cluster.transfer.transport import Offering, Receiver, Sender, TransferError
+from jaxserve.cluster.transfer.offers import Offering, Shelf
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import Piece
@@ -60,8 +61,8 @@ class Source(Protocol):
 class PrefillServicer(rpc.PrefillServiceServicer):
     """The side that computes. seconds: that each piece is on offer, --transfer-timeout."""
 
-    def __init__(self, source: Source, sender: Sender, seconds: float):
-        self._source, self._sender, self._seconds = source, sender, seconds
+    def __init__(self, source: Source, shelf: Shelf, seconds: float):
+        self._source, self._shelf, self._seconds = source, shelf, seconds
         self.open = 0  # prompts whose pieces were not all fetched
 
     async def Watch(self, request: pb.WatchRequest, context: aio.ServicerContext) -> None:
@@ -81,7 +82,7 @@ class PrefillServicer(rpc.PrefillServiceServicer):
                 self.open -= 1
 
     async def _give(self, request: pb.PrefillRequest, context: aio.ServicerContext) -> None:
-        async with self._sender.offering() as offering:
+        async with self._shelf.offering() as offering:
             try:
                 await self._offer_all(request, offering, context)
             except Exception:

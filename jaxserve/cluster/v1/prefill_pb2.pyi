@@ -76,19 +76,3 @@ class FetchResponse(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
-
-class PullRequest(_message.Message):
-    __slots__ = ("ticket", "pulled")
-    TICKET_FIELD_NUMBER: _ClassVar[int]
-    PULLED_FIELD_NUMBER: _ClassVar[int]
-    ticket: bytes
-    pulled: bool
-    def __init__(self, ticket: _Optional[bytes] = ..., pulled: _Optional[bool] = ...) -> None: ...
-
-class PullResponse(_message.Message):
-    __slots__ = ("address", "uuids")
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    UUIDS_FIELD_NUMBER: _ClassVar[int]
-    address: str
-    uuids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, address: _Optional[str] = ..., uuids: _Optional[_Iterable[int]] = ...) -> None: ...

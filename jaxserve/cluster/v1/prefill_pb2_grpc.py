@@ -147,7 +147,7 @@ class PrefillService:
 
 
 class TransferServiceStub:
-    """The server that has something to send: by one of these, see PrefillRequest.transports.
+    """The server that has something to send.
     """
 
     def __init__(self, channel):
@@ -161,26 +161,14 @@ class TransferServiceStub:
                 request_serializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.FetchRequest.SerializeToString,
                 response_deserializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.FetchResponse.FromString,
                 _registered_method=True)
-        self.Pull = channel.stream_stream(
-                '/jaxserve.cluster.v1.TransferService/Pull',
-                request_serializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PullRequest.SerializeToString,
-                response_deserializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PullResponse.FromString,
-                _registered_method=True)
 
 
 class TransferServiceServicer:
-    """The server that has something to send: by one of these, see PrefillRequest.transports.
+    """The server that has something to send.
     """
 
     def Fetch(self, request, context):
         """The bytes of a piece. Its ticket is good for one call.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Pull(self, request_iterator, context):
-        """Where jax.experimental.transfer finds a piece, for as long as the call lasts. Its ticket is good for one call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -194,11 +182,6 @@ def add_TransferServiceServicer_to_server(servicer, server):
                     request_deserializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.FetchRequest.FromString,
                     response_serializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.FetchResponse.SerializeToString,
             ),
-            'Pull': grpc.stream_stream_rpc_method_handler(
-                    servicer.Pull,
-                    request_deserializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PullRequest.FromString,
-                    response_serializer=jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PullResponse.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'jaxserve.cluster.v1.TransferService', rpc_method_handlers)
@@ -208,7 +191,7 @@ def add_TransferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TransferService:
-    """The server that has something to send: by one of these, see PrefillRequest.transports.
+    """The server that has something to send.
     """
 
     @staticmethod
@@ -228,33 +211,6 @@ class TransferService:
             '/jaxserve.cluster.v1.TransferService/Fetch',
             jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.FetchRequest.SerializeToString,
             jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.FetchResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Pull(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/jaxserve.cluster.v1.TransferService/Pull',
-            jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PullRequest.SerializeToString,
-            jaxserve_dot_cluster_dot_v1_dot_prefill__pb2.PullResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,7 +11,6 @@ from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.security.files import read_file, read_token
 
 ROLES = ("both", "prefill", "decode")
-TRANSPORTS = ("grpc", "jax")
 MEBI = 2**20
 
 
@@ -68,18 +67,6 @@ def role_flags(group: argparse._ArgumentGroup) -> None:
         help="PEM: prefill servers need a certificate of this CA; --tls-cert is shown to them",
     )
     group.add_argument(
-        "--transport",
-        choices=TRANSPORTS,
-        default="grpc",
-        help="by what pages travel, the same on both sides: grpc (default), or jax.experimental.transfer, which has "
-        "neither tokens nor encryption, and is for a network of these servers' own",
-    )
-    group.add_argument(
-        "--transfer-host",
-        metavar="IP",
-        help="with --transport jax on a prefill server: the number by which decode servers reach it (default: --host)",
-    )
-    group.add_argument(
         "--transfer-buffer", type=int, default=2048, metavar="MIB", help="of pages that come or leave, at most (2048)"
     )
     group.add_argument(
@@ -103,10 +90,10 @@ class Meshes:
 
 @dataclass(frozen=True, kw_only=True)
 class Disaggregation:
-    """Of --role prefill and decode. buffer: bytes. seconds: of a trip. token: for prefill servers.
+    """Settings of --role prefill and decode.
 
-    host: by which others reach this one, where pieces travel by jax. ca, certificate, key: PEM, for calls to prefill
-    servers; without ca there is no TLS.
+    buffer: bytes. seconds: of a trip. token: for prefill servers. ca, certificate, key: PEM, for
+    calls to prefill servers; without ca there is no TLS.
     """
 
     role: str
@@ -115,8 +102,6 @@ class Disaggregation:
     policy: Policy
     buffer: int
     seconds: float
-    transport: str = "grpc"
-    host: str = "127.0.0.1"
     token: str | None = None
     ca: bytes | None = None
     certificate: bytes | None = None
@@ -142,8 +127,6 @@ def disaggregation(args: argparse.Namespace) -> Disaggregation | None:
         policy=_policy(args),
         buffer=args.transfer_buffer * MEBI,
         seconds=args.transfer_timeout,
-        transport=args.transport,
-        host=args.transfer_host or (args.host if args.role == "prefill" else "127.0.0.1"),
         token=read_token(args.prefill_token_file, "--prefill-token-file"),
         ca=read_file(args.prefill_tls_ca, "--prefill-tls-ca") if args.prefill_tls_ca else None,
         certificate=read_file(args.tls_cert, "--tls-cert") if shows else None,
@@ -186,10 +169,6 @@ def _check(args: argparse.Namespace) -> None:
     for flag in ("prefill_server", "prefill_servers_file", "prefill_token_file", "prefill_tls_ca"):
         if getattr(args, flag) and args.role != "decode":
             raise ConfigError(f"--{flag.replace('_', '-')} is for --role decode (this is --role {args.role})")
-    if args.transfer_host and (args.role, args.transport) != ("prefill", "jax"):
-        raise ConfigError("--transfer-host is for --role prefill with --transport jax")
-    if args.role == "both" and args.transport != "grpc":
-        raise ConfigError(f"--transport {args.transport} is for --role prefill or decode (this is --role both)")
     if args.role == "decode" and not (args.prefill_server or args.prefill_servers_file):
         raise ConfigError("--role decode: no server computes its prompts (--prefill-server or --prefill-servers-file)")
     for flag, least in (("prefill_threshold", 1), ("prefill_queue_tokens", 0), ("transfer_buffer", 1)):

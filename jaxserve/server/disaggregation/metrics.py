@@ -79,14 +79,3 @@ class PrefillMetrics(Collector):
         yield pieces
         yield CounterMetricFamily(NAME + "sent_bytes", "keys and values that were fetched", counts.bytes)
         yield GaugeMetricFamily(NAME + "buffer_bytes", "of pieces that are on offer", self._shelf.budget.held)
-
-
-class JaxMetrics:
-    """Of either server where pieces travel by jax.experimental.transfer. stuck, drained: asked at every scrape."""
-
-    def __init__(self, registry: CollectorRegistry, stuck: Callable[[], int], drained: Callable[[], int]):
-        for name, what, ask in (
-            ("jax_stuck", "transfers that neither come nor fail, though their time is over", stuck),
-            ("jax_drained", "pieces whose transfer broke off and whose memory came back, so far", drained),
-        ):
-            Gauge(NAME + name, what, registry=registry).set_function(ask)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from grpc import aio  # type: ignore[attr-defined]
 
 from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.engine.host.kv_transfer import Import, Staged
 from jaxserve.engine.kv_segment import Piece
 from jaxserve.server.disaggregation.prefix_affinity import Blocks, Handed, blocks_of

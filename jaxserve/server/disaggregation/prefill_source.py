@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.prefill import Prompt
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.kv_transfer import Export, Outgoing
 from jaxserve.engine.kv_segment import Piece

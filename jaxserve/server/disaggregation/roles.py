@@ -8,6 +8,7 @@ from grpc import aio  # type: ignore[attr-defined]
 from prometheus_client import CollectorRegistry
 
 from jaxserve.cluster.transfer.byte_budget import Budget
+from jaxserve.cluster.transfer.fetch import SERVICE, Receiver, TransferServicer
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.offers import Shelf
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer
@@ -20,7 +21,6 @@ from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics
 from jaxserve.server.disaggregation.prefill_pool import PrefillPool, PrefillServer
 from jaxserve.server.disaggregation.prefill_source import PrefillSource
 from jaxserve.server.disaggregation.remote_prefill import Handover
-from jaxserve.server.disaggregation.transports import transport_of
 from jaxserve.server.grpc.server import Face
 from jaxserve.server.readiness import Gate
 
@@ -76,8 +76,7 @@ class PrefillRole(Role):
         def add(server: aio.Server) -> None:
             rpc.add_PrefillServiceServicer_to_server(servicer, server)
 
-        transport = transport_of(plan.transport, plan.host, registry)
-        self.faces = Face(PREFILL, add), transport.face(self.shelf)
+        self.faces = Face(PREFILL, add), Face(SERVICE, TransferServicer(self.shelf).add_to)
 
     @property
     def leaving(self) -> int:
@@ -92,7 +91,6 @@ class DecodeRole(Role):
 
     def __init__(self, plan: Disaggregation, registry: CollectorRegistry):
         self._plan = plan
-        self._transport = transport_of(plan.transport, plan.host, registry)
         self._budget, self._pool = Budget(plan.buffer), PrefillPool(plan.seconds)
         self._metrics = DecodeMetrics(registry)
         ServerMetrics(registry, self._budget, lambda: self._pool.states)
@@ -123,7 +121,7 @@ class DecodeRole(Role):
             channel = aio.secure_channel(address, credentials, OPTIONS)
         else:
             channel = aio.insecure_channel(address, OPTIONS)
-        receiver = self._transport.receiver(channel, self._budget, metadata)
+        receiver = Receiver(channel, self._budget, metadata)
         return PrefillServer(address, channel, PrefillClient(channel, receiver, handshake, metadata))
 
     async def close(self) -> None:

@@ -5,22 +5,19 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 from grpc import aio
 
 from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver, TransferServicer
+from jaxserve.cluster.transfer.fetch import Metadata, Receiver, TransferServicer
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.cluster.transfer.jax_transfer import JaxTransfer
-from jaxserve.cluster.transfer.jax_transport import JaxReceiver, JaxServicer
 from jaxserve.cluster.transfer.offers import Shelf
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
-from jaxserve.cluster.transfer.transport import Receiver, TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import Piece
 
@@ -118,59 +115,6 @@ class FakeSource:
             self.open -= 1
 
 
-Metadata = tuple[tuple[str, str], ...]
-
-
-class Way(Protocol):
-    """Both sides of a transport."""
-
-    transport: str
-
-    def add_to(self, server: aio.Server, shelf: Shelf) -> None: ...
-
-    def receiver(self, channel: aio.Channel, budget: Budget, metadata: Metadata = ()) -> Receiver: ...
-
-    @property
-    def left(self) -> int:
-        """What still goes on in the background."""
-        ...
-
-
-class GrpcWay:
-    transport, left = "grpc", 0
-
-    def add_to(self, server: aio.Server, shelf: Shelf) -> None:
-        TransferServicer(shelf).add_to(server)
-
-    def receiver(self, channel: aio.Channel, budget: Budget, metadata: Metadata = ()) -> Receiver:
-        return GrpcReceiver(channel, budget, metadata)
-
-
-class JaxWay:
-    transport = "jax"
-
-    def __init__(self) -> None:
-        self.here, self.there = JaxTransfer("127.0.0.1"), JaxTransfer("127.0.0.1")
-        self.servicer: JaxServicer | None = None
-        self.receivers: list[JaxReceiver] = []
-
-    def add_to(self, server: aio.Server, shelf: Shelf) -> None:
-        self.servicer = JaxServicer(shelf, self.there)
-        rpc.add_TransferServiceServicer_to_server(self.servicer, server)
-
-    def receiver(self, channel: aio.Channel, budget: Budget, metadata: Metadata = ()) -> JaxReceiver:
-        self.receivers.append(JaxReceiver(channel, budget, self.here, metadata))
-        return self.receivers[-1]
-
-    @property
-    def left(self) -> int:
-        draining = len(self.servicer.draining) if self.servicer else 0
-        return draining + sum(len(receiver.left) for receiver in self.receivers)
-
-
-both_ways = pytest.mark.parametrize("way", [GrpcWay, JaxWay])
-
-
 @dataclass
 class Servers:
     """A server that computes and one that asks it. channel: between them."""
@@ -182,11 +126,10 @@ class Servers:
     channel: aio.Channel
     budget: Budget
     client: PrefillClient
-    way: Way
 
     def asking(self, channel: aio.Channel, metadata: Metadata = ()) -> PrefillClient:
-        """The same over another channel."""
-        return client_of(self.way, channel, self.budget, metadata)
+        """A client like `client`, over another channel."""
+        return client_of(channel, self.budget, metadata)
 
     async def fetch_all(self, seconds: float = 10.0, prompt: Prompt | None = None) -> list[Piece]:
         return await fetch_all(self.client, seconds, prompt)
@@ -194,8 +137,9 @@ class Servers:
     async def at_rest(self, seconds: float = 5.0) -> None:
         """Wait until nothing is held or computed any more."""
         until = time.monotonic() + seconds
-        while self.shelf.budget.held or self.budget.held or self.source.open or self.way.left:
-            assert time.monotonic() < until, (self.shelf.budget.held, self.budget.held, self.source.open, self.way.left)
+        while self.shelf.budget.held or self.budget.held or self.source.open:
+            held = (self.shelf.budget.held, self.budget.held, self.source.open)
+            assert time.monotonic() < until, held
             await asyncio.sleep(0.002)
         self.shelf.check_invariants()
         assert not (self.shelf._lots or self.shelf._taken or self.shelf.budget.waiting or self.budget.waiting)
@@ -209,9 +153,8 @@ async def fetch_all(client: PrefillClient, seconds: float = 10.0, prompt: Prompt
 HANDSHAKE = Handshake(MODEL, "float32", ("float32",))
 
 
-def client_of(way: Way, channel: aio.Channel, budget: Budget, metadata: Metadata = ()) -> PrefillClient:
-    handshake = replace(HANDSHAKE, transport=way.transport)
-    return PrefillClient(channel, way.receiver(channel, budget, metadata), handshake, metadata)
+def client_of(channel: aio.Channel, budget: Budget, metadata: Metadata = ()) -> PrefillClient:
+    return PrefillClient(channel, Receiver(channel, budget, metadata), HANDSHAKE, metadata)
 
 
 @asynccontextmanager
@@ -221,24 +164,21 @@ async def servers(
     room: int = 64 * MEBI,
     seconds: float = 10.0,
     handshake: Handshake = HANDSHAKE,
-    way: Way | None = None,
 ) -> AsyncIterator[Servers]:
-    """buffer, room: bytes that the sender and the receiver may hold. seconds: that a piece is on offer.
+    """Both halves, and a channel between them.
 
-    handshake: the sender's, but for the transport. way: gRPC where none is given.
+    buffer, room: bytes that the sender and the receiver may hold. seconds: that a piece is on
+    offer. handshake: the sender's.
     """
-    way = way or GrpcWay()
-    handshake = replace(handshake, transport=way.transport)
     source, shelf, budget = FakeSource(given, handshake), Shelf(buffer), Budget(room)
     server = aio.server(options=[("grpc.so_reuseport", 0)])
     rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, seconds), server)
-    way.add_to(server, shelf)
+    TransferServicer(shelf).add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with aio.insecure_channel(f"127.0.0.1:{port}", OPTIONS) as channel:
-            client = client_of(way, channel, budget)
-            yield Servers(source, shelf, server, port, channel, budget, client, way)
+            yield Servers(source, shelf, server, port, channel, budget, client_of(channel, budget))
     finally:
         await server.stop(0)
 

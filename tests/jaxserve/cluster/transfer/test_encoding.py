@@ -16,7 +16,7 @@ from jaxserve.cluster.transfer.encoding import (
     ticket_from_proto,
     ticket_to_proto,
 )
-from jaxserve.cluster.transfer.transport import Ticket, TransferError
+from jaxserve.cluster.transfer.ticket import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.engine.kv_segment import Piece
 from tests.jaxserve.cluster.transfer.harness import DTYPES, large, piece_of, same

@@ -6,16 +6,15 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 
 import pytest
 from grpc import aio
 
-from jaxserve.cluster.transfer import grpc_transport
+from jaxserve.cluster.transfer import fetch as fetching
 from jaxserve.cluster.transfer.encoding import chunks
 from jaxserve.cluster.transfer.offers import Counts
 from jaxserve.cluster.transfer.prefill import PrefillClient
-from jaxserve.cluster.transfer.transport import TransferError
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import Piece
@@ -23,12 +22,9 @@ from tests.jaxserve.cluster.transfer.harness import (
     HANDSHAKE,
     MEBI,
     OPTIONS,
-    GrpcWay,
     Proxy,
     Servers,
-    Way,
     asking_for,
-    both_ways,
     fetch_all,
     large,
     nothing,
@@ -46,7 +42,7 @@ async def for_ever(number: int) -> None:
 
 def prefill(s: Servers, seconds: float = 10.0) -> aio.UnaryStreamCall:
     """A call whose caller does by hand what `PrefillClient` does."""
-    request = pb.PrefillRequest(token_ids=[1], page_size=4, **replace(HANDSHAKE, transport=s.way.transport).fields())
+    request = pb.PrefillRequest(token_ids=[1], page_size=4, **HANDSHAKE.fields())
     return rpc.PrefillServiceStub(s.channel).Prefill(request, timeout=seconds)
 
 
@@ -63,10 +59,9 @@ async def behind_a_proxy(s: Servers) -> AsyncIterator[tuple[Proxy, PrefillClient
 # ---- somebody stalls
 
 
-@both_ways
-def test_an_engine_that_stalls(way: type[Way]) -> None:
+def test_an_engine_that_stalls() -> None:
     async def main() -> None:
-        async with servers(piece_of(), way=way()) as s:
+        async with servers(piece_of()) as s:
             s.source.before = for_ever
             began = time.monotonic()
             error = await refusal(s.fetch_all(0.2))
@@ -105,7 +100,7 @@ def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(monkeypatch
             yield data
             sent[0] += len(data)
 
-    monkeypatch.setattr(grpc_transport, "chunks", counted)
+    monkeypatch.setattr(fetching, "chunks", counted)
 
     async def main() -> None:
         async with servers(large(60 * MEBI), seconds=0.5) as s:
@@ -166,10 +161,9 @@ def test_a_receiver_that_fetches_nothing() -> None:
     asyncio.run(main())
 
 
-@both_ways
-def test_a_receiver_that_does_not_read_its_offers(way: type[Way]) -> None:
+def test_a_receiver_that_does_not_read_its_offers() -> None:
     async def main() -> None:
-        async with servers(*[large(4)] * 3000, seconds=0.3, way=way()) as s:
+        async with servers(*[large(4)] * 3000, seconds=0.3) as s:
             offers = prefill(s)
             await offers.read()
             await s.at_rest()
@@ -199,10 +193,9 @@ def test_a_network_that_breaks() -> None:
     asyncio.run(main())
 
 
-@both_ways
-def test_a_server_that_ends(way: type[Way]) -> None:
+def test_a_server_that_ends() -> None:
     async def main() -> None:
-        async with servers(piece_of(), piece_of(), way=way()) as s:
+        async with servers(piece_of(), piece_of()) as s:
             async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
                 await anext(pieces)
                 await s.server.stop(0)
@@ -213,12 +206,11 @@ def test_a_server_that_ends(way: type[Way]) -> None:
     asyncio.run(main())
 
 
-@both_ways
-def test_a_channel_that_is_closed(way: type[Way]) -> None:
+def test_a_channel_that_is_closed() -> None:
     """By its owner, who was told that this server is none any more: an error, no cancellation of whoever waits."""
 
     async def main() -> None:
-        async with servers(piece_of(), way=way()) as s:
+        async with servers(piece_of()) as s:
             s.source.before = for_ever
             channel = aio.insecure_channel(f"127.0.0.1:{s.port}", OPTIONS)
             waiting = asyncio.create_task(fetch_all(s.asking(channel)))
@@ -229,6 +221,9 @@ def test_a_channel_that_is_closed(way: type[Way]) -> None:
             await s.at_rest()
 
     asyncio.run(main())
+
+
+Stage = Callable[[Servers, "asyncio.Task[None]"], Awaitable[None]]
 
 
 async def before_the_first(s: Servers, work: "asyncio.Task[None]") -> None:
@@ -266,11 +261,10 @@ async def with_a_piece_in_hand(s: Servers, work: "asyncio.Task[None]") -> None:
 STAGES = (before_the_first, waiting_for_room_there, waiting_for_room_here, while_fetching, with_a_piece_in_hand)
 
 
-@both_ways
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_cancelled_request_gives_everything_up_at_once(stage: Callable[..., Awaitable[None]], way: type[Way]) -> None:
+def test_a_cancelled_request_gives_everything_up_at_once(stage: Stage) -> None:
     async def main() -> None:
-        async with servers(large(40 * MEBI), large(40 * MEBI), way=way()) as s:
+        async with servers(large(40 * MEBI), large(40 * MEBI)) as s:
 
             async def receive() -> None:
                 async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
@@ -312,7 +306,7 @@ def test_wrong_tickets() -> None:
 
 @pytest.mark.parametrize("sent", [piece_of(3), piece_of(5), large(4)], ids=["less", "more", "other"])
 def test_a_sender_that_sends_something_else_than_it_offered(sent: Piece, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_transport, "chunks", lambda piece: chunks(sent))
+    monkeypatch.setattr(fetching, "chunks", lambda piece: chunks(sent))
 
     async def main() -> None:
         async with servers(piece_of(4)) as s:
@@ -325,18 +319,16 @@ def test_a_sender_that_sends_something_else_than_it_offered(sent: Piece, monkeyp
 # ---- all of it together
 
 
-@both_ways
 @pytest.mark.parametrize("batches", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int, way: type[Way]) -> None:
+def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) -> None:
     """Through a network that cuts and stalls, with engines that fail and stall, and receivers that do likewise."""
 
     async def main() -> None:
         rng = random.Random(7)
         pieces = [piece_of(20, 20 * i, seed=i) for i in range(4)] + [large(3 * MEBI // 2)]
         limits = {"buffer": 20 * MEBI, "room": 20 * MEBI, "seconds": 0.7}
-        async with servers(*pieces, **limits, way=way()) as s, Proxy.before(s.port) as proxy:
-            most = 3 * MEBI if way is GrpcWay else 2000  # for the others, it is calls alone
-            proxy.limits = lambda: rng.choice((1e9, 1e9, 1e9, rng.uniform(0, most)))
+        async with servers(*pieces, **limits) as s, Proxy.before(s.port) as proxy:
+            proxy.limits = lambda: rng.choice((1e9, 1e9, 1e9, rng.uniform(0, 3 * MEBI)))
             await s.fetch_all()
             before, told = len(asyncio.all_tasks() - proxy._tasks), dict[str, int]()
 

@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.offers import Counts, Shelf
-from jaxserve.cluster.transfer.transport import Ticket, TransferError
+from jaxserve.cluster.transfer.ticket import Ticket, TransferError
 from tests.jaxserve.cluster.transfer.harness import large, now, piece_of, refusal
 
 Scenario = Callable[[], Awaitable[None]]

@@ -8,9 +8,10 @@ import pytest
 from grpc import aio
 
 from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.grpc_transport import GrpcReceiver, TransferServicer
+from jaxserve.cluster.transfer.fetch import Receiver, TransferServicer
 from jaxserve.cluster.transfer.offers import Counts, Shelf
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
+from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.errors import QueueFullError
@@ -23,9 +24,7 @@ from tests.jaxserve.cluster.transfer.harness import (
     MODEL,
     PIECES,
     FakeSource,
-    Way,
     asking_for,
-    both_ways,
     fetch_all,
     large,
     now,
@@ -36,10 +35,9 @@ from tests.jaxserve.cluster.transfer.harness import (
 )
 
 
-@both_ways
-def test_pieces_come_bit_for_bit_and_in_order(way: type[Way]) -> None:
+def test_pieces_come_bit_for_bit_and_in_order() -> None:
     async def main() -> None:
-        async with servers(*PIECES, way=way()) as s:
+        async with servers(*PIECES) as s:
             prompt = Prompt(token_ids=tuple(range(5000)), salt="salt", start=32, page_size=16, priority=-3)
             found = await s.fetch_all(prompt=prompt)
             assert len(found) == len(PIECES) and all(map(same, found, PIECES))
@@ -51,22 +49,20 @@ def test_pieces_come_bit_for_bit_and_in_order(way: type[Way]) -> None:
     asyncio.run(main())
 
 
-@both_ways
-def test_a_piece_of_many_messages(way: type[Way]) -> None:
+def test_a_piece_of_many_messages() -> None:
     async def main() -> None:
         piece = piece_of(700, dtype="bfloat16", layers=5, heads=4, width=301)
         assert piece.nbytes > 16 * MEBI
-        async with servers(piece, way=way()) as s:
+        async with servers(piece) as s:
             (found,) = await s.fetch_all()
             assert same(found, piece)
 
     asyncio.run(main())
 
 
-@both_ways
-def test_a_prompt_that_gives_nothing(way: type[Way]) -> None:
+def test_a_prompt_that_gives_nothing() -> None:
     async def main() -> None:
-        async with servers(way=way()) as s:
+        async with servers() as s:
             assert await s.fetch_all() == []
             await s.at_rest()
 
@@ -91,13 +87,12 @@ def test_pieces_come_while_later_ones_are_computed() -> None:
     asyncio.run(main())
 
 
-@both_ways
-def test_neither_side_holds_more_than_its_budget(way: type[Way]) -> None:
+def test_neither_side_holds_more_than_its_budget() -> None:
     """Of four prompts at a time, with room for one piece and a half."""
 
     async def main() -> None:
         sizes = [300_000 + 4_000 * i for i in range(12)]
-        async with servers(*map(large, sizes), buffer=500_000, room=500_000, way=way()) as s:
+        async with servers(*map(large, sizes), buffer=500_000, room=500_000) as s:
             most, done = [0, 0], asyncio.Event()
 
             async def watch() -> None:
@@ -117,10 +112,9 @@ def test_neither_side_holds_more_than_its_budget(way: type[Way]) -> None:
     asyncio.run(main())
 
 
-@both_ways
-def test_a_piece_takes_up_room_until_the_next_one_is_asked_for(way: type[Way]) -> None:
+def test_a_piece_takes_up_room_until_the_next_one_is_asked_for() -> None:
     async def main() -> None:
-        async with servers(large(1000), large(2000), way=way()) as s:
+        async with servers(large(1000), large(2000)) as s:
             async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
                 held = [s.budget.held async for _ in pieces]
             assert held == [1000, 2000] and s.budget.held == 0
@@ -128,11 +122,10 @@ def test_a_piece_takes_up_room_until_the_next_one_is_asked_for(way: type[Way]) -
     asyncio.run(main())
 
 
-@both_ways
 @pytest.mark.parametrize("buffer, room", [(999, 64 * MEBI), (64 * MEBI, 999)])
-def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, room: int, way: type[Way]) -> None:
+def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, room: int) -> None:
     async def main() -> None:
-        async with servers(large(1000), buffer=buffer, room=room, way=way()) as s:
+        async with servers(large(1000), buffer=buffer, room=room) as s:
             error = await refusal(s.fetch_all())
             whose = "prefill" if buffer < room else "decode"
             assert (error.code, str(error)) == (
@@ -176,6 +169,23 @@ def test_a_caller_that_states_nothing_is_refused() -> None:
     asyncio.run(main())
 
 
+def refused_transports(*transports: str) -> str:
+    """Why a caller is refused that can fetch pieces by these alone."""
+    request = pb.WatchRequest(**HANDSHAKE.fields() | {"transports": transports})
+    with pytest.raises(TransferError) as caught:
+        HANDSHAKE.check(request)
+    assert caught.value.code == "FAILED_PRECONDITION"
+    return str(caught.value)
+
+
+def test_an_older_release_by_another_transport_is_refused_in_a_line() -> None:
+    """There was a --transport jax once. Beside gRPC it does no harm."""
+    problem = "--transport: pieces travel by grpc there, and by"
+    assert refused_transports("jax") == f"{problem} jax here"
+    assert refused_transports() == f"{problem} nothing here"
+    HANDSHAKE.check(pb.WatchRequest(**HANDSHAKE.fields() | {"transports": ("jax", "grpc")}))
+
+
 def test_pages_that_cannot_be_made_of_theirs() -> None:
     async def main() -> None:
         async with servers(piece_of(), handshake=replace(HANDSHAKE, stored="int8")) as s:
@@ -185,7 +195,7 @@ def test_pages_that_cannot_be_made_of_theirs() -> None:
                 (("bfloat16", "int8"), ""),
             ):
                 own = replace(HANDSHAKE, taken=taken)
-                s.client = PrefillClient(s.channel, GrpcReceiver(s.channel, s.budget), own)
+                s.client = PrefillClient(s.channel, Receiver(s.channel, s.budget), own)
                 if message:
                     error = await refusal(s.fetch_all())
                     assert error.code == "FAILED_PRECONDITION"
@@ -234,7 +244,7 @@ def test_it_stands_behind_the_servers_tokens() -> None:
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             with_token = (("authorization", "Bearer secret"),)
             for metadata, receiving in (((), ()), (with_token, ()), ((), with_token), (with_token, with_token)):
-                receiver = GrpcReceiver(channel, Budget(MEBI), receiving)
+                receiver = Receiver(channel, Budget(MEBI), receiving)
                 client = PrefillClient(channel, receiver, HANDSHAKE, metadata)
                 if metadata and receiving:
                     assert len(await fetch_all(client)) == 1
@@ -250,4 +260,4 @@ def test_the_handshake_states_what_it_checks() -> None:
     request = pb.PrefillRequest(**HANDSHAKE.fields())
     HANDSHAKE.check(request)
     assert dict(zip(request.facts.names, request.facts.values, strict=True)) == {"the protocol": "1"} | MODEL
-    assert request.dtypes == ["float32"]
+    assert request.dtypes == ["float32"] and request.transports == ["grpc"]

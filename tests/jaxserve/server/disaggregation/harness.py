@@ -137,7 +137,7 @@ async def apart(
             running(
                 own,
                 new_role=lambda gate: role,
-                handshake=replace(HANDSHAKE, transport=plan.transport),
+                handshake=HANDSHAKE,
                 limits=decode_limits,
                 **config,
             )

@@ -162,7 +162,7 @@ async def joined(prefill: LLM, decode: LLM, threshold: int) -> AsyncIterator[tup
             seconds=60.0,
         )
 
-    handshakes = [handshake_of(llm, "grpc") for llm in (prefill, decode)]  # before anybody is ready
+    handshakes = [handshake_of(llm) for llm in (prefill, decode)]  # before anybody is ready
     async with (
         serving(prefill, plan("prefill"), handshakes[0]) as one,
         serving(decode, plan("decode", one.address), handshakes[1]) as other,

@@ -92,24 +92,6 @@ def test_what_is_cached_here_does_not_travel(tmp_path: Path) -> None:
     run(main())
 
 
-def test_pages_travel_by_jax(tmp_path: Path) -> None:
-    """--transport jax on both sides."""
-
-    async def main() -> None:
-        texts = [f"{i}{LONG}" for i in range(4)]
-        expected = await plain(tmp_path, *map(asking, texts))
-        by_jax = {"plan": replace(PLAN, transport="jax"), "handshake": replace(HANDSHAKE, transport="jax")}
-        async with apart(tmp_path, **by_jax) as servers:
-            found = await asyncio.gather(*(servers.decode.inference.Generate(asking(text)) for text in texts))
-            assert list(map(tokens_of, found)) == expected
-            assert servers.decisions("remote") == servers.count("seconds_count") == 4 and not servers.failures
-            assert servers.registry.get_sample_value("jaxserve:disaggregation_jax_stuck") == 0
-            assert servers.prefill_registries[0].get_sample_value("jaxserve:disaggregation_jax_drained") == 0
-            await servers.at_rest()
-
-    run(main())
-
-
 def test_a_salt_goes_with_the_prompt(tmp_path: Path) -> None:
     async def main() -> None:
         async with apart(tmp_path) as servers:
@@ -161,7 +143,6 @@ def test_a_prefill_server_refuses_clients(tmp_path: Path) -> None:
     [
         (replace(HANDSHAKE, model={"the model": "another"}), "the model"),
         (replace(HANDSHAKE, stored="bfloat16"), "--kv"),
-        (replace(HANDSHAKE, transport="jax"), "--transport"),
     ],
 )
 def test_servers_that_do_not_fit_together(

@@ -27,21 +27,6 @@ def test_a_decode_server(tmp_path: Path) -> None:
     assert plan.ca is plan.certificate is None
 
 
-@pytest.mark.parametrize(
-    ("flags", "host"),
-    [
-        ((), "127.0.0.1"),
-        (("--host", "10.0.0.7"), "10.0.0.7"),
-        (("--host", "0.0.0.0", "--transfer-host", "10.0.0.8"), "10.0.0.8"),
-    ],
-)
-def test_where_pages_are_pulled_from(flags: tuple[str, ...], host: str) -> None:
-    plan = disaggregation(parser().parse_args(["--role", "prefill", "--transport", "jax", *flags]))
-    assert plan and (plan.transport, plan.host) == ("jax", host)
-    plan = disaggregation(parser().parse_args([*DECODE, "--transport", "jax", *flags[:2]]))
-    assert plan and plan.host == "127.0.0.1", "it pulls only"
-
-
 def test_certificates_go_together(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("ca", "cert", "key")}
     for name, file in files.items():
@@ -69,9 +54,6 @@ def test_certificates_go_together(tmp_path: Path) -> None:
         ([*DECODE, "--transfer-timeout", "0"], "above 0"),
         ([*DECODE, "--transfer-timeout", "inf"], "above 0"),
         ([*DECODE, "--transfer-timeout", "nan"], "above 0"),
-        (["--transport", "jax"], "is for --role prefill or decode"),
-        ([*DECODE, "--transport", "jax", "--transfer-host", "10.0.0.7"], "is for --role prefill with --transport jax"),
-        (["--role", "prefill", "--transfer-host", "10.0.0.7"], "is for --role prefill with --transport jax"),
     ],
 )
 def test_what_does_not_go_together(flags: list[str], problem: str) -> None:

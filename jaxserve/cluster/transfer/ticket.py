@@ -1,13 +1,7 @@
-"""What a way between servers has to do: offer pieces on one side, fetch them on the other.
-
-The two sides share tickets, which travel in messages of their own (see prefill.py), whatever way the bytes take. All of
-it runs in the event loop's thread, and a deadline is a time of that loop's clock.
-"""
+"""Tickets: all that two servers tell each other of a piece before its bytes travel."""
 
 import math
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -58,31 +52,3 @@ class Ticket:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
-
-
-class Offering(Protocol):
-    """The pieces of one prompt."""
-
-    async def offer(self, piece: Piece, deadline: float) -> Ticket:
-        """Wait for room, and let the piece be fetched until the deadline.
-
-        TransferError: RESOURCE_EXHAUSTED where there is no room by then, or never; DEADLINE_EXCEEDED where an earlier
-        piece was not fetched in time, so that nobody needs this one.
-        """
-        ...
-
-    async def fetched(self) -> None:
-        """Wait until all of them are. TransferError when one will not be."""
-        ...
-
-
-class Sender(Protocol):
-    def offering(self) -> AbstractAsyncContextManager[Offering]:
-        """Leaving the block takes back what nobody fetched."""
-        ...
-
-
-class Receiver(Protocol):
-    def fetch(self, ticket: Ticket, deadline: float) -> AbstractAsyncContextManager[Piece]:
-        """The piece takes up room until the block is left. TransferError when it did not come by the deadline."""
-        ...

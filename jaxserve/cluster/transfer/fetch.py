@@ -1,7 +1,7 @@
-"""Pieces over gRPC, the way that is always there: one call for each, in the connections that servers have anyway.
+"""Pieces over gRPC: one call for each, in the connections that servers have anyway.
 
-HTTP/2's flow control is what a receiver holds a sender back with: it reads no faster than it can, and a few MiB on, the
-sender's writes wait.
+HTTP/2's flow control is what a receiver holds a sender back with: it reads no faster than it can,
+and a few MiB on, the sender's writes wait.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.encoding import Blank, chunks, data_of, message_of
 from jaxserve.cluster.transfer.grpc_status import answering, reading
 from jaxserve.cluster.transfer.offers import Lot, Shelf
-from jaxserve.cluster.transfer.transport import Ticket, TransferError
+from jaxserve.cluster.transfer.ticket import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.engine.kv_segment import Piece
 
@@ -50,8 +50,11 @@ class TransferServicer:
             raise TransferError("DEADLINE_EXCEEDED", "the piece was not read in time (--transfer-timeout)") from None
 
 
-class GrpcReceiver:
-    """The receiver's side, for one sender. budget: may be shared among several. metadata: of every call."""
+class Receiver:
+    """The receiver's side, for one sender.
+
+    budget: may be shared among several. metadata: of every call.
+    """
 
     def __init__(self, channel: aio.Channel, budget: Budget, metadata: Metadata = ()):
         self._fetching = channel.unary_stream(f"/{SERVICE}/Fetch", pb.FetchRequest.SerializeToString)
@@ -59,6 +62,10 @@ class GrpcReceiver:
 
     @asynccontextmanager
     async def fetch(self, ticket: Ticket, deadline: float) -> AsyncIterator[Piece]:
+        """The piece takes up room until the block is left.
+
+        TransferError when it did not come by the deadline.
+        """
         async with self._budget.hold(ticket.nbytes, deadline):
             yield await self._fetch(ticket, deadline)
 
