@@ -6,15 +6,14 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from jaxserve.tokenizer.protobuf import user_defined_ids
 from jaxserve.tokenizer.protocol import MARK, TokenizerError
+from jaxserve.tokenizer.sentencepiece_proto import user_defined_ids, without_dummy_prefix
 from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
 from jaxserve.tokenizer.special import NamedToken, NameSplitter
 from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
 
 MODEL_FILE = "tokenizer.model"
 SPACE = "\u2581"  # SentencePiece's visible space
-NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # protobuf: normalizer_spec (3) { add_dummy_prefix (3): false }
 
 
 class SentencePieceTokenizer:
@@ -60,8 +59,9 @@ class SentencePieceTokenizer:
 
     @cached_property
     def _inner_processor(self) -> SentencePieceProcessor:
-        """For text that opens nothing. Protobuf merges what follows a message into it, and the last word counts."""
-        return SentencePieceProcessor(model_proto=self._processor.serialized_model_proto() + NO_DUMMY_PREFIX)
+        """For text that opens nothing."""
+        model = self._processor.serialized_model_proto()
+        return SentencePieceProcessor(model_proto=without_dummy_prefix(model))
 
     def encode_special(self, text: str) -> list[int]:
         require_unicode(text)
