@@ -12,12 +12,14 @@ class Rules:
     """How a model treats its text.
 
     bpe: how it cuts it. rewrites: more than spaces change before.
-    dummy_prefix: a space is put first.
+    dummy_prefix: a space is put first. single_spaces: runs of spaces become one, and none stays
+    where a text begins or ends.
     """
 
     bpe: bool
     rewrites: bool
     dummy_prefix: bool
+    single_spaces: bool
 
 
 def rules_of(model: bytes) -> Rules:
@@ -34,6 +36,7 @@ def rules_of(model: bytes) -> Rules:
             or trainer.treat_whitespace_as_suffix
         ),
         dummy_prefix=normalizer.add_dummy_prefix,
+        single_spaces=normalizer.remove_extra_whitespaces,
     )
 
 
