@@ -80,7 +80,7 @@ fmt: $(VENV)/.dev ## fix what can be fixed, and format
 
 clean: ## remove caches and build output (not the environments: remove .venv* by hand)
 	rm -rf build dist .pytest_cache .hypothesis .ruff_cache benchmarks/tmp
-	find $(wildcard $(PACKAGES) tests benchmarks) -name __pycache__ -prune -exec rm -rf {} +
+	find $(wildcard $(PACKAGES) training tests benchmarks) -name __pycache__ -prune -exec rm -rf {} +
 
 # Stamps: an environment is brought up to date whenever pyproject.toml is newer.
 $(VENV)/.runtime: pyproject.toml | $(VENV)/bin/pip
