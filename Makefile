@@ -15,7 +15,7 @@ DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
 CALLS_JAX := $(addprefix tests/,sharding pallas_kernels jaxserve/engine jaxserve/models jaxserve/test_generate.py \
   checkpoints/test_convert.py)
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
-PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto jaxserve/server/v1/*.proto
+PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto
 # Tests of a file in one process. One that crashes ends the run: pytest-xdist 3.8 would wait for ever for the process it
 # starts instead (pytest-xdist#1327).
 SPREAD   := -n $(JOBS) --maxprocesses 8 --dist loadfile --max-worker-restart 0
@@ -71,7 +71,7 @@ check: $(VENV)/.dev ## check style, format and types
 
 protos: $(VENV)/.dev ## generate *_pb2* and docs/api.md from the .proto files
 	$(RUN) grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
-	rm jaxserve/v1/common_pb2_grpc.py jaxserve/server/v1/jetstream_pb2_grpc.py # have no service
+	rm jaxserve/v1/common_pb2_grpc.py # has no service
 	$(VENV)/bin/python docs/make_api.py
 
 fmt: $(VENV)/.dev ## fix what can be fixed, and format
@@ -80,7 +80,7 @@ fmt: $(VENV)/.dev ## fix what can be fixed, and format
 
 clean: ## remove caches and build output (not the environments: remove .venv* by hand)
 	rm -rf build dist .pytest_cache .hypothesis .ruff_cache benchmarks/tmp
-	find $(wildcard $(PACKAGES) tests benchmarks) -name __pycache__ -prune -exec rm -rf {} +
+	find $(wildcard $(PACKAGES) training tests benchmarks) -name __pycache__ -prune -exec rm -rf {} +
 
 # Stamps: an environment is brought up to date whenever pyproject.toml is newer.
 $(VENV)/.runtime: pyproject.toml | $(VENV)/bin/pip

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from checkpoints.bundled.corpus import LONG, Document, documents
-from checkpoints.bundled.sums import Sum, all_sums
-from checkpoints.bundled.tokens import encoded
 from jaxserve import LLM, SamplingParams
 from jaxserve.completion import Completion
+from training.corpus import LONG, Document, documents
+from training.sums import Sum, all_sums
+from training.tokens import encoded
 
 CHATS = ("story chat", "questions", "summary", "sums", "json", "facts", "small talk", "mixed chat")
 SUBJECTS = ("a fox", "a lost ball", "a girl named Lily", "a picnic", "a dragon and a key", "sharing", "a birthday")

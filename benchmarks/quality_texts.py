@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoints.bundled.corpus import documents
-from checkpoints.bundled.tokens import Encoded, encoded
 from jaxserve.cli.flags import BUNDLED
 from jaxserve.tokenizer import load_tokenizer
+from training.corpus import documents
+from training.tokens import Encoded, encoded
 
 SHORTEST, LONGEST = 16, 48  # tokens of a prompt
 NOVEL = "CHAPTER I", "*** END"  # where Botchan begins and ends in its file

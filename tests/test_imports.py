@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("jaxserve", "sharding", "pallas_kernels", "checkpoints", "tests", "benchmarks")
+PACKAGES = ("jaxserve", "sharding", "pallas_kernels", "checkpoints", "training", "tests", "benchmarks")
 
 # Folder or module -> project modules that it may import; the longest prefix of a file's module name decides.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "sharding": ("sharding",),
     "pallas_kernels": ("pallas_kernels",),
     "checkpoints": ("checkpoints", "sharding"),
+    "training": ("training",),
     "checkpoints.convert": (
         "checkpoints",
         "sharding",
@@ -141,7 +142,7 @@ def module_name(path: Path) -> str:
 
 SOURCES = {
     module_name(path): path
-    for package in ("jaxserve", "sharding", "pallas_kernels", "checkpoints")
+    for package in ("jaxserve", "sharding", "pallas_kernels", "checkpoints", "training")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
@@ -211,7 +212,6 @@ SETTERS = {
     "jaxserve.cli.compilation_cache",
     "jaxserve.cluster.bootstrap",
     "jaxserve.plan.platform",
-    "checkpoints.bundled.train",
 }
 
 

@@ -11,6 +11,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("jaxserve", "sharding", "pallas_kernels", "checkpoints")
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -29,7 +30,9 @@ def test_the_wheel_generates_in_an_empty_environment(tmp_path: Path) -> None:
     run(sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
     (wheel,) = tmp_path.glob("jaxserve-*.whl")
     assert wheel.stat().st_size < 20e6
-    assert "jaxserve/server/page/index.html" in ZipFile(wheel).namelist()
+    names = ZipFile(wheel).namelist()
+    assert "jaxserve/server/page/index.html" in names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     run(python, *pip, "install", wheel, cwd=tmp_path)

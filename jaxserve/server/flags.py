@@ -8,9 +8,8 @@ from typing import Any
 from jaxserve.chat.answers import REASONING_PARSERS, TOOL_PARSERS
 from jaxserve.cli.flags import engine_flags, hosts_flags, model_flag
 from jaxserve.cli.parser import Parser
-from jaxserve.errors import ConfigError, RequestError
+from jaxserve.errors import ConfigError
 from jaxserve.plan.bundle import Manifest
-from jaxserve.request import SamplingParams
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.flags import role_flags
 from jaxserve.server.security.auth import Tokens
@@ -63,14 +62,6 @@ def _address_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-http", action="store_true", help="gRPC only")
     group.add_argument("--vllm-port", type=_port, metavar="N", help="of vLLM's gRPC, for routers such as smg")
     group.add_argument("--admin-port", type=_port, metavar="N", help="AdminService on a port of its own")
-    group.add_argument("--jetstream-port", type=_port, metavar="N", help="JetStream's Orchestrator too (there: 9000)")
-    group.add_argument(
-        "--jetstream-temperature",
-        type=_temperature,
-        default=0.0,
-        metavar="T",
-        help="of its requests, which cannot say: 0 to 2; default 0, the most probable token",
-    )
 
 
 def _security_flags(group: argparse._ArgumentGroup) -> None:
@@ -112,14 +103,6 @@ def _count(text: str) -> int:
 
 def _seconds(text: str) -> float:
     return _positive(text, float)
-
-
-def _temperature(text: str) -> float:
-    try:
-        return SamplingParams(temperature=float(text)).temperature
-    except ValueError as error:
-        problem = error.problem if isinstance(error, RequestError) else f"{text!r} is not a number"
-        raise argparse.ArgumentTypeError(problem) from None
 
 
 def _positive(text: str, kind: Any) -> Any:

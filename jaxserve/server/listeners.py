@@ -14,7 +14,6 @@ from jaxserve.server.grpc.inference import InferenceServicer
 from jaxserve.server.grpc.server import Face, Health, bind, new_server
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
-from jaxserve.server.jetstream import jetstream_face
 from jaxserve.server.observe.profiler import Profiler
 from jaxserve.server.readiness import Gate, Phase
 from jaxserve.server.security.auth import Tokens
@@ -58,9 +57,6 @@ class Listeners:
         found = {"gRPC": self._add(inference, beside, args.host, args.port, credentials, "--port", *self._faces)}
         if apart:
             found["admin"] = self._add(None, admin, args.host, args.admin_port, credentials, "--admin-port")
-        if args.jetstream_port is not None:
-            face, port = jetstream_face(self._gate, args.jetstream_temperature), args.jetstream_port
-            found["JetStream"] = self._add(None, None, args.host, port, credentials, "--jetstream-port", face)
         if args.vllm_port is not None:
             face = _vllm_face(self._gate)
             found["vLLM"] = self._add(None, None, args.host, args.vllm_port, credentials, "--vllm-port", face)

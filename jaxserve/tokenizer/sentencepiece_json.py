@@ -6,9 +6,9 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
-from jaxserve.tokenizer.protobuf import Rules, rules_of
 from jaxserve.tokenizer.protocol import TokenizerError
 from jaxserve.tokenizer.sentencepiece_model import MODEL_FILE, SPACE, load_sentencepiece
+from jaxserve.tokenizer.sentencepiece_proto import Rules, rules_of
 from jaxserve.tokenizer.settings import read_settings
 
 

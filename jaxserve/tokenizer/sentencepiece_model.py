@@ -6,15 +6,14 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from jaxserve.tokenizer.protobuf import user_defined_ids
 from jaxserve.tokenizer.protocol import MARK, TokenizerError
+from jaxserve.tokenizer.sentencepiece_proto import rules_of, user_defined_ids, without_dummy_prefix
 from jaxserve.tokenizer.settings import SETTINGS_FILE, TokenizerSettings, affix
 from jaxserve.tokenizer.special import NamedToken, NameSplitter
 from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
 
 MODEL_FILE = "tokenizer.model"
 SPACE = "\u2581"  # SentencePiece's visible space
-NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # protobuf: normalizer_spec (3) { add_dummy_prefix (3): false }
 
 
 class SentencePieceTokenizer:
@@ -37,7 +36,7 @@ class SentencePieceTokenizer:
         control = filter(processor.is_control, range(self.vocab_size))
         self.special_tokens = {processor.id_to_piece(token_id): token_id for token_id in control}
         self._unknown = processor.decode([processor.unk_id()]).encode("utf-8")
-        self._dropped_spaces = _dropped_spaces(processor)
+        self._rules = rules_of(processor.serialized_model_proto())
         self._spelled = cache(self._spell)  # asked for every token of every stream
 
     def encode(self, text: str) -> list[int]:
@@ -60,8 +59,9 @@ class SentencePieceTokenizer:
 
     @cached_property
     def _inner_processor(self) -> SentencePieceProcessor:
-        """For text that opens nothing. Protobuf merges what follows a message into it, and the last word counts."""
-        return SentencePieceProcessor(model_proto=self._processor.serialized_model_proto() + NO_DUMMY_PREFIX)
+        """For text that opens nothing."""
+        model = self._processor.serialized_model_proto()
+        return SentencePieceProcessor(model_proto=without_dummy_prefix(model))
 
     def encode_special(self, text: str) -> list[int]:
         require_unicode(text)
@@ -100,10 +100,10 @@ class SentencePieceTokenizer:
         piece = self._processor.id_to_piece(token_id)
         if self._processor.is_byte(token_id):
             return bytes([int(piece[1:-1], 16)]), False
-        if opening and self._dropped_spaces:
+        if opening and (self._rules.dummy_prefix or self._rules.single_spaces):
             piece = piece.removeprefix(SPACE)
-        # A model that drops every space goes on until a piece is more than that; others drop the first only.
-        still_opening = opening and self._dropped_spaces > 1 and not piece
+        # With single spaces every one goes until a piece is more than that; else only the first.
+        still_opening = opening and self._rules.single_spaces and not piece
         return piece.replace(SPACE, " ").encode("utf-8"), still_opening
 
 
@@ -132,17 +132,3 @@ def _special_id(processor: SentencePieceProcessor, name: str | None, default: in
     if processor.is_unknown(token_id) and name != processor.id_to_piece(token_id):
         raise TokenizerError(f"{SETTINGS_FILE}: {name!r} is not in {MODEL_FILE}; correct it or add a tokenizer.json")
     return token_id
-
-
-def _dropped_spaces(processor: SentencePieceProcessor) -> int:
-    """How many spaces the model drops where a text opens with two space pieces: 0, 1 (the first) or 2 (every).
-
-    The model's normalizer settings decide that (add_dummy_prefix, remove_extra_whitespaces). They can only be read
-    through generated protobuf code, so the model is asked. Without a piece that is nothing but a space, 1 and 2
-    are the same.
-    """
-    pieces = (processor.id_to_piece(token_id) for token_id in range(processor.vocab_size()))
-    spaced = min((piece for piece in pieces if piece.startswith(SPACE)), key=len, default="")
-    if not spaced:
-        return 0
-    return 2 * len(spaced) - len(processor.decode([processor.piece_to_id(spaced)] * 2))

@@ -34,11 +34,8 @@ from jaxserve.v1 import inference_pb2_grpc
 Method = Callable[[Any, Any, ServicerContext], Awaitable[Any]]
 
 
-def answering(method: Method, locate: Callable[[JaxserveError], JaxserveError] = located) -> Method:
-    """Refuse unknown fields, and turn errors into statuses. Cancellation passes through.
-
-    locate: names the field in the message that an error is about.
-    """
+def answering(method: Method) -> Method:
+    """Refuse unknown fields, and turn errors into statuses. Cancellation passes through."""
 
     @wraps(method)
     async def answered(self: Any, request: Message, context: ServicerContext) -> Any:
@@ -48,7 +45,7 @@ def answering(method: Method, locate: Callable[[JaxserveError], JaxserveError] =
         except (AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
-            await end(context, locate(presentable(error)))
+            await end(context, located(presentable(error)))
 
     return answered
 

@@ -1,7 +1,7 @@
 """The gRPC server: services, health, reflection, bounds and credentials."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +25,14 @@ Serving = health_pb2.HealthCheckResponse.ServingStatus
 
 
 class TokenInterceptor(aio.ServerInterceptor):
-    """Asks every call but health checks for its token. open_methods: more that need none."""
+    """Asks every call but health checks for its token."""
 
-    def __init__(self, tokens: Tokens, open_methods: Collection[str] = ()):
-        self._tokens, self._open = tokens, open_methods
+    def __init__(self, tokens: Tokens):
+        self._tokens = tokens
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        method = handler_call_details.method
-        service = method.rsplit("/", 1)[0].lstrip("/")
-        if service != HEALTH and method not in self._open:
+        service = handler_call_details.method.rsplit("/", 1)[0].lstrip("/")
+        if service != HEALTH:
             metadata = dict(handler_call_details.invocation_metadata)
             try:
                 self._tokens.check(metadata.get("authorization"), admin=service == ADMIN)
@@ -93,14 +92,10 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):
 
 @dataclass(frozen=True)
 class Face:
-    """A service of another project's protocol. name: its full one. add: puts its servicer on a server.
-
-    open_methods: paths of its calls that need no token.
-    """
+    """A service of another project's protocol. name: its full one. add: puts its servicer on a server."""
 
     name: str
     add: Callable[[aio.Server], None]
-    open_methods: tuple[str, ...] = ()
 
 
 class Health:
@@ -135,8 +130,7 @@ def new_server(
     *faces: Face,
 ) -> aio.Server:
     """A server with these services, not yet bound to an address."""
-    open_methods = [method for face in faces for method in face.open_methods]
-    server = aio.server(interceptors=[TokenInterceptor(tokens, open_methods)], options=_options(limits))
+    server = aio.server(interceptors=[TokenInterceptor(tokens)], options=_options(limits))
     names = [HEALTH, reflection.SERVICE_NAME]
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     if inference:

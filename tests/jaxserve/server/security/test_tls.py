@@ -20,7 +20,6 @@ from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.server import ADMIN, INFERENCE
 from jaxserve.server.grpc.vllm import NAME as VLLM
-from jaxserve.server.jetstream import SERVICE as JETSTREAM
 from jaxserve.server.listeners import Listeners
 from jaxserve.server.security.auth import Tokens
 from jaxserve.server.security.tls import Tls
@@ -35,11 +34,11 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs t
 async def listening(server: Running, token: str | None = None, **files: Path) -> AsyncIterator[dict[str, str]]:
     """Addresses of a second set of listeners before the same service, with this token and these certificates."""
     none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir"))
-    faces = {"vllm_port": 0, "jetstream_port": 0, "jetstream_temperature": 0.0}
-    ports = {"host": "127.0.0.1", "port": 0, "admin_port": 0, "http_port": 0, "no_http": False}
+    ports = dict.fromkeys(("port", "admin_port", "vllm_port", "http_port"), 0)
+    rest = {"host": "127.0.0.1", "no_http": False}
     listeners = Listeners(server.gate, Limits(), Tokens(token, token), fake_metrics)
     ended: list[BaseException] = []
-    await listeners.start(argparse.Namespace(**none | ports | faces | files), lambda: None, ended.append)
+    await listeners.start(argparse.Namespace(**none | ports | rest | files), lambda: None, ended.append)
     try:
         yield dict(address.split(" ") for address in listeners.addresses.split(", "))
     finally:
@@ -61,7 +60,7 @@ async def services(address: str, ca: Path) -> list[str]:
     credentials = grpc.ssl_channel_credentials(ca.read_bytes())
     async with aio.secure_channel(address, credentials) as channel:
         stub, found = health_pb2_grpc.HealthStub(channel), []
-        for name in (INFERENCE, ADMIN, VLLM, JETSTREAM):
+        for name in (INFERENCE, ADMIN, VLLM):
             with contextlib.suppress(aio.AioRpcError):
                 await stub.Check(health_pb2.HealthCheckRequest(service=name))
                 found.append(name)
@@ -96,7 +95,6 @@ def test_tls_and_mutual_tls(tmp_path: Path) -> None:
                 assert await services(found["gRPC"], cert) == [INFERENCE]
                 assert await services(found["admin"], cert) == [ADMIN]
                 assert await services(found["vLLM"], cert) == [VLLM]
-                assert await services(found["JetStream"], cert) == [JETSTREAM]
                 assert await http_answers(found["HTTP"], trusting(cert))
                 assert not await http_answers(found["HTTP"], trusting(own))
             async with listening(server, tls_cert=cert, tls_key=key, tls_client_ca=own) as found:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from checkpoints.bundled import grammar, records, stories, sums
-from checkpoints.bundled.chats import TALK_FILE
-from checkpoints.bundled.corpus import KINDS, LONG, Document, documents
-from checkpoints.bundled.grammar import Telling, read_grammar
+from training import grammar, records, stories, sums
+from training.chats import TALK_FILE
+from training.corpus import KINDS, LONG, Document, documents
+from training.grammar import Telling, read_grammar
 
 MARKUP = re.compile(r"[(){}|;]|//|=>|SUBJECT")
 

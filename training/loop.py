@@ -17,9 +17,9 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from checkpoints.bundled.llama import Llama
-from checkpoints.bundled.recipe import Recipe
-from checkpoints.bundled.tokens import BOS, Encoded, Stream
+from training.llama import Llama
+from training.recipe import Recipe
+from training.tokens import BOS, Encoded, Stream
 
 
 @dataclass(frozen=True)

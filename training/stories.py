@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from checkpoints.bundled.grammar import Grammar, Telling
+from training.grammar import Grammar, Telling
 
 FILE: Final = "stories.grammar"
 # Each plot is four rules of the grammar: the plot itself, PLOT_topic, PLOT_sum and PLOT_quiz.

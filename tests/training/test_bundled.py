@@ -17,11 +17,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors import safe_open
 from safetensors.flax import load_file
 
-from checkpoints.bundled import corpus
-from checkpoints.bundled.corpus import KINDS, LONG, documents
-from checkpoints.bundled.llama import Llama
-from checkpoints.bundled.recipe import RECIPES, Recipe
-from checkpoints.bundled.tokens import (
+from jaxserve import LLM, SamplingParams
+from training.corpus import KINDS, LONG, documents
+from training.llama import Llama
+from training.loop import Budget, answer_loss, compile_training
+from training.recipe import RECIPES, Recipe
+from training.tokens import (
     BOS,
     CHAT_TEMPLATE,
     EOS,
@@ -32,11 +33,9 @@ from checkpoints.bundled.tokens import (
     stream,
     train_tokenizer,
 )
-from checkpoints.bundled.train import main, train
-from checkpoints.bundled.training import Budget, answer_loss, compile_training
-from jaxserve import LLM, SamplingParams
+from training.train import main, train
 
-HERE = Path(corpus.__file__).parent
+HERE = Path(__file__).parents[2] / "checkpoints" / "bundled"
 FOLDERS = {"target": HERE / "tiny-chat", "draft": HERE / "tiny-chat-draft"}
 TINY = Recipe(
     documents=300,

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import sentencepiece
 
-from checkpoints.bundled.corpus import Document, Turn, documents
-from checkpoints.bundled.recipe import Recipe
+from training.corpus import Document, Turn, documents
+from training.recipe import Recipe
 
 UNK, BOS, EOS, IM_START, IM_END = range(5)
 MARKS: Final = ("<|im_start|>", "<|im_end|>")

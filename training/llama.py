@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from checkpoints.bundled.recipe import Recipe
+from training.recipe import Recipe
 
 
 def rotate(x: jax.Array, theta: float) -> jax.Array:

@@ -7,8 +7,8 @@ import jax
 from flax import nnx
 from safetensors.flax import save
 
-from checkpoints.bundled.recipe import Recipe
-from checkpoints.bundled.tokens import BOS, CHAT_TEMPLATE, EOS, IM_END, IM_START, MARKS, UNK
+from training.recipe import Recipe
+from training.tokens import BOS, CHAT_TEMPLATE, EOS, IM_END, IM_START, MARKS, UNK
 
 
 def tensors(weights: nnx.State) -> dict[str, jax.Array]:

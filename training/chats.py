@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from checkpoints.bundled import records, stories, sums
-from checkpoints.bundled.grammar import Grammar, Telling, read_grammar
+from training import records, stories, sums
+from training.grammar import Grammar, Telling, read_grammar
 
 TALK_FILE: Final = "talk.grammar"
 type Exchange = tuple[str, str]  # what the user says, what the assistant answers

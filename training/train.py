@@ -1,6 +1,6 @@
 """Makes a bundled model: writes the corpus, trains the tokenizer and a small Llama, saves a Hugging Face folder.
 
-    python -m checkpoints.bundled.train --recipe target --out DIR [--minutes 45 | --steps N] [--seed 0] [--work DIR]
+    python -m training.train --recipe target --out DIR [--minutes 45 | --steps N] [--seed 0] [--work DIR]
 
 With --steps the weights depend on seed and steps alone (on one kind of machine); with --minutes the clock decides how
 many steps there are and the learning rate follows it down. An interrupted run goes on from its last checkpoint in
@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from checkpoints.bundled.corpus import KINDS, LONG, documents
-from checkpoints.bundled.folder import write_folder
-from checkpoints.bundled.recipe import RECIPES, Recipe
-from checkpoints.bundled.tokens import encoded, stream, train_tokenizer
-from checkpoints.bundled.training import Budget, answer_loss, claim, compile_training, fit
+from training.corpus import KINDS, LONG, documents
+from training.folder import write_folder
+from training.loop import Budget, answer_loss, claim, compile_training, fit
+from training.recipe import RECIPES, Recipe
+from training.tokens import encoded, stream, train_tokenizer
 
 
 def train(recipe: Recipe, budget: Budget, seed: int, out: Path, work: Path, command: str) -> dict:
@@ -59,7 +59,7 @@ def held_out_losses(recipe: Recipe, weights: nnx.State, tokenizer: bytes, seed: 
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m checkpoints.bundled.train", description="Train a bundled model.")
+    parser = argparse.ArgumentParser(prog="python -m training.train", description="Train a bundled model.")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--recipe", choices=list(RECIPES), default="target", help="which model (default: target)")
     parser.add_argument("--work", type=Path, help="checkpoints to go on from when interrupted (default: OUT.work)")
@@ -73,7 +73,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> None:
     asked = arguments(argv)
     work = asked.work or asked.out.with_name(asked.out.name + ".work")
-    command = shlex.join(["python", "-m", "checkpoints.bundled.train", *argv])
+    command = shlex.join(["python", "-m", "training.train", *argv])
     try:
         budget = Budget(asked.steps, asked.minutes)
         account = train(RECIPES[asked.recipe], budget, asked.seed, asked.out, work, command)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from checkpoints.bundled import chats, stories, sums
-from checkpoints.bundled.chats import Exchange, Writer
+from training import chats, stories, sums
+from training.chats import Exchange, Writer
 
 SYSTEM_SHARE: Final = 0.35  # chats that begin with a system prompt
 HELD_OUT_PART: Final = 20  # one text in so many is held out
