@@ -1,10 +1,12 @@
-"""How many bytes does a step of the TPU kernel move? Counted from its own tiles, spans and visits; nothing runs.
+"""How many bytes does a step of the TPU kernel move? Counted from its own tiles, spans and visits;
+nothing runs.
 
     python -m benchmarks.attention_traffic [--out FILE.json]
 
-For decode steps of 8, 64 and 256 rows at contexts of 512 to 32k tokens, one layer of one shard: what is copied of
-pages, what new tokens, queries and results add, and that over the floor, each live page once; and how much of the
-pages lies behind the last token of its row, when lengths are spread evenly over a page. A table goes beside FILE.
+For decode steps of 8, 64 and 256 rows at contexts of 512 to 32k tokens, one layer of one shard:
+what is copied of pages, what new tokens, queries and results add, and that over the floor, each
+live page once; and how much of the pages lies behind the last token of its row, when lengths are
+spread evenly over a page. A table goes beside FILE.
 """
 
 import argparse
@@ -65,7 +67,9 @@ def traffic(
     sizes: Sizes | None = None,
     num_tokens: int | None = None,
 ) -> tuple[Traffic, Plan]:
-    """Of rows with so many tokens in pages and so many new ones, in the contract's order. num_tokens: T."""
+    """Of rows with so many tokens in pages and so many new ones, in the contract's order.
+    num_tokens: T.
+    """
     layout, rows, num_tokens = options.layout, len(new), num_tokens or max(sum(new), 1)
     lengths = np.add(cached, new) * (np.asarray(new) > 0)
     starts = np.concatenate([[0], np.cumsum(new)])
@@ -73,10 +77,14 @@ def traffic(
     plan = plan_of(options, heads, rows, num_tokens, width, sizes)
     zeros = jnp.zeros((rows, width), jnp.int32)
     kept = jnp.zeros(num_tokens, jnp.int32)
-    ragged = Ragged(zeros, jnp.asarray(lengths), jnp.asarray(starts), jnp.zeros(2, jnp.int32), kept, kept)
+    ragged = Ragged(
+        zeros, jnp.asarray(lengths), jnp.asarray(starts), jnp.zeros(2, jnp.int32), kept, kept
+    )
     tiles = tiles_of(ragged, plan, num_tokens)
     live = int(tiles.live[0])
-    begin, end = Span.of(tiles.first[:live], tiles.count[:live], options.window).pieces(layout.page_size)
+    begin, end = Span.of(tiles.first[:live], tiles.count[:live], options.window).pieces(
+        layout.page_size
+    )
     span = Span.of(jnp.asarray(cached), jnp.asarray(new), options.window)
     has = np.asarray(new) > 0
     seen_begin, seen_end = (np.asarray(x)[has] for x in span.pieces(layout.page_size))
@@ -85,9 +93,13 @@ def traffic(
     lanes, n = Lanes.of(layout), len(tiles.row)
     scales = 4 * layout.page_size * (1 if layout.value_dim else 2) if layout.scaled else 0
     page = layout.kv_heads * (layout.page_size * lanes.total * layout.dtype.itemsize + scales)
-    around = layout.kv_heads * (sublanes(layout.dtype) * lanes.total * layout.dtype.itemsize + scales)
+    around = layout.kv_heads * (
+        sublanes(layout.dtype) * lanes.total * layout.dtype.itemsize + scales
+    )
     inserted = int(scalars_of(ragged, tiles, 1).insert.sum())
-    visits = 0 if options.most == 1 else int(visits_of(ragged, num_tokens, layout.page_size).live[0])
+    visits = (
+        0 if options.most == 1 else int(visits_of(ragged, num_tokens, layout.page_size).live[0])
+    )
     query_bytes = 2 if layout.scaled else layout.dtype.itemsize
     moved = Traffic(
         pages=fetched * page,
@@ -104,16 +116,28 @@ def traffic(
 
 
 def spread(context: int, rows: int, page_size: int) -> list[int]:
-    """Cached tokens of rows around this context, whose last pages are filled evenly from hardly to wholly."""
+    """Cached tokens of rows around this context, whose last pages are filled evenly from hardly to
+    wholly.
+    """
     return [context - 1 - (row * page_size // rows) % page_size for row in range(rows)]
 
 
 def main() -> None:
     what = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention_traffic", description=what)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.attention_traffic", description=what
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    head = ("shape", "rows", "context", "pages, MiB", "all, MiB", "over the floor", "dead part of pages")
+    head = (
+        "shape",
+        "rows",
+        "context",
+        "pages, MiB",
+        "all, MiB",
+        "over the floor",
+        "dead part of pages",
+    )
     table, found = Table(*head), []
     for (name, (layout, heads)), rows, context in (
         (shape, rows, context) for shape in SHAPES.items() for rows in ROWS for context in CONTEXTS
@@ -123,12 +147,23 @@ def main() -> None:
         sizes = (f"{moved.pages / 2**20:,.1f}", f"{moved.total / 2**20:,.1f}")
         shares = (f"{moved.over_floor:.3f}", f"{moved.dead / moved.floor:.1%}")
         table.add_row(name, str(rows), str(context), *sizes, *shares)
-        found.append({"shape": name, "rows": rows, "context": context, **asdict(moved), "over_floor": moved.over_floor})
+        found.append(
+            {
+                "shape": name,
+                "rows": rows,
+                "context": context,
+                **asdict(moved),
+                "over_floor": moved.over_floor,
+            }
+        )
     Console().print(table)
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
         cells = [[str(cell) for cell in column.cells] for column in table.columns]
-        lines = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *zip(*cells, strict=True))]
+        lines = [
+            "| " + " | ".join(line) + " |"
+            for line in (head, ["---"] * len(head), *zip(*cells, strict=True))
+        ]
         args.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 

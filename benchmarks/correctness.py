@@ -2,10 +2,10 @@
 
     python -m benchmarks.correctness
 
-Needs no test runner. Attention: every feature, by every implementation that this device has, against dense float64
-attention. Logits: a tiny model of every family, prompt in two chunks and 32 decode steps, against transformers'.
-Engine: the tokens of the same prompts, decoded one by one and eight at a time. The exit status is 1 when something is
-wrong.
+Needs no test runner. Attention: every feature, by every implementation that this device has,
+against dense float64 attention. Logits: a tiny model of every family, prompt in two chunks and 32
+decode steps, against transformers'. Engine: the tokens of the same prompts, decoded one by one and
+eight at a time. The exit status is 1 when something is wrong.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,18 +46,25 @@ MODELS = (
 ENGINES = ("llama_gqa", "gemma3_two_ropes")
 ATTENTION_BOUND = 5e-5  # a device's own exp; the CPU's is held to 1e-5 by the tests
 LOGITS_BOUND = 1e-4
-Check = tuple[str, Callable[[], str]]  # what it is about; says "right" or why it does not apply, raises when wrong
+Check = tuple[
+    str, Callable[[], str]
+]  # what it is about; says "right" or why it does not apply, raises when wrong
 
 
 def attention_checks() -> Iterator[Check]:
     for name in CANDIDATES[jax.devices()[0].platform]:
         for shape in BF16_SHAPES if name == "gpu" else SHAPES:
-            yield f"attention {name} {shape}", lambda name=name, shape=shape: check_attention(name, shape)
+            yield (
+                f"attention {name} {shape}",
+                lambda name=name, shape=shape: check_attention(name, shape),
+            )
 
 
 def check_attention(name: str, shape: Shape) -> str:
     kernel = IMPLEMENTATIONS[name]
-    demand = Demand(shape.heads, ROWS, shape.width, shape.layout.dtype, jax.devices()[0].device_kind)
+    demand = Demand(
+        shape.heads, ROWS, shape.width, shape.layout.dtype, jax.devices()[0].device_kind
+    )
     bound = ATTENTION_BOUND if shape.dtype == np.float32 else BF16_TOLERANCE
     try:
         for decode in (True, False):
@@ -93,7 +100,9 @@ def check_engine(model: str, decode_steps: int) -> str:
     prompts, tokens = golden["prompts"].tolist(), golden["tokens"].tolist()
     checkpoint, mesh = HFCheckpoint.open(GOLDEN / model), MeshSpec().build(jax.devices())
     spec = read_spec(checkpoint.config)[1]
-    options = EngineOptions(max_batch=4, step_tokens=32, page_size=8, cache_tokens=1024, decode_steps=decode_steps)
+    options = EngineOptions(
+        max_batch=4, step_tokens=32, page_size=8, cache_tokens=1024, decode_steps=decode_steps
+    )
     windows = [group.window for group in spec.page_groups()]
     config = resolve(options, max_positions=64, lanes=1, affordable_tokens=1024, windows=windows)
     runner = DeviceRunner(spec, load_params(checkpoint, mesh, "float32"), config, mesh)
@@ -116,7 +125,10 @@ def checks() -> Iterator[Check]:
     yield from attention_checks()
     for model in ENGINES:
         for steps in (1, 8):
-            yield f"engine {model}, {steps} at once", lambda model=model, steps=steps: check_engine(model, steps)
+            yield (
+                f"engine {model}, {steps} at once",
+                lambda model=model, steps=steps: check_engine(model, steps),
+            )
     for model in MODELS:
         yield f"logits {model}", lambda model=model: check_logits(model)
 
@@ -129,7 +141,9 @@ def main() -> None:
             console.print(f"{name}: {check()}", markup=False)
         except Exception as error:  # whatever it is, the other checks have their turn
             wrong += 1
-            console.print(f"{name}: WRONG: {type(error).__name__} {str(error).strip()[:400]}", markup=False)
+            console.print(
+                f"{name}: WRONG: {type(error).__name__} {str(error).strip()[:400]}", markup=False
+            )
     console.print(f"{wrong} of {done} wrong on {jax.devices()[0].device_kind}")
     raise SystemExit(1 if wrong else 0)
 

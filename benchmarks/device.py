@@ -1,4 +1,6 @@
-"""What the first device of this machine can do, measured here, and what it and the software are called."""
+"""What the first device of this machine can do, measured here, and what it and the software are
+called.
+"""
 
 import os
 import subprocess
@@ -14,8 +16,12 @@ from jaxserve.bench import environment
 from jaxserve.plan.roofline import Limits
 
 
-def seconds(run: Callable[[], Any], repeats: int, rounds: int = 5, before: Callable[[], None] = lambda: None) -> float:
-    """Of one call, the least of several rounds; the calls of a round are launched together. before: of each round."""
+def seconds(
+    run: Callable[[], Any], repeats: int, rounds: int = 5, before: Callable[[], None] = lambda: None
+) -> float:
+    """Of one call, the least of several rounds; the calls of a round are launched together. before:
+    of each round.
+    """
     before()
     jax.block_until_ready(run())
     best = float("inf")
@@ -32,8 +38,9 @@ def seconds(run: Callable[[], Any], repeats: int, rounds: int = 5, before: Calla
 def measure_limits(dtype: jnp.dtype) -> Limits:
     """Of products of this dtype with float32 accumulation.
 
-    bandwidth: the faster of summing a large array and of negating it in place (read and written bytes). flops: of a
-    square product of random numbers: a GPU is faster on equal ones, which take less power.
+    bandwidth: the faster of summing a large array and of negating it in place (read and written
+    bytes). flops: of a square product of random numbers: a GPU is faster on equal ones, which take
+    less power.
     """
     large = jax.default_backend() != "cpu"
     size, width = (2**30, 8192) if large else (2**28, 1024)
@@ -52,7 +59,9 @@ def _bandwidth(size: int) -> float:
         arrays[0] = negate(arrays[0])
         return arrays[0]
 
-    return max(size / seconds(lambda: total(arrays[0]), 10), 2 * size / seconds(negate_in_place, 10))
+    return max(
+        size / seconds(lambda: total(arrays[0]), 10), 2 * size / seconds(negate_in_place, 10)
+    )
 
 
 def about() -> dict[str, str]:
@@ -61,8 +70,9 @@ def about() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of our software and of jax, commit and date, for a file of results. COMMIT in the environment speaks for a copy
-    without git."""
+    """Of our software and of jax, commit and date, for a file of results. COMMIT in the environment
+    speaks for a copy without git.
+    """
     return environment.versions() | {"commit": os.environ.get("COMMIT") or _commit() or "unknown"}
 
 

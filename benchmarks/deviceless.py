@@ -1,11 +1,13 @@
-"""What do the real compilers of TPUs and of an H200 say of the steps of published models? Nothing runs.
+"""What do the real compilers of TPUs and of an H200 say of the steps of published models? Nothing
+runs.
 
     python -m benchmarks.deviceless [--model NAME ...] [--chip NAME ...] --out FILE.json
 
-In an environment with these compilers (`make deviceless-full`). For each model and chip, at the smallest tensor
-parallelism at which weights leave a quarter of the memory for pages: a decode step of 64 rows and a prefill step of
-1,536 tokens, bfloat16. What is in FILE already is not compiled again, so that it can be stopped and go on: remove the
-file when kernels or steps have changed. A table goes beside it, as FILE.md.
+In an environment with these compilers (`make deviceless-full`). For each model and chip, at the
+smallest tensor parallelism at which weights leave a quarter of the memory for pages: a decode step
+of 64 rows and a prefill step of 1,536 tokens, bfloat16. What is in FILE already is not compiled
+again, so that it can be stopped and go on: remove the file when kernels or steps have changed. A
+table goes beside it, as FILE.md.
 """
 
 import argparse
@@ -42,7 +44,9 @@ MEBI = 2**20
 
 @dataclass(frozen=True)
 class Row:
-    """One compiled step, by these versions. MiB are of one device; seconds are those of the compiler."""
+    """One compiled step, by these versions. MiB are of one device; seconds are those of the
+    compiler.
+    """
 
     commit: str
     jax: str
@@ -62,7 +66,9 @@ class Row:
 
 
 def fitting(model: str, chip: str) -> int | None:
-    """The smallest tensor parallelism at which three quarters of a device hold its share of the weights; None: none."""
+    """The smallest tensor parallelism at which three quarters of a device hold its share of the
+    weights; None: none.
+    """
     spec = spec_of(model)
     for tensor in (1, 2, 4, 8):
         mesh = MeshSpec(tensor=tensor).build(devices(chip, tensor))
@@ -74,11 +80,20 @@ def fitting(model: str, chip: str) -> int | None:
 def compile_step(model: str, chip: str, tensor: int, bucket: Bucket) -> Row:
     spec, mesh = spec_of(model), MeshSpec(tensor=tensor).build(devices(chip, tensor))
     options = EngineOptions(
-        max_batch=ROWS, step_tokens=TOKENS, max_context=CONTEXT, page_size=64, cache_tokens=64 * PAGES
+        max_batch=ROWS,
+        step_tokens=TOKENS,
+        max_context=CONTEXT,
+        page_size=64,
+        cache_tokens=64 * PAGES,
     )
     windows = [group.window for group in spec.page_groups()]
     config = resolve(
-        options, max_positions=CONTEXT, lanes=1, affordable_tokens=2**20, windows=windows, weights=str(BF16)
+        options,
+        max_positions=CONTEXT,
+        lanes=1,
+        affordable_tokens=2**20,
+        windows=windows,
+        weights=str(BF16),
     )
     lowering = Lowering(spec, abstract_params(spec, BF16, mesh), config, mesh)
     began = time.monotonic()
@@ -115,16 +130,30 @@ def compiler_of(chip: str) -> str:
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The rows as a table, behind lines that say what compiled them."""
     about = sorted({f"{row['commit']} with jax {row['jax']} and {row['compiler']}" for row in rows})
-    head = ("model", "chip x tensor", "step", "weights", "state", "updated in place", "temporaries", "copies")
+    head = (
+        "model",
+        "chip x tensor",
+        "step",
+        "weights",
+        "state",
+        "updated in place",
+        "temporaries",
+        "copies",
+    )
     head += ("kernels per layer", "collectives")
     lines = [
         "# Steps compiled for chips that are not here\n",
-        f"By `make deviceless-full`, at {'; '.join(about)}. MiB per device; nothing was run or timed.",
-        "A model is left out on a chip of which eight do not hold its weights and pages beside them.\n",
+        f"By `make deviceless-full`, at {'; '.join(about)}. MiB per device; nothing was run or "
+        f"timed.",
+        "A model is left out on a chip of which eight do not hold its weights and pages beside "
+        "them.\n",
         "| " + " | ".join(head) + " |",
         "|---" * len(head) + "|",
     ]
-    for row in sorted(rows, key=lambda row: (MODELS.index(row["model"]), list(CHIPS).index(row["chip"]), row["step"])):
+    for row in sorted(
+        rows,
+        key=lambda row: (MODELS.index(row["model"]), list(CHIPS).index(row["chip"]), row["step"]),
+    ):
         cells = (
             *(
                 row["model"],
@@ -133,8 +162,15 @@ def markdown(rows: list[dict[str, Any]]) -> str:
                 f"{row['weights']:,}",
                 f"{row['state']:,}",
             ),
-            *("yes" if row["in_place"] else "NO", f"{row['temporaries']:,}", str(len(row["copies"]) or "none")),
-            *(str(row["kernels_per_layer"]), ", ".join(f"{n} {op}" for op, n in row["collectives"].items()) or "none"),
+            *(
+                "yes" if row["in_place"] else "NO",
+                f"{row['temporaries']:,}",
+                str(len(row["copies"]) or "none"),
+            ),
+            *(
+                str(row["kernels_per_layer"]),
+                ", ".join(f"{n} {op}" for op, n in row["collectives"].items()) or "none",
+            ),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -144,16 +180,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.deviceless", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--model", action="append", choices=NAMES, help=f"default: {', '.join(MODELS)}")
+    parser.add_argument(
+        "--model", action="append", choices=NAMES, help=f"default: {', '.join(MODELS)}"
+    )
     parser.add_argument("--chip", action="append", choices=list(CHIPS), help="default: all")
-    parser.add_argument("--out", type=Path, required=True, help="results as JSON; goes on from what is in it")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="results as JSON; goes on from what is in it"
+    )
     args = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     jax.config.update("jax_platforms", "cpu")
     rows: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.exists() else []
     done = {(row["model"], row["chip"], row["step"]) for row in rows}
     try:
-        for model, chip, tensor, bucket in cases(args.model or list(MODELS), args.chip or list(CHIPS)):
+        for model, chip, tensor, bucket in cases(
+            args.model or list(MODELS), args.chip or list(CHIPS)
+        ):
             if (model, chip, str(bucket)) not in done:
                 row = compile_step(model, chip, tensor, bucket)
                 rows.append(asdict(row))

@@ -1,23 +1,30 @@
-"""Do long prompts hold up other people's streams less when another server computes them? Three ways to use two cores.
+"""Do long prompts hold up other people's streams less when another server computes them? Three ways
+to use two cores.
 
-    python -m benchmarks.disaggregation [--trace FILE] [--rate 0 --rate 1 ...] [--seconds 30] [--json] [--out FILE]
+    python -m benchmarks.disaggregation [--trace FILE] [--rate 0 --rate 1 ...] [--seconds 30]
+    [--json] [--out FILE]
 
-- disaggregated: a prefill server on one core, and a decode server on the other, which every request goes to;
-- chunked: two servers that do both, one on each core; requests are dealt out in turn; a step has --step-tokens at most;
-- neither: the same two, with steps as long as the context, so that a prompt is computed in one step. (This engine
-  cannot do without chunks altogether: of two prompts that come together, the second may be cut.)
+- disaggregated: a prefill server on one core, and a decode server on the other, which every request
+  goes to;
+- chunked: two servers that do both, one on each core; requests are dealt out in turn; a step has
+  --step-tokens at most;
+- neither: the same two, with steps as long as the context, so that a prompt is computed in one
+  step. (This engine cannot do without chunks altogether: of two prompts that come together, the
+  second may be cut.)
 
-Short prompts come evenly, --short of them a second, and stream 64 tokens each. Beside them come long ones, the lengths
-and shared prefixes of Mooncake's trace times --token-scale (1/8: its blocks of 512 tokens become pages of 64), cut to
-the context. Its times are rounded to three seconds, ten requests at a time, so here they come as a Poisson process,
---rate of them a second. Servers are pinned to their cores; so is this load generator, to the other ones: where there
-are none, it takes a share of the servers' two. The servers of all arrangements run, and take turns under each load.
+Short prompts come evenly, --short of them a second, and stream 64 tokens each. Beside them come
+long ones, the lengths and shared prefixes of Mooncake's trace times --token-scale (1/8: its blocks
+of 512 tokens become pages of 64), cut to the context. Its times are rounded to three seconds, ten
+requests at a time, so here they come as a Poisson process, --rate of them a second. Servers are
+pinned to their cores; so is this load generator, to the other ones: where there are none, it takes
+a share of the servers' two. The servers of all arrangements run, and take turns under each load.
 
-ITL and TTFT are those of the short ones, TTFT of the long ones apart, in milliseconds, at the client; longest gap is
-that between two tokens of a short stream, one of each stream: a stall that p99 of ITL is too coarse for. Tokens/s are
-those of all outputs. What the decode server says of its handovers stands behind: prompts that travelled, those that
-failed and were computed there, MiB of pages, and seconds of a trip in the mean. With --out, JSON goes there after
-every load, a picture beside it as .svg. --json: the same on standard output, instead of the table.
+ITL and TTFT are those of the short ones, TTFT of the long ones apart, in milliseconds, at the
+client; longest gap is that between two tokens of a short stream, one of each stream: a stall that
+p99 of ITL is too coarse for. Tokens/s are those of all outputs. What the decode server says of its
+handovers stands behind: prompts that travelled, those that failed and were computed there, MiB of
+pages, and seconds of a trip in the mean. With --out, JSON goes there after every load, a picture
+beside it as .svg. --json: the same on standard output, instead of the table.
 """
 
 import argparse
@@ -56,7 +63,9 @@ from jaxserve.errors import JaxserveError
 from jaxserve.plan.plot import Chart, Line, picture
 from jaxserve.server.disaggregation.metrics import NAME
 
-TRACE = Path("traces/mooncake/conversation_trace.jsonl")  # in the folder that JAXSERVE_TEST_DATA names
+TRACE = Path(
+    "traces/mooncake/conversation_trace.jsonl"
+)  # in the folder that JAXSERVE_TEST_DATA names
 ARRANGEMENTS = ("disaggregated", "chunked", "neither")
 SHORT_PROMPT, SHORT_OUTPUT, MOST_LONG_OUTPUT = Lengths(32, 96), Lengths(64, 64), 64
 READY_SECONDS, TIMEOUT = 1800.0, 600.0
@@ -77,7 +86,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Handovers:
-    """What a decode server says of a load: prompts by decision, and by the reason of a failure. seconds: of a trip."""
+    """What a decode server says of a load: prompts by decision, and by the reason of a failure.
+    seconds: of a trip.
+    """
 
     decisions: dict[str, int]
     failures: dict[str, int]
@@ -87,7 +98,8 @@ class Handovers:
 
 @dataclass(frozen=True)
 class Result:
-    """rate: of long prompts, per second. gaps: the longest of each short stream. all: of both kinds.
+    """rate: of long prompts, per second. gaps: the longest of each short stream. all: of both
+    kinds.
 
     handovers: None without a decode server.
     """
@@ -113,7 +125,9 @@ def loads_of(args: argparse.Namespace, context: int) -> list[Load]:
     """One for each rate; the same for every arrangement."""
     trace = resized(read_trace(args.trace, None), args.token_scale)
     trace, _ = capped(trace, context - MOST_LONG_OUTPUT, MOST_LONG_OUTPUT)
-    return [Load(rate, short_ones(args), long_ones(trace, rate, args.seconds)) for rate in args.rate]
+    return [
+        Load(rate, short_ones(args), long_ones(trace, rate, args.seconds)) for rate in args.rate
+    ]
 
 
 def short_ones(args: argparse.Namespace) -> list[Arrival]:
@@ -140,7 +154,9 @@ class Servers:
     metrics: str | None
 
     async def counts(self) -> Counts:
-        return metrics_of(await asyncio.to_thread(read, self.metrics)) if self.metrics else Counter()
+        return (
+            metrics_of(await asyncio.to_thread(read, self.metrics)) if self.metrics else Counter()
+        )
 
 
 def read(url: str) -> str:
@@ -151,7 +167,9 @@ def read(url: str) -> str:
 def metrics_of(text: str) -> Counts:
     """Those of disaggregation; a name without its prefix, and the values of its labels."""
     families = text_string_to_metric_families(text)
-    samples = (sample for family in families for sample in family.samples if sample.name.startswith(NAME))
+    samples = (
+        sample for family in families for sample in family.samples if sample.name.startswith(NAME)
+    )
     return Counter({(s.name.removeprefix(NAME), *s.labels.values()): s.value for s in samples})
 
 
@@ -170,18 +188,29 @@ def handovers(before: Counts, after: Counts) -> Handovers:
     )
 
 
-def flags_of(arrangement: str, args: argparse.Namespace, context: int, first: str) -> tuple[list[str], list[str]]:
+def flags_of(
+    arrangement: str, args: argparse.Namespace, context: int, first: str
+) -> tuple[list[str], list[str]]:
     """Of the two servers; first: gRPC address of the first one."""
     tokens = context if arrangement == "neither" else args.step_tokens
     both = ["--model", str(args.model), "--step-tokens", str(tokens)]
     if arrangement != "disaggregated":
         return both, both
-    decodes = ["--role", "decode", "--prefill-server", first, "--prefill-threshold", str(args.threshold)]
+    decodes = [
+        "--role",
+        "decode",
+        "--prefill-server",
+        first,
+        "--prefill-threshold",
+        str(args.threshold),
+    ]
     return [*both, "--role", "prefill"], [*both, *decodes]
 
 
 @asynccontextmanager
-async def started(arrangement: str, args: argparse.Namespace, context: int) -> AsyncIterator[Servers]:
+async def started(
+    arrangement: str, args: argparse.Namespace, context: int
+) -> AsyncIterator[Servers]:
     """Both servers, each on a core of its own, ready."""
     ports = free_ports(4)
     grpc, http = ports[:2], ports[2:]
@@ -189,7 +218,12 @@ async def started(arrangement: str, args: argparse.Namespace, context: int) -> A
     flags = flags_of(arrangement, args, context, addresses[0])
     async with AsyncExitStack() as stack:
         for i, core in enumerate(args.cores):
-            command = ["taskset", "--cpu-list", str(core), *serve_command(grpc[i], http[i], flags[i])]
+            command = [
+                "taskset",
+                "--cpu-list",
+                str(core),
+                *serve_command(grpc[i], http[i], flags[i]),
+            ]
             await stack.enter_async_context(running(command, addresses[i], READY_SECONDS))
         if arrangement != "disaggregated":
             yield Servers(addresses, None)
@@ -205,7 +239,10 @@ async def started(arrangement: str, args: argparse.Namespace, context: int) -> A
 async def calling(addresses: Sequence[str]) -> AsyncIterator[Caller]:
     """Each request is sent to the next of them."""
     async with AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(aio.insecure_channel(a, options=CHANNEL)) for a in addresses]
+        channels = [
+            await stack.enter_async_context(aio.insecure_channel(a, options=CHANNEL))
+            for a in addresses
+        ]
         await asyncio.gather(*(channel.channel_ready() for channel in channels))
         yield GrpcCaller(channels, None, ignore_eos=True)
 
@@ -217,7 +254,12 @@ class Bench:
     """An arrangement under loads, one after the other."""
 
     def __init__(self, arrangement: str, servers: Servers, caller: Caller, model: ModelInfo):
-        self._arrangement, self._servers, self._caller, self._model = arrangement, servers, caller, model
+        self._arrangement, self._servers, self._caller, self._model = (
+            arrangement,
+            servers,
+            caller,
+            model,
+        )
         self._runs = 0
 
     async def run(self, load: Load) -> Result:
@@ -239,7 +281,9 @@ class Bench:
         """Its prompts are those of no other run, nor are its pages."""
         self._runs += 1
         return Loop(
-            self._caller, RandomPrompts(self._model.vocab_size, self._model.eos_token_ids, SEED, self._runs), TIMEOUT
+            self._caller,
+            RandomPrompts(self._model.vocab_size, self._model.eos_token_ids, SEED, self._runs),
+            TIMEOUT,
         )
 
 
@@ -268,7 +312,10 @@ async def measure(args: argparse.Namespace) -> AsyncIterator[Result]:
 def warm_up(loads: Sequence[Load]) -> Load:
     """A few of both kinds, all at once."""
     most = max(loads, key=lambda load: load.rate)
-    return Load(most.rate, *([replace(arrival, due=0.0) for arrival in kind[:4]] for kind in (most.short, most.long)))
+    return Load(
+        most.rate,
+        *([replace(arrival, due=0.0) for arrival in kind[:4]] for kind in (most.short, most.long)),
+    )
 
 
 # ---- what is told
@@ -288,7 +335,10 @@ def verdict(apart: Result, beside: Result) -> str:
 
     It pays where p99 of ITL is a tenth shorter, and the median no longer.
     """
-    itl, median = p99(apart.short.itl) / p99(beside.short.itl), p50(apart.short.itl) / p50(beside.short.itl)
+    itl, median = (
+        p99(apart.short.itl) / p99(beside.short.itl),
+        p50(apart.short.itl) / p50(beside.short.itl),
+    )
     figures = {
         "p99 ITL": itl,
         "p50 ITL": median,
@@ -299,7 +349,10 @@ def verdict(apart: Result, beside: Result) -> str:
     travelled = apart.handovers and apart.handovers.decisions.get("remote")
     worth = itl < WORTH and median <= 1 / WORTH
     pays = ("pays" if worth else "does not pay") if travelled else "has nothing to do"
-    return f"disaggregation {pays}: {', '.join(f'{name} x {value:.2f}' for name, value in figures.items())}"
+    return (
+        f"disaggregation {pays}: "
+        f"{', '.join(f'{name} x {value:.2f}' for name, value in figures.items())}"
+    )
 
 
 def p50(spread: Spread | None) -> float:
@@ -311,13 +364,26 @@ def p99(spread: Spread | None) -> float:
 
 
 def show(results: Sequence[Result], console: Console) -> None:
-    latencies = ("ITL p50", "p99", "longest gap p50", "p99", "TTFT p50", "p99", "long TTFT p50", "p99")
+    latencies = (
+        "ITL p50",
+        "p99",
+        "longest gap p50",
+        "p99",
+        "TTFT p50",
+        "p99",
+        "long TTFT p50",
+        "p99",
+    )
     columns = ("long/s", "", *latencies, "tokens/s", "errors", "travelled", "failed", "MiB", "s")
     table = Table(*columns, title="milliseconds at the client")
     for r in results:
         spreads = (r.short.itl, r.gaps, r.short.ttft, r.long.ttft)
         cells = [text for spread in spreads for text in quantiles(spread)]
-        cells += [f"{r.all.output_tokens_per_second:.0f}", str(r.all.requests - r.all.ok), *told(r.handovers)]
+        cells += [
+            f"{r.all.output_tokens_per_second:.0f}",
+            str(r.all.requests - r.all.ok),
+            *told(r.handovers),
+        ]
         table.add_row(f"{r.rate:g}", r.arrangement, *cells)
     console.print(table)
     for line in verdicts(results):
@@ -333,7 +399,12 @@ def told(handovers: Handovers | None) -> tuple[str, str, str, str]:
         return "", "", "", ""
     seconds = "" if handovers.seconds is None else f"{handovers.seconds:.2f}"
     failed = sum(handovers.failures.values())
-    return str(handovers.decisions.get("remote", 0)), str(failed), f"{handovers.mebibytes:.1f}", seconds
+    return (
+        str(handovers.decisions.get("remote", 0)),
+        str(failed),
+        f"{handovers.mebibytes:.1f}",
+        seconds,
+    )
 
 
 def charts(results: Sequence[Result]) -> list[Chart]:
@@ -341,9 +412,13 @@ def charts(results: Sequence[Result]) -> list[Chart]:
 
     def lines(of: Callable[[Result], Spread | None]) -> Iterator[Line]:
         for name in dict.fromkeys(r.arrangement for r in results):
-            spreads = [(r.rate, spread) for r in results if r.arrangement == name and (spread := of(r))]
+            spreads = [
+                (r.rate, spread) for r in results if r.arrangement == name and (spread := of(r))
+            ]
             yield Line(f"{name} p99", name, [(rate, spread.p99) for rate, spread in spreads])
-            yield Line(f"{name} p50", name, [(rate, spread.p50) for rate, spread in spreads], dashed=True)
+            yield Line(
+                f"{name} p50", name, [(rate, spread.p50) for rate, spread in spreads], dashed=True
+            )
 
     def chart(title: str, of: Callable[[Result], Spread | None]) -> Chart:
         return Chart(title, "long prompts/s", "ms", list(lines(of)))
@@ -368,16 +443,46 @@ def write(path: Path, results: Sequence[Result], facts: dict[str, Any]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="python -m benchmarks.disaggregation", description=(__doc__ or "").splitlines()[0])
-    p.add_argument("--trace", type=Path, default=trace_found(), metavar="FILE", help=f"{TRACE}, as it was published")
-    p.add_argument("--model", type=Path, default=BUNDLED, metavar="DIR", help="default: the bundled one")
-    p.add_argument("--rate", type=float, action="append", metavar="R", help="of long prompts per second (0, 1, 2)")
-    p.add_argument("--short", type=float, default=4.0, metavar="R", help="short prompts per second (4)")
+    p = argparse.ArgumentParser(
+        prog="python -m benchmarks.disaggregation", description=(__doc__ or "").splitlines()[0]
+    )
+    p.add_argument(
+        "--trace",
+        type=Path,
+        default=trace_found(),
+        metavar="FILE",
+        help=f"{TRACE}, as it was published",
+    )
+    p.add_argument(
+        "--model", type=Path, default=BUNDLED, metavar="DIR", help="default: the bundled one"
+    )
+    p.add_argument(
+        "--rate",
+        type=float,
+        action="append",
+        metavar="R",
+        help="of long prompts per second (0, 1, 2)",
+    )
+    p.add_argument(
+        "--short", type=float, default=4.0, metavar="R", help="short prompts per second (4)"
+    )
     p.add_argument("--seconds", type=float, default=30.0, metavar="S", help="of each load (30)")
-    p.add_argument("--token-scale", type=float, default=1 / 8, metavar="X", help="of the trace's lengths (0.125)")
-    p.add_argument("--step-tokens", type=int, default=256, metavar="N", help="of a step, but for neither (256)")
-    p.add_argument("--threshold", type=int, default=256, metavar="N", help="--prefill-threshold (256)")
-    p.add_argument("--arrangement", choices=ARRANGEMENTS, action="append", help="default: all three")
+    p.add_argument(
+        "--token-scale",
+        type=float,
+        default=1 / 8,
+        metavar="X",
+        help="of the trace's lengths (0.125)",
+    )
+    p.add_argument(
+        "--step-tokens", type=int, default=256, metavar="N", help="of a step, but for neither (256)"
+    )
+    p.add_argument(
+        "--threshold", type=int, default=256, metavar="N", help="--prefill-threshold (256)"
+    )
+    p.add_argument(
+        "--arrangement", choices=ARRANGEMENTS, action="append", help="default: all three"
+    )
     p.add_argument("--json", action="store_true", help="on standard output")
     p.add_argument("--out", type=Path, metavar="FILE")
     return p
@@ -389,11 +494,15 @@ def trace_found() -> Path | None:
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """cores: of the two servers; others: of the load generator. Ends with 2 where something is not there."""
+    """cores: of the two servers; others: of the load generator. Ends with 2 where something is not
+    there.
+    """
     p = parser()
     args = p.parse_args(arguments)
     if args.trace is None:
-        p.error(f"there is no trace: give --trace FILE, or JAXSERVE_TEST_DATA, a folder with {TRACE}")
+        p.error(
+            f"there is no trace: give --trace FILE, or JAXSERVE_TEST_DATA, a folder with {TRACE}"
+        )
     if not args.trace.is_file():
         p.error(f"--trace {args.trace}: there is no such file (Mooncake's trace, FAST 2025)")
     if not shutil.which("taskset"):
@@ -410,7 +519,9 @@ async def run(args: argparse.Namespace, facts: dict[str, Any], console: Console)
     async for result in measure(args):
         results.append(result)
         itl = " / ".join(quantiles(result.short.itl))
-        console.print(f"{result.arrangement}, {result.rate:g} long prompts/s: ITL p50 / p99 {itl} ms")
+        console.print(
+            f"{result.arrangement}, {result.rate:g} long prompts/s: ITL p50 / p99 {itl} ms"
+        )
         if args.out:
             write(args.out, results, facts)
     return results
@@ -419,7 +530,11 @@ async def run(args: argparse.Namespace, facts: dict[str, Any], console: Console)
 def main() -> None:
     args = parsed()
     about = environment(" ".join(["python -m benchmarks.disaggregation", *sys.argv[1:]]))
-    facts = {**about, **versions(), "generator": "on other cores" if args.others else "on the servers' cores"}
+    facts = {
+        **about,
+        **versions(),
+        "generator": "on other cores" if args.others else "on the servers' cores",
+    }
     console = Console(stderr=True, highlight=False)
     if about["load_before"] > IDLE:
         console.print(f"NOT IDLE: load {about['load_before']} before")

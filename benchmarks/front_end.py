@@ -1,14 +1,16 @@
 """What does the front end cost, when the device is perfect? And what does the engine feel of it?
 
-    python -m benchmarks.front_end [--streams 256] [--step-ms 50] [--steps 100] [--loop asyncio|uvloop]
+    python -m benchmarks.front_end [--streams 256] [--step-ms 50] [--steps 100] [--loop
+    asyncio|uvloop]
                                    [--switch-interval-us 5000] [--bare] [--out FILE]
 
-The server runs in a process of its own: the real engine and service, gRPC, the bundled model's tokenizer, and a device
-that takes exactly so long for a step and answers with made-up tokens. Another process reads all streams. Reported are
-the server's CPU time per message, split by thread; how late its event loop wakes up; how much longer than the device's
-a step takes, which is the time that the engine's thread waits for the host, the interpreter lock among it; and whether
-every token that was made arrived. --bare: no engine and no service, only handlers that write a ready message at every
-step: what gRPC alone costs.
+The server runs in a process of its own: the real engine and service, gRPC, the bundled model's
+tokenizer, and a device that takes exactly so long for a step and answers with made-up tokens.
+Another process reads all streams. Reported are the server's CPU time per message, split by thread;
+how late its event loop wakes up; how much longer than the device's a step takes, which is the time
+that the engine's thread waits for the host, the interpreter lock among it; and whether every token
+that was made arrived. --bare: no engine and no service, only handlers that write a ready message at
+every step: what gRPC alone costs.
 """
 
 import argparse
@@ -80,7 +82,8 @@ class Result:
 
 
 class SteadyDevice(NoDevice):
-    """A step takes `seconds` from the end of the one before, or from its launch if that is later."""
+    """A step takes `seconds` from the end of the one before, or from its launch if that is
+    later."""
 
     def __init__(self, config: EngineConfig, seconds: float):
         super().__init__(config)
@@ -109,7 +112,9 @@ class Bare(inference_pb2_grpc.InferenceServiceServicer):
         self._seconds, self.made = seconds, 0
         self._step = asyncio.Event()
 
-    async def GenerateStream(self, request: inference_pb2.GenerateStreamRequest, context: aio.ServicerContext) -> None:
+    async def GenerateStream(
+        self, request: inference_pb2.GenerateStreamRequest, context: aio.ServicerContext
+    ) -> None:
         delta = inference_pb2.Delta(text="word", token_ids=[1])
         message = inference_pb2.GenerateStreamResponse(delta=delta)
         for _ in range(request.sampling.max_tokens):
@@ -134,12 +139,17 @@ async def serve_bare(seconds: float) -> None:
     print(json.dumps({"port": port}), flush=True)
     figures = await watch(lambda: 0.0)
     ticking.cancel()
-    print(json.dumps(figures | {"made": bare.made, "step_over_p50_ms": 0.0, "step_over_p99_ms": 0.0}), flush=True)
+    print(
+        json.dumps(figures | {"made": bare.made, "step_over_p50_ms": 0.0, "step_over_p99_ms": 0.0}),
+        flush=True,
+    )
     await server.stop(0)
 
 
 async def watch(engine_cpu: Callable[[], float]) -> dict[str, float]:
-    """CPU seconds and lags between two lines from the driver: all streams have begun, and all have ended."""
+    """CPU seconds and lags between two lines from the driver: all streams have begun, and all have
+    ended.
+    """
     await asyncio.to_thread(sys.stdin.readline)
     lags: list[float] = []
     watching = asyncio.create_task(watch_lag(lags))
@@ -156,7 +166,9 @@ async def watch(engine_cpu: Callable[[], float]) -> dict[str, float]:
 
 
 async def serve(streams: int, steps: int, seconds: float) -> None:
-    options = EngineOptions(max_batch=streams, step_tokens=streams * 16, max_context=steps + 64, prefix_cache=False)
+    options = EngineOptions(
+        max_batch=streams, step_tokens=streams * 16, max_context=steps + 64, prefix_cache=False
+    )
     config = resolve(options, max_positions=4096, lanes=1, affordable_tokens=2**40)
     tokenizer, device, gate, loop = (
         load_tokenizer(BUNDLED),
@@ -173,7 +185,9 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
         engine_cpu = time.thread_time()
         loop.call_soon_threadsafe(service.take, news)
 
-    thread = EngineThread(engine, deliver, lambda error: loop.call_soon_threadsafe(print, repr(error)) and None)
+    thread = EngineThread(
+        engine, deliver, lambda error: loop.call_soon_threadsafe(print, repr(error)) and None
+    )
     prompts = Prompts(
         tokenizer,
         Chat(BUNDLED, tokenizer),
@@ -191,13 +205,20 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
     gc.collect()
     gc.freeze()  # as serve does
     thread.start()
-    card = ModelCard("fake", "fake", 0, "int32", tokenizer.vocab_size, config.max_context, (), False)
-    gate.open(Served(service, thread, card, EngineCard({}, {}, "fake", [], streams, 0, 64, 0), lambda: 0))
+    card = ModelCard(
+        "fake", "fake", 0, "int32", tokenizer.vocab_size, config.max_context, (), False
+    )
+    gate.open(
+        Served(service, thread, card, EngineCard({}, {}, "fake", [], streams, 0, 64, 0), lambda: 0)
+    )
     print(json.dumps({"port": port}), flush=True)
     figures = await watch(lambda: engine_cpu)
     ends = device.ends[2:]
     over = [1e3 * (after - before - seconds) for before, after in itertools.pairwise(ends)]
-    figures |= {"step_over_p50_ms": statistics.median(over), "step_over_p99_ms": float(np.quantile(over, 0.99))}
+    figures |= {
+        "step_over_p50_ms": statistics.median(over),
+        "step_over_p99_ms": float(np.quantile(over, 0.99)),
+    }
     figures["made"] = made
     print(json.dumps(figures), flush=True)
     await server.stop(0)
@@ -215,7 +236,9 @@ async def watch_lag(lags: list[float]) -> None:
 
 
 async def read_all(port: int, streams: int, steps: int, begin: threading.Event) -> tuple[int, int]:
-    """Messages after the beginning, and tokens of all streams; begin: set when every one of them has begun."""
+    """Messages after the beginning, and tokens of all streams; begin: set when every one of them
+    has begun.
+    """
     started, messages, tokens = 0, 0, 0
 
     async def one(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
@@ -242,7 +265,9 @@ def drive(args: argparse.Namespace) -> Result:
     for name in ("streams", "step_ms", "steps", "loop", "switch_interval_us"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     command += ["--bare"] if args.bare else []
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin and process.stdout
         port = json.loads(process.stdout.readline())["port"]
         begin, stdin = threading.Event(), process.stdin
@@ -272,7 +297,9 @@ def drive(args: argparse.Namespace) -> Result:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.front_end", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.front_end", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--step-ms", type=float, default=50.0)
     parser.add_argument("--steps", type=int, default=100)
@@ -300,7 +327,8 @@ def main() -> None:
     Console().print(table)
     if args.out:
         args.out.write_text(
-            json.dumps(about() | {"grpcio": grpc.__version__, "result": asdict(result)}, indent=1) + "\n"
+            json.dumps(about() | {"grpcio": grpc.__version__, "result": asdict(result)}, indent=1)
+            + "\n"
         )
 
 

@@ -1,9 +1,12 @@
-"""How fast are the implementations of the grouped matrix product? Bytes and FLOP per second beside the device's.
+"""How fast are the implementations of the grouped matrix product? Bytes and FLOP per second beside
+the device's.
 
-    python -m benchmarks.grouped_matmul [--experts 128 --per-token 8 --model 2048 --mlp 768] [--out FILE]
+    python -m benchmarks.grouped_matmul [--experts 128 --per-token 8 --model 2048 --mlp 768] [--out
+    FILE]
 
-One mixture-of-experts layer's products, alone, for steps of so many tokens, routed at random. Bytes are those of the
-weights of experts that have rows, of the rows and of results, each once; FLOP those of rows, without padding.
+One mixture-of-experts layer's products, alone, for steps of so many tokens, routed at random. Bytes
+are those of the weights of experts that have rows, of the rows and of results, each once; FLOP
+those of rows, without padding.
 """
 
 import argparse
@@ -81,18 +84,24 @@ def kernel_call(
     return options.block, lambda: compiled(x, weight, groups)
 
 
-def xla_call(layer: Layer, product: Product, ids: np.ndarray, dtype: jnp.dtype) -> Callable[[], jax.Array]:
+def xla_call(
+    layer: Layer, product: Product, ids: np.ndarray, dtype: jnp.dtype
+) -> Callable[[], jax.Array]:
     """Parts side by side; rows sorted, without padding."""
     columns = product.parts * product.columns
     x = jnp.ones((len(ids), product.contracted), dtype)
     weight = jnp.ones((layer.experts, product.contracted, columns), dtype)
     sizes = jnp.asarray(np.bincount(ids, minlength=layer.experts), jnp.int32)
     exact = lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    compiled = jax.jit(lambda *operands: lax.ragged_dot(*operands, precision=exact, preferred_element_type=dtype))
+    compiled = jax.jit(
+        lambda *operands: lax.ragged_dot(*operands, precision=exact, preferred_element_type=dtype)
+    )
     return lambda: compiled(x, weight, sizes)
 
 
-def measure(layer: Layer, product: Product, tokens: int, dtype: jnp.dtype, names: list[str]) -> list[Result]:
+def measure(
+    layer: Layer, product: Product, tokens: int, dtype: jnp.dtype, names: list[str]
+) -> list[Result]:
     ids = layer.ids(tokens)
     numbers = len(np.unique(ids)) * product.parts * product.contracted * product.columns
     numbers += len(ids) * (product.contracted + product.parts * product.columns)
@@ -110,22 +119,38 @@ def measure(layer: Layer, product: Product, tokens: int, dtype: jnp.dtype, names
             continue
         each = seconds(call, 5)
         moved = numbers * dtype.itemsize / each
-        results.append(Result(tokens, product.name, name, block, round(each * 1e6, 1), moved, flop / each))
+        results.append(
+            Result(tokens, product.name, name, block, round(each * 1e6, 1), moved, flop / each)
+        )
     return results
 
 
 def show(results: list[Result], limits: Limits) -> None:
-    table = Table("tokens", "product", "implementation", "block", "us", "GB/s", "of memory", "GFLOP/s", "of a product")
+    table = Table(
+        "tokens",
+        "product",
+        "implementation",
+        "block",
+        "us",
+        "GB/s",
+        "of memory",
+        "GFLOP/s",
+        "of a product",
+    )
     for r in results:
         cells = (r.tokens, r.product, r.implementation, r.block, f"{r.microseconds:,.0f}")
         memory = f"{r.bytes_per_second / 1e9:,.1f}", f"{r.bytes_per_second / limits.bandwidth:.0%}"
-        table.add_row(*map(str, cells), *memory, f"{r.flops / 1e9:,.0f}", f"{r.flops / limits.flops:.0%}")
+        table.add_row(
+            *map(str, cells), *memory, f"{r.flops / 1e9:,.0f}", f"{r.flops / limits.flops:.0%}"
+        )
     Console().print(table)
 
 
 def main() -> None:
     summary = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.grouped_matmul", description=summary)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.grouped_matmul", description=summary
+    )
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--per-token", type=int, default=8)
     parser.add_argument("--model", type=int, default=2048)
@@ -145,7 +170,8 @@ def main() -> None:
         if args.out:
             shape = asdict(layer) | {"dtype": args.dtype, "limits": asdict(limits)}
             args.out.write_text(
-                json.dumps(about() | shape | {"results": [asdict(r) for r in results]}, indent=1) + "\n"
+                json.dumps(about() | shape | {"results": [asdict(r) for r in results]}, indent=1)
+                + "\n"
             )
     show(results, limits)
 

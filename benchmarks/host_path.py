@@ -1,14 +1,17 @@
-"""What does the host spend on a step? Microseconds of planning, launching, collecting and committing a decode step.
+"""What does the host spend on a step? Microseconds of planning, launching, collecting and
+committing a decode step.
 
-    python -m benchmarks.host_path [--rows 1 --rows 64 --rows 256] [--steps 300] [--model NAME] [--out FILE]
+    python -m benchmarks.host_path [--rows 1 --rows 64 --rows 256] [--steps 300] [--model NAME]
+    [--out FILE]
 
-Without --model there is no device: launching packs the upload and collecting unpacks a made-up download, as the real
-runner does, so that what is left out is jax's own dispatch. With one, random weights of that shape decode on the first
-device; then collecting waits for it, and beside the mean wall time of a step stands that of launching one step as many
-times, from the same lengths on, with no more host between than packing: the difference is the device's idle time.
+Without --model there is no device: launching packs the upload and collecting unpacks a made-up
+download, as the real runner does, so that what is left out is jax's own dispatch. With one, random
+weights of that shape decode on the first device; then collecting waits for it, and beside the mean
+wall time of a step stands that of launching one step as many times, from the same lengths on, with
+no more host between than packing: the difference is the device's idle time.
 
-Prompts of 100 tokens, pages of 64, every row decoding; the median over the steps, and the mean of the slowest
-hundredth: there, all rows fill a page at once and begin another.
+Prompts of 100 tokens, pages of 64, every row decoding; the median over the steps, and the mean of
+the slowest hundredth: there, all rows fill a page at once and begin another.
 """
 
 import argparse
@@ -49,7 +52,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Result:
-    """Microseconds per step: the median of each part and of all, and the mean of the slowest hundredth of all.
+    """Microseconds per step: the median of each part and of all, and the mean of the slowest
+    hundredth of all.
 
     wall and device, of a model on a device: a step's time in the running engine, and back to back.
     """
@@ -63,7 +67,9 @@ class Result:
 
     @property
     def idle(self) -> float | None:
-        """How long the device waits for the host in each step; below 0 by as much as the two measurements err."""
+        """How long the device waits for the host in each step; below 0 by as much as the two
+        measurements err.
+        """
         return None if self.wall is None or self.device is None else self.wall - self.device
 
 
@@ -117,15 +123,21 @@ class NoDevice:
 
 
 class Loop:
-    """An engine in full flight, its parts timed: every row decodes; one step is on its way, the next is planned."""
+    """An engine in full flight, its parts timed: every row decodes; one step is on its way, the
+    next is planned.
+    """
 
     def __init__(self, config: EngineConfig, runner: Runner, steps: int):
         self.rows, self.runner = config.max_batch, runner
         self.scheduler = Scheduler(config)
         for number in range(self.rows):
             sampling = SamplingParams(max_tokens=steps + 3, ignore_eos=True)
-            prompt = tuple(np.random.default_rng(number).integers(1000, size=PROMPT_TOKENS).tolist())
-            self.scheduler.submit(Request(id=str(number), prompt=prompt, params=sampling), seed=number)
+            prompt = tuple(
+                np.random.default_rng(number).integers(1000, size=PROMPT_TOKENS).tolist()
+            )
+            self.scheduler.submit(
+                Request(id=str(number), prompt=prompt, params=sampling), seed=number
+            )
         self._flying = self._launch(Clock())  # the prompts
         self.admissions = self._flying[0].admissions
         self.step(Clock())
@@ -151,7 +163,9 @@ def run(loop: Loop, steps: int) -> tuple[Clock, float]:
     return clock, (time.perf_counter() - began) / steps
 
 
-def result(rows: int, clock: Clock, wall: float | None = None, device: float | None = None) -> Result:
+def result(
+    rows: int, clock: Clock, wall: float | None = None, device: float | None = None
+) -> Result:
     micro = {part: [second * 1e6 for second in clock.seconds[part]] for part in PARTS}
     whole = sorted(sum(step) for step in zip(*micro.values(), strict=True))
     medians = {part: round(statistics.median(values), 1) for part, values in micro.items()}
@@ -166,11 +180,20 @@ def measure(rows: int, steps: int) -> Result:
 
 
 def measure_model(spec: ModelSpec, dtype: str, rows: int, steps: int) -> Result:
-    """The engine's loop, and then its last plan again and again, whose tokens come back on the device."""
+    """The engine's loop, and then its last plan again and again, whose tokens come back on the
+    device.
+    """
     config, mesh = config_for(rows, steps, spec), MeshSpec().build(jax.devices())
-    runner = DeviceRunner(spec, random_params(param_specs(spec, jnp.dtype(dtype)), mesh), config, mesh)
+    runner = DeviceRunner(
+        spec, random_params(param_specs(spec, jnp.dtype(dtype)), mesh), config, mesh
+    )
     buckets = runner.buckets.buckets
-    runner.warm_up([choose(buckets, "prefill", rows, rows * PROMPT_TOKENS), choose(buckets, "decode", rows, rows)])
+    runner.warm_up(
+        [
+            choose(buckets, "prefill", rows, rows * PROMPT_TOKENS),
+            choose(buckets, "decode", rows, rows),
+        ]
+    )
     loop = Loop(config, runner, steps)
     clock, wall = run(loop, steps)
     plan = loop.step(Clock())
@@ -187,7 +210,10 @@ def measure_model(spec: ModelSpec, dtype: str, rows: int, steps: int) -> Result:
 
 
 def show(results: list[Result]) -> None:
-    title = "microseconds of a decode step; slowest: 1 %; alone: back to back; idle: the device's wait for the host"
+    title = (
+        "microseconds of a decode step; slowest: 1 %; alone: back to back; idle: the "
+        "device's wait for the host"
+    )
     table = Table("rows", *PARTS, "all", "slowest", "wall", "alone", "idle", title=title)
     for r in results:
         outside = ("-" if x is None else f"{x:.0f}" for x in (r.wall, r.device, r.idle))
@@ -197,10 +223,14 @@ def show(results: list[Result]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.host_path", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.host_path", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--rows", action="append", type=int, help="default: 1, 64 and 256")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--model", choices=NAMES, help="decode on a device; without it there is none")
+    parser.add_argument(
+        "--model", choices=NAMES, help="decode on a device; without it there is none"
+    )
     parser.add_argument("--layers", type=int, help="only so many of the model's (default: all)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path, help="write the results as JSON, after every case")
@@ -215,7 +245,9 @@ def main() -> None:
         if args.out:
             shape = {"model": args.model, "layers": args.layers, "dtype": args.dtype}
             account = about() | shape | {"steps": args.steps}
-            args.out.write_text(json.dumps(account | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
+            args.out.write_text(
+                json.dumps(account | {"results": [asdict(r) for r in results]}, indent=1) + "\n"
+            )
     show(results)
 
 

@@ -1,9 +1,11 @@
-"""How fast are the implementations of paged attention? Bytes and FLOP per second beside what the device can do.
+"""How fast are the implementations of paged attention? Bytes and FLOP per second beside what the
+device can do.
 
     python -m benchmarks.kernels [--heads 32 --kv-heads 8 --head-dim 128] [--out FILE]
 
-One layer of a model, alone: decode over rows and context, prefill of one prompt behind a cached prefix. Bytes are those
-of the live pages, read once; FLOP those of both products. Every implementation that takes a case is timed, in turns.
+One layer of a model, alone: decode over rows and context, prefill of one prompt behind a cached
+prefix. Bytes are those of the live pages, read once; FLOP those of both products. Every
+implementation that takes a case is timed, in turns.
 """
 
 import argparse
@@ -22,7 +24,14 @@ from rich.table import Table
 from benchmarks.device import about, measure_limits, seconds
 from jaxserve.plan.roofline import Limits
 from pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS
-from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options, PagedAttention, Ragged
+from pallas_kernels.paged_attention.api import (
+    Demand,
+    KernelError,
+    Layout,
+    Options,
+    PagedAttention,
+    Ragged,
+)
 
 PAGE_SIZE = 64
 DRAFT = 5  # tokens of a row whose draft is verified
@@ -37,7 +46,10 @@ class Case:
     context: int
 
 
-CASES = [Case(rows, 1, context) for rows, context in ((1, 2048), (8, 8192), (64, 2048), (256, 2048), (1, 131072))]
+CASES = [
+    Case(rows, 1, context)
+    for rows, context in ((1, 2048), (8, 8192), (64, 2048), (256, 2048), (1, 131072))
+]
 CASES += [Case(64, DRAFT, 2048), Case(1, 2048, 2048), Case(1, 2048, 8192), Case(1, 2048, 32768)]
 
 
@@ -53,7 +65,12 @@ class Result:
 def ragged_for(case: Case) -> Ragged:
     """Rows whose pages lie in random order."""
     width = -(-case.context // PAGE_SIZE)
-    tables = np.random.default_rng(0).permutation(case.rows * width).astype(np.int32).reshape(case.rows, width)
+    tables = (
+        np.random.default_rng(0)
+        .permutation(case.rows * width)
+        .astype(np.int32)
+        .reshape(case.rows, width)
+    )
     position = np.tile(np.arange(case.context - case.tokens, case.context), case.rows)
     row = np.repeat(np.arange(case.rows), case.tokens)
     split = np.array([case.rows if case.tokens == 1 else 0, case.rows], np.int32)
@@ -67,11 +84,14 @@ def ragged_for(case: Case) -> Ragged:
     )
 
 
-def attention(kernel: PagedAttention, case: Case, heads: int, options: Options) -> Callable[[], jax.Array]:
+def attention(
+    kernel: PagedAttention, case: Case, heads: int, options: Options
+) -> Callable[[], jax.Array]:
     """A call of it that owns its pages: they are donated from call to call, as in a step."""
     layout, ragged = options.layout, ragged_for(case)
     q, new = (
-        jnp.ones((case.rows * case.tokens, count, layout.head_dim), layout.dtype) for count in (heads, layout.kv_heads)
+        jnp.ones((case.rows * case.tokens, count, layout.head_dim), layout.dtype)
+        for count in (heads, layout.kv_heads)
     )
 
     def step(pages: Any, q: jax.Array, new: jax.Array, ragged: Ragged) -> tuple[Any, jax.Array]:
@@ -110,22 +130,48 @@ def measure(case: Case, heads: int, layout: Layout, names: list[str]) -> list[Re
 
 
 def show(results: list[Result], limits: Limits) -> None:
-    table = Table("rows", "tokens", "context", "implementation", "us", "GB/s", "of memory", "GFLOP/s", "of a product")
+    table = Table(
+        "rows",
+        "tokens",
+        "context",
+        "implementation",
+        "us",
+        "GB/s",
+        "of memory",
+        "GFLOP/s",
+        "of a product",
+    )
     for r in results:
         numbers = (r.bytes_per_second / 1e9, r.bytes_per_second / limits.bandwidth)
         work = (r.flops / 1e9, r.flops / limits.flops)
-        cells = (r.case.rows, r.case.tokens, r.case.context, r.implementation, f"{r.microseconds:,.0f}")
-        table.add_row(*map(str, cells), f"{numbers[0]:,.1f}", f"{numbers[1]:.0%}", f"{work[0]:,.0f}", f"{work[1]:.0%}")
+        cells = (
+            r.case.rows,
+            r.case.tokens,
+            r.case.context,
+            r.implementation,
+            f"{r.microseconds:,.0f}",
+        )
+        table.add_row(
+            *map(str, cells),
+            f"{numbers[0]:,.1f}",
+            f"{numbers[1]:.0%}",
+            f"{work[0]:,.0f}",
+            f"{work[1]:.0%}",
+        )
     Console().print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.kernels", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--most-tokens", type=int, default=2**20, help="leave out cases of more positions than this")
+    parser.add_argument(
+        "--most-tokens", type=int, default=2**20, help="leave out cases of more positions than this"
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON, after every case")
     args = parser.parse_args()
     layout = Layout(args.kv_heads, args.head_dim, PAGE_SIZE, jnp.dtype(args.dtype))
@@ -137,8 +183,17 @@ def main() -> None:
             continue
         results += measure(case, args.heads, layout, names)
         if args.out:
-            shape = {"heads": args.heads, "kv_heads": args.kv_heads, "head_dim": args.head_dim, "dtype": args.dtype}
-            account = about() | shape | {"limits": asdict(limits), "results": [asdict(r) for r in results]}
+            shape = {
+                "heads": args.heads,
+                "kv_heads": args.kv_heads,
+                "head_dim": args.head_dim,
+                "dtype": args.dtype,
+            }
+            account = (
+                about()
+                | shape
+                | {"limits": asdict(limits), "results": [asdict(r) for r in results]}
+            )
             args.out.write_text(json.dumps(account, indent=1) + "\n")
     show(results, limits)
 

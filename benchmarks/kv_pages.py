@@ -2,8 +2,8 @@
 
     python -m benchmarks.kv_pages [--out benchmarks/results/kv_pages.md]
 
-One decode query over random keys and values, by the reference, against float64 that sees what was never rounded. What
-that does to a model is for benchmarks.quality.
+One decode query over random keys and values, by the reference, against float64 that sees what was
+never rounded. What that does to a model is for benchmarks.quality.
 """
 
 import argparse
@@ -21,7 +21,8 @@ from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention.api import Layout, Options, Ragged
 
 LENGTHS = (512, 2048, 8192, 32768)
-FREEDOM = 3  # degrees of: Student's t with so few has its largest numbers far out, as outlying channels are
+# degrees of: Student's t with so few has its largest numbers far out, as outlying channels are
+FREEDOM = 3
 # Of scores: a head that looks at much, and one that looks at little.
 CASES = (("normal", 1), ("normal", 4), ("heavy-tailed", 1))
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, TRIALS = 8, 2, 128, 128, 4
@@ -30,12 +31,17 @@ write = jax.jit(reference.write)
 attend = jax.jit(reference.attend, static_argnames="options")
 
 
-def attention_error(kv: str, length: int, spread: float, numbers: str = "normal", trials: int = TRIALS) -> float:
+def attention_error(
+    kv: str, length: int, spread: float, numbers: str = "normal", trials: int = TRIALS
+) -> float:
     """Root mean square of what is off, as a share of that of the result."""
     off, whole = 0.0, 0.0
     for seed in range(trials):
         rng = np.random.default_rng((seed, length))
-        q, k, v = (drawn(rng, numbers, (n, h, HEAD_DIM)) for n, h in ((1, HEADS), *[(length, KV_HEADS)] * 2))
+        q, k, v = (
+            drawn(rng, numbers, (n, h, HEAD_DIM))
+            for n, h in ((1, HEADS), *[(length, KV_HEADS)] * 2)
+        )
         exact = dense(q[0], k, v, scale := spread * HEAD_DIM**-0.5)
         off += float(((paged(kv, q, k, v, scale) - exact) ** 2).sum())
         whole += float((exact**2).sum())
@@ -58,23 +64,40 @@ def dense(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarr
 
 
 def paged(kv: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
-    """The same by the reference, from pages that all but the last token were written to before: [N, H] float32."""
+    """The same by the reference, from pages that all but the last token were written to before: [N,
+    H] float32.
+    """
     length = len(k)
     width = -(-length // PAGE_SIZE)
     layout = Layout(KV_HEADS, HEAD_DIM, PAGE_SIZE, jnp.dtype(PAGE_DTYPES[kv]))
     page, offset = np.divmod(np.arange(length, dtype=np.int32), PAGE_SIZE)
     q, k, v = (x.astype(np.float32) for x in (q, k, v))
-    written = write(reference.allocate(width, layout), *map(jnp.asarray, (k[:-1], v[:-1], page[:-1], offset[:-1])))
+    written = write(
+        reference.allocate(width, layout),
+        *map(jnp.asarray, (k[:-1], v[:-1], page[:-1], offset[:-1])),
+    )
     fields = (np.arange(width)[None], [length], [0, 1], [1, 1], page[-1:], offset[-1:])
     ragged = Ragged(*(jnp.asarray(field, jnp.int32) for field in fields))
     newest = map(jnp.asarray, (q, k[-1:], v[-1:]))
-    return np.asarray(attend(*newest, written, ragged, options=Options(layout, scale, most=1)).out[0])
+    return np.asarray(
+        attend(*newest, written, ragged, options=Options(layout, scale, most=1)).out[0]
+    )
 
 
 def attention_table() -> Grid:
-    columns = ("pages", "numbers", "spread of scores", *(f"{length:,} tokens" for length in LENGTHS))
+    columns = (
+        "pages",
+        "numbers",
+        "spread of scores",
+        *(f"{length:,} tokens" for length in LENGTHS),
+    )
     rows = [
-        (kv, numbers, str(spread), *(f"{attention_error(kv, length, spread, numbers):.2g}" for length in LENGTHS))
+        (
+            kv,
+            numbers,
+            str(spread),
+            *(f"{attention_error(kv, length, spread, numbers):.2g}" for length in LENGTHS),
+        )
         for numbers, spread in CASES
         for kv in PAGE_DTYPES
     ]
@@ -86,9 +109,11 @@ def report() -> str:
         (
             "# Attention over pages in other precisions\n",
             f"`python -m benchmarks.kv_pages`, on a CPU, jax {jax.__version__}.\n",
-            "Error against float64, by the length that is read: root mean square, as a share of the result's. "
+            "Error against float64, by the length that is read: root mean square, as a share of "
+            "the result's. "
             f"{TRIALS} decode queries",
-            f"of {HEADS} heads over {KV_HEADS} kv heads of {HEAD_DIM}. Keys, values and queries are normal, or",
+            f"of {HEADS} heads over {KV_HEADS} kv heads of {HEAD_DIM}. Keys, values and queries "
+            f"are normal, or",
             f"heavy-tailed: of Student's t with {FREEDOM} degrees of freedom.\n",
             markdown(attention_table()),
         )

@@ -1,4 +1,6 @@
-"""Models to measure: those that ship with the planner, and a small one; specs of them without a checkpoint."""
+"""Models to measure: those that ship with the planner, and a small one; specs of them without a
+checkpoint.
+"""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -32,4 +34,8 @@ def config_of(name: str) -> dict[str, Any]:
 def spec_of(name: str, layers: int | None = None) -> ModelSpec:
     """Of the whole model, or of its first layers: its steps compile the faster."""
     spec = read_spec(config_of(name))[1]
-    return replace(spec, num_layers=layers, windows=spec.windows and spec.windows[:layers]) if layers else spec
+    return (
+        replace(spec, num_layers=layers, windows=spec.windows and spec.windows[:layers])
+        if layers
+        else spec
+    )

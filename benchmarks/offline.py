@@ -1,12 +1,15 @@
-"""How fast is offline generation on a CPU beside transformers, on the same machine, model and requests?
+"""How fast is offline generation on a CPU beside transformers, on the same machine, model and
+requests?
 
-    python -m benchmarks.offline --peer PYTHON [--streams 16 --streams 4 ...] [--repeats 5] [--out FILE]
+    python -m benchmarks.offline --peer PYTHON [--streams 16 --streams 4 ...] [--repeats 5] [--out
+    FILE]
 
-PYTHON is the interpreter of an environment with torch and transformers. The model is a Llama of 0.5 billion random
-weights, written to a temporary folder; the requests are 64 prompts of 128 random tokens with output lengths of the
-Azure conversation trace of 2023 scaled to 8..128, and the same with 64 tokens each. Both sides decode greedily, blind
-to end tokens. jaxserve gets all requests at once and runs `streams` of them together; transformers runs static batches
-of `streams`. Both processes stay up; they take turns, A B A B, after a check that the machine is idle. Tokens per
+PYTHON is the interpreter of an environment with torch and transformers. The model is a Llama of 0.5
+billion random weights, written to a temporary folder; the requests are 64 prompts of 128 random
+tokens with output lengths of the Azure conversation trace of 2023 scaled to 8..128, and the same
+with 64 tokens each. Both sides decode greedily, blind to end tokens. jaxserve gets all requests at
+once and runs `streams` of them together; transformers runs static batches of `streams`. Both
+processes stay up; they take turns, A B A B, after a check that the machine is idle. Tokens per
 second count what was asked for, not what a static batch computes beyond it.
 """
 
@@ -46,13 +49,14 @@ CONFIG = {
     "rope_theta": 10000.0,
     "eos_token_id": 2,
 }
-# GeneratedTokens of rows 0, 302, 604, ... of AzureLLMInferenceTrace_conv.csv (Azure public dataset, CC-BY-4.0), scaled
-# from 7..1000 to 8..128.
+# GeneratedTokens of rows 0, 302, 604, ... of AzureLLMInferenceTrace_conv.csv (Azure public dataset,
+# CC-BY-4.0), scaled from 7..1000 to 8..128.
 MIXED_LENGTHS = [
     int(length)
     for length in """
-    12 15 22 17 13 60 54 56 27 13 24 14 57 56 59 64 22 15 55 12 29 55 54 18 54 20 11 57 18 54 21 21 14 19 17
-    18 18 18 14 56 17 23 18 53 18 21 57 20 13 55 54 21 22 31 59 27 61 30 19 59 18 67 53 59
+    12 15 22 17 13 60 54 56 27 13 24 14 57 56 59 64 22 15 55 12 29 55 54 18 54 20 11 57 18 54
+    21 21 14 19 17 18 18 18 14 56 17 23 18 53 18 21 57 20 13 55 54 21 22 31 59 27 61 30 19 59
+    18 67 53 59
     """.split()
 ]
 
@@ -93,8 +97,13 @@ def write_model(folder: Path) -> None:
         shapes |= {f"{prefix}self_attn.{name}_proj.weight": (kv, d) for name in "kv"}
         shapes |= {f"{prefix}mlp.{name}_proj.weight": (mlp, d) for name in ("gate", "up")}
         shapes |= {f"{prefix}mlp.down_proj.weight": (d, mlp)}
-    norms = [name for layer in range(CONFIG["num_hidden_layers"]) for name in _norms(layer)] + ["model.norm.weight"]
-    tensors = {name: rng.normal(0, 0.02, shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
+    norms = [name for layer in range(CONFIG["num_hidden_layers"]) for name in _norms(layer)] + [
+        "model.norm.weight"
+    ]
+    tensors = {
+        name: rng.normal(0, 0.02, shape).astype(ml_dtypes.bfloat16)
+        for name, shape in shapes.items()
+    }
     tensors |= {name: np.ones(d, ml_dtypes.bfloat16) for name in norms}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -109,7 +118,9 @@ def _norms(layer: int) -> list[str]:
 
 def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
     """The worker process: the model on the engine, one JSON job per line."""
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])  # before jax counts the cores
+    os.sched_setaffinity(
+        0, sorted(os.sched_getaffinity(0))[:threads]
+    )  # before jax counts the cores
     import jax
 
     from checkpoints.hf import HFCheckpoint
@@ -121,7 +132,9 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
     from jaxserve.loading.checkpoint import load_params, read_spec
     from sharding.mesh import MeshSpec
 
-    jax.config.update("jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / "jaxserve-benchmark-xla"))
+    jax.config.update(
+        "jax_compilation_cache_dir", str(Path(tempfile.gettempdir()) / "jaxserve-benchmark-xla")
+    )
     checkpoint, mesh = HFCheckpoint.open(folder), MeshSpec().build(jax.devices())
     spec, params = read_spec(checkpoint.config)[1], load_params(checkpoint, mesh, dtype)
     engines: dict[int, tuple[Engine, DeviceRunner]] = {}  # by streams; one at a time
@@ -200,7 +213,11 @@ def measure(case: Case, pair: tuple[Worker, Worker], requests: int, repeats: int
     lengths = MIXED_LENGTHS[:requests] if case.lengths == "mixed" else [EQUAL_TOKENS] * requests
     prompts = rng.integers(3, CONFIG["vocab_size"], (len(lengths), PROMPT_TOKENS)).tolist()
     job = {"streams": case.streams, "lengths": lengths, "prompts": prompts}
-    warm = {"streams": case.streams, "lengths": lengths[: case.streams], "prompts": prompts[: case.streams]}
+    warm = {
+        "streams": case.streams,
+        "lengths": lengths[: case.streams],
+        "prompts": prompts[: case.streams],
+    }
     for worker in pair:
         worker.seconds(warm)
     turns = [[sum(lengths) / worker.seconds(job) for worker in pair] for _ in range(repeats)]
@@ -211,32 +228,57 @@ def measure(case: Case, pair: tuple[Worker, Worker], requests: int, repeats: int
 def check_idle(console: Console, even_if_busy: bool) -> None:
     load = os.getloadavg()[0]
     if load > IDLE and not even_if_busy:
-        raise SystemExit(f"the machine is busy (load {load:.2f} over the last minute); wait, or give --even-if-busy")
+        raise SystemExit(
+            f"the machine is busy (load {load:.2f} over the last minute); wait, or give "
+            f"--even-if-busy"
+        )
     console.print(f"load {load:.2f} over the last minute, {len(os.sched_getaffinity(0))} cores")
 
 
 def table(results: list[Result]) -> Table:
-    columns = ("dtype", "threads", "streams", "lengths", "jaxserve tok/s", "transformers tok/s", "ratio")
+    columns = (
+        "dtype",
+        "threads",
+        "streams",
+        "lengths",
+        "jaxserve tok/s",
+        "transformers tok/s",
+        "ratio",
+    )
     shown = Table(*columns, title="median (least to most)")
     for r in results:
-        figures = [f"{statistics.median(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in (r.ours, r.peer)]
+        figures = [
+            f"{statistics.median(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in (r.ours, r.peer)
+        ]
         c = r.case
-        shown.add_row(c.dtype, str(c.threads), str(c.streams), c.lengths, *figures, f"{r.ratio:.2f}")
+        shown.add_row(
+            c.dtype, str(c.threads), str(c.streams), c.lengths, *figures, f"{r.ratio:.2f}"
+        )
     return shown
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.offline", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--peer", metavar="PYTHON", help="interpreter that has torch and transformers")
-    parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"), help="default: both")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.offline", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--peer", metavar="PYTHON", help="interpreter that has torch and transformers"
+    )
+    parser.add_argument(
+        "--dtype", action="append", choices=("float32", "bfloat16"), help="default: both"
+    )
     parser.add_argument("--threads", action="append", type=int, help="default: 1 and 2")
     parser.add_argument("--streams", action="append", type=int, help="default: 1, 4 and 16")
-    parser.add_argument("--lengths", action="append", choices=("mixed", "equal"), help="default: both")
+    parser.add_argument(
+        "--lengths", action="append", choices=("mixed", "equal"), help="default: both"
+    )
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--even-if-busy", action="store_true")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
-    parser.add_argument("--worker", nargs=3, metavar=("FOLDER", "DTYPE", "THREADS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--worker", nargs=3, metavar=("FOLDER", "DTYPE", "THREADS"), help=argparse.SUPPRESS
+    )
     return parser.parse_args()
 
 
@@ -245,7 +287,10 @@ def main() -> None:
     if args.worker:
         return serve_jobs(Path(args.worker[0]), args.worker[1], int(args.worker[2]))
     if not args.peer:
-        raise SystemExit("--peer PYTHON is missing: the interpreter of an environment with torch and transformers")
+        raise SystemExit(
+            "--peer PYTHON is missing: the interpreter of an environment with torch and "
+            "transformers"
+        )
     check_idle(console, args.even_if_busy)
     results = []
     with tempfile.TemporaryDirectory() as name:
@@ -259,7 +304,9 @@ def main() -> None:
                             results.append(measure(case, pair, args.requests, args.repeats))
                             console.print(table(results[-1:]))
                             if args.out:
-                                args.out.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
+                                args.out.write_text(
+                                    json.dumps([asdict(r) for r in results], indent=1) + "\n"
+                                )
     console.print(table(results))
 
 

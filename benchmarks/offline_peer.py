@@ -1,7 +1,8 @@
-"""transformers as its users run it offline: static batches, left padding, until the longest of the batch is done.
+"""transformers as its users run it offline: static batches, left padding, until the longest of the
+batch is done.
 
-Started by benchmarks.offline in an environment of its own (torch and transformers; nothing of jaxserve). Reads one JSON
-job per line and answers each with one JSON line.
+Started by benchmarks.offline in an environment of its own (torch and transformers; nothing of
+jaxserve). Reads one JSON job per line and answers each with one JSON line.
 """
 
 import json
@@ -14,7 +15,9 @@ from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingIm
 
 @torch.inference_mode()
 def generate(model: torch.nn.Module, prompts: list[list[int]], new_tokens: int) -> int:
-    """Greedy, blind to end tokens; prompts are of one length. Returns the tokens generated for each."""
+    """Greedy, blind to end tokens; prompts are of one length. Returns the tokens generated for
+    each.
+    """
     ids = torch.tensor(prompts)
     out = model.generate(
         ids,

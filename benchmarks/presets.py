@@ -1,9 +1,11 @@
-"""Which preset waits least, and which serves most? The three of them under the same loads, each a server of its own.
+"""Which preset waits least, and which serves most? The three of them under the same loads, each a
+server of its own.
 
-    python -m benchmarks.presets --out presets.json -- --rate 1,2,4,8 --slo ttft=500,tpot=50 --prompt-tokens 64-192
+    python -m benchmarks.presets --out presets.json -- --rate 1,2,4,8 --slo ttft=500,tpot=50
+    --prompt-tokens 64-192
 
-After the first -- come flags of python -m jaxserve.bench serve, which measures them; after a second one, flags of the
-servers. JSON goes to --out, latency against throughput beside it as .svg.
+After the first -- come flags of python -m jaxserve.bench serve, which measures them; after a second
+one, flags of the servers. JSON goes to --out, latency against throughput beside it as .svg.
 """
 
 import argparse
@@ -41,19 +43,25 @@ def _lines(found: dict[str, Any], name: str) -> Iterator[Line]:
     for preset, result in found.items():
         summaries = [point["summary"] for point in result["results"]]
         for quantile in ("p50", "p99"):
-            places = [(s["output_tokens_per_second"], s[name][quantile]) for s in summaries if s[name]]
+            places = [
+                (s["output_tokens_per_second"], s[name][quantile]) for s in summaries if s[name]
+            ]
             above = [(x, y) for x, y in places if y > 0]  # the scale is logarithmic
             yield Line(f"{preset} {quantile}", preset, above, dashed=quantile == "p99")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.presets", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.presets", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("flags", nargs="*", metavar="FLAG")
     args = parser.parse_args()
     found: dict[str, Any] = {}
     for preset in PRESETS:
-        done = subprocess.run(command(preset, args.flags), stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            command(preset, args.flags), stdout=subprocess.PIPE, text=True, check=True
+        )
         found[preset] = json.loads(done.stdout)
         args.out.write_text(json.dumps(found, indent=1) + "\n")
     args.out.with_suffix(".svg").write_text(picture(charts(found)))

@@ -1,10 +1,12 @@
-"""What numbers of fewer bits cost in quality: perplexity of held-out text, and tokens that are no longer the same.
+"""What numbers of fewer bits cost in quality: perplexity of held-out text, and tokens that are no
+longer the same.
 
     python -m benchmarks.quality --out benchmarks/results/quality.json
 
-Every form of weights with every kind of pages, on the bundled model and, where JAXSERVE_TEST_DATA has it, on one that
-others trained. What is not said to be of fewer bits is float32, so that what changes is their rounding alone. Results
-are written as they come. The exit status is 1 when a bound is broken.
+Every form of weights with every kind of pages, on the bundled model and, where JAXSERVE_TEST_DATA
+has it, on one that others trained. What is not said to be of fewer bits is float32, so that what
+changes is their rounding alone. Results are written as they come. The exit status is 1 when a bound
+is broken.
 """
 
 import argparse
@@ -42,15 +44,22 @@ BOUNDS = {
     (PLAIN, "fp8"): 0.005,
 }
 GRID: list[tuple[str, str]] = list(product((PLAIN, *FORMS), (PLAIN, *EIGHT_BITS)))
-PAIRS = {("int8", "int8"), ("fp8", "fp8"), ("int4-g32", "int8"), ("w8a8-int8", "int8"), ("w8a8-fp8", "fp8")}
+PAIRS = {
+    ("int8", "int8"),
+    ("fp8", "fp8"),
+    ("int4-g32", "int8"),
+    ("w8a8-int8", "int8"),
+    ("w8a8-fp8", "fp8"),
+}
 EXPLAINED = """\
-*Perplexity*: of the tokens that count. *Change*: against float32 throughout. *First token*: at how many of the tokens
-that count the most probable one is that of float32. *Greedy tokens*: each of {prompts:,} prompts, {shortest} to
-{longest} tokens of held-out text, has a greedy answer of up to {answer} tokens with float32; the share of these tokens
-that would be chosen here too, given the same tokens before. *Whole answers*: the share of answers of which this is so
-from beginning to end, which greedy decoding therefore gives here as well. Both were measured of every format alone and
-of a few pairs. *Bound*: of the change, for `tiny-chat`, asserted by a test. Forms that are not in a table have groups
-that do not divide the model's sums.
+*Perplexity*: of the tokens that count. *Change*: against float32 throughout. *First token*: at how
+many of the tokens that count the most probable one is that of float32. *Greedy tokens*: each of
+{prompts:,} prompts, {shortest} to {longest} tokens of held-out text, has a greedy answer of up to
+{answer} tokens with float32; the share of these tokens that would be chosen here too, given the
+same tokens before. *Whole answers*: the share of answers of which this is so from beginning to end,
+which greedy decoding therefore gives here as well. Both were measured of every format alone and of
+a few pairs. *Bound*: of the change, for `tiny-chat`, asserted by a test. Forms that are not in a
+table have groups that do not divide the model's sums.
 """
 
 
@@ -99,7 +108,9 @@ class Measurement:
             self._answers = [done.token_ids for done in llm.generate(subject.prompts, greedy)]
 
     def of(self, weights: str, kv: str, greedy: bool = True) -> Quality:
-        """greedy: whether to count greedy tokens too. ModelError where this model cannot be quantized so."""
+        """greedy: whether to count greedy tokens too. ModelError where this model cannot be
+        quantized so.
+        """
         with self._open(weights, kv) as llm:
             found, same = self._scored(llm), self._same(llm) if greedy else []
         return self._quality(weights, kv, found, same)
@@ -145,7 +156,10 @@ class Measurement:
         """Of each answer, which of its tokens are most probable here."""
         pairs = list(zip(self.subject.prompts, self._answers, strict=True))
         found = scores(llm, [[*prompt, *answer] for prompt, answer in pairs])
-        return [each.best[-len(answer) :] == np.array(answer) for each, (_, answer) in zip(found, pairs, strict=True)]
+        return [
+            each.best[-len(answer) :] == np.array(answer)
+            for each, (_, answer) in zip(found, pairs, strict=True)
+        ]
 
 
 def scores(llm: LLM, texts: Sequence[Sequence[int]]) -> list[Scores]:
@@ -153,32 +167,56 @@ def scores(llm: LLM, texts: Sequence[Sequence[int]]) -> list[Scores]:
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
     entries = [done.prompt_logprobs or () for done in llm.generate(texts, params)]
     return [
-        Scores(np.array([entry.logprob for entry in text]), np.array([entry.top[0][0] for entry in text]))
+        Scores(
+            np.array([entry.logprob for entry in text]),
+            np.array([entry.top[0][0] for entry in text]),
+        )
         for text in entries
     ]
 
 
 def measured(subjects: Sequence[Subject], console: Console) -> Iterator[Quality]:
-    """Of all formats, those alone first, but for those that a model's sizes do not allow: why is told."""
+    """Of all formats, those alone first, but for those that a model's sizes do not allow: why is
+    told.
+    """
     measurements = [Measurement(subject) for subject in subjects]
     yield from (measurement.plain for measurement in measurements)
     order = sorted(GRID[1:], key=lambda pair: (PLAIN not in pair, pair not in PAIRS))
     for (weights, kv), measurement in product(order, measurements):
         try:
-            yield measurement.of(weights, kv, greedy=PLAIN in (weights, kv) or (weights, kv) in PAIRS)
+            yield measurement.of(
+                weights, kv, greedy=PLAIN in (weights, kv) or (weights, kv) in PAIRS
+            )
         except ModelError as error:
             console.print(f"{measurement.subject.name}: {error}", soft_wrap=True, markup=False)
 
 
 def table(results: Sequence[Quality]) -> Grid:
-    columns = ("--weights", "--kv", "perplexity", "change", "first token", "greedy tokens", "whole answers", "bound")
+    columns = (
+        "--weights",
+        "--kv",
+        "perplexity",
+        "change",
+        "first token",
+        "greedy tokens",
+        "whole answers",
+        "bound",
+    )
     ordered = sorted(results, key=lambda result: GRID.index((result.weights, result.kv)))
     return Grid(columns, [tuple(cells(result)) for result in ordered], left=2)
 
 
 def cells(result: Quality) -> Iterator[str]:
-    yield from (result.weights, result.kv, f"{result.perplexity:.4f}", f"{result.change:+.2%}", f"{result.first:.2%}")
-    yield from ("" if share is None else f"{share:.2%}" for share in (result.greedy, result.answers))
+    yield from (
+        result.weights,
+        result.kv,
+        f"{result.perplexity:.4f}",
+        f"{result.change:+.2%}",
+        f"{result.first:.2%}",
+    )
+    yield from (
+        "" if share is None else f"{share:.2%}" for share in (result.greedy, result.answers)
+    )
     yield "" if result.bound is None else f"{result.bound:.1%}"
 
 
@@ -186,19 +224,30 @@ def report(about: dict[str, Any], subjects: Sequence[Subject], results: Sequence
     versions = f"jaxserve {about['jaxserve']}, jax {about['jax']}, {about['date']}"
     parts = ["# Quality by format\n", f"`{about['command']}`, on a CPU, {versions}.\n"]
     prompts = max(len(subject.prompts) for subject in subjects)
-    parts.append(EXPLAINED.format(prompts=prompts, shortest=SHORTEST, longest=LONGEST, answer=ANSWER))
+    parts.append(
+        EXPLAINED.format(prompts=prompts, shortest=SHORTEST, longest=LONGEST, answer=ANSWER)
+    )
     for subject in subjects:
         mine = [result for result in results if result.model == subject.name]
         counted = sum(int(text.answer[1:].sum()) for text in subject.texts)
-        parts.append(f"## {subject.name}\n\n{len(subject.texts)} {subject.source}: {counted:,} tokens count.\n")
+        parts.append(
+            f"## {subject.name}\n\n{len(subject.texts)} {subject.source}: {counted:,} tokens "
+            f"count.\n"
+        )
         parts.append(markdown(table(mine)))
     return "\n".join(parts)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--documents", type=int, default=60, metavar="N", help="held-out documents (60)")
-    parser.add_argument("--prompts", type=int, default=1000, metavar="N", help="prompts of greedy answers (1000)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--documents", type=int, default=60, metavar="N", help="held-out documents (60)"
+    )
+    parser.add_argument(
+        "--prompts", type=int, default=1000, metavar="N", help="prompts of greedy answers (1000)"
+    )
     parser.add_argument("--out", type=Path, metavar="F", help="JSON; a table beside it as .md")
     args, console = parser.parse_args(), Console(stderr=True)
     about = environment("python -m benchmarks.quality " + " ".join(sys.argv[1:]))

@@ -1,4 +1,6 @@
-"""What benchmarks.quality measures on: a model, documents that it was not trained on, and prompts cut from such."""
+"""What benchmarks.quality measures on: a model, documents that it was not trained on, and prompts
+cut from such.
+"""
 
 import os
 from dataclasses import dataclass
@@ -17,7 +19,9 @@ NOVEL = "CHAPTER I", "*** END"  # where Botchan begins and ends in its file
 
 @dataclass(frozen=True)
 class Subject:
-    """texts: whose perplexity is measured. prompts: token ids. source: what they are, for the table."""
+    """texts: whose perplexity is measured. prompts: token ids. source: what they are, for the
+    table.
+    """
 
     name: str
     folder: Path
@@ -32,7 +36,9 @@ class Subject:
 
 
 def bundled(count: int, prompts: int) -> Subject:
-    """Of the corpus's held-out split, which holds no text of the training split; of chats the answers count."""
+    """Of the corpus's held-out split, which holds no text of the training split; of chats the
+    answers count.
+    """
     tokenizer = (BUNDLED / "tokenizer.model").read_bytes()
     texts = encoded(tokenizer, documents(0, "held-out", count))
     begun = encoded(tokenizer, documents(1, "held-out", prompts))
@@ -43,7 +49,8 @@ def bundled(count: int, prompts: int) -> Subject:
 
 
 def babyllama(count: int, prompts: int) -> Subject | None:
-    """In windows of its context, Botchan, an English novel: not what it was trained on, which is stories for children.
+    """In windows of its context, Botchan, an English novel: not what it was trained on, which is
+    stories for children.
 
     None where JAXSERVE_TEST_DATA has no such model.
     """
@@ -56,9 +63,20 @@ def babyllama(count: int, prompts: int) -> Subject | None:
     bos, *ids = tokenizer.encode(" ".join(novel[begin:end].split()))
     size = 253  # with BOS and the token that is generated, its context of 256 less one
     windows = [[bos, *ids[at : at + size]] for at in range(0, len(ids) - size, size)]
-    spelled = [window for window in windows if 0 not in window]  # 0: a character that its vocabulary does not have
-    texts = [Encoded(np.array(window, np.uint16), np.ones(len(window), bool)) for window in spelled[:count]]
+    spelled = [
+        window for window in windows if 0 not in window
+    ]  # 0: a character that its vocabulary does not have
+    texts = [
+        Encoded(np.array(window, np.uint16), np.ones(len(window), bool))
+        for window in spelled[:count]
+    ]
     draw = np.random.default_rng(0)
     cut = [spelled[i % len(spelled)] for i in range(count, count + prompts)]
     cut = [window[: draw.integers(SHORTEST, LONGEST + 1)] for window in cut]
-    return Subject(folder.name, folder, texts, cut, "windows of a novel, Botchan, of another kind than its stories")
+    return Subject(
+        folder.name,
+        folder,
+        texts,
+        cut,
+        "windows of a novel, Botchan, of another kind than its stories",
+    )

@@ -1,10 +1,12 @@
-"""How fast are the products with int4 in groups, and are they right? Bytes and FLOP per second beside the device's.
+"""How fast are the products with int4 in groups, and are they right? Bytes and FLOP per second
+beside the device's.
 
     python -m benchmarks.quantized_matmul [--model 4096 --mlp 14336 --group 128] [--out FILE]
 
-A layer's gate_up and down alone, for steps of so many rows. Bytes are those of numbers, scales, rows and results, each
-once; FLOP those of the product. Every result is compared with a float32 product of the dequantized weight: `error` is
-the largest difference, in parts of the sum of the products' sizes. Beside them, a bfloat16 weight.
+A layer's gate_up and down alone, for steps of so many rows. Bytes are those of numbers, scales,
+rows and results, each once; FLOP those of the product. Every result is compared with a float32
+product of the dequantized weight: `error` is the largest difference, in parts of the sum of the
+products' sizes. Beside them, a bfloat16 weight.
 """
 
 import argparse
@@ -99,7 +101,9 @@ def calls(weight: Weight, operands: Operands, x: jax.Array) -> dict[str, Callabl
         except KernelError as error:
             Console(stderr=True).print(f"{name}: {error}")
             continue
-        found[name] = partial(jax.jit(partial(kernel.multiply, options=options)), x, operands.numbers, operands.scales)
+        found[name] = partial(
+            jax.jit(partial(kernel.multiply, options=options)), x, operands.numbers, operands.scales
+        )
     plain = dequantized(operands.numbers, operands.scales, BF16)
     return found | {PLAIN: lambda: product(x, plain, exact=False)}
 
@@ -110,7 +114,10 @@ def measure(weight: Weight, operands: Operands, rows: int) -> list[Result]:
     expected = product(x.astype(F32), wide, exact=True)
     size = product(jnp.abs(x.astype(F32)), jnp.abs(wide), exact=True)
     del wide
-    numbers, beside = weight.shape[0] * weight.columns, 2 * rows * weight.shape[0] + 4 * rows * weight.columns
+    numbers, beside = (
+        weight.shape[0] * weight.columns,
+        2 * rows * weight.shape[0] + 4 * rows * weight.columns,
+    )
     results = []
     for name, call in calls(weight, operands, x).items():
         error = float(jnp.max(jnp.abs(call() - expected) / size))
@@ -124,19 +131,37 @@ def measure(weight: Weight, operands: Operands, rows: int) -> list[Result]:
 
 
 def show(results: list[Result], limits: Limits) -> None:
-    table = Table("rows", "weight", "implementation", "us", "GB/s", "of memory", "GFLOP/s", "of a product", "error")
+    table = Table(
+        "rows",
+        "weight",
+        "implementation",
+        "us",
+        "GB/s",
+        "of memory",
+        "GFLOP/s",
+        "of a product",
+        "error",
+    )
     for r in results:
         memory = f"{r.bytes_per_second / 1e9:,.1f}", f"{r.bytes_per_second / limits.bandwidth:.0%}"
         speed = f"{r.flops / 1e9:,.0f}", f"{r.flops / limits.flops:.0%}"
         table.add_row(
-            str(r.rows), r.weight, r.implementation, f"{r.microseconds:,.0f}", *memory, *speed, f"{r.error:.1e}"
+            str(r.rows),
+            r.weight,
+            r.implementation,
+            f"{r.microseconds:,.0f}",
+            *memory,
+            *speed,
+            f"{r.error:.1e}",
         )
     Console().print(table)
 
 
 def main() -> None:
     summary = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quantized_matmul", description=summary)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quantized_matmul", description=summary
+    )
     parser.add_argument("--model", type=int, default=4096)
     parser.add_argument("--mlp", type=int, default=14336)
     parser.add_argument("--group", type=int, default=128)
@@ -155,7 +180,10 @@ def main() -> None:
             if args.out:
                 shape = {"group": args.group, "limits": asdict(limits)}
                 args.out.write_text(
-                    json.dumps(about() | shape | {"results": [asdict(r) for r in results]}, indent=1) + "\n"
+                    json.dumps(
+                        about() | shape | {"results": [asdict(r) for r in results]}, indent=1
+                    )
+                    + "\n"
                 )
     show(results, limits)
 

@@ -1,9 +1,11 @@
-"""How should the reference attention read pages on a CPU: walk over blocks, or gather the whole table?
+"""How should the reference attention read pages on a CPU: walk over blocks, or gather the whole
+table?
 
     python -m benchmarks.reference_attention
 
-Times one layer's decode attention (16 rows, 16 query and 4 kv heads of 64) for both, over page size and live context,
-with a page table 2,048 tokens wide. Both are compiled in this process and timed in turns.
+Times one layer's decode attention (16 rows, 16 query and 4 kv heads of 64) for both, over page size
+and live context, with a page table 2,048 tokens wide. Both are compiled in this process and timed
+in turns.
 """
 
 import time
@@ -26,11 +28,19 @@ def gather_whole_table(
 ) -> tuple[jax.Array, Pages]:
     """The obvious way: one gather of every page in the table, then dense attention with a mask."""
     written = reference.write(pages, k, v, ragged.page, ragged.offset)
-    k, v = (x[ragged.tables].swapaxes(1, 2).reshape(ROWS, KV_HEADS, WIDTH, HEAD_DIM) for x in (written.k, written.v))
+    k, v = (
+        x[ragged.tables].swapaxes(1, 2).reshape(ROWS, KV_HEADS, WIDTH, HEAD_DIM)
+        for x in (written.k, written.v)
+    )
     grouped = q.reshape(ROWS, KV_HEADS, HEADS // KV_HEADS, HEAD_DIM)
-    scores = jnp.einsum("RKGH,RKSH->RKGS", grouped, k, preferred_element_type=jnp.float32) * options.scale
+    scores = (
+        jnp.einsum("RKGH,RKSH->RKGS", grouped, k, preferred_element_type=jnp.float32)
+        * options.scale
+    )
     live = jnp.arange(WIDTH)[None] < ragged.lengths[:, None]
-    weights = jax.nn.softmax(jnp.where(live[:, None, None], scores, reference.MASKED), axis=-1).astype(v.dtype)
+    weights = jax.nn.softmax(
+        jnp.where(live[:, None, None], scores, reference.MASKED), axis=-1
+    ).astype(v.dtype)
     out = jnp.einsum("RKGS,RKSH->RKGH", weights, v, preferred_element_type=jnp.float32)
     return out.reshape(q.shape), written
 
@@ -45,7 +55,13 @@ def walk(
 class Contestant:
     """A decode step that owns its pages: they are donated to every call, as in the engine."""
 
-    def __init__(self, step: Callable[..., tuple[jax.Array, Pages]], pages: Pages, arguments: tuple, options: Options):
+    def __init__(
+        self,
+        step: Callable[..., tuple[jax.Array, Pages]],
+        pages: Pages,
+        arguments: tuple,
+        options: Options,
+    ):
         self._step = jax.jit(step, static_argnames="options", donate_argnames="pages")
         self._pages, self._arguments, self._options = pages, arguments, options
 
@@ -53,7 +69,9 @@ class Contestant:
         start = time.perf_counter()
         for _ in range(repeats):
             q, k, v, ragged = self._arguments
-            out, self._pages = self._step(q, k, v, pages=self._pages, ragged=ragged, options=self._options)
+            out, self._pages = self._step(
+                q, k, v, pages=self._pages, ragged=ragged, options=self._options
+            )
         jax.block_until_ready(out)
         return (time.perf_counter() - start) / repeats * 1e3
 
@@ -68,7 +86,12 @@ def compare(dtype: jnp.dtype, page_size: int, live: int) -> tuple[float, float]:
     ragged = Ragged(*map(jnp.asarray, (tables, lengths, starts, np.full(2, ROWS, np.int32), *last)))
     q, new = jnp.ones((ROWS, HEADS, HEAD_DIM), dtype), jnp.ones((ROWS, KV_HEADS, HEAD_DIM), dtype)
     contestants = [
-        Contestant(step, reference.allocate(num_pages, layout), (q, new, new, ragged), Options(layout, 0.125, most=1))
+        Contestant(
+            step,
+            reference.allocate(num_pages, layout),
+            (q, new, new, ragged),
+            Options(layout, 0.125, most=1),
+        )
         for step in (walk, gather_whole_table)
     ]
     for contestant in contestants:

@@ -2,11 +2,12 @@
 
     python -m benchmarks.soak [--minutes 10] [--clients 12] [--model DIR] [--out FILE]
 
-Starts `python -m jaxserve.serve` and talks to it from many coroutines: whole answers, streams, four choices at once,
-conversations, streams left early, deadlines that pass, invalid requests, all at random. Every second the server's
-memory, descriptors and threads are read from /proc, and its loads asked for. A line is fitted to the second half of
-each: in the first, the allocators below Python and gRPC reach their height. In the end, with nobody calling, nothing
-may be in use. Exit code 1 when something grew.
+Starts `python -m jaxserve.serve` and talks to it from many coroutines: whole answers, streams, four
+choices at once, conversations, streams left early, deadlines that pass, invalid requests, all at
+random. Every second the server's memory, descriptors and threads are read from /proc, and its loads
+asked for. A line is fitted to the second half of each: in the first, the allocators below Python
+and gRPC reach their height. In the end, with nobody calling, nothing may be in use. Exit code 1
+when something grew.
 """
 
 import argparse
@@ -34,8 +35,17 @@ from jaxserve.client import AsyncClient
 from jaxserve.errors import JaxserveError
 
 DRAFT = BUNDLED.with_name("tiny-chat-draft")
-BOUNDS = {"rss_kib": 512.0, "descriptors": 0.5, "threads": 0.2}  # growth per minute that is no leak: noise of a fit
-TEXTS = ("Once upon a time", "What is 7 plus 5?", "The fox", "A very long story about a green frog. " * 10)
+BOUNDS = {
+    "rss_kib": 512.0,
+    "descriptors": 0.5,
+    "threads": 0.2,
+}  # growth per minute that is no leak: noise of a fit
+TEXTS = (
+    "Once upon a time",
+    "What is 7 plus 5?",
+    "The fox",
+    "A very long story about a green frog. " * 10,
+)
 
 
 @dataclass
@@ -48,7 +58,9 @@ class Samples:
     refused: int = 0
 
     def take(self, pid: int, began: float) -> None:
-        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        status = dict(
+            line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        )
         self.seconds.append(time.monotonic() - began)
         self.rss_kib.append(float(status["VmRSS"].split()[0]))
         self.threads.append(float(status["Threads"]))
@@ -58,11 +70,15 @@ class Samples:
         """Growth per minute of each, by least squares, in the second half."""
         first = len(self.seconds) // 2
         minutes = np.array(self.seconds[first:]) / 60
-        return {name: float(np.polyfit(minutes, getattr(self, name)[first:], 1)[0]) for name in BOUNDS}
+        return {
+            name: float(np.polyfit(minutes, getattr(self, name)[first:], 1)[0]) for name in BOUNDS
+        }
 
 
 async def whole(client: AsyncClient, dice: random.Random) -> None:
-    await client.generate(dice.choice(TEXTS), max_tokens=dice.randint(1, 40), logprobs=dice.choice([None, 3]))
+    await client.generate(
+        dice.choice(TEXTS), max_tokens=dice.randint(1, 40), logprobs=dice.choice([None, 3])
+    )
 
 
 async def stream(client: AsyncClient, dice: random.Random) -> None:
@@ -89,7 +105,9 @@ async def chat(client: AsyncClient, dice: random.Random) -> None:
 
 
 async def too_late(client: AsyncClient, dice: random.Random) -> None:
-    await client.generate(dice.choice(TEXTS), max_tokens=300, ignore_eos=True, timeout=dice.uniform(0.01, 0.2))
+    await client.generate(
+        dice.choice(TEXTS), max_tokens=300, ignore_eos=True, timeout=dice.uniform(0.01, 0.2)
+    )
 
 
 async def invalid(client: AsyncClient, dice: random.Random) -> None:
@@ -109,20 +127,31 @@ async def one_client(client: AsyncClient, seed: int, until: float, samples: Samp
             samples.refused += 1
 
 
-async def soak(address: str, pid: int, minutes: float, clients: int) -> tuple[Samples, dict[str, int]]:
+async def soak(
+    address: str, pid: int, minutes: float, clients: int
+) -> tuple[Samples, dict[str, int]]:
     samples = Samples()
     async with AsyncClient(address, retries=0) as client:
         await client.wait_ready(timeout=600)
         began = time.monotonic()
         until = began + 60 * minutes
-        tasks = [asyncio.create_task(one_client(client, seed, until, samples)) for seed in range(clients)]
-        for _ in track(range(int(60 * minutes)), description="soaking", console=Console(stderr=True)):
+        tasks = [
+            asyncio.create_task(one_client(client, seed, until, samples)) for seed in range(clients)
+        ]
+        for _ in track(
+            range(int(60 * minutes)), description="soaking", console=Console(stderr=True)
+        ):
             await asyncio.sleep(1)
             samples.take(pid, began)
         await asyncio.gather(*tasks)
         await asyncio.sleep(2)
         loads, info = await client.loads(), await client.server_info()
-    left = {"requests": loads.requests, "running": loads.running, "waiting": loads.waiting, "pages": loads.pages_used}
+    left = {
+        "requests": loads.requests,
+        "running": loads.running,
+        "waiting": loads.waiting,
+        "pages": loads.pages_used,
+    }
     return samples, left | {"compiles_after_ready": info.compiles_after_ready}
 
 
@@ -131,7 +160,17 @@ def server(model: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    flags = ["--model", str(model), "--port", str(port), "--no-http", "--max-context", "512", "--log-level", "error"]
+    flags = [
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+        "--no-http",
+        "--max-context",
+        "512",
+        "--log-level",
+        "error",
+    ]
     process = subprocess.Popen([sys.executable, "-m", "jaxserve.serve", *flags])
     try:
         yield f"127.0.0.1:{port}", process
@@ -141,7 +180,9 @@ def server(model: Path) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.soak", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--model", type=Path, default=DRAFT)
@@ -157,7 +198,9 @@ def main() -> int:
         table.add_row(name, f"{min(values):,.0f}", f"{max(values):,.0f}", f"{slope:+.2f}")
     Console().print(table, left)
     if args.out:
-        args.out.write_text(json.dumps(about() | {"left": left, "slopes": slopes} | asdict(samples)) + "\n")
+        args.out.write_text(
+            json.dumps(about() | {"left": left, "slopes": slopes} | asdict(samples)) + "\n"
+        )
     grew = [name for name, slope in slopes.items() if slope > BOUNDS[name]]
     return int(bool(grew) or any(left.values()) or process.returncode != 0)
 

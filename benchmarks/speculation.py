@@ -1,16 +1,19 @@
-"""What drafts bring, and where they stop paying: plain decodes beside --speculate ngram and draft, by batch.
+"""What drafts bring, and where they stop paying: plain decodes beside --speculate ngram and draft,
+by batch.
 
-    python -m benchmarks.speculation [--streams 1 --streams 4 ...] [--runs 5] [--tokens 128] [--out FILE]
-    python -m benchmarks.speculation --shape llama3.1-8b --layers 8 --agreement 0.8 [...]
+    python -m benchmarks.speculation [--streams 1 --streams 4 ...] [--runs 5] [--tokens 128] [--out
+    FILE] python -m benchmarks.speculation --shape llama3.1-8b --layers 8 --agreement 0.8 [...]
 
-The bundled pair tells stories, greedily, `streams` at a time; or a shape with random weights says what it says, and a
-drafter that knows it proposes that, with a wrong token now and then (--agreement: how many are right). The engines of a
-batch take turns, a run each, and the median run counts; a speed-up is a ratio of two of the same turn.
+The bundled pair tells stories, greedily, `streams` at a time; or a shape with random weights says
+what it says, and a drafter that knows it proposes that, with a wrong token now and then
+(--agreement: how many are right). The engines of a batch take turns, a run each, and the median run
+counts; a speed-up is a ratio of two of the same turn.
 
-floor: what a plain decode step would take if memory did nothing but read what it needs. a step: tokens of a row in a
-step that decodes or verifies. k: drafts that these steps were compiled for, in the mean. cycle: what they cost, in
-plain steps, as the engine measured it. formula: tokens of a step over the cost of a cycle. With --out, JSON goes there
-after every batch, a picture beside it as .svg.
+floor: what a plain decode step would take if memory did nothing but read what it needs. a step:
+tokens of a row in a step that decodes or verifies. k: drafts that these steps were compiled for, in
+the mean. cycle: what they cost, in plain steps, as the engine measured it. formula: tokens of a
+step over the cost of a cycle. With --out, JSON goes there after every batch, a picture beside it as
+.svg.
 """
 
 import argparse
@@ -63,7 +66,9 @@ type Said = dict[str, list[int]]  # tokens by request
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an engine. launches: of its decodes and verifications, by drafts that they are compiled for."""
+    """One run of an engine. launches: of its decodes and verifications, by drafts that they are
+    compiled for.
+    """
 
     seconds: float
     tokens: int
@@ -78,7 +83,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """milliseconds: of a token of one stream. floor: of a plain step. formula, speed_up: beside plain decodes."""
+    """milliseconds: of a token of one stream. floor: of a plain step. formula, speed_up: beside
+    plain decodes.
+    """
 
     streams: int
     drafter: str
@@ -107,7 +114,10 @@ class Side:
     def run(self, prompts: Prompts, tokens: int) -> tuple[Run, Said]:
         self._runs += 1
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        requests = [Request(id=f"{self._runs}.{i}", prompt=prompt, params=sampling) for i, prompt in enumerate(prompts)]
+        requests = [
+            Request(id=f"{self._runs}.{i}", prompt=prompt, params=sampling)
+            for i, prompt in enumerate(prompts)
+        ]
         before = self._launches()
         began = time.perf_counter()
         events = list(self._events(requests))
@@ -167,7 +177,9 @@ def bundled(streams: int, tokens: int) -> tuple[list[Side], Prompts, ModelSpec, 
 
 
 class Knowing:
-    """An engine.speculation.Proposer: right tokens, each of them spoilt with a chance of 1 - agreement."""
+    """An engine.speculation.Proposer: right tokens, each of them spoilt with a chance of 1 -
+    agreement.
+    """
 
     waits, has_pages = True, False
 
@@ -180,14 +192,20 @@ class Knowing:
 
     def propose(self, seq: Sequence) -> list[int]:
         right = self.said[seq.request.id.split(".")[1]][len(seq.tokens) - seq.prompt_len :]
-        return [token if self._draw.random() < self._agreement else token ^ 1 for token in right[: self._most]]
+        return [
+            token if self._draw.random() < self._agreement else token ^ 1
+            for token in right[: self._most]
+        ]
 
     def forget(self, seq: Sequence) -> None:
         pass
 
 
-def of_shape(spec: ModelSpec, params: dict, streams: int, tokens: int, agreement: float) -> tuple[list[Side], Prompts]:
-    """Its plain engine, and one with a drafter that knows what the first says after these prompts."""
+def of_shape(
+    spec: ModelSpec, params: dict, streams: int, tokens: int, agreement: float
+) -> tuple[list[Side], Prompts]:
+    """Its plain engine, and one with a drafter that knows what the first says after these
+    prompts."""
     mesh, draw = MeshSpec().build(jax.devices()), random.Random(0)
     prompts = [tuple(draw.randrange(1000) for _ in range(32)) for _ in range(streams)]
     sides = []
@@ -198,7 +216,9 @@ def of_shape(spec: ModelSpec, params: dict, streams: int, tokens: int, agreement
     config = sides[1].runner.config
     knowing = Knowing(agreement, config.draft_tokens)
     knowing.said = sides[0].run(prompts, tokens)[1]
-    costs = measure(sides[1].runner, sides[1].runner.compiled, config.lanes, no_row=config.max_batch)
+    costs = measure(
+        sides[1].runner, sides[1].runner.compiled, config.lanes, no_row=config.max_batch
+    )
     sides[1].engine.scheduler.speculation = Speculation(knowing, config.draft_tokens, costs)
     sides[1].name = f"{agreement:.0%} right"
     return sides, prompts
@@ -208,7 +228,9 @@ def of_shape(spec: ModelSpec, params: dict, streams: int, tokens: int, agreement
 
 
 def in_turns(sides: list[Side], prompts: Prompts, tokens: int, runs: int) -> dict[str, list[Run]]:
-    """The first turn, in which caches of the machine are filled, does not count. Every engine has to say the same."""
+    """The first turn, in which caches of the machine are filled, does not count. Every engine has
+    to say the same.
+    """
     found: dict[str, list[Run]] = {side.name: [] for side in sides}
     for turn in range(1 + runs):
         answers = []
@@ -217,8 +239,13 @@ def in_turns(sides: list[Side], prompts: Prompts, tokens: int, runs: int) -> dic
             answers.append(said)
             if turn:
                 found[side.name].append(run)
-        if different := [side.name for side, said in zip(sides, answers, strict=True) if said != answers[0]]:
-            print(f"not the tokens of plain decodes, where two were a hair apart: {', '.join(different)}")
+        if different := [
+            side.name for side, said in zip(sides, answers, strict=True) if said != answers[0]
+        ]:
+            print(
+                f"not the tokens of plain decodes, where two were a hair apart: "
+                f"{', '.join(different)}"
+            )
     return found
 
 
@@ -240,7 +267,9 @@ def result(side: Side, runs: list[Run], plain: list[Run], streams: int, floor: f
         accepted=round(run.accepted / run.drafted, 3) if run.drafted else 0.0,
         cycle=round(cycle, 2),
         formula=round(a_step / cycle, 2),
-        speed_up=round(statistics.median(p.seconds / r.seconds for p, r in zip(plain, runs, strict=True)), 2),
+        speed_up=round(
+            statistics.median(p.seconds / r.seconds for p, r in zip(plain, runs, strict=True)), 2
+        ),
     )
 
 
@@ -251,10 +280,26 @@ def floor_of(spec: ModelSpec, dtype: jnp.dtype, streams: int, tokens: int, limit
 
 def show(results: list[Result], limits: Limits) -> None:
     title = f"greedy; ms: of a token of one stream; memory {limits.bandwidth / 1e9:.1f} GB/s"
-    columns = ("streams", "drafts", "ms", "floor", "a step", "k", "right", "cycle", "formula", "speed-up")
+    columns = (
+        "streams",
+        "drafts",
+        "ms",
+        "floor",
+        "a step",
+        "k",
+        "right",
+        "cycle",
+        "formula",
+        "speed-up",
+    )
     table = Table(*columns, title=title)
     for r in results:
-        numbers = (f"{r.milliseconds:.2f}", f"{r.floor:.2f}", f"{r.tokens_a_step:.2f}", f"{r.k:.2f}")
+        numbers = (
+            f"{r.milliseconds:.2f}",
+            f"{r.floor:.2f}",
+            f"{r.tokens_a_step:.2f}",
+            f"{r.k:.2f}",
+        )
         ratios = (f"{r.accepted:.0%}", f"{r.cycle:.2f}", f"{r.formula:.2f}", f"{r.speed_up:.2f}")
         table.add_row(str(r.streams), r.drafter, *numbers, *ratios)
     Console().print(table)
@@ -264,10 +309,17 @@ def charts(results: list[Result]) -> list[Chart]:
     drafters = dict.fromkeys(r.drafter for r in results if r.drafter != "off")
 
     def lines(value: Callable[[Result], float]) -> list[Line]:
-        return [Line(d, d, [(r.streams, value(r)) for r in results if r.drafter == d]) for d in drafters]
+        return [
+            Line(d, d, [(r.streams, value(r)) for r in results if r.drafter == d]) for d in drafters
+        ]
 
     return [
-        Chart("tokens that a step computes of a row: 1 + k", "streams", "tokens", lines(lambda r: 1 + r.k)),
+        Chart(
+            "tokens that a step computes of a row: 1 + k",
+            "streams",
+            "tokens",
+            lines(lambda r: 1 + r.k),
+        ),
         Chart("speed-up over plain decodes", "streams", "times", lines(lambda r: r.speed_up)),
     ]
 
@@ -292,7 +344,9 @@ def main() -> None:
     dtype = jnp.dtype("bfloat16" if args.shape else "float32")
     limits, results = measure_limits(dtype), list[Result]()
     spec = spec_of(args.shape, args.layers) if args.shape else None
-    params = random_params(param_specs(spec, dtype), MeshSpec().build(jax.devices())) if spec else {}
+    params = (
+        random_params(param_specs(spec, dtype), MeshSpec().build(jax.devices())) if spec else {}
+    )
     for streams in args.streams or [1, 4, 16, 64]:
         if spec:
             sides, prompts = of_shape(spec, params, streams, args.tokens, args.agreement)
@@ -305,7 +359,11 @@ def main() -> None:
         for side in sides:
             side.runner.release_state()
         if args.out:
-            write(args.out, results, {**about(), "shape": args.shape or "tiny-chat", "bandwidth": limits.bandwidth})
+            write(
+                args.out,
+                results,
+                {**about(), "shape": args.shape or "tiny-chat", "bandwidth": limits.bandwidth},
+            )
     show(results, limits)
 
 

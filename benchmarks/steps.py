@@ -1,13 +1,15 @@
 """How near to the hardware's limits are the compiled steps? Share of the roofline by batch.
 
-    python -m benchmarks.steps [--model llama3.1-8b] [--layers 8] [--rows 1 --rows 8 ...] [--context 2048] [--out FILE]
+    python -m benchmarks.steps [--model llama3.1-8b] [--layers 8] [--rows 1 --rows 8 ...] [--context
+    2048] [--out FILE]
         [--weights int8 --weights int4-g128 ...] [--kv fp8 ...]
 
-Random weights are made on the device, in every form of --weights; with each, all of --kv. A decode step has `rows` rows
-at `context` positions, half a round before and half a round behind it; a prefill step computes `--tokens` tokens of new
-prompts, shared out over the rows. The floor is counted, not measured: every weight and every live page read once, over
-the bandwidth of memory; or the products' FLOP, over the speed of a large product, if that is more. Both limits are
-measured in the same run. With --out, results are written after every case.
+Random weights are made on the device, in every form of --weights; with each, all of --kv. A decode
+step has `rows` rows at `context` positions, half a round before and half a round behind it; a
+prefill step computes `--tokens` tokens of new prompts, shared out over the rows. The floor is
+counted, not measured: every weight and every live page read once, over the bandwidth of memory; or
+the products' FLOP, over the speed of a large product, if that is more. Both limits are measured in
+the same run. With --out, results are written after every case.
 """
 
 import argparse
@@ -49,7 +51,9 @@ class Result:
     intensity: float
 
 
-def config_for(case: Case, launches: int, spec: ModelSpec, kv: str, dtype: jnp.dtype) -> EngineConfig:
+def config_for(
+    case: Case, launches: int, spec: ModelSpec, kv: str, dtype: jnp.dtype
+) -> EngineConfig:
     """Room for the rows, and for all that the launches of a round add to them."""
     longest = case.context + (case.tokens // case.rows) * case.steps * (launches + 1)
     page_size = 128 if kv in EIGHT_BITS else 64
@@ -75,25 +79,48 @@ def config_for(case: Case, launches: int, spec: ModelSpec, kv: str, dtype: jnp.d
 
 
 def admissions(config: EngineConfig, case: Case, length: int) -> list[Admission]:
-    """Greedy rows with all their pages, and `length` positions of zeros in them. Pages behind a window are shared."""
+    """Greedy rows with all their pages, and `length` positions of zeros in them. Pages behind a
+    window are shared.
+    """
     count = config.pages_per_row
     plain: dict[str, Any] = dict(choice=0, seed=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
-    plain |= dict(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logprobs=-1, min_tokens=0)
-    plain |= dict(prompt_tokens=1, end_ids=(), bias=(), allowed=None, masked=False, history=None, length=length)
+    plain |= dict(
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logprobs=-1,
+        min_tokens=0,
+    )
+    plain |= dict(
+        prompt_tokens=1,
+        end_ids=(),
+        bias=(),
+        allowed=None,
+        masked=False,
+        history=None,
+        length=length,
+    )
     ids = [range(row * count, (row + 1) * count) for row in range(case.rows)]
-    tables = [tuple(tuple(page % pool.pages for page in row) for pool in config.pools) for row in ids]
+    tables = [
+        tuple(tuple(page % pool.pages for page in row) for pool in config.pools) for row in ids
+    ]
     return [Admission(lane=0, row=row, tables=table, **plain) for row, table in enumerate(tables)]
 
 
 class Steps:
-    """A runner whose rows are all busy; every launch goes on from the one before, until `rewind`."""
+    """A runner whose rows are all busy; every launch goes on from the one before, until
+    `rewind`."""
 
     def __init__(self, spec: ModelSpec, params: dict, case: Case, launches: int, kv: str = "auto"):
         self.config = config_for(case, launches, spec, kv, params["embed"].dtype)
         mesh = MeshSpec().build(jax.devices())
         self.runner = DeviceRunner(spec, params, self.config, mesh)
         rows = case.rows
-        bucket = Bucket("decode", rows, rows, case.steps) if case.kind == "decode" else self._prefill(case)
+        bucket = (
+            Bucket("decode", rows, rows, case.steps)
+            if case.kind == "decode"
+            else self._prefill(case)
+        )
         self.runner.warm_up([bucket])
         size = case.steps if case.kind == "decode" else case.tokens // rows
         token = FED_BACK if case.kind == "decode" else 1
@@ -109,7 +136,11 @@ class Steps:
         self._admissions = admissions(self.config, case, max(case.context - behind, 0))
 
     def _prefill(self, case: Case) -> Bucket:
-        return next(b for b in self.runner.buckets.buckets if b.kind == "prefill" and b.tokens >= case.tokens)
+        return next(
+            b
+            for b in self.runner.buckets.buckets
+            if b.kind == "prefill" and b.tokens >= case.tokens
+        )
 
     def rewind(self) -> None:
         """Rows as long as they were."""
@@ -121,7 +152,9 @@ class Steps:
         return self.runner.launch(StepPlan(1, self._kind, (self._lane,), (), self._steps)).output
 
 
-def measure(spec: ModelSpec, params: dict, case: Case, limits: Limits, repeats: int, kv: str = "auto") -> Result:
+def measure(
+    spec: ModelSpec, params: dict, case: Case, limits: Limits, repeats: int, kv: str = "auto"
+) -> Result:
     steps = Steps(spec, params, case, repeats, kv)
     try:
         each = seconds(steps.launch, repeats, rounds=3, before=steps.rewind) / case.steps
@@ -130,22 +163,42 @@ def measure(spec: ModelSpec, params: dict, case: Case, limits: Limits, repeats: 
     dtype, form, pages = params["embed"].dtype, form_in(params), steps.config
     work = work_of(spec, dtype, case, form=form, pages=jnp.dtype(pages.page_dtype))
     share = work.floor(limits) / each
-    return Result(case, str(form or dtype), pages.kv, round(each * 1e3, 3), round(share, 3), round(work.intensity, 1))
+    return Result(
+        case,
+        str(form or dtype),
+        pages.kv,
+        round(each * 1e3, 3),
+        round(share, 3),
+        round(work.intensity, 1),
+    )
 
 
 def show(results: list[Result], limits: Limits, picture: Path | None) -> None:
     """A table with a bar for every share; as a picture too, where one is wanted."""
     title = (
-        f"memory {limits.bandwidth / 1e9:.1f} GB/s, product {limits.flops / 1e9:.0f} GFLOP/s, ridge {limits.ridge:.0f}"
+        f"memory {limits.bandwidth / 1e9:.1f} GB/s, product {limits.flops / 1e9:.0f} "
+        f"GFLOP/s, ridge {limits.ridge:.0f}"
     )
-    columns = ("step", "weights", "pages", "rows", "context", "tokens", "ms", "speed-up", "FLOP per byte")
+    columns = (
+        "step",
+        "weights",
+        "pages",
+        "rows",
+        "context",
+        "tokens",
+        "ms",
+        "speed-up",
+        "FLOP per byte",
+    )
     table = Table(*columns, "of the roofline", "", title=title)
     first = {r.case: r.milliseconds for r in reversed(results)}
     for r in results:
         kind = r.case.kind + (f" x {r.case.steps}" if r.case.steps > 1 else "")
         case = (kind, r.weights, r.kv, r.case.rows, r.case.context, r.case.tokens)
         measured = (f"{r.milliseconds:.2f}", f"{first[r.case] / r.milliseconds:.2f}", r.intensity)
-        table.add_row(*map(str, case + measured), f"{r.share:.0%}", "█" * round(20 * min(r.share, 1)))
+        table.add_row(
+            *map(str, case + measured), f"{r.share:.0%}", "█" * round(20 * min(r.share, 1))
+        )
     console = Console(record=True)
     console.print(table)
     if picture:
@@ -160,28 +213,44 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
             yield Case("prefill", rows, 0, args.tokens // rows * rows)
 
 
-def measured(args: argparse.Namespace, spec: ModelSpec, dtype: jnp.dtype, limits: Limits) -> Iterator[Result]:
+def measured(
+    args: argparse.Namespace, spec: ModelSpec, dtype: jnp.dtype, limits: Limits
+) -> Iterator[Result]:
     mesh = MeshSpec().build(jax.devices())
     for weights in args.weights or ("auto",):
         params = random_params(param_specs(spec, dtype, form_of(weights)), mesh)
         for kv, case in product(args.kv or ("auto",), cases(args)):
-            yield measure(spec, params, case, limits, args.repeats if case.kind == "decode" else 1, kv)
+            yield measure(
+                spec, params, case, limits, args.repeats if case.kind == "decode" else 1, kv
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.steps", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--model", choices=NAMES, default="llama3.1-8b")
     parser.add_argument("--layers", type=int, help="only so many of the model's (default: all)")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--weights", action="append", help="as of jaxserve.serve; default: auto, unquantized")
-    parser.add_argument("--kv", action="append", help="as of jaxserve.serve; default: auto, the dtype")
+    parser.add_argument(
+        "--weights", action="append", help="as of jaxserve.serve; default: auto, unquantized"
+    )
+    parser.add_argument(
+        "--kv", action="append", help="as of jaxserve.serve; default: auto, the dtype"
+    )
     parser.add_argument("--rows", action="append", type=int, help="default: 1, 8, 64 and 256")
-    parser.add_argument("--context", type=int, default=2048, help="positions of a decoding row (default 2048)")
+    parser.add_argument(
+        "--context", type=int, default=2048, help="positions of a decoding row (default 2048)"
+    )
     parser.add_argument("--tokens", type=int, default=2048, help="of a prefill step (default 2048)")
     parser.add_argument("--kind", choices=("decode", "prefill"), help="default: both")
-    parser.add_argument("--decode-steps", type=int, default=1, help="decodes per launch (default 1)")
+    parser.add_argument(
+        "--decode-steps", type=int, default=1, help="decodes per launch (default 1)"
+    )
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--out", type=Path, help="write the results as JSON, and the table as a picture beside it")
+    parser.add_argument(
+        "--out", type=Path, help="write the results as JSON, and the table as a picture beside it"
+    )
     args = parser.parse_args()
     spec, dtype = spec_of(args.model, args.layers), jnp.dtype(args.dtype)
     limits = measure_limits(dtype)
@@ -191,7 +260,9 @@ def main() -> None:
         if args.out:
             shape = {"model": args.model, "layers": spec.num_layers, "dtype": args.dtype}
             account = about() | shape | {"limits": asdict(limits)}
-            args.out.write_text(json.dumps(account | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
+            args.out.write_text(
+                json.dumps(account | {"results": [asdict(r) for r in results]}, indent=1) + "\n"
+            )
     show(results, limits, args.out and args.out.with_suffix(".svg"))
 
 

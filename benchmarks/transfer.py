@@ -1,6 +1,8 @@
-"""How fast do keys and values come from another server? Beside a copy in memory, and TCP on the loopback device.
+"""How fast do keys and values come from another server? Beside a copy in memory, and TCP on the
+loopback device.
 
-    python -m benchmarks.transfer [--mebibytes 16 --mebibytes 256] [--pieces 8] [--prompts 1 --prompts 4] [--rounds 5]
+    python -m benchmarks.transfer [--mebibytes 16 --mebibytes 256] [--pieces 8] [--prompts 1
+    --prompts 4] [--rounds 5]
                                   [--out FILE]
 
 The sender is a process of its own; it has one piece, which it offers as often as it is asked for.
@@ -53,7 +55,10 @@ HEADS, WIDTH, LAYERS = 8, 128, 32  # Llama-3-8B: 128 KiB a token in bfloat16
 
 def piece_of(nbytes: int) -> Piece:
     shape = (LAYERS, nbytes // (4 * LAYERS * HEADS * WIDTH), HEADS, WIDTH)
-    k, v = (np.random.default_rng(i).integers(2**15, size=shape, dtype=np.uint16).view("bfloat16") for i in (0, 1))
+    k, v = (
+        np.random.default_rng(i).integers(2**15, size=shape, dtype=np.uint16).view("bfloat16")
+        for i in (0, 1)
+    )
     return Piece(0, 0, k, v)
 
 
@@ -101,8 +106,17 @@ class Sender:
     """That process, seen from here."""
 
     def __init__(self, nbytes: int):
-        command = [sys.executable, "-m", "benchmarks.transfer", "--serve", "--mebibytes", str(nbytes // MEBI)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.transfer",
+            "--serve",
+            "--mebibytes",
+            str(nbytes // MEBI),
+        ]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.ports: dict[str, int] = json.loads(self._line())
 
     def _line(self) -> str:
@@ -186,7 +200,9 @@ async def lateness(done: asyncio.Event) -> float:
 
 async def receive(client: PrefillClient, pieces: int) -> None:
     deadline, came = asyncio.get_running_loop().time() + SECONDS, 0
-    async with aclosing(client.pieces(Prompt(token_ids=(pieces,), page_size=64), deadline)) as found:
+    async with aclosing(
+        client.pieces(Prompt(token_ids=(pieces,), page_size=64), deadline)
+    ) as found:
         async for _ in found:
             came += 1
     assert came == pieces
@@ -256,8 +272,12 @@ def show(results: list[Result]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--mebibytes", action="append", type=int, help="of a piece; default: 16 and 256")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.transfer", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--mebibytes", action="append", type=int, help="of a piece; default: 16 and 256"
+    )
     parser.add_argument("--pieces", type=int, default=8, help="of a prompt")
     parser.add_argument("--prompts", action="append", type=int, help="at a time; default: 1 and 4")
     parser.add_argument("--rounds", type=int, default=5)
@@ -273,7 +293,9 @@ def main() -> None:
     ]
     show(results)
     if args.out:
-        args.out.write_text(json.dumps(versions() | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
+        args.out.write_text(
+            json.dumps(versions() | {"results": [asdict(r) for r in results]}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
     python -m benchmarks.tune_paged_attention_gpu [--shape 'K8 G4 H128' ...] [--out FILE]
 
-Per shape of a shard two sizes are found: of the walk of rows with few tokens, by 8 and by 64 rows that decode at 2,048
-tokens and by one at 32,768; of that of rows with many, by a prompt of 2,048 tokens alone and behind 6,144. The best is
-the one whose times, each over the best of its step, have the smallest sum, unless the default is
-within 2 % of it. FILE gets what differs from the defaults, beside what pallas_kernels/tuned/paged_attention_gpu.json,
-whose place it may take, has already. Two minutes a shape.
+Per shape of a shard two sizes are found: of the walk of rows with few tokens, by 8 and by 64 rows
+that decode at 2,048 tokens and by one at 32,768; of that of rows with many, by a prompt of 2,048
+tokens alone and behind 6,144. The best is the one whose times, each over the best of its step, have
+the smallest sum, unless the default is within 2 % of it. FILE gets what differs from the defaults,
+beside what pallas_kernels/tuned/paged_attention_gpu.json, whose place it may take, has already. Two
+minutes a shape.
 """
 
 import argparse
@@ -28,7 +29,10 @@ from pallas_kernels.paged_attention import gpu
 from pallas_kernels.paged_attention.api import Attended, KernelError, Layout, Options
 from pallas_kernels.paged_attention.gpu_plan import FEW, MANY, Sizes, shape_of
 
-SHAPES = [(k, g, 128) for k, g in ((8, 4), (4, 4), (2, 4), (1, 4), (8, 8), (1, 8), (8, 2))] + [(8, 4, 64), (8, 2, 256)]
+SHAPES = [(k, g, 128) for k, g in ((8, 4), (4, 4), (2, 4), (1, 4), (8, 8), (1, 8), (8, 2))] + [
+    (8, 4, 64),
+    (8, 2, 256),
+]
 STEPS = {
     "few": [Case(8, 1, 2048), Case(64, 1, 2048), Case(1, 1, 32768)],
     "many": [Case(1, 2048, 2048), Case(1, 2048, 8192)],
@@ -63,14 +67,18 @@ def timed(kind: str, sizes: Sizes, case: Case, heads: int, layout: Layout) -> fl
     return seconds(attention(kernel, case, heads, options), 5)
 
 
-def best(kind: str, heads: int, layout: Layout, cases: Sequence[Case]) -> tuple[Sizes, list[float], list[float]]:
+def best(
+    kind: str, heads: int, layout: Layout, cases: Sequence[Case]
+) -> tuple[Sizes, list[float], list[float]]:
     """The sizes, the times with them, and the default's."""
     found: dict[Sizes, list[float]] = {}
     for sizes in [DEFAULTS[kind], *candidates(kind)]:
         try:
             found.setdefault(sizes, [timed(kind, sizes, case, heads, layout) for case in cases])
         except (KernelError, ValueError, jax.errors.JaxRuntimeError) as error:
-            Console(stderr=True).print(f"{kind} {tuple(sizes)}: {str(error).splitlines()[0][:100]}", markup=False)
+            Console(stderr=True).print(
+                f"{kind} {tuple(sizes)}: {str(error).splitlines()[0][:100]}", markup=False
+            )
     least = [min(times) for times in zip(*found.values(), strict=True)]
 
     def cost(sizes: Sizes) -> float:
@@ -85,7 +93,8 @@ def best(kind: str, heads: int, layout: Layout, cases: Sequence[Case]) -> tuple[
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tune_paged_attention_gpu", description=(__doc__ or "").splitlines()[0]
+        prog="python -m benchmarks.tune_paged_attention_gpu",
+        description=(__doc__ or "").splitlines()[0],
     )
     parser.add_argument("--shape", action="append", help="such as 'K8 G4 H128'; default: all")
     parser.add_argument("--out", type=Path, help="write the table, after every shape")
@@ -101,8 +110,16 @@ def main() -> None:
             shown = (" ".join(f"{1e6 * x:.0f}" for x in each) for each in (times, before))
             table.add_row(shape_of(layout, groups), kind, *map(str, sizes), *shown)
             default = DEFAULTS[kind]
-            other = {key: value for key, value in sizes._asdict().items() if value != getattr(default, key)}
-            held = account["sizes"].setdefault(device["device"], {}).setdefault(shape_of(layout, groups), {})
+            other = {
+                key: value
+                for key, value in sizes._asdict().items()
+                if value != getattr(default, key)
+            }
+            held = (
+                account["sizes"]
+                .setdefault(device["device"], {})
+                .setdefault(shape_of(layout, groups), {})
+            )
             held.pop(kind, None)
             held.update({kind: other} if other else {})
             if args.out:

@@ -1,4 +1,5 @@
-"""Opens a checkpoint in the Hugging Face folder layout: config.json beside one or several .safetensors files.
+"""Opens a checkpoint in the Hugging Face folder layout: config.json beside one or several
+.safetensors files.
 
 An embedding model has the files of sentence-transformers beside them.
 """
@@ -18,7 +19,9 @@ from checkpoints.safetensors_reader import SafetensorsFile, parse_json, parse_js
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MODULES = "modules.json"
-UNFINISHED = ".converting"  # how the name of a folder ends that checkpoints.convert is still writing
+UNFINISHED = (
+    ".converting"  # how the name of a folder ends that checkpoints.convert is still writing
+)
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -26,7 +29,8 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 class Module:
     """A step from texts to embeddings, as sentence-transformers keeps them.
 
-    kind: the name of its class, such as Pooling. config: of `file`, a path in the folder; empty if it is not there.
+    kind: the name of its class, such as Pooling. config: of `file`, a path in the folder; empty if
+    it is not there.
     """
 
     kind: str
@@ -36,41 +40,56 @@ class Module:
 
 @dataclass(frozen=True, eq=False)
 class HFCheckpoint:
-    """A Hugging Face model folder, as bytes: what its configs say and the tensors it holds, whatever the family.
+    """A Hugging Face model folder, as bytes: what its configs say and the tensors it holds,
+    whatever the family.
 
-    Every header is read and validated at open(), no tensor's bytes: `tensors` holds read-only memory-mapped arrays.
+    Every header is read and validated at open(), no tensor's bytes: `tensors` holds read-only
+    memory-mapped arrays.
     """
 
     folder: Path
     config: dict[str, Any]  # config.json
     generation_config: dict[str, Any]  # generation_config.json, empty if the folder has none
-    modules: tuple[Module, ...]  # of modules.json, in their order; none if the folder has no such file
+    modules: tuple[
+        Module, ...
+    ]  # of modules.json, in their order; none if the folder has no such file
     tensors: Mapping[str, np.ndarray]  # under the names of the files
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
         """Opens `folder`; raises CheckpointError naming the file at fault.
 
-        The weights are model.safetensors if it is there; else the shards of model.safetensors.index.json, with
-        the tensors that the shards hold and the index does not list, so that the caller can report them; else all
-        *.safetensors files together. Pickle files are refused.
+        The weights are model.safetensors if it is there; else the shards of
+        model.safetensors.index.json, with the tensors that the shards hold and the index does not
+        list, so that the caller can report them; else all *.safetensors files together. Pickle
+        files are refused.
         """
         folder = Path(folder)
         if not os.path.isdir(folder):
-            problem = "is a file, not a folder" if os.path.exists(folder) else "there is no such folder"
-            raise CheckpointError(f"{folder}: {problem}; give the folder that holds config.json and {SINGLE_FILE}")
-        return cls(**read_configs(folder), folder=folder, tensors=MappingProxyType(_open_tensors(folder)))
+            problem = (
+                "is a file, not a folder" if os.path.exists(folder) else "there is no such folder"
+            )
+            raise CheckpointError(
+                f"{folder}: {problem}; give the folder that holds config.json and {SINGLE_FILE}"
+            )
+        return cls(
+            **read_configs(folder), folder=folder, tensors=MappingProxyType(_open_tensors(folder))
+        )
 
 
 def read_configs(folder: Path) -> dict[str, Any]:
     """What is beside the weights: `config`, `generation_config` and `modules` of HFCheckpoint."""
     if folder.absolute().name.endswith(UNFINISHED):
-        raise CheckpointError(f"{folder}: the conversion did not finish; remove it and convert the checkpoint again")
+        raise CheckpointError(
+            f"{folder}: the conversion did not finish; remove it and convert the checkpoint again"
+        )
     config = _read_json(folder / "config.json")
     generation_config = folder / "generation_config.json"
     return {
         "config": config,
-        "generation_config": _read_json(generation_config) if os.path.exists(generation_config) else {},
+        "generation_config": _read_json(generation_config)
+        if os.path.exists(generation_config)
+        else {},
         "modules": tuple(_read_modules(folder)) if os.path.exists(folder / MODULES) else (),
     }
 
@@ -81,21 +100,31 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes:
     if not os.path.isfile(path):
-        raise CheckpointError(f"{path}: there is no such file; download the whole checkpoint, its JSON files included")
+        raise CheckpointError(
+            f"{path}: there is no such file; download the whole checkpoint, its JSON files included"
+        )
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); check its permissions and the disk") from error
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}); check its permissions and the disk"
+        ) from error
 
 
 def _read_modules(folder: Path) -> Iterator[Module]:
     path = folder / MODULES
     entries = parse_json(_read(path), path)
     for entry in entries if isinstance(entries, list) else [entries]:
-        if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("type", "path")):
-            raise CheckpointError(f"{path}: {entry!r} is no module with a type and a path; download the file again")
+        if not isinstance(entry, dict) or not all(
+            isinstance(entry.get(name), str) for name in ("type", "path")
+        ):
+            raise CheckpointError(
+                f"{path}: {entry!r} is no module with a type and a path; download the file again"
+            )
         if not _is_inside(entry["path"]):
-            raise CheckpointError(f"{path}: names the folder {entry['path']!r} outside its own, which is refused")
+            raise CheckpointError(
+                f"{path}: names the folder {entry['path']!r} outside its own, which is refused"
+            )
         kind = entry["type"].rpartition(".")[2]
         name = "sentence_bert_config.json" if kind == "Transformer" else "config.json"
         file = str(PurePosixPath(entry["path"], name))
@@ -103,7 +132,9 @@ def _read_modules(folder: Path) -> Iterator[Module]:
 
 
 def _is_inside(name: str) -> bool:
-    """Judged by the name alone: in the hub's cache every file of a model folder is a link to a place outside it."""
+    """Judged by the name alone: in the hub's cache every file of a model folder is a link to a
+    place outside it.
+    """
     return not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
 
 
@@ -121,9 +152,12 @@ def _open_tensors(folder: Path) -> dict[str, np.ndarray]:
 def _no_weights(folder: Path) -> CheckpointError:
     pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLE_SUFFIXES)
     if not pickles:
-        return CheckpointError(f"{folder}: holds no weights ({SINGLE_FILE} or {INDEX}); download the whole checkpoint")
+        return CheckpointError(
+            f"{folder}: holds no weights ({SINGLE_FILE} or {INDEX}); download the whole checkpoint"
+        )
     return CheckpointError(
-        f"{folder}: holds only pickle files ({', '.join(pickles)}), refused because unpickling runs the code in "
+        f"{folder}: holds only pickle files ({', '.join(pickles)}), refused because unpickling "
+        f"runs the code in "
         "them; take the publisher's safetensors version, or convert where you trust them with "
         "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
     )
@@ -144,10 +178,14 @@ def _open_indexed(folder: Path) -> dict[str, np.ndarray]:
 def _read_weight_map(index: Path) -> dict[str, str]:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: has no weight_map of tensor names to file names; download the index again")
+        raise CheckpointError(
+            f"{index}: has no weight_map of tensor names to file names; download the index again"
+        )
     for name, file in weight_map.items():
         if not isinstance(file, str):
-            raise CheckpointError(f"{index}: tensor {name!r} maps to {file!r}, no file name; download the index again")
+            raise CheckpointError(
+                f"{index}: tensor {name!r} maps to {file!r}, no file name; download the index again"
+            )
     return weight_map
 
 
@@ -158,19 +196,26 @@ def _open_shard(folder: Path, file: str) -> SafetensorsFile:
             "move the shards beside the index and name them so"
         )
     if not os.path.isfile(folder / file):  # unlike Path.is_file, never raises, whatever the name
-        raise CheckpointError(f"{folder / INDEX}: names the file {file!r}, which is missing; download it too")
+        raise CheckpointError(
+            f"{folder / INDEX}: names the file {file!r}, which is missing; download it too"
+        )
     return SafetensorsFile(folder / file)
 
 
-def _merge(indexed: Mapping[str, np.ndarray], shards: Iterable[SafetensorsFile]) -> dict[str, np.ndarray]:
-    """The tensors that an index has placed and all others of the shards, each of which only one shard may hold."""
+def _merge(
+    indexed: Mapping[str, np.ndarray], shards: Iterable[SafetensorsFile]
+) -> dict[str, np.ndarray]:
+    """The tensors that an index has placed and all others of the shards, each of which only one
+    shard may hold.
+    """
     tensors = dict(indexed)
     found_in: dict[str, Path] = {}
     for shard in shards:
         for name in (name for name in shard if name not in indexed):
             if name in found_in:
                 raise CheckpointError(
-                    f"{shard.path}: tensor {name!r} is also in {found_in[name].name} and no index says which to use; "
+                    f"{shard.path}: tensor {name!r} is also in {found_in[name].name} and no "
+                    f"index says which to use; "
                     f"add {INDEX} or remove one of the files"
                 )
             found_in[name] = shard.path

@@ -1,15 +1,17 @@
 """Parameters in an Orbax checkpoint, beside a manifest of every file's hash.
 
-    folder/orbax/           the parameters, which Orbax alone can load too: a folder of zarr3 chunks for each
+    folder/orbax/           the parameters, which Orbax alone can load too: zarr3 chunks
     folder/config.json ...  the source's files that are no weights
     folder/manifest.json    written last: without it nothing loads
 
-Chunks are files of their own (no OCDBT), uncompressed: a host reads and checks those that its slices touch and no
-others, and weights hardly compress. Orbax notices no flipped byte in them: the manifest does. They are read with
-TensorStore, the library that Orbax reads with, slice by slice like a memory map, and placed as any other checkpoint is.
+Chunks are files of their own (no OCDBT), uncompressed: a host reads and checks those that its
+slices touch and no others, and weights hardly compress. Orbax notices no flipped byte in them: the
+manifest does. They are read with TensorStore, the library that Orbax reads with, slice by slice
+like a memory map, and placed as any other checkpoint is.
 
-A quantized weight is two arrays, "layers.0.qkv.values" and "layers.0.qkv.scales"; the manifest has the form's name.
-int4 numbers are pairs in uint8 (pairs.py), as no parameter is; where the last dimension is odd they have a byte each.
+A quantized weight is two arrays, "layers.0.qkv.values" and "layers.0.qkv.scales"; the manifest has
+the form's name. int4 numbers are pairs in uint8 (pairs.py), as no parameter is; where the last
+dimension is odd they have a byte each.
 """
 
 import json
@@ -53,7 +55,9 @@ class Manifest:
 
 
 class StoredArray:
-    """A stored parameter: tuples of slices give numpy arrays, of chunks whose hashes are those of the manifest."""
+    """A stored parameter: tuples of slices give numpy arrays, of chunks whose hashes are those of
+    the manifest.
+    """
 
     def __init__(self, folder: Path, name: str, files: Mapping[str, File]) -> None:
         """name: of the array's folder, relative to `folder`. files: of the manifest."""
@@ -63,7 +67,9 @@ class StoredArray:
         try:
             self._array = tensorstore.open(spec, read=True).result()
         except (ValueError, OSError) as error:
-            raise CheckpointError(f"{folder / name}: cannot be opened ({error}); {AGAIN}") from error
+            raise CheckpointError(
+                f"{folder / name}: cannot be opened ({error}); {AGAIN}"
+            ) from error
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,29 +94,38 @@ class StoredArray:
         return unpaired(pairs)[..., begin : begin + len(asked)]
 
     def _read(self, index: tuple[slice, ...]) -> np.ndarray:
-        unchecked = [name for name in self._chunks(index) if name in self._files and name not in self._checked]
+        unchecked = [
+            name
+            for name in self._chunks(index)
+            if name in self._files and name not in self._checked
+        ]
         check_hashes(self._folder, {name: self._files[name] for name in unchecked})
         self._checked.update(unchecked)
         try:
             return np.asarray(self._array[index].read().result())
         except (ValueError, OSError) as error:
-            raise CheckpointError(f"{self._folder / self._name}: cannot be read ({error}); {AGAIN}") from error
+            raise CheckpointError(
+                f"{self._folder / self._name}: cannot be read ({error}); {AGAIN}"
+            ) from error
 
     def _chunks(self, index: tuple[slice, ...]) -> Iterator[str]:
         """Names of the files that these entries lie in. Of a chunk of zeros there is none."""
         sizes: Any = self._array.chunk_layout.read_chunk.shape
         whole = [range(size)[part] for size, part in zip(self._array.shape, index, strict=True)]
-        grid = [range(part.start // n, -(-part.stop // n)) for part, n in zip(whole, sizes, strict=True)]
+        grid = [
+            range(part.start // n, -(-part.stop // n)) for part, n in zip(whole, sizes, strict=True)
+        ]
         for place in product(*grid):
             yield str(PurePosixPath(self._name, "c", *map(str, place)))
 
 
 @dataclass(frozen=True, eq=False)
 class OrbaxCheckpoint:
-    """A converted folder, as bytes: the configs that it came with, and its parameters by path, "layers.0.qkv".
+    """A converted folder, as bytes: the configs that it came with, and its parameters by path,
+    "layers.0.qkv".
 
-    source: dtype of every tensor that the parameters were made of, under the source's names. weights: the form of those
-    that are quantized, as --weights names it, or auto.
+    source: dtype of every tensor that the parameters were made of, under the source's names.
+    weights: the form of those that are quantized, as --weights names it, or auto.
     """
 
     folder: Path
@@ -123,9 +138,11 @@ class OrbaxCheckpoint:
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """CheckpointError, with the file's name, unless every file of the manifest is there and has its size.
+        """CheckpointError, with the file's name, unless every file of the manifest is there and has
+        its size.
 
-        Contents are compared with their hashes here, except those of chunks, which are when they are read.
+        Contents are compared with their hashes here, except those of chunks, which are when they
+        are read.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -133,8 +150,14 @@ class OrbaxCheckpoint:
         _check_sizes(folder, files)
         _check_no_other(folder, files)
         check_hashes(folder, {name: file for name, file in files.items() if not _is_chunk(name)})
-        arrays = (str(PurePosixPath(name).parent) for name in files if PurePosixPath(name).name == METADATA)
-        tensors = {PurePosixPath(name).name: StoredArray(folder, name, files) for name in sorted(arrays)}
+        arrays = (
+            str(PurePosixPath(name).parent)
+            for name in files
+            if PurePosixPath(name).name == METADATA
+        )
+        tensors = {
+            PurePosixPath(name).name: StoredArray(folder, name, files) for name in sorted(arrays)
+        }
         told = read_configs(folder) | {"source": manifest.source, "weights": manifest.weights}
         return cls(**told, folder=folder, tensors=MappingProxyType(tensors))
 
@@ -145,22 +168,31 @@ def is_orbax(folder: Path) -> bool:
 
 
 def write_manifest(folder: Path, source: Mapping[str, str], weights: str = AS_THEY_ARE) -> None:
-    """The last file of a conversion: hashes of all others; `source` and `weights` of OrbaxCheckpoint."""
+    """The last file of a conversion: hashes of all others; `source` and `weights` of
+    OrbaxCheckpoint.
+    """
     names = sorted(_files_below(folder))
     hashes = _hashes(folder / name for name in names)
     files = {
         name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
         for name, digest in zip(names, hashes, strict=True)
     }
-    text = json.dumps({"format": FORMAT, "weights": weights, "source": dict(source), "files": files}, indent=1)
+    text = json.dumps(
+        {"format": FORMAT, "weights": weights, "source": dict(source), "files": files}, indent=1
+    )
     (folder / MANIFEST).write_text(text + "\n")
 
 
 def check_hashes(folder: Path, files: Mapping[str, File]) -> None:
     """CheckpointError for the first file whose contents are not those of the manifest."""
-    for (name, file), digest in zip(files.items(), _hashes(folder / name for name in files), strict=True):
+    for (name, file), digest in zip(
+        files.items(), _hashes(folder / name for name in files), strict=True
+    ):
         if digest != file.sha256:
-            raise CheckpointError(f"{folder / name}: its sha256 is not that of {MANIFEST} (damaged or edited); {AGAIN}")
+            raise CheckpointError(
+                f"{folder / name}: its sha256 is not that of {MANIFEST} (damaged or edited); "
+                f"{AGAIN}"
+            )
 
 
 def _hashes(paths: Iterable[Path]) -> list[str]:
@@ -174,7 +206,9 @@ def _sha256(path: Path) -> str:
         with path.open("rb") as file:
             return file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); check its permissions and the disk") from error
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}); check its permissions and the disk"
+        ) from error
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -183,20 +217,34 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = parse_json_object(path.read_bytes(), path)
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such file: the conversion did not finish; {AGAIN}") from None
+        raise CheckpointError(
+            f"{path}: there is no such file: the conversion did not finish; {AGAIN}"
+        ) from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); check its permissions and the disk") from error
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}); check its permissions and the disk"
+        ) from error
     if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: its format is {manifest.get('format')!r}, this version reads {FORMAT}; {AGAIN}")
+        raise CheckpointError(
+            f"{path}: its format is {manifest.get('format')!r}, this version reads {FORMAT}; "
+            f"{AGAIN}"
+        )
     try:
-        files = {name: File(int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        files = {
+            name: File(int(entry["bytes"]), str(entry["sha256"]))
+            for name, entry in manifest["files"].items()
+        }
         source = {str(name): str(dtype) for name, dtype in manifest["source"].items()}
         weights = str(manifest.get("weights", AS_THEY_ARE))  # older folders do not say it
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path}: is no manifest of a conversion ({error!r}); {AGAIN}") from error
+        raise CheckpointError(
+            f"{path}: is no manifest of a conversion ({error!r}); {AGAIN}"
+        ) from error
     for name in files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise CheckpointError(f"{path}: names {name!r} outside its folder, which is refused; {AGAIN}")
+            raise CheckpointError(
+                f"{path}: names {name!r} outside its folder, which is refused; {AGAIN}"
+            )
     return Manifest(source, weights, files)
 
 
@@ -205,16 +253,24 @@ def _check_sizes(folder: Path, files: Mapping[str, File]) -> None:
         try:
             size = (folder / name).stat().st_size
         except OSError as error:
-            raise CheckpointError(f"{folder / name}: {error.strerror}, and {MANIFEST} lists it; {AGAIN}") from error
+            raise CheckpointError(
+                f"{folder / name}: {error.strerror}, and {MANIFEST} lists it; {AGAIN}"
+            ) from error
         if size != file.size:
-            raise CheckpointError(f"{folder / name}: has {size:,} bytes, in {MANIFEST} {file.size:,}; {AGAIN}")
+            raise CheckpointError(
+                f"{folder / name}: has {size:,} bytes, in {MANIFEST} {file.size:,}; {AGAIN}"
+            )
 
 
 def _check_no_other(folder: Path, files: Mapping[str, File]) -> None:
-    """Among the weights: where a chunk is zeros, and has no file, one would be read that nobody checked."""
+    """Among the weights: where a chunk is zeros, and has no file, one would be read that nobody
+    checked.
+    """
     for name in _files_below(folder / WEIGHTS):
         if f"{WEIGHTS}/{name}" not in files:
-            raise CheckpointError(f"{folder / WEIGHTS / name}: is not in {MANIFEST}; remove it, or {AGAIN}")
+            raise CheckpointError(
+                f"{folder / WEIGHTS / name}: is not in {MANIFEST}; remove it, or {AGAIN}"
+            )
 
 
 def _files_below(folder: Path) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""Writes parameters as an Orbax checkpoint; orbax_store reads them, and takes no time to import Orbax."""
+"""Writes parameters as an Orbax checkpoint; orbax_store reads them, and takes no time to import
+Orbax.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,8 @@ from checkpoints.int4_packing import INT4, paired
 from checkpoints.orbax_store import WEIGHTS
 
 CHUNK_BYTES: Final = 32 * 2**20
-# What meshes split and a chunk has one of: experts, kv heads, query heads. Other axes are split by size alone.
+# What meshes split and a chunk has one of: experts, kv heads, query heads. Other axes are split by
+# size alone.
 ONE_PER_CHUNK: Final = "EKN"
 
 Saving = ocp.options.ArrayOptions.Saving
@@ -28,7 +31,9 @@ class Writer:
         self._axes: dict[str, str] = {}
 
     def add(self, path: Sequence[str | int], axes: str, parameter: Any) -> None:
-        """parameter: an array, or a pytree of arrays under one path. axes: the letters of the array's dimensions."""
+        """parameter: an array, or a pytree of arrays under one path. axes: the letters of the
+        array's dimensions.
+        """
         if path[:2] != self._layer:
             self._write()
             self._layer = path[:2]
@@ -38,7 +43,9 @@ class Writer:
             holder = self._waiting
             for step in name[:-1]:
                 holder = holder.setdefault(step, {})
-            holder[name[-1]] = paired(array) if array.dtype == INT4 and array.shape[-1] % 2 == 0 else array
+            holder[name[-1]] = (
+                paired(array) if array.dtype == INT4 and array.shape[-1] % 2 == 0 else array
+            )
 
     def finish(self) -> None:
         self._write()
@@ -59,7 +66,11 @@ class Writer:
         return context
 
     def _chunking(self, key: Any, value: Any) -> Saving.StorageOptions:
-        split = tuple(i for i, letter in enumerate(self._axes[".".join(_names(key))]) if letter in ONE_PER_CHUNK)
+        split = tuple(
+            i
+            for i, letter in enumerate(self._axes[".".join(_names(key))])
+            if letter in ONE_PER_CHUNK
+        )
         return Saving.StorageOptions(chunk_byte_size=self._chunk_bytes, shard_axes=split)
 
 

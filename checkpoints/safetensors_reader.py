@@ -1,9 +1,11 @@
-"""Reads .safetensors files: validated once, then memory-mapped arrays of which only the parts used are read.
+"""Reads .safetensors files: validated once, then memory-mapped arrays of which only the parts used
+are read.
 
-The layout is that of the format's description (github.com/huggingface/safetensors): a little-endian uint64 N, N
-bytes of JSON giving each tensor's dtype, shape and data_offsets, then the tensors' bytes. The safetensors library
-validates it. Done here is what the library (0.8) does not do: it takes the last of two entries with the same name,
-accepts an entry written as a list, and its numpy slices are copies that know no float8.
+The layout is that of the format's description (github.com/huggingface/safetensors): a little-endian
+uint64 N, N bytes of JSON giving each tensor's dtype, shape and data_offsets, then the tensors'
+bytes. The safetensors library validates it. Done here is what the library (0.8) does not do: it
+takes the last of two entries with the same name, accepts an entry written as a list, and its numpy
+slices are copies that know no float8.
 """
 
 import json
@@ -42,8 +44,8 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     }
 )
 
-# The bits that are all ones in NaN and Inf and in nothing else: the exponent; in e4m3fn, which has no Inf, all but
-# the sign; in e8m0fnu, which is nothing but an exponent, every bit.
+# The bits that are all ones in NaN and Inf and in nothing else: the exponent; in e4m3fn, which has
+# no Inf, all but the sign; in e8m0fnu, which is nothing but an exponent, every bit.
 NON_FINITE_BITS: Mapping[np.dtype, np.unsignedinteger] = MappingProxyType(
     {
         DTYPES["F16"]: np.uint16(0x7C00),
@@ -56,30 +58,37 @@ NON_FINITE_BITS: Mapping[np.dtype, np.unsignedinteger] = MappingProxyType(
     }
 )
 
-FINITE_CHECK_ELEMENTS = 1 << 20  # per chunk: at most 8 MiB of float64 and its mask; larger chunks leave the cache
+FINITE_CHECK_ELEMENTS = (
+    1 << 20
+)  # per chunk: at most 8 MiB of float64 and its mask; larger chunks leave the cache
 
 
 class SafetensorsFile(Mapping[str, np.ndarray]):
     """The tensors of one .safetensors file: name -> read-only array over the memory-mapped file.
 
-    Opening reads the header alone. An array has the header's dtype (bfloat16 and float8 from ml_dtypes) and shape, and
-    the file's bytes are read when it is sliced, so a host that holds a shard reads only its slice. The arrays stay
-    valid after this object is gone; the file must not be shortened while any of them lives, as with every memory map.
+    Opening reads the header alone. An array has the header's dtype (bfloat16 and float8 from
+    ml_dtypes) and shape, and the file's bytes are read when it is sliced, so a host that holds a
+    shard reads only its slice. The arrays stay valid after this object is gone; the file must not
+    be shortened while any of them lives, as with every memory map.
 
-    Raises CheckpointError if the file is missing, unreadable, not valid safetensors (truncated, header beyond the file
-    or over 100 MB, offsets that overlap, leave holes or disagree with shape and dtype), names a key twice, or holds
-    a dtype that is not in DTYPES.
+    Raises CheckpointError if the file is missing, unreadable, not valid safetensors (truncated,
+    header beyond the file or over 100 MB, offsets that overlap, leave holes or disagree with shape
+    and dtype), names a key twice, or holds a dtype that is not in DTYPES.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not os.path.isfile(self.path):
-            raise CheckpointError(f"{path}: there is no such file; download the checkpoint again or correct the path")
+            raise CheckpointError(
+                f"{path}: there is no such file; download the checkpoint again or correct the path"
+            )
         try:
             _validate(self.path)
             self._tensors = _map_tensors(self.path)
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error}); check its permissions and the disk") from error
+            raise CheckpointError(
+                f"{path}: cannot be read ({error}); check its permissions and the disk"
+            ) from error
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._tensors[name]
@@ -92,41 +101,55 @@ class SafetensorsFile(Mapping[str, np.ndarray]):
 
 
 def check_finite(name: str, array: np.ndarray) -> None:
-    """Raises CheckpointError, with the tensor's name and the count, if a float array holds NaN or Inf.
+    """Raises CheckpointError, with the tensor's name and the count, if a float array holds NaN or
+    Inf.
 
-    Works on the raw bits of any shape and layout, in chunks, at about the speed of memory: for bfloat16 six times that
-    of np.isfinite. Integers and bools pass. Raises TypeError for a dtype whose NaN it does not know.
+    Works on the raw bits of any shape and layout, in chunks, at about the speed of memory: for
+    bfloat16 six times that of np.isfinite. Integers and bools pass. Raises TypeError for a dtype
+    whose NaN it does not know.
     """
     if array.dtype.kind in "biu":
         return
     if array.dtype not in NON_FINITE_BITS:
-        raise TypeError(f"tensor {name!r}: no finite check for dtype {array.dtype}; it must be one of DTYPES")
+        raise TypeError(
+            f"tensor {name!r}: no finite check for dtype {array.dtype}; it must be one of DTYPES"
+        )
     ones = NON_FINITE_BITS[array.dtype]
-    count = sum(np.count_nonzero((chunk & ones) == ones) for chunk in _chunks(array.view(ones.dtype)))
+    count = sum(
+        np.count_nonzero((chunk & ones) == ones) for chunk in _chunks(array.view(ones.dtype))
+    )
     if count:
         raise CheckpointError(
-            f"tensor {name!r}: {count:,} of {array.size:,} values are NaN or infinite (a damaged file or a faulty "
+            f"tensor {name!r}: {count:,} of {array.size:,} values are NaN or infinite (a damaged "
+            f"file or a faulty "
             "conversion); download or convert the checkpoint again"
         )
 
 
 def parse_json_object(raw: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in `raw`, the contents of `path` or its header; CheckpointError if it is not one."""
+    """The JSON object in `raw`, the contents of `path` or its header; CheckpointError if it is not
+    one.
+    """
     value = parse_json(raw, path)
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds a JSON {type(value).__name__}, not an object; download the file again")
+        raise CheckpointError(
+            f"{path}: holds a JSON {type(value).__name__}, not an object; download the file again"
+        )
     return value
 
 
 def parse_json(raw: bytes, path: Path) -> Any:
-    """The JSON in `raw`, the contents of `path`; CheckpointError if it is none or if any object in it names a key
-    twice, which readers resolve differently."""
+    """The JSON in `raw`, the contents of `path`; CheckpointError if it is none or if any object in
+    it names a key twice, which readers resolve differently.
+    """
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = dict(pairs)
         if len(keys) < len(pairs):
             [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
-            raise CheckpointError(f"{path}: duplicate key {twice!r} in its JSON; keep the right one only")
+            raise CheckpointError(
+                f"{path}: duplicate key {twice!r} in its JSON; keep the right one only"
+            )
         return keys
 
     try:
@@ -134,7 +157,9 @@ def parse_json(raw: bytes, path: Path) -> Any:
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error}); download the file again") from error
+        raise CheckpointError(
+            f"{path}: not valid JSON ({error}); download the file again"
+        ) from error
 
 
 def _validate(path: Path) -> None:
@@ -143,7 +168,8 @@ def _validate(path: Path) -> None:
             pass
     except SafetensorError as error:
         raise CheckpointError(
-            f"{path}: not a valid safetensors file ({error}; the file has {path.stat().st_size:,} bytes); download it "
+            f"{path}: not a valid safetensors file ({error}; the file has "
+            f"{path.stat().st_size:,} bytes); download it "
             "again (cut short, or cloned without git-lfs?) or convert the checkpoint again"
         ) from error
 
@@ -159,15 +185,25 @@ def _map_tensors(path: Path) -> dict[str, np.ndarray]:
 
 def _map_tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) -> np.ndarray:
     if not isinstance(entry, dict):  # the library also takes a bare list of the three values
-        raise CheckpointError(f"{path}: the entry of tensor {name!r} is not a JSON object; convert the file again")
+        raise CheckpointError(
+            f"{path}: the entry of tensor {name!r} is not a JSON object; convert the file again"
+        )
     if entry["dtype"] not in DTYPES:
         raise CheckpointError(
             f"{path}: tensor {name!r} has dtype {entry['dtype']}, which is not supported; "
             f"convert it to one of {', '.join(DTYPES)}"
         )
     try:
-        return np.ndarray(entry["shape"], DTYPES[entry["dtype"]], buffer=data, offset=start + entry["data_offsets"][0])
-    except (ValueError, TypeError) as error:  # shapes that the format allows and numpy does not: 65 dimensions
+        return np.ndarray(
+            entry["shape"],
+            DTYPES[entry["dtype"]],
+            buffer=data,
+            offset=start + entry["data_offsets"][0],
+        )
+    except (
+        ValueError,
+        TypeError,
+    ) as error:  # shapes that the format allows and numpy does not: 65 dimensions
         raise CheckpointError(
             f"{path}: tensor {name!r} has shape {entry['shape']}, which is not usable ({error}); "
             "convert the checkpoint again"
@@ -175,8 +211,15 @@ def _map_tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) 
 
 
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """One-dimensional pieces of at most FINITE_CHECK_ELEMENTS elements, in memory order: views where it is dense."""
+    """One-dimensional pieces of at most FINITE_CHECK_ELEMENTS elements, in memory order: views
+    where it is dense.
+    """
     for chunk in np.nditer(
-        array, ["external_loop", "buffered", "zerosize_ok"], order="K", buffersize=FINITE_CHECK_ELEMENTS
+        array,
+        ["external_loop", "buffered", "zerosize_ok"],
+        order="K",
+        buffersize=FINITE_CHECK_ELEMENTS,
     ):
-        yield np.asarray(chunk)  # an array already: numpy's stubs say a tuple, which is for several operands
+        yield np.asarray(
+            chunk
+        )  # an array already: numpy's stubs say a tuple, which is for several operands

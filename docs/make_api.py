@@ -24,7 +24,13 @@ from jaxserve.server.core.embedding import MAX_INPUTS
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.fields import IGNORED, ONLY
-from jaxserve.server.http.types import MAX_PROMPTS, ChatBody, CompletionBody, EmbeddingBody, Sampling
+from jaxserve.server.http.types import (
+    MAX_PROMPTS,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    Sampling,
+)
 from jaxserve.server.readiness import Gate
 from jaxserve.server.security.auth import Tokens
 
@@ -38,8 +44,10 @@ TYPES = {
 
 ROUTES = {
     "/v1/completions": "one prompt or several, as text or token ids; `stream`, `echo`, `logprobs`",
-    "/v1/chat/completions": "a conversation, by the checkpoint's chat template; `stream`, `logprobs`, `tools`",
-    "/v1/embeddings": "one text or several, as text or token ids, of a model that embeds; `encoding_format`",
+    "/v1/chat/completions": "a conversation, by the checkpoint's chat template; `stream`, "
+    "`logprobs`, `tools`",
+    "/v1/embeddings": "one text or several, as text or token ids, of a model that embeds; "
+    "`encoding_format`",
     "/v1/models": "the model that is served",
     "/v1/models/{id:path}": "the same by name",
     "/tokenize": "`prompt` or `messages` to `tokens`",
@@ -54,9 +62,10 @@ ROUTES = {
 
 HEAD = """# jaxserve.v1 and its HTTP face
 
-Written by `python docs/make_api.py` from `jaxserve/v1/*.proto`, the tree of errors and the table of limits: change
-those, not this file. What every field may be is said with it; a value out of its bounds, and a field that the server
-does not know, is `INVALID_ARGUMENT` with the field's path, and nothing else is disturbed by it.
+Written by `python docs/make_api.py` from `jaxserve/v1/*.proto`, the tree of errors and the table
+of limits: change those, not this file. What every field may be is said with it; a value out of its
+bounds, and a field that the server does not know, is `INVALID_ARGUMENT` with the field's path, and
+nothing else is disturbed by it.
 
 """
 
@@ -71,7 +80,9 @@ def descriptors() -> dict[str, FileDescriptorProto]:
         out = Path(folder) / "all.binpb"
         includes = [f"-I{ROOT}", f"-I{files('grpc_tools') / '_proto'}"]
         names = [f"jaxserve/v1/{name}.proto" for name in PROTOS]
-        code = protoc.main(["protoc", *includes, "--include_source_info", f"--descriptor_set_out={out}", *names])
+        code = protoc.main(
+            ["protoc", *includes, "--include_source_info", f"--descriptor_set_out={out}", *names]
+        )
         assert code == 0, "protoc failed"
         found = FileDescriptorSet.FromString(out.read_bytes())
     return {Path(file.name).stem: file for file in found.file}
@@ -96,17 +107,31 @@ def services() -> Iterator[str]:
             yield f"## {service.name}\n\n{comment(file, SERVICE, i)}\n"
             yield "| call | takes | returns | |\n|---|---|---|---|"
             for j, method in enumerate(service.method):
-                takes, returns = (name.rsplit(".", 1)[1] for name in (method.input_type, method.output_type))
+                takes, returns = (
+                    name.rsplit(".", 1)[1] for name in (method.input_type, method.output_type)
+                )
                 stream = "stream of " if method.server_streaming else ""
-                yield f"| {method.name} | {takes} | {stream}{returns} | {comment(file, SERVICE, i, 2, j)} |"
+                yield (
+                    f"| {method.name} | {takes} | {stream}{returns} | "
+                    f"{comment(file, SERVICE, i, 2, j)} |"
+                )
             yield ""
 
 
 def status_map() -> Iterator[str]:
     yield "## Statuses\n"
-    yield "An error is a google.rpc.Status with exactly one ErrorInfo (domain `jaxserve`, the reason below), BadRequest"
-    yield "with the field's path where a field is wrong, RetryInfo and `grpc-retry-pushback-ms` where a later try may"
-    yield "do. Over HTTP it is OpenAI's error object with the reason in small letters, `param` and `Retry-After`.\n"
+    yield (
+        "An error is a google.rpc.Status with exactly one ErrorInfo (domain `jaxserve`, the "
+        "reason below), BadRequest"
+    )
+    yield (
+        "with the field's path where a field is wrong, RetryInfo and `grpc-retry-pushback-ms` "
+        "where a later try may"
+    )
+    yield (
+        "do. Over HTTP it is OpenAI's error object with the reason in small letters, `param` "
+        "and `Retry-After`.\n"
+    )
     yield "| gRPC | HTTP | reason | when |\n|---|---|---|---|"
     for kind in _walk(errors.JaxserveError):
         if kind not in (errors.ModelError, errors.MemoryLimitError):  # a start that fails
@@ -128,7 +153,10 @@ def _when(kind: type) -> str:
         words = line.replace("│", " ").replace("├──", " ").replace("└──", " ").split()
         if words and words[0] == kind.__name__:
             rest = [w for w in words[1:] if w not in (kind.code, str(kind.http_status))]
-            return " ".join(rest) or "a bug: the text is generic, with an id that is in the server's log"
+            return (
+                " ".join(rest)
+                or "a bug: the text is generic, with an id that is in the server's log"
+            )
     return ""
 
 
@@ -144,8 +172,14 @@ def limits() -> Iterator[str]:
 def http() -> Iterator[str]:
     """Routes and fields, from the application itself."""
     yield "## OpenAI's API over HTTP\n"
-    yield "The same service. A field that is null counts as left out; one that is not below is an error that names it."
-    yield "`X-Request-Timeout` (seconds) is the deadline; `x-request-id` is sent back. Errors are OpenAI's error"
+    yield (
+        "The same service. A field that is null counts as left out; one that is not below is "
+        "an error that names it."
+    )
+    yield (
+        "`X-Request-Timeout` (seconds) is the deadline; `x-request-id` is sent back. Errors "
+        "are OpenAI's error"
+    )
     yield "objects, in the middle of a stream as an event. Bounds are those of SamplingParams;"
     yield f"{MAX_PROMPTS} prompts a call, or {MAX_INPUTS:,} texts to embed.\n"
     yield "| method | path | |\n|---|---|---|"
@@ -167,14 +201,29 @@ def http() -> Iterator[str]:
     ):
         yield f"- {name}: " + ", ".join(f"`{field}`" for field in sorted(fields))
     yield ""
-    yield "/v1/embeddings puts around a text what the tokenizer's files say (the end token of Qwen3-Embedding), and no"
-    yield "more: the instruction that a model wants before a query, as in its config_sentence_transformers.json, is the"
-    yield "client's to write. Token ids are taken as they are, and have to be the model's own: LangChain's"
+    yield (
+        "/v1/embeddings puts around a text what the tokenizer's files say (the end token of "
+        "Qwen3-Embedding), and no"
+    )
+    yield (
+        "more: the instruction that a model wants before a query, as in its "
+        "config_sentence_transformers.json, is the"
+    )
+    yield (
+        "client's to write. Token ids are taken as they are, and have to be the model's own: "
+        "LangChain's"
+    )
     yield "OpenAIEmbeddings sends those of OpenAI's vocabulary, unless it is made with"
-    yield "`check_embedding_ctx_length=False`. `dimensions` may be what the model has, and nothing else.\n"
+    yield (
+        "`check_embedding_ctx_length=False`. `dimensions` may be what the model has, and "
+        "nothing else.\n"
+    )
     yield "Accepted, and without effect here:\n"
     yield from (f"- `{field}`: {why}" for field, why in IGNORED.items())
-    yield "\nAccepted, of completions, only where they ask for what happens anyway, unless they are fields above:\n"
+    yield (
+        "\nAccepted, of completions, only where they ask for what happens anyway, unless they "
+        "are fields above:\n"
+    )
     for field, values in ONLY.items():
         yield f"- `{field}`: " + " or ".join(f"`{json.dumps(value)}`" for value in (*values, None))
     yield ""
@@ -192,7 +241,9 @@ def messages() -> Iterator[str]:
         for i, enum in enumerate(file.enum_type):
             yield f"### {enum.name}\n\n{comment(file, ENUM, i)}\n"
             yield "| value | |\n|---|---|"
-            yield from (f"| {v.name} | {comment(file, ENUM, i, 2, j)} |" for j, v in enumerate(enum.value))
+            yield from (
+                f"| {v.name} | {comment(file, ENUM, i, 2, j)} |" for j, v in enumerate(enum.value)
+            )
             yield ""
 
 

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Completion", "EngineOptions", "SamplingParams"]
 
-_HOMES = {"LLM": "llm", "Completion": "completion", "EngineOptions": "config", "SamplingParams": "request"}
+_HOMES = {
+    "LLM": "llm",
+    "Completion": "completion",
+    "EngineOptions": "config",
+    "SamplingParams": "request",
+}
 
 
 def __getattr__(name: str) -> Any:

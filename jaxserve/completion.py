@@ -11,10 +11,12 @@ from jaxserve.tokenizer import StreamDecoder, Tokenizer
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds. queue: until admitted; ttft: until the first token; tpot: per token after it; total: until the end.
+    """Seconds. queue: until admitted; ttft: until the first token; tpot: per token after it; total:
+    until the end.
 
-    The end is known when the launch is done in which it came: with --decode-steps, up to so many steps later.
-    verifications: steps that verified drafts. drafted_tokens, accepted_tokens: theirs, and those that were right.
+    The end is known when the launch is done in which it came: with --decode-steps, up to so many
+    steps later. verifications: steps that verified drafts. drafted_tokens, accepted_tokens: theirs,
+    and those that were right.
     """
 
     queue: float
@@ -48,10 +50,11 @@ class Timings:
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished choice. text leaves out what ended it unless include_stop; token_ids has an end token if one came.
+    """One finished choice. text leaves out what ended it unless include_stop; token_ids has an end
+    token if one came.
 
-    stopped_by: the stop string or token id that ended it. error: set when finish_reason is "error". embedding: of the
-    prompt, D numbers that are float32; None where text is generated.
+    stopped_by: the stop string or token id that ended it. error: set when finish_reason is "error".
+    embedding: of the prompt, D numbers that are float32; None where text is generated.
     """
 
     prompt: str
@@ -72,7 +75,9 @@ class Completion:
         """As plain JSON values; log-probabilities carry their tokens' text."""
 
         def scores(entries: tuple[Logprob, ...] | None) -> list[dict[str, Any]] | None:
-            return None if entries is None else [_logprob_json(entry, tokenizer) for entry in entries]
+            return (
+                None if entries is None else [_logprob_json(entry, tokenizer) for entry in entries]
+            )
 
         return {
             "prompt": self.prompt,
@@ -94,12 +99,16 @@ def _logprob_json(entry: Logprob, tokenizer: Tokenizer) -> dict[str, Any]:
     def one(token: int, logprob: float) -> dict[str, Any]:
         return {"token_id": token, "token": tokenizer.token_text(token), "logprob": logprob}
 
-    return one(entry.token, entry.logprob) | {"top": [one(token, logprob) for token, logprob in entry.top]}
+    return one(entry.token, entry.logprob) | {
+        "top": [one(token, logprob) for token, logprob in entry.top]
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What became final of one choice with an event. logprobs: one for each token; None where nobody asked."""
+    """What became final of one choice with an event. logprobs: one for each token; None where
+    nobody asked.
+    """
 
     text: str
     token_ids: Sequence[int]
@@ -120,7 +129,9 @@ class Delta:
 
 @dataclass
 class Assembler:
-    """Builds one choice's text and log-probabilities from its events. spelled: special tokens that are text here."""
+    """Builds one choice's text and log-probabilities from its events. spelled: special tokens that
+    are text here.
+    """
 
     request: Request
     prompt: str
@@ -160,7 +171,9 @@ class Assembler:
             text,
             self.tokens[fresh],
             None if params.logprobs is None else self._trim(self.logprobs[fresh], params.logprobs),
-            self._trim(event.prompt_logprobs, params.prompt_logprobs) if event.prompt_logprobs else None,
+            self._trim(event.prompt_logprobs, params.prompt_logprobs)
+            if event.prompt_logprobs
+            else None,
         )
 
     @property
@@ -186,7 +199,9 @@ class Assembler:
             index=self.index,
             text="".join(self.pieces),
             token_ids=tuple(self.tokens[:count]),
-            logprobs=tuple(self._trim(self.logprobs[:count], params.logprobs)) if params.logprobs is not None else None,
+            logprobs=tuple(self._trim(self.logprobs[:count], params.logprobs))
+            if params.logprobs is not None
+            else None,
             prompt_logprobs=(
                 tuple(self._trim(self.prompt_logprobs, params.prompt_logprobs))
                 if params.prompt_logprobs is not None and self.index == 0
@@ -201,5 +216,10 @@ class Assembler:
         )
 
     def _trim(self, entries: Sequence[Logprob], alternatives: int | None) -> list[Logprob]:
-        """As many alternatives as were asked for; the device always returns the most that can be asked."""
-        return [Logprob(e.token, e.logprob, tuple(t for t in e.top[:alternatives] if t[0] >= 0)) for e in entries]
+        """As many alternatives as were asked for; the device always returns the most that can be
+        asked.
+        """
+        return [
+            Logprob(e.token, e.logprob, tuple(t for t in e.top[:alternatives] if t[0] >= 0))
+            for e in entries
+        ]

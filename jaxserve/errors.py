@@ -1,30 +1,30 @@
 """The errors of jaxserve, each with its gRPC code, HTTP status and reason.
 
 JaxserveError
-├── RequestError            INVALID_ARGUMENT     400  the client can mend it; `field` is the path in the request
+├── RequestError            INVALID_ARGUMENT     400  `field` is its path in the request
 │   ├── ContextLengthError                            prompt and max_tokens exceed the context
 │   ├── CapacityError                                 can never fit the page pool
-│   ├── ChatError                                     the chat template refuses the messages, or cannot render them
+│   ├── ChatError                                     the chat template cannot render the messages
 │   └── GrammarError                                  cannot be used, or lets no token follow
 ├── RequestIdInUseError     ALREADY_EXISTS       409  a request with this id has not ended yet
-├── ModelNotFoundError      NOT_FOUND            404  another model was asked for than the one that is served
-├── NotBuiltInError         UNIMPLEMENTED        501  the model embeds and was asked to generate, or the other way round
+├── ModelNotFoundError      NOT_FOUND            404  another model is served here
+├── NotBuiltInError         UNIMPLEMENTED        501  the model cannot do this at all
 ├── CredentialError         UNAUTHENTICATED      401  no token, or a wrong one
 ├── AdminOnlyError          PERMISSION_DENIED    403  a client's token where an admin's is needed
-├── QueueFullError          RESOURCE_EXHAUSTED   429  too much waits already; try again after `retry_after`
+├── QueueFullError          RESOURCE_EXHAUSTED   429  the queue is full; `retry_after` says when
 ├── SlowConsumerError       RESOURCE_EXHAUSTED   429  the client does not read what was made for it
-├── RoleError               FAILED_PRECONDITION  421  a client asked a server that computes prompts for others only
-├── AbortedError            CANCELLED            499  ended by AdminService.Abort where no answer could say so
+├── RoleError               FAILED_PRECONDITION  421  the server computes prompts for servers only
+├── AbortedError            CANCELLED            499  ended by Abort before its answer began
 ├── DeadlineError           DEADLINE_EXCEEDED    504  passed, or sure to pass
 ├── UnavailableError        UNAVAILABLE          503  not ready; try again after `retry_after`
 │   ├── LoadingError                                  loading or compiling
 │   ├── DrainingError                                 about to end
 │   └── RestartingError                               the device died or a step hangs
-├── ConfigError             FAILED_PRECONDITION  400  the operator can mend it: a flag, a mesh, a size
-│   ├── ModelError                                    the checkpoint is not one this runtime understands
-│   └── MemoryLimitError                              weights, state and steps need more than a device has
+├── ConfigError             FAILED_PRECONDITION  400  a flag, a mesh or a size is wrong
+│   ├── ModelError                                    the checkpoint is not understood
+│   └── MemoryLimitError                              a device has too little memory
 └── EngineError             INTERNAL             500
-    └── NonFiniteLogitsError                          one row's logits are NaN or Inf; only that request ends
+    └── NonFiniteLogitsError                          a row's logits are NaN or infinite
 """
 
 
@@ -34,7 +34,9 @@ class JaxserveError(Exception):
     code = "INTERNAL"
     http_status = 500
     reason = "INTERNAL"
-    retry_after: float | None = None  # seconds after which a client may try again; None: it need not
+    retry_after: float | None = (
+        None  # seconds after which a client may try again; None: it need not
+    )
 
 
 class RequestError(JaxserveError, ValueError):

@@ -1,4 +1,6 @@
-"""python -m jaxserve.generate: text or a conversation from a checkpoint, on whatever machine this is."""
+"""python -m jaxserve.generate: text or a conversation from a checkpoint, on whatever machine this
+is.
+"""
 
 import argparse
 import sys
@@ -12,7 +14,13 @@ from checkpoints.errors import CheckpointError
 from jaxserve.chat.conversation import Conversation
 from jaxserve.cli.compilation_cache import use_compilation_cache
 from jaxserve.cli.exits import BAD_INPUT, complain, exit_code
-from jaxserve.cli.flags import check_chat_flags, draft_model, engine_options, parser, sampling_params
+from jaxserve.cli.flags import (
+    check_chat_flags,
+    draft_model,
+    engine_options,
+    parser,
+    sampling_params,
+)
 from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
 from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, summary
 from jaxserve.cluster.bootstrap import Hosts, Pod, join, leave
@@ -32,9 +40,11 @@ EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, Kerne
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0, or 2 when something asked for cannot be done (each such thing is one line on standard error).
+    """Exit code: 0, or 2 when something asked for cannot be done (each such thing is one line on
+    standard error).
 
-    130 after Ctrl-C, 141 when whoever reads standard output went away: what a shell reports for those signals.
+    130 after Ctrl-C, 141 when whoever reads standard output went away: what a shell reports for
+    those signals.
     """
     args = parser().parse_args(arguments)
     console = Console(stderr=True, highlight=False)
@@ -50,9 +60,15 @@ def generate(args: argparse.Namespace, console: Console) -> int:
         turns = read_turns(args) if pod.leads and args.chat else []
         use_compilation_cache(args.compilation_cache)
         with open_llm(args, console, pod) as llm:
-            console.print("weights " + describe(sizes_of(llm.model.params)), style="dim", soft_wrap=True)
+            console.print(
+                "weights " + describe(sizes_of(llm.model.params)), style="dim", soft_wrap=True
+            )
             if llm.draft:
-                console.print("draft model " + describe(sizes_of(llm.draft.params)), style="dim", soft_wrap=True)
+                console.print(
+                    "draft model " + describe(sizes_of(llm.draft.params)),
+                    style="dim",
+                    soft_wrap=True,
+                )
             if pod.leads is False:
                 return pod.follow(llm.runner)
             if args.chat:
@@ -62,7 +78,10 @@ def generate(args: argparse.Namespace, console: Console) -> int:
 
 def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
     loading, compiling = Bar(console, "loading"), Bar(console, "compiling")
-    options, mesh = engine_options(args), MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
+    options, mesh = (
+        engine_options(args),
+        MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor),
+    )
     pod.agree("start", partial(facts_of_start, mesh, args.dtype, args.weights, options))
     with loading:
         llm = LLM(
@@ -78,37 +97,66 @@ def open_llm(args: argparse.Namespace, console: Console, pod: Pod) -> LLM:
             new_runner=pod.new_runner,
         )
     model = llm.model
-    pod.agree("engine", partial(facts_of_engine, model.spec, model.params, model.weights, llm.runner.config))
+    pod.agree(
+        "engine",
+        partial(facts_of_engine, model.spec, model.params, model.weights, llm.runner.config),
+    )
     return llm
 
 
-def run(llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, console: Console) -> int:
-    """Generate for every prompt that can run; the others get their error line and leave the rest undisturbed."""
+def run(
+    llm: LLM, prompts: list[str], params: SamplingParams, as_json: bool, console: Console
+) -> int:
+    """Generate for every prompt that can run; the others get their error line and leave the rest
+    undisturbed.
+    """
     prepared: list[Prepared] = []
     numbers: list[int] = []  # of the prompts that run, among all
     code = 0
     for number, prompt in enumerate(prompts):
         try:
-            prepared.append(llm.prepare(prompt, params, f"prompt {number + 1}" if len(prompts) > 1 else "prompt"))
+            prepared.append(
+                llm.prepare(
+                    prompt, params, f"prompt {number + 1}" if len(prompts) > 1 else "prompt"
+                )
+            )
             numbers.append(number)
         except RequestError as error:
             code = complain(error)
-    printer = JsonPrinter(llm.model.tokenizer) if as_json else TextPrinter(alone=len(prompts) * params.n == 1)
+    printer = (
+        JsonPrinter(llm.model.tokenizer)
+        if as_json
+        else TextPrinter(alone=len(prompts) * params.n == 1)
+    )
     llm.warm_up(prepared)
     started, done = time.monotonic(), list[Completion]()
-    for delta in _in_order(llm.run(prepared), [(i, k) for i in range(len(prepared)) for k in range(params.n)]):
+    for delta in _in_order(
+        llm.run(prepared), [(i, k) for i in range(len(prepared)) for k in range(params.n)]
+    ):
         printer.show(numbers[delta.prompt_index], delta)
         if delta.completion:
             done.append(delta.completion)
             if delta.completion.error:
                 code = complain(delta.completion.error)
     if done:
-        console.print(summary(done, time.monotonic() - started, llm.padding_share), style="dim", soft_wrap=True)
+        console.print(
+            summary(done, time.monotonic() - started, llm.padding_share),
+            style="dim",
+            soft_wrap=True,
+        )
     return code
 
 
-def talk(llm: LLM, turns: Iterable[str], params: SamplingParams, args: argparse.Namespace, console: Console) -> int:
-    """Answer the turns of a conversation, each before the next is read; one that cannot be answered is forgotten."""
+def talk(
+    llm: LLM,
+    turns: Iterable[str],
+    params: SamplingParams,
+    args: argparse.Namespace,
+    console: Console,
+) -> int:
+    """Answer the turns of a conversation, each before the next is read; one that cannot be answered
+    is forgotten.
+    """
     llm.chat_template  # noqa: B018 (before anybody types: ChatError when there is none)
     printer = JsonPrinter(llm.model.tokenizer) if args.json else TextPrinter(alone=True)
     stream = partial(llm.stream, params=params)
@@ -116,12 +164,16 @@ def talk(llm: LLM, turns: Iterable[str], params: SamplingParams, args: argparse.
     conversation.hold(turns)
     if conversation.done:
         seconds = sum(completion.timings.total for completion in conversation.done)
-        console.print(summary(conversation.done, seconds, llm.padding_share), style="dim", soft_wrap=True)
+        console.print(
+            summary(conversation.done, seconds, llm.padding_share), style="dim", soft_wrap=True
+        )
     return BAD_INPUT if conversation.failed else 0
 
 
 def _in_order(deltas: Iterator[Delta], order: list[tuple[int, int]]) -> Iterator[Delta]:
-    """One choice after the other: the first unfinished one live; what comes early for later ones waits for its turn."""
+    """One choice after the other: the first unfinished one live; what comes early for later ones
+    waits for its turn.
+    """
     early: dict[tuple[int, int], list[Delta]] = {key: [] for key in order}
     turns = iter(order)
     turn = next(turns, None)

@@ -48,20 +48,22 @@ def _names(prompts: Sequence[Prompt]) -> list[str]:
 
 
 class LLM:
-    """A checkpoint ready to generate, or to embed. Close it, or use it in a `with`, to free its device memory.
+    """A checkpoint ready to generate, or to embed. Close it, or use it in a `with`, to free its
+    device memory.
 
-    model: a folder as Hugging Face publishes it, or of checkpoints.convert. dtype: auto, float32, bfloat16. weights:
-    auto (as stored), or quantized as models/quant.py has it: int8, fp8, int4, int4-g32 and so on. options: the engine's
-    knobs. mesh: how many devices to spread over. devices: of which it takes the first; None: all that there are.
-    chat_template: a file to use instead of the folder's chat template.
-    tool_parser, reasoning_parser: how a server reads the answers to conversations (see choose_forms); text stays whole
-    here. draft_model: a folder of a smaller model with the same tokens, for options that speculate with it.
-    grammar_bounds: of structured output. on_load, on_compile: called with (done, total, what) as it gets ready.
-    new_runner: makes what drives the devices.
-    Errors: CheckpointError, TokenizerError, ShardingError, ConfigError, KernelError; later RequestError for what a
-    client can mend, EngineError once the LLM is closed or a step has failed. One line each. Steps are compiled when
-    the first prompts that need them come, before any of them runs. Not thread-safe; installs no signal handlers; sets
-    no environment variable and no jax.config.
+    model: a folder as Hugging Face publishes it, or of checkpoints.convert. dtype: auto, float32,
+    bfloat16. weights: auto (as stored), or quantized as models/quant.py has it: int8, fp8, int4,
+    int4-g32 and so on. options: the engine's knobs. mesh: how many devices to spread over. devices:
+    of which it takes the first; None: all that there are. chat_template: a file to use instead of
+    the folder's chat template. tool_parser, reasoning_parser: how a server reads the answers to
+    conversations (see choose_forms); text stays whole here. draft_model: a folder of a smaller
+    model with the same tokens, for options that speculate with it. grammar_bounds: of structured
+    output. on_load, on_compile: called with (done, total, what) as it gets ready. new_runner: makes
+    what drives the devices. Errors: CheckpointError, TokenizerError, ShardingError, ConfigError,
+    KernelError; later RequestError for what a client can mend, EngineError once the LLM is closed
+    or a step has failed. One line each. Steps are compiled when the first prompts that need them
+    come, before any of them runs. Not thread-safe; installs no signal handlers; sets no environment
+    variable and no jax.config.
     """
 
     def __init__(
@@ -125,12 +127,14 @@ class LLM:
     # ---- the calls
 
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
         """All completions: in the order of the prompts, a prompt's n choices one after the other.
 
-        params: one for all, or one per prompt. Log-probabilities of the prompt come with choice 0. RequestError names
-        the first prompt that cannot run; nothing runs then.
+        params: one for all, or one per prompt. Log-probabilities of the prompt come with choice 0.
+        RequestError names the first prompt that cannot run; nothing runs then.
         """
         self._check(embed=False)
         names = _names(prompts)
@@ -143,23 +147,35 @@ class LLM:
     ) -> list[Completion]:
         """generate() for a conversation, or for a list of conversations.
 
-        A conversation is a list of {"role": ..., "content": ...}; the checkpoint's chat template makes a prompt of it,
-        which is the completion's `prompt`. Names of special tokens in the messages are text. RequestError names what
-        is wrong by its path, such as messages[2].role; ChatError is what the template has to say. To stream an answer,
-        give stream() a conversation.
+        A conversation is a list of {"role": ..., "content": ...}; the checkpoint's chat template
+        makes a prompt of it, which is the completion's `prompt`. Names of special tokens in the
+        messages are text. RequestError names what is wrong by its path, such as messages[2].role;
+        ChatError is what the template has to say. To stream an answer, give stream() a
+        conversation.
         """
         self._check(embed=False)
-        many = isinstance(messages, Sequence) and messages and all(isinstance(m, list | tuple) for m in messages)
-        named = {f"messages[{i}]": m for i, m in enumerate(messages)} if many else {"messages": messages}
-        return self._complete([self._chat.render(m, name) for name, m in named.items()], params, list(named))
+        many = (
+            isinstance(messages, Sequence)
+            and messages
+            and all(isinstance(m, list | tuple) for m in messages)
+        )
+        named = (
+            {f"messages[{i}]": m for i, m in enumerate(messages)}
+            if many
+            else {"messages": messages}
+        )
+        return self._complete(
+            [self._chat.render(m, name) for name, m in named.items()], params, list(named)
+        )
 
     def embed(self, prompts: Sequence[str | Sequence[int]]) -> list[np.ndarray]:
         """The embedding of every prompt, float32 [D] of length 1, from a model that embeds.
 
-        A text gets the tokens that the tokenizer's files put around it; token ids are taken as they are. Instructions,
-        such as the prompts of config_sentence_transformers.json, are for the caller to write before the text.
-        RequestError names the first prompt that cannot run; NotBuiltInError where the model generates, and where it
-        embeds, from the calls that generate.
+        A text gets the tokens that the tokenizer's files put around it; token ids are taken as they
+        are. Instructions, such as the prompts of config_sentence_transformers.json, are for the
+        caller to write before the text. RequestError names the first prompt that cannot run;
+        NotBuiltInError where the model generates, and where it embeds, from the calls that
+        generate.
         """
         self._check(embed=True)
         names = _names(prompts)
@@ -177,21 +193,36 @@ class LLM:
         self.prompts.check_purpose(embed)
 
     def _complete(
-        self, prompts: list[Rendered], params: SamplingParams | Sequence[SamplingParams] | None, names: list[str]
+        self,
+        prompts: list[Rendered],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        names: list[str],
     ) -> list[Completion]:
-        each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else params
+        each = (
+            [params] * len(prompts)
+            if params is None or isinstance(params, SamplingParams)
+            else params
+        )
         if len(each) != len(prompts):
-            raise RequestError("params", f"{len(each)} for {len(prompts)} prompts; give one for all, or one per prompt")
+            raise RequestError(
+                "params",
+                f"{len(each)} for {len(prompts)} prompts; give one for all, or one per prompt",
+            )
         prepared = list(map(self._checked, prompts, each, names))
         done = {(d.prompt_index, d.index): d.completion for d in self.run(prepared) if d.completion}
         return [done[key] for key in sorted(done)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
-        """The same for one prompt, piece by piece. Leaving the iterator early aborts the request."""
+        """The same for one prompt, piece by piece. Leaving the iterator early aborts the
+        request."""
         return self.run([self.prepare(prompt, params)])
 
-    def prepare(self, prompt: Prompt, params: SamplingParams | None = None, name: str = "") -> Prepared:
-        """Tokenize and check one prompt; RequestError, with `name` as the field, when it could never run."""
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams | None = None, name: str = ""
+    ) -> Prepared:
+        """Tokenize and check one prompt; RequestError, with `name` as the field, when it could
+        never run.
+        """
         self._check(embed=False)
         name = name or ("messages" if is_conversation(prompt) else "prompt")
         return self._checked(self.prompts.encode(prompt, name), params, name)
@@ -203,9 +234,11 @@ class LLM:
         return self.prompts.check(prompt, params, name, id=str(self._next_id), grammar=grammar)
 
     def run(self, prompts: Sequence[Prepared]) -> Iterator[Delta]:
-        """Run checked prompts together and yield their news as it comes; an abandoned iterator aborts what is left.
+        """Run checked prompts together and yield their news as it comes; an abandoned iterator
+        aborts what is left.
 
-        Several iterators may be open at once; whichever is asked for its next piece moves all of them on.
+        Several iterators may be open at once; whichever is asked for its next piece moves all of
+        them on.
         """
         if not prompts:
             return
@@ -259,17 +292,22 @@ class LLM:
             self._live.pop(request_id, None)
             self.engine.abort(request_id)
         while not self._live and self.engine.has_work:
-            self._pump()  # nobody else is running: see the aborted ones out, so that their pages are back
+            # nobody else is running: see the aborted ones out, so that their pages are back
+            self._pump()
 
     # ---- getting ready, and figures
 
     @property
     def chat_template(self) -> str:
-        """The source of the template that conversations are rendered with; ChatError when there is none."""
+        """The source of the template that conversations are rendered with; ChatError when there is
+        none.
+        """
         return self._chat.template.source
 
     def warm_up(self, prompts: Sequence[Prepared] | None = None) -> None:
-        """Compile what these prompts can reach (None: everything), as far as that has not happened yet."""
+        """Compile what these prompts can reach (None: everything), as far as that has not happened
+        yet.
+        """
         self.engine.check_usable()
         plan = self.runner.buckets
         if not prompts:
@@ -288,11 +326,15 @@ class LLM:
         self.measure_steps()
 
     def measure_steps(self) -> None:
-        """Where tokens are drafted: how long steps take that were compiled since the last time, so that drafts pay."""
+        """Where tokens are drafted: how long steps take that were compiled since the last time, so
+        that drafts pay.
+        """
         speculation, compiled = self.engine.scheduler.speculation, self.runner.compiled
         if speculation and compiled != self._measured:
             config = self.runner.config
-            speculation.costs = measure(self.runner, compiled, config.lanes, no_row=config.max_batch)
+            speculation.costs = measure(
+                self.runner, compiled, config.lanes, no_row=config.max_batch
+            )
             self._measured = compiled
 
     @property
@@ -302,7 +344,9 @@ class LLM:
         return 1 - total.live_tokens / total.computed_tokens if total.computed_tokens else 0.0
 
     def close(self) -> None:
-        """Free parameters, pages and rows; a second time does nothing. Streams that are open end with EngineError."""
+        """Free parameters, pages and rows; a second time does nothing. Streams that are open end
+        with EngineError.
+        """
         self._chat.close()
         self._grammars.close()
         self.engine.close()

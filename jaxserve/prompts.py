@@ -11,14 +11,17 @@ from jaxserve.structure import Grammar
 from jaxserve.structure.grammars import Grammars
 from jaxserve.tokenizer import Tokenizer, TokenizerError
 
-Prompt = str | Sequence[int] | Sequence[Message]  # text, its token ids, or a conversation that awaits its answer
+Prompt = (
+    str | Sequence[int] | Sequence[Message]
+)  # text, its token ids, or a conversation that awaits its answer
 MaxTokens = Callable[[Request, str], int]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prompt that was checked: it can run. reading: how its answer is to be read, where it is a conversation's; with
-    echo it is whole."""
+    """A prompt that was checked: it can run. reading: how its answer is to be read, where it is a
+    conversation's; with echo it is whole.
+    """
 
     request: Request
     text: str
@@ -46,21 +49,30 @@ class Prompts:
     embeds: bool = False
 
     def check_purpose(self, embed: bool) -> None:
-        """NotBuiltInError when the model does not do what is asked for: to embed, or else to generate."""
+        """NotBuiltInError when the model does not do what is asked for: to embed, or else to
+        generate.
+        """
         if embed and not self.embeds:
-            raise NotBuiltInError("this model generates text and makes no embeddings (serve one that embeds)")
+            raise NotBuiltInError(
+                "this model generates text and makes no embeddings (serve one that embeds)"
+            )
         if self.embeds and not embed:
-            raise NotBuiltInError("this model makes embeddings and generates no text (ask for embeddings)")
+            raise NotBuiltInError(
+                "this model makes embeddings and generates no text (ask for embeddings)"
+            )
 
     def encode(self, prompt: Prompt, name: str, tools: Tools | None = None) -> Rendered:
-        """Text and token ids; RequestError with `name` as the field. From any thread. tools: of a conversation."""
+        """Text and token ids; RequestError with `name` as the field. From any thread. tools: of a
+        conversation.
+        """
         if is_conversation(prompt):
             return self.chat.render(prompt, name, tools)
         if not isinstance(prompt, str):
             # Before anything is done with each of them: a message holds millions.
             if isinstance(prompt, Sized) and len(prompt) > self.max_context:
                 raise ContextLengthError(
-                    name, f"has {len(prompt)} tokens; the context is {self.max_context} (shorten it)"
+                    name,
+                    f"has {len(prompt)} tokens; the context is {self.max_context} (shorten it)",
                 )
             ids = integers(name, prompt)
             return Rendered(self.decode(ids, name), ids)
@@ -70,22 +82,34 @@ class Prompts:
             raise RequestError(name, str(error)) from None
 
     def decode(self, ids: Sequence[int], name: str) -> str:
-        """The text of token ids, without special tokens; RequestError, with `name` as the field, for unknown ones."""
+        """The text of token ids, without special tokens; RequestError, with `name` as the field,
+        for unknown ones.
+        """
         check_token_ids(name, ids, self.vocab_size)
         return self.tokenizer.decode(ids)
 
     def constrain(self, prompt: Rendered, params: SamplingParams) -> SamplingParams:
-        """With the grammar of the calls that are to be made, if any; RequestError for what does not go together."""
+        """With the grammar of the calls that are to be made, if any; RequestError for what does not
+        go together.
+        """
         if prompt.structure:
             if params.structure:
-                problem = "is given together with calls that follow a grammar of their own; leave out one of them"
+                problem = (
+                    "is given together with calls that follow a grammar of their own; "
+                    "leave out one of them"
+                )
                 raise RequestError(params.structure.field, problem)
             params = replace(params, structure=prompt.structure)
         elif params.structure and prompt.reading.names:
-            problem = "is given together with tools, whose calls it would forbid; leave out one of them"
+            problem = (
+                "is given together with tools, whose calls it would forbid; leave out one of them"
+            )
             raise RequestError(params.structure.field, problem)
         elif params.structure and prompt.reading.opened:
-            problem = "is given, but the chat template has the answer begin inside of a thought (leave it out)"
+            problem = (
+                "is given, but the chat template has the answer begin inside of a thought "
+                "(leave it out)"
+            )
             raise RequestError(params.structure.field, problem)
         return params
 

@@ -1,4 +1,6 @@
-"""What a client asks for: a prompt and sampling parameters, with the bounds that every door enforces."""
+"""What a client asks for: a prompt and sampling parameters, with the bounds that every door
+enforces.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,18 +26,21 @@ MAX_SEED = 2**64 - 1
 class SamplingParams:
     """How to choose tokens. Processors run in this order:
 
-    1. allowed_token_ids and structure (all others out), logit_bias (added), min_tokens (end tokens out until then);
-    2. repetition_penalty (tokens of prompt and output), then presence_penalty and frequency_penalty (of the output);
+    1. allowed_token_ids and structure (all others out), logit_bias (added), min_tokens (end tokens
+       out until then);
+    2. repetition_penalty (tokens of prompt and output), then presence_penalty and frequency_penalty
+       (of the output);
     3. temperature; 4. min_p; 5. top_k; 6. top_p; then one token is drawn by Gumbel-max.
 
-    temperature 0 takes the most probable token after 1 and 2. Log-probabilities, of chosen tokens, alternatives and
-    prompt alike, are those of the model's own distribution, before any of these.
+    temperature 0 takes the most probable token after 1 and 2. Log-probabilities, of chosen tokens,
+    alternatives and prompt alike, are those of the model's own distribution, before any of these.
 
-    logprobs: how many alternatives to report with the chosen token; None reports nothing, 0 only the chosen token's.
-    prompt_logprobs: the same for every prompt token but the first. max_tokens None: as many as the context leaves.
-    include_stop: the text keeps the stop string, or what the end token spells, that ended it. structure: what the text
-    has to follow, if it is not cut off by max_tokens or a stop; the grammar alone says where it may end.
-    RequestError names the field that is out of its bounds.
+    logprobs: how many alternatives to report with the chosen token; None reports nothing, 0 only
+    the chosen token's. prompt_logprobs: the same for every prompt token but the first. max_tokens
+    None: as many as the context leaves. include_stop: the text keeps the stop string, or what the
+    end token spells, that ended it. structure: what the text has to follow, if it is not cut off by
+    max_tokens or a stop; the grammar alone says where it may end. RequestError names the field that
+    is out of its bounds.
     """
 
     temperature: float = 1.0
@@ -70,16 +75,25 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(name, f"is {getattr(self, name)!r}; it must be true or false")
         if self.top_p == 0:
-            raise RequestError("top_p", "is 0, which keeps no token; for the most probable token use temperature 0")
+            raise RequestError(
+                "top_p", "is 0, which keeps no token; for the most probable token use temperature 0"
+            )
         self._set("stop", _stop_strings(self.stop))
-        self._set("stop_token_ids", integers("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS))
+        self._set(
+            "stop_token_ids", integers("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS)
+        )
         self._set("logit_bias", _biases(self.logit_bias))
         if self.allowed_token_ids is not None:
-            self._set("allowed_token_ids", integers("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS))
+            self._set(
+                "allowed_token_ids",
+                integers("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS),
+            )
             if not self.allowed_token_ids:
                 raise RequestError("allowed_token_ids", "is empty: no token could ever be chosen")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens})")
+            raise RequestError(
+                "min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens})"
+            )
 
         self._check_structure()
 
@@ -90,14 +104,20 @@ class SamplingParams:
             raise RequestError("structure", f"is {self.structure!r:.80}; give a Structure")
         for name in ("min_tokens", "ignore_eos"):
             if value := getattr(self, name):
-                problem = f"is {value}, but {self.structure.field} says where the text ends; leave out one of them"
+                problem = (
+                    f"is {value}, but {self.structure.field} says where the text ends; "
+                    f"leave out one of them"
+                )
                 raise RequestError(name, problem)
 
     def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # frozen for everybody else: numpy's numbers become Python's here
+        object.__setattr__(
+            self, name, value
+        )  # frozen for everybody else: numpy's numbers become Python's here
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """RequestError when the parameters name a token id that is not of the model's vocabulary."""
+        """RequestError when the parameters name a token id that is not of the model's
+        vocabulary."""
         sets = {
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids or (),
@@ -128,7 +148,9 @@ _COUNTS = (
 
 def _number(name: str, value: object, low: float, high: float) -> float:
     try:
-        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+        number = (
+            float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+        )
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
@@ -153,7 +175,8 @@ def _entries(name: str, values: object, what: str) -> Iterable[object]:
 
 
 def integers(name: str, values: object, limit: int | None = None) -> tuple[int, ...]:
-    """A list of token ids as plain ints, whatever kind of integers it has; RequestError when it is something else.
+    """A list of token ids as plain ints, whatever kind of integers it has; RequestError when it is
+    something else.
 
     limit: how many it may have, which is asked before any of them is looked at.
     """
@@ -176,15 +199,21 @@ def _stop_strings(values: object) -> tuple[str, ...]:
         try:
             size = len(text.encode("utf-8")) if isinstance(text, str) else 0
         except UnicodeEncodeError:
-            raise RequestError("stop", f"entry {position} is {text!r}, which is not valid Unicode") from None
+            raise RequestError(
+                "stop", f"entry {position} is {text!r}, which is not valid Unicode"
+            ) from None
         if not 1 <= size <= MAX_STOP_BYTES:
-            raise RequestError("stop", f"each entry must be a string of 1 to {MAX_STOP_BYTES} bytes")
+            raise RequestError(
+                "stop", f"each entry must be a string of 1 to {MAX_STOP_BYTES} bytes"
+            )
     return texts  # type: ignore[return-value]
 
 
 def _biases(values: object) -> dict[int, float]:
     if not isinstance(values, Mapping):
-        raise RequestError("logit_bias", f"is {values!r:.80}; give a mapping of token ids to numbers")
+        raise RequestError(
+            "logit_bias", f"is {values!r:.80}; give a mapping of token ids to numbers"
+        )
     if len(values) > MAX_BIASES:
         raise RequestError("logit_bias", f"has {len(values)} entries; the limit is {MAX_BIASES}")
     return {
@@ -197,19 +226,22 @@ def check_token_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """RequestError naming the first id that is not in 0..vocab_size-1."""
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
-            raise RequestError(name, f"entry {position} is {token}; the vocabulary has ids 0 to {vocab_size - 1}")
+            raise RequestError(
+                name, f"entry {position} is {token}; the vocabulary has ids 0 to {vocab_size - 1}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """A prompt as token ids, on its way to the engine.
 
-    priority: lower goes first; ties by arrival. salt: requests share cached pages only with requests of the same salt.
-    deadline: on the engine's monotonic clock; whoever set it aborts the request then, the engine only leaves the time
-    for that: it launches several decodes as one only when no deadline lies inside.
-    since: when it had been tokenized, before it was handed over, on the engine's clock; None: when it reaches it.
-    prompt: plain ints (see `integers`). eos_ids: the model's end tokens, which count unless `params.ignore_eos`.
-    grammar: what the output has to follow; None: nothing.
+    priority: lower goes first; ties by arrival. salt: requests share cached pages only with
+    requests of the same salt. deadline: on the engine's monotonic clock; whoever set it aborts the
+    request then, the engine only leaves the time for that: it launches several decodes as one only
+    when no deadline lies inside. since: when it had been tokenized, before it was handed over, on
+    the engine's clock; None: when it reaches it. prompt: plain ints (see `integers`). eos_ids: the
+    model's end tokens, which count unless `params.ignore_eos`. grammar: what the output has to
+    follow; None: nothing.
     """
 
     id: str
@@ -223,12 +255,16 @@ class Request:
     grammar: Grammar | None = None
 
     def check(self, vocab_size: int, name: str = "prompt") -> None:
-        """RequestError when ids are out of range (`name` is the prompt's field) or the parameters contradict them."""
+        """RequestError when ids are out of range (`name` is the prompt's field) or the parameters
+        contradict them.
+        """
         check_token_ids(name, self.prompt, vocab_size)
         self.params.check_vocabulary(vocab_size)
         allowed = self.params.allowed_token_ids
         if allowed is not None and self.params.min_tokens and self.end_ids.issuperset(allowed):
-            raise RequestError("allowed_token_ids", "has only end tokens, and min_tokens keeps those out")
+            raise RequestError(
+                "allowed_token_ids", "has only end tokens, and min_tokens keeps those out"
+            )
 
     @cached_property
     def end_ids(self) -> frozenset[int]:

@@ -11,10 +11,11 @@ START_SECONDS = 60.0
 
 
 class LineProcess:
-    """One request after the other; for use from several threads. The process says {} in a line when it is ready.
+    """One request after the other; for use from several threads. The process says {} in a line when
+    it is ready.
 
-    It starts with the first request. It is killed when an answer takes longer than `seconds` (of clock time), and
-    whenever it has died the next request starts another.
+    It starts with the first request. It is killed when an answer takes longer than `seconds` (of
+    clock time), and whenever it has died the next request starts another.
     """
 
     def __init__(self, command: Sequence[str], seconds: float, max_answer_bytes: int) -> None:
@@ -49,7 +50,9 @@ class LineProcess:
                 raise ChildProcessError("the process does not start")
         return self._process
 
-    def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> dict[str, Any] | None:
+    def _exchange(
+        self, process: subprocess.Popen[bytes], line: bytes, seconds: float
+    ) -> dict[str, Any] | None:
         """The answer to a line; None, and the process is gone, when there is none in time."""
         assert process.stdin and process.stdout
         late = Event()
@@ -73,7 +76,9 @@ class LineProcess:
             watchdog.cancel()
             watchdog.join()
         whole = answer.endswith(b"\n")
-        if late.is_set() or not whole:  # killed though it answered at the last moment: the next request needs another
+        if (
+            late.is_set() or not whole
+        ):  # killed though it answered at the last moment: the next request needs another
             self._end()
         return json.loads(answer) if whole else None
 

@@ -56,7 +56,9 @@ EXPECTED = (JaxserveError, CheckpointError, TokenizerError, ShardingError, Kerne
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 after a drain, 2 when something asked for cannot be done, 70 when the engine failed."""
+    """Exit code: 0 after a drain, 2 when something asked for cannot be done, 70 when the engine
+    failed.
+    """
     args = parser().parse_args(arguments)
     configure(args.log_format, args.log_level)
     return leave(exit_code(lambda: run(args), EXPECTED))
@@ -80,7 +82,9 @@ def run(args: argparse.Namespace) -> int:
         return code
 
 
-def follow(args: argparse.Namespace, console: Console, pod: "Follower", manifest: Manifest | None) -> int:
+def follow(
+    args: argparse.Namespace, console: Console, pod: "Follower", manifest: Manifest | None
+) -> int:
     """What another host of the pod does: it computes, and only its leader is asked."""
     with healthy(args.host, args.port), open_llm(args, console, pod, manifest) as llm:
         on_signals(pod.leave)
@@ -98,14 +102,19 @@ async def serve(
     """apart: where prompts have a mesh of their own. resources: closes the models in the end."""
     gate, loop = Gate(), asyncio.get_running_loop()
     metrics = Metrics(
-        lambda: gate.served.compiles_after_ready() if gate.served else 0, lambda: gate.phase is Phase.READY
+        lambda: gate.served.compiles_after_ready() if gate.served else 0,
+        lambda: gate.phase is Phase.READY,
     )
     role = role_of(disaggregation(args), gate, metrics.registry)
     provider = open_provider() if args.otel else None
     if provider:
         resources.callback(provider.shutdown)  # sends what is left
-    listeners = Listeners(gate, limits(args), tokens(args), metrics.text, metrics.families, role.faces)
-    lifecycle = Lifecycle(gate, listeners.stop, args.drain_timeout, args.step_timeout, leaving=lambda: role.leaving)
+    listeners = Listeners(
+        gate, limits(args), tokens(args), metrics.text, metrics.families, role.faces
+    )
+    lifecycle = Lifecycle(
+        gate, listeners.stop, args.drain_timeout, args.step_timeout, leaving=lambda: role.leaving
+    )
     await listeners.start(args, lifecycle.drain, lifecycle.fail)
     lifecycle.watch_signals()
 
@@ -118,15 +127,23 @@ async def serve(
 
     def load() -> Served:
         first, second = places(apart, jax.devices()) if apart else (None, None)
-        prefill = load_prefill(first) if first else None  # ready before the other engine begins to count compiles
+        prefill = (
+            load_prefill(first) if first else None
+        )  # ready before the other engine begins to count compiles
         llm = resources.enter_context(open_llm(args, console, pod, manifest, second))
         handshake = handshake_of(llm) if args.role != "both" else None
-        model, engine = model_card(llm, args.served_model_name or args.model.resolve().name), engine_card(llm)
+        model, engine = (
+            model_card(llm, args.served_model_name or args.model.resolve().name),
+            engine_card(llm),
+        )
         introduce(model, engine, console)
         if role.introduction:
             console.print(f"role     {role.introduction}", soft_wrap=True, markup=False)
         if llm.draft:
-            console.print(f"drafts   {args.draft_model}: {describe(sizes_of(llm.draft.params))}", soft_wrap=True)
+            console.print(
+                f"drafts   {args.draft_model}: {describe(sizes_of(llm.draft.params))}",
+                soft_wrap=True,
+            )
         compile_all(llm, console, manifest)
         observers = (metrics, RequestLog(), *([Traces(provider, model.name)] if provider else []))
         decodes = role
@@ -137,9 +154,13 @@ async def serve(
         service, thread = assemble(llm, limits(args), observers, loop, lifecycle.fail, decodes)
         loop.call_soon_threadsafe(role.open, handshake)
         if mixture := llm.model.spec.mixture:
-            loop.call_soon_threadsafe(metrics.watch_experts, mixture.layers, thread, llm.runner.expert_load)
+            loop.call_soon_threadsafe(
+                metrics.watch_experts, mixture.layers, thread, llm.runner.expert_load
+            )
         gc.collect()
-        gc.freeze()  # modules and compiled steps stay: every full collection would hold all up to walk them again
+        # modules and compiled steps stay: every full collection would hold all up to walk them
+        # again
+        gc.freeze()
         compiles, steps = (lambda: llm.runner.compiles_after_ready), (lambda: step_use(llm))
         return Served(service, thread, model, engine, compiles, steps, handshake, prefill)
 
@@ -167,7 +188,9 @@ async def serve(
 
 
 def use_bundle(args: argparse.Namespace) -> Manifest:
-    """ConfigError when it is not whole, of another version, or for something else than what is asked."""
+    """ConfigError when it is not whole, of another version, or for something else than what is
+    asked.
+    """
     manifest = open_bundle(args.bundle)
     check_bundle(args, manifest)
     read_compiled(args.bundle / CACHE)
@@ -188,7 +211,12 @@ def open_llm(
     if prefills := place is not None and place.prefills:
         options = replace(options, speculate="off", draft_tokens=None)
     if manifest:
-        options, dtype, weights, mesh = manifest.options(), manifest.dtype, manifest.weights, manifest.axes
+        options, dtype, weights, mesh = (
+            manifest.options(),
+            manifest.dtype,
+            manifest.weights,
+            manifest.axes,
+        )
     pod.agree("start", partial(facts_of_start, mesh, dtype, weights, options))
     with Bar(console, "loading") as loading, place.named() if place else nullcontext():
         llm = LLM(
@@ -210,34 +238,52 @@ def open_llm(
     if manifest:
         kind, dtype = device_kind(model.mesh), str(model.params["embed"].dtype)
         check_engine(manifest, model.spec, dtype, kind, llm.runner.config, model.weights)
-    pod.agree("engine", partial(facts_of_engine, model.spec, model.params, model.weights, llm.runner.config))
+    pod.agree(
+        "engine",
+        partial(facts_of_engine, model.spec, model.params, model.weights, llm.runner.config),
+    )
     return llm
 
 
 def compile_all(llm: LLM, console: Console, manifest: Manifest | None) -> None:
-    """Every step that the engine can ever launch; those that a bundle should have had and has not are named."""
+    """Every step that the engine can ever launch; those that a bundle should have had and has not
+    are named.
+    """
     buckets = llm.runner.buckets.buckets
     with Bar(console, "compiling") as bar:
         llm.runner.warm_up(buckets, bar.update)
     llm.measure_steps()
     llm.prompts.grammars.warm_up()
     if manifest is None:
-        console.print(f"{len(buckets)} steps compiled, {llm.runner.found_compiled} compiles found in the cache")
+        console.print(
+            f"{len(buckets)} steps compiled, {llm.runner.found_compiled} compiles found in the "
+            f"cache"
+        )
         return
     missed, total = llm.runner.missed, llm.runner.programs
-    console.print(f"{total - len(missed)} of {total} steps and writers of rows found in the bundle", soft_wrap=True)
+    console.print(
+        f"{total - len(missed)} of {total} steps and writers of rows found in the bundle",
+        soft_wrap=True,
+    )
     for name in missed:
-        console.print(f"not found in the bundle, so compiled here: {name}", soft_wrap=True, markup=False)
+        console.print(
+            f"not found in the bundle, so compiled here: {name}", soft_wrap=True, markup=False
+        )
 
 
 def introduce(model: ModelCard, engine: EngineCard, console: Console) -> None:
-    purpose = f", embeddings of {model.embedding_dimensions} numbers" if model.embedding_dimensions else ""
+    purpose = (
+        f", embeddings of {model.embedding_dimensions} numbers"
+        if model.embedding_dimensions
+        else ""
+    )
     lines = (
-        f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M parameters, {model.weights}"
-        + purpose,
+        f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M "
+        f"parameters, {model.weights}" + purpose,
         f"weights  {describe(model.sizes)}",
         f"mesh     {mesh_of(engine)}",
-        f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context {model.max_context}",
+        f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context "
+        f"{model.max_context}",
         f"cache    {cache_of(engine)}",
     )
     for line in lines:

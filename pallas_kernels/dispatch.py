@@ -1,7 +1,8 @@
-"""Which implementation of a kernel a step is lowered with: by name, or the first that the platform's list has to offer.
+"""Which implementation of a kernel a step is lowered with: by name, or the first that the
+platform's list has to offer.
 
-The platform is that of the mesh the step is lowered for, never the default backend: steps are compiled for hardware
-that is not there.
+The platform is that of the mesh the step is lowered for, never the default backend: steps are
+compiled for hardware that is not there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,9 @@ GROUPED: Final[Mapping[str, grouped.GroupedMatmul]] = MappingProxyType(
 QUANTIZED: Final[Mapping[str, quantized.QuantizedMatmul]] = MappingProxyType(
     {"reference": quantized_reference, "gpu": quantized_gpu, "tpu": quantized_tpu}
 )
-PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"gpu": "gpu", "tpu": "tpu"})  # of those that run on one alone
+PLATFORMS: Final[Mapping[str, str]] = MappingProxyType(
+    {"gpu": "gpu", "tpu": "tpu"}
+)  # of those that run on one alone
 # What "auto" tries on each platform, in this order.
 CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"cpu": ("reference",), "gpu": ("gpu", "reference"), "tpu": ("tpu",)}
@@ -47,8 +50,8 @@ def choose(
 ) -> str:
     """The name of the implementation of paged attention that takes all of these steps.
 
-    "auto": the first of the platform's candidates that can; `refused` is told of those before it, and why they cannot.
-    A name is that one or KernelError: nothing takes its place.
+    "auto": the first of the platform's candidates that can; `refused` is told of those before it,
+    and why they cannot. A name is that one or KernelError: nothing takes its place.
     """
     return _choose("attention", IMPLEMENTATIONS, name, platform, lambda kernel: steps, refused)
 
@@ -59,7 +62,8 @@ def choose_grouped(
     demands: Callable[[grouped.GroupedMatmul], Sequence[tuple[grouped.Options, grouped.Demand]]],
     refused: Callable[[str, KernelError], None] = lambda name, error: None,
 ) -> str:
-    """The same of the grouped matrix product, for all products that are asked of an implementation."""
+    """The same of the grouped matrix product, for all products that are asked of an
+    implementation."""
     return _choose("grouped-matmul", GROUPED, name, platform, demands, refused)
 
 
@@ -70,7 +74,15 @@ def choose_quantized(
     refused: Callable[[str, KernelError], None] = lambda name, error: None,
 ) -> str:
     """The same of the quantized matrix product, for one weight."""
-    return _choose("quantized-matmul", QUANTIZED, name, platform, lambda kernel: [asked], refused, QUANTIZED_CANDIDATES)
+    return _choose(
+        "quantized-matmul",
+        QUANTIZED,
+        name,
+        platform,
+        lambda kernel: [asked],
+        refused,
+        QUANTIZED_CANDIDATES,
+    )
 
 
 def _choose(
@@ -86,11 +98,17 @@ def _choose(
     candidates = CANDIDATES if by_platform is None else by_platform
     known = ", ".join(built_in)
     if name != "auto" and name not in built_in:
-        raise KernelError(f"{what} {name!r} is not built in; choose auto or one of {known} (--{what})")
+        raise KernelError(
+            f"{what} {name!r} is not built in; choose auto or one of {known} (--{what})"
+        )
     if name == "auto" and platform not in candidates:
-        raise KernelError(f"no {what} is known to run on {platform!r}; name one of {known} (--{what})")
+        raise KernelError(
+            f"no {what} is known to run on {platform!r}; name one of {known} (--{what})"
+        )
     if (own := PLATFORMS.get(name, platform)) != platform:
-        raise KernelError(f"{what} {name!r} runs on {own!r}, and this is {platform!r}; choose auto (--{what})")
+        raise KernelError(
+            f"{what} {name!r} runs on {own!r}, and this is {platform!r}; choose auto (--{what})"
+        )
     *others, last = candidates[platform] if name == "auto" else (name,)
     for candidate in others:
         try:

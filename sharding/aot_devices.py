@@ -1,8 +1,8 @@
 """Chips that are not here: their figures, and devices to compile for with their real compilers.
 
-The compilers are libtpu and jax's CUDA plugin with NVIDIA's nvcc: the extra `compilers` of pyproject.toml, which `make
-deviceless` installs into an environment of its own. What is compiled so can be looked at, never run, and says nothing
-about time.
+The compilers are libtpu and jax's CUDA plugin with NVIDIA's nvcc: the extra `compilers` of
+pyproject.toml, which `make deviceless` installs into an environment of its own. What is compiled so
+can be looked at, never run, and says nothing about time.
 """
 
 import math
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from jax.experimental import topologies
 
-# What libtpu has to find before it is loaded, so that it looks for no TPU and lets others do the same. The entry points
-# set it.
+# What libtpu has to find before it is loaded, so that it looks for no TPU and lets others do the
+# same. The entry points set it.
 ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType(
     {
         "TPU_SKIP_MDS_QUERY": "1",
@@ -36,13 +36,15 @@ class AbsentError(ValueError):
 
 @dataclass(frozen=True)
 class Chip:
-    """One device as the compiler describes it: of a v4 and a 7x, whose chips have two cores, one core.
+    """One device as the compiler describes it: of a v4 and a 7x, whose chips have two cores, one
+    core.
 
-    On a v4 that is here, jax joins the two cores of a chip into one device; nobody describes that one without it.
-    Makers' figures: memory, in bytes; bandwidth of it, bytes/s; flops, dense bfloat16 FLOP/s; int8, fp8 (e4m3fn), that
-    of products of two such numbers, 0 where it does not multiply them as they are; link, bytes/s that the interconnect
-    takes away from a device, all ports together. usable: bytes that programs may take, as libtpu says when
-    there are not enough; None: whatever the runtime is told to take (a fraction, on a GPU).
+    On a v4 that is here, jax joins the two cores of a chip into one device; nobody describes that
+    one without it. Makers' figures: memory, in bytes; bandwidth of it, bytes/s; flops, dense
+    bfloat16 FLOP/s; int8, fp8 (e4m3fn), that of products of two such numbers, 0 where it does not
+    multiply them as they are; link, bytes/s that the interconnect takes away from a device, all
+    ports together. usable: bytes that programs may take, as libtpu says when there are not enough;
+    None: whatever the runtime is told to take (a fraction, on a GPU).
     """
 
     platform: str
@@ -59,9 +61,10 @@ class Chip:
     fp8: float = 0
 
 
-# TPUs: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; link is half of the "bidirectional" bandwidth, of a v4
-# 6 x 50 GB/s (Jouppi et al., ISCA 2023). H200: NVIDIA's data sheet, half of the FLOP/s that it gives with sparsity.
-# A v4 multiplies int8 no faster than bfloat16, having widened it. Fp8 of a v6e is another kind than e4m3fn.
+# TPUs: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; link is half of the "bidirectional"
+# bandwidth, of a v4 6 x 50 GB/s (Jouppi et al., ISCA 2023). H200: NVIDIA's data sheet, half of the
+# FLOP/s that it gives with sparsity. A v4 multiplies int8 no faster than bfloat16, having widened
+# it. Fp8 of a v6e is another kind than e4m3fn.
 CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
     {
         "v4": Chip(
@@ -69,7 +72,17 @@ CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
             devices=2,
             slices=("2x2x1", "2x2x2", "2x2x4", "2x4x4", *CUBES),
         ),
-        "v5e": Chip("tpu", "TPU v5 lite", 16 * GIB, 819e9, 197e12, 200e9, int(15.75 * GIB), slices=PLANE, int8=394e12),
+        "v5e": Chip(
+            "tpu",
+            "TPU v5 lite",
+            16 * GIB,
+            819e9,
+            197e12,
+            200e9,
+            int(15.75 * GIB),
+            slices=PLANE,
+            int8=394e12,
+        ),
         "v5p": Chip(
             *("tpu", "TPU v5", 95 * GIB, 2765e9, 459e12, 600e9, int(95.73 * GIB)),
             cores=2,
@@ -77,7 +90,9 @@ CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
             int8=918e12,
         ),
         "v6e": Chip(
-            *("tpu", "TPU v6 lite", 32 * GIB, 1640e9, 918e12, 400e9, int(31.24 * GIB)), slices=PLANE, int8=1836e12
+            *("tpu", "TPU v6 lite", 32 * GIB, 1640e9, 918e12, 400e9, int(31.24 * GIB)),
+            slices=PLANE,
+            int8=1836e12,
         ),
         "7x": Chip(
             *("tpu", "TPU7x", 96 * GIB, 3690e9, 1153.5e12, 300e9, int(94.74 * GIB)),
@@ -86,7 +101,15 @@ CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
             fp8=2307e12,
         ),
         "h200": Chip(
-            "gpu", "NVIDIA H200", 150_754_820_096, 4800e9, 989e12, 450e9, cores=132, int8=1979e12, fp8=1979e12
+            "gpu",
+            "NVIDIA H200",
+            150_754_820_096,
+            4800e9,
+            989e12,
+            450e9,
+            cores=132,
+            int8=1979e12,
+            fp8=1979e12,
         ),
     }
 )
@@ -103,7 +126,9 @@ def devices(name: str, count: int) -> list[Any]:
     fitting = [shape for shape in chip.slices if chip.devices * chips_in(shape) >= count]
     if not fitting:
         most = chip.devices * chips_in(chip.slices[-1])
-        raise AbsentError(f"{count} devices of {name}: the largest slice that is described here has {most}")
+        raise AbsentError(
+            f"{count} devices of {name}: the largest slice that is described here has {most}"
+        )
     return tpus(name, fitting[0])[:count]
 
 
@@ -118,12 +143,20 @@ def chips_in(shape: str) -> int:
 
 
 def tpus(name: str, shape: str) -> list[Any]:
-    """All devices of a slice. A host of it has four chips, but for a slice of one, and a v5e and v6e of eight."""
+    """All devices of a slice. A host of it has four chips, but for a slice of one, and a v5e and
+    v6e of eight.
+    """
     family = f"tpu{name}" if name == "7x" else name
     sides = [int(n) for n in shape.split("x")]
-    lone = {"chips_per_host_bounds": (*sides, 1)} if len(sides) == 2 and chips_in(shape) in (1, 8) else {}
+    lone = (
+        {"chips_per_host_bounds": (*sides, 1)}
+        if len(sides) == 2 and chips_in(shape) in (1, 8)
+        else {}
+    )
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=f"{family}:{shape}", **lone).devices
+        return topologies.get_topology_desc(
+            platform="tpu", topology_name=f"{family}:{shape}", **lone
+        ).devices
     except RuntimeError as error:
         raise _no_compiler(name, error) from None
 
@@ -144,6 +177,7 @@ def gpus(name: str, count: int) -> list[Any]:
 def _no_compiler(name: str, error: RuntimeError) -> AbsentError:
     reason = str(error).strip().splitlines()[0].rstrip(".")
     return AbsentError(
-        f"no compiler for {name} ({reason}); pip install '.[compilers]' in the repository brings them, into an "
+        f"no compiler for {name} ({reason}); pip install '.[compilers]' in the repository brings "
+        f"them, into an "
         "environment of its own: with libtpu installed, every start of jax looks for a TPU"
     )

@@ -8,12 +8,15 @@ from jax.sharding import Mesh
 from sharding.aot_devices import CHIPS
 from sharding.mesh import compute_capability, device_kind, platform
 
-# Of GPUs that CHIPS does not list: the first compute capability. Turing's int8 is older, but XLA's kernels begin here.
+# Of GPUs that CHIPS does not list: the first compute capability. Turing's int8 is older, but XLA's
+# kernels begin here.
 FIRST_INT8, FIRST_FP8 = (8, 0), (8, 9)
 
 
 def multiplies(mesh: Mesh, dtype: Any) -> bool:
-    """dtype: int8 or float8_e4m3fn. A CPU computes whatever it is asked to, if need be with wider numbers."""
+    """dtype: int8 or float8_e4m3fn. A CPU computes whatever it is asked to, if need be with wider
+    numbers.
+    """
     integers = jnp.issubdtype(dtype, jnp.integer)
     if platform(mesh) == "cpu":
         return True

@@ -16,8 +16,9 @@ AXES = ("data", "expert", "tensor")
 class MeshSpec:
     """Sizes of the mesh axes.
 
-    data and expert split rows and pages into lanes; expert splits experts too; tensor splits heads, MLP columns and the
-    vocabulary. So beside a mixture of experts the attention of every expert shard has sequences of its own.
+    data and expert split rows and pages into lanes; expert splits experts too; tensor splits heads,
+    MLP columns and the vocabulary. So beside a mixture of experts the attention of every expert
+    shard has sequences of its own.
     """
 
     data: int = 1
@@ -27,7 +28,9 @@ class MeshSpec:
     def __post_init__(self) -> None:
         for axis in AXES:
             if getattr(self, axis) < 1:
-                raise ShardingError(f"mesh axis {axis} is {getattr(self, axis)}; it must be at least 1 (--{axis})")
+                raise ShardingError(
+                    f"mesh axis {axis} is {getattr(self, axis)}; it must be at least 1 (--{axis})"
+                )
 
     @property
     def size(self) -> int:
@@ -40,8 +43,8 @@ class MeshSpec:
     def build(self, devices: Sequence[Any]) -> Mesh:
         """Mesh with Auto axis types over the first `size` devices, host after host.
 
-        So the tensor axis stays inside a host where it fits. ShardingError when there are fewer devices, or when a host
-        is left with none.
+        So the tensor axis stays inside a host where it fits. ShardingError when there are fewer
+        devices, or when a host is left with none.
         """
         if len(devices) < self.size:
             raise ShardingError(
@@ -50,18 +53,24 @@ class MeshSpec:
             )
         by_host = sorted(devices, key=lambda device: device.process_index)
         taken, left = by_host[: self.size], by_host[self.size :]
-        if idle := {device.process_index for device in left} - {device.process_index for device in taken}:
+        if idle := {device.process_index for device in left} - {
+            device.process_index for device in taken
+        }:
             raise ShardingError(
-                f"mesh {self} takes {self.size} of {len(devices)} devices and none of host {min(idle)} "
+                f"mesh {self} takes {self.size} of {len(devices)} devices and none of host "
+                f"{min(idle)} "
                 "(raise --data, --expert or --tensor, or lower --hosts)"
             )
         grid = np.asarray(taken).reshape(self.data, self.expert, self.tensor)
         return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
     def without_devices(self, device: AbstractDevice) -> Mesh:
-        """A mesh of such devices as far as shapes and shardings go: nothing can be compiled for it."""
+        """A mesh of such devices as far as shapes and shardings go: nothing can be compiled for
+        it."""
         sizes = (self.data, self.expert, self.tensor)
-        mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), abstract_device=device)
+        mesh = AbstractMesh(
+            sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), abstract_device=device
+        )
         return cast(Mesh, mesh)  # which has all of a Mesh that is asked for here
 
     def __str__(self) -> str:
@@ -74,10 +83,14 @@ def spans_hosts(mesh: Mesh) -> bool:
 
 
 def crosses_slow_links(mesh: Mesh, axis: str) -> bool:
-    """Whether neighbours along the axis lie on two hosts, or of TPUs, whose hosts share one fabric, in two slices."""
+    """Whether neighbours along the axis lie on two hosts, or of TPUs, whose hosts share one fabric,
+    in two slices.
+    """
 
     def fabric(device: Any) -> int:
-        return getattr(device, "slice_index", 0) if device.platform == "tpu" else device.process_index
+        return (
+            getattr(device, "slice_index", 0) if device.platform == "tpu" else device.process_index
+        )
 
     if isinstance(mesh, AbstractMesh):  # nobody knows where its devices are
         return False

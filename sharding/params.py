@@ -1,4 +1,6 @@
-"""One declaration per parameter: shape, logical axes, dtype. Sharding and initial values follow from it."""
+"""One declaration per parameter: shape, logical axes, dtype. Sharding and initial values follow
+from it.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 from sharding.mesh import platform
 from sharding.rules import sharding
 
-# Platforms with weights in `memory_order`. Elsewhere the order is that of the axes, which keeps a fused product one.
+# Platforms with weights in `memory_order`. Elsewhere the order is that of the axes, which keeps a
+# fused product one.
 REORDERED: Final = frozenset({"tpu"})
 SIDE_BY_SIDE: Final = frozenset({"gpu"})  # that have `ParamSpec.summed` last
 LANES: Final = 128  # of a TPU's tiles: numbers of a row
@@ -24,9 +27,9 @@ LANES: Final = 128  # of a TPU's tiles: numbers of a row
 class ParamSpec:
     """A parameter before it exists.
 
-    axes: one letter of the legend per dimension, e.g. "NHD". std: spread of random initial values, for tests and
-    benchmarks; a norm weight has std 0 around `mean`. summed: of a weight in groups of int4, the letters that its
-    product sums over: a GPU's kernel wants them beside each other.
+    axes: one letter of the legend per dimension, e.g. "NHD". std: spread of random initial values,
+    for tests and benchmarks; a norm weight has std 0 around `mean`. summed: of a weight in groups
+    of int4, the letters that its product sums over: a GPU's kernel wants them beside each other.
     """
 
     axes: str
@@ -44,10 +47,12 @@ class ParamSpec:
         return sharding(self.axes, self.shape, mesh)
 
     def format(self, mesh: Mesh) -> Format:
-        """Sharding, and the order of dimensions in the devices' memory where it must not be left to the compiler.
+        """Sharding, and the order of dimensions in the devices' memory where it must not be left to
+        the compiler.
 
-        That is where it is not that of the axes, or where rows do not fill a TPU's tiles: XLA turns such a weight over,
-        and back in every step. Only there, since jax loads an array of a given layout on a slower way.
+        That is where it is not that of the axes, or where rows do not fill a TPU's tiles: XLA turns
+        such a weight over, and back in every step. Only there, since jax loads an array of a given
+        layout on a slower way.
         """
         here, split = platform(mesh), self.sharding(mesh)
         order = tuple(range(len(self.axes)))
@@ -56,7 +61,11 @@ class ParamSpec:
         elif here in SIDE_BY_SIDE:
             order = summed_last(self.axes, self.summed)
         reordered = order != tuple(range(len(self.axes)))
-        ragged = here in REORDERED and len(self.axes) > 1 and split.shard_shape(self.shape)[-1] % LANES != 0
+        ragged = (
+            here in REORDERED
+            and len(self.axes) > 1
+            and split.shard_shape(self.shape)[-1] % LANES != 0
+        )
         return Format(Layout(order) if reordered or ragged else None, split)
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
@@ -64,15 +73,19 @@ class ParamSpec:
 
 
 def stored_bytes(shape: Sequence[int], dtype: jnp.dtype) -> int:
-    """Bytes that devices take for an array, without the padding of a chip's tiles: XLA packs two int4 into one."""
+    """Bytes that devices take for an array, without the padding of a chip's tiles: XLA packs two
+    int4 into one.
+    """
     return -(-math.prod(shape) * jax.dtypes.itemsize_bits(dtype) // 8)
 
 
 def memory_order(axes: str) -> tuple[int, ...]:
-    """Dimensions from the slowest to the fastest: of a weight that contracts D, D next to the last one.
+    """Dimensions from the slowest to the fastest: of a weight that contracts D, D next to the last
+    one.
 
-    In the order of the axes XLA:TPU turns such a weight of three or more dimensions over, in every launch of a scan:
-    its tiles lie over the last two dimensions, and its matrix unit contracts along the rows of a tile.
+    In the order of the axes XLA:TPU turns such a weight of three or more dimensions over, in every
+    launch of a scan: its tiles lie over the last two dimensions, and its matrix unit contracts
+    along the rows of a tile.
     """
     order = list(range(len(axes)))
     if "D" in axes[:-1]:
@@ -81,7 +94,9 @@ def memory_order(axes: str) -> tuple[int, ...]:
 
 
 def summed_last(axes: str, summed: str) -> tuple[int, ...]:
-    """Dimensions from the slowest to the fastest: in their order, those of `summed` behind the others."""
+    """Dimensions from the slowest to the fastest: in their order, those of `summed` behind the
+    others.
+    """
     return tuple(sorted(range(len(axes)), key=lambda at: axes[at] in summed))
 
 
@@ -97,7 +112,8 @@ def map_specs(f: Callable[[ParamSpec], Any], specs: Any) -> Any:
 def random_params(specs: Any, mesh: Mesh, seed: int = 0) -> Any:
     """Parameters of the declared shapes drawn on the devices, for tests and benchmarks.
 
-    Values depend on the seed and the structure, not on the mesh. One compile per distinct ParamSpec.
+    Values depend on the seed and the structure, not on the mesh. One compile per distinct
+    ParamSpec.
     """
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_param_spec)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
@@ -105,5 +121,9 @@ def random_params(specs: Any, mesh: Mesh, seed: int = 0) -> Any:
     def draw(spec: ParamSpec, key: jax.Array) -> jax.Array:
         return (spec.mean + spec.std * jax.random.normal(key, spec.shape)).astype(spec.dtype)
 
-    compiled = {spec: jax.jit(partial(draw, spec), out_shardings=spec.format(mesh)) for spec in set(leaves)}
-    return jax.tree.unflatten(treedef, [compiled[spec](key) for spec, key in zip(leaves, keys, strict=True)])
+    compiled = {
+        spec: jax.jit(partial(draw, spec), out_shardings=spec.format(mesh)) for spec in set(leaves)
+    }
+    return jax.tree.unflatten(
+        treedef, [compiled[spec](key) for spec, key in zip(leaves, keys, strict=True)]
+    )

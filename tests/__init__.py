@@ -1,1 +1,3 @@
-"""Tests, and the helpers that benchmarks share with them: a package, so that no other of the name is taken for it."""
+"""Tests, and the helpers that benchmarks share with them: a package, so that no other of the name
+is taken for it.
+"""

@@ -1,4 +1,5 @@
-"""The strict world that every test runs in: 8 CPU devices, no silent promotion of dtypes or ranks."""
+"""The strict world that every test runs in: 8 CPU devices, no silent promotion of dtypes or
+ranks."""
 
 import os
 from pathlib import Path
@@ -12,22 +13,37 @@ jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Engines of the same shape are built by many tests: compile each step once. A folder for each of the processes that run
-# them: jax's cache may be read while another process writes it.
+# Engines of the same shape are built by many tests: compile each step once. A folder for each of
+# the processes that run them: jax's cache may be read while another process writes it.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".pytest_cache" / "xla" / WORKER))
+jax.config.update(
+    "jax_compilation_cache_dir",
+    str(Path(__file__).parent.parent / ".pytest_cache" / "xla" / WORKER),
+)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--support-matrix", type=Path, metavar="FILE", help="write which families passed on which meshes")
-    parser.addoption("--feature-pairs", type=Path, metavar="FILE", help="write which pairs of features passed")
-    parser.addoption("--page-picture", type=Path, metavar="FILE", help="write what the server's page looks like")
+    parser.addoption(
+        "--support-matrix",
+        type=Path,
+        metavar="FILE",
+        help="write which families passed on which meshes",
+    )
+    parser.addoption(
+        "--feature-pairs", type=Path, metavar="FILE", help="write which pairs of features passed"
+    )
+    parser.addoption(
+        "--page-picture", type=Path, metavar="FILE", help="write what the server's page looks like"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for option, place in (("--support-matrix", FAMILIES_ON_MESHES), ("--feature-pairs", FEATURE_PAIRS)):
+    for option, place in (
+        ("--support-matrix", FAMILIES_ON_MESHES),
+        ("--feature-pairs", FEATURE_PAIRS),
+    ):
         if path := config.getoption(option):
             config.pluginmanager.register(OutcomeTable(path, place))
 

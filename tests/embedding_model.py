@@ -15,19 +15,28 @@ WORDS, END = 94, 94  # "w0" to "w93", and the token that ends a text
 def golden() -> tuple[list[list[int]], np.ndarray]:
     """Prompts as token ids, and their embeddings [B, D]."""
     answer = np.load(FOLDER / "golden.npz")
-    prompts = [row[:length].tolist() for row, length in zip(answer["prompts"], answer["lengths"], strict=False)]
+    prompts = [
+        row[:length].tolist()
+        for row, length in zip(answer["prompts"], answer["lengths"], strict=False)
+    ]
     return prompts, answer["embeddings"]
 
 
 def with_tokenizer(folder: Path) -> Path:
-    """The checkpoint in `folder`, beside a tokenizer of words whose post-processor puts END behind a text."""
+    """The checkpoint in `folder`, beside a tokenizer of words whose post-processor puts END behind
+    a text.
+    """
     shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
-    tokenizer = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0"))
+    tokenizer = tokenizers.Tokenizer(
+        models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = tokenizers.decoders.Metaspace()
     tokenizer.add_special_tokens([tokenizers.AddedToken("<end>", special=True)])
     template = processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", END)])
-    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    tokenizer.post_processor = processors.Sequence(
+        [processors.ByteLevel(trim_offsets=False), template]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

@@ -1,4 +1,6 @@
-"""A grammar that a person can check by hand: a table of states, and the tokens that lead from one to another."""
+"""A grammar that a person can check by hand: a table of states, and the tokens that lead from one
+to another.
+"""
 
 import random
 from collections.abc import Sequence
@@ -11,7 +13,9 @@ END = VOCAB - 1  # the only end token
 
 @dataclass(frozen=True)
 class TableGrammar:
-    """edges: of each state, from token to state; a state without any ends the text. ends: states where END may come."""
+    """edges: of each state, from token to state; a state without any ends the text. ends: states
+    where END may come.
+    """
 
     edges: tuple[dict[int, int], ...]
     ends: frozenset[int] = frozenset()
@@ -28,7 +32,10 @@ class TableGrammar:
             width = rng.choice([1, 1, 2, 20])
             edges.append({token: rng.randrange(states) for token in rng.sample(range(END), width)})
         last = {rng.randrange(END): states - 1}
-        return TableGrammar((*edges[:-1], edges[-1] | last, {}), frozenset(rng.sample(range(states - 1), states // 4)))
+        return TableGrammar(
+            (*edges[:-1], edges[-1] | last, {}),
+            frozenset(rng.sample(range(states - 1), states // 4)),
+        )
 
 
 class TableMatcher:

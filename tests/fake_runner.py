@@ -1,14 +1,17 @@
-"""A device that a person can check by hand: pages, tables and rows are lists, and the model is a checksum.
+"""A device that a person can check by hand: pages, tables and rows are lists, and the model is a
+checksum.
 
-    token at position e+1 = (sum over p = 0..e of (p + 1) * (token[p] + 1)  +  what the row's rules add)  mod VOCAB
+    token at position e+1 = (sum over p = 0..e of (p + 1) * (token[p] + 1)  +  what the row's rules
+    add)  mod VOCAB
 
-The sum runs over what is read back from the pages through the row's table, so a wrong page, stale content, a wrong
-prefix hit or a wrong fed-back token changes the answer, or breaks an assertion first. If the first page group has a
-window, the sum begins where the window of position e does. `naive` is the same arithmetic over a plain list of tokens.
-The embedding of a prompt is that sum up to its last token, and how many tokens it has.
+The sum runs over what is read back from the pages through the row's table, so a wrong page, stale
+content, a wrong prefix hit or a wrong fed-back token changes the answer, or breaks an assertion
+first. If the first page group has a window, the sum begins where the window of position e does.
+`naive` is the same arithmetic over a plain list of tokens. The embedding of a prompt is that sum up
+to its last token, and how many tokens it has.
 
-The draft model is the same checksum over pages of its own, under the numbers of the first page group without a window;
-every third of its tokens is wrong.
+The draft model is the same checksum over pages of its own, under the numbers of the first page
+group without a window; every third of its tokens is wrong.
 """
 
 from collections import deque
@@ -37,11 +40,20 @@ from jaxserve.request import Request
 
 VOCAB = 97
 MASK_BYTES = -(-VOCAB // 32) * 4
-EXECUTABLES: dict[StepKind, int] = {"decode": 11, "prefill": 23, "score": 37, "embed": 41, "verify": 43, "draft": 47}
+EXECUTABLES: dict[StepKind, int] = {
+    "decode": 11,
+    "prefill": 23,
+    "score": 37,
+    "embed": 41,
+    "verify": 43,
+    "draft": 47,
+}
 
 Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that wrote it
 EMPTY: Slot = (-1, 0, nan)
-Spoils = Callable[[int, int, int], bool]  # step number, lane, row: whether that row's result is not finite
+Spoils = Callable[
+    [int, int, int], bool
+]  # step number, lane, row: whether that row's result is not finite
 
 
 def weight(position: int, token: int) -> int:
@@ -51,7 +63,9 @@ def weight(position: int, token: int) -> int:
 
 @dataclass(frozen=True)
 class Rules:
-    """What moves a row's tokens beside the tokens before: in the device, the sampling fields of the row."""
+    """What moves a row's tokens beside the tokens before: in the device, the sampling fields of the
+    row.
+    """
 
     offset: int
     end_after: int
@@ -70,18 +84,25 @@ class Rules:
     @staticmethod
     def of_request(request: Request, index: int, seed: int) -> "Rules":
         p = request.params
-        offset = seed + 5 * index + sum(int(value) * (token + 1) for token, value in p.logit_bias.items())
+        offset = (
+            seed
+            + 5 * index
+            + sum(int(value) * (token + 1) for token, value in p.logit_bias.items())
+        )
         allowed = None if p.allowed_token_ids is None else tuple(p.allowed_token_ids)
         penalised = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty) != (1, 0, 0)
         end_after = len(request.prompt) + p.min_tokens
-        return Rules(offset, end_after, request.end_ids, allowed, penalised, request.grammar is not None)
+        return Rules(
+            offset, end_after, request.end_ids, allowed, penalised, request.grammar is not None
+        )
 
     def ends(self, token: int, position: int) -> bool:
         """Whether this token, at this position, is the last one."""
         return token in self.end_ids and position >= self.end_after
 
     def choose(self, total: int, position: int, penalty: int, mask: list[int] | None = None) -> int:
-        """The token at `position`; end tokens are out before `end_after`, unless nothing else is allowed.
+        """The token at `position`; end tokens are out before `end_after`, unless nothing else is
+        allowed.
 
         mask: the tokens that a grammar allows; anything where it allows none.
         """
@@ -97,15 +118,23 @@ class Rules:
 
 
 def naive(request: Request, index: int, seed: int, n: int, window: int | None = None) -> list[int]:
-    """The first n tokens of a choice, from a plain list and without any page; fewer where a grammar ends it."""
-    rules, tokens, prompt = Rules.of_request(request, index, seed), list(request.prompt), len(request.prompt)
+    """The first n tokens of a choice, from a plain list and without any page; fewer where a grammar
+    ends it.
+    """
+    rules, tokens, prompt = (
+        Rules.of_request(request, index, seed),
+        list(request.prompt),
+        len(request.prompt),
+    )
     matcher = request.grammar.matcher() if request.grammar else None
     for _ in range(n):
         seen = window_of(window, len(tokens) - 1)
         total = sum(weight(p, tokens[p]) for p in seen)
         mask = tokens_in(matcher.masks()[0], rules.allowed) if matcher else None
         tokens.append(rules.choose(total, len(tokens), penalty_of(tokens, prompt), mask))
-        if matcher and (tokens[-1] in rules.end_ids or not matcher.accept(tokens[-1]) or matcher.ended):
+        if matcher and (
+            tokens[-1] in rules.end_ids or not matcher.accept(tokens[-1]) or matcher.ended
+        ):
             break
     return tokens[prompt:]
 
@@ -113,7 +142,11 @@ def naive(request: Request, index: int, seed: int, n: int, window: int | None = 
 def tokens_in(mask: bytes, allowed: tuple[int, ...] | None = None) -> list[int]:
     """The tokens of a mask, of those that are allowed besides."""
     bits = int.from_bytes(mask, "little")
-    return [token for token in range(8 * len(mask)) if bits >> token & 1 and (allowed is None or token in allowed)]
+    return [
+        token
+        for token in range(8 * len(mask))
+        if bits >> token & 1 and (allowed is None or token in allowed)
+    ]
 
 
 def naive_embedding(prompt: tuple[int, ...], window: int | None = None) -> list[float]:
@@ -139,8 +172,11 @@ class Row:
     rules: Rules
     penalty: int
     token: int | None = None  # the newest
-    masks: list[list[int]] | None = None  # of the places that it samples next, where it follows a grammar
-    # The launch in which it ended itself or drafted: the next one was planned before the host knew how long it is.
+    masks: list[list[int]] | None = (
+        None  # of the places that it samples next, where it follows a grammar
+    )
+    # The launch in which it ended itself or drafted: the next one was planned before the host knew
+    # how long it is.
     ended_in: int | None = None
     drafted_in: int | None = None
 
@@ -166,17 +202,25 @@ class DeviceLane:
     windows: list[int | None]  # per page group
     pages: list[list[list[Slot]]]  # per page group, per page
     rows: dict[int, Row] = field(default_factory=dict)
-    drafts: dict[int, list[Slot]] = field(default_factory=dict)  # the draft model's pages, by number
+    drafts: dict[int, list[Slot]] = field(
+        default_factory=dict
+    )  # the draft model's pages, by number
 
     def admit(self, a: Admission, width: int) -> None:
         tables = [[*pages, *[NO_PAGE] * (width - len(pages))] for pages in a.tables]
         penalty = penalty_of(a.history or (), a.prompt_tokens)
         self.rows[a.row] = Row(tables, a.length, Rules.of_admission(a), penalty)
 
-    def chunks(self, plan: LanePlan, kind: StepKind, spoilt: list[bool], number: int) -> list[Chunk]:
-        """The plan's chunks as the device sees them: positions from the row's own length, tokens fed back to it."""
+    def chunks(
+        self, plan: LanePlan, kind: StepKind, spoilt: list[bool], number: int
+    ) -> list[Chunk]:
+        """The plan's chunks as the device sees them: positions from the row's own length, tokens
+        fed back to it.
+        """
         found, at = [], 0
-        for i, (row_id, size, samples) in enumerate(zip(plan.rows, plan.sizes, plan.samples, strict=True)):
+        for i, (row_id, size, samples) in enumerate(
+            zip(plan.rows, plan.sizes, plan.samples, strict=True)
+        ):
             row, sent = self.rows[row_id], plan.tokens[at : at + size]
             assert len(sent) == size and 0 <= samples <= size, "columns do not fit together"
             late = row.drafted_in == number - 1 and row.length <= plan.starts[i]
@@ -188,10 +232,20 @@ class DeviceLane:
             tokens = [row.token if token == FED_BACK else token for token in sent]
             assert None not in tokens, f"row {row_id} has no token to feed back"
             if DRAFTED in tokens:
-                assert kind == "verify" and tokens[1:] == [DRAFTED] * (samples - 1), "drafts follow the newest token"
+                assert kind == "verify" and tokens[1:] == [DRAFTED] * (samples - 1), (
+                    "drafts follow the newest token"
+                )
                 tokens = self.draft(row, row.token or 0, samples - 1)
                 row.drafted_in = number
-            found.append(Chunk(row, row.length, [token for token in tokens if token is not None], samples, spoilt[i]))
+            found.append(
+                Chunk(
+                    row,
+                    row.length,
+                    [token for token in tokens if token is not None],
+                    samples,
+                    spoilt[i],
+                )
+            )
             at += size
         assert at == len(plan.tokens), "tokens that belong to no chunk"
         assert len(set(plan.rows)) == len(plan.rows), "a row twice in one step"
@@ -207,7 +261,9 @@ class DeviceLane:
             table[index] = page
 
     def draft(self, row: Row, token: int, count: int) -> list[int]:
-        """The newest token and what the draft model says comes after it, itself one by one; it reads all before."""
+        """The newest token and what the draft model says comes after it, itself one by one; it
+        reads all before.
+        """
         tokens, window = [token], self.windows[0]
         for position in range(row.length, row.length + 1 + count):
             self.write_drafts(row, position, [tokens[-1]])
@@ -249,15 +305,21 @@ class DeviceLane:
             own.append(set(pages[start // self.page_size :]))
             at += size
         for i, written in enumerate(own):
-            assert all(written.isdisjoint(pages) for j, pages in enumerate(seen) if i != j), "a page of two rows"
+            assert all(written.isdisjoint(pages) for j, pages in enumerate(seen) if i != j), (
+                "a page of two rows"
+            )
 
     def mask(self, plan: LanePlan, size: int) -> None:
-        """Masks, of so many bytes, hold for one step: a row that follows a grammar and lacks them cannot sample."""
+        """Masks, of so many bytes, hold for one step: a row that follows a grammar and lacks them
+        cannot sample.
+        """
         for row in self.rows.values():
             row.masks = None
         for row, words in plan.masks:
             assert self.rows[row].rules.follows and row in plan.rows and len(words) % size == 0
-            self.rows[row].masks = [tokens_in(words[at : at + size]) for at in range(0, len(words), size)]
+            self.rows[row].masks = [
+                tokens_in(words[at : at + size]) for at in range(0, len(words), size)
+            ]
 
     def write(self, chunks: list[Chunk], noise: Callable[[Chunk], float]) -> None:
         written: set[tuple[int, int, int]] = set()
@@ -266,12 +328,16 @@ class DeviceLane:
                 for position, token in enumerate(chunk.tokens, chunk.start):
                     page, at = table[position // self.page_size], position % self.page_size
                     assert page != NO_PAGE, f"position {position} has no page"
-                    assert (group, page, at) not in written, f"page {page} is written twice in one step"
+                    assert (group, page, at) not in written, (
+                        f"page {page} is written twice in one step"
+                    )
                     written.add((group, page, at))
                     self.pages[group][page][at] = (position, token, noise(chunk))
 
     def read(self, row: Row, query: int) -> float:
-        """Checksum of what the query at this position sees in the first group; in the others it sees the same."""
+        """Checksum of what the query at this position sees in the first group; in the others it
+        sees the same.
+        """
         groups = [
             {p: self._slot(pages, table, p) for p in window_of(window, query)}
             for window, pages, table in zip(self.windows, self.pages, row.tables, strict=True)
@@ -279,12 +345,16 @@ class DeviceLane:
         for other in groups[1:]:
             common = groups[0].keys() & other.keys()
             assert all(groups[0][p][:2] == other[p][:2] for p in common), "page groups differ"
-        unseen = sum(0 * slot[2] for other in groups[1:] for slot in other.values())  # NaN shows wherever it is
+        unseen = sum(
+            0 * slot[2] for other in groups[1:] for slot in other.values()
+        )  # NaN shows wherever it is
         return sum(weight(p, slot[1]) + slot[2] for p, slot in groups[0].items()) + unseen
 
     def _slot(self, pages: list[list[Slot]], table: list[int], position: int) -> Slot:
         slot = pages[table[position // self.page_size]][position % self.page_size]
-        assert slot[0] == position, f"position {position} reads what was written for position {slot[0]}"
+        assert slot[0] == position, (
+            f"position {position} reads what was written for position {slot[0]}"
+        )
         return slot
 
     def verify(self, chunk: Chunk, offset: int) -> tuple[list[int], bool]:
@@ -297,7 +367,11 @@ class DeviceLane:
                 return [0] * min(chunk.samples, 1), False
             if not chunk.samples:
                 return [], True
-            mask = self._mask_at(row, position - (chunk.end - chunk.samples)) if row.rules.follows else None
+            mask = (
+                self._mask_at(row, position - (chunk.end - chunk.samples))
+                if row.rules.follows
+                else None
+            )
             new.append(row.rules.choose(int(total) + offset, position + 1, row.penalty, mask))
             row.penalty += 2 * (new[-1] + 1)
             if position + 1 < chunk.end and chunk.tokens[position + 1 - chunk.start] != new[-1]:
@@ -319,12 +393,14 @@ class DeviceLane:
 
 
 class FakeRunner:
-    """Implements engine.Runner. A step runs when it is launched; its output is handed over when it is collected.
+    """Implements engine.Runner. A step runs when it is launched; its output is handed over when it
+    is collected.
 
-    executables_differ: as on real hardware, the last bits depend on the kind of step and on the chunk's borders; what
-    was written by another kind of step, or cut otherwise, then leads to other tokens. mask_bytes: of one mask of a
-    grammar, whose tokens may be others than the arithmetic's. spoils: rows that are not finite;
-    whatever such a step wrote makes every later reader non-finite too.
+    executables_differ: as on real hardware, the last bits depend on the kind of step and on the
+    chunk's borders; what was written by another kind of step, or cut otherwise, then leads to other
+    tokens. mask_bytes: of one mask of a grammar, whose tokens may be others than the arithmetic's.
+    spoils: rows that are not finite; whatever such a step wrote makes every later reader non-finite
+    too.
     """
 
     def __init__(
@@ -362,7 +438,9 @@ class FakeRunner:
         return output
 
     def collect(self, plan: StepPlan, handle: StepOutput) -> StepOutput:
-        assert self._launched.popleft() is handle, "steps are collected in the order of their launch"
+        assert self._launched.popleft() is handle, (
+            "steps are collected in the order of their launch"
+        )
         return handle
 
     def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> "PagesRead":
@@ -382,7 +460,10 @@ class FakeRunner:
     def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: np.ndarray) -> None:
         size = self.config.page_size
         assert len(ids) in page_counts(self.config) and uploaded.shape == (1, len(ids) * size, 1, 3)
-        slots = [(int(position), int(token), noise) for position, token, noise in uploaded[0, :, 0].tolist()]
+        slots = [
+            (int(position), int(token), noise)
+            for position, token, noise in uploaded[0, :, 0].tolist()
+        ]
         for i, page in enumerate(ids):
             if page != NO_PAGE:
                 self.lanes[lane].pages[group][page] = slots[i * size : (i + 1) * size]
@@ -407,10 +488,13 @@ class FakeRunner:
             lane.advance(chunk, new)
         output = LaneOutput([new for new, _ in results], [finite for _, finite in results])
         if plan.kind == "embed":
-            output.embeddings = [lane.embed(chunk, self._noise_of_kind("embed")) for chunk in chunks]
+            output.embeddings = [
+                lane.embed(chunk, self._noise_of_kind("embed")) for chunk in chunks
+            ]
         if columns.logprobs:
             output.logprobs = [
-                _logprobs(new, chunk.row.length) for chunk, new in zip(chunks, output.tokens, strict=True)
+                _logprobs(new, chunk.row.length)
+                for chunk, new in zip(chunks, output.tokens, strict=True)
             ]
         if plan.kind == "score":
             positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
@@ -419,10 +503,15 @@ class FakeRunner:
             ]
         return output
 
-    def _several(self, plan: StepPlan, lane: DeviceLane, columns: LanePlan, spoilt: list[bool]) -> LaneOutput:
-        """Decodes of the rows one after the other, each row until its size is reached or it ends."""
+    def _several(
+        self, plan: StepPlan, lane: DeviceLane, columns: LanePlan, spoilt: list[bool]
+    ) -> LaneOutput:
+        """Decodes of the rows one after the other, each row until its size is reached or it
+        ends."""
         assert (
-            plan.kind == "decode" and columns.sizes == columns.samples and max(columns.sizes, default=1) <= plan.steps
+            plan.kind == "decode"
+            and columns.sizes == columns.samples
+            and max(columns.sizes, default=1) <= plan.steps
         )
         assert columns.tokens == [FED_BACK] * sum(columns.sizes)
         output = LaneOutput([[] for _ in columns.rows], [True] * len(columns.rows))
@@ -437,7 +526,9 @@ class FakeRunner:
                 samples=[1] * len(going),
                 tokens=[FED_BACK] * len(going),
             )
-            now = [spoilt[i] and step == plan.number % columns.sizes[i] for i in going]  # in the first decode, or later
+            now = [
+                spoilt[i] and step == plan.number % columns.sizes[i] for i in going
+            ]  # in the first decode, or later
             chunks = lane.chunks(one, "decode", now, plan.number)
             lane.write(chunks, lambda chunk: self._noise("decode", chunk))
             for i, chunk in zip(going, chunks, strict=True):
@@ -458,7 +549,11 @@ class FakeRunner:
     def _noise(self, kind: StepKind, chunk: Chunk) -> float:
         if chunk.spoilt:
             return nan
-        return EXECUTABLES[kind] + 3 * chunk.start + 7 * len(chunk.tokens) if self.executables_differ else 0
+        return (
+            EXECUTABLES[kind] + 3 * chunk.start + 7 * len(chunk.tokens)
+            if self.executables_differ
+            else 0
+        )
 
 
 @dataclass

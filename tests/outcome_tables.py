@@ -29,7 +29,9 @@ FAMILIES_ON_MESHES = Place(
     "family",
     "<!-- support matrix -->",
     "<!-- end of support matrix -->",
-    re.compile(r"test_families_on_meshes\.py::test_tokens_and_log_probabilities\[(.+)-(\d+x\d+x\d+)\]$"),
+    re.compile(
+        r"test_families_on_meshes\.py::test_tokens_and_log_probabilities\[(.+)-(\d+x\d+x\d+)\]$"
+    ),
 )
 FEATURE_PAIRS = Place(
     "",
@@ -56,16 +58,29 @@ class OutcomeTable:
         text = self.path.read_text()
         before, rest = text.split(self.place.begin + "\n")
         found = table(self.place.title, {**self.place.refused, **self._outcomes})
-        self.path.write_text(before + self.place.begin + "\n" + found + self.place.end + rest.split(self.place.end)[1])
+        self.path.write_text(
+            before
+            + self.place.begin
+            + "\n"
+            + found
+            + self.place.end
+            + rest.split(self.place.end)[1]
+        )
 
 
 def table(title: str, cells: Cells) -> str:
-    """A line for each row, a column for each column. Of pairs of the same things half of the cells are empty."""
-    rows, columns = dict.fromkeys(row for row, _ in cells), dict.fromkeys(column for _, column in cells)
+    """A line for each row, a column for each column. Of pairs of the same things half of the cells
+    are empty.
+    """
+    rows, columns = (
+        dict.fromkeys(row for row, _ in cells),
+        dict.fromkeys(column for _, column in cells),
+    )
     missing = "" if rows.keys() & columns.keys() else "not run"
     lines = [f"| {title} | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
     lines += [
-        f"| {row} | " + " | ".join(cells.get((row, column), missing) for column in columns) + " |" for row in rows
+        f"| {row} | " + " | ".join(cells.get((row, column), missing) for column in columns) + " |"
+        for row in rows
     ]
     return "\n".join(lines) + "\n"
 
@@ -75,5 +90,9 @@ def read(path: Path, place: Place) -> dict[tuple[str, str], str]:
     head, _, *rows = path.read_text().split(place.begin + "\n")[1].split(place.end)[0].splitlines()
     columns = [cell.strip() for cell in head.strip("|").split("|")][1:]
     cells = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
-    found = {(row, column): word for row, *words in cells for column, word in zip(columns, words, strict=True)}
+    found = {
+        (row, column): word
+        for row, *words in cells
+        for column, word in zip(columns, words, strict=True)
+    }
     return {pair: word for pair, word in found.items() if word}

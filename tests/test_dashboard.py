@@ -1,4 +1,6 @@
-"""deploy/grafana.json and deploy/alerts.yaml ask for what the server tells, in a run with all kinds of traffic."""
+"""deploy/grafana.json and deploy/alerts.yaml ask for what the server tells, in a run with all kinds
+of traffic.
+"""
 
 import asyncio
 import json
@@ -35,8 +37,12 @@ Samples = list[tuple[str, dict[str, str], float]]
 
 
 async def traffic(server: Running) -> None:
-    """Answers, prefix hits, preemption, a client that leaves, a request that is refused, one that fails."""
-    server.served.thread._tally = lambda: Tally(3 * server.runner.steps, 4 * server.runner.steps)  # the fake has none
+    """Answers, prefix hits, preemption, a client that leaves, a request that is refused, one that
+    fails.
+    """
+    server.served.thread._tally = lambda: Tally(
+        3 * server.runner.steps, 4 * server.runner.steps
+    )  # the fake has none
     calls = [start(server, "stream", request_id=f"r{i}", text=f"{i} " * 30) for i in range(8)]
     await asyncio.gather(*(outcome(call, "stream") for call in calls))
     for _ in range(2):
@@ -74,7 +80,9 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     async def main() -> bytes:
         folder = tmp_path_factory.mktemp("dashboard")
         small: dict[str, int] = {"num_pages": 32, "max_context": 120}
-        async with running(folder, observers=(metrics,), seconds=0.001, proposer=EagerProposer(), **small) as server:
+        async with running(
+            folder, observers=(metrics,), seconds=0.001, proposer=EagerProposer(), **small
+        ) as server:
             await traffic(server)
         return await metrics.text() + generate_latest(experts) + handed_over()
 
@@ -116,12 +124,17 @@ MATCHES: dict[str, Callable[[str, str], bool]] = {
 
 
 def selected(selector: Any, samples: Samples) -> Samples:
-    """The samples that it takes, but for the values of labels that name errors: not all of them happened here."""
+    """The samples that it takes, but for the values of labels that name errors: not all of them
+    happened here.
+    """
 
     def taken(labels: dict[str, str]) -> bool:
         return all(
             matcher.name in labels
-            and (matcher.name == "reason" or MATCHES[str(matcher.op)](labels[matcher.name], matcher.value))
+            and (
+                matcher.name == "reason"
+                or MATCHES[str(matcher.op)](labels[matcher.name], matcher.value)
+            )
             for matcher in selector.matchers.matchers
             if matcher.name not in SCRAPED
         )
@@ -134,7 +147,9 @@ def test_a_query_finds_its_metrics_and_labels(query: str, samples: Samples) -> N
     tree = nodes(query)
     selectors = [node for node in tree if isinstance(node, promql.VectorSelector)]
     assert selectors
-    labels = [set[str]().union(*(found[1] for found in selected(s, samples))) | SCRAPED for s in selectors]
+    labels = [
+        set[str]().union(*(found[1] for found in selected(s, samples))) | SCRAPED for s in selectors
+    ]
     for selector in selectors:
         assert selected(selector, samples), f"{selector} finds nothing"
     for node in tree:
@@ -176,10 +191,15 @@ def test_nothing_that_is_told_is_forgotten(samples: Samples) -> None:
 def test_every_metric_is_explained(samples: Samples) -> None:
     """In docs/operating.md, and nothing that there is not."""
     documented = set(
-        re.findall(r"`(\w+)(?:{[\w,]+})?`", (DEPLOY.parent / "docs/operating.md").read_text().split("## Traces")[0])
+        re.findall(
+            r"`(\w+)(?:{[\w,]+})?`",
+            (DEPLOY.parent / "docs/operating.md").read_text().split("## Traces")[0],
+        )
     )
     told = {name.removeprefix("jaxserve:").removesuffix("_bucket") for name, _, _ in samples}
-    assert documented == {name for name in told if not name.endswith(("_created", "_sum", "_count"))}
+    assert documented == {
+        name for name in told if not name.endswith(("_created", "_sum", "_count"))
+    }
 
 
 def test_the_dashboard_is_one() -> None:
@@ -187,16 +207,27 @@ def test_the_dashboard_is_one() -> None:
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(ids) == len(set(ids))
     boxes = [panel["gridPos"] for panel in dashboard["panels"]]
-    cells = [(x, y) for b in boxes for x in range(b["x"], b["x"] + b["w"]) for y in range(b["y"], b["y"] + b["h"])]
+    cells = [
+        (x, y)
+        for b in boxes
+        for x in range(b["x"], b["x"] + b["w"])
+        for y in range(b["y"], b["y"] + b["h"])
+    ]
     assert len(cells) == len(set(cells)) and max(x for x, _ in cells) == 23, "panels overlap"
 
 
 def test_alerts_are_of_reasons_that_there_are() -> None:
     reasons = {m for rule in rules() for m in re.findall(r'reason=~?"([^"]+)"', rule["expr"])}
-    known = set(re.findall(r"^\| [A-Z_]+ \| \d+ \| ([A-Z_]+) \|", (DEPLOY.parent / "docs/api.md").read_text(), re.M))
+    known = set(
+        re.findall(
+            r"^\| [A-Z_]+ \| \d+ \| ([A-Z_]+) \|", (DEPLOY.parent / "docs/api.md").read_text(), re.M
+        )
+    )
     assert reasons and {reason for names in reasons for reason in names.split("|")} <= known
     for rule in rules():
-        assert rule["labels"]["severity"] in ("critical", "warning") and rule["annotations"].keys() == {
+        assert rule["labels"]["severity"] in ("critical", "warning") and rule[
+            "annotations"
+        ].keys() == {
             "summary",
             "description",
         }

@@ -1,4 +1,6 @@
-"""What deploy/ says, by the schemas of Kubernetes, by our own flags, and by itself. No cluster has seen it."""
+"""What deploy/ says, by the schemas of Kubernetes, by our own flags, and by itself. No cluster has
+seen it.
+"""
 
 import math
 import re
@@ -25,12 +27,22 @@ from jaxserve.server.grpc import server as grpc_server
 from jaxserve.server.observe.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted(path for path in (ROOT / "deploy").glob("*.yaml") if path.stem != "alerts")  # those are Prometheus's
-KUBERNETES = "1.34"  # the first in which a container may sleep before it is stopped without a feature gate
+FILES = sorted(
+    path for path in (ROOT / "deploy").glob("*.yaml") if path.stem != "alerts"
+)  # those are Prometheus's
+KUBERNETES = (
+    "1.34"  # the first in which a container may sleep before it is stopped without a feature gate
+)
 PARSERS = {"jaxserve.serve": serve_parser, "jaxserve.generate": generate_parser}
 PORTS = {"grpc": 50051, "http": 8000}
 # No package has the schema of a LeaderWorkerSet: the fields of its v1, from sigs.k8s.io/lws.
-SET_FIELDS = {"replicas", "leaderWorkerTemplate", "rolloutStrategy", "startupPolicy", "networkConfig"}
+SET_FIELDS = {
+    "replicas",
+    "leaderWorkerTemplate",
+    "rolloutStrategy",
+    "startupPolicy",
+    "networkConfig",
+}
 TEMPLATE_FIELDS = {
     *("leaderTemplate", "workerTemplate", "size", "restartPolicy", "subGroupPolicy"),
     *("volumeClaimTemplates", "persistentVolumeClaimRetentionPolicy"),
@@ -43,7 +55,8 @@ TEMPLATES = {
         (spec["leaderWorkerTemplate"]["workerTemplate"], spec["leaderWorkerTemplate"]["size"] - 1),
     ],
     "JobSet": lambda spec: [
-        (job["template"]["spec"]["template"], job["template"]["spec"]["parallelism"]) for job in spec["replicatedJobs"]
+        (job["template"]["spec"]["template"], job["template"]["spec"]["parallelism"])
+        for job in spec["replicatedJobs"]
     ],
 }
 
@@ -53,9 +66,13 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 def group_of(document: dict[str, Any]) -> list[tuple[dict[str, Any], int]]:
-    """Pod templates that run this project as one server, or one batch, and how many pods each makes of it."""
+    """Pod templates that run this project as one server, or one batch, and how many pods each makes
+    of it.
+    """
     pairs = TEMPLATES.get(document["kind"], lambda _: [])(document.get("spec"))
-    return [pair for pair in pairs if the_container(pair[0])["image"].startswith("REGISTRY/jaxserve:")]
+    return [
+        pair for pair in pairs if the_container(pair[0])["image"].startswith("REGISTRY/jaxserve:")
+    ]
 
 
 def templates(path: Path) -> list[tuple[dict[str, Any], int]]:
@@ -97,7 +114,13 @@ def chips(template: dict[str, Any]) -> int:
 def test_there_is_what_was_promised() -> None:
     kinds = {path.stem: {document["kind"] for document in documents(path)} for path in FILES}
     assert kinds == {
-        "disaggregated-v6e-8": {"StatefulSet", "Deployment", "Service", "ConfigMap", "NetworkPolicy"},
+        "disaggregated-v6e-8": {
+            "StatefulSet",
+            "Deployment",
+            "Service",
+            "ConfigMap",
+            "NetworkPolicy",
+        },
         "gpu-1": {"Deployment", "Service"},
         "gpu-8": {"Deployment", "Service"},
         "jobset-batch": {"JobSet"},
@@ -119,7 +142,12 @@ def test_schemas(path: Path) -> None:
             case _:
                 kubernetes_validate.validate(document, KUBERNETES, strict=True)
     for template, _ in templates(path):
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "x"},
+            "spec": template["spec"],
+        }
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
@@ -141,7 +169,8 @@ def check_worker_set(document: dict[str, Any]) -> None:
     assert document["spec"].keys() <= SET_FIELDS and group.keys() <= TEMPLATE_FIELDS
     assert group["restartPolicy"] == "RecreateGroupOnPodRestart", "no host outlives another"
     assert all(
-        template.keys() <= {"metadata", "spec"} for template in (group["leaderTemplate"], group["workerTemplate"])
+        template.keys() <= {"metadata", "spec"}
+        for template in (group["leaderTemplate"], group["workerTemplate"])
     )
 
 
@@ -171,7 +200,9 @@ def test_flags_are_ours(template: dict[str, Any]) -> None:
     assert args.compilation_cache and args.model
     if program == "jaxserve.serve":
         assert args.host == "0.0.0.0"
-        assert args.token_file or args.vllm_port, "who listens on all addresses asks for a token: see test_smg_*"
+        assert args.token_file or args.vllm_port, (
+            "who listens on all addresses asks for a token: see test_smg_*"
+        )
 
 
 @pytest.mark.parametrize("group", list(groups()))
@@ -179,12 +210,21 @@ def test_the_mesh_takes_every_chip(group: list[tuple[dict[str, Any], int]]) -> N
     """And tensor parallelism stays inside a host."""
     args = [flags(template)[1] for template, _ in group]
     assert len({str(vars(a)) for a in args}) == 1, "the same flags on all hosts"
-    hosts, chips_of_host = sum(count for _, count in group), {chips(template) for template, _ in group}
+    hosts, chips_of_host = (
+        sum(count for _, count in group),
+        {chips(template) for template, _ in group},
+    )
     assert len(chips_of_host) == 1
-    assert args[0].data * args[0].tensor == hosts * sum(chips_of_host) and args[0].tensor <= max(chips_of_host)
+    assert args[0].data * args[0].tensor == hosts * sum(chips_of_host) and args[0].tensor <= max(
+        chips_of_host
+    )
     assert args[0].pod == (hosts > 1)
     for template, _ in group:
-        if topology := template["spec"].get("nodeSelector", {}).get("cloud.google.com/gke-tpu-topology"):
+        if (
+            topology := template["spec"]
+            .get("nodeSelector", {})
+            .get("cloud.google.com/gke-tpu-topology")
+        ):
             assert math.prod(map(int, topology.split("x"))) == hosts * chips(template)
 
 
@@ -201,8 +241,12 @@ def test_probes_ask_what_is_answered(template: dict[str, Any]) -> None:
     if program == "jaxserve.generate":
         assert not probes
         return
-    assert len(probes) == 3 and all(probe["port"] == args.port == PORTS["grpc"] for probe in probes.values())
-    ports = {"grpc": args.port, "http": args.http_port} | ({"vllm": args.vllm_port} if args.vllm_port else {})
+    assert len(probes) == 3 and all(
+        probe["port"] == args.port == PORTS["grpc"] for probe in probes.values()
+    )
+    ports = {"grpc": args.port, "http": args.http_port} | (
+        {"vllm": args.vllm_port} if args.vllm_port else {}
+    )
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == ports
     assert not args.tls_cert, "Kubernetes asks over gRPC without TLS"
     ready = None if follower else roles.PREFILL if args.role == "prefill" else grpc_server.INFERENCE
@@ -226,8 +270,14 @@ def test_what_is_mounted_is_there(template: dict[str, Any]) -> None:
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
     mounts = {mount["name"]: mount for mount in the_container(template)["volumeMounts"]}
     assert mounts.keys() == volumes.keys()
-    claims = {document["metadata"]["name"] for document in documents(ROOT / "deploy" / "volumes.yaml")}
-    used = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
+    claims = {
+        document["metadata"]["name"] for document in documents(ROOT / "deploy" / "volumes.yaml")
+    }
+    used = {
+        v["persistentVolumeClaim"]["claimName"]
+        for v in volumes.values()
+        if "persistentVolumeClaim" in v
+    }
     assert used <= claims
     files = ("token_file", "prompts_file", "prefill_token_file", "prefill_servers_file")
     paths = [args.model, args.compilation_cache, *(getattr(args, name, None) for name in files)]
@@ -238,7 +288,9 @@ def test_what_is_mounted_is_there(template: dict[str, Any]) -> None:
         )
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.stem != "smg"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.stem != "smg"], ids=lambda path: path.stem
+)
 def test_services_find_who_answers(path: Path) -> None:
     services = [document["spec"] for document in documents(path) if document["kind"] == "Service"]
     for service in (service for service in services if service.get("clusterIP") != "None"):
@@ -251,23 +303,36 @@ def test_services_find_who_answers(path: Path) -> None:
 def by_name(file: str) -> dict[tuple[str, str], Any]:
     """What a file says, by kind and name."""
     found = documents(ROOT / "deploy" / file)
-    return {(document["kind"], document["metadata"]["name"]): document.get("spec", document) for document in found}
+    return {
+        (document["kind"], document["metadata"]["name"]): document.get("spec", document)
+        for document in found
+    }
 
 
 def test_decode_servers_find_prefill_servers(tmp_path: Path) -> None:
     """By the names of their pods, in a file that changes without a restart."""
     found = by_name("disaggregated-v6e-8.yaml")
-    prefill, decode = found["StatefulSet", "jaxserve-prefill"], found["Deployment", "jaxserve-decode"]
-    names, (there, here) = prefill["serviceName"], (flags(group["template"])[1] for group in (prefill, decode))
+    prefill, decode = (
+        found["StatefulSet", "jaxserve-prefill"],
+        found["Deployment", "jaxserve-decode"],
+    )
+    names, (there, here) = (
+        prefill["serviceName"],
+        (flags(group["template"])[1] for group in (prefill, decode)),
+    )
     service = found["Service", names]
-    assert service["clusterIP"] == "None" and service["selector"] == prefill["selector"]["matchLabels"]
+    assert (
+        service["clusterIP"] == "None" and service["selector"] == prefill["selector"]["matchLabels"]
+    )
     assert [(p["port"], p["targetPort"]) for p in service["ports"]] == [(there.port, "grpc")]
     volumes = {volume["name"]: volume for volume in decode["template"]["spec"]["volumes"]}
     name, text = volumes["prefill-servers"]["configMap"]["name"], here.prefill_servers_file.name
     listed, token = tmp_path / "servers", tmp_path / "token"
     listed.write_text(found["ConfigMap", name]["data"][text])
     token.write_text("secret")
-    assert read_addresses(listed) == [f"jaxserve-prefill-{i}.{names}:{there.port}" for i in range(prefill["replicas"])]
+    assert read_addresses(listed) == [
+        f"jaxserve-prefill-{i}.{names}:{there.port}" for i in range(prefill["replicas"])
+    ]
     mounts = {mount["name"]: mount for mount in the_container(decode["template"])["volumeMounts"]}
     assert "subPath" not in mounts["prefill-servers"], "those are never changed"
     here.prefill_servers_file, here.prefill_token_file = listed, token
@@ -277,14 +342,21 @@ def test_decode_servers_find_prefill_servers(tmp_path: Path) -> None:
 
 def test_prefill_servers_take_prompts_of_decode_servers_alone() -> None:
     found = by_name("disaggregated-v6e-8.yaml")
-    prefill, decode = found["StatefulSet", "jaxserve-prefill"], found["Deployment", "jaxserve-decode"]
+    prefill, decode = (
+        found["StatefulSet", "jaxserve-prefill"],
+        found["Deployment", "jaxserve-decode"],
+    )
     policy = found["NetworkPolicy", "jaxserve-prefill"]
     assert policy["podSelector"] == prefill["selector"] and policy["policyTypes"] == ["Ingress"]
     there, here = (flags(group["template"])[1] for group in (prefill, decode))
     who = [{"podSelector": decode["selector"]}]
     assert policy["ingress"] == [{"from": who, "ports": [{"port": there.port}]}]
     secrets = {
-        group: {v["name"]: v["secret"] for v in found[group]["template"]["spec"]["volumes"] if "secret" in v}
+        group: {
+            v["name"]: v["secret"]
+            for v in found[group]["template"]["spec"]["volumes"]
+            if "secret" in v
+        }
         for group in (("StatefulSet", "jaxserve-prefill"), ("Deployment", "jaxserve-decode"))
     }
     (asked,), given = (set(map(str, of.values())) for of in secrets.values())
@@ -297,19 +369,31 @@ def test_smg_is_sent_to_the_servers() -> None:
     replicas, router = found["StatefulSet", "jaxserve-replicas"], found["Deployment", "smg"]
     names, service = replicas["serviceName"], found["Service", replicas["serviceName"]]
     port = flags(replicas["template"])[1].vllm_port
-    assert service["clusterIP"] == "None" and service["selector"] == replicas["selector"]["matchLabels"]
+    assert (
+        service["clusterIP"] == "None"
+        and service["selector"] == replicas["selector"]["matchLabels"]
+    )
     assert [(p["port"], p["targetPort"]) for p in service["ports"]] == [(port, "vllm")]
     container = the_container(router["template"])
     given = parse_router_args(container["args"])
-    assert given.worker_urls == [f"grpc://jaxserve-replicas-{i}.{names}:{port}" for i in range(replicas["replicas"])]
+    assert given.worker_urls == [
+        f"grpc://jaxserve-replicas-{i}.{names}:{port}" for i in range(replicas["replicas"])
+    ]
     ports = {p["name"]: p["containerPort"] for p in container["ports"]}
-    assert ports == {"http": given.port, "metrics": given.prometheus_port} and given.host == "0.0.0.0"
+    assert (
+        ports == {"http": given.port, "metrics": given.prometheus_port} and given.host == "0.0.0.0"
+    )
     probes = {container[name]["httpGet"]["port"] for name in ("readinessProbe", "livenessProbe")}
     (own,) = found["Service", "smg"]["ports"]
-    assert probes == {own["targetPort"]} == {"http"} and found["Service", "smg"]["selector"] == {"app": "smg"}
+    assert probes == {own["targetPort"]} == {"http"} and found["Service", "smg"]["selector"] == {
+        "app": "smg"
+    }
     version = container["image"].rpartition(":")[2]
     assert f"smg=={version} " in (ROOT / "deploy" / "Dockerfile.smg").read_text()
-    assert router["template"]["spec"]["terminationGracePeriodSeconds"] > given.shutdown_grace_period_secs
+    assert (
+        router["template"]["spec"]["terminationGracePeriodSeconds"]
+        > given.shutdown_grace_period_secs
+    )
 
 
 def test_the_metrics_that_a_picker_reads_are_there() -> None:
@@ -325,13 +409,18 @@ def test_smg_alone_reaches_servers_that_ask_for_no_token() -> None:
     policy = found["NetworkPolicy", "jaxserve-replicas"]
     args = flags(replicas["template"])[1]
     assert (
-        not args.token_file and policy["podSelector"] == replicas["selector"] and policy["policyTypes"] == ["Ingress"]
+        not args.token_file
+        and policy["podSelector"] == replicas["selector"]
+        and policy["policyTypes"] == ["Ingress"]
     )
     who = [{"podSelector": router["selector"]}]
     assert policy["ingress"] == [{"from": who, "ports": [{"port": args.vllm_port}]}]
     container = the_container(router["template"])
     (variable,) = container["env"]
-    assert f"--api-key=$({variable['name']})" in container["args"] and "secretKeyRef" in variable["valueFrom"]
+    assert (
+        f"--api-key=$({variable['name']})" in container["args"]
+        and "secretKeyRef" in variable["valueFrom"]
+    )
 
 
 @pytest.mark.parametrize("name, extra", [("Dockerfile.tpu", "tpu"), ("Dockerfile.gpu", "cuda13")])
@@ -339,7 +428,9 @@ def test_images(name: str, extra: str) -> None:
     text = (ROOT / "deploy" / name).read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"[{extra},smg]" in text and {extra, "smg"} <= project["optional-dependencies"].keys()
-    assert set(re.findall(r"^FROM python:(\S+)-slim", text, re.M)) == {project["requires-python"].removeprefix(">=")}
+    assert set(re.findall(r"^FROM python:(\S+)-slim", text, re.M)) == {
+        project["requires-python"].removeprefix(">=")
+    }
     assert 'ENTRYPOINT ["python", "-m"]' in text, "what the manifests' args begin with"
 
 
@@ -352,5 +443,7 @@ def test_the_script_for_tpu_vms() -> None:
     assert args.pod and args.data * args.tensor == 16, "of its default, a v5e-16"
     timeout = re.search(r"--stop-timeout (\d+)", path.read_text())
     assert timeout and int(timeout[1]) >= args.drain_timeout + 20
-    done = subprocess.run(["bash", path], capture_output=True, text=True, check=False, env={"ZONE": "z", "IMAGE": "i"})
+    done = subprocess.run(
+        ["bash", path], capture_output=True, text=True, check=False, env={"ZONE": "z", "IMAGE": "i"}
+    )
     assert done.returncode == 2 and done.stderr.startswith("A TPU slice without Kubernetes")

@@ -22,22 +22,31 @@ def test_api_md_is_up_to_date() -> None:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "api.md").read_text() == module.document(), "run python docs/make_api.py"
+    assert (ROOT / "docs" / "api.md").read_text() == module.document(), (
+        "run python docs/make_api.py"
+    )
 
 
 def test_disaggregation_md_has_every_flag_and_decision() -> None:
     parser = argparse.ArgumentParser()
     role_flags(parser.add_argument_group())
-    flags = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
+    flags = {option for action in parser._actions for option in action.option_strings} - {
+        "-h",
+        "--help",
+    }
     text = (ROOT / "docs" / "disaggregation.md").read_text()
     assert set(re.findall(r"^\| `(--[\w-]+)", text, re.M)) == flags
     assert set(re.findall(r"^\| `(remote|local_\w+)` ", text, re.M)) == set(Decision)
 
 
 def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
-    protos = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "jaxserve").rglob("v1/*.proto"))]
+    protos = [
+        str(path.relative_to(ROOT)) for path in sorted((ROOT / "jaxserve").rglob("v1/*.proto"))
+    ]
     outs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
-    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *outs, *protos], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", "-I.", *outs, *protos], cwd=ROOT, check=True
+    )
     for path in (ROOT / "jaxserve").rglob("v1/*_pb2*"):
         made = tmp_path / path.relative_to(ROOT)
         assert path.read_text() == made.read_text(), f"{path.name}: run make protos"
@@ -45,7 +54,9 @@ def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
 
 def test_the_support_matrix_is_of_these_families_and_meshes() -> None:
     """`make support-matrix` writes it."""
-    wanted = {(family, "x".join(map(str, mesh))): "tested" for family in FAMILIES for mesh in MESHES}
+    wanted = {
+        (family, "x".join(map(str, mesh))): "tested" for family in FAMILIES for mesh in MESHES
+    }
     assert read(ROOT / "README.md", FAMILIES_ON_MESHES) == wanted
 
 

@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("jaxserve", "sharding", "pallas_kernels", "checkpoints", "training", "tests", "benchmarks")
+PACKAGES = (
+    "jaxserve",
+    "sharding",
+    "pallas_kernels",
+    "checkpoints",
+    "training",
+    "tests",
+    "benchmarks",
+)
 
-# Folder or module -> project modules that it may import; the longest prefix of a file's module name decides.
+# Folder or module -> project modules that it may import; the longest prefix of a file's module name
+# decides.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "sharding": ("sharding",),
     "pallas_kernels": ("pallas_kernels",),
@@ -29,7 +38,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.config": ("jaxserve.errors",),
     "jaxserve.sandbox_process": (),
     "jaxserve.request": ("jaxserve.errors", "jaxserve.structure"),
-    "jaxserve.structure": ("jaxserve.structure", "jaxserve.errors", "jaxserve.sandbox_process", "jaxserve.tokenizer"),
+    "jaxserve.structure": (
+        "jaxserve.structure",
+        "jaxserve.errors",
+        "jaxserve.sandbox_process",
+        "jaxserve.tokenizer",
+    ),
     "jaxserve.structure.worker": (),
     "jaxserve.tokenizer": ("jaxserve.tokenizer",),
     "jaxserve.models": ("jaxserve.models", "jaxserve.errors", "sharding", "pallas_kernels"),
@@ -51,8 +65,18 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.errors",
         "sharding",
     ),
-    "jaxserve.loading.shards": ("checkpoints.safetensors_reader", "jaxserve.models", "jaxserve.errors", "sharding"),
-    "jaxserve.loading.orbax_layout": ("checkpoints.orbax_store", "jaxserve.models", "jaxserve.errors", "sharding"),
+    "jaxserve.loading.shards": (
+        "checkpoints.safetensors_reader",
+        "jaxserve.models",
+        "jaxserve.errors",
+        "sharding",
+    ),
+    "jaxserve.loading.orbax_layout": (
+        "checkpoints.orbax_store",
+        "jaxserve.models",
+        "jaxserve.errors",
+        "sharding",
+    ),
     "jaxserve.loading.checkpoint": (
         "checkpoints",
         "jaxserve.loading.orbax_layout",
@@ -92,7 +116,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.completion": ("jaxserve.engine", "jaxserve.request", "jaxserve.tokenizer"),
     "jaxserve.llm": ("jaxserve", "sharding"),
     "jaxserve.generate": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
-    "jaxserve.plan": ("jaxserve", "sharding", "checkpoints.errors", "checkpoints.safetensors_reader", "pallas_kernels"),
+    "jaxserve.plan": (
+        "jaxserve",
+        "sharding",
+        "checkpoints.errors",
+        "checkpoints.safetensors_reader",
+        "pallas_kernels",
+    ),
     "jaxserve.bench": ("jaxserve", "sharding", "checkpoints.errors", "pallas_kernels.dispatch"),
     "jaxserve.v1": ("jaxserve.v1",),
     "jaxserve.client": (
@@ -167,8 +197,12 @@ def is_under(name: str, prefix: str) -> bool:
 def test_arrows(module: str) -> None:
     rule = max((prefix for prefix in ALLOWED if is_under(module, prefix)), key=len)
     for name in project_imports(ast.parse(SOURCES[module].read_text())):
-        assert is_under(module, BENCH) or not is_under(name, BENCH), f"{module} must not import {name}"
-        assert any(is_under(name, allowed) for allowed in ALLOWED[rule]), f"{module} must not import {name}"
+        assert is_under(module, BENCH) or not is_under(name, BENCH), (
+            f"{module} must not import {name}"
+        )
+        assert any(is_under(name, allowed) for allowed in ALLOWED[rule]), (
+            f"{module} must not import {name}"
+        )
 
 
 def test_the_converter_imports_the_loader_late() -> None:
@@ -194,15 +228,27 @@ def test_the_host_half_never_imports_jax() -> None:
 
 def test_the_load_generator_never_imports_jax() -> None:
     """It would only take memory from the server beside it."""
-    script = "import sys, jaxserve.bench.__main__, jaxserve.bench.serve; sys.exit('jax' in sys.modules)"
+    script = (
+        "import sys, jaxserve.bench.__main__, jaxserve.bench.serve; sys.exit('jax' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
 
 
 def test_the_engine_needs_nothing_of_the_server() -> None:
     """It runs where these are not installed."""
-    packages = {"starlette", "uvicorn", "uvloop", "pydantic", "prometheus_client", "grpc", "google.protobuf"}
+    packages = {
+        "starlette",
+        "uvicorn",
+        "uvloop",
+        "pydantic",
+        "prometheus_client",
+        "grpc",
+        "google.protobuf",
+    }
     script = f"import sys, jaxserve.llm, jaxserve.generate; print(*{packages} & sys.modules.keys())"
-    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True
+    )
     assert not found.stdout.split()
 
 
@@ -219,4 +265,7 @@ def test_only_entry_points_touch_jax_config_and_the_environment() -> None:
     for module, path in SOURCES.items():
         source = path.read_text()
         if module not in SETTERS:
-            assert "jax.config" not in source.replace("no jax.config", "") and "os.environ" not in source, module
+            assert (
+                "jax.config" not in source.replace("no jax.config", "")
+                and "os.environ" not in source
+            ), module

@@ -18,7 +18,9 @@ def run(*command: str | Path, cwd: Path) -> str:
     # PYTHONPATH out: nothing of the source tree may help.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env |= {"XDG_CACHE_HOME": str(cwd / "cache")}
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 

@@ -1,4 +1,6 @@
-"""Tokenizers to test with: small ones made on the spot, and published ones where JAXSERVE_TEST_DATA has them."""
+"""Tokenizers to test with: small ones made on the spot, and published ones where JAXSERVE_TEST_DATA
+has them.
+"""
 
 import io
 import json
@@ -15,7 +17,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 
-SENTENCES = ("the quick brown fox jumps over the lazy dog", "the dog and the fox sat in the sun", "Hello, world! 123")
+SENTENCES = (
+    "the quick brown fox jumps over the lazy dog",
+    "the dog and the fox sat in the sun",
+    "Hello, world! 123",
+)
 TEXTS = (
     "Hello, world!",
     " the fox\n\nand\tthe  dog ",
@@ -26,14 +32,22 @@ TEXTS = (
     "a\x00b � \u200b\ufeff",
     "",
 )
-SMALL = ("sp-first-space", "sp-every-space", "sp-suffix-space", "json-byte-level", "json-byte-fallback")
+SMALL = (
+    "sp-first-space",
+    "sp-every-space",
+    "sp-suffix-space",
+    "json-byte-level",
+    "json-byte-fallback",
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A loaded tokenizer and what its library says: decode() of visible ids, encode() without special tokens.
+    """A loaded tokenizer and what its library says: decode() of visible ids, encode() without
+    special tokens.
 
-    spoils_runs: the library turns a whole run of byte tokens into U+FFFD for one ill-formed byte in it.
+    spoils_runs: the library turns a whole run of byte tokens into U+FFFD for one ill-formed byte in
+    it.
     """
 
     tokenizer: Tokenizer
@@ -49,7 +63,12 @@ def case_names() -> list[str]:
     if data is None:
         return list(SMALL)
     files = [*data.glob("tokenizers/*/*.model*"), *data.glob("tokenizers/*/tokenizer.json")]
-    return [*SMALL, *sorted(str(file.relative_to(data)) for file in [*files, *data.glob("models/*/tokenizer.model")])]
+    return [
+        *SMALL,
+        *sorted(
+            str(file.relative_to(data)) for file in [*files, *data.glob("models/*/tokenizer.model")]
+        ),
+    ]
 
 
 def build_case(name: str, folder: Path) -> Case:
@@ -58,13 +77,17 @@ def build_case(name: str, folder: Path) -> Case:
         write_small(name, folder)
     else:
         _copy_published(name, folder)
-    return _json_case(folder) if (folder / "tokenizer.json").exists() else _sentencepiece_case(folder)
+    return (
+        _json_case(folder) if (folder / "tokenizer.json").exists() else _sentencepiece_case(folder)
+    )
 
 
 def write_small(name: str, folder: Path) -> None:
     """Writes one of SMALL as the tokenizer file of folder."""
     if name == "sp-first-space":
-        train_sentencepiece(folder, remove_extra_whitespaces=False, normalization_rule_name="identity")
+        train_sentencepiece(
+            folder, remove_extra_whitespaces=False, normalization_rule_name="identity"
+        )
     elif name == "sp-every-space":
         train_sentencepiece(folder)
     elif name == "sp-suffix-space":
@@ -96,7 +119,9 @@ def append_special_tokens(file: Path, names: Sequence[str]) -> None:
     content = json.loads(file.read_text(encoding="utf-8"))
     first = 1 + max(token["id"] for token in content["added_tokens"])
     off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    content["added_tokens"] += [{"id": first + i, "content": n, "special": True, **off} for i, n in enumerate(names)]
+    content["added_tokens"] += [
+        {"id": first + i, "content": n, "special": True, **off} for i, n in enumerate(names)
+    ]
     file.write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -112,24 +137,40 @@ def _byte_level() -> tokenizers.Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(SENTENCES, trainer)
-    tokenizer.add_tokens(["<think>", "｜"])  # not special: text, the second outside of the byte alphabet
-    tokenizer.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
+    tokenizer.add_tokens(
+        ["<think>", "｜"]
+    )  # not special: text, the second outside of the byte alphabet
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[("<|begin|>", 0)]
+    )
     return tokenizer
 
 
 def _byte_fallback() -> tokenizers.Tokenizer:
-    """As Llama 2 converted: visible spaces, byte tokens for what the vocabulary lacks, BOS and EOS."""
+    """As Llama 2 converted: visible spaces, byte tokens for what the vocabulary lacks, BOS and
+    EOS."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", *"abcdefghijklmnopqrstuvwxyz</>é日", "▁t", "▁th", "▁the", "▁▁"]
     merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("▁", "▁")]
     vocab = {piece: index for index, piece in enumerate(pieces)}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True)
+    )
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     tokenizer.decoder = decoders.Sequence(steps)
     template = [("<s>", 1), ("</s>", 2)]
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=template)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=template
+    )
     return tokenizer
 
 
@@ -142,7 +183,9 @@ def _copy_published(name: str, folder: Path) -> None:
     data = _data()
     assert data is not None
     source = data / name
-    shutil.copy(source, folder / ("tokenizer.json" if source.suffix == ".json" else "tokenizer.model"))
+    shutil.copy(
+        source, folder / ("tokenizer.json" if source.suffix == ".json" else "tokenizer.model")
+    )
     settings = source.parent / "tokenizer_config.json"
     if settings.exists():
         shutil.copy(settings, folder)
@@ -150,7 +193,11 @@ def _copy_published(name: str, folder: Path) -> None:
 
 def _json_case(folder: Path) -> Case:
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    special = {index: token.content for index, token in library.get_added_tokens_decoder().items() if token.special}
+    special = {
+        index: token.content
+        for index, token in library.get_added_tokens_decoder().items()
+        if token.special
+    }
     return Case(
         tokenizer=load_tokenizer(folder),
         special=special,

@@ -78,7 +78,10 @@ def json_records(writer: Writer) -> list[Exchange]:
 
 def facts(writer: Writer) -> list[Exchange]:
     """Two to five questions about the world, one in five of them beyond a small model."""
-    rules = (writer.rng.choice(("fact", "fact", "fact", "fact", "unknown")) for _ in range(writer.rng.randint(2, 5)))
+    rules = (
+        writer.rng.choice(("fact", "fact", "fact", "fact", "unknown"))
+        for _ in range(writer.rng.randint(2, 5))
+    )
     return [writer.said(rule) for rule in rules]
 
 
@@ -95,11 +98,15 @@ TOPICS: Final[Mapping[Callable[[Writer], list[Exchange]], int]] = MappingProxyTy
 
 
 def converse(writer: Writer, topics: int) -> list[Exchange]:
-    """A chat about so many topics. In one of four the user gives a name and asks for it at the end."""
+    """A chat about so many topics. In one of four the user gives a name and asks for it at the
+    end."""
     drawn = writer.rng.choices(list(TOPICS), list(TOPICS.values()), k=topics)
     exchanges = [exchange for topic in drawn for exchange in topic(writer)]
     chance = writer.rng.random()
     if chance < 0.25:
         person = Telling(writer.talk, writer.rng)
         return [person.pair("named"), *exchanges, person.pair("recall")]
-    return [*exchanges, writer.said("nameless" if chance < 0.35 else "thanks" if chance < 0.6 else "bye")]
+    return [
+        *exchanges,
+        writer.said("nameless" if chance < 0.35 else "thanks" if chance < 0.6 else "bye"),
+    ]

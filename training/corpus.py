@@ -1,4 +1,5 @@
-"""The text the bundled models are trained on: plain stories and sums, and chats of every length, all from a seed.
+"""The text the bundled models are trained on: plain stories and sums, and chats of every length,
+all from a seed.
 
 A document is in the train or the held-out split by a hash of its text, so that no text is in both.
 """
@@ -19,7 +20,8 @@ HELD_OUT_PART: Final = 20  # one text in so many is held out
 
 @dataclass(frozen=True)
 class Turn:
-    """Who speaks ("system", "user", "assistant") and what; role "" is a text outside of any chat."""
+    """Who speaks ("system", "user", "assistant") and what; role "" is a text outside of any
+    chat."""
 
     role: str
     text: str
@@ -45,7 +47,11 @@ def plain(text: str) -> tuple[Turn, ...]:
 def chat(writer: Writer, exchanges: list[Exchange]) -> tuple[Turn, ...]:
     """The exchanges as turns, behind a system prompt in some."""
     roles = ("user", "assistant")
-    turns = [Turn(role, text) for exchange in exchanges for role, text in zip(roles, exchange, strict=True)]
+    turns = [
+        Turn(role, text)
+        for exchange in exchanges
+        for role, text in zip(roles, exchange, strict=True)
+    ]
     if writer.rng.random() < SYSTEM_SHARE:
         turns.insert(0, Turn("system", writer.line("system")))
     return tuple(turns)
@@ -67,7 +73,10 @@ KINDS: Final[Mapping[str, tuple[int, Callable[[Writer], tuple[Turn, ...]]]]] = M
         "json": (10, about(chats.json_records)),
         "facts": (4, about(chats.facts)),
         "small talk": (8, about(chats.small_talk)),
-        "mixed chat": (6, lambda writer: chat(writer, chats.converse(writer, writer.rng.randint(2, 4)))),
+        "mixed chat": (
+            6,
+            lambda writer: chat(writer, chats.converse(writer, writer.rng.randint(2, 4))),
+        ),
     }
 )
 LONG: Final = "long chat"
@@ -81,7 +90,8 @@ def draw(writer: Writer, kind: str) -> Document:
 
 
 def documents(seed: int, split: str, count: int, kind: str | None = None) -> Iterator[Document]:
-    """`count` documents of the split "train" or "held-out", of one kind or (None) of KINDS in their shares.
+    """`count` documents of the split "train" or "held-out", of one kind or (None) of KINDS in their
+    shares.
 
     Each depends on (seed, split, kind, index) alone: a longer corpus begins with a shorter one.
     """

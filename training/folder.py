@@ -46,13 +46,21 @@ def model_config(recipe: Recipe) -> dict:
 
 def tokenizer_config(recipe: Recipe) -> dict:
     names = {UNK: "<unk>", BOS: "<s>", EOS: "</s>", IM_START: MARKS[0], IM_END: MARKS[1]}
-    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    flags = {
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+        "special": True,
+    }
     return {
         "tokenizer_class": "LlamaTokenizer",
         "add_bos_token": True,
         "add_eos_token": False,
         "add_prefix_space": False,
-        "added_tokens_decoder": {str(number): {"content": name} | flags for number, name in names.items()},
+        "added_tokens_decoder": {
+            str(number): {"content": name} | flags for number, name in names.items()
+        },
         "additional_special_tokens": list(MARKS),
         "bos_token": names[BOS],
         "eos_token": names[EOS],
@@ -64,7 +72,9 @@ def tokenizer_config(recipe: Recipe) -> dict:
     }
 
 
-def write_folder(out: Path, recipe: Recipe, weights: nnx.State, tokenizer: bytes, account: dict) -> None:
+def write_folder(
+    out: Path, recipe: Recipe, weights: nnx.State, tokenizer: bytes, account: dict
+) -> None:
     jsons = {
         "config.json": model_config(recipe),
         "generation_config.json": {"bos_token_id": BOS, "eos_token_id": [IM_END, EOS]},

@@ -1,14 +1,16 @@
-"""A notation for seeded text: rules that are drawn anew, and tables whose rows hold for a whole telling.
+"""A notation for seeded text: rules that are drawn anew, and tables whose rows hold for a whole
+telling.
 
 There are three kinds of rule, told apart by what ends their first line:
 
     name:            one of the lines below, drawn anew at every use
     name >           all of the lines below, in order
-    a b c =          a table; at the first use of any column a row is drawn, and it holds from then on
+    a b c =          a table; the first use of a column draws a row, which then holds
 
-Within a line `{name}` uses a rule or a column (`{Name}` with a capital letter), `(x|y)` draws x or y, and `//`
-starts a new paragraph. What has to hold together (a person's name and pronouns, the thing that is lost and its
-color, a number and its half) is a row of a table; only what may vary freely is drawn anew.
+Within a line `{name}` uses a rule or a column (`{Name}` with a capital letter), `(x|y)` draws x or
+y, and `//` starts a new paragraph. What has to hold together (a person's name and pronouns, the
+thing that is lost and its color, a number and its half) is a row of a table; only what may vary
+freely is drawn anew.
 """
 
 import random
@@ -33,7 +35,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Grammar:
-    """Rules by name: the alternatives of a `:` or `>` rule, and for each column of a `=` rule its table."""
+    """Rules by name: the alternatives of a `:` or `>` rule, and for each column of a `=` rule its
+    table.
+    """
 
     choices: Mapping[str, tuple[str, ...]]
     tables: Mapping[str, Table]
@@ -45,7 +49,9 @@ def read_grammar(name: str) -> Grammar:
 
 
 def parse(text: str) -> Grammar:
-    """Reads the notation in the module's docstring; ValueError names a row that has not its table's columns."""
+    """Reads the notation in the module's docstring; ValueError names a row that has not its table's
+    columns.
+    """
     choices: dict[str, tuple[str, ...]] = {}
     tables: dict[str, Table] = {}
     for block in re.split(r"\n+(?=\S)", text.strip()):
@@ -66,7 +72,9 @@ def parse_table(columns: tuple[str, ...], lines: list[str]) -> Table:
     rows = tuple(tuple(line.split(" ; ")) for line in lines)
     for row in rows:
         if len(row) != len(columns):
-            raise ValueError(f"grammar: row {row} has {len(row)} cells; its table has the columns {columns}")
+            raise ValueError(
+                f"grammar: row {row} has {len(row)} cells; its table has the columns {columns}"
+            )
     return Table(columns, rows)
 
 
@@ -90,7 +98,9 @@ class Telling:
     def expand(self, template: str) -> str:
         """The text of a template; KeyError for a name the grammar does not have."""
         while "(" in template:
-            template = ALTERNATIVES.sub(lambda match: self.rng.choice(match[1].split("|")), template)
+            template = ALTERNATIVES.sub(
+                lambda match: self.rng.choice(match[1].split("|")), template
+            )
         return REFERENCE.sub(lambda match: self.value(match[1]), template)
 
     def value(self, name: str) -> str:
@@ -105,5 +115,7 @@ class Telling:
         if name not in self.drawn:
             table = self.grammar.tables[name]
             row = self.rng.choice(table.rows)
-            self.drawn.update((column, self.expand(cell)) for column, cell in zip(table.columns, row, strict=True))
+            self.drawn.update(
+                (column, self.expand(cell)) for column, cell in zip(table.columns, row, strict=True)
+            )
         return self.drawn[name]

@@ -1,4 +1,6 @@
-"""The model that is trained: a Llama with attributes named as in Hugging Face's, so that paths are tensor names."""
+"""The model that is trained: a Llama with attributes named as in Hugging Face's, so that paths are
+tensor names.
+"""
 
 import functools
 
@@ -10,23 +12,33 @@ from training.recipe import Recipe
 
 
 def rotate(x: jax.Array, theta: float) -> jax.Array:
-    """Rotary positions 0..T-1 on x [B, T, heads, H], pairing dimension i with i + H/2 (arXiv 2104.09864)."""
+    """Rotary positions 0..T-1 on x [B, T, heads, H], pairing dimension i with i + H/2 (arXiv
+    2104.09864).
+    """
     half = x.shape[3] // 2
     frequency = theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.outer(jnp.arange(x.shape[1], dtype=jnp.float32), frequency)[None, :, None, :]  # [1, T, 1, H/2]
+    angle = jnp.outer(jnp.arange(x.shape[1], dtype=jnp.float32), frequency)[
+        None, :, None, :
+    ]  # [1, T, 1, H/2]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array) -> jax.Array:
-    """q [B, T, N, H], k and v [B, T, K, H], document [B, T] int32 -> [B, T, N, H]; a token sees its own document.
+    """q [B, T, N, H], k and v [B, T, K, H], document [B, T] int32 -> [B, T, N, H]; a token sees its
+    own document.
 
-    A block of queries meets only the keys up to its end: half the work, and scores small enough for a CPU's cache.
+    A block of queries meets only the keys up to its end: half the work, and scores small enough for
+    a CPU's cache.
     """
     length, heads, depth = q.shape[1:]
     shared = k.shape[2]
-    q = (q * depth**-0.5).reshape(*q.shape[:2], shared, heads // shared, depth).transpose(0, 2, 3, 1, 4)  # [B,K,G,T,H]
+    q = (
+        (q * depth**-0.5)
+        .reshape(*q.shape[:2], shared, heads // shared, depth)
+        .transpose(0, 2, 3, 1, 4)
+    )  # [B,K,G,T,H]
     k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)  # [B, K, H, T], [B, K, T, H]
     block = max(64, length // 16)
     blocks = []
@@ -35,13 +47,17 @@ def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Arr
         past = jnp.tri(stop - start, stop, start, dtype=bool)[None]
         seen = past & (document[:, start:stop, None] == document[:, None, :stop])
         blocks.append(attend(q[:, :, :, start:stop], k[..., :stop], v[:, :, :stop], seen))
-    return jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4).reshape(-1, length, heads, depth)
+    return (
+        jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4).reshape(-1, length, heads, depth)
+    )
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
-    """q [B, K, G, Q, H] scaled, k [B, K, H, S], v [B, K, S, H], seen [B, Q, S] bool -> [B, K, G, Q, H].
+    """q [B, K, G, Q, H] scaled, k [B, K, H, S], v [B, K, S, H], seen [B, Q, S] bool -> [B, K, G, Q,
+    H].
 
-    The query heads of a kv head are rows of one matrix product; the softmax divides behind the second product.
+    The query heads of a kv head are rows of one matrix product; the softmax divides behind the
+    second product.
     """
     together = (*q.shape[:2], -1)
     scores = (q.reshape(*together, q.shape[4]) @ k).reshape(*q.shape[:4], -1)
@@ -68,7 +84,9 @@ class Attention(nnx.Module):
         split = functools.partial(jnp.reshape, shape=(*x.shape[:2], -1, self.recipe.head_dim))
         q = rotate(split(self.q_proj(x)), self.recipe.rope_theta)
         k = rotate(split(self.k_proj(x)), self.recipe.rope_theta)
-        return self.o_proj(causal_attention(q, k, split(self.v_proj(x)), document).reshape(*x.shape[:2], -1))
+        return self.o_proj(
+            causal_attention(q, k, split(self.v_proj(x)), document).reshape(*x.shape[:2], -1)
+        )
 
 
 class Mlp(nnx.Module):
@@ -85,7 +103,9 @@ class Layer(nnx.Module):
     def __init__(self, recipe: Recipe, rngs: nnx.Rngs):
         self.input_layernorm = nnx.RMSNorm(recipe.model, epsilon=recipe.norm_epsilon, rngs=rngs)
         self.self_attn = Attention(recipe, rngs)
-        self.post_attention_layernorm = nnx.RMSNorm(recipe.model, epsilon=recipe.norm_epsilon, rngs=rngs)
+        self.post_attention_layernorm = nnx.RMSNorm(
+            recipe.model, epsilon=recipe.norm_epsilon, rngs=rngs
+        )
         self.mlp = Mlp(recipe, rngs)
 
     def __call__(self, x: jax.Array, document: jax.Array) -> jax.Array:
@@ -94,10 +114,11 @@ class Layer(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """tokens [B, T] int32, document [B, T] int32 -> logits [B, T, V] float32; the head is the embedding.
+    """tokens [B, T] int32, document [B, T] int32 -> logits [B, T, V] float32; the head is the
+    embedding.
 
-    Tokens of different documents do not see each other: while they are mixed a small model is slow to find out that
-    a name is to be copied from its own story.
+    Tokens of different documents do not see each other: while they are mixed a small model is slow
+    to find out that a name is to be copied from its own story.
     """
 
     def __init__(self, recipe: Recipe, rngs: nnx.Rngs):

@@ -48,11 +48,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class Training:
-    """One recipe's compiled functions. A state is (parameters, optimizer state), float32 pytrees."""
+    """One recipe's compiled functions. A state is (parameters, optimizer state), float32
+    pytrees."""
 
     start: Callable[[int], tuple]  # seed -> state
-    step: Callable[..., tuple]  # state (donated), ids, answer [B, T+1], rate [] -> state, loss of the answers []
-    losses: Callable[..., jax.Array]  # parameters, ids [B, T+1] int32 -> cross entropy in nats [B, T]
+    step: Callable[
+        ..., tuple
+    ]  # state (donated), ids, answer [B, T+1], rate [] -> state, loss of the answers []
+    losses: Callable[
+        ..., jax.Array
+    ]  # parameters, ids [B, T+1] int32 -> cross entropy in nats [B, T]
 
 
 def compile_training(recipe: Recipe) -> Training:
@@ -73,7 +78,9 @@ def compile_training(recipe: Recipe) -> Training:
         logits = nnx.merge(graph, params)(inputs, jnp.cumsum(inputs == BOS, axis=1))
         return optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:])
 
-    def objective(params: nnx.State, ids: jax.Array, answer: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def objective(
+        params: nnx.State, ids: jax.Array, answer: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         loss, told = losses(params, ids), answer[:, 1:]
         weight = jnp.where(told, 1.0, recipe.question_weight)
         return (loss * weight).sum() / weight.sum(), loss.mean(where=told)
@@ -99,7 +106,10 @@ def claim(work: Path, run: dict) -> None:
     mark = work / "run.json"
     if mark.exists() and (found := json.loads(mark.read_text())) != run:
         other = {name: value for name, value in found.items() if value != run.get(name)}
-        raise ValueError(f"{work} holds a run with other settings ({other}); delete it or name another with --work")
+        raise ValueError(
+            f"{work} holds a run with other settings ({other}); delete it or name another with "
+            f"--work"
+        )
     work.mkdir(parents=True, exist_ok=True)
     mark.write_text(json.dumps(run))
 
@@ -115,7 +125,9 @@ def restore(manager: ocp.CheckpointManager, state: tuple) -> tuple[tuple, Way]:
 
 
 def save(manager: ocp.CheckpointManager, state: tuple, way: Way) -> None:
-    manager.save(way.step, args=ocp.args.StandardSave({"state": state, "way": dataclasses.asdict(way)}))
+    manager.save(
+        way.step, args=ocp.args.StandardSave({"state": state, "way": dataclasses.asdict(way)})
+    )
 
 
 def progress_bar() -> Progress:
@@ -123,11 +135,18 @@ def progress_bar() -> Progress:
     return Progress(text, BarColumn(), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn())
 
 
-def fit(recipe: Recipe, budget: Budget, seed: int, short: Stream, long: Stream, work: Path) -> tuple[nnx.State, Way]:
-    """Trains until the budget is spent, on windows of `short` and now and then of `long`; what it got, how far."""
+def fit(
+    recipe: Recipe, budget: Budget, seed: int, short: Stream, long: Stream, work: Path
+) -> tuple[nnx.State, Way]:
+    """Trains until the budget is spent, on windows of `short` and now and then of `long`; what it
+    got, how far.
+    """
     training = compile_training(recipe)
     options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
-    with ocp.CheckpointManager(work.absolute() / "steps", options=options) as manager, progress_bar() as bar:
+    with (
+        ocp.CheckpointManager(work.absolute() / "steps", options=options) as manager,
+        progress_bar() as bar,
+    ):
         state, way = restore(manager, training.start(seed))
         began = time.monotonic() - way.seconds
         task = bar.add_task("", total=1.0, step=way.step, loss=math.nan)
@@ -135,7 +154,9 @@ def fit(recipe: Recipe, budget: Budget, seed: int, short: Stream, long: Stream, 
             is_long = (way.step + 1) % recipe.long_every == 0
             source, context = (long, recipe.context) if is_long else (short, recipe.short_context)
             ids, answer = source.windows(recipe.batch, context, (seed, way.step))
-            state, loss = training.step(state, ids, answer, learning_rate(recipe, way.step, progress))
+            state, loss = training.step(
+                state, ids, answer, learning_rate(recipe, way.step, progress)
+            )
             loss = float(loss)  # waits for the step, so that the clock is right
             way = Way(way.step + 1, way.tokens + recipe.batch * context, time.monotonic() - began)
             bar.update(task, completed=budget.progress(way), step=way.step, loss=loss)
@@ -144,12 +165,18 @@ def fit(recipe: Recipe, budget: Budget, seed: int, short: Stream, long: Stream, 
     return state[0], way
 
 
-def answer_loss(losses: Callable[..., jax.Array], params: nnx.State, texts: list[Encoded], context: int) -> float:
-    """Mean cross entropy in nats over the answers of documents read one by one, each cut at context + 1 tokens."""
+def answer_loss(
+    losses: Callable[..., jax.Array], params: nnx.State, texts: list[Encoded], context: int
+) -> float:
+    """Mean cross entropy in nats over the answers of documents read one by one, each cut at context
+    + 1 tokens.
+    """
     measured = []
     for text in texts:
         length = min(len(text.ids), context + 1)
-        row = np.zeros((1, min(-(-length // 512) * 512, context) + 1), np.int32)  # few lengths, so few compilations
+        row = np.zeros(
+            (1, min(-(-length // 512) * 512, context) + 1), np.int32
+        )  # few lengths, so few compilations
         row[0, :length] = text.ids[:length]
         measured.append(np.asarray(losses(params, row))[0, : length - 1][text.answer[1:length]])
     return float(np.concatenate(measured).mean())

@@ -23,13 +23,17 @@ class Recipe:
     held_out_documents: int = 40  # of each kind
     tokenizer_documents: int = 6_000
     vocab: int = 2048  # V
-    context: int = 2048  # T of every long_every-th window, and the longest context the models are made for
+    context: int = (
+        2048  # T of every long_every-th window, and the longest context the models are made for
+    )
     short_context: int = 512  # T of the others
     long_every: int = 24
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
     batch: int = 1  # B: at this size many small steps learn more from a token than few large ones
-    question_weight: float = 0.2  # what a token outside of the answers counts in the loss; one inside counts 1
+    question_weight: float = (
+        0.2  # what a token outside of the answers counts in the loss; one inside counts 1
+    )
     warmup_steps: int = 200
     weight_decay: float = 0.1
     checkpoint_every: int = 250
@@ -37,8 +41,11 @@ class Recipe:
 
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
-        "target": Recipe(model=256, mlp=576, layers=6, heads=8, kv_heads=4, head_dim=32, peak_rate=2e-3),
-        # Shorter windows, and so more steps: with fewer it learns no sums. Nine documents of ten fit.
+        "target": Recipe(
+            model=256, mlp=576, layers=6, heads=8, kv_heads=4, head_dim=32, peak_rate=2e-3
+        ),
+        # Shorter windows, and so more steps: with fewer it learns no sums. Nine documents of ten
+        # fit.
         "draft": Recipe(
             model=96,
             mlp=128,

@@ -30,11 +30,15 @@ EVENTS: Final = ("party", "picnic", "race", "concert", "meeting", "wedding")
 DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 PLACES: Final = ("park", "garden", "forest", "school", "library", "museum")
 
-# Kinds of record: their fields in order, with what they are drawn from, and sentences that state all of them.
+# Kinds of record: their fields in order, with what they are drawn from, and sentences that state
+# all of them.
 KINDS: Final = (
     (
         {"name": NAMES, "age": range(1, 100), "city": CITIES},
-        ("{name} is {age} years old and lives in {city}.", "{name} lives in {city} and is {age} years old."),
+        (
+            "{name} is {age} years old and lives in {city}.",
+            "{name} lives in {city} and is {age} years old.",
+        ),
     ),
     (
         {"name": NAMES, "job": JOBS, "city": CITIES},
@@ -57,7 +61,8 @@ KINDS: Final = (
 
 @dataclass(frozen=True)
 class Record:
-    """One request for JSON: the sentence, the object asked for, and whether its fields are named."""
+    """One request for JSON: the sentence, the object asked for, and whether its fields are
+    named."""
 
     sentence: str
     fields: dict[str, str | int]
@@ -68,7 +73,10 @@ class Record:
             *most, last = self.fields
             names = f"{', '.join(most)} and {last}" if most else last
             return rng.choice(
-                (f"Write JSON with {names}: {self.sentence}", f"{self.sentence} Give me {names} as JSON.")
+                (
+                    f"Write JSON with {names}: {self.sentence}",
+                    f"{self.sentence} Give me {names} as JSON.",
+                )
             )
         return rng.choice(
             (
@@ -83,7 +91,9 @@ class Record:
 
 
 def draw(rng: random.Random) -> Record:
-    """A record of any kind; where its fields are named they are some of them in any order, else all in their own."""
+    """A record of any kind; where its fields are named they are some of them in any order, else all
+    in their own.
+    """
     pools, sentences = rng.choice(KINDS)
     values = {name: rng.choice(pool) for name, pool in pools.items()}
     sentence = rng.choice(sentences).format(**values)

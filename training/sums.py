@@ -6,7 +6,14 @@ from typing import Final
 
 LARGEST: Final = 20  # operands run from 0 to this
 THINGS: Final = ("apples", "cookies", "balls", "books", "shells", "nuts", "flowers", "stones")
-OWNERS: Final = (("Lily", "she"), ("Tim", "he"), ("Mia", "she"), ("Sam", "he"), ("Emma", "she"), ("Max", "he"))
+OWNERS: Final = (
+    ("Lily", "she"),
+    ("Tim", "he"),
+    ("Mia", "she"),
+    ("Sam", "he"),
+    ("Emma", "she"),
+    ("Max", "he"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,13 @@ class Sum:
 def all_sums() -> list[Sum]:
     """Every sum and difference of two operands in the range the corpus draws from."""
     numbers = range(LARGEST + 1)
-    return [Sum(a, b, plus) for plus in (True, False) for a in numbers for b in numbers if plus or b <= a]
+    return [
+        Sum(a, b, plus)
+        for plus in (True, False)
+        for a in numbers
+        for b in numbers
+        if plus or b <= a
+    ]
 
 
 def draw(rng: random.Random) -> Sum:
@@ -50,7 +63,11 @@ def question(exercise: Sum, rng: random.Random) -> str:
     asked = [f"Add {a} and {b}.", f"What is the sum of {a} and {b}?"]
     if not exercise.plus:
         asked = [f"Take {b} away from {a}.", f"Subtract {b} from {a}."]
-    words = [f"What is {exercise.words()}?", f"How much is {exercise.words()}?", f"{exercise.words()}?"]
+    words = [
+        f"What is {exercise.words()}?",
+        f"How much is {exercise.words()}?",
+        f"{exercise.words()}?",
+    ]
     signs = [f"What is {exercise.signs()}?", f"{exercise.signs()} = ?", f"{exercise.signs()}"]
     return rng.choice([words[0], words[0], *words, *signs, *asked])
 
@@ -61,7 +78,10 @@ def story_problem(rng: random.Random) -> tuple[str, str]:
     exercise = Sum(first := rng.randint(2, LARGEST), rng.randint(2, first), rng.random() < 0.5)
     change = f"finds {exercise.second} more" if exercise.plus else f"gives {exercise.second} away"
     left = "now" if exercise.plus else "left"
-    asked = f"{name} has {exercise.first} {thing} and {change}. How many {thing} does {who} have {left}?"
+    asked = (
+        f"{name} has {exercise.first} {thing} and {change}. How many {thing} does {who} have "
+        f"{left}?"
+    )
     return asked, f"{exercise.answer()} {name} has {exercise.result} {thing} {left}."
 
 

@@ -4,7 +4,8 @@ A plain text is BOS, text, EOS. A chat is BOS and for every turn
 
     <|im_start|>ROLE newline TEXT<|im_end|> newline
 
-which is also what CHAT_TEMPLATE writes. The two marks are control tokens: encoding a text never yields them.
+which is also what CHAT_TEMPLATE writes. The two marks are control tokens: encoding a text never
+yields them.
 """
 
 import io
@@ -22,17 +23,24 @@ UNK, BOS, EOS, IM_START, IM_END = range(5)
 MARKS: Final = ("<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE: Final = (
     "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
 def train_tokenizer(recipe: Recipe, seed: int) -> bytes:
     """A SentencePiece BPE model with byte fallback, serialized; a newline is left to its byte."""
-    turns = [turn for document in documents(seed, "train", recipe.tokenizer_documents) for turn in document.turns]
+    turns = [
+        turn
+        for document in documents(seed, "train", recipe.tokenizer_documents)
+        for turn in document.turns
+    ]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(line for turn in turns for line in (turn.role, *turn.text.split("\n")) if line),
+        sentence_iterator=(
+            line for turn in turns for line in (turn.role, *turn.text.split("\n")) if line
+        ),
         model_writer=model,
         model_type="bpe",
         vocab_size=recipe.vocab,
@@ -54,7 +62,9 @@ def train_tokenizer(recipe: Recipe, seed: int) -> bytes:
 
 @dataclass(frozen=True)
 class Encoded:
-    """ids [tokens] uint16, answer [tokens] bool: what a model has to say itself, all of a plain text."""
+    """ids [tokens] uint16, answer [tokens] bool: what a model has to say itself, all of a plain
+    text.
+    """
 
     ids: np.ndarray
     answer: np.ndarray
@@ -71,7 +81,9 @@ def _encoded(processor: sentencepiece.SentencePieceProcessor, turns: Iterable[Tu
     return Encoded(np.concatenate([ids for ids, _ in pieces]).astype(np.uint16), answer)
 
 
-def _pieces(processor: sentencepiece.SentencePieceProcessor, turn: Turn) -> Iterator[tuple[list[int], bool]]:
+def _pieces(
+    processor: sentencepiece.SentencePieceProcessor, turn: Turn
+) -> Iterator[tuple[list[int], bool]]:
     if not turn.role:
         yield [*processor.encode(turn.text), EOS], True
         return
@@ -88,9 +100,15 @@ class Stream:
     answer: np.ndarray
     starts: np.ndarray
 
-    def windows(self, rows: int, context: int, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """ids int32 and answer bool [rows, context + 1] from starts drawn by the key (seed, step) alone."""
-        whole = np.searchsorted(self.starts, len(self.ids) - context)  # the first start with too little behind it
+    def windows(
+        self, rows: int, context: int, key: tuple[int, int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """ids int32 and answer bool [rows, context + 1] from starts drawn by the key (seed, step)
+        alone.
+        """
+        whole = np.searchsorted(
+            self.starts, len(self.ids) - context
+        )  # the first start with too little behind it
         drawn = self.starts[np.random.default_rng(key).integers(whole, size=rows)]
         index = drawn[:, None] + np.arange(context + 1)
         return self.ids[index].astype(np.int32), self.answer[index]

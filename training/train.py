@@ -1,10 +1,13 @@
-"""Makes a bundled model: writes the corpus, trains the tokenizer and a small Llama, saves a Hugging Face folder.
+"""Makes a bundled model: writes the corpus, trains the tokenizer and a small Llama, saves a Hugging
+Face folder.
 
-    python -m training.train --recipe target --out DIR [--minutes 45 | --steps N] [--seed 0] [--work DIR]
+    python -m training.train --recipe target --out DIR [--minutes 45 | --steps N]
+        [--seed 0] [--work DIR]
 
-With --steps the weights depend on seed and steps alone (on one kind of machine); with --minutes the clock decides how
-many steps there are and the learning rate follows it down. An interrupted run goes on from its last checkpoint in
-the work folder. Models of one seed share their vocabulary, whatever their recipe.
+With --steps the weights depend on seed and steps alone (on one kind of machine); with --minutes the
+clock decides how many steps there are and the learning rate follows it down. An interrupted run
+goes on from its last checkpoint in the work folder. Models of one seed share their vocabulary,
+whatever their recipe.
 """
 
 import argparse
@@ -26,7 +29,10 @@ from training.tokens import encoded, stream, train_tokenizer
 
 def train(recipe: Recipe, budget: Budget, seed: int, out: Path, work: Path, command: str) -> dict:
     """Everything from the corpus to the folder; returns what it wrote to training.json."""
-    claim(work, {"seed": seed, "budget": dataclasses.asdict(budget), "recipe": dataclasses.asdict(recipe)})
+    claim(
+        work,
+        {"seed": seed, "budget": dataclasses.asdict(budget), "recipe": dataclasses.asdict(recipe)},
+    )
     tokenizer = train_tokenizer(recipe, seed)
     short = stream(encoded(tokenizer, documents(seed, "train", recipe.documents)))
     long = stream(encoded(tokenizer, documents(seed, "train", recipe.long_chats, LONG)))
@@ -47,7 +53,9 @@ def train(recipe: Recipe, budget: Budget, seed: int, out: Path, work: Path, comm
     return account
 
 
-def held_out_losses(recipe: Recipe, weights: nnx.State, tokenizer: bytes, seed: int) -> dict[str, float]:
+def held_out_losses(
+    recipe: Recipe, weights: nnx.State, tokenizer: bytes, seed: int
+) -> dict[str, float]:
     """Nats per token of an answer, for each kind of document, of the weights as they are stored."""
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights)
     losses = compile_training(recipe).losses
@@ -59,13 +67,21 @@ def held_out_losses(recipe: Recipe, weights: nnx.State, tokenizer: bytes, seed: 
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m training.train", description="Train a bundled model.")
+    parser = argparse.ArgumentParser(
+        prog="python -m training.train", description="Train a bundled model."
+    )
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--recipe", choices=list(RECIPES), default="target", help="which model (default: target)")
-    parser.add_argument("--work", type=Path, help="checkpoints to go on from when interrupted (default: OUT.work)")
+    parser.add_argument(
+        "--recipe", choices=list(RECIPES), default="target", help="which model (default: target)"
+    )
+    parser.add_argument(
+        "--work", type=Path, help="checkpoints to go on from when interrupted (default: OUT.work)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     end = parser.add_mutually_exclusive_group()
-    end.add_argument("--minutes", type=float, default=45.0, help="train for this long (default: 45)")
+    end.add_argument(
+        "--minutes", type=float, default=45.0, help="train for this long (default: 45)"
+    )
     end.add_argument("--steps", type=int, help="train for exactly this many steps")
     return parser.parse_args(argv)
 
@@ -79,7 +95,10 @@ def main(argv: list[str]) -> None:
         account = train(RECIPES[asked.recipe], budget, asked.seed, asked.out, work, command)
     except ValueError as error:
         sys.exit(str(error))
-    print(f"{asked.out}: {account['tokens_seen']} tokens seen, held-out loss {account['held_out_loss']}")
+    print(
+        f"{asked.out}: {account['tokens_seen']} tokens seen, held-out loss "
+        f"{account['held_out_loss']}"
+    )
 
 
 if __name__ == "__main__":

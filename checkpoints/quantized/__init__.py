@@ -1,7 +1,9 @@
-"""Checkpoints with quantized weights: tensors that dequantize the parts of themselves that are asked for.
+"""Checkpoints with quantized weights: tensors that dequantize the parts of themselves that are
+asked for.
 
-A module for each form: FP8 in blocks (DeepSeek-V3), MXFP4 (gpt-oss), AWQ, GPTQ and compressed-tensors. Each has
-`read`, which understands quantization_config to its last field, and `dequantized`, which joins weights and scales.
+A module for each form: FP8 in blocks (DeepSeek-V3), MXFP4 (gpt-oss), AWQ, GPTQ and
+compressed-tensors. Each has `read`, which understands quantization_config to its last field, and
+`dequantized`, which joins weights and scales.
 """
 
 from collections.abc import Mapping
@@ -19,17 +21,20 @@ METHODS: Final = MappingProxyType(
 
 
 def dequantized(tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The checkpoint's tensors, those that are quantized as one with their scales, under the weights' own names.
+    """The checkpoint's tensors, those that are quantized as one with their scales, under the
+    weights' own names.
 
-    config: config.json. CheckpointError for a way of quantizing that is not known here, a scale without its weight, a
-    weight without its scales, or shapes that do not fit each other.
+    config: config.json. CheckpointError for a way of quantizing that is not known here, a scale
+    without its weight, a weight without its scales, or shapes that do not fit each other.
     """
     method, form = _read(config)
     return METHODS[method].dequantized(tensors, form) if method else dict(tensors)
 
 
 def check_method(config: Mapping[str, Any]) -> str | None:
-    """One of METHODS or None; CheckpointError for others, and for a field or value that is not understood."""
+    """One of METHODS or None; CheckpointError for others, and for a field or value that is not
+    understood.
+    """
     return _read(config)[0]
 
 

@@ -1,7 +1,8 @@
-"""AWQ (Lin et al. 2023) as AutoAWQ stores it for its GEMM kernel: four bits, zero points, groups of inputs.
+"""AWQ (Lin et al. 2023) as AutoAWQ stores it for its GEMM kernel: four bits, zero points, groups of
+inputs.
 
-X.qweight int32 [I, O / 8], X.qzeros int32 [I / group, O / 8], X.scales [I / group, O] are the weight X.weight [O, I]:
-(qweight - qzeros) * scales, transposed.
+X.qweight int32 [I, O / 8], X.qzeros int32 [I / group, O / 8], X.scales [I / group, O] are the
+weight X.weight [O, I]: (qweight - qzeros) * scales, transposed.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.quantized.blocks import BlockScaled, Transposed, check_groups, check_scales, check_zeros
+from checkpoints.quantized.blocks import (
+    BlockScaled,
+    Transposed,
+    check_groups,
+    check_scales,
+    check_zeros,
+)
 from checkpoints.quantized.fields import Fields
 from checkpoints.quantized.modules import Parts, by_module, check_complete
 from checkpoints.quantized.packed import packed
@@ -26,7 +33,9 @@ def read(fields: Fields) -> int:
     fields.among("version", ("gemm",), "gemm")
     fields.among("format", ("gemm",), "gemm")
     fields.empty("sym", "desc_act", "dynamic")
-    fields.ignore("modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
+    fields.ignore(
+        "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse"
+    )
     fields.ignore("exllama_config", "lm_head", "true_sequential", "meta", "pack_dtype")
     return fields.group_size()
 
@@ -34,7 +43,10 @@ def read(fields: Fields) -> int:
 def dequantized(tensors: Mapping[str, np.ndarray], group: int) -> dict[str, Any]:
     """X.qweight, X.qzeros and X.scales become X.weight."""
     modules, others = by_module(tensors, frozenset(PARTS))
-    return {**others, **{f"{module}.weight": _joined(module, parts, group) for module, parts in modules.items()}}
+    return {
+        **others,
+        **{f"{module}.weight": _joined(module, parts, group) for module, parts in modules.items()},
+    }
 
 
 def _joined(module: str, parts: Parts, group: int) -> Transposed:

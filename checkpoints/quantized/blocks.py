@@ -1,4 +1,6 @@
-"""Weights whose blocks have scales of their own, and DeepSeek-V3's form of them: FP8 in blocks of 128 x 128."""
+"""Weights whose blocks have scales of their own, and DeepSeek-V3's form of them: FP8 in blocks of
+128 x 128.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,11 +28,13 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class BlockScaled:
-    """(values [R, C] - zeros) * scales, scales and zeros [ceil(R / rows), ceil(C / columns)] of their blocks.
+    """(values [R, C] - zeros) * scales, scales and zeros [ceil(R / rows), ceil(C / columns)] of
+    their blocks.
 
-    block: rows and columns; in place of either an array, for each row or column the index of its scale. zeros: one
-    number for all where they are no matrix. It is indexed with two slices and gives float32, the product rounded once.
-    dtype: what it is to be kept in, since no more is in it.
+    block: rows and columns; in place of either an array, for each row or column the index of its
+    scale. zeros: one number for all where they are no matrix. It is indexed with two slices and
+    gives float32, the product rounded once. dtype: what it is to be kept in, since no more is in
+    it.
     """
 
     values: Matrix
@@ -58,7 +62,9 @@ class BlockScaled:
         ]
         found[...] = self.values[rows.start : rows.stop, columns.start : columns.stop]
         found -= self.zeros if isinstance(self.zeros, int) else _spread(self.zeros, *shares)
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is for whoever reads to refuse
+        with np.errstate(
+            invalid="ignore", over="ignore"
+        ):  # what is not finite is for whoever reads to refuse
             found *= _spread(self.scales, *shares)
 
 
@@ -97,20 +103,27 @@ class Transposed:
 def check_scales(name: str, values: Matrix, scales: np.ndarray, block: tuple[int, int]) -> None:
     """CheckpointError when there is not one scale for each block of a matrix."""
     if scales.dtype.kind in "biu":
-        raise CheckpointError(f"tensor {name} has {scales.dtype} scales; they must be floating point")
+        raise CheckpointError(
+            f"tensor {name} has {scales.dtype} scales; they must be floating point"
+        )
     wanted = tuple(-(-size // each) for size, each in zip(values.shape, block, strict=False))
     if len(values.shape) != 2 or scales.shape != wanted:
         raise CheckpointError(
-            f"tensor {name} of shape {list(values.shape)} has scales of shape {list(scales.shape)}; blocks of "
+            f"tensor {name} of shape {list(values.shape)} has scales of shape "
+            f"{list(scales.shape)}; blocks of "
             f"{block[0]} x {block[1]} make them {list(wanted)}"
         )
 
 
 def check_groups(name: str, inputs: int, size: int) -> int:
-    """How many inputs share a scale, -1 being all; CheckpointError when the groups do not divide the inputs."""
+    """How many inputs share a scale, -1 being all; CheckpointError when the groups do not divide
+    the inputs.
+    """
     size = inputs if size == -1 else size
     if inputs < 1 or inputs % size:
-        raise CheckpointError(f"tensor {name} has {inputs} inputs, which do not divide into groups of {size}")
+        raise CheckpointError(
+            f"tensor {name} has {inputs} inputs, which do not divide into groups of {size}"
+        )
     return size
 
 
@@ -118,27 +131,37 @@ def check_zeros(name: str, zeros: Matrix, scales: np.ndarray) -> None:
     """CheckpointError when there is not one zero point for each scale."""
     if zeros.shape != scales.shape:
         raise CheckpointError(
-            f"tensor {name} holds zero points of shape {list(zeros.shape)}; with scales of shape {list(scales.shape)} "
+            f"tensor {name} holds zero points of shape {list(zeros.shape)}; with scales of shape "
+            f"{list(scales.shape)} "
             "there must be one for each"
         )
 
 
 def share_of_each(name: str, groups: np.ndarray, inputs: int, size: int) -> int | np.ndarray:
-    """What BlockScaled.block takes for inputs whose groups are listed (act-order): their size if they lie in order."""
+    """What BlockScaled.block takes for inputs whose groups are listed (act-order): their size if
+    they lie in order.
+    """
     if groups.shape != (inputs,) or groups.dtype.kind not in "iu":
         raise CheckpointError(
-            f"tensor {name} is {groups.dtype} {list(groups.shape)}; it must be the group of each of {inputs} inputs"
+            f"tensor {name} is {groups.dtype} {list(groups.shape)}; it must be the group of each "
+            f"of {inputs} inputs"
         )
     low, high, count = groups.min(), groups.max(), inputs // size
     if low < 0 or high >= count:
-        raise CheckpointError(f"tensor {name} has groups from {low} to {high}; there are {count}, from 0 on")
+        raise CheckpointError(
+            f"tensor {name} has groups from {low} to {high}; there are {count}, from 0 on"
+        )
     return size if np.array_equal(groups, np.arange(inputs) // size) else groups
 
 
 def block_size(fields: Fields, name: str) -> tuple[int, int]:
     """A field that holds the rows and columns of a block."""
     block = fields.take(name)
-    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+    if (
+        not isinstance(block, list)
+        or len(block) != 2
+        or not all(type(size) is int and size > 0 for size in block)
+    ):
         raise CheckpointError(f"config.json: {name} is {block}; it must be two positive integers")
     return block[0], block[1]
 
@@ -164,11 +187,14 @@ def dequantized(tensors: Mapping[str, np.ndarray], block: tuple[int, int]) -> di
             values, scales = found[weight], found.pop(name)
             if values.dtype not in FLOAT8 or scales.dtype.kind in "biu":
                 raise CheckpointError(
-                    f"tensor {weight}: {values.dtype} with {scales.dtype} scales is not FP8 in blocks "
+                    f"tensor {weight}: {values.dtype} with {scales.dtype} scales is not FP8 in "
+                    f"blocks "
                     "(float8 and floating point)"
                 )
             check_scales(weight, values, scales, block)
             found[weight] = BlockScaled(values, scales, block)
         elif tensors[name].dtype in FLOAT8 and f"{name}_scale_inv" not in tensors:
-            raise CheckpointError(f"tensor {name} is quantized, and its scales, {name}_scale_inv, are missing")
+            raise CheckpointError(
+                f"tensor {name} is quantized, and its scales, {name}_scale_inv, are missing"
+            )
     return found

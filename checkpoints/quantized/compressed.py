@@ -1,8 +1,10 @@
-"""compressed-tensors, the form of llm-compressor: integers and FP8 with scales per tensor, channel, group or block.
+"""compressed-tensors, the form of llm-compressor: integers and FP8 with scales per tensor, channel,
+group or block.
 
-X.weight [O, I] in eight bits, or X.weight_packed int32 [O, I * bits / 32] with X.weight_shape, and X.weight_scale; if
-quantization is not symmetric X.weight_zero_point, packed like the weight but along the outputs. Which weights are
-quantized is seen from their scales; of several schemes, `targets` say whose is whose.
+X.weight [O, I] in eight bits, or X.weight_packed int32 [O, I * bits / 32] with X.weight_shape, and
+X.weight_scale; if quantization is not symmetric X.weight_zero_point, packed like the weight but
+along the outputs. Which weights are quantized is seen from their scales; of several schemes,
+`targets` say whose is whose.
 """
 
 import logging
@@ -40,7 +42,8 @@ PACKED, PLAIN = "pack-quantized", ("int-quantized", "float-quantized", "naive-qu
 MIXED: Final = "mixed-precision"
 INT8: Final = np.dtype(np.int8)
 ARGUMENTS: Final = (
-    "num_bits type symmetric group_size strategy block_structure dynamic actorder observer observer_kwargs "
+    "num_bits type symmetric group_size strategy block_structure dynamic actorder observer "
+    "observer_kwargs "
     "scale_dtype zp_dtype"
 ).split()
 MOST_REPEATS = 4  # in a pattern: how long it takes grows with their power of a name's length
@@ -48,9 +51,11 @@ MOST_REPEATS = 4  # in a pattern: how long it takes grows with their power of a 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights are stored that `targets` name: a class of modules, a name, or a pattern after "re:".
+    """How the weights are stored that `targets` name: a class of modules, a name, or a pattern
+    after "re:".
 
-    group: inputs that share a scale, for the strategy "group". ordered: which group an input has is listed.
+    group: inputs that share a scale, for the strategy "group". ordered: which group an input has is
+    listed.
     """
 
     targets: tuple[str, ...]
@@ -74,11 +79,15 @@ class Scheme:
         """Rows and columns that share a scale in a weight of this shape."""
         if self.strategy == "group":
             return 1, check_groups(name, columns, self.group)
-        return {"tensor": (rows, columns), "channel": (1, columns), "block": self.block}[self.strategy]
+        return {"tensor": (rows, columns), "channel": (1, columns), "block": self.block}[
+            self.strategy
+        ]
 
 
 def read(fields: Fields) -> tuple[Scheme, ...]:
-    """CheckpointError for sparsity, transforms, and every form that is not integers or FP8 as above."""
+    """CheckpointError for sparsity, transforms, and every form that is not integers or FP8 as
+    above.
+    """
     stored = fields.among("format", (PACKED, *PLAIN, MIXED))
     fields.among("quantization_status", ("compressed", "frozen"), "compressed")
     _refuse_unless(fields, "sparsity_config", "format", ("dense", None))
@@ -89,7 +98,10 @@ def read(fields: Fields) -> tuple[Scheme, ...]:
     groups = fields.take("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise fields.refusal("config_groups", groups, "is not a set of schemes")
-    return tuple(_read_scheme(Fields(f"config_groups.{name}", group), stored) for name, group in groups.items())
+    return tuple(
+        _read_scheme(Fields(f"config_groups.{name}", group), stored)
+        for name, group in groups.items()
+    )
 
 
 def _refuse_unless(fields: Fields, name: str, field: str, harmless: tuple[Any, ...]) -> None:
@@ -99,7 +111,9 @@ def _refuse_unless(fields: Fields, name: str, field: str, harmless: tuple[Any, .
 
 
 def _check_activations(fields: Fields, name: str) -> None:
-    """Whatever it says of activations, they are not quantized; but it must be of them that it says it."""
+    """Whatever it says of activations, they are not quantized; but it must be of them that it says
+    it.
+    """
     arguments = Fields(f"{fields.where}.{name}", fields.take(name, {}))
     arguments.ignore(*ARGUMENTS)
     arguments.finish()
@@ -114,7 +128,9 @@ def _read_scheme(fields: Fields, stored: str) -> Scheme:
     stored = fields.among("format", (PACKED, *PLAIN), None if stored == MIXED else stored)
     for name in ("input_activations", "output_activations"):
         _check_activations(fields, name)
-    scheme = _read_weights(Fields(f"{fields.where}.weights", fields.take("weights")), tuple(targets), stored == PACKED)
+    scheme = _read_weights(
+        Fields(f"{fields.where}.weights", fields.take("weights")), tuple(targets), stored == PACKED
+    )
     fields.finish()
     return scheme
 
@@ -151,11 +167,15 @@ def _check_pattern(fields: Fields, target: str) -> None:
     except (re.error, RecursionError, OverflowError) as error:
         raise fields.refusal("targets", target, f"is not a pattern ({error})") from error
     if re.search(r"\)[*+{]", target) or len(re.findall(r"[*+{]", target)) > MOST_REPEATS:
-        raise fields.refusal("targets", target, f"repeats a group, or has more than {MOST_REPEATS} repeats")
+        raise fields.refusal(
+            "targets", target, f"repeats a group, or has more than {MOST_REPEATS} repeats"
+        )
 
 
 def dequantized(tensors: Mapping[str, np.ndarray], schemes: tuple[Scheme, ...]) -> dict[str, Any]:
-    """X.weight, or X.weight_packed, and its scales become X.weight; the scales of activations are left out."""
+    """X.weight, or X.weight_packed, and its scales become X.weight; the scales of activations are
+    left out.
+    """
     modules, others = by_module(tensors, frozenset((*WEIGHT, *ACTIVATIONS)))
     found: dict[str, Any] = dict(others)
     unused = list[str]()
@@ -166,12 +186,18 @@ def dequantized(tensors: Mapping[str, np.ndarray], schemes: tuple[Scheme, ...]) 
         elif parts:
             found[f"{module}.weight"] = _joined(module, parts, _scheme_of(module, schemes))
     if unused:
-        log.warning("left out %d scales of activations, which stay in full precision: %s, ...", len(unused), unused[0])
+        log.warning(
+            "left out %d scales of activations, which stay in full precision: %s, ...",
+            len(unused),
+            unused[0],
+        )
     return found
 
 
 def _scheme_of(module: str, schemes: tuple[Scheme, ...]) -> Scheme:
-    """By its name before a pattern before its class: Linear, of all that is quantized. One scheme is everybody's."""
+    """By its name before a pattern before its class: Linear, of all that is quantized. One scheme
+    is everybody's.
+    """
     if len(schemes) == 1:
         return schemes[0]
     matches = (
@@ -183,7 +209,9 @@ def _scheme_of(module: str, schemes: tuple[Scheme, ...]) -> Scheme:
         for scheme in schemes:
             if any(map(match, scheme.targets)):
                 return scheme
-    raise CheckpointError(f"tensor {module}.weight is quantized, and no target of config_groups names it")
+    raise CheckpointError(
+        f"tensor {module}.weight is quantized, and no target of config_groups names it"
+    )
 
 
 def _joined(module: str, parts: Parts, scheme: Scheme) -> BlockScaled:
@@ -193,7 +221,9 @@ def _joined(module: str, parts: Parts, scheme: Scheme) -> BlockScaled:
     rows, columns = values.shape
     block = scheme.block_of(name, rows, columns)
     scales = parts["weight_scale"]
-    scales = scales.reshape(scales.shape if scales.ndim == 2 else (-1, 1))  # of one dimension where one would do
+    scales = scales.reshape(
+        scales.shape if scales.ndim == 2 else (-1, 1)
+    )  # of one dimension where one would do
     check_scales(name, values, scales, block)
     zeros = _zeros(module, parts, scheme, scales)
     order = parts.get(ORDER)
@@ -206,15 +236,21 @@ def _joined(module: str, parts: Parts, scheme: Scheme) -> BlockScaled:
 def _values(module: str, name: str, parts: Parts, scheme: Scheme) -> Matrix:
     values = parts["weight_packed" if scheme.packed else "weight"]
     if values.ndim != 2 or not values.size:
-        raise CheckpointError(f"tensor {name} of shape {list(values.shape)} is quantized, and no matrix")
+        raise CheckpointError(
+            f"tensor {name} of shape {list(values.shape)} is quantized, and no matrix"
+        )
     if not scheme.packed:
         if (values.dtype not in FLOAT8) if scheme.floating else (values.dtype != INT8):
             wanted = "float8" if scheme.floating else "int8"
-            raise CheckpointError(f"tensor {name} is {values.dtype}; config_groups make it {wanted}")
+            raise CheckpointError(
+                f"tensor {name} is {values.dtype}; config_groups make it {wanted}"
+            )
         return values
     shape = parts["weight_shape"]
     if shape.shape != (2,) or shape.dtype.kind not in "iu" or shape[0] != len(values):
-        raise CheckpointError(f"tensor {module}.weight_shape is {shape.tolist()}, for {len(values)} rows of words")
+        raise CheckpointError(
+            f"tensor {module}.weight_shape is {shape.tolist()}, for {len(values)} rows of words"
+        )
     return packed(name, values, scheme.bits, 1, int(shape[1]))
 
 
@@ -223,7 +259,9 @@ def _zeros(module: str, parts: Parts, scheme: Scheme, scales: np.ndarray) -> Mat
     name = f"{module}.{ZEROS}"
     if scheme.symmetric:
         if ZEROS in parts and parts[ZEROS].astype(bool).any():
-            raise CheckpointError(f"tensor {name} is not zero, and config_groups make the weight symmetric")
+            raise CheckpointError(
+                f"tensor {name} is not zero, and config_groups make the weight symmetric"
+            )
         return 2 ** (scheme.bits - 1) if scheme.packed else 0
     zeros = parts[ZEROS]
     matrix: Matrix = zeros.reshape(zeros.shape if zeros.ndim == 2 else (-1, 1))

@@ -7,7 +7,8 @@ from checkpoints.errors import CheckpointError
 
 
 class Fields:
-    """quantization_config, or an object in it: every field is taken, ignored on purpose, or reported by `finish`.
+    """quantization_config, or an object in it: every field is taken, ignored on purpose, or
+    reported by `finish`.
 
     where: how messages name it. A field that is null counts as absent.
     """
@@ -29,7 +30,11 @@ class Fields:
         value = value.lower() if isinstance(value, str) else value
         if not any(type(value) is type(each) and value == each for each in known):
             implemented = ", ".join(map(repr, known))
-            raise self.refusal(name, value, f"is not implemented (implemented: {implemented}; use another checkpoint)")
+            raise self.refusal(
+                name,
+                value,
+                f"is not implemented (implemented: {implemented}; use another checkpoint)",
+            )
         return value
 
     def group_size(self) -> int:
@@ -47,13 +52,17 @@ class Fields:
                 raise self.refusal(name, value, "is not implemented; use a checkpoint without it")
 
     def ignore(self, *names: str) -> None:
-        """Fields that change no weight: how the checkpoint was made, or how another library is to run it."""
+        """Fields that change no weight: how the checkpoint was made, or how another library is to
+        run it.
+        """
         self._seen.update(names)
 
     def finish(self) -> None:
         unknown = sorted(set(self._fields) - self._seen)
         if unknown:
-            raise self.refusal(unknown[0], self._fields[unknown[0]], "is not known, and could change the weights")
+            raise self.refusal(
+                unknown[0], self._fields[unknown[0]], "is not known, and could change the weights"
+            )
 
     def refusal(self, name: str, value: Any, why: str) -> CheckpointError:
         return CheckpointError(f"config.json: {self.where}: {name} {value!r} {why}")

@@ -1,8 +1,10 @@
-"""GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel store it: two, three, four or eight bits, groups of inputs.
+"""GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel store it: two, three, four or eight bits,
+groups of inputs.
 
-X.qweight int32 [I * bits / 32, O], X.qzeros int32 [I / group, O * bits / 32], X.scales [I / group, O] and, if inputs
-were quantized in the order of their activations, X.g_idx int32 [I], each input's group, are the weight X.weight [O, I]:
-(qweight - qzeros)[g_idx] * scales[g_idx], transposed. Of zero points the first version of the format holds one less.
+X.qweight int32 [I * bits / 32, O], X.qzeros int32 [I / group, O * bits / 32], X.scales [I / group,
+O] and, if inputs were quantized in the order of their activations, X.g_idx int32 [I], each input's
+group, are the weight X.weight [O, I]: (qweight - qzeros)[g_idx] * scales[g_idx], transposed. Of
+zero points the first version of the format holds one less.
 """
 
 from collections.abc import Mapping
@@ -11,7 +13,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from checkpoints.quantized.blocks import BlockScaled, Transposed, check_groups, check_scales, check_zeros, share_of_each
+from checkpoints.quantized.blocks import (
+    BlockScaled,
+    Transposed,
+    check_groups,
+    check_scales,
+    check_zeros,
+    share_of_each,
+)
 from checkpoints.quantized.fields import Fields
 from checkpoints.quantized.modules import Parts, by_module, check_complete
 from checkpoints.quantized.packed import WORD, packed
@@ -20,21 +29,29 @@ PARTS = ("qweight", "qzeros", "scales")
 ORDER = "g_idx"
 BITS = (2, 3, 4, 8)
 FIRST, SECOND = "gptq", "gptq_v2"
-# How the weights were found, which are quantized (their tensors say so), and how another library is to run them.
+# How the weights were found, which are quantized (their tensors say so), and how another library is
+# to run them.
 MAKING: Final = (
-    "sym static_groups true_sequential damp_percent damp_auto_increment mse act_group_aware hyb_act gptaq gptaq_alpha "
-    "v2 v2_alpha mock_quantization parallel_packing meta model_name_or_path model_file_base_name dataset tokenizer "
-    "model_seqlen batch_size pad_token_id max_input_length cache_block_outputs cache_examples_on_gpu lm_head "
-    "block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize modules_to_not_convert "
+    "sym static_groups true_sequential damp_percent damp_auto_increment mse act_group_aware "
+    "hyb_act gptaq gptaq_alpha "
+    "v2 v2_alpha mock_quantization parallel_packing meta model_name_or_path model_file_base_name "
+    "dataset tokenizer "
+    "model_seqlen batch_size pad_token_id max_input_length cache_block_outputs "
+    "cache_examples_on_gpu lm_head "
+    "block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize "
+    "modules_to_not_convert "
     "use_cuda_fp16 use_exllama disable_exllama exllama_config backend "
-    "autoround_version provider iters nsamples seqlen lr minmax_lr enable_minmax_tuning enable_quanted_input "
+    "autoround_version provider iters nsamples seqlen lr minmax_lr enable_minmax_tuning "
+    "enable_quanted_input "
     "low_gpu_mem_usage gradient_accumulate_steps"  # AutoRound writes this form too
 ).split()
 
 
 @dataclass(frozen=True)
 class Form:
-    """bits of a number; group: inputs that share a scale, -1 all; ordered: by activations; offset of zero points."""
+    """bits of a number; group: inputs that share a scale, -1 all; ordered: by activations; offset
+    of zero points.
+    """
 
     bits: int
     group: int
@@ -63,7 +80,10 @@ def read(fields: Fields) -> Form:
 def dequantized(tensors: Mapping[str, np.ndarray], form: Form) -> dict[str, Any]:
     """X.qweight, X.qzeros, X.scales and X.g_idx become X.weight."""
     modules, others = by_module(tensors, frozenset((*PARTS, ORDER)))
-    return {**others, **{f"{module}.weight": _joined(module, parts, form) for module, parts in modules.items()}}
+    return {
+        **others,
+        **{f"{module}.weight": _joined(module, parts, form) for module, parts in modules.items()},
+    }
 
 
 def _joined(module: str, parts: Parts, form: Form) -> Transposed:
@@ -76,5 +96,7 @@ def _joined(module: str, parts: Parts, form: Form) -> Transposed:
     group = check_groups(f"{module}.qweight", inputs, form.group)
     check_scales(f"{module}.qweight", values, scales, (group, 1))
     check_zeros(f"{module}.qzeros", zeros, scales)
-    groups = share_of_each(f"{module}.{ORDER}", parts[ORDER], inputs, group) if ORDER in parts else group
+    groups = (
+        share_of_each(f"{module}.{ORDER}", parts[ORDER], inputs, group) if ORDER in parts else group
+    )
     return Transposed(BlockScaled(values, scales, (groups, 1), zeros))

@@ -1,4 +1,6 @@
-"""MXFP4, gpt-oss's form: 32 numbers of four bits share a power of two (OCP Microscaling Formats 1.0)."""
+"""MXFP4, gpt-oss's form: 32 numbers of four bits share a power of two (OCP Microscaling Formats
+1.0).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +14,18 @@ from checkpoints.quantized.fields import Fields
 
 BLOCK = 32  # numbers that share a power of two
 # The values of e2m1, by their bits: sign, two of exponent, one of mantissa.
-E2M1: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+E2M1: Final = np.array(
+    [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Mxfp4:
-    """blocks uint8 [E, R, C / 32, 16], two numbers in each, the lower bits first; scales uint8 [E, R, C / 32].
+    """blocks uint8 [E, R, C / 32, 16], two numbers in each, the lower bits first; scales uint8 [E,
+    R, C / 32].
 
-    It stands for [E, C, R], as the same checkpoints have these weights where they are not quantized; it is indexed with
-    three slices and gives bfloat16, which holds all that is in them.
+    It stands for [E, C, R], as the same checkpoints have these weights where they are not
+    quantized; it is indexed with three slices and gives bfloat16, which holds all that is in them.
     """
 
     blocks: np.ndarray
@@ -33,9 +38,13 @@ class Mxfp4:
         return experts, blocks * half * 2, rows
 
     def __getitem__(self, index: tuple[slice, slice, slice]) -> np.ndarray:
-        experts, columns, rows = (range(size)[part] for size, part in zip(self.shape, index, strict=True))
+        experts, columns, rows = (
+            range(size)[part] for size, part in zip(self.shape, index, strict=True)
+        )
         found = np.empty((len(experts), len(columns), len(rows)), self.dtype)
-        for at, expert in enumerate(experts):  # one after the other: float32 takes twice the memory of what is wanted
+        for at, expert in enumerate(
+            experts
+        ):  # one after the other: float32 takes twice the memory of what is wanted
             found[at] = self._expert(expert, columns, slice(rows.start, rows.stop))
         return found
 
@@ -61,11 +70,15 @@ def dequantized(tensors: Mapping[str, np.ndarray], form: None) -> dict[str, Any]
         if name.endswith("_scales"):
             weight = name.removesuffix("_scales")
             if f"{weight}_blocks" not in tensors:
-                raise CheckpointError(f"tensor {name} holds scales of {weight}_blocks, which is missing")
+                raise CheckpointError(
+                    f"tensor {name} holds scales of {weight}_blocks, which is missing"
+                )
             found[weight] = _joined(weight, found.pop(f"{weight}_blocks"), found.pop(name))
         elif name.endswith("_blocks") and name.removesuffix("_blocks") + "_scales" not in tensors:
             scales = name.removesuffix("_blocks") + "_scales"
-            raise CheckpointError(f"tensor {name} is quantized, and its scales, {scales}, are missing")
+            raise CheckpointError(
+                f"tensor {name} is quantized, and its scales, {scales}, are missing"
+            )
     return found
 
 

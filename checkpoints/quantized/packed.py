@@ -12,11 +12,13 @@ WORD = 32
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Unsigned integers [R, C] of `bits` bits, the first in the lowest bits, in int32 words along `axis`.
+    """Unsigned integers [R, C] of `bits` bits, the first in the lowest bits, in int32 words along
+    `axis`.
 
-    words: int32, where the axis has size * bits / 32 of them, rounded up. Numbers of three bits may begin in one word
-    and end in the next. order: of a word's numbers, where in it each lies. offset: added to each, modulo 2**bits. It is
-    indexed with two slices, unpacks the words that these touch, and gives uint8.
+    words: int32, where the axis has size * bits / 32 of them, rounded up. Numbers of three bits may
+    begin in one word and end in the next. order: of a word's numbers, where in it each lies.
+    offset: added to each, modulo 2**bits. It is indexed with two slices, unpacks the words that
+    these touch, and gives uint8.
     """
 
     words: np.ndarray
@@ -28,7 +30,9 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.size if axis == self.axis else size for axis, size in enumerate(self.words.shape))
+        return tuple(
+            self.size if axis == self.axis else size for axis, size in enumerate(self.words.shape)
+        )
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         part = range(self.size)[index[self.axis]]
@@ -43,10 +47,18 @@ class Packed:
         return unpacked[tuple(cut)]
 
     def _unpacked(self, words: np.ndarray, together: int) -> np.ndarray:
-        before, count, after = math.prod(words.shape[: self.axis]), words.shape[self.axis], words.shape[self.axis + 1 :]
+        before, count, after = (
+            math.prod(words.shape[: self.axis]),
+            words.shape[self.axis],
+            words.shape[self.axis + 1 :],
+        )
         units = words.view(np.uint32).reshape(before, count // together, together, math.prod(after))
-        starts = np.arange(together * WORD // self.bits) if self.order is None else np.array(self.order)
-        low, shift = (each.astype(np.uint32)[:, None] for each in np.divmod(starts * self.bits, WORD))
+        starts = (
+            np.arange(together * WORD // self.bits) if self.order is None else np.array(self.order)
+        )
+        low, shift = (
+            each.astype(np.uint32)[:, None] for each in np.divmod(starts * self.bits, WORD)
+        )
         codes = (units if together == 1 else units[:, :, low[:, 0]]) >> shift
         for number in np.flatnonzero(shift + self.bits > WORD):  # the rest is in the next word
             codes[:, :, number] |= units[:, :, low[number, 0] + 1] << (WORD - shift[number])
@@ -54,16 +66,22 @@ class Packed:
         return codes.reshape(*words.shape[: self.axis], codes.shape[1] * codes.shape[2], *after)
 
 
-def packed(name: str, words: np.ndarray, bits: int, axis: int, size: int, **layout: object) -> Packed:
-    """Packed; CheckpointError, with the tensor's name, when the words are not int32 or not as many as `size` makes."""
+def packed(
+    name: str, words: np.ndarray, bits: int, axis: int, size: int, **layout: object
+) -> Packed:
+    """Packed; CheckpointError, with the tensor's name, when the words are not int32 or not as many
+    as `size` makes.
+    """
     if words.dtype != np.int32 or words.ndim != 2:
         raise CheckpointError(
-            f"tensor {name} is {words.dtype} {list(words.shape)}; numbers of {bits} bits are packed in int32 matrices"
+            f"tensor {name} is {words.dtype} {list(words.shape)}; numbers of {bits} bits are "
+            f"packed in int32 matrices"
         )
     count, wanted = words.shape[axis], -(-size * bits // WORD)
     if count != wanted or (WORD % bits and count % bits):
         raise CheckpointError(
-            f"tensor {name} of shape {list(words.shape)} holds {count * WORD / bits:g} numbers of {bits} bits along "
+            f"tensor {name} of shape {list(words.shape)} holds {count * WORD / bits:g} numbers "
+            f"of {bits} bits along "
             f"dimension {axis}; it must hold {size}"
         )
     return Packed(words, bits, axis, size, **layout)  # pyright: ignore[reportArgumentType]

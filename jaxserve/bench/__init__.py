@@ -1,1 +1,3 @@
-"""Measurements for users: of a server under load, of offline generation, of a start. python -m jaxserve.bench."""
+"""Measurements for users: of a server under load, of offline generation, of a start. python -m
+jaxserve.bench.
+"""

@@ -1,4 +1,6 @@
-"""python -m jaxserve.bench serve | offline | startup: how fast is it here? Tables on standard output."""
+"""python -m jaxserve.bench serve | offline | startup: how fast is it here? Tables on standard
+output.
+"""
 
 import shlex
 import sys
@@ -12,7 +14,8 @@ from jaxserve.tokenizer import TokenizerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0; 1 when a server answered no request; 2, with one line on standard error, for what cannot be done.
+    """Exit code: 0; 1 when a server answered no request; 2, with one line on standard error, for
+    what cannot be done.
 
     130 when it was interrupted, after what was measured so far.
     """

@@ -20,8 +20,9 @@ Gaps = Callable[[int], np.ndarray]  # so many of them, in seconds
 class Arrival:
     """due: seconds after the start. The other sizes are tokens.
 
-    prompt_tokens: 0 of a text whose tokens nobody counted. blocks: numbers of the prompt's blocks of `block_tokens`, of
-    which the last may be cut short. Equal numbers stand for equal tokens. Without any, the prompt is like no other.
+    prompt_tokens: 0 of a text whose tokens nobody counted. blocks: numbers of the prompt's blocks
+    of `block_tokens`, of which the last may be cut short. Equal numbers stand for equal tokens.
+    Without any, the prompt is like no other.
     """
 
     due: float
@@ -44,7 +45,9 @@ class Lengths:
         low, dash, high = text.partition("-")
         high = high if dash else low
         if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= MOST):
-            raise ConfigError(f"{text!r} is not a length in tokens like 128 or 64-256 (at most {MOST:,})")
+            raise ConfigError(
+                f"{text!r} is not a length in tokens like 128 or 64-256 (at most {MOST:,})"
+            )
         return Lengths(int(low), int(high))
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
@@ -53,9 +56,11 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """How requests come: poisson, constant (evenly), or gamma. rate: requests/s on average; inf: all at once.
+    """How requests come: poisson, constant (evenly), or gamma. rate: requests/s on average; inf:
+    all at once.
 
-    burstiness: shape of gamma's gaps, whose coefficient of variation is 1 / sqrt(burstiness): 1 is Poisson.
+    burstiness: shape of gamma's gaps, whose coefficient of variation is 1 / sqrt(burstiness): 1 is
+    Poisson.
     """
 
     kind: str
@@ -78,7 +83,8 @@ class Process:
 
 
 def due_times(gaps: Gaps, requests: int | None, seconds: float | None) -> list[float]:
-    """From 0 on, before `seconds`, and no more than `requests`; without either, REQUESTS of them."""
+    """From 0 on, before `seconds`, and no more than `requests`; without either, REQUESTS of
+    them."""
     count = requests or REQUESTS
     due = _sums(gaps(count))
     while seconds is not None and requests is None and due[-1] < seconds:
@@ -92,8 +98,12 @@ def _sums(gaps: np.ndarray) -> np.ndarray:
     return np.cumsum(gaps)
 
 
-def drawn(due: Sequence[float], prompt: Lengths | None, output: Lengths, seed: int) -> list[Arrival]:
-    """With lengths of that spread; the same seed gives the same ones whenever they are due. prompt None: of texts."""
+def drawn(
+    due: Sequence[float], prompt: Lengths | None, output: Lengths, seed: int
+) -> list[Arrival]:
+    """With lengths of that spread; the same seed gives the same ones whenever they are due. prompt
+    None: of texts.
+    """
     rng = np.random.default_rng([seed, LENGTHS])
     outputs = output.draw(rng, len(due))
     prompts = prompt.draw(rng, len(due)) if prompt else [0] * len(due)
@@ -106,9 +116,12 @@ def mean_gap(arrivals: Sequence[Arrival]) -> float:
 
 
 def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
-    """The same bursts, so much faster or slower that on average `rate` requests arrive in a second."""
+    """The same bursts, so much faster or slower that on average `rate` requests arrive in a
+    second."""
     if not (gap := mean_gap(arrivals)):
-        raise ConfigError(f"{len(arrivals)} requests that all arrive at once have no rate (raise --requests)")
+        raise ConfigError(
+            f"{len(arrivals)} requests that all arrive at once have no rate (raise --requests)"
+        )
     return stretched(arrivals, 1 / (rate * gap))
 
 
@@ -136,11 +149,17 @@ def _scale(tokens: int, factor: float) -> int:
     return max(1, round(tokens * factor))
 
 
-def capped(arrivals: Sequence[Arrival], max_prompt: int | None, max_output: int | None) -> tuple[list[Arrival], int]:
+def capped(
+    arrivals: Sequence[Arrival], max_prompt: int | None, max_output: int | None
+) -> tuple[list[Arrival], int]:
     """None longer than that, and how many of them were."""
     prompt, output = max_prompt or np.inf, max_output or np.inf
     cut = [
-        replace(a, prompt_tokens=int(min(a.prompt_tokens, prompt)), output_tokens=int(min(a.output_tokens, output)))
+        replace(
+            a,
+            prompt_tokens=int(min(a.prompt_tokens, prompt)),
+            output_tokens=int(min(a.output_tokens, output)),
+        )
         for a in arrivals
     ]
     return cut, sum(a != b for a, b in zip(arrivals, cut, strict=True))

@@ -1,6 +1,7 @@
 """One request, with a reading of the clock for each message of its answer.
 
-As little as can be is done for a message: what is done for one request delays the readings of all others.
+As little as can be is done for a message: what is done for one request delays the readings of all
+others.
 """
 
 import asyncio
@@ -11,7 +12,10 @@ from typing import Any, NamedTuple, Protocol
 from jaxserve.bench.latency import OK, Outcome
 from jaxserve.client.channel import TLS
 
-CUT, SHORT = "CUT", "SHORT"  # a stream without its end; an answer with another number of tokens than asked for
+CUT, SHORT = (
+    "CUT",
+    "SHORT",
+)  # a stream without its end; an answer with another number of tokens than asked for
 TIMEOUT = "TIMEOUT"  # ours, not the server's
 
 
@@ -32,7 +36,9 @@ class Credentials(NamedTuple):
 
 class Caller(Protocol):
     def prepare(self, prompt: Sequence[int] | str, output_tokens: int, salt: str) -> Any:
-        """A request, made before its time. salt: cached pages are shared only among requests with the same."""
+        """A request, made before its time. salt: cached pages are shared only among requests with
+        the same.
+        """
         ...
 
     async def ask(self, request: Any, outcome: Outcome) -> None:
@@ -41,7 +47,9 @@ class Caller(Protocol):
 
 
 async def call(caller: Caller, request: Any, outcome: Outcome, seconds: float) -> None:
-    """The whole of one request, or what comes of it in so many seconds. Cancelled, it stays UNFINISHED."""
+    """The whole of one request, or what comes of it in so many seconds. Cancelled, it stays
+    UNFINISHED.
+    """
     outcome.sent = time.monotonic()
     try:
         async with asyncio.timeout(seconds):

@@ -15,7 +15,13 @@ def check_above(args: argparse.Namespace, low: float, *names: str) -> None:
             _check(name, getattr(args, name), low, MOST)
 
 
-def numbers(args: argparse.Namespace, name: str, kind: Callable[[str], float], low: float, most: float = MOST) -> list:
+def numbers(
+    args: argparse.Namespace,
+    name: str,
+    kind: Callable[[str], float],
+    low: float,
+    most: float = MOST,
+) -> list:
     """Of a flag such as 1,2,4; nothing when it was not given."""
     text: str | None = getattr(args, name)
     try:

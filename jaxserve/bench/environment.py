@@ -23,7 +23,8 @@ def _version(package: str) -> str:
 
 
 def environment(command_line: str) -> dict[str, Any]:
-    """`versions`, the command and this machine: cores that may be used, and the load average of the last minute.
+    """`versions`, the command and this machine: cores that may be used, and the load average of the
+    last minute.
 
     Ask before measuring: what is measured is load too.
     """

@@ -15,7 +15,9 @@ from jaxserve.errors import ConfigError
 from jaxserve.v1 import common_pb2, inference_pb2_grpc
 from jaxserve.v1.inference_pb2 import GenerateStreamRequest
 
-CALLS_PER_CONNECTION = 1000  # a server's default bound is 1024: more would wait in the client, unseen
+CALLS_PER_CONNECTION = (
+    1000  # a server's default bound is 1024: more would wait in the client, unseen
+)
 CONNECT_SECONDS = 10
 
 
@@ -26,11 +28,17 @@ class GrpcCaller:
         stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
         self._streams = cycle([stub.GenerateStream for stub in stubs])
 
-    def prepare(self, prompt: Sequence[int] | str, output_tokens: int, salt: str) -> GenerateStreamRequest:
-        sampling = common_pb2.SamplingParams(temperature=0.0, ignore_eos=self._ignore_eos, max_tokens=output_tokens)
+    def prepare(
+        self, prompt: Sequence[int] | str, output_tokens: int, salt: str
+    ) -> GenerateStreamRequest:
+        sampling = common_pb2.SamplingParams(
+            temperature=0.0, ignore_eos=self._ignore_eos, max_tokens=output_tokens
+        )
         if isinstance(prompt, str):
             return GenerateStreamRequest(text=prompt, sampling=sampling, cache_salt=salt)
-        return GenerateStreamRequest(token_ids=common_pb2.TokenIds(ids=prompt), sampling=sampling, cache_salt=salt)
+        return GenerateStreamRequest(
+            token_ids=common_pb2.TokenIds(ids=prompt), sampling=sampling, cache_salt=salt
+        )
 
     async def ask(self, request: GenerateStreamRequest, outcome: Outcome) -> None:
         answer = next(self._streams)(request, metadata=self._metadata)
@@ -46,15 +54,23 @@ class GrpcCaller:
         if message is None or not message.HasField("finish_info"):
             raise Refused(CUT, "the stream ended without FinishInfo")
         usage = message.finish_info.usage
-        outcome.prompt_tokens, outcome.cached_tokens = usage.prompt_tokens, usage.cached_prompt_tokens
+        outcome.prompt_tokens, outcome.cached_tokens = (
+            usage.prompt_tokens,
+            usage.cached_prompt_tokens,
+        )
 
 
 @asynccontextmanager
 async def grpc_caller(
     address: str, requests: int, credentials: Credentials, ignore_eos: bool
 ) -> AsyncIterator[GrpcCaller]:
-    """With connections for so many requests at once, all of them made; ConfigError when that takes too long."""
-    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))  # channels would share a connection
+    """With connections for so many requests at once, all of them made; ConfigError when that takes
+    too long.
+    """
+    options = (
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_retries", 0),
+    )  # channels would share a connection
     async with AsyncExitStack() as stack:
         channels = [
             await stack.enter_async_context(_channel(address, options, credentials.tls))
@@ -64,7 +80,9 @@ async def grpc_caller(
             async with asyncio.timeout(CONNECT_SECONDS):
                 await asyncio.gather(*(channel.channel_ready() for channel in channels))
         except TimeoutError:
-            raise ConfigError(f"--target grpc://{address}: {len(channels)} connections could not be made") from None
+            raise ConfigError(
+                f"--target grpc://{address}: {len(channels)} connections could not be made"
+            ) from None
         yield GrpcCaller(channels, credentials.token, ignore_eos)
 
 

@@ -1,14 +1,17 @@
 """What a client saw of its requests, and what that comes to: latency, throughput, goodput.
 
-Clock readings are seconds of one monotonic clock (time.monotonic), taken when a message was read. For each request:
+Clock readings are seconds of one monotonic clock (time.monotonic), taken when a message was read.
+For each request:
 
 - TTFT: from sending it to the first message with tokens in it;
-- TPOT: from there to the last one, over the tokens that came after the first message; none when there were none;
+- TPOT: from there to the last one, over the tokens that came after the first message; none when
+  there were none;
 - E2E: from sending it to the end of its stream.
 
-Inter-token latency (ITL) belongs to a token: the gap between its message and the one before it, over the tokens of its
-message. What came with a request's first message has none. A server that sends several tokens at a time thus has the
-ITL of one that sends them evenly; TTFT and E2E show the difference.
+Inter-token latency (ITL) belongs to a token: the gap between its message and the one before it,
+over the tokens of its message. What came with a request's first message has none. A server that
+sends several tokens at a time thus has the ITL of one that sends them evenly; TTFT and E2E show the
+difference.
 """
 
 from array import array
@@ -27,11 +30,12 @@ QUANTILES = 0.5, 0.9, 0.99
 
 @dataclass(slots=True)
 class Outcome:
-    """One request. due, sent, ended: clock readings; times, counts: when messages came, and with how many tokens.
+    """One request. due, sent, ended: clock readings; times, counts: when messages came, and with
+    how many tokens.
 
-    output_tokens: asked for; the most of them when the answer may end early. status: OK, UNFINISHED (until it ends, or
-    for ever when nobody waits for it), or what went wrong; error: in words. shared_out: the server did not say which
-    message had how many tokens.
+    output_tokens: asked for; the most of them when the answer may end early. status: OK, UNFINISHED
+    (until it ends, or for ever when nobody waits for it), or what went wrong; error: in words.
+    shared_out: the server did not say which message had how many tokens.
     """
 
     due: float
@@ -76,7 +80,11 @@ class Outcome:
     def itl(self) -> list[float]:
         """Seconds, one for each token after the first message."""
         gaps = (later - earlier for earlier, later in pairwise(self.times))
-        return [gap / count for gap, count in zip(gaps, self.counts[1:], strict=True) for _ in range(count)]
+        return [
+            gap / count
+            for gap, count in zip(gaps, self.counts[1:], strict=True)
+            for _ in range(count)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +121,13 @@ class Objective:
         for part in text.split(","):
             name, _, most = part.partition("=")
             found[name] = _number(most)
-        if not set(found) <= {"ttft", "tpot", "e2e"} or not all(most > 0 for most in found.values()):
-            raise ConfigError(f"--slo {text!r}: give milliseconds above 0 for ttft, tpot or e2e, as ttft=500,tpot=50")
+        if not set(found) <= {"ttft", "tpot", "e2e"} or not all(
+            most > 0 for most in found.values()
+        ):
+            raise ConfigError(
+                f"--slo {text!r}: give milliseconds above 0 for ttft, tpot or e2e, as "
+                f"ttft=500,tpot=50"
+            )
         return Objective(**found)
 
     def bounds(self) -> dict[str, float]:
@@ -147,11 +160,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Rates are per second of the busy period, from the first request's sending to the last one's end.
+    """Rates are per second of the busy period, from the first request's sending to the last one's
+    end.
 
-    They count requests that ended OK, as do the tokens and all latencies. lag: how late requests were sent. goodput:
-    requests/s that met the objective; goodput_share: of those that ended somehow. None: no objective, or no samples.
-    shared_out: requests of which only the sum of the tokens is known, shared out evenly over the messages.
+    They count requests that ended OK, as do the tokens and all latencies. lag: how late requests
+    were sent. goodput: requests/s that met the objective; goodput_share: of those that ended
+    somehow. None: no objective, or no samples. shared_out: requests of which only the sum of the
+    tokens is known, shared out evenly over the messages.
     """
 
     requests: int

@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from jaxserve.bench.arrivals import Arrival, Lengths, Process, at_rate, capped, drawn, due_times, resized, stretched
+from jaxserve.bench.arrivals import (
+    Arrival,
+    Lengths,
+    Process,
+    at_rate,
+    capped,
+    drawn,
+    due_times,
+    resized,
+    stretched,
+)
 from jaxserve.bench.checks import MOST, check_above, check_unused, numbers
 from jaxserve.bench.traces import read_trace
 from jaxserve.client.flags import tls_of
@@ -16,10 +26,11 @@ MOST_AT_ONCE = 50_000  # of a closed loop: a client has no more ports
 
 @dataclass(frozen=True)
 class Load:
-    """One run. rate: requests/s that were asked for, None: those of a trace; concurrency: of a closed loop, else None.
+    """One run. rate: requests/s that were asked for, None: those of a trace; concurrency: of a
+    closed loop, else None.
 
-    seconds: nothing is sent after them; until then, a closed loop that is `endless` sends the arrivals again and again.
-    capped: requests that were cut to the longest allowed.
+    seconds: nothing is sent after them; until then, a closed loop that is `endless` sends the
+    arrivals again and again. capped: requests that were cut to the longest allowed.
     """
 
     arrivals: Sequence[Arrival]
@@ -32,13 +43,26 @@ class Load:
     def __str__(self) -> str:
         if self.concurrency:
             return f"{self.concurrency} at a time"
-        return "trace" if self.rate is None else "at once" if self.rate == inf else f"{self.rate:g}/s"
+        return (
+            "trace" if self.rate is None else "at once" if self.rate == inf else f"{self.rate:g}/s"
+        )
 
 
 def check(args: argparse.Namespace) -> None:
     """ConfigError for what no server is needed to refuse."""
-    check_above(args, 0, "time_scale", "token_scale", "ready_timeout", "duration", "burstiness", "repetitions")
-    check_above(args, 0, "timeout", "requests", "max_prompt_tokens", "max_output_tokens", "vocab_size")
+    check_above(
+        args,
+        0,
+        "time_scale",
+        "token_scale",
+        "ready_timeout",
+        "duration",
+        "burstiness",
+        "repetitions",
+    )
+    check_above(
+        args, 0, "timeout", "requests", "max_prompt_tokens", "max_output_tokens", "vocab_size"
+    )
     check_above(args, -1, "warm_up", "seed")
     rates, concurrencies = paces(args)
     if rates and concurrencies:
@@ -48,18 +72,29 @@ def check(args: argparse.Namespace) -> None:
     if args.trace and args.prompts_file:
         raise ConfigError("--trace and --prompts-file both say what is sent: give one of them")
     if args.trace and args.time_scale is not None and rates:
-        raise ConfigError("--time-scale and --rate both say how fast a trace comes (give one of them)")
+        raise ConfigError(
+            "--time-scale and --rate both say how fast a trace comes (give one of them)"
+        )
     if (args.arrivals == "gamma") != (args.burstiness is not None):
         raise ConfigError("--arrivals gamma and --burstiness need each other")
-    if args.duration and args.requests is None and any(rate * args.duration > MOST for rate in rates):
-        raise ConfigError(f"--duration {args.duration:g}: at these rates more than {MOST:,} requests (lower it)")
+    if (
+        args.duration
+        and args.requests is None
+        and any(rate * args.duration > MOST for rate in rates)
+    ):
+        raise ConfigError(
+            f"--duration {args.duration:g}: at these rates more than {MOST:,} requests (lower it)"
+        )
     if args.target:
         check_unused(args, ["model"], "is for a server of our own (leave it out, or --target)")
         if args.serve_flags:
-            raise ConfigError(f"{args.serve_flags[0]!r} is for a server of our own (leave it out, or --target)")
+            raise ConfigError(
+                f"{args.serve_flags[0]!r} is for a server of our own (leave it out, or --target)"
+            )
     elif tls_of(args) or args.token_file or args.served_model_name or args.strict:
         raise ConfigError(
-            "--token-file, --tls-*, --served-model-name and --strict are for a server that is there (--target)"
+            "--token-file, --tls-*, --served-model-name and --strict are for a server that is "
+            "there (--target)"
         )
 
 
@@ -69,7 +104,9 @@ def paces(args: argparse.Namespace) -> tuple[list[float], list[int]]:
 
 
 def loads_of(args: argparse.Namespace, repetition: int) -> list[Load]:
-    """One for each rate or concurrency; other repetitions have other arrivals and lengths, but for those of a trace."""
+    """One for each rate or concurrency; other repetitions have other arrivals and lengths, but for
+    those of a trace.
+    """
     rates, concurrencies = paces(args)
     closed = [_closed(args, concurrency, args.seed + repetition) for concurrency in concurrencies]
     return closed or [_open(args, rate, args.seed + repetition) for rate in rates or [None]]
@@ -78,12 +115,16 @@ def loads_of(args: argparse.Namespace, repetition: int) -> list[Load]:
 def _open(args: argparse.Namespace, rate: float | None, seed: int) -> Load:
     if args.trace:
         arrivals = _of_trace(args)
-        arrivals = stretched(arrivals, args.time_scale or 1.0) if rate is None else at_rate(arrivals, rate)
+        arrivals = (
+            stretched(arrivals, args.time_scale or 1.0) if rate is None else at_rate(arrivals, rate)
+        )
         arrivals = [a for a in arrivals if args.duration is None or a.due < args.duration]
     else:
         assert rate is not None  # or `check` refuses
         process = Process(args.arrivals, rate, args.burstiness or 1.0)
-        arrivals = drawn(due_times(process.gaps(seed), args.requests, args.duration), *_lengths(args), seed)
+        arrivals = drawn(
+            due_times(process.gaps(seed), args.requests, args.duration), *_lengths(args), seed
+        )
     return Load(*_capped(args, arrivals), rate=rate, seconds=args.duration)
 
 
@@ -91,7 +132,9 @@ def _closed(args: argparse.Namespace, concurrency: int, seed: int) -> Load:
     due = due_times(Process("constant", inf).gaps(seed), args.requests, None)
     arrivals = _of_trace(args) if args.trace else drawn(due, *_lengths(args), seed)
     endless = args.duration is not None and args.requests is None
-    return Load(*_capped(args, arrivals), concurrency=concurrency, seconds=args.duration, endless=endless)
+    return Load(
+        *_capped(args, arrivals), concurrency=concurrency, seconds=args.duration, endless=endless
+    )
 
 
 def _of_trace(args: argparse.Namespace) -> list[Arrival]:
@@ -99,7 +142,9 @@ def _of_trace(args: argparse.Namespace) -> list[Arrival]:
 
 
 def _lengths(args: argparse.Namespace) -> tuple[Lengths | None, Lengths]:
-    return None if args.prompts_file else Lengths.parse(args.prompt_tokens), Lengths.parse(args.output_tokens)
+    return None if args.prompts_file else Lengths.parse(args.prompt_tokens), Lengths.parse(
+        args.output_tokens
+    )
 
 
 def _capped(args: argparse.Namespace, arrivals: Sequence[Arrival]) -> tuple[list[Arrival], int]:

@@ -1,8 +1,8 @@
 """The two ways of asking.
 
-Open loop: every request is sent at its time, whatever is still running. Closed loop: so many are kept running, and the
-next one is sent when one has ended; it slows down together with the server, and so hides how long people wait for an
-overloaded one, but shows what the server can do at most.
+Open loop: every request is sent at its time, whatever is still running. Closed loop: so many are
+kept running, and the next one is sent when one has ended; it slows down together with the server,
+and so hides how long people wait for an overloaded one, but shows what the server can do at most.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ Ready = tuple[Arrival, Any]  # and the request that the caller made for it
 class Loop:
     """Sends requests and holds what became of them.
 
-    timeout: seconds of one request. may_end_early: an answer may have fewer tokens than asked for. changed: told
-    whenever a request begins or ends.
-    outcomes: of the requests that were sent so far, in their order; in_flight: those of them that have not ended.
+    timeout: seconds of one request. may_end_early: an answer may have fewer tokens than asked for.
+    changed: told whenever a request begins or ends. outcomes: of the requests that were sent so
+    far, in their order; in_flight: those of them that have not ended.
     """
 
     caller: Caller
@@ -41,7 +41,9 @@ class Loop:
     outcomes: list[Outcome] = field(default_factory=list)
     in_flight: int = 0
     peak_in_flight: int = 0
-    salt: str = field(default_factory=lambda: secrets.token_hex(8))  # what an earlier run left cached helps nobody
+    salt: str = field(
+        default_factory=lambda: secrets.token_hex(8)
+    )  # what an earlier run left cached helps nobody
 
     async def run(self, load: Load) -> None:
         """Until all have ended. Cancelled, it cancels what is in flight."""
@@ -59,7 +61,11 @@ class Loop:
 
     async def closed(self, load: Load) -> None:
         """As above; when requests are due does not matter."""
-        todo = self._endless(load.arrivals) if load.endless else iter(await self._prepared(load.arrivals))
+        todo = (
+            self._endless(load.arrivals)
+            if load.endless
+            else iter(await self._prepared(load.arrivals))
+        )
         end = time.monotonic() + (load.seconds or float("inf"))
 
         async def worker() -> None:
@@ -72,7 +78,10 @@ class Loop:
 
     def _endless(self, arrivals: Sequence[Arrival]) -> Iterator[Ready]:
         """Again and again, with other prompts each time; prepared when they are asked for."""
-        return ((arrival, self._prepare(number, arrival)) for number, arrival in enumerate(cycle(arrivals)))
+        return (
+            (arrival, self._prepare(number, arrival))
+            for number, arrival in enumerate(cycle(arrivals))
+        )
 
     async def _prepared(self, arrivals: Sequence[Arrival]) -> list[Ready]:
         ready = []
@@ -82,7 +91,9 @@ class Loop:
         return ready
 
     def _prepare(self, number: int, arrival: Arrival) -> Any:
-        return self.caller.prepare(self.prompts.of(number, arrival), arrival.output_tokens, self.salt)
+        return self.caller.prepare(
+            self.prompts.of(number, arrival), arrival.output_tokens, self.salt
+        )
 
     async def _one(self, arrival: Arrival, request: Any, due: float) -> None:
         outcome = Outcome(due, arrival.prompt_tokens, arrival.output_tokens, self.may_end_early)
@@ -98,11 +109,14 @@ class Loop:
 
 
 def lateness(lag: Spread | None, arrivals: Sequence[Arrival]) -> str:
-    """A warning, when requests were sent so late that the generator was measured and not the server; or nothing."""
+    """A warning, when requests were sent so late that the generator was measured and not the
+    server; or nothing.
+    """
     gap = 1e3 * mean_gap(arrivals)
     if lag is None or not (lag.p99 > LATE_MS or lag.p99 > LATE_SHARE * gap > 0):
         return ""
     return (
-        f"the generator was late: p99 {lag.p99:.1f} ms, with {gap:.1f} ms between requests on average; so it was "
+        f"the generator was late: p99 {lag.p99:.1f} ms, with {gap:.1f} ms between requests on "
+        f"average; so it was "
         f"measured, not the server (give it a core of its own, or a lower rate)"
     )

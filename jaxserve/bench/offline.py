@@ -6,7 +6,8 @@ At every batch of B sequences, all submitted at once, with random prompts that s
 - tgN: N tokens each after a prompt of one token; B N tokens count;
 - ppN+tgM: M tokens each after prompts of N; B (N + M) tokens count.
 
-Answers are greedy and blind to end tokens. Everything is compiled before; each test is run once before it is timed.
+Answers are greedy and blind to end tokens. Everything is compiled before; each test is run once
+before it is timed.
 """
 
 import argparse
@@ -47,7 +48,9 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Case:
-    """test: its name. prompt, output: tokens of each sequence; counted: those of them that the rate counts."""
+    """test: its name. prompt, output: tokens of each sequence; counted: those of them that the rate
+    counts.
+    """
 
     test: str
     batch: int
@@ -74,7 +77,10 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         rates = self.rates
-        mean = {"tokens_per_second": float(np.mean(rates)), "tokens_per_second_stddev": deviation(rates)}
+        mean = {
+            "tokens_per_second": float(np.mean(rates)),
+            "tokens_per_second_stddev": deviation(rates),
+        }
         return asdict(self.case) | mean | {"seconds": self.seconds}
 
 
@@ -103,7 +109,9 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
     prompts = [n for n in numbers(args, "prompt_tokens", int, -1) if n]
     outputs = [n for n in numbers(args, "output_tokens", int, -1) if n]
     if not (prompts or outputs):
-        raise ConfigError("--prompt-tokens and --output-tokens are both 0: nothing is left to measure")
+        raise ConfigError(
+            "--prompt-tokens and --output-tokens are both 0: nothing is left to measure"
+        )
     cases = list[Case]()
     for batch in numbers(args, "batch", int, 0):
         cases += [Case(f"pp{n}", batch, n, 1, n) for n in prompts]
@@ -113,21 +121,28 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
 
 
 def options_of(args: argparse.Namespace, cases: Sequence[Case]) -> EngineOptions:
-    """Rows and context as the cases need them, unless the flags say otherwise; ConfigError when they are too small."""
+    """Rows and context as the cases need them, unless the flags say otherwise; ConfigError when
+    they are too small.
+    """
     given = engine_options(args)
     rows = max(_rows(case, args.data * args.expert) for case in cases)
     longest = max(cases, key=lambda case: case.context)
     if given.max_batch is not None and given.max_batch < rows:
-        raise ConfigError(f"--batch: {rows} sequences a lane do not fit --max-batch {given.max_batch} (raise it)")
+        raise ConfigError(
+            f"--batch: {rows} sequences a lane do not fit --max-batch {given.max_batch} (raise it)"
+        )
     context = read_spec(read_config(str(args.model))[1])[1].max_positions
     if given.max_context is not None:
         context = min(context, given.max_context)
     if longest.context > context:
         raise ConfigError(
-            f"{longest.test} takes {longest.context} tokens, more than the context of {context} (--prompt-tokens, "
+            f"{longest.test} takes {longest.context} tokens, more than the context of {context} "
+            f"(--prompt-tokens, "
             "--output-tokens, --max-context)"
         )
-    return replace(given, max_batch=given.max_batch or rows, max_context=given.max_context or longest.context)
+    return replace(
+        given, max_batch=given.max_batch or rows, max_context=given.max_context or longest.context
+    )
 
 
 def _rows(case: Case, lanes: int) -> int:
@@ -136,12 +151,15 @@ def _rows(case: Case, lanes: int) -> int:
 
 
 def check_room(case: Case, config: EngineConfig) -> None:
-    """ConfigError when the cache cannot hold all sequences at once: some would wait, and another batch be measured."""
+    """ConfigError when the cache cannot hold all sequences at once: some would wait, and another
+    batch be measured.
+    """
     rows = _rows(case, config.lanes)
     if any(rows * config.pages_held(pool, case.context) > pool.pages for pool in config.pools):
         pages = min(pool.pages for pool in config.pools)
         raise ConfigError(
-            f"{case.test} with --batch {case.batch}: {rows} sequences of {case.context} tokens do not fit a cache of "
+            f"{case.test} with --batch {case.batch}: {rows} sequences of {case.context} tokens "
+            f"do not fit a cache of "
             f"{pages * config.page_size} tokens a lane (--cache-tokens, or a smaller batch)"
         )
 
@@ -149,7 +167,14 @@ def check_room(case: Case, config: EngineConfig) -> None:
 def open_llm(args: argparse.Namespace, options: EngineOptions, console: Console) -> LLM:
     mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
     with Bar(console, "loading") as bar:
-        llm = LLM(args.model, dtype=args.dtype, weights=args.weights, options=options, mesh=mesh, on_load=bar.update)
+        llm = LLM(
+            args.model,
+            dtype=args.dtype,
+            weights=args.weights,
+            options=options,
+            mesh=mesh,
+            on_load=bar.update,
+        )
     try:
         llm.prompts.check_purpose(embed=False)
     except JaxserveError:
@@ -163,30 +188,42 @@ def compile_for(llm: LLM, cases: Sequence[Case], console: Console) -> None:
     buckets = {
         bucket
         for case in cases
-        for bucket in plan.reachable([(case.prompt, case.output)] * case.batch, config=config, score=False)
+        for bucket in plan.reachable(
+            [(case.prompt, case.output)] * case.batch, config=config, score=False
+        )
     }
     with Bar(console, "compiling") as bar:
         llm.runner.warm_up(sorted(buckets), bar.update)
 
 
-def measured(llm: LLM, cases: Sequence[Case], args: argparse.Namespace, bar: Bar) -> Iterator[Result]:
-    """Each case once for nothing, then so many times. EngineError when a step was compiled meanwhile."""
+def measured(
+    llm: LLM, cases: Sequence[Case], args: argparse.Namespace, bar: Bar
+) -> Iterator[Result]:
+    """Each case once for nothing, then so many times. EngineError when a step was compiled
+    meanwhile.
+    """
     rng, total = np.random.default_rng(args.seed), len(cases) * (args.repetitions + 1)
     tokens = np.setdiff1d(np.arange(llm.model.spec.vocab_size), llm.model.eos_ids)
     for place, case in enumerate(cases):
         seconds = list[float]()
         for number in range(args.repetitions + 1):
-            bar.update(place * (args.repetitions + 1) + number, total, f"{case.test} x {case.batch}")
+            bar.update(
+                place * (args.repetitions + 1) + number, total, f"{case.test} x {case.batch}"
+            )
             prompts = rng.choice(tokens, (case.batch, case.prompt)).tolist()
             seconds.append(timed(llm.engine, prompts, [case.output] * case.batch))
         if compiles := llm.runner.compiles_after_ready:
-            raise EngineError(f"{case.test}: {compiles} compiles while it was measured: the figures would be wrong")
+            raise EngineError(
+                f"{case.test}: {compiles} compiles while it was measured: the figures would be "
+                f"wrong"
+            )
         yield Result(case, seconds[1:])
     bar.update(total, total, "")
 
 
 def timed(engine: Engine, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> float:
-    """Seconds for all of them, submitted at once, each with exactly so many tokens; EngineError when they did not come.
+    """Seconds for all of them, submitted at once, each with exactly so many tokens; EngineError
+    when they did not come.
 
     Greedy, blind to end tokens.
     """
@@ -208,7 +245,9 @@ def about(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": args.model.resolve().name,
         "parameters": model.parameters,
-        "bytes": sum(stored_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(model.params)),
+        "bytes": sum(
+            stored_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(model.params)
+        ),
         "dtype": str(form_in(model.params) or model.params["embed"].dtype),
         "device": device_kind(model.mesh),
         "mesh": str(MeshSpec(args.data, args.expert, args.tensor)),
@@ -216,14 +255,23 @@ def about(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def text(output: str, results: Sequence[Result], about: dict[str, Any], found: dict[str, Any]) -> str:
+def text(
+    output: str, results: Sequence[Result], about: dict[str, Any], found: dict[str, Any]
+) -> str:
     """output: md, csv or json."""
     rows = [result.to_json() for result in results]
     if output == "json":
         environment = found | {"device": about["device"]}
-        whole = {"environment": environment, "benchmark": "offline", "model": about, "results": rows}
+        whole = {
+            "environment": environment,
+            "benchmark": "offline",
+            "model": about,
+            "results": rows,
+        }
         return json.dumps(whole, indent=1) + "\n"
-    named = {name: about[name] for name in ("model", "parameters", "bytes", "dtype", "device", "mesh")}
+    named = {
+        name: about[name] for name in ("model", "parameters", "bytes", "dtype", "device", "mesh")
+    }
     if output == "csv":
         return comma_separated([named | {"jax": found["jax"]} | row for row in rows])
     return f"{markdown(grid(results, about, found['jax']))}\n{footnote(found, about['device'])}\n"
@@ -241,5 +289,7 @@ def grid(results: Sequence[Result], about: dict[str, Any], jax_version: str) -> 
     ]
     rows = [[*model, str(r.case.batch), r.case.test, spread(r.rates)] for r in results]
     return Grid(
-        ("model", "params", "size", "dtype", "device", "mesh", "jax", "batch", "test", "tokens/s"), rows, left=9
+        ("model", "params", "size", "dtype", "device", "mesh", "jax", "batch", "test", "tokens/s"),
+        rows,
+        left=9,
     )

@@ -1,9 +1,9 @@
 """Requests over HTTP as OpenAI has them: POST completions with token ids or a text, streamed.
 
-Servers are asked to say with every chunk how many tokens there are so far (continuous_usage_stats: jaxserve, vLLM and
-SGLang do). Where one does not, the tokens that it reports in the end, or else one for each chunk, are shared out evenly
-over the chunks, and the outcome says so. A chunk comes when there is text: tokens that spell none yet are counted with
-the next one that does.
+Servers are asked to say with every chunk how many tokens there are so far (continuous_usage_stats:
+jaxserve, vLLM and SGLang do). Where one does not, the tokens that it reports in the end, or else
+one for each chunk, are shared out evenly over the chunks, and the outcome says so. A chunk comes
+when there is text: tokens that spell none yet are counted with the next one that does.
 """
 
 import json
@@ -28,7 +28,9 @@ REFUSALS = (401, 403)  # for want of credentials
 
 @dataclass(frozen=True)
 class Model:
-    """One that a server offers. max_context: tokens; None where it does not say: OpenAI's API has no field for it."""
+    """One that a server offers. max_context: tokens; None where it does not say: OpenAI's API has
+    no field for it.
+    """
 
     name: str
     max_context: int | None
@@ -59,7 +61,9 @@ class OpenAICaller:
     async def ask(self, request: bytes, outcome: Outcome) -> None:
         headers = {"content-type": "application/json"}
         try:
-            async with self._client.stream("POST", "completions", content=request, headers=headers) as response:
+            async with self._client.stream(
+                "POST", "completions", content=request, headers=headers
+            ) as response:
                 if response.status_code != 200:
                     raise refused_by(response.status_code, await response.aread())
                 await _read(response, outcome)
@@ -107,7 +111,9 @@ def _write(outcome: Outcome, seen: Sequence[tuple[float, int]]) -> None:
 
 
 def shares(times: Sequence[float], tokens: int | None) -> list[tuple[float, int]]:
-    """When so many of the tokens were there, had each chunk brought as many; None of them: one for each chunk."""
+    """When so many of the tokens were there, had each chunk brought as many; None of them: one for
+    each chunk.
+    """
     total, chunks = len(times) if tokens is None else tokens, len(times)
     return [(at, total * number // chunks) for number, at in enumerate(times, 1)]
 
@@ -128,11 +134,18 @@ def _refusal(error: Any, otherwise: str) -> Refused:
 
 @asynccontextmanager
 async def http_client(base: str, credentials: Credentials) -> AsyncIterator[httpx.AsyncClient]:
-    """base: ends in /v1, or whatever stands before /completions. As many connections as there are requests."""
+    """base: ends in /v1, or whatever stands before /completions. As many connections as there are
+    requests.
+    """
     unbounded = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     headers, verify = dict(metadata_of(credentials.token)), _ssl_context(credentials)
     async with httpx.AsyncClient(
-        base_url=base, headers=headers, verify=verify, limits=unbounded, timeout=None, trust_env=False
+        base_url=base,
+        headers=headers,
+        verify=verify,
+        limits=unbounded,
+        timeout=None,
+        trust_env=False,
     ) as client:
         yield client
 
@@ -161,8 +174,17 @@ async def find_model(base: str, credentials: Credentials, wanted: str | None) ->
             return Model(wanted, None)
         offered = {str(model["id"]): model for model in response.raise_for_status().json()["data"]}
         name = wanted or next(iter(offered))
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, StopIteration) as error:
-        raise ConfigError(f"--target {base}: no list of models from there ({type(error).__name__}: {error})") from None
+    except (
+        httpx.HTTPError,
+        httpx.InvalidURL,
+        ValueError,
+        LookupError,
+        TypeError,
+        StopIteration,
+    ) as error:
+        raise ConfigError(
+            f"--target {base}: no list of models from there ({type(error).__name__}: {error})"
+        ) from None
     if name not in offered:
         raise ConfigError(f"--served-model-name {name}: {base} offers {', '.join(offered)}")
     context = offered[name].get("max_model_len")

@@ -17,7 +17,9 @@ WIDTH = 10_000  # columns: a Markdown table has no line breaks
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of ready cells. left: how many of the first columns are names, which begin at their left edge."""
+    """A table of ready cells. left: how many of the first columns are names, which begin at their
+    left edge.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -28,7 +30,9 @@ def markdown(grid: Grid) -> str:
     """Columns padded, so that it is a table to the eye too."""
     table = Table(box=MARKDOWN)
     for number, name in enumerate(grid.columns):
-        table.add_column(Text(name), justify="left" if number < grid.left else "right", no_wrap=True)
+        table.add_column(
+            Text(name), justify="left" if number < grid.left else "right", no_wrap=True
+        )
     for row in grid.rows:
         table.add_row(*map(Text, row))
     text = io.StringIO()
@@ -37,7 +41,9 @@ def markdown(grid: Grid) -> str:
 
 
 def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A header and a line for each row; the columns are those of the first row, nested ones joined by an underscore."""
+    """A header and a line for each row; the columns are those of the first row, nested ones joined
+    by an underscore.
+    """
     flat = [flattened(row) for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(flat[0]) if flat else [], lineterminator="\n")
@@ -53,7 +59,9 @@ def flattened(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= flattened(value, f"{prefix}{name}_")
         else:
-            flat[prefix + name] = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            flat[prefix + name] = (
+                " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            )
     return flat
 
 

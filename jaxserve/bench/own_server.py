@@ -1,4 +1,6 @@
-"""A server of our own for as long as it is measured: python -m jaxserve.serve in a process that always ends."""
+"""A server of our own for as long as it is measured: python -m jaxserve.serve in a process that
+always ends.
+"""
 
 import asyncio
 import os
@@ -27,20 +29,36 @@ def free_ports(count: int) -> list[int]:
 
 def serve_command(port: int, http_port: int, flags: Sequence[str]) -> list[str]:
     """flags: more of serve's own."""
-    addresses = ["--host", HOST, "--port", str(port), "--http-port", str(http_port), "--drain-timeout", "1"]
+    addresses = [
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--http-port",
+        str(http_port),
+        "--drain-timeout",
+        "1",
+    ]
     return [sys.executable, "-m", "jaxserve.serve", *addresses, *flags]
 
 
 @asynccontextmanager
-async def running(command: Sequence[str], address: str, ready_seconds: float) -> AsyncIterator[None]:
-    """Until the block ends, however that is; the block begins when gRPC's health check at `address` says ready.
+async def running(
+    command: Sequence[str], address: str, ready_seconds: float
+) -> AsyncIterator[None]:
+    """Until the block ends, however that is; the block begins when gRPC's health check at `address`
+    says ready.
 
-    In a session of its own, so that Ctrl-C at a terminal reaches the generator alone. ConfigError when the server ends
-    before it is ready, with its last words, or does not become ready in time.
+    In a session of its own, so that Ctrl-C at a terminal reaches the generator alone. ConfigError
+    when the server ends before it is ready, with its last words, or does not become ready in time.
     """
     with TemporaryFile() as words:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=words,
+            stderr=words,
+            start_new_session=True,
         )
         try:
             await _until_ready(process, address, ready_seconds, words)
@@ -58,7 +76,9 @@ async def _until_ready(
         try:
             await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                raise ConfigError(f"the server ended with exit code {ended.result()}: {last_line(words)}")
+                raise ConfigError(
+                    f"the server ended with exit code {ended.result()}: {last_line(words)}"
+                )
             await ready
         finally:
             ready.cancel()

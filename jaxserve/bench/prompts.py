@@ -17,7 +17,8 @@ class Prompts(Protocol):
 
 
 class RandomPrompts:
-    """Random tokens of a vocabulary without those left out; the same seed and run give the same ones.
+    """Random tokens of a vocabulary without those left out; the same seed and run give the same
+    ones.
 
     run: its number. Prompts of different runs have no prefix in common, but for that of chance.
     """

@@ -19,10 +19,12 @@ NO_FIGURES = dict.fromkeys(FIGURES)
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One run of one load. offered_per_second: requests on average; None in a closed loop, or when all came at once.
+    """One run of one load. offered_per_second: requests on average; None in a closed loop, or when
+    all came at once.
 
-    capped: requests that were cut to the longest allowed. peak_in_flight: the most requests that ran at a time.
-    interrupted: some were not sent, or not waited for. warning: why not to trust it, or nothing.
+    capped: requests that were cut to the longest allowed. peak_in_flight: the most requests that
+    ran at a time. interrupted: some were not sent, or not waited for. warning: why not to trust it,
+    or nothing.
     """
 
     load: str
@@ -38,7 +40,9 @@ class Point:
 
 @dataclass
 class Report:
-    """environment: as bench.environment tells it. server: None until there is one. compiles_after_ready: of it."""
+    """environment: as bench.environment tells it. server: None until there is one.
+    compiles_after_ready: of it.
+    """
 
     environment: dict[str, Any]
     objective: Objective
@@ -58,12 +62,19 @@ class Report:
             return json.dumps(self.to_json(), indent=1) + "\n"
         if output == "csv":
             return comma_separated([row_of(point) for point in self.points])
-        return "\n".join([markdown(rates(self.points)), markdown(latencies(self.points)), *self._below(), ""])
+        return "\n".join(
+            [markdown(rates(self.points)), markdown(latencies(self.points)), *self._below(), ""]
+        )
 
     def to_json(self) -> dict[str, Any]:
-        server = self.server and {"where": self.server.where, "model": self.server.model, "about": self.server.about}
+        server = self.server and {
+            "where": self.server.where,
+            "model": self.server.model,
+            "about": self.server.about,
+        }
         return {
-            "environment": self.environment | {"device": self.server.device if self.server else None},
+            "environment": self.environment
+            | {"device": self.server.device if self.server else None},
             "benchmark": "serve",
             "server": server,
             "objective_ms": self.objective.bounds(),
@@ -74,13 +85,23 @@ class Report:
     def _below(self) -> Iterator[str]:
         """Lines below the tables."""
         if bounds := self.objective.bounds():
-            yield "goodput: requests within " + ", ".join(f"{name} {most:g} ms" for name, most in bounds.items()) + "  "
+            yield (
+                "goodput: requests within "
+                + ", ".join(f"{name} {most:g} ms" for name, most in bounds.items())
+                + "  "
+            )
         if self.compiles_after_ready:
-            yield f"NOT STEADY: {self.compiles_after_ready} compiles while it was measured; requests waited for them  "
+            yield (
+                f"NOT STEADY: {self.compiles_after_ready} compiles while it was measured; "
+                f"requests waited for them  "
+            )
         for point in self.points:
             yield from (f"{point.load}: {line}  " for line in remarks(point))
         if self.server:
-            yield f"{self.server.model} at {self.server.where}; {footnote(self.environment, self.server.device)}"
+            yield (
+                f"{self.server.model} at {self.server.where}; "
+                f"{footnote(self.environment, self.server.device)}"
+            )
 
 
 def remarks(point: Point) -> Iterator[str]:
@@ -94,7 +115,8 @@ def remarks(point: Point) -> Iterator[str]:
         yield f"{point.capped} requests were cut to the longest allowed"
     if s.shared_out:
         yield (
-            f"the server did not say which chunk had how many tokens ({s.shared_out} requests): shared out evenly, "
+            f"the server did not say which chunk had how many tokens ({s.shared_out} requests): "
+            f"shared out evenly, "
             "so ITL is that of chunks"
         )
     if point.warning:
@@ -105,14 +127,28 @@ def row_of(point: Point) -> dict[str, Any]:
     """A line of CSV: of each latency the same columns, empty where there are no samples."""
     row = asdict(point)
     summary = row.pop("summary")
-    failures = " ".join(f"{status}:{failure.count}" for status, failure in point.summary.failures.items())
+    failures = " ".join(
+        f"{status}:{failure.count}" for status, failure in point.summary.failures.items()
+    )
     filled = {name: summary[name] or NO_FIGURES for name in (*LATENCIES, "lag")}
     return row | summary | {"failures": failures} | filled
 
 
 def rates(points: Sequence[Point]) -> Grid:
-    columns = ("load", "sent", "OK", "failed", "requests/s", "output tok/s", "prompt tok/s", "cached", "in flight")
-    return Grid((*columns, "goodput/s", "good %"), [_rates(name, found) for name, found in _by_load(points)])
+    columns = (
+        "load",
+        "sent",
+        "OK",
+        "failed",
+        "requests/s",
+        "output tok/s",
+        "prompt tok/s",
+        "cached",
+        "in flight",
+    )
+    return Grid(
+        (*columns, "goodput/s", "good %"), [_rates(name, found) for name, found in _by_load(points)]
+    )
 
 
 def _rates(name: str, points: Sequence[Point]) -> list[str]:
@@ -123,10 +159,16 @@ def _rates(name: str, points: Sequence[Point]) -> list[str]:
         return spread([value for s in all_of if (value := figure(s)) is not None], digits)
 
     failed = sum(failure.count for s in all_of for failure in s.failures.values())
-    prompts, cached = (sum(getattr(s, count) for s in all_of) for count in ("prompt_tokens", "cached_prompt_tokens"))
+    prompts, cached = (
+        sum(getattr(s, count) for s in all_of)
+        for count in ("prompt_tokens", "cached_prompt_tokens")
+    )
     return [
         name,
-        *(str(count) for count in (sum(s.requests for s in all_of), sum(s.ok for s in all_of), failed)),
+        *(
+            str(count)
+            for count in (sum(s.requests for s in all_of), sum(s.ok for s in all_of), failed)
+        ),
         over(lambda s: s.requests_per_second),
         over(lambda s: s.output_tokens_per_second, 1),
         over(lambda s: s.prompt_tokens_per_second, 1),
@@ -142,7 +184,13 @@ def latencies(points: Sequence[Point]) -> Grid:
     for name, found in _by_load(points):
         for latency in LATENCIES:
             samples: list[Spread] = [s for point in found if (s := getattr(point.summary, latency))]
-            rows.append([name, latency.upper(), *(spread([getattr(s, f) for s in samples], 1) for f in FIGURES)])
+            rows.append(
+                [
+                    name,
+                    latency.upper(),
+                    *(spread([getattr(s, f) for s in samples], 1) for f in FIGURES),
+                ]
+            )
     return Grid(("load", "ms", *FIGURES), rows, left=2)
 
 

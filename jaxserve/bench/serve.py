@@ -1,11 +1,13 @@
-"""bench serve: how long do people wait for a server, and how much does it serve? Measured at the client.
+"""bench serve: how long do people wait for a server, and how much does it serve? Measured at the
+client.
 
-Prompts are random tokens (or texts of a file), answers have exactly the asked-for number of tokens, greedy and blind to
-end tokens unless told otherwise. jaxserve.bench.latency says what is measured, jaxserve.bench.loops how it is asked.
+Prompts are random tokens (or texts of a file), answers have exactly the asked-for number of tokens,
+greedy and blind to end tokens unless told otherwise. jaxserve.bench.latency says what is measured,
+jaxserve.bench.loops how it is asked.
 
-The load generator itself has limits: how late it sent requests is measured and reported, with a warning when that
-would spoil the figures. After Ctrl-C, what was measured so far is reported. The server names the device: a generator
-that asked for it would take its memory.
+The load generator itself has limits: how late it sent requests is measured and reported, with a
+warning when that would spoil the figures. After Ctrl-C, what was measured so far is reported. The
+server names the device: a generator that asked for it would take its memory.
 """
 
 import argparse
@@ -43,7 +45,9 @@ def bench_serve(args: argparse.Namespace) -> int:
     loads_of(args, 0)  # what cannot be, is said before a server is started
     if args.target:
         address_of(args.target)
-    report = Report(environment(args.command_line), Objective.parse(args.slo) if args.slo else Objective())
+    report = Report(
+        environment(args.command_line), Objective.parse(args.slo) if args.slo else Objective()
+    )
     console, code = Console(stderr=True, highlight=False), 0
     try:
         asyncio.run(stoppable(args, report, console))
@@ -66,11 +70,17 @@ async def stoppable(args: argparse.Namespace, report: Report, console: Console) 
 
 
 async def measure(args: argparse.Namespace, report: Report, console: Console) -> None:
-    """Every load, as often as asked for. report: has what was measured, even when this is cancelled or fails."""
+    """Every load, as often as asked for. report: has what was measured, even when this is cancelled
+    or fails.
+    """
     texts = texts_of(args) if args.prompts_file else []
     async with target(args, console) as server:
         report.server = server
-        runs = [(repetition, load) for repetition in range(args.repetitions) for load in loads_of(args, repetition)]
+        runs = [
+            (repetition, load)
+            for repetition in range(args.repetitions)
+            for load in loads_of(args, repetition)
+        ]
         for _, load in runs:
             server.check_fits(load.arrivals)
         most = max(load.concurrency or len(load.arrivals) for _, load in runs)
@@ -94,7 +104,11 @@ def texts_of(args: argparse.Namespace) -> list[str]:
 
 def prompts_of(args: argparse.Namespace, server: Target, texts: Sequence[str], run: int) -> Prompts:
     """Of a run with this number: other tokens than any other's, or the same texts."""
-    return TextPrompts(texts) if texts else RandomPrompts(server.vocab_size or 0, server.not_drawn, args.seed, run)
+    return (
+        TextPrompts(texts)
+        if texts
+        else RandomPrompts(server.vocab_size or 0, server.not_drawn, args.seed, run)
+    )
 
 
 def loop_of(args: argparse.Namespace, caller: Caller, prompts: Prompts) -> Loop:
@@ -106,7 +120,9 @@ async def warm_up(loop: Loop, arrivals: Sequence[Arrival]) -> None:
     await loop.open([replace(a, due=0.0) for a in arrivals])
     if loop.outcomes and not any(o.ok for o in loop.outcomes):
         failed = loop.outcomes[0]
-        raise ConfigError(f"no request of the warm-up was answered: {failed.status}: {failed.error}")
+        raise ConfigError(
+            f"no request of the warm-up was answered: {failed.status}: {failed.error}"
+        )
 
 
 def point_of(load: Load, repetition: int, loop: Loop, objective: Objective) -> Point:
@@ -137,7 +153,11 @@ def progress(console: Console, loop: Loop, load: Load) -> Iterator[None]:
         TextColumn("{task.description}"),
     )
     with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=REFRESHES
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        refresh_per_second=REFRESHES,
     ) as bar:
         task = bar.add_task("", total=None if load.endless else len(load.arrivals))
 

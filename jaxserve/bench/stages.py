@@ -1,6 +1,8 @@
-"""A program that starts as serve does, and says on standard output when each stage has ended: a JSON object a line.
+"""A program that starts as serve does, and says on standard output when each stage has ended: a
+JSON object a line.
 
-Run by jaxserve.bench.startup, which holds the clock. Nothing is imported before it is needed: that is a stage too.
+Run by jaxserve.bench.startup, which holds the clock. Nothing is imported before it is needed: that
+is a stage too.
 """
 
 import json

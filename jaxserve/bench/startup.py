@@ -1,7 +1,8 @@
 """bench startup: seconds until the first token, stage by stage.
 
-Every start is a process of its own. Cold: the compilation cache is an empty folder; cached: what the cold start before
-it left there. The operating system's cache of files is left as it is, so weights and modules may come from memory.
+Every start is a process of its own. Cold: the compilation cache is an empty folder; cached: what
+the cold start before it left there. The operating system's cache of files is left as it is, so
+weights and modules may come from memory.
 """
 
 import argparse
@@ -30,10 +31,11 @@ KINDS = ("cold", "cached")
 
 @dataclass(frozen=True)
 class Start:
-    """One process. kind: cold or cached. seconds: of each stage, the first from the start of the process.
+    """One process. kind: cold or cached. seconds: of each stage, the first from the start of the
+    process.
 
-    model: as bench.offline.about has it. programs: steps and writers of rows that were needed; compiled: those of them
-    that the persistent cache did not have.
+    model: as bench.offline.about has it. programs: steps and writers of rows that were needed;
+    compiled: those of them that the persistent cache did not have.
     """
 
     kind: str
@@ -54,7 +56,11 @@ class Start:
 
 def bench_startup(args: argparse.Namespace) -> int:
     check_above(args, 0, "repetitions")
-    check_unused(args, ["compilation_cache"], "is decided here: an empty folder for each cold start (leave it out)")
+    check_unused(
+        args,
+        ["compilation_cache"],
+        "is decided here: an empty folder for each cold start (leave it out)",
+    )
     found, starts = environment(args.command_line), list[Start]()
     total = len(KINDS) * args.repetitions
     try:
@@ -63,7 +69,11 @@ def bench_startup(args: argparse.Namespace) -> int:
                 with TemporaryDirectory(prefix="jaxserve-bench-") as folder:
                     for kind in KINDS:
                         bar.update(len(starts), total, kind)
-                        starts.append(start(kind, repetition, [*args.asked[1:], "--compilation-cache", folder]))
+                        starts.append(
+                            start(
+                                kind, repetition, [*args.asked[1:], "--compilation-cache", folder]
+                            )
+                        )
             bar.update(total, total, "")
     finally:  # after Ctrl-C too
         if starts:
@@ -89,9 +99,13 @@ def start(kind: str, repetition: int, flags: Sequence[str]) -> Start:
             finally:
                 process.kill()
         if code or [line["stage"] for _, line in told] != list(STAGES):
-            raise ConfigError(f"the program that was started ended with exit code {code}: {last_line(words)}")
+            raise ConfigError(
+                f"the program that was started ended with exit code {code}: {last_line(words)}"
+            )
     times = [began, *(at for at, _ in told)]
-    seconds = {stage: round(b - a, 4) for stage, (a, b) in zip(STAGES, pairwise(times), strict=True)}
+    seconds = {
+        stage: round(b - a, 4) for stage, (a, b) in zip(STAGES, pairwise(times), strict=True)
+    }
     facts = {name: value for _, line in told for name, value in line.items()}
     return Start(kind, repetition, seconds, facts["model"], facts["programs"], facts["compiled"])
 
@@ -101,16 +115,33 @@ def text(output: str, starts: Sequence[Start], found: dict[str, Any]) -> str:
     model, rows = starts[0].model, [start.to_json() for start in starts]
     if output == "json":
         environment = found | {"device": model["device"]}
-        whole = {"environment": environment, "benchmark": "startup", "model": model, "results": rows}
+        whole = {
+            "environment": environment,
+            "benchmark": "startup",
+            "model": model,
+            "results": rows,
+        }
         return json.dumps(whole, indent=1) + "\n"
     if output == "csv":
-        return comma_separated([{"model": model["model"], "device": model["device"]} | row for row in rows])
-    size = f"{model['model']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['dtype']}, mesh {model['mesh']}"
+        return comma_separated(
+            [{"model": model["model"], "device": model["device"]} | row for row in rows]
+        )
+    size = (
+        f"{model['model']}, {model['parameters'] / 1e6:,.1f} M parameters, {model['dtype']}, "
+        f"mesh {model['mesh']}"
+    )
     return f"{markdown(grid(starts))}\n{size}; {footnote(found, model['device'])}\n"
 
 
 def grid(starts: Sequence[Start]) -> Grid:
-    columns = ("start", "starts", *(f"{stage} s" for stage in STAGES), "total s", "programs", "compiled")
+    columns = (
+        "start",
+        "starts",
+        *(f"{stage} s" for stage in STAGES),
+        "total s",
+        "programs",
+        "compiled",
+    )
     return Grid(columns, list(_rows(starts)))
 
 
@@ -119,4 +150,11 @@ def _rows(starts: Sequence[Start]) -> Iterator[list[str]]:
         found = [start for start in starts if start.kind == kind]
         stages = (spread([start.seconds[stage] for start in found]) for stage in STAGES)
         total = spread([start.total for start in found])
-        yield [kind, str(len(found)), *stages, total, str(found[-1].programs), str(found[-1].compiled)]
+        yield [
+            kind,
+            str(len(found)),
+            *stages,
+            total,
+            str(found[-1].programs),
+            str(found[-1].compiled),
+        ]

@@ -28,8 +28,8 @@ URL = re.compile(r"(?P<scheme>grpc|https?)://(?P<host>[^/?#\s]+)(?P<path>/[^?#\s
 class Target:
     """A server. where: HOST:PORT of gRPC, or the base of OpenAI's API.
 
-    vocab_size, max_context: None where nobody said. not_drawn: tokens that random prompts leave out. about: device,
-    versions and sizes, as far as the server tells.
+    vocab_size, max_context: None where nobody said. not_drawn: tokens that random prompts leave
+    out. about: device, versions and sizes, as far as the server tells.
     """
 
     protocol: str
@@ -47,15 +47,23 @@ class Target:
 
     def check_fits(self, arrivals: Sequence[Arrival]) -> None:
         """ConfigError when a request is longer than the context."""
-        long = [a for a in arrivals if self.max_context and a.prompt_tokens + a.output_tokens > self.max_context]
+        long = [
+            a
+            for a in arrivals
+            if self.max_context and a.prompt_tokens + a.output_tokens > self.max_context
+        ]
         if long:
             raise ConfigError(
-                f"{len(long)} of {len(arrivals)} requests do not fit the server's context of {self.max_context} "
-                f"tokens, the first with {long[0].prompt_tokens} + {long[0].output_tokens} (give --max-prompt-tokens "
+                f"{len(long)} of {len(arrivals)} requests do not fit the server's context of "
+                f"{self.max_context} "
+                f"tokens, the first with {long[0].prompt_tokens} + {long[0].output_tokens} (give "
+                f"--max-prompt-tokens "
                 f"and --max-output-tokens, or --token-scale)"
             )
 
-    def caller(self, args: argparse.Namespace, requests: int) -> AbstractAsyncContextManager[Caller]:
+    def caller(
+        self, args: argparse.Namespace, requests: int
+    ) -> AbstractAsyncContextManager[Caller]:
         """requests: the most that may run at once."""
         if self.protocol == "openai":
             return _openai_caller(self, args)
@@ -94,13 +102,17 @@ async def target(args: argparse.Namespace, console: Console) -> AsyncIterator[Ta
         return
     port, http_port = free_ports(2)
     flags = [*(["--model", str(args.model)] if args.model else []), *args.serve_flags]
-    console.print(f"starting a server: {' '.join(flags) or 'the bundled model'}", soft_wrap=True, markup=False)
+    console.print(
+        f"starting a server: {' '.join(flags) or 'the bundled model'}", soft_wrap=True, markup=False
+    )
     async with running(serve_command(port, http_port, flags), f"{HOST}:{port}", args.ready_timeout):
         yield await _look(args, "grpc", f"{HOST}:{port}")
 
 
 async def _look(args: argparse.Namespace, protocol: str, where: str) -> Target:
-    """Ask a server what it is; ConfigError when nobody says which tokens it knows, but random ones are needed."""
+    """Ask a server what it is; ConfigError when nobody says which tokens it knows, but random ones
+    are needed.
+    """
     credentials = Credentials(token_of(args), tls_of(args))
     if protocol == "openai":
         model = await find_model(where, credentials, args.served_model_name)
@@ -112,7 +124,10 @@ async def _look(args: argparse.Namespace, protocol: str, where: str) -> Target:
     if args.tokenizer:
         return _with_tokenizer(seen, args.tokenizer)
     if seen.vocab_size is None and not args.prompts_file:
-        raise ConfigError(f"{where} does not tell its vocabulary (give --tokenizer, --vocab-size or --prompts-file)")
+        raise ConfigError(
+            f"{where} does not tell its vocabulary (give --tokenizer, --vocab-size or "
+            f"--prompts-file)"
+        )
     return seen
 
 
@@ -125,7 +140,9 @@ async def _ask_admin(args: argparse.Namespace, where: str, credentials: Credenti
             if args.vocab_size or args.tokenizer or args.prompts_file:
                 return Target("grpc", where, where, credentials)
             if isinstance(error, AdminOnlyError):
-                raise ConfigError(f"{where} tells only admins what it serves (give --vocab-size): {error}") from None
+                raise ConfigError(
+                    f"{where} tells only admins what it serves (give --vocab-size): {error}"
+                ) from None
             raise
     about = asdict(server)
     del about["buckets"], about["uptime_seconds"]
@@ -141,4 +158,6 @@ def _with_tokenizer(seen: Target, folder: Path) -> Target:
 
 
 def _client(where: str, credentials: Credentials) -> AsyncClient:
-    return AsyncClient(where, retries=0, timeout=SECONDS, token=credentials.token, tls=credentials.tls)
+    return AsyncClient(
+        where, retries=0, timeout=SECONDS, token=credentials.token, tls=credentials.tls
+    )

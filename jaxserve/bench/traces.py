@@ -1,7 +1,8 @@
 """Arrivals of real services, from files as they were published.
 
-- Mooncake (FAST 2025): a JSON object a line with timestamp (ms), input_length, output_length (tokens) and hash_ids, a
-  number for each block of 512 tokens of the prompt; equal numbers are equal prefixes.
+- Mooncake (FAST 2025): a JSON object a line with timestamp (ms), input_length, output_length
+  (tokens) and hash_ids, a number for each block of 512 tokens of the prompt; equal numbers are
+  equal prefixes.
 - Azure (2023, 2024): CSV with TIMESTAMP, ContextTokens and GeneratedTokens.
 """
 
@@ -22,7 +23,8 @@ AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def read_trace(path: Path, requests: int | None) -> list[Arrival]:
-    """The first so many of its requests (None: all), in the order of their times; the first one is due at 0 seconds.
+    """The first so many of its requests (None: all), in the order of their times; the first one is
+    due at 0 seconds.
 
     ConfigError for a file that cannot be read, and for one that is neither format.
     """
@@ -46,7 +48,8 @@ def _format(path: Path, first: str) -> Callable[[Path, Iterable[str]], Iterable[
     if set(AZURE) <= set(first.strip().split(",")):
         return _azure
     raise ConfigError(
-        f"--trace {path}: begins with {first.strip()[:40]!r}, which is neither Mooncake's JSON lines "
+        f"--trace {path}: begins with {first.strip()[:40]!r}, which is neither Mooncake's JSON "
+        f"lines "
         f"nor Azure's CSV with the columns {', '.join(AZURE)}"
     )
 
@@ -56,7 +59,9 @@ def _mooncake(path: Path, lines: Iterable[str]) -> Iterable[Arrival]:
 
 
 def _azure(path: Path, lines: Iterable[str]) -> Iterable[Arrival]:
-    return (_row(path, number, _of_azure, row) for number, row in enumerate(csv.DictReader(lines), 2))
+    return (
+        _row(path, number, _of_azure, row) for number, row in enumerate(csv.DictReader(lines), 2)
+    )
 
 
 def _row(path: Path, number: int, read: Callable[[Any], Arrival], row: Any) -> Arrival:
@@ -66,7 +71,9 @@ def _row(path: Path, number: int, read: Callable[[Any], Arrival], row: Any) -> A
             raise ValueError("a length below 1")
         return arrival
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--trace {path}: line {number}: {type(error).__name__}: {error}") from None
+        raise ConfigError(
+            f"--trace {path}: line {number}: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _of_mooncake(line: str) -> Arrival:

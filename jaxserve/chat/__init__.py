@@ -1,4 +1,6 @@
-"""Conversations as prompts: the checkpoint's chat template, rendered where it can do no harm. No jax in here."""
+"""Conversations as prompts: the checkpoint's chat template, rendered where it can do no harm. No
+jax in here.
+"""
 
 from jaxserve.chat.chat import Chat, Rendered
 from jaxserve.chat.messages import Message

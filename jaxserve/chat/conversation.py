@@ -26,7 +26,9 @@ class Printer(Protocol):
 
 
 class Conversation:
-    """Asks every turn with what was said before it. A turn that is /reset forgets all but the system's message."""
+    """Asks every turn with what was said before it. A turn that is /reset forgets all but the
+    system's message.
+    """
 
     def __init__(
         self,
@@ -36,9 +38,18 @@ class Conversation:
         system: str | None = None,
         interactive: bool = False,
     ) -> None:
-        """stream: answers messages. complain: told why a turn has no answer. interactive: Ctrl-C ends an answer."""
-        self._stream, self._printer, self._complain, self._interactive = stream, printer, complain, interactive
-        self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        """stream: answers messages. complain: told why a turn has no answer. interactive: Ctrl-C
+        ends an answer.
+        """
+        self._stream, self._printer, self._complain, self._interactive = (
+            stream,
+            printer,
+            complain,
+            interactive,
+        )
+        self._opening: list[Message] = (
+            [] if system is None else [{"role": "system", "content": system}]
+        )
         self.done: list[Completion] = []
         self.failed = False
 
@@ -94,7 +105,9 @@ def lines_of(standard_input: Iterable[bytes]) -> Iterator[str]:
 
 
 def typed_turns(prompt: str) -> Iterator[str]:
-    """Turns that a person types, with line editing where Python has it; Ctrl-C drops a line, Ctrl-D ends."""
+    """Turns that a person types, with line editing where Python has it; Ctrl-C drops a line, Ctrl-D
+    ends.
+    """
     print(HINT, file=sys.stderr)
     with suppress(ImportError):
         import readline  # noqa: F401 (input() uses it once it is imported)
@@ -113,7 +126,8 @@ def typed_turns(prompt: str) -> Iterator[str]:
 
 @contextmanager
 def interruptible() -> Iterator[Event]:
-    """While this is open the first Ctrl-C is an event and interrupts nothing: a step of the engine runs to its end.
+    """While this is open the first Ctrl-C is an event and interrupts nothing: a step of the engine
+    runs to its end.
 
     The second is a KeyboardInterrupt, as ever.
     """

@@ -1,4 +1,6 @@
-"""Marks in a client's strings, so that names of tokens there stay text whatever a template writes around them."""
+"""Marks in a client's strings, so that names of tokens there stay text whatever a template writes
+around them.
+"""
 
 import re
 from collections.abc import Iterable
@@ -8,20 +10,25 @@ from jaxserve.tokenizer import MARK
 
 
 class Marker:
-    """Puts MARK where a client's string could become the name of a token, whole or together with its surroundings.
+    """Puts MARK where a client's string could become the name of a token, whole or together with
+    its surroundings.
 
     - A name inside a string gets a mark inside, in upper and lower case alike.
-    - A string that is a piece of a name gets one inside: the role "end" where the template writes '<|' + role + '|>'
-      and the tokenizer has <|end|>. Not the template's own words: "text" is a piece of <|endoftext|>.
-    - A string that begins or ends with a piece of a name gets one there, if the piece is more than letters and digits.
+    - A string that is a piece of a name gets one inside: the role "end" where the template writes
+      '<|' + role + '|>' and the tokenizer has <|end|>. Not the template's own words: "text" is a
+      piece of <|endoftext|>.
+    - A string that begins or ends with a piece of a name gets one there, if the piece is more than
+      letters and digits.
 
-    What no mark prevents: a template that takes letters out of the middle of a string, or puts them there.
+    What no mark prevents: a template that takes letters out of the middle of a string, or puts them
+    there.
     """
 
     def __init__(self, names: Iterable[str], words: Iterable[str]) -> None:
         """names: of the tokens that a rendered text may hold; those of one letter are text anyway.
 
-        words: pieces of names that a template compares or looks up, and that must reach it as they are.
+        words: pieces of names that a template compares or looks up, and that must reach it as they
+        are.
         """
         names = [name for name in sorted(names, key=len, reverse=True) if len(name) > 1]
         self._inside = re.compile("|".join(map(re.escape, names)) or "(?!)", re.IGNORECASE)

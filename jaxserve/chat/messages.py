@@ -14,11 +14,12 @@ Message = Mapping[str, Any]
 
 
 def plain_messages(messages: object, name: str = "messages") -> list[dict[str, Any]]:
-    """A copy of a conversation in plain values: each message an object with role and content, both strings.
+    """A copy of a conversation in plain values: each message an object with role and content, both
+    strings.
 
-    Other fields (name, tool_calls, ...) are the template's business; those that are None are left out, as templates
-    expect it. A message with tool_calls needs no content, which is None then: some templates ask for that. RequestError
-    with the path of what is wrong.
+    Other fields (name, tool_calls, ...) are the template's business; those that are None are left
+    out, as templates expect it. A message with tool_calls needs no content, which is None then:
+    some templates ask for that. RequestError with the path of what is wrong.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(name, f"is {messages!r:.80}; give a list of messages")
@@ -37,7 +38,11 @@ def _message(message: object, path: str) -> dict[str, Any]:
         _require_string(message, "content", path)
     else:
         message = {"role": message["role"], "content": None, **message}
-    return {key: value for key, value in plain(message, path).items() if value is not None or key == "content"}
+    return {
+        key: value
+        for key, value in plain(message, path).items()
+        if value is not None or key == "content"
+    }
 
 
 def _require_string(message: Mapping[Any, Any], field: str, path: str) -> None:
@@ -48,7 +53,9 @@ def _require_string(message: Mapping[Any, Any], field: str, path: str) -> None:
 
 
 def plain(value: object, path: str, depth: int = 0) -> Any:
-    """A copy in plain JSON values; RequestError with the path of what is none, or is nested too deep."""
+    """A copy in plain JSON values; RequestError with the path of what is none, or is nested too
+    deep.
+    """
     if depth > MAX_DEPTH:
         raise RequestError(path, f"is nested more than {MAX_DEPTH} deep")
     if value is None or isinstance(value, bool | float):
@@ -58,10 +65,16 @@ def plain(value: object, path: str, depth: int = 0) -> Any:
     if isinstance(value, str):
         return _text(value, path)
     if isinstance(value, Mapping):
-        return {_key(key, path): plain(inner, f"{path}.{key}", depth + 1) for key, inner in value.items()}
+        return {
+            _key(key, path): plain(inner, f"{path}.{key}", depth + 1)
+            for key, inner in value.items()
+        }
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [plain(inner, f"{path}[{i}]", depth + 1) for i, inner in enumerate(value)]
-    raise RequestError(path, f"is {value!r:.80}; give strings, numbers, true, false, null, lists and objects of them")
+    raise RequestError(
+        path,
+        f"is {value!r:.80}; give strings, numbers, true, false, null, lists and objects of them",
+    )
 
 
 def _integer(value: int, path: str) -> int:
@@ -80,7 +93,11 @@ def _text(text: str, path: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RequestError(path, f"character {error.start} is half a surrogate pair; send both halves") from None
+        raise RequestError(
+            path, f"character {error.start} is half a surrogate pair; send both halves"
+        ) from None
     if MARK in text:
-        raise RequestError(path, f"holds U+{ord(MARK):04X}, which is no character for interchange; remove it")
+        raise RequestError(
+            path, f"holds U+{ord(MARK):04X}, which is no character for interchange; remove it"
+        )
     return str(text)

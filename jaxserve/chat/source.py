@@ -25,13 +25,16 @@ class ChatTemplate:
 def read_template(folder: Path, tokenizer: Tokenizer, file: Path | None = None) -> ChatTemplate:
     """The template of `file`, or of a checkpoint folder.
 
-    There it is chat_template.jinja, or else the field chat_template of chat_template.json or of tokenizer_config.json:
-    a string, or a list of {name, template}, of which the one called "default" is taken. ChatError says what is wrong.
+    There it is chat_template.jinja, or else the field chat_template of chat_template.json or of
+    tokenizer_config.json: a string, or a list of {name, template}, of which the one called
+    "default" is taken. ChatError says what is wrong.
     """
     settings: dict[str, Any] = {}
     for name in SETTINGS_FILES:
         settings |= _read_object(folder / name)
-    return ChatTemplate(_source(folder, settings, file), _default_tokens(tokenizer) | _named_tokens(settings))
+    return ChatTemplate(
+        _source(folder, settings, file), _default_tokens(tokenizer) | _named_tokens(settings)
+    )
 
 
 def _source(folder: Path, settings: dict[str, Any], file: Path | None) -> str:
@@ -39,16 +42,23 @@ def _source(folder: Path, settings: dict[str, Any], file: Path | None) -> str:
         return _read_text(file or folder / TEMPLATE_FILE)
     template = _read_object(folder / TEMPLATE_JSON).get(FIELD) or settings.get(FIELD)
     if not template:
-        raise ChatError(f"{folder}: has no chat template; give one with --chat-template FILE", FIELD)
+        raise ChatError(
+            f"{folder}: has no chat template; give one with --chat-template FILE", FIELD
+        )
     if isinstance(template, list):
         template = _default_of(template, folder)
     if not isinstance(template, str):
-        raise ChatError(f"{folder}: is {template!r:.80}; expected a string, or a list of {{name, template}}", FIELD)
+        raise ChatError(
+            f"{folder}: is {template!r:.80}; expected a string, or a list of {{name, template}}",
+            FIELD,
+        )
     return _bounded(template, folder)
 
 
 def _default_of(templates: list[Any], folder: Path) -> Any:
-    named = {entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, dict)}
+    named = {
+        entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, dict)
+    }
     if "default" not in named:
         raise ChatError(
             f"{folder}: none of the chat templates {sorted(map(str, named))} is called 'default'; "
@@ -72,7 +82,9 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise ChatError(f"{path}: {error.strerror}", FIELD) from None
     except UnicodeDecodeError as error:
-        raise ChatError(f"{path}: is not UTF-8 text (byte {error.start}: {error.reason})", FIELD) from None
+        raise ChatError(
+            f"{path}: is not UTF-8 text (byte {error.start}: {error.reason})", FIELD
+        ) from None
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -82,20 +94,33 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ChatError(f"{path}: not readable as JSON ({error}); copy the file again", FIELD) from None
+        raise ChatError(
+            f"{path}: not readable as JSON ({error}); copy the file again", FIELD
+        ) from None
     if not isinstance(content, dict):
-        raise ChatError(f"{path}: holds {type(content).__name__} where an object is expected", FIELD)
+        raise ChatError(
+            f"{path}: holds {type(content).__name__} where an object is expected", FIELD
+        )
     return content
 
 
 def _default_tokens(tokenizer: Tokenizer) -> dict[str, str]:
     """What the tokenizer's own file says, where the folder names no tokens."""
     ids = {"bos_token": tokenizer.bos_id, "eos_token": next(iter(tokenizer.eos_ids), None)}
-    return {name: tokenizer.token_text(token_id) for name, token_id in ids.items() if token_id is not None}
+    return {
+        name: tokenizer.token_text(token_id)
+        for name, token_id in ids.items()
+        if token_id is not None
+    }
 
 
 def _named_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """Every field that names a token: bos_token, eos_token, pad_token, ..., as a string or as {"content": string}."""
+    """Every field that names a token: bos_token, eos_token, pad_token, ..., as a string or as
+    {"content": string}.
+    """
     values = {name: value for name, value in settings.items() if name.endswith("_token")}
-    names = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
+    names = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in values.items()
+    }
     return {name: value for name, value in names.items() if isinstance(value, str)}

@@ -1,11 +1,13 @@
 """The process that renders chat templates: requests in, answers out, a line of JSON each.
 
-Templates come with checkpoints, from anybody. This process has Jinja's immutable sandbox, bounds on memory and
-processor time, and nothing to lose: whoever started it kills it when an answer takes too long. It is run by its path
-and imports nothing of jaxserve, so that it starts in a tenth of a second.
+Templates come with checkpoints, from anybody. This process has Jinja's immutable sandbox, bounds on
+memory and processor time, and nothing to lose: whoever started it kills it when an answer takes too
+long. It is run by its path and imports nothing of jaxserve, so that it starts in a tenth of a
+second.
 
-The environment is the one that published templates are written for, that of transformers: blocks trimmed, loop
-controls, `raise_exception`, `strftime_now`, `tojson` that escapes no HTML, `{% generation %}` blocks.
+The environment is the one that published templates are written for, that of transformers: blocks
+trimmed, loop controls, `raise_exception`, `strftime_now`, `tojson` that escapes no HTML, `{%
+generation %}` blocks.
 """
 
 import json
@@ -36,13 +38,17 @@ class Refusal(TemplateError):
 
 
 class Generation(Extension):
-    """{% generation %} ... {% endgeneration %} marks an answer for training; here it is what stands inside."""
+    """{% generation %} ... {% endgeneration %} marks an answer for training; here it is what stands
+    inside.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        return nodes.Scope(
+            parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line
+        )
 
 
 def environment(mark: str) -> ImmutableSandboxedEnvironment:
@@ -64,10 +70,18 @@ def _json_filter(mark: str) -> Callable[..., str]:
     foreign = re.compile(f"[^\0-\x7f{mark}]")
 
     def tojson(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
     ) -> str:
-        text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-        return foreign.sub(lambda letter: json.dumps(letter[0])[1:-1], text) if ensure_ascii else text
+        text = json.dumps(
+            value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        return (
+            foreign.sub(lambda letter: json.dumps(letter[0])[1:-1], text) if ensure_ascii else text
+        )
 
     return tojson
 
@@ -78,7 +92,9 @@ class Renderer:
     def __init__(self, seconds: float, max_bytes: int, mark: str) -> None:
         self._seconds, self._max_bytes = seconds, max_bytes
         self._environment = environment(mark)
-        self._compiled: Callable[[str], Template] = lru_cache(CACHED_TEMPLATES)(self._environment.from_string)
+        self._compiled: Callable[[str], Template] = lru_cache(CACHED_TEMPLATES)(
+            self._environment.from_string
+        )
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         _allow_processor_time(self._seconds)
@@ -102,18 +118,25 @@ class Renderer:
         return text
 
     def strings(self, template: str) -> dict[str, Any]:
-        """words: strings and names in the template's code; sought: those that it compares, or gives to a method.
+        """words: strings and names in the template's code; sought: those that it compares, or gives
+        to a method.
 
-        takes_tools: it has a use for the variable. joins_arguments: it adds those of a call to a text.
+        takes_tools: it has a use for the variable. joins_arguments: it adds those of a call to a
+        text.
         """
         tree = self._environment.parse(template)
-        seeking = [*tree.find_all(nodes.Compare), *(call for call in tree.find_all(nodes.Call) if _is_method(call))]
+        seeking = [
+            *tree.find_all(nodes.Compare),
+            *(call for call in tree.find_all(nodes.Call) if _is_method(call)),
+        ]
         attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
         return {
             "words": sorted(attributes.union(_constants(tree))),
             "sought": sorted({text for node in seeking for text in _constants(node)}),
             "takes_tools": any(name.name == "tools" for name in tree.find_all(nodes.Name)),
-            "joins_arguments": any(_joins(node, "arguments") for node in tree.find_all((nodes.Add, nodes.Concat))),
+            "joins_arguments": any(
+                _joins(node, "arguments") for node in tree.find_all((nodes.Add, nodes.Concat))
+            ),
         }
 
 
@@ -126,13 +149,19 @@ def _joins(node: nodes.Node, name: str) -> bool:
     parts = node.iter_child_nodes()
     return any(
         (isinstance(part, nodes.Getattr) and part.attr == name)
-        or (isinstance(part, nodes.Getitem) and isinstance(part.arg, nodes.Const) and part.arg.value == name)
+        or (
+            isinstance(part, nodes.Getitem)
+            and isinstance(part.arg, nodes.Const)
+            and part.arg.value == name
+        )
         for part in parts
     )
 
 
 def _constants(node: nodes.Node) -> Iterator[str]:
-    return (constant.value for constant in node.find_all(nodes.Const) if isinstance(constant.value, str))
+    return (
+        constant.value for constant in node.find_all(nodes.Const) if isinstance(constant.value, str)
+    )
 
 
 def explain(error: Exception) -> str:
@@ -152,14 +181,18 @@ def explain(error: Exception) -> str:
 
 
 def _allow_processor_time(seconds: float) -> None:
-    """From now on, a second more than the one who waits allows: the kernel's word, should nobody be there to kill."""
+    """From now on, a second more than the one who waits allows: the kernel's word, should nobody be
+    there to kill.
+    """
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def main(seconds: str, max_bytes: str, memory: str, mark: str) -> None:
-    """seconds: of processor time for an answer; max_bytes: of a rendered text; memory: address space in bytes."""
+    """seconds: of processor time for an answer; max_bytes: of a rendered text; memory: address
+    space in bytes.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     renderer = Renderer(float(seconds), int(max_bytes), mark)

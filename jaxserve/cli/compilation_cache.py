@@ -22,7 +22,10 @@ def use_compilation_cache(chosen: Path | None) -> None:
     except OSError as error:
         if chosen:
             raise ConfigError(f"--compilation-cache {chosen}: {error.strerror}") from None
-        print(f"compiled steps are not kept: {folder or '~'}: {error.strerror} (--compilation-cache)", file=sys.stderr)
+        print(
+            f"compiled steps are not kept: {folder or '~'}: {error.strerror} (--compilation-cache)",
+            file=sys.stderr,
+        )
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -15,7 +15,9 @@ def complain(error: object) -> int:
 
 
 def exit_code(work: Callable[[], int], expected: tuple[type[Exception], ...]) -> int:
-    """Of the work: its own; 2 for an expected error, 130 after Ctrl-C, 141 when nobody reads standard output."""
+    """Of the work: its own; 2 for an expected error, 130 after Ctrl-C, 141 when nobody reads
+    standard output.
+    """
     try:
         return work()
     except expected as error:
@@ -23,5 +25,7 @@ def exit_code(work: Callable[[], int], expected: tuple[type[Exception], ...]) ->
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's own last flush succeeds
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # so that Python's own last flush succeeds
         return PIPE_CLOSED

@@ -14,7 +14,11 @@ def read_turns(args: argparse.Namespace) -> Iterable[str]:
     """The turns of a conversation; those of standard input as they come."""
     if args.prompt or args.prompts_file:
         return read_prompts(args)
-    return typed_turns("" if args.json else "> ") if is_typed(args) else lines_of(_standard_input().buffer)
+    return (
+        typed_turns("" if args.json else "> ")
+        if is_typed(args)
+        else lines_of(_standard_input().buffer)
+    )
 
 
 def is_typed(args: argparse.Namespace) -> bool:
@@ -29,7 +33,9 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
         text = _decode(_read_file(args.prompts_file), "--prompts-file", name).removeprefix("\ufeff")
         prompts += filter(None, text.replace("\r\n", "\n").split("\n"))
         if not prompts:
-            raise RequestError("--prompts-file", f"{name} has no prompts (one per line; empty lines are skipped)")
+            raise RequestError(
+                "--prompts-file", f"{name} has no prompts (one per line; empty lines are skipped)"
+            )
     return prompts or [_read_standard_input()]
 
 
@@ -43,12 +49,16 @@ def _read_file(path: Path) -> bytes:
 def _read_standard_input() -> str:
     if _standard_input().isatty():
         print("reading the prompt from standard input (end with Ctrl-D)", file=sys.stderr)
-    return _decode(_standard_input().buffer.read(), "standard input", "the prompt").removesuffix("\n")
+    return _decode(_standard_input().buffer.read(), "standard input", "the prompt").removesuffix(
+        "\n"
+    )
 
 
 def _standard_input() -> TextIO:
     if sys.stdin is None or sys.stdin.closed:
-        raise RequestError("--prompt", "is missing, and there is no standard input to read one from")
+        raise RequestError(
+            "--prompt", "is missing, and there is no standard input to read one from"
+        )
     return sys.stdin
 
 
@@ -56,4 +66,6 @@ def _decode(text: bytes, field: str, what: str) -> str:
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestError(field, f"{what} is not UTF-8 text (byte {error.start}: {error.reason})") from None
+        raise RequestError(
+            field, f"{what} is not UTF-8 text (byte {error.start}: {error.reason})"
+        ) from None

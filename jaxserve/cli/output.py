@@ -13,9 +13,13 @@ from jaxserve.tokenizer import Tokenizer
 
 
 def prepare_output(as_json: bool) -> None:
-    """JSON is UTF-8 whatever the terminal speaks; of text, a letter that the terminal lacks becomes a question mark."""
+    """JSON is UTF-8 whatever the terminal speaks; of text, a letter that the terminal lacks becomes
+    a question mark.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8" if as_json else None, errors="strict" if as_json else "replace")
+        sys.stdout.reconfigure(
+            encoding="utf-8" if as_json else None, errors="strict" if as_json else "replace"
+        )
 
 
 class Bar:
@@ -29,7 +33,9 @@ class Bar:
             TimeElapsedColumn(),
             TextColumn("{task.description}"),
         )
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._progress = Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        )
         self._task = None
 
     def __enter__(self) -> "Bar":
@@ -78,16 +84,25 @@ class TextPrinter:
 
 
 def summary(done: list[Completion], seconds: float, padding: float) -> str:
-    """One line: tokens, rates, what came from the cache, and the share of computed tokens that were padding.
+    """One line: tokens, rates, what came from the cache, and the share of computed tokens that were
+    padding.
 
-    TTFT and time per token are medians over the completions that have one: a first token, a second token.
+    TTFT and time per token are medians over the completions that have one: a first token, a second
+    token.
     """
     prompts = {id(c.prompt_token_ids): c for c in done}.values()
-    tokens_in, tokens_out = sum(len(c.prompt_token_ids) for c in prompts), sum(len(c.token_ids) for c in done)
+    tokens_in, tokens_out = (
+        sum(len(c.prompt_token_ids) for c in prompts),
+        sum(len(c.token_ids) for c in done),
+    )
     ttft = _median([c.timings.ttft * 1e3 for c in done if c.token_ids], "TTFT {:.1f} ms")
-    tpot = _median([c.timings.tpot * 1e3 for c in done if len(c.token_ids) > 1], "{:.2f} ms per token")
+    tpot = _median(
+        [c.timings.tpot * 1e3 for c in done if len(c.token_ids) > 1], "{:.2f} ms per token"
+    )
     cached = sum(c.timings.cached_tokens for c in done)
-    drafted, accepted = (sum(getattr(c.timings, f"{name}_tokens") for c in done) for name in ("drafted", "accepted"))
+    drafted, accepted = (
+        sum(getattr(c.timings, f"{name}_tokens") for c in done) for name in ("drafted", "accepted")
+    )
     drafts = f" | {accepted} of {drafted} drafts right" if drafted else ""
     return (
         f"{tokens_in} tokens in, {tokens_out} out | {ttft}{tpot}"

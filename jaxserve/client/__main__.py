@@ -19,9 +19,11 @@ from jaxserve.request import SamplingParams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0, or 2 when there is no answer, or not all of it (one line on standard error says why).
+    """Exit code: 0, or 2 when there is no answer, or not all of it (one line on standard error says
+    why).
 
-    130 after Ctrl-C, 141 when whoever reads standard output went away: what a shell reports for those signals.
+    130 after Ctrl-C, 141 when whoever reads standard output went away: what a shell reports for
+    those signals.
     """
     args = parser().parse_args(arguments)
     prepare_output(args.json)

@@ -14,7 +14,16 @@ from jaxserve.client.channel import TLS
 from jaxserve.client.connection import ADDRESS, RETRIES, Connection
 from jaxserve.client.errors import CallError
 from jaxserve.client.requests import Ask, ChatOptions, Messages, Options, Prompt
-from jaxserve.client.results import Embedded, Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
+from jaxserve.client.results import (
+    Embedded,
+    Event,
+    Loads,
+    ModelInfo,
+    Result,
+    Score,
+    ServerInfo,
+    Tokenized,
+)
 from jaxserve.client.retrying import Readiness
 from jaxserve.request import SamplingParams
 
@@ -22,8 +31,8 @@ from jaxserve.request import SamplingParams
 class AsyncStream:
     """Events of one answer: PromptInfo, then Delta and PromptLogprobs, Finish last.
 
-    Iterate once, in an `async with` or not: leaving early, by close, break, an exception or cancellation, cancels the
-    call, and the server frees what it held.
+    Iterate once, in an `async with` or not: leaving early, by close, break, an exception or
+    cancellation, cancels the call, and the server frees what it held.
     """
 
     _call: Any = None  # until there is one
@@ -66,7 +75,9 @@ class AsyncStream:
         self._call.cancel()
 
     def __del__(self) -> None:
-        if self._call is not None:  # grpc.aio keeps it alive until it is done, whether anybody reads it or not
+        if (
+            self._call is not None
+        ):  # grpc.aio keeps it alive until it is done, whether anybody reads it or not
             self._call.cancel()
 
     async def __aenter__(self) -> Self:
@@ -77,7 +88,8 @@ class AsyncStream:
 
 
 class AsyncClient:
-    """Client for an event loop, of which it is to be made: the same methods, arguments and errors."""
+    """Client for an event loop, of which it is to be made: the same methods, arguments and
+    errors."""
 
     def __init__(
         self,
@@ -98,21 +110,33 @@ class AsyncClient:
         """All choices of a prompt, when they are done."""
         return await self._ask(asking.generate(prompt, params, options), options.get("timeout"))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> AsyncStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
+    ) -> AsyncStream:
         """The same while it grows. The request is sent now, not with the first event."""
-        return AsyncStream(self._connection, asking.stream(prompt, params, options), options.get("timeout"))
+        return AsyncStream(
+            self._connection, asking.stream(prompt, params, options), options.get("timeout")
+        )
 
     async def chat(
-        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
     ) -> Result:
         """The answer to a conversation, which the checkpoint's chat template makes a prompt of."""
         return await self._ask(asking.chat(messages, params, options), options.get("timeout"))
 
     def chat_stream(
-        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
     ) -> AsyncStream:
         """The same while it grows."""
-        return AsyncStream(self._connection, asking.chat_stream(messages, params, options), options.get("timeout"))
+        return AsyncStream(
+            self._connection, asking.chat_stream(messages, params, options), options.get("timeout")
+        )
 
     async def score(
         self,
@@ -148,7 +172,9 @@ class AsyncClient:
 
     # ---- for operators
 
-    async def abort(self, request_ids: Sequence[str], *, timeout: float | None = None) -> tuple[str, ...]:
+    async def abort(
+        self, request_ids: Sequence[str], *, timeout: float | None = None
+    ) -> tuple[str, ...]:
         """End requests; those of them that were in flight."""
         return await self._ask(asking.abort(request_ids), timeout)
 
@@ -172,7 +198,8 @@ class AsyncClient:
     # ---- the connection
 
     async def wait_ready(self, timeout: float) -> None:
-        """Until the server takes requests; CallError with DEADLINE_EXCEEDED after so many seconds."""
+        """Until the server takes requests; CallError with DEADLINE_EXCEEDED after so many
+        seconds."""
         readiness = Readiness(self._connection.address, timeout)
         pause: float | None = 0.0
         while pause is not None:
@@ -190,7 +217,10 @@ class AsyncClient:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -204,7 +234,9 @@ class AsyncClient:
 
 
 async def _answered[T](call: Awaitable[T]) -> T:
-    """Its answer. Where the call was cancelled, and not the task that waits for it, that is CallError."""
+    """Its answer. Where the call was cancelled, and not the task that waits for it, that is
+    CallError.
+    """
     try:
         return await call
     except asyncio.CancelledError:

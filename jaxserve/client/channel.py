@@ -12,9 +12,10 @@ MEBI = 2**20
 OPTIONS = (
     ("grpc.max_receive_message_length", 64 * MEBI),  # of an answer with many log-probabilities
     ("grpc.max_send_message_length", -1),  # the server has a limit, and says so
-    # While a long prompt is computed nothing is sent: pings keep the way through routers open, however long it takes,
-    # and notice when it is closed. gRPC would stop after two of them, and would wait a minute for one that it sent to
-    # measure the bandwidth, and keep the others back so long.
+    # While a long prompt is computed nothing is sent: pings keep the way through routers open,
+    # however long it takes, and notice when it is closed. gRPC would stop after two of them, and
+    # would wait a minute for one that it sent to measure the bandwidth, and keep the others back so
+    # long.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
@@ -41,8 +42,12 @@ class TLS:
     def credentials(self) -> grpc.ChannelCredentials:
         """ConfigError for a file that cannot be read, and for a certificate without its key."""
         if (self.certificate is None) != (self.key is None):
-            raise ConfigError("a TLS certificate goes with its key, and a key with its certificate (give both)")
-        return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.certificate))
+            raise ConfigError(
+                "a TLS certificate goes with its key, and a key with its certificate (give both)"
+            )
+        return grpc.ssl_channel_credentials(
+            _read(self.ca), _read(self.key), _read(self.certificate)
+        )
 
 
 def _read(path: str | Path | None) -> bytes | None:

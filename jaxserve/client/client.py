@@ -12,7 +12,16 @@ from jaxserve.client import requests as asking
 from jaxserve.client.channel import TLS
 from jaxserve.client.connection import ADDRESS, RETRIES, Connection
 from jaxserve.client.requests import Ask, ChatOptions, Messages, Options, Prompt
-from jaxserve.client.results import Embedded, Event, Loads, ModelInfo, Result, Score, ServerInfo, Tokenized
+from jaxserve.client.results import (
+    Embedded,
+    Event,
+    Loads,
+    ModelInfo,
+    Result,
+    Score,
+    ServerInfo,
+    Tokenized,
+)
 from jaxserve.client.retrying import Readiness
 from jaxserve.request import SamplingParams
 
@@ -20,8 +29,9 @@ from jaxserve.request import SamplingParams
 class Stream:
     """Events of one answer: PromptInfo, then Delta and PromptLogprobs, Finish last.
 
-    Iterate once, in a `with` or not: leaving early, by close, break or an exception, cancels the call, and the server
-    frees what it held. close may be called from another thread; a waiting reader then sees the stream end.
+    Iterate once, in a `with` or not: leaving early, by close, break or an exception, cancels the
+    call, and the server frees what it held. close may be called from another thread; a waiting
+    reader then sees the stream end.
     """
 
     def __init__(self, connection: Connection, ask: Ask[Event], timeout: float | None):
@@ -63,12 +73,14 @@ class Stream:
 class Client:
     """Of a server of jaxserve.v1, over one connection; any number of threads may use it.
 
-    token: sent with every call. tls: None sends everything in the clear. timeout: seconds that a call may take with
-    all its retries, unless the call says otherwise; None: any. retries: how often a call is made again that was refused
-    before anything came of it, with UNAVAILABLE, or with RESOURCE_EXHAUSTED and a time to come back.
+    token: sent with every call. tls: None sends everything in the clear. timeout: seconds that a
+    call may take with all its retries, unless the call says otherwise; None: any. retries: how
+    often a call is made again that was refused before anything came of it, with UNAVAILABLE, or
+    with RESOURCE_EXHAUSTED and a time to come back.
 
-    A request that is wrong by itself is RequestError before it is sent. What the server refuses is the error of
-    jaxserve.errors that it refused with; CallError is what failed without its word. `code` is gRPC's in both.
+    A request that is wrong by itself is RequestError before it is sent. What the server refuses is
+    the error of jaxserve.errors that it refused with; CallError is what failed without its word.
+    `code` is gRPC's in both.
     """
 
     def __init__(
@@ -84,23 +96,39 @@ class Client:
 
     # ---- text
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> Result:
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
+    ) -> Result:
         """All choices of a prompt, when they are done."""
         return self._ask(asking.generate(prompt, params, options), options.get("timeout"))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> Stream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
+    ) -> Stream:
         """The same while it grows. The request is sent now, not with the first event."""
-        return Stream(self._connection, asking.stream(prompt, params, options), options.get("timeout"))
+        return Stream(
+            self._connection, asking.stream(prompt, params, options), options.get("timeout")
+        )
 
-    def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]) -> Result:
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Result:
         """The answer to a conversation, which the checkpoint's chat template makes a prompt of."""
         return self._ask(asking.chat(messages, params, options), options.get("timeout"))
 
     def chat_stream(
-        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        **options: Unpack[ChatOptions],
     ) -> Stream:
         """The same while it grows."""
-        return Stream(self._connection, asking.chat_stream(messages, params, options), options.get("timeout"))
+        return Stream(
+            self._connection, asking.chat_stream(messages, params, options), options.get("timeout")
+        )
 
     def score(
         self,
@@ -160,7 +188,8 @@ class Client:
     # ---- the connection
 
     def wait_ready(self, timeout: float) -> None:
-        """Until the server takes requests; CallError with DEADLINE_EXCEEDED after so many seconds."""
+        """Until the server takes requests; CallError with DEADLINE_EXCEEDED after so many
+        seconds."""
         readiness = Readiness(self._connection.address, timeout)
         pause: float | None = 0.0
         while pause is not None:
@@ -178,7 +207,10 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

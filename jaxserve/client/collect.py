@@ -20,7 +20,9 @@ from jaxserve.client.results import (
 
 
 def join(events: Iterable[Event]) -> Result:
-    """What generate or chat would have returned. ValueError when the stream was left before its end."""
+    """What generate or chat would have returned. ValueError when the stream was left before its
+    end.
+    """
     info: PromptInfo | None = None
     finish: Finish | None = None
     deltas: dict[int, list[Delta]] = defaultdict(list)
@@ -38,7 +40,12 @@ def join(events: Iterable[Event]) -> Result:
     if info is None or finish is None:
         raise ValueError("the stream was not read from its first event to its last")
     choices = tuple(_choice(ending, deltas[ending.index]) for ending in finish.choices)
-    return Result(request_id=info.request_id, choices=choices, usage=finish.usage, prompt_logprobs=tuple(scores))
+    return Result(
+        request_id=info.request_id,
+        choices=choices,
+        usage=finish.usage,
+        prompt_logprobs=tuple(scores),
+    )
 
 
 def _choice(ending: ChoiceFinish, deltas: Sequence[Delta]) -> Choice:
@@ -57,6 +64,10 @@ def _calls(news: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
     for piece in news:
         calls[piece.index].append(piece)
     return tuple(
-        ToolCall(id=first.id, name=first.name, arguments="".join(piece.arguments for piece in (first, *rest)))
+        ToolCall(
+            id=first.id,
+            name=first.name,
+            arguments="".join(piece.arguments for piece in (first, *rest)),
+        )
         for first, *rest in calls.values()
     )

@@ -26,7 +26,13 @@ class Connection:
     """A channel of `library` (grpc or grpc.aio), and how calls are made over it."""
 
     def __init__(
-        self, library: ModuleType, address: str, token: str | None, tls: TLS | None, timeout: float | None, retries: int
+        self,
+        library: ModuleType,
+        address: str,
+        token: str | None,
+        tls: TLS | None,
+        timeout: float | None,
+        retries: int,
     ):
         if retries < 0:
             raise ConfigError(f"retries is {retries}; it must be 0 (none) or more")
@@ -43,11 +49,15 @@ class Connection:
         self.health = HealthStub(self.channel)
 
     def attempts(self, ask: Ask[Any], timeout: float | None) -> Attempts:
-        """timeout: of the call, in seconds; None is the client's, infinity none. RequestError for one without time."""
+        """timeout: of the call, in seconds; None is the client's, infinity none. RequestError for
+        one without time.
+        """
         seconds = self._timeout if timeout is None else timeout
         if seconds is not None and not seconds > 0:
             raise RequestError("timeout", f"is {seconds}; it must be more than 0 seconds")
-        return Attempts(self._retries if ask.repeatable else 0, None if seconds == math.inf else seconds)
+        return Attempts(
+            self._retries if ask.repeatable else 0, None if seconds == math.inf else seconds
+        )
 
     def call(self, ask: Ask[Any], attempts: Attempts) -> Any:
         """What the library gives: an answer, something to await, or a stream."""

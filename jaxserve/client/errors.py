@@ -17,7 +17,8 @@ DOMAIN = "jaxserve"
 
 
 class CallError(JaxserveError):
-    """A call failed without a word of jaxserve: no connection, a passed deadline, a cancellation, somebody's proxy.
+    """A call failed without a word of jaxserve: no connection, a passed deadline, a cancellation,
+    somebody's proxy.
 
     code: gRPC's, such as "UNAVAILABLE". details: its text.
     """
@@ -77,7 +78,9 @@ def _parts(failure: grpc.RpcError) -> dict[type[Message], Any]:
     """The details of the status that are understood here, by their kind."""
     found: dict[type[Message], Any] = {}
     try:
-        for part in Status.FromString(trailers_of(failure).get("grpc-status-details-bin", b"")).details:
+        for part in Status.FromString(
+            trailers_of(failure).get("grpc-status-details-bin", b"")
+        ).details:
             for message in (details.ErrorInfo(), details.BadRequest(), details.RetryInfo()):
                 if part.Unpack(message):
                     found[type(message)] = message

@@ -24,24 +24,38 @@ def parser() -> argparse.ArgumentParser:
         metavar="PROMPT",
         help="- or none: standard input, without its last newline",
     )
-    p.add_argument("--chat", action="store_true", help="the prompt is a user's message, for the chat template")
+    p.add_argument(
+        "--chat", action="store_true", help="the prompt is a user's message, for the chat template"
+    )
     p.add_argument("--system", metavar="TEXT", help="the system's message (with --chat)")
-    p.add_argument("--json", action="store_true", help="one JSON object, nothing else on standard output")
-    p.add_argument("--stats", action="store_true", help="latencies as the client sees them, on standard error")
+    p.add_argument(
+        "--json", action="store_true", help="one JSON object, nothing else on standard output"
+    )
+    p.add_argument(
+        "--stats", action="store_true", help="latencies as the client sees them, on standard error"
+    )
     _server_flags(p.add_argument_group("server"))
     sampling_flags(p.add_argument_group("sampling"))
     return p
 
 
 def _server_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--address", default=ADDRESS, metavar="HOST:PORT", help=f"default: {ADDRESS}")
+    group.add_argument(
+        "--address", default=ADDRESS, metavar="HOST:PORT", help=f"default: {ADDRESS}"
+    )
     credential_flags(group)
-    group.add_argument("--timeout", type=float, metavar="SECONDS", help="for all of it (default: any)")
+    group.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="for all of it (default: any)"
+    )
 
 
 def credential_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--token-file", type=Path, metavar="FILE", help="has the token that the server asks for")
-    group.add_argument("--tls-ca", type=Path, metavar="FILE", help="certificates that vouch for the server")
+    group.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="has the token that the server asks for"
+    )
+    group.add_argument(
+        "--tls-ca", type=Path, metavar="FILE", help="certificates that vouch for the server"
+    )
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate of the client")
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
 
@@ -74,4 +88,6 @@ def check_flags(args: argparse.Namespace, params: SamplingParams) -> None:
     if args.system is not None and not args.chat:
         raise RequestError("--system", "is for a conversation (add --chat)")
     if params.n > 1 and not args.json:
-        raise RequestError("--n", f"is {params.n}, and only one text can be shown as it comes (add --json)")
+        raise RequestError(
+            "--n", f"is {params.n}, and only one text can be shown as it comes (add --json)"
+        )

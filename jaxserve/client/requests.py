@@ -1,5 +1,7 @@
-"""What can be asked: for each method the call's name, its message, made and checked before anything is sent, and how
-its answer is read. Both clients say these things; they differ only in how they wait."""
+"""What can be asked: for each method the call's name, its message, made and checked before anything
+is sent, and how its answer is read. Both clients say these things; they differ only in how they
+wait.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +29,9 @@ from jaxserve.structure import Structure
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 
 Prompt = str | Sequence[int]  # text, or token ids
-Messages = Sequence[Mapping[str, Any]]  # each with role and content, or tool_calls; tool_call_id, reasoning_content
+Messages = Sequence[
+    Mapping[str, Any]
+]  # each with role and content, or tool_calls; tool_call_id, reasoning_content
 MESSAGE = frozenset({"role", "content", "tool_calls", "tool_call_id", "reasoning_content"})
 TOOL = frozenset({"name", "description", "parameters", "strict"})
 TOOL_CHOICES = {
@@ -42,8 +46,9 @@ DEFAULTS = SamplingParams()
 
 
 class Options(TypedDict, total=False):
-    """Of a request: seconds it may take, its id, priority and cache salt; single fields of SamplingParams, which
-    come before those of `params`."""
+    """Of a request: seconds it may take, its id, priority and cache salt; single fields of
+    SamplingParams, which come before those of `params`.
+    """
 
     timeout: float | None
     request_id: str
@@ -73,9 +78,11 @@ class Options(TypedDict, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """tools: functions that the answer may call: each with name, description and parameters, a JSON schema as plain
-    values; the last two may be left out. tool_choice: "auto", "none" or "required". tool_name: the one that has to be
-    called. parallel_tool_calls: any number of calls; otherwise the first one is kept."""
+    """tools: functions that the answer may call: each with name, description and parameters, a JSON
+    schema as plain values; the last two may be left out. tool_choice: "auto", "none" or "required".
+    tool_name: the one that has to be called. parallel_tool_calls: any number of calls; otherwise
+    the first one is kept.
+    """
 
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str
@@ -85,7 +92,8 @@ class ChatOptions(Options, total=False):
 
 @dataclass(frozen=True)
 class Ask[T]:
-    """method: service and name. read: makes the result of an answer; of a stream, the event of each message.
+    """method: service and name. read: makes the result of an answer; of a stream, the event of each
+    message.
 
     repeatable: whether it may be asked again when nobody knows what became of it.
     """
@@ -107,25 +115,40 @@ def stream(prompt: Prompt, params: SamplingParams | None, options: Options) -> A
 
 
 def chat(messages: Messages, params: SamplingParams | None, options: ChatOptions) -> Ask[Result]:
-    message = _request(inference_pb2.ChatRequest, _conversation(messages, options), params, _others(options))
+    message = _request(
+        inference_pb2.ChatRequest, _conversation(messages, options), params, _others(options)
+    )
     return Ask("inference.Chat", message, result_of)
 
 
-def chat_stream(messages: Messages, params: SamplingParams | None, options: ChatOptions) -> Ask[Event]:
-    message = _request(inference_pb2.ChatStreamRequest, _conversation(messages, options), params, _others(options))
+def chat_stream(
+    messages: Messages, params: SamplingParams | None, options: ChatOptions
+) -> Ask[Event]:
+    message = _request(
+        inference_pb2.ChatStreamRequest, _conversation(messages, options), params, _others(options)
+    )
     return Ask("inference.ChatStream", message, event_of)
 
 
 def score(prompt: Prompt, top_logprobs: int, request_id: str, priority: int) -> Ask[Score]:
     given = {"top_logprobs": top_logprobs, "request_id": request_id, "priority": priority}
-    return Ask("inference.Score", _built(inference_pb2.ScoreRequest, _prompt(prompt) | given), score_of)
+    return Ask(
+        "inference.Score", _built(inference_pb2.ScoreRequest, _prompt(prompt) | given), score_of
+    )
 
 
-def embed(inputs: Sequence[Prompt], request_id: str, priority: int, cache_salt: str) -> Ask[Embedded]:
+def embed(
+    inputs: Sequence[Prompt], request_id: str, priority: int, cache_salt: str
+) -> Ask[Embedded]:
     if isinstance(inputs, str):
         raise RequestError("inputs", f"is {inputs!r:.80}; give a list of texts")
     entries = [_embed_input(text, f"inputs[{i}]") for i, text in enumerate(inputs)]
-    given = {"inputs": entries, "request_id": request_id, "priority": priority, "cache_salt": cache_salt}
+    given = {
+        "inputs": entries,
+        "request_id": request_id,
+        "priority": priority,
+        "cache_salt": cache_salt,
+    }
     return Ask("inference.Embed", _built(inference_pb2.EmbedRequest, given), embedded_of)
 
 
@@ -134,7 +157,11 @@ def tokenize(text: str | Messages) -> Ask[Tokenized]:
         given: dict[str, Any] = {"text": text}
     else:
         given = {"conversation": inference_pb2.Conversation(messages=_messages(text))}
-    return Ask("inference.Tokenize", _built(inference_pb2.TokenizeRequest, given), partial(plain, Tokenized))
+    return Ask(
+        "inference.Tokenize",
+        _built(inference_pb2.TokenizeRequest, given),
+        partial(plain, Tokenized),
+    )
 
 
 def detokenize(token_ids: Sequence[int]) -> Ask[str]:
@@ -167,16 +194,22 @@ def flush_cache() -> Ask[None]:
 
 def drain() -> Ask[int]:
     """The second time might reach the server that has taken the first one's place."""
-    return Ask("admin.Drain", admin_pb2.DrainRequest(), lambda answer: answer.requests, repeatable=False)
+    return Ask(
+        "admin.Drain", admin_pb2.DrainRequest(), lambda answer: answer.requests, repeatable=False
+    )
 
 
 # ---- messages
 
 
-def _request[M: Message](kind: type[M], prompt: dict[str, Any], params: SamplingParams | None, options: Options) -> M:
+def _request[M: Message](
+    kind: type[M], prompt: dict[str, Any], params: SamplingParams | None, options: Options
+) -> M:
     """Of one of the four requests that generate."""
     header = {name: value for name, value in options.items() if name in HEADER}
-    given: dict[str, Any] = {name: value for name, value in options.items() if name not in (*HEADER, "timeout")}
+    given: dict[str, Any] = {
+        name: value for name, value in options.items() if name not in (*HEADER, "timeout")
+    }
     sampling = _sampling(replace(params or DEFAULTS, **given))
     return _built(kind, {**prompt, "sampling": sampling, **header})
 
@@ -225,7 +258,10 @@ def _conversation(messages: Messages, options: ChatOptions) -> dict[str, Any]:
         given["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given["tools"])]
     if "tool_choice" in given:
         if given["tool_choice"] not in TOOL_CHOICES:
-            raise RequestError("tool_choice", f"is {given['tool_choice']!r:.80}; give one of {', '.join(TOOL_CHOICES)}")
+            raise RequestError(
+                "tool_choice",
+                f"is {given['tool_choice']!r:.80}; give one of {', '.join(TOOL_CHOICES)}",
+            )
         given["tool_choice"] = TOOL_CHOICES[given["tool_choice"]]
     return {"messages": _messages(messages), **given}
 
@@ -236,7 +272,9 @@ def _others(options: ChatOptions) -> Options:
 
 def _tool(tool: Mapping[str, Any], path: str) -> inference_pb2.Tool:
     if not isinstance(tool, Mapping) or not {"name"} <= set(tool) <= TOOL:
-        raise RequestError(path, f"is {tool!r:.80}; give an object with name, description, parameters, strict")
+        raise RequestError(
+            path, f"is {tool!r:.80}; give an object with name, description, parameters, strict"
+        )
     given = dict(tool)
     if "parameters" in given:
         given["parameters"] = _json(given["parameters"], f"{path}.parameters")
@@ -257,12 +295,20 @@ def _messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
 
 
 def _message(message: Mapping[str, Any], path: str) -> inference_pb2.ChatMessage:
-    needed = {"role"} if isinstance(message, Mapping) and message.get("tool_calls") else {"role", "content"}
+    needed = (
+        {"role"}
+        if isinstance(message, Mapping) and message.get("tool_calls")
+        else {"role", "content"}
+    )
     if not isinstance(message, Mapping) or not needed <= set(message) <= MESSAGE:
-        raise RequestError(path, f"is {message!r:.80}; give an object with role and content, and nothing else")
+        raise RequestError(
+            path, f"is {message!r:.80}; give an object with role and content, and nothing else"
+        )
     given = dict(message)
     if "tool_calls" in given:
-        calls = [_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(given["tool_calls"])]
+        calls = [
+            _call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(given["tool_calls"])
+        ]
         given["tool_calls"] = calls
     return _built(inference_pb2.ChatMessage, given, f"{path}.")
 
@@ -274,7 +320,9 @@ def _call(call: object, path: str) -> inference_pb2.ToolCall:
 
 
 def _built[M: Message](kind: type[M], given: dict[str, Any], path: str = "") -> M:
-    """A message field by field, so that a value which cannot be sent is an error with the field's name."""
+    """A message field by field, so that a value which cannot be sent is an error with the field's
+    name.
+    """
     message = kind()
     for name, value in given.items():
         try:
@@ -282,5 +330,7 @@ def _built[M: Message](kind: type[M], given: dict[str, Any], path: str = "") -> 
                 raise TypeError("there is no default for it")
             message.MergeFrom(kind(**{name: value}))
         except (TypeError, ValueError) as error:
-            raise RequestError(f"{path}{name}", f"is {value!r:.80}, which cannot be sent ({error})") from None
+            raise RequestError(
+                f"{path}{name}", f"is {value!r:.80}, which cannot be sent ({error})"
+            ) from None
     return message

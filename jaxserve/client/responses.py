@@ -34,7 +34,9 @@ REASONS = {
 
 
 def plain[T](kind: type[T], message: Any) -> T:
-    """Of a kind whose fields have the names of the message's, and hold numbers, strings, and lists and maps of them."""
+    """Of a kind whose fields have the names of the message's, and hold numbers, strings, and lists
+    and maps of them.
+    """
     return kind(**{field.name: _value(getattr(message, field.name)) for field in fields(kind)})  # type: ignore[arg-type]
 
 
@@ -53,7 +55,9 @@ def result_of(message: inference_pb2.GenerateResponse | inference_pb2.ChatRespon
     )
 
 
-def event_of(message: inference_pb2.GenerateStreamResponse | inference_pb2.ChatStreamResponse) -> Event:
+def event_of(
+    message: inference_pb2.GenerateStreamResponse | inference_pb2.ChatStreamResponse,
+) -> Event:
     match message.WhichOneof("event"):
         case "delta":
             return _delta(message.delta)
@@ -64,7 +68,10 @@ def event_of(message: inference_pb2.GenerateStreamResponse | inference_pb2.ChatS
         case "prompt_logprobs":
             scores = message.prompt_logprobs
             return PromptLogprobs(start=scores.start, entries=_logprobs(scores.entries))
-    raise CallError("UNIMPLEMENTED", "the stream has an event that is not known here (a newer server: update jaxserve)")
+    raise CallError(
+        "UNIMPLEMENTED",
+        "the stream has an event that is not known here (a newer server: update jaxserve)",
+    )
 
 
 def score_of(message: inference_pb2.ScoreResponse) -> Score:
@@ -130,4 +137,6 @@ def _logprobs(entries: Iterable[common_pb2.TokenLogprob]) -> tuple[TokenLogprob,
 def _token_logprob(entry: common_pb2.TokenLogprob) -> TokenLogprob:
     chosen = entry.chosen
     top = tuple(plain(Logprob, other) for other in entry.top)
-    return TokenLogprob(token_id=chosen.token_id, token=chosen.token, logprob=chosen.logprob, top=top)
+    return TokenLogprob(
+        token_id=chosen.token_id, token=chosen.token, logprob=chosen.logprob, top=top
+    )

@@ -1,11 +1,15 @@
-"""What the server answers, as plain frozen values. Times are seconds, log-probabilities natural logarithms."""
+"""What the server answers, as plain frozen values. Times are seconds, log-probabilities natural
+logarithms.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprob:
-    """A token and its log-probability under the model's own distribution. token: what it spells, for people."""
+    """A token and its log-probability under the model's own distribution. token: what it spells,
+    for people.
+    """
 
     token_id: int
     token: str
@@ -47,9 +51,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceFinish:
-    """How one choice ended. finish_reason: "stop", "length", "abort", or "tool_calls" where it stopped after calls.
+    """How one choice ended. finish_reason: "stop", "length", "abort", or "tool_calls" where it
+    stopped after calls.
 
-    stopped_by: the stop string or the token id that ended it; None for neither. seed: given, or drawn by the server.
+    stopped_by: the stop string or the token id that ended it; None for neither. seed: given, or
+    drawn by the server.
     """
 
     index: int
@@ -70,7 +76,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallDelta:
-    """News of a call. index: of the call in its choice. id and name come with the first; arguments join."""
+    """News of a call. index: of the call in its choice. id and name come with the first; arguments
+    join.
+    """
 
     index: int
     id: str
@@ -80,7 +88,8 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(ChoiceFinish):
-    """One finished choice. token_ids has the token that ended it; logprobs is empty where nobody asked.
+    """One finished choice. token_ids has the token that ended it; logprobs is empty where nobody
+    asked.
 
     Of a conversation: reasoning_content, what the model thought before; tool_calls.
     """
@@ -94,7 +103,9 @@ class Choice(ChoiceFinish):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """All choices of a prompt or a conversation, by index. prompt_logprobs: from the second token on, if asked for."""
+    """All choices of a prompt or a conversation, by index. prompt_logprobs: from the second token
+    on, if asked for.
+    """
 
     request_id: str
     choices: tuple[Choice, ...]
@@ -144,7 +155,9 @@ Event = PromptInfo | PromptLogprobs | Delta | Finish
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Log-probabilities of a given text. logprobs: of its tokens from the second on; total_logprob: their sum."""
+    """Log-probabilities of a given text. logprobs: of its tokens from the second on; total_logprob:
+    their sum.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -173,8 +186,8 @@ class Tokenized:
 class ModelInfo:
     """The model that is served. max_context: the longest prompt plus output, in tokens.
 
-    embedding_dimensions: numbers of an embedding; 0: the model generates. weights: what they are kept in: dtype, or a
-    form such as int8. weight_bytes: on one device, by part and dtype.
+    embedding_dimensions: numbers of an embedding; 0: the model generates. weights: what they are
+    kept in: dtype, or a form such as int8. weight_bytes: on one device, by part and dtype.
     """
 
     name: str
@@ -192,7 +205,9 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """The server: versions by package, mesh sizes by axis, compiled buckets, limits by the name of their flag."""
+    """The server: versions by package, mesh sizes by axis, compiled buckets, limits by the name of
+    their flag.
+    """
 
     versions: dict[str, str]
     mesh: dict[str, int]
@@ -210,7 +225,9 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """What runs and waits now: choices, prompt tokens of those that wait, pages, and requests in flight."""
+    """What runs and waits now: choices, prompt tokens of those that wait, pages, and requests in
+    flight.
+    """
 
     running: int
     waiting: int

@@ -18,12 +18,14 @@ FIRST, LAST = 0.2, 5.0  # seconds of back-off, where the server says nothing
 class Attempts:
     """Of one call: how often it may be made again, and how much time is left for all of it.
 
-    Made again is what ended with UNAVAILABLE, and with RESOURCE_EXHAUSTED when the server says when to come back;
-    never what has brought a message. A wait that the deadline does not allow is not begun: the caller gets the error.
+    Made again is what ended with UNAVAILABLE, and with RESOURCE_EXHAUSTED when the server says when
+    to come back; never what has brought a message. A wait that the deadline does not allow is not
+    begun: the caller gets the error.
 
-    gRPC's own retry policy was tried, and does something else: RESOURCE_EXHAUSTED without a word of the server is
-    retried too (a request over its size limit is sent five times); a request over 256 KiB is not, unless a buffer is
-    raised; more than five attempts are five; and it sleeps into the deadline, so that the reason is lost.
+    gRPC's own retry policy was tried, and does something else: RESOURCE_EXHAUSTED without a word of
+    the server is retried too (a request over its size limit is sent five times); a request over 256
+    KiB is not, unless a buffer is raised; more than five attempts are five; and it sleeps into the
+    deadline, so that the reason is lost.
     """
 
     def __init__(self, retries: int, timeout: float | None):
@@ -58,7 +60,9 @@ class Attempts:
 
     def _next_backoff(self) -> float:
         delay, self._backoff = self._backoff, min(2 * self._backoff, LAST)
-        return delay * random.uniform(0.8, 1.2)  # clients that failed together do not come back together
+        return delay * random.uniform(
+            0.8, 1.2
+        )  # clients that failed together do not come back together
 
 
 def _seconds(pushback: str) -> float | None:
@@ -71,7 +75,11 @@ class Readiness:
     """Of a server that is asked again and again whether it serves."""
 
     INTERVAL = 0.1  # seconds between two questions
-    PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND)
+    PASSING = (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.NOT_FOUND,
+    )
 
     def __init__(self, address: str, timeout: float):
         self._address, self._timeout = address, timeout

@@ -35,8 +35,9 @@ LETTER_BYTES = 512  # of what host 0 tells the others: the secret, and where it 
 class Hosts:
     """How this process finds the others.
 
-    count, index, coordinator (HOST:PORT of host 0): all three, or none of them where the environment knows. detect:
-    ask the environment. control_port: of host 0; 0: any. join_timeout: seconds.
+    count, index, coordinator (HOST:PORT of host 0): all three, or none of them where the
+    environment knows. detect: ask the environment. control_port: of host 0; 0: any. join_timeout:
+    seconds.
     """
 
     count: int | None = None
@@ -49,24 +50,48 @@ class Hosts:
     @staticmethod
     def of(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> "Hosts":
         """ConfigError when the flags do not fit together."""
-        named = {"--hosts": args.hosts, "--host-index": args.host_index, "--coordinator": args.coordinator}
+        named = {
+            "--hosts": args.hosts,
+            "--host-index": args.host_index,
+            "--coordinator": args.coordinator,
+        }
         given = [flag for flag, value in named.items() if value is not None]
         if args.pod and given:
-            raise ConfigError(f"--pod asks the environment for what {given[0]} says (leave one of them out)")
+            raise ConfigError(
+                f"--pod asks the environment for what {given[0]} says (leave one of them out)"
+            )
         if given and len(given) < len(named):
             missing = next(flag for flag in named if flag not in given)
-            raise ConfigError(f"{missing} is missing: --hosts, --host-index and --coordinator go together")
+            raise ConfigError(
+                f"{missing} is missing: --hosts, --host-index and --coordinator go together"
+            )
         if given and args.hosts < 1:
             raise ConfigError(f"--hosts {args.hosts}: it must be at least 1")
         if given and not 0 <= args.host_index < args.hosts:
-            raise ConfigError(f"--host-index {args.host_index}: with --hosts {args.hosts} it is 0 to {args.hosts - 1}")
+            raise ConfigError(
+                f"--host-index {args.host_index}: with --hosts {args.hosts} it is 0 to "
+                f"{args.hosts - 1}"
+            )
         if given and not _is_address(args.coordinator):
-            raise ConfigError(f"--coordinator {args.coordinator}: it must be HOST:PORT of host 0, the port 1 to 65535")
+            raise ConfigError(
+                f"--coordinator {args.coordinator}: it must be HOST:PORT of host 0, the port 1 "
+                f"to 65535"
+            )
         if not 0 <= args.control_port < 2**16:
             raise ConfigError(f"--control-port {args.control_port}: it must be 0 to 65535")
         if not 0 < args.join_timeout <= DAY:
-            raise ConfigError(f"--join-timeout {args.join_timeout:g}: it must be above 0 and at most {DAY} seconds")
-        found = Hosts(args.hosts, args.host_index, args.coordinator, args.pod, args.control_port, args.join_timeout)
+            raise ConfigError(
+                f"--join-timeout {args.join_timeout:g}: it must be above 0 and at most {DAY} "
+                f"seconds"
+            )
+        found = Hosts(
+            args.hosts,
+            args.host_index,
+            args.coordinator,
+            args.pod,
+            args.control_port,
+            args.join_timeout,
+        )
         return _of_worker_set(found, environment) if args.pod else found
 
     @property
@@ -100,7 +125,9 @@ class Alone:
     def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
         pass
 
-    def watch(self, lost: Callable[[Loss], None], evicted: Callable[[str], None], grace: float) -> None:
+    def watch(
+        self, lost: Callable[[Loss], None], evicted: Callable[[str], None], grace: float
+    ) -> None:
         pass
 
     def fail(self) -> None:
@@ -119,7 +146,8 @@ type Pod = Alone | Leader | Follower
 def join(hosts: Hosts) -> Pod:
     """Wait for the other hosts and open the control stream; before any computation of jax.
 
-    Host 0 leads. ConfigError when the hosts cannot make a pod; the process ends when not all of them come in time.
+    Host 0 leads. ConfigError when the hosts cannot make a pod; the process ends when not all of
+    them come in time.
     """
     if hosts.alone:
         return Alone()
@@ -139,7 +167,9 @@ def join(hosts: Hosts) -> Pod:
 
 
 def leave(code: int) -> int:
-    """The exit code, once a pod has ended in order; otherwise the process ends here: jax would wait for the others."""
+    """The exit code, once a pod has ended in order; otherwise the process ends here: jax would wait
+    for the others.
+    """
     if jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -150,7 +180,12 @@ def leave(code: int) -> int:
 def _give_up(hosts: Hosts) -> None:
     """jax itself would abort with a stack trace, on another thread's behalf."""
     number = f"all of the {hosts.count} hosts" if hosts.count else "all hosts"
-    say(Loss(f"not {number} came within {hosts.join_timeout:g} s (start the others, or raise --join-timeout)"))
+    say(
+        Loss(
+            f"not {number} came within {hosts.join_timeout:g} s (start the others, or raise "
+            f"--join-timeout)"
+        )
+    )
     os._exit(FAILED)
 
 
@@ -168,7 +203,8 @@ def _check_port(coordinator: str) -> None:
         socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
     except OSError as error:
         raise ConfigError(
-            f"--coordinator {coordinator}: host 0 cannot listen there: {os.strerror(error.errno or 0)}"
+            f"--coordinator {coordinator}: host 0 cannot listen there: "
+            f"{os.strerror(error.errno or 0)}"
         ) from None
 
 
@@ -186,7 +222,9 @@ def _initialize(hosts: Hosts) -> None:
             shutdown_timeout_seconds=10,
         )
     except (ValueError, OSError) as error:  # OSError: of a metadata server that does not answer
-        raise ConfigError(f"--pod: the environment does not say who the hosts are: {error} (give --hosts)") from None
+        raise ConfigError(
+            f"--pod: the environment does not say who the hosts are: {error} (give --hosts)"
+        ) from None
 
 
 def _check_devices() -> None:
@@ -201,7 +239,11 @@ def _lead(hosts: Hosts) -> "Leader":
 
     secret = secrets.token_bytes(SECRET_BYTES)
     leader = Leader(jax.process_count(), hosts.control_port, secret)
-    name = hosts.coordinator.rpartition(":")[0] if hosts.coordinator else socket.gethostbyname(socket.gethostname())
+    name = (
+        hosts.coordinator.rpartition(":")[0]
+        if hosts.coordinator
+        else socket.gethostbyname(socket.gethostname())
+    )
     _broadcast(secret + f"{name}:{leader.port}".encode())
     leader.wait_for_followers()
     return leader
@@ -217,6 +259,8 @@ def _follow() -> "Follower":
 
 
 def _broadcast(letter: bytes) -> bytes:
-    """Host 0's letter, which every host gets over the links of the devices: only those who are in the job see it."""
+    """Host 0's letter, which every host gets over the links of the devices: only those who are in
+    the job see it.
+    """
     padded = np.frombuffer(letter.ljust(LETTER_BYTES, b"\0"), np.uint8)
     return bytes(multihost_utils.broadcast_one_to_all(padded)).rstrip(b"\0")

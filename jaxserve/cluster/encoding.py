@@ -31,12 +31,17 @@ def plan_from_proto(message: pb.StepPlan) -> StepPlan:
 
 def buckets_to_proto(buckets: Iterable[Bucket]) -> pb.Compile:
     return pb.Compile(
-        buckets=[pb.Bucket(kind=b.kind, rows=b.rows, tokens=b.tokens, steps=b.steps, drafts=b.drafts) for b in buckets]
+        buckets=[
+            pb.Bucket(kind=b.kind, rows=b.rows, tokens=b.tokens, steps=b.steps, drafts=b.drafts)
+            for b in buckets
+        ]
     )
 
 
 def buckets_from_proto(message: pb.Compile) -> tuple[Bucket, ...]:
-    return tuple(Bucket(cast(StepKind, b.kind), b.rows, b.tokens, b.steps, b.drafts) for b in message.buckets)
+    return tuple(
+        Bucket(cast(StepKind, b.kind), b.rows, b.tokens, b.steps, b.drafts) for b in message.buckets
+    )
 
 
 def _lane_to_proto(lane: LanePlan) -> pb.LanePlan:

@@ -1,4 +1,6 @@
-"""A host that follows: it states its facts, then launches what the leader launches until it is sent away."""
+"""A host that follows: it states its facts, then launches what the leader launches until it is sent
+away.
+"""
 
 import gc
 import os
@@ -37,7 +39,9 @@ class Follower:
     leads: Literal[False] = False
     new_runner: Final = DeviceRunner
 
-    def __init__(self, address: str, host: int, secret: bytes, exit: Callable[[int], object] = os._exit):
+    def __init__(
+        self, address: str, host: int, secret: bytes, exit: Callable[[int], object] = os._exit
+    ):
         self._host, self._secret, self._chain = host, secret, Chain(secret)
         self._outbox: SimpleQueue[pb.FollowRequest | None] = SimpleQueue()
         self._orders: SimpleQueue[pb.Order] = SimpleQueue()
@@ -61,7 +65,9 @@ class Follower:
 
     def _listen(self) -> None:
         reason = ""
-        stream = rpc.ClusterServiceStub(self._channel).Follow(iter(self._outbox.get, None))  # ends if it is forgotten
+        stream = rpc.ClusterServiceStub(self._channel).Follow(
+            iter(self._outbox.get, None)
+        )  # ends if it is forgotten
         try:
             for response in stream:
                 self._pulse.hear(LEADER)
@@ -95,7 +101,9 @@ class Follower:
     # ---- what the program says
 
     def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
-        """State this host's facts and wait until all hosts have; ConfigError when they are not the same."""
+        """State this host's facts and wait until all hosts have; ConfigError when they are not the
+        same.
+        """
         mine = facts()
         self._send(facts=pb.Facts(stage=stage, names=list(mine), values=list(mine.values())))
         order = self._orders.get()
@@ -114,7 +122,8 @@ class Follower:
     def follow(self, runner: DeviceRunner) -> int:
         """Launch what the leader launches until it ends the pod; the exit code it ends with.
 
-        As the leader does, one step ahead of the devices: step n is complete before n + 2 is launched.
+        As the leader does, one step ahead of the devices: step n is complete before n + 2 is
+        launched.
         """
         before: Launched | None = None
         while True:
@@ -125,7 +134,8 @@ class Follower:
                     runner.warm_up(buckets)
                     self.agree("compiled", partial(facts_of_steps, buckets))
                     self._pulse.patience = PATIENCE
-                    gc.freeze()  # what is there stays: full collections need not walk it between two steps
+                    # what is there stays: full collections need not walk it between two steps
+                    gc.freeze()
                 case "plan":
                     before = self._launch(runner, order.plan, before)
                 case "stop":
@@ -146,7 +156,9 @@ class Follower:
     def __enter__(self) -> "Follower":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         if error is not None and not self._leaving:
             self._send(farewell=pb.Farewell(exit_code=FAILED, reason=str(error)))
         self._leaving = True

@@ -1,4 +1,6 @@
-"""Heartbeats: every host says each second that it lives, and none outlives a host of its pod for long."""
+"""Heartbeats: every host says each second that it lives, and none outlives a host of its pod for
+long.
+"""
 
 import os
 import sys
@@ -10,8 +12,8 @@ from dataclasses import dataclass
 FAILED = 70  # sysexits.h: an internal software error; a supervisor starts the pod again
 BEAT = 1.0  # seconds between two heartbeats
 PATIENCE = 5.0  # seconds without one
-# The same while weights are loaded and steps compiled: nobody waits for an answer then, and a library that converts
-# a large array may keep every other thread of its process waiting.
+# The same while weights are loaded and steps compiled: nobody waits for an answer then, and a
+# library that converts a large array may keep every other thread of its process waiting.
 LOADING_PATIENCE = 60.0
 
 
@@ -30,8 +32,9 @@ def say(loss: Loss) -> None:
 class Pulse:
     """Watches the peers from a thread of its own, and ends the process from there when one is lost.
 
-    Whatever else the process does may hang: a collective whose peer has gone cannot be interrupted. send: sends a
-    heartbeat to every peer, and returns at once. lost: told of the loss; `grace` seconds later the process ends.
+    Whatever else the process does may hang: a collective whose peer has gone cannot be interrupted.
+    send: sends a heartbeat to every peer, and returns at once. lost: told of the loss; `grace`
+    seconds later the process ends.
     """
 
     def __init__(
@@ -59,7 +62,9 @@ class Pulse:
         self._heard[peer] = time.monotonic()
 
     def lose(self, loss: Loss) -> None:
-        """End the process; the first loss is the one that is told. From any thread; returns at once."""
+        """End the process; the first loss is the one that is told. From any thread; returns at
+        once.
+        """
         self._loss = self._loss or loss
         self._woken.set()
 
@@ -72,8 +77,12 @@ class Pulse:
         while not self._woken.wait(BEAT):
             self._send()
             before, last = last, time.monotonic()
-            late = [peer for peer, heard in list(self._heard.items()) if last - heard > self.patience]
-            if late and last - before < 2 * BEAT:  # a process that was itself stopped meanwhile cannot tell
+            late = [
+                peer for peer, heard in list(self._heard.items()) if last - heard > self.patience
+            ]
+            if (
+                late and last - before < 2 * BEAT
+            ):  # a process that was itself stopped meanwhile cannot tell
                 self._loss = Loss(f"{late[0]} has sent no heartbeat for {self.patience:g} s")
                 break
         if self._loss:

@@ -1,4 +1,6 @@
-"""The host that plans: it listens for the followers, compares what they run with, and sends them every step."""
+"""The host that plans: it listens for the followers, compares what they run with, and sends them
+every step.
+"""
 
 import hmac
 import os
@@ -27,7 +29,8 @@ from jaxserve.engine.device.runner import DeviceRunner, Launched, Progress
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import ConfigError
 
-# A plan of long penalised prompts has megabytes; what followers say is short, and whoever else calls has the default.
+# A plan of long penalised prompts has megabytes; what followers say is short, and whoever else
+# calls has the default.
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
 STRANGERS = 8  # threads for calls that turn out not to be a follower's
 FAREWELL = 5.0  # seconds that followers have to leave, once they were told to
@@ -39,12 +42,15 @@ Outbox = SimpleQueue[pb.FollowResponse | None]
 class Leader(rpc.ClusterServiceServicer):
     """Host 0. A context: leaving it ends the pod, in order if no exception is what ends it.
 
-    hosts: of the pod, this one included. port: of the control stream; 0: any, see `port`. exit: ends the process.
+    hosts: of the pod, this one included. port: of the control stream; 0: any, see `port`. exit:
+    ends the process.
     """
 
     leads: Literal[True] = True
 
-    def __init__(self, hosts: int, port: int, secret: bytes, exit: Callable[[int], object] = os._exit):
+    def __init__(
+        self, hosts: int, port: int, secret: bytes, exit: Callable[[int], object] = os._exit
+    ):
         self._followers = range(1, hosts)
         self._secret, self._chain = secret, Chain(secret)
         self._changed = threading.Condition()  # of everything below, and of the chain
@@ -81,10 +87,15 @@ class Leader(rpc.ClusterServiceServicer):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the proof is not one of this pod")
         with self._changed:
             if hello.host not in self._followers or hello.host in self._outboxes:
-                context.abort(grpc.StatusCode.ALREADY_EXISTS, f"host {hello.host} is here, or none of this pod")
+                context.abort(
+                    grpc.StatusCode.ALREADY_EXISTS,
+                    f"host {hello.host} is here, or none of this pod",
+                )
             outbox = self._outboxes[hello.host] = SimpleQueue()
             self._changed.notify_all()
-        listening = threading.Thread(target=self._listen, args=(hello.host, request_iterator), daemon=True)
+        listening = threading.Thread(
+            target=self._listen, args=(hello.host, request_iterator), daemon=True
+        )
         listening.start()
         yield from iter(outbox.get, None)
 
@@ -110,7 +121,9 @@ class Leader(rpc.ClusterServiceServicer):
             case "facts":
                 facts = request.facts
                 with self._changed:
-                    self._facts[facts.stage][host] = dict(zip(facts.names, facts.values, strict=True))
+                    self._facts[facts.stage][host] = dict(
+                        zip(facts.names, facts.values, strict=True)
+                    )
                     self._changed.notify_all()
             case "farewell" if self._ending:
                 pass
@@ -136,7 +149,9 @@ class Leader(rpc.ClusterServiceServicer):
                 outbox.put(response)
 
     def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
-        """Until every host has stated its facts at this stage; ConfigError, on all hosts, when they differ."""
+        """Until every host has stated its facts at this stage; ConfigError, on all hosts, when they
+        differ.
+        """
         with self._changed:
             stated = self._facts[stage]
             self._changed.wait_for(lambda: len(stated) == len(self._followers))
@@ -159,8 +174,12 @@ class Leader(rpc.ClusterServiceServicer):
 
     # ---- ends
 
-    def watch(self, lost: Callable[[Loss], None], evicted: Callable[[str], None], grace: float) -> None:
-        """lost: told that a host is gone; the process ends `grace` seconds later. evicted: that one is told to end."""
+    def watch(
+        self, lost: Callable[[Loss], None], evicted: Callable[[str], None], grace: float
+    ) -> None:
+        """lost: told that a host is gone; the process ends `grace` seconds later. evicted: that one
+        is told to end.
+        """
         self._on_loss, self._on_eviction, self._pulse.grace = lost, evicted, grace
 
     def _lost(self, loss: Loss) -> None:
@@ -169,7 +188,9 @@ class Leader(rpc.ClusterServiceServicer):
 
     @contextmanager
     def blaming(self) -> Iterator[None]:
-        """Around what fails if a host is gone: it is missed, and named, before the failure itself is."""
+        """Around what fails if a host is gone: it is missed, and named, before the failure itself
+        is.
+        """
         try:
             yield
         except Exception:
@@ -200,7 +221,9 @@ class Leader(rpc.ClusterServiceServicer):
     def __enter__(self) -> "Leader":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         if error is not None:
             return self.fail()
         self._end(0)
@@ -217,7 +240,9 @@ class LeadingRunner(DeviceRunner):
         super().__init__(*args)
         self._leader = leader
 
-    def warm_up(self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None) -> None:
+    def warm_up(
+        self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None
+    ) -> None:
         """Compile these steps on every host."""
         buckets = tuple(buckets)
         if self.writers and all(bucket in self._steps for bucket in buckets):

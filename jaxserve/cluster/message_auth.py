@@ -1,4 +1,6 @@
-"""The chain of orders: none can be left out, repeated, reordered, changed, or come from somebody else."""
+"""The chain of orders: none can be left out, repeated, reordered, changed, or come from somebody
+else.
+"""
 
 import hmac
 from hashlib import sha256
@@ -9,7 +11,8 @@ SECRET_BYTES = 32
 
 
 class Chain:
-    """Both ends of a stream of orders keep one, and their digests stay equal as long as their orders do.
+    """Both ends of a stream of orders keep one, and their digests stay equal as long as their
+    orders do.
 
     secret: of this pod; HMAC-SHA256 under it, over the digest before and the order.
     """
@@ -31,7 +34,9 @@ class Chain:
         if number != expected:
             raise EngineError(f"order {number} came where {expected} had to")
         if not hmac.compare_digest(own, digest):
-            raise EngineError(f"order {number} is not the one that the leader sent (its digest differs)")
+            raise EngineError(
+                f"order {number} is not the one that the leader sent (its digest differs)"
+            )
 
 
 def proof_of(secret: bytes, host: int) -> bytes:

@@ -1,4 +1,6 @@
-"""From a model on a mesh and the operator's options to an engine: the one place where sizes are decided."""
+"""From a model on a mesh and the operator's options to an engine: the one place where sizes are
+decided.
+"""
 
 import logging
 from collections.abc import Callable
@@ -39,9 +41,10 @@ from sharding.rules import shards
 NewRunner = Callable[[ModelSpec, dict, EngineConfig, Mesh, Drafter | None], DeviceRunner]
 log = logging.getLogger("jaxserve.engine")
 
-# Of the pages that there is room for beside weights and rows, those that steps are asked about with. libtpu makes
-# programs smaller when a chip is nearly full (on a v5e a step of 55 MiB has 14 from 12 GiB of arguments on), so that
-# beside a small cache steps would seem to take more than they do.
+# Of the pages that there is room for beside weights and rows, those that steps are asked about
+# with. libtpu makes programs smaller when a chip is nearly full (on a v5e a step of 55 MiB has 14
+# from 12 GiB of arguments on), so that beside a small cache steps would seem to take more than they
+# do.
 PROBED = 7 / 8
 
 
@@ -54,12 +57,19 @@ def build_engine(
     new_runner: NewRunner = DeviceRunner,
     draft: DraftModel | None = None,
 ) -> tuple[Engine, DeviceRunner]:
-    """The engine, and its runner for warm-up and figures. ConfigError when the options cannot be met."""
+    """The engine, and its runner for warm-up and figures. ConfigError when the options cannot be
+    met.
+    """
     if options.page_exchange and spans_hosts(mesh):
-        raise ConfigError("--hosts: an engine on several hosts exchanges no pages with others (give each host its own)")
+        raise ConfigError(
+            "--hosts: an engine on several hosts exchanges no pages with others (give each host "
+            "its own)"
+        )
     _warn_of_slow_links(spec, mesh, params["embed"].dtype)
     config = plan_config(spec, params, mesh, options, draft=draft)
-    runner = new_runner(spec, params, config, mesh, ModelDrafter(draft, config, mesh) if draft else None)
+    runner = new_runner(
+        spec, params, config, mesh, ModelDrafter(draft, config, mesh) if draft else None
+    )
     scheduler = Scheduler(config, fingerprint=fingerprint, speculation=speculation_of(config))
     return Engine(scheduler, runner, pages=runner if config.page_exchange else None), runner
 
@@ -68,7 +78,9 @@ def speculation_of(config: EngineConfig) -> Speculation | None:
     most = config.draft_tokens
     if not most:
         return None
-    return Speculation(DeviceDrafts(most, has_pages=True) if config.drafts_by_model else PromptLookup(most), most)
+    return Speculation(
+        DeviceDrafts(most, has_pages=True) if config.drafts_by_model else PromptLookup(most), most
+    )
 
 
 def plan_config(
@@ -80,12 +92,13 @@ def plan_config(
     footprint: Callable[[Lowering, Bucket], Footprint] = Lowering.footprint,
     draft: DraftModel | None = None,
 ) -> EngineConfig:
-    """Resolve the options; the cache takes what rows can use, or what memory has room for if that is less.
+    """Resolve the options; the cache takes what rows can use, or what memory has room for if that
+    is less.
 
-    params: arrays, or their abstract values. limit: bytes that a device may use; None: ask it. footprint: says what a
-    step takes. The compiler is asked about the largest steps only when the cache comes near the limit: each answer
-    costs a compile. draft: what drafts for it, whose weights and pages are counted. MemoryLimitError when the model
-    does not fit.
+    params: arrays, or their abstract values. limit: bytes that a device may use; None: ask it.
+    footprint: says what a step takes. The compiler is asked about the largest steps only when the
+    cache comes near the limit: each answer costs a compile. draft: what drafts for it, whose
+    weights and pages are counted. MemoryLimitError when the model does not fit.
     """
     if draft is None and options.speculate == "draft":
         raise ConfigError("--speculate draft: there is no draft model (--draft-model)")
@@ -113,7 +126,9 @@ def plan_config(
     drafter = ModelDrafter(draft, wish, mesh) if draft else None
 
     def bytes_with(config: EngineConfig) -> int:
-        return cache_bytes(spec, config, kernel, tensor) + (drafter.cache_bytes(config) if drafter else 0)
+        return cache_bytes(spec, config, kernel, tensor) + (
+            drafter.cache_bytes(config) if drafter else 0
+        )
 
     def bytes_of(pages: int) -> int:
         return bytes_with(resolved(pages * wish.page_size))
@@ -134,7 +149,9 @@ def plan_config(
     def asked(pages: int) -> Budget:
         abstract = abstract_params(spec, dtype, mesh, form_in(params))
         config = resolved(pages * wish.page_size)
-        probe = Lowering(spec, abstract, config, mesh, ModelDrafter(draft, config, mesh) if draft else None)
+        probe = Lowering(
+            spec, abstract, config, mesh, ModelDrafter(draft, config, mesh) if draft else None
+        )
         return with_steps(budget, BucketPlan.of(wish), partial(footprint, probe))
 
     try:
@@ -144,7 +161,9 @@ def plan_config(
     return resolved(affordable_pages(budget, bytes_of, most) * wish.page_size)
 
 
-def with_steps(budget: Budget, plan: BucketPlan, footprint: Callable[[Bucket], Footprint]) -> Budget:
+def with_steps(
+    budget: Budget, plan: BucketPlan, footprint: Callable[[Bucket], Footprint]
+) -> Budget:
     """With what the plan's steps take, as if every step took as much as the widest of its kind."""
     widest = {bucket.kind: bucket for bucket in sorted(plan.buckets)}  # the last of each kind
     needs = {kind: footprint(bucket) for kind, bucket in widest.items()}
@@ -156,7 +175,9 @@ def with_steps(budget: Budget, plan: BucketPlan, footprint: Callable[[Bucket], F
 
 
 def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
-    """Tensor parallelism adds up the hidden state of every token, after the embedding and twice in each layer."""
+    """Tensor parallelism adds up the hidden state of every token, after the embedding and twice in
+    each layer.
+    """
     if crosses_slow_links(mesh, "tensor"):
         sums = 2 * spec.num_layers + 1
         log.warning(
@@ -169,6 +190,8 @@ def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
 
 
 def min_rows(mesh: Mesh, dtype: jnp.dtype, form: Form | None = None) -> int:
-    """2 for products of bfloat16 or int8 on a CPU: XLA:CPU has no kernel for one row and takes longer."""
+    """2 for products of bfloat16 or int8 on a CPU: XLA:CPU has no kernel for one row and takes
+    longer.
+    """
     narrow = dtype == jnp.bfloat16 or (form is not None and form.activations)
     return 2 if platform(mesh) == "cpu" and narrow else 1

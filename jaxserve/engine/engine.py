@@ -29,12 +29,14 @@ class Runner(Protocol):
 
 
 class Engine:
-    """Drives a scheduler and a runner; one step is in flight while the host plans the next. Not thread-safe.
+    """Drives a scheduler and a runner; one step is in flight while the host plans the next. Not
+    thread-safe.
 
-    A step that an exception (or Ctrl-C) leaves half done ends the engine: the scheduler's account and the device's
-    pages may differ from then on, and a wrong token is worse than none.
+    A step that an exception (or Ctrl-C) leaves half done ends the engine: the scheduler's account
+    and the device's pages may differ from then on, and a wrong token is worse than none.
 
-    pages: what reads and writes pages for other engines, the runner as a rule; None: nobody asks for them.
+    pages: what reads and writes pages for other engines, the runner as a rule; None: nobody asks
+    for them.
     """
 
     def __init__(
@@ -63,10 +65,14 @@ class Engine:
             raise EngineError(self._ended)
 
     def submit(self, request: Request) -> int:
-        """Queue a request; returns its seed, drawn here when the client gave none. RequestError when it cannot run."""
+        """Queue a request; returns its seed, drawn here when the client gave none. RequestError
+        when it cannot run.
+        """
         self.check_usable()
         if any(event.request_id == request.id for event in self._aborted):
-            raise RequestIdInUseError(f"request id {request.id!r}: its abort was not handed out yet")
+            raise RequestIdInUseError(
+                f"request id {request.id!r}: its abort was not handed out yet"
+            )
         seed = request.params.seed if request.params.seed is not None else secrets.randbits(64)
         self.scheduler.submit(request, seed, self._clock())
         return seed
@@ -76,17 +82,23 @@ class Engine:
         self._aborted += self.scheduler.abort(request_id, self._clock())
 
     def stop(self, request_id: str, index: int) -> TokenEvent | None:
-        """End one choice whose text met a stop string; returns its last event, None when it has ended already."""
+        """End one choice whose text met a stop string; returns its last event, None when it has
+        ended already.
+        """
         return self.scheduler.stop(request_id, index, self._clock())
 
     @property
     def has_work(self) -> bool:
-        return self.usable and (self.scheduler.has_work or self._in_flight is not None or bool(self._aborted))
+        return self.usable and (
+            self.scheduler.has_work or self._in_flight is not None or bool(self._aborted)
+        )
 
     def step(self) -> list[TokenEvent]:
         """Launch the next step and return the events of the one before."""
         self.check_usable()
-        self._ended = "a step of the engine was interrupted or failed; close the engine and make a new one"
+        self._ended = (
+            "a step of the engine was interrupted or failed; close the engine and make a new one"
+        )
         events = self._step()
         self._ended = ""
         return events

@@ -1,4 +1,6 @@
-"""Piece: what travels of a KV cache from one engine to another, whatever pages and mesh each of them has."""
+"""Piece: what travels of a KV cache from one engine to another, whatever pages and mesh each of
+them has.
+"""
 
 from dataclasses import dataclass
 
@@ -12,14 +14,16 @@ from jaxserve.errors import EngineError
 class Piece:
     """Keys and values of the tokens [start, stop) of a prompt, in all layers of one page group.
 
-    Canonical: token after token, whatever the page size was; the heads of all shards, each once, in the model's order.
-    L: layers of the group, in the model's order. T: tokens. K: the model's own kv heads. H: numbers of a key or value,
-    as pages hold them. Arrays are C-contiguous, and read-only to whoever gets the piece.
+    Canonical: token after token, whatever the page size was; the heads of all shards, each once, in
+    the model's order. L: layers of the group, in the model's order. T: tokens. K: the model's own
+    kv heads. H: numbers of a key or value, as pages hold them. Arrays are C-contiguous, and
+    read-only to whoever gets the piece.
 
-    group: index in ModelSpec.page_groups(). k, v: float32, bfloat16, int8 or float8_e4m3fn (ml_dtypes' where numpy has
-    none), both the same; v is None for latent pages, whose value is a part of k (K is 1 then). k_scale, v_scale:
-    float32, of 8-bit numbers; None of the others, and v_scale where v is None. EngineError where shapes or dtypes
-    contradict each other, or start is negative.
+    group: index in ModelSpec.page_groups(). k, v: float32, bfloat16, int8 or float8_e4m3fn
+    (ml_dtypes' where numpy has none), both the same; v is None for latent pages, whose value is a
+    part of k (K is 1 then). k_scale, v_scale: float32, of 8-bit numbers; None of the others, and
+    v_scale where v is None. EngineError where shapes or dtypes contradict each other, or start is
+    negative.
     """
 
     group: int
@@ -34,10 +38,17 @@ class Piece:
         scaled = (self.k.dtype.itemsize == 1) == (self.k_scale is not None)
         paired = (self.v_scale is None) == (self.v is None or self.k_scale is None)
         scales = [scale for scale in (self.k_scale, self.v_scale) if scale is not None]
-        fitting = all((scale.shape, scale.dtype) == (self.k.shape[:-1], np.float32) for scale in scales)
+        fitting = all(
+            (scale.shape, scale.dtype) == (self.k.shape[:-1], np.float32) for scale in scales
+        )
         if self.start < 0 or self.k.ndim != 4 or not (alike and scaled and paired and fitting):
-            arrays = ", ".join(f"{name} {x.dtype}{list(x.shape)}" for name, x in self.arrays.items())
-            raise EngineError(f"from token {self.start} on, these are no keys and values of a page group: {arrays}")
+            arrays = ", ".join(
+                f"{name} {x.dtype}{list(x.shape)}" for name, x in self.arrays.items()
+            )
+            raise EngineError(
+                f"from token {self.start} on, these are no keys and values of a page group: "
+                f"{arrays}"
+            )
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:

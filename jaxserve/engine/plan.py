@@ -1,6 +1,8 @@
-"""The plain data that crosses Engine.step(): what the host decided (StepPlan) and what came of it (StepOutput).
+"""The plain data that crosses Engine.step(): what the host decided (StepPlan) and what came of it
+(StepOutput).
 
-Columns of ints instead of an object per row: cheap to build, to log, to replay and to send to other hosts.
+Columns of ints instead of an object per row: cheap to build, to log, to replay and to send to other
+hosts.
 """
 
 from dataclasses import dataclass, field
@@ -18,25 +20,32 @@ DRAFTED = -2  # there as well: a token that the device drafts in this step
 class LanePlan:
     """The chunks of one lane. Entry i of every column up to `samples` belongs to chunk i.
 
-    In a step of another kind than decode that is launched, chunks of one token come first. In a decode step, `sizes`
-    (and `samples`, which is the same) says how many decodes each row takes, each feeding the next. An embed step
-    samples nothing. Nor does a draft step: its chunks, of known tokens, go through the draft model alone.
+    In a step of another kind than decode that is launched, chunks of one token come first. In a
+    decode step, `sizes` (and `samples`, which is the same) says how many decodes each row takes,
+    each feeding the next. An embed step samples nothing. Nor does a draft step: its chunks, of
+    known tokens, go through the draft model alone.
 
-    A row whose drafts the device makes is planned before the host has read how many of the last ones were right:
-    `starts` is then the most that it may be. Only a draft step begins where `starts` says.
+    A row whose drafts the device makes is planned before the host has read how many of the last
+    ones were right: `starts` is then the most that it may be. Only a draft step begins where
+    `starts` says.
     """
 
     sequences: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # position of the chunk's first token
     sizes: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)  # 0 or 1; verify steps: and drafted tokens; decode steps: as sizes
+    samples: list[int] = field(
+        default_factory=list
+    )  # 0 or 1; verify steps: and drafted tokens; decode steps: as sizes
     tokens: list[int] = field(default_factory=list)  # of all chunks, packed
-    targets: list[int] = field(default_factory=list)  # score steps only: the token after each of `tokens`
+    targets: list[int] = field(
+        default_factory=list
+    )  # score steps only: the token after each of `tokens`
     # New pages, one entry each: page group, row, index in the row's table, page id.
     fresh: list[tuple[int, int, int, int]] = field(default_factory=list)
     logprobs: bool = False  # some row wants log-probabilities
-    # Of rows that follow a grammar, if they sample: row, and the mask of each place (see structure.Matcher).
+    # Of rows that follow a grammar, if they sample: row, and the mask of each place (see
+    # structure.Matcher).
     masks: list[tuple[int, bytes]] = field(default_factory=list)
 
     def put_single_tokens_first(self) -> None:
@@ -84,7 +93,9 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One launch for the device: admissions are written first, then the chunks run. steps: decodes of a row at most."""
+    """One launch for the device: admissions are written first, then the chunks run. steps: decodes
+    of a row at most.
+    """
 
     number: int
     kind: StepKind
@@ -105,12 +116,18 @@ class StepPlan:
     @property
     def drafts(self) -> int:
         """The most drafted tokens of a row; 0 in steps that verify nothing."""
-        return max((max(lane.samples, default=1) for lane in self.lanes), default=1) - 1 if self.kind == "verify" else 0
+        return (
+            max((max(lane.samples, default=1) for lane in self.lanes), default=1) - 1
+            if self.kind == "verify"
+            else 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability of one token under the model's own distribution, and of the most probable alternatives."""
+    """Log-probability of one token under the model's own distribution, and of the most probable
+    alternatives.
+    """
 
     token: int
     logprob: float
@@ -121,7 +138,9 @@ class Logprob:
 class LaneOutput:
     """What the device returned for the chunks of one lane, in the plan's order."""
 
-    tokens: list[list[int]]  # accepted and sampled, per chunk; none where it samples nothing, fewer where a row ended
+    tokens: list[
+        list[int]
+    ]  # accepted and sampled, per chunk; none where it samples nothing, fewer where a row ended
     finite: list[bool]
     logprobs: list[list[Logprob]] | None = None  # like tokens; None when no row asked
     prompt_logprobs: list[Logprob] | None = None  # score steps: per packed token, of its target
@@ -151,9 +170,11 @@ class Finish:
 
 @dataclass(slots=True)
 class Times:
-    """Monotonic seconds of one choice; 0 where it never came to that. cached: prompt tokens in the prefix cache.
+    """Monotonic seconds of one choice; 0 where it never came to that. cached: prompt tokens in the
+    prefix cache.
 
-    verifications: steps that verified drafts. drafted, accepted: their tokens, and those of them that were right.
+    verifications: steps that verified drafts. drafted, accepted: their tokens, and those of them
+    that were right.
     """
 
     submitted: float = 0.0

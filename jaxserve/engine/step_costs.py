@@ -1,4 +1,6 @@
-"""How long steps take whose rows hold nothing: what decodes and verifications cost beside the reading of pages."""
+"""How long steps take whose rows hold nothing: what decodes and verifications cost beside the
+reading of pages.
+"""
 
 import time
 from collections.abc import Iterable
@@ -13,7 +15,8 @@ LAUNCHES: Final = 4  # of each step, of which the fastest counts
 
 
 def measure(runner: Runner, buckets: Iterable[Bucket], lanes: int, no_row: int) -> Costs:
-    """Of every decode and verify step among the compiled ones. no_row: a row id that is out of range.
+    """Of every decode and verify step among the compiled ones. no_row: a row id that is out of
+    range.
 
     Where several decodes are launched as one, a decode costs its share of that.
     """

@@ -1,4 +1,5 @@
-"""From a checkpoint folder to a model on a mesh: joins the reader, the family's weight-name table and the shards.
+"""From a checkpoint folder to a model on a mesh: joins the reader, the family's weight-name table
+and the shards.
 
 The only file that knows both checkpoints and models.
 """
@@ -38,16 +39,18 @@ from sharding.params import is_param_spec
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, tensor
 Checkpoint = HFCheckpoint | OrbaxCheckpoint
-Keep = Callable[[tuple[str | int, ...], str, Any], Any]  # path, axes and parameter -> what is kept of it
+Keep = Callable[
+    [tuple[str | int, ...], str, Any], Any
+]  # path, axes and parameter -> what is kept of it
 
 
 @dataclass(frozen=True)
 class Model:
     """A loaded checkpoint.
 
-    spec: as these devices hold it, see ModelSpec.on. parameters: of the checkpoint, without copies. weights: the form
-    of those that are quantized, as --weights names it, or auto. fingerprint: of spec, dtype, weights and folder, for
-    the identity of cached pages.
+    spec: as these devices hold it, see ModelSpec.on. parameters: of the checkpoint, without copies.
+    weights: the form of those that are quantized, as --weights names it, or auto. fingerprint: of
+    spec, dtype, weights and folder, for the identity of cached pages.
     """
 
     spec: ModelSpec
@@ -69,9 +72,10 @@ def load(
 ) -> Model:
     """Load a folder, Hugging Face's or one of checkpoints.convert, onto the mesh.
 
-    dtype: auto keeps the checkpoint's precision (half and double become bfloat16 and float32), or float32, bfloat16.
-    weights: a form of models/quant.py, such as int8; auto: as they are stored, in dtype unless they are quantized.
-    ModelError or CheckpointError, one line each, when something is not as it has to be.
+    dtype: auto keeps the checkpoint's precision (half and double become bfloat16 and float32), or
+    float32, bfloat16. weights: a form of models/quant.py, such as int8; auto: as they are stored,
+    in dtype unless they are quantized. ModelError or CheckpointError, one line each, when something
+    is not as it has to be.
     """
     checkpoint = open_checkpoint(folder)
     tokenizer = load_tokenizer(folder)
@@ -79,7 +83,8 @@ def load(
     added = {*tokenizer.special_tokens.values(), *tokenizer.added_tokens.values()}
     if any(token not in added for token in range(spec.vocab_size, tokenizer.vocab_size)):
         raise ModelError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model's vocabulary {spec.vocab_size} "
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model's vocabulary "
+            f"{spec.vocab_size} "
             "(the files are not of one checkpoint)"
         )
     eos_ids = _eos_ids(checkpoint, tokenizer, spec)
@@ -104,10 +109,11 @@ def load_params(
     weights: str = "auto",
     keep: Keep = lambda path, axes, parameter: parameter,
 ) -> dict:
-    """The parameters of `spec.on` these devices, each read from the folder straight into its shards.
+    """The parameters of `spec.on` these devices, each read from the folder straight into its
+    shards.
 
-    Once; what is quantized here twice, for its scales and then for its numbers. keep: for whoever writes them elsewhere
-    and needs no more than one at a time.
+    Once; what is quantized here twice, for its scales and then for its numbers. keep: for whoever
+    writes them elsewhere and needs no more than one at a time.
     """
     stored = checkpoint.weights if isinstance(checkpoint, OrbaxCheckpoint) else AS_THEY_ARE
     form = form_of(chosen_weights(checkpoint.folder, weights, stored))
@@ -137,7 +143,9 @@ def load_params(
 
 
 def _stored_tensors(checkpoint: Checkpoint) -> Mapping[str, Stored]:
-    """What a checkpoint holds, by name: of Hugging Face's the published tensors, of a converted one the parameters."""
+    """What a checkpoint holds, by name: of Hugging Face's the published tensors, of a converted one
+    the parameters.
+    """
     if isinstance(checkpoint, OrbaxCheckpoint):
         return checkpoint.tensors
     return dequantized(_with_prefix(checkpoint.tensors), checkpoint.config)
@@ -159,10 +167,15 @@ def _architecture(checkpoint: Checkpoint) -> tuple[Family, ModelSpec]:
 
 
 def _with_prefix(tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    """Under the names that a whole model's have: a decoder that was stored without its head lacks their beginning."""
+    """Under the names that a whole model's have: a decoder that was stored without its head lacks
+    their beginning.
+    """
     if "embed_tokens.weight" not in tensors:
         return tensors
-    return {name if name.startswith("lm_head.") else f"model.{name}": tensor for name, tensor in tensors.items()}
+    return {
+        name if name.startswith("lm_head.") else f"model.{name}": tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
@@ -173,7 +186,8 @@ def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
     known = [name for name in named if name in FAMILIES]
     if not known:
         raise ModelError(
-            f"config.json: architectures {named!r} are not implemented (implemented: {', '.join(FAMILIES)})"
+            f"config.json: architectures {named!r} are not implemented (implemented: "
+            f"{', '.join(FAMILIES)})"
         )
     check_method(config)
     family = FAMILIES[known[0]]
@@ -184,11 +198,14 @@ def _checkpoint_dtype(asked: str, table: list[Tensor], tensors: Mapping[str, Sto
     if asked != "auto":
         raise ModelError(f"--dtype {asked!r}: choose auto, {' or '.join(DTYPES)}")
     quantized = {row.path for row in table if row.scales}
-    rows = (row for row in table if row.path[-1] not in ALWAYS_FLOAT32 and row.path not in quantized)
+    rows = (
+        row for row in table if row.path[-1] not in ALWAYS_FLOAT32 and row.path not in quantized
+    )
     stored = {tensors[row.name].dtype for row in rows}
     if any(not is_float(dtype) for dtype in stored):
         raise ModelError(
-            f"the checkpoint stores weights as {', '.join(sorted(map(str, stored)))}; floating point is needed"
+            f"the checkpoint stores weights as {', '.join(sorted(map(str, stored)))}; floating "
+            f"point is needed"
         )
     return DTYPES["float32"] if any(dtype.itemsize > 2 for dtype in stored) else DTYPES["bfloat16"]
 
@@ -199,17 +216,26 @@ def _match(family: Family, spec: ModelSpec, tensors: Mapping[str, Stored]) -> li
     wanted = {row.name for row in table}
     missing = sorted(wanted - set(tensors))
     ignored = (*family.ignored(spec), *(("lm_head.weight",) if spec.embeds else ()))
-    extra = sorted(name for name in set(tensors) - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
+    extra = sorted(
+        name
+        for name in set(tensors) - wanted
+        if not any(fnmatchcase(name, pattern) for pattern in ignored)
+    )
     if spec.tied_head and "lm_head.weight" in extra:  # some publishers store the tied head twice
-        if not np.array_equal(tensors["lm_head.weight"][:, :], tensors["model.embed_tokens.weight"][:, :]):
-            raise ModelError("config.json ties the head to the embedding, but lm_head.weight differs from it")
+        if not np.array_equal(
+            tensors["lm_head.weight"][:, :], tensors["model.embed_tokens.weight"][:, :]
+        ):
+            raise ModelError(
+                "config.json ties the head to the embedding, but lm_head.weight differs from it"
+            )
         extra.remove("lm_head.weight")
     extra = [name for name in extra if not _adds_nothing(name, wanted, tensors)]
     if missing:
         raise ModelError(f"the checkpoint lacks {len(missing)} tensors: {some(missing)}")
     if extra:
         raise ModelError(
-            f"the checkpoint has {len(extra)} tensors that config.json does not account for: {some(extra)}"
+            f"the checkpoint has {len(extra)} tensors that config.json does not account for: "
+            f"{some(extra)}"
         )
     return table
 
@@ -226,9 +252,13 @@ def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, spec: ModelSpec) -> t
         ids = source.get("eos_token_id")
         if ids is not None:
             ids = tuple(ids) if isinstance(ids, list) else (ids,)
-            if not all(type(i) is int and 0 <= i < spec.vocab_size for i in ids) or len(ids) > MAX_EOS_IDS:
+            if (
+                not all(type(i) is int and 0 <= i < spec.vocab_size for i in ids)
+                or len(ids) > MAX_EOS_IDS
+            ):
                 raise ModelError(
-                    f"eos_token_id {ids!r}: at most {MAX_EOS_IDS} ids of the vocabulary (0 to {spec.vocab_size - 1})"
+                    f"eos_token_id {ids!r}: at most {MAX_EOS_IDS} ids of the vocabulary (0 to "
+                    f"{spec.vocab_size - 1})"
                 )
             return ids
     return tokenizer.eos_ids

@@ -10,7 +10,8 @@ from jaxserve.tokenizer import Tokenizer, load_tokenizer
 
 
 def check_choice(options: EngineOptions, draft_model: str | Path | None) -> None:
-    """ConfigError where there is a draft model that nobody asks for tokens, or the other way round."""
+    """ConfigError where there is a draft model that nobody asks for tokens, or the other way
+    round."""
     if draft_model and options.speculate != "draft":
         raise ConfigError(f"--draft-model {draft_model}: drafts nothing (add --speculate draft)")
     if options.speculate == "draft" and not draft_model:
@@ -20,7 +21,8 @@ def check_choice(options: EngineOptions, draft_model: str | Path | None) -> None
 def load_draft(folder: Path, model: Model, progress: Callable[[int, int, str], None]) -> Model:
     """Loaded onto the model's mesh, in its dtype; weights that are stored quantized stay so.
 
-    ConfigError where its tokens are not the model's, or it generates none; else the errors of load().
+    ConfigError where its tokens are not the model's, or it generates none; else the errors of
+    load().
     """
     check_tokens(folder, load_tokenizer(folder), model.tokenizer)
     draft = load(folder, model.mesh, str(model.params["embed"].dtype), progress)
@@ -30,7 +32,9 @@ def load_draft(folder: Path, model: Model, progress: Callable[[int, int, str], N
 
 
 def check_tokens(folder: Path, theirs: Tokenizer, ours: Tokenizer) -> None:
-    """ConfigError naming the first token that is another one in the draft model; either may have more of them."""
+    """ConfigError naming the first token that is another one in the draft model; either may have
+    more of them.
+    """
     for token in range(min(theirs.vocab_size, ours.vocab_size)):
         there, here = _named(theirs, token), _named(ours, token)
         if there != here:

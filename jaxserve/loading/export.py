@@ -1,6 +1,7 @@
 """From the parameters of a converted folder back to the tensors that its family publishes.
 
-The weight-name table again, read the other way: Tensor.read of an empty tensor is a view of it, and is written to.
+The weight-name table again, read the other way: Tensor.read of an empty tensor is a view of it, and
+is written to.
 """
 
 from collections.abc import Iterator
@@ -20,15 +21,17 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.families.weight_table import Stored, Tensor
 from jaxserve.models.spec import ModelSpec
 
-WITHOUT_HEAD = "embed_tokens.weight"  # of a decoder stored without its head, whose names lack "model."
+WITHOUT_HEAD = (
+    "embed_tokens.weight"  # of a decoder stored without its head, whose names lack "model."
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Published:
     """A tensor that is still to be read.
 
-    dtype: the source's, if what is stored holds its values; half precision was loaded as bfloat16, and stays that.
-    rows: with the axes and the array of the parameter that they are in.
+    dtype: the source's, if what is stored holds its values; half precision was loaded as bfloat16,
+    and stays that. rows: with the axes and the array of the parameter that they are in.
     """
 
     name: str
@@ -62,10 +65,13 @@ class Published:
 def published(checkpoint: OrbaxCheckpoint) -> Iterator[Published]:
     """In the order of the table, under the names that the source had.
 
-    ModelError when they do not fit config.json, or are quantized: the source's numbers are not in them.
+    ModelError when they do not fit config.json, or are quantized: the source's numbers are not in
+    them.
     """
     if checkpoint.weights != AS_THEY_ARE:
-        raise ModelError(f"{checkpoint.folder}: has {checkpoint.weights} weights; the source's are not in it")
+        raise ModelError(
+            f"{checkpoint.folder}: has {checkpoint.weights} weights; the source's are not in it"
+        )
     family, spec = read_spec(checkpoint.config)
     declared: Any = param_specs(spec, jnp.dtype(jnp.float32))
     rows: dict[str, list[tuple[Tensor, str, Stored]]] = {}
@@ -76,7 +82,8 @@ def published(checkpoint: OrbaxCheckpoint) -> Iterator[Published]:
         stored = checkpoint.tensors.get(parameter_name(path))
         if stored is None:
             raise ModelError(
-                f"{checkpoint.folder}: lacks the parameter {parameter_name(path)} that config.json asks for"
+                f"{checkpoint.folder}: lacks the parameter {parameter_name(path)} that "
+                f"config.json asks for"
             )
         for row in group:
             rows.setdefault(row.name, []).append((row, param.axes, stored))
@@ -84,7 +91,14 @@ def published(checkpoint: OrbaxCheckpoint) -> Iterator[Published]:
         row, _, stored = parts[0]
         own = name.removeprefix("model.") if WITHOUT_HEAD in checkpoint.source else name
         if own not in checkpoint.source:
-            raise ModelError(f"{checkpoint.folder}: its manifest.json does not name {own} among the source's tensors")
+            raise ModelError(
+                f"{checkpoint.folder}: its manifest.json does not name {own} among the source's "
+                f"tensors"
+            )
         source = jnp.dtype(checkpoint.source[own])
-        dtype = source if source == stored.dtype or source.itemsize < stored.dtype.itemsize else stored.dtype
+        dtype = (
+            source
+            if source == stored.dtype or source.itemsize < stored.dtype.itemsize
+            else stored.dtype
+        )
         yield Published(own, tuple(row.shape(row.sizes(spec))), dtype, spec, parts)

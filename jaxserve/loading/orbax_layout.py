@@ -1,4 +1,6 @@
-"""What a folder of checkpoints.convert holds of a model: its parameters by path, and in which form its weights are."""
+"""What a folder of checkpoints.convert holds of a model: its parameters by path, and in which form
+its weights are.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -8,7 +10,14 @@ from typing import Any
 import jax.numpy as jnp
 from jax.tree_util import SequenceKey, tree_leaves_with_path
 
-from checkpoints.orbax_store import AGAIN, AS_THEY_ARE, MANIFEST, OrbaxCheckpoint, is_orbax, read_manifest
+from checkpoints.orbax_store import (
+    AGAIN,
+    AS_THEY_ARE,
+    MANIFEST,
+    OrbaxCheckpoint,
+    is_orbax,
+    read_manifest,
+)
 from jaxserve.errors import ModelError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families.weight_table import Tensor
@@ -27,34 +36,46 @@ def stored_weights(folder: Path) -> str:
 
 
 def chosen_weights(folder: Path, asked: str, stored: str) -> str:
-    """--weights, where auto is what is stored. ModelError for another form than that, or one that is not known."""
+    """--weights, where auto is what is stored. ModelError for another form than that, or one that
+    is not known.
+    """
     if stored == AS_THEY_ARE:
         return asked
     try:
         form_of(stored)
     except ModelError:
-        raise ModelError(f"{folder / MANIFEST}: weights in {stored!r} are not known here; {AGAIN}") from None
+        raise ModelError(
+            f"{folder / MANIFEST}: weights in {stored!r} are not known here; {AGAIN}"
+        ) from None
     if asked not in (AS_THEY_ARE, stored):
         raise ModelError(
-            f"--weights {asked}: {folder} has {stored} weights, which stay what they are (leave it out, or convert "
+            f"--weights {asked}: {folder} has {stored} weights, which stay what they are (leave "
+            f"it out, or convert "
             "their source)"
         )
     return stored
 
 
-def match_parameters(spec: ModelSpec, spread: ModelSpec, checkpoint: OrbaxCheckpoint) -> list[Tensor]:
-    """The weight-name table; ModelError when a parameter is left over or missing, or not in the form that it should be.
+def match_parameters(
+    spec: ModelSpec, spread: ModelSpec, checkpoint: OrbaxCheckpoint
+) -> list[Tensor]:
+    """The weight-name table; ModelError when a parameter is left over or missing, or not in the
+    form that it should be.
 
-    Parameters are stored as one device holds them; fused ones are read in parts where kv heads are to be copied, since
-    what is copied is not the same in all of them.
+    Parameters are stored as one device holds them; fused ones are read in parts where kv heads are
+    to be copied, since what is copied is not the same in all of them.
     """
     found, folder, form = checkpoint.tensors, checkpoint.folder, form_of(checkpoint.weights)
     declared = param_specs(spec, jnp.dtype(jnp.float32), form)
-    leaves = tree_leaves_with_path(declared, is_leaf=lambda leaf: is_quantized(leaf) or is_param_spec(leaf))
+    leaves = tree_leaves_with_path(
+        declared, is_leaf=lambda leaf: is_quantized(leaf) or is_param_spec(leaf)
+    )
     table = [row for keys, param in leaves for row in _rows(tuple(map(_step, keys)), param)]
     if only := sorted({row.name for row in table} ^ found.keys()):
         said = f"config.json, with the {form} weights of {MANIFEST}," if form else "config.json"
-        raise ModelError(f"{folder}: {said} does not fit the stored parameters: {some(only)} are only in one")
+        raise ModelError(
+            f"{folder}: {said} does not fit the stored parameters: {some(only)} are only in one"
+        )
     for keys, param in leaves:
         if isinstance(param, Quantized):
             _check_form(checkpoint, parameter_name(tuple(map(_step, keys))), param)
@@ -89,7 +110,9 @@ def _parts(row: Tensor) -> list[Tensor]:
         return [row]
     fused = "|".join(PARTS[name].letters.strip("()") for name in names)
     axes = row.axes.replace(PARTS[names[0]].axis, f"([{fused}])")
-    return [replace(row, path=(*row.path[:-1], name), axes=axes, part=i) for i, name in enumerate(names)]
+    return [
+        replace(row, path=(*row.path[:-1], name), axes=axes, part=i) for i, name in enumerate(names)
+    ]
 
 
 def _check_form(checkpoint: OrbaxCheckpoint, name: str, param: Quantized) -> None:
@@ -98,7 +121,8 @@ def _check_form(checkpoint: OrbaxCheckpoint, name: str, param: Quantized) -> Non
         stored = checkpoint.tensors[f"{name}.{part}"]
         if (stored.dtype, stored.shape) != (wanted.dtype, wanted.shape):
             raise ModelError(
-                f"{checkpoint.folder / MANIFEST}: says {param.form} weights, but {name}.{part} is {stored.dtype} "
+                f"{checkpoint.folder / MANIFEST}: says {param.form} weights, but {name}.{part} "
+                f"is {stored.dtype} "
                 f"{list(stored.shape)}, not {wanted.dtype} {list(wanted.shape)}; {AGAIN}"
             )
 

@@ -1,4 +1,6 @@
-"""One parameter from the tensors that it holds: each shard read straight to the device that it belongs to."""
+"""One parameter from the tensors that it holds: each shard read straight to the device that it
+belongs to.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,17 +33,19 @@ def load_parameter(
     specs: tuple[ModelSpec, ModelSpec],
     mesh: Mesh,
 ) -> jax.Array | Quantized:
-    """A parameter from the tensors that it holds, each shard read from the memory map straight to where it belongs.
+    """A parameter from the tensors that it holds, each shard read from the memory map straight to
+    where it belongs.
 
-    A quantized one is rounded on the way, unless its rows are of stored numbers and scales. specs: of the checkpoint,
-    and of what these devices hold.
+    A quantized one is rounded on the way, unless its rows are of stored numbers and scales. specs:
+    of the checkpoint, and of what these devices hold.
     """
 
     def part(param: ParamSpec, rows: list[Tensor]) -> Read:
         held = sum(row.size(param.axes, row.sizes(specs[1])) for row in rows)
         if held != math.prod(param.shape):
             raise ModelError(
-                f"the weight-name table has {held} of the {math.prod(param.shape)} numbers of {rows[0].path}"
+                f"the weight-name table has {held} of the {math.prod(param.shape)} numbers of "
+                f"{rows[0].path}"
             )
         return partial(_read_rows, rows, param, tensors, specs)
 
@@ -55,7 +59,9 @@ def load_parameter(
         wide = replace(param.values, dtype=jnp.dtype(jnp.float32))
         rounding = Rounding(name, param, part(wide, _floats(rows, tensors)))
         read_values, read_scales = rounding.values, rounding.scales
-    placed = _sharded(param.scales, mesh, read_scales)  # first: groups that shards would cut are refused there
+    placed = _sharded(
+        param.scales, mesh, read_scales
+    )  # first: groups that shards would cut are refused there
     return replace(param, values=_sharded(param.values, mesh, read_values), scales=placed)
 
 
@@ -63,7 +69,10 @@ def _floats(rows: list[Tensor], tensors: Mapping[str, Stored]) -> list[Tensor]:
     """The rows; ModelError for one that is stored as something else."""
     for row in rows:
         if not is_float(tensors[row.name].dtype):
-            raise ModelError(f"tensor {row.name} is stored as {tensors[row.name].dtype}; floating point is needed")
+            raise ModelError(
+                f"tensor {row.name} is stored as {tensors[row.name].dtype}; floating point is "
+                f"needed"
+            )
     return rows
 
 
@@ -82,12 +91,16 @@ def _read_rows(
 
 
 def _sharded(param: ParamSpec, mesh: Mesh, read: Read) -> jax.Array:
-    """The parameter, of which the host has one shard at a time; devices that hold the same one have it read once."""
+    """The parameter, of which the host has one shard at a time; devices that hold the same one have
+    it read once.
+    """
     form = param.format(mesh)
     holders: dict[Ranges, list[Any]] = {}
     indices = param.sharding(mesh).addressable_devices_indices_map(param.shape)
     for device, index in indices.items():
-        asked = tuple(range(size)[part] for size, part in zip(param.shape, index or (), strict=True))
+        asked = tuple(
+            range(size)[part] for size, part in zip(param.shape, index or (), strict=True)
+        )
         holders.setdefault(asked, []).append(device)
     shards: dict[Any, jax.Array] = {}
     for asked, devices in holders.items():
@@ -107,11 +120,16 @@ def _read_into(
     axes: str,
     specs: tuple[ModelSpec, ModelSpec],
 ) -> None:
-    """A row's share of one shard of its parameter: of the entries `asked` along each of the parameter's axes."""
+    """A row's share of one shard of its parameter: of the entries `asked` along each of the
+    parameter's axes.
+    """
     spec, held = specs
     places = row.places(row.sizes(held))
     wanted, within = "", dict[str, slice]()
-    source, target = list[slice](), list[slice | int]()  # what is wanted of what is read, and where it goes
+    source, target = (
+        list[slice](),
+        list[slice | int](),
+    )  # what is wanted of what is read, and where it goes
     for letter, part in zip(axes, asked, strict=True):
         if letter not in places:
             wanted += letter
@@ -125,7 +143,9 @@ def _read_into(
                 return
             wanted += letters
             source += [slice(begin - at.start, end - at.start)] if letters else []
-            target.append(slice(begin - part.start, end - part.start) if letters else begin - part.start)
+            target.append(
+                slice(begin - part.start, end - part.start) if letters else begin - part.start
+            )
     copies = held.num_kv_heads // spec.num_kv_heads
     values = _read(row, stored, row.sizes(spec), wanted, within, copies)
     if jnp.issubdtype(values.dtype, jnp.floating):
@@ -134,7 +154,12 @@ def _read_into(
 
 
 def _read(
-    row: Tensor, stored: Stored, sizes: Mapping[str, int], wanted: str, within: dict[str, slice], copies: int
+    row: Tensor,
+    stored: Stored,
+    sizes: Mapping[str, int],
+    wanted: str,
+    within: dict[str, slice],
+    copies: int,
 ) -> np.ndarray:
     """Tensor.read, the kv heads copied so many times; `within` counts the copies."""
     if copies == 1 or "K" not in wanted:
@@ -158,13 +183,17 @@ def _spread(view: np.ndarray, axes: str, copies: int) -> np.ndarray:
 
 def _copy(view: np.ndarray, target: np.ndarray) -> None:
     """In tiles where the view turns a matrix over: numpy alone takes three times as long there."""
-    near = int(np.argmin(view.strides)) if view.ndim else 0  # the dimension that is contiguous in the file
+    near = (
+        int(np.argmin(view.strides)) if view.ndim else 0
+    )  # the dimension that is contiguous in the file
     if near >= view.ndim - 1:
         target[...] = view
         return
     tile = [1] * view.ndim
     tile[near], tile[-1] = 128, 32
-    for corner in product(*(range(0, size, step) for size, step in zip(view.shape, tile, strict=True))):
+    for corner in product(
+        *(range(0, size, step) for size, step in zip(view.shape, tile, strict=True))
+    ):
         at = tuple(slice(start, start + step) for start, step in zip(corner, tile, strict=True))
         target[at] = view[at]
 

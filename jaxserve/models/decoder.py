@@ -1,6 +1,7 @@
 """The one decoder: its parameters, and the way from token ids to hidden states to logits.
 
-Layers are unrolled, one leaf per weight and layer: a scan over stacked weights copies every layer's weights each step.
+Layers are unrolled, one leaf per weight and layer: a scan over stacked weights copies every layer's
+weights each step.
 """
 
 from typing import NamedTuple
@@ -35,7 +36,9 @@ SHORTEST = 1e-12  # no vector is made longer than this allows: one of zeros stay
 class Forwarded(NamedTuple):
     hidden: Float[Array, "T D"]  # before the final norm
     pages: tuple[Pages, ...]  # with this step's K and V in them
-    load: Int[Array, "A M E"] | None  # tokens that each expert answered, in every layer that has some
+    load: (
+        Int[Array, "A M E"] | None
+    )  # tokens that each expert answered, in every layer that has some
 
 
 def layer_axes(spec: ModelSpec, layer: int) -> dict:
@@ -51,11 +54,14 @@ def layer_axes(spec: ModelSpec, layer: int) -> dict:
 def param_specs(spec: ModelSpec, dtype: jnp.dtype, form: Form | None = None) -> dict:
     """{"embed", "layers": [one dict per layer], "norm", "head" if it has one}, a ParamSpec each.
 
-    form: of the weights that are quantized, a Quantized each; ModelError where the model has none of that form.
+    form: of the weights that are quantized, a Quantized each; ModelError where the model has none
+    of that form.
     """
     specs: dict = {
         "embed": _spec(spec, "VD", dtype),
-        "layers": [_specs(spec, layer_axes(spec, layer), dtype) for layer in range(spec.num_layers)],
+        "layers": [
+            _specs(spec, layer_axes(spec, layer), dtype) for layer in range(spec.num_layers)
+        ],
         "norm": _spec(spec, "D", dtype, "norm"),
     }
     specs |= {"head": _spec(spec, "DV", dtype)} if spec.has_head else {}
@@ -64,12 +70,16 @@ def param_specs(spec: ModelSpec, dtype: jnp.dtype, form: Form | None = None) -> 
 
 def _specs(spec: ModelSpec, axes: dict, dtype: jnp.dtype, block: str = "") -> dict:
     return {
-        name: _specs(spec, own, dtype, name) if isinstance(own, dict) else _spec(spec, own, dtype, name, block)
+        name: _specs(spec, own, dtype, name)
+        if isinstance(own, dict)
+        else _spec(spec, own, dtype, name, block)
         for name, own in axes.items()
     }
 
 
-def _spec(spec: ModelSpec, axes: str, dtype: jnp.dtype, name: str = "", block: str = "") -> ParamSpec:
+def _spec(
+    spec: ModelSpec, axes: str, dtype: jnp.dtype, name: str = "", block: str = ""
+) -> ParamSpec:
     shape = tuple(spec.sizes(block)[letter] for letter in axes)
     mean = 1.0 if name.endswith("norm") and not spec.norm_plus_one else 0.0
     return ParamSpec(axes, shape, jnp.dtype(np.float32) if name in ALWAYS_FLOAT32 else dtype, mean)
@@ -86,20 +96,29 @@ def forward(
 ) -> Forwarded:
     """All of a step's tokens once through the layers.
 
-    One Pages and one Attend per layer; layers of a page group share theirs. experts: of a model that has some.
+    One Pages and one Attend per layer; layers of a page group share theirs. experts: of a model
+    that has some.
     """
     x = params["embed"][tokens]
     if spec.embed_scale != 1:
         x = x * jnp.asarray(spec.embed_scale, x.dtype)  # rounded to x's dtype, as in training
     rotation = Rotation(*tables(spec.rope, spec.rope_dim, positions))
-    in_window = Rotation(*tables(spec.window_rope, spec.rope_dim, positions)) if spec.window_rope else rotation
+    in_window = (
+        Rotation(*tables(spec.window_rope, spec.rope_dim, positions))
+        if spec.window_rope
+        else rotation
+    )
     written, loads = list[Pages](), list[jax.Array]()
     kinds = spec.windows or (None,) * spec.num_layers
-    for weights, layer_pages, attend, window in zip(params["layers"], pages, attends, kinds, strict=True):
+    for weights, layer_pages, attend, window in zip(
+        params["layers"], pages, attends, kinds, strict=True
+    ):
         turn = rotation if window is None else in_window
         normed = _norm(spec, weights, "attn_norm", x)
         if spec.latent:
-            out, layer_pages = latent_attention(spec.latent, weights, normed, turn, attend, layer_pages)
+            out, layer_pages = latent_attention(
+                spec.latent, weights, normed, turn, attend, layer_pages
+            )
         else:
             out, layer_pages = self_attention(spec, weights, normed, turn, attend, layer_pages)
         x = x + _norm(spec, weights, "attn_out_norm", out)
@@ -123,7 +142,9 @@ def logits(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[
     """Final norm and head, float32."""
     normed = _norm(spec, params, "norm", hidden)
     head = (
-        einsum("RD,VD->RV", normed, params["embed"]) if spec.tied_head else einsum("RD,DV->RV", normed, params["head"])
+        einsum("RD,VD->RV", normed, params["embed"])
+        if spec.tied_head
+        else einsum("RD,DV->RV", normed, params["head"])
     )
     return softcap(head, spec.final_softcap)
 

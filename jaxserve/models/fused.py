@@ -1,7 +1,7 @@
 """Weights that read the same input, side by side, so that one matrix product does for all.
 
-The fused axis is never split over the mesh: every kv head has its queries, its key and its value beside each other, so
-that splitting kv heads splits all three alike.
+The fused axis is never split over the mesh: every kv head has its queries, its key and its value
+beside each other, so that splitting kv heads splits all three alike.
 """
 
 import math
@@ -13,7 +13,8 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Part:
-    """Of the parameter `fused`, along its axis of that letter: one entry, or as many as `letters` have.
+    """Of the parameter `fused`, along its axis of that letter: one entry, or as many as `letters`
+    have.
 
     Several letters stand in parentheses.
     """
@@ -46,7 +47,9 @@ PARTS: Final[Mapping[str, Part]] = MappingProxyType(
 
 
 def place(name: str, sizes: Mapping[str, int]) -> dict[str, tuple[str, slice]]:
-    """Along which letter a weight is a part of a fused one, its own letters there, and where it lies."""
+    """Along which letter a weight is a part of a fused one, its own letters there, and where it
+    lies.
+    """
     part, begin = PARTS[name], 0
     for other, earlier in PARTS.items():
         size = math.prod(sizes[letter] for letter in earlier.letters.strip("()"))

@@ -1,7 +1,9 @@
-"""Multi-head latent attention (DeepSeek-V2, Liu et al. 2024), absorbed: attention over the compressed vectors.
+"""Multi-head latent attention (DeepSeek-V2, Liu et al. 2024), absorbed: attention over the
+compressed vectors.
 
-A query's part that is not rotated goes through the matrix that would have made its head's keys, and the attention's
-result through the one that would have made the values; so pages hold one vector per token, whatever the heads.
+A query's part that is not rotated goes through the matrix that would have made its head's keys, and
+the attention's result through the one that would have made the values; so pages hold one vector per
+token, whatever the heads.
 """
 
 import jax.numpy as jnp
@@ -23,7 +25,12 @@ def axes(latent: Latent) -> dict[str, str]:
 
 
 def latent_attention(
-    latent: Latent, weights: dict, x: Float[Array, "T D"], rotation: Rotation, attend: Attend, pages: Pages
+    latent: Latent,
+    weights: dict,
+    x: Float[Array, "T D"],
+    rotation: Rotation,
+    attend: Attend,
+    pages: Pages,
 ) -> tuple[Float[Array, "T D"], Pages]:
     y, m, dtype = latent.query_rank or 0, latent.rank, x.dtype
     compressed = project("TD,Dc->Tc", x, weights, "compress").astype(dtype)
@@ -32,17 +39,24 @@ def latent_attention(
     query = einsum("Ty,My->TM", narrow, flatten(weights["query"])).astype(dtype)
     query = query.reshape(len(x), -1, latent.head + latent.rotated)
     absorbed = _head_by_head("TNu,Num->NTm", query[:, :, : latent.head], weights["key_up"])
-    q = jnp.concatenate([absorbed, rotate(query[:, :, latent.head :], rotation.cos, rotation.sin)], -1)
+    q = jnp.concatenate(
+        [absorbed, rotate(query[:, :, latent.head :], rotation.cos, rotation.sin)], -1
+    )
     vector = rms_norm(compressed[:, y : y + m], weights["latent_norm"], EPS)[:, None]
-    k = jnp.concatenate([vector, rotate(compressed[:, None, y + m :], rotation.cos, rotation.sin)], -1)
+    k = jnp.concatenate(
+        [vector, rotate(compressed[:, None, y + m :], rotation.cos, rotation.sin)], -1
+    )
     out, pages = attend(q, k, None, pages)
     values = _head_by_head("TNm,Nmw->NTw", out, weights["value_up"])
     flat = weights | {"o": flatten(weights["o"])}
     return project("TM,MD->TD", values.reshape(len(x), -1), flat, "o").astype(dtype), pages
 
 
-def _head_by_head(subscripts: str, x: Float[Array, "T N a"], weight: Float[Array, "N a b"]) -> Float[Array, "T N b"]:
-    """Every head's own product. It is rounded before the tokens come first again: XLA:CPU makes a turn that follows a
-    product a part of it, and cannot run such a product of bfloat16 with float32 sums.
+def _head_by_head(
+    subscripts: str, x: Float[Array, "T N a"], weight: Float[Array, "N a b"]
+) -> Float[Array, "T N b"]:
+    """Every head's own product. It is rounded before the tokens come first again: XLA:CPU makes a
+    turn that follows a product a part of it, and cannot run such a product of bfloat16 with float32
+    sums.
     """
     return einsum(subscripts, x, weight).astype(x.dtype).swapaxes(0, 1)

@@ -13,8 +13,8 @@ from jaxserve.models.quant import Quantized
 def einsum(subscripts: str, x: jax.Array, weight: jax.Array | Quantized) -> jax.Array:
     """Contract activations with a weight, accumulating in float32; the result is float32.
 
-    float32 operands stay what they are: without asking, GPUs and TPUs round them. On a CPU bfloat16 operands with a
-    float32 accumulator are faster than float32 operands from two rows on.
+    float32 operands stay what they are: without asking, GPUs and TPUs round them. On a CPU bfloat16
+    operands with a float32 accumulator are faster than float32 operands from two rows on.
     """
     if isinstance(weight, Quantized):
         product = low_precision_product if weight.form.activations else quantized_product
@@ -34,14 +34,22 @@ def project(subscripts: str, x: jax.Array, weights: dict, name: str) -> jax.Arra
 
 
 def rms_norm(
-    x: Float[Array, "T *N"], weight: Float[Array, "*N"], eps: float, plus_one: bool = False, rounds_last: bool = False
+    x: Float[Array, "T *N"],
+    weight: Float[Array, "*N"],
+    eps: float,
+    plus_one: bool = False,
+    rounds_last: bool = False,
 ) -> Float[Array, "T *N"]:
-    """Zhang and Sennrich 2019, in float32, over the last dimensions: as many as the weight has. The dtype is x's.
+    """Zhang and Sennrich 2019, in float32, over the last dimensions: as many as the weight has. The
+    dtype is x's.
 
-    Rounded before the product with the weight, unless rounds_last; plus_one multiplies by 1 + weight and rounds then.
+    Rounded before the product with the weight, unless rounds_last; plus_one multiplies by 1 +
+    weight and rounds then.
     """
     wide = x.astype(jnp.float32)
-    normed = wide * lax.rsqrt(jnp.mean(wide * wide, axis=tuple(range(-weight.ndim, 0)), keepdims=True) + eps)
+    normed = wide * lax.rsqrt(
+        jnp.mean(wide * wide, axis=tuple(range(-weight.ndim, 0)), keepdims=True) + eps
+    )
     weight = weight.reshape((1,) * (x.ndim - weight.ndim) + weight.shape)
     if plus_one or rounds_last:
         return (normed * (float(plus_one) + weight.astype(jnp.float32))).astype(x.dtype)

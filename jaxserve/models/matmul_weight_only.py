@@ -17,15 +17,19 @@ from sharding.rules import LANES, partition
 
 
 def quantized_product(subscripts: str, x: Float[Array, "T D"], weight: Quantized) -> jax.Array:
-    """float32; T and the weight's other letters in their order. Of 8 or 4 bits every number is one of x's dtype.
+    """float32; T and the weight's other letters in their order. Of 8 or 4 bits every number is one
+    of x's dtype.
 
-    A scale per output channel multiplies the result, and XLA converts the numbers as it reads them. Groups are the
-    quantized matrix product's, a kernel's where the weight is placed.
+    A scale per output channel multiplies the result, and XLA converts the numbers as it reads them.
+    Groups are the quantized matrix product's, a kernel's where the weight is placed.
     """
     letters, out = subscripts.split(",")[1].split("->")
     at = next(i for i, letter in enumerate(letters) if letter not in out)
     if weight.form.group is None:
-        return float_product(subscripts, x, weight.values.astype(x.dtype)) * weight.scales.squeeze(at)[None]
+        return (
+            float_product(subscripts, x, weight.values.astype(x.dtype))
+            * weight.scales.squeeze(at)[None]
+        )
     numbers, scales = (jnp.moveaxis(part, at, 0) for part in (weight.values, weight.scales))
     if weight.placed is None:
         return reference.multiply(x, numbers, scales, Options())
@@ -42,19 +46,27 @@ def float_product(subscripts: str, x: jax.Array, weight: jax.Array) -> jax.Array
 
 
 def place_weights(params: dict, placed: Mapping[str, Placed]) -> dict:
-    """Parameters, inside a step: those of these names know what multiplies them. Experts have their own kernels."""
+    """Parameters, inside a step: those of these names know what multiplies them. Experts have their
+    own kernels.
+    """
 
     def put(weights: dict) -> dict:
         found = {name: weights[name] for name in placed if name in weights}
-        return weights | {name: replace(weight, placed=placed[name]) for name, weight in found.items()}
+        return weights | {
+            name: replace(weight, placed=placed[name]) for name, weight in found.items()
+        }
 
     return put(params) | {"layers": [put(layer) for layer in params["layers"]]}
 
 
-def _on_shards(x: jax.Array, numbers: jax.Array, scales: jax.Array, at: int, placed: Placed) -> jax.Array:
+def _on_shards(
+    x: jax.Array, numbers: jax.Array, scales: jax.Array, at: int, placed: Placed
+) -> jax.Array:
     """numbers [K, *N] and scales [G, *N] of a weight that had K at `at`."""
     mesh, kernel = placed.mesh, placed.kernel
-    letters = placed.axes if numbers.ndim == len(placed.axes) else placed.axes[0] + placed.axes[-1]  # flattened
+    letters = (
+        placed.axes if numbers.ndim == len(placed.axes) else placed.axes[0] + placed.axes[-1]
+    )  # flattened
     split = partition(letters[at] + letters[:at] + letters[at + 1 :], numbers.shape, mesh)
     summed, *columns = split
 

@@ -11,15 +11,21 @@ from jaxserve.models.spec import ModelSpec
 def gated_mlp(spec: ModelSpec, weights: dict, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
     """float32."""
     both = project("TD,DCF->TCF", x, weights, "gate_up")
-    return project("TF,FD->TD", activate(spec, both[:, 0], both[:, 1]).astype(x.dtype), weights, "down")
+    return project(
+        "TF,FD->TD", activate(spec, both[:, 0], both[:, 1]).astype(x.dtype), weights, "down"
+    )
 
 
-def activate(spec: ModelSpec, gate: Float[Array, "*n"], up: Float[Array, "*n"]) -> Float[Array, "*n"]:
+def activate(
+    spec: ModelSpec, gate: Float[Array, "*n"], up: Float[Array, "*n"]
+) -> Float[Array, "*n"]:
     """The product of the activated gate and the other half."""
     if spec.activation == "silu":
         return jax.nn.silu(gate) * up
     if spec.activation == "gelu_tanh":
         return jax.nn.gelu(gate, approximate=True) * up
-    limit = spec.activation_limit  # gpt-oss: a sigmoid steeper than silu's, and no number beyond the limit
+    limit = (
+        spec.activation_limit
+    )  # gpt-oss: a sigmoid steeper than silu's, and no number beyond the limit
     gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
     return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)

@@ -1,9 +1,11 @@
-"""Mixture-of-experts MLPs: routing, the way of tokens to the shards that hold their experts and back, the products.
+"""Mixture-of-experts MLPs: routing, the way of tokens to the shards that hold their experts and
+back, the products.
 
-No token is dropped. Experts are split over the mesh axis `expert`, whose shards have tokens of their own, and each
-expert's columns over `tensor`. Tokens travel in one of two ways: every shard gets all tokens of its neighbours (an
-all-gather), or each only those that one of its experts has to answer (an all-to-all, with room for as many as evenly
-routed tokens would need; a step with more goes the first way). What shards say of a token comes back by an all-to-all.
+No token is dropped. Experts are split over the mesh axis `expert`, whose shards have tokens of
+their own, and each expert's columns over `tensor`. Tokens travel in one of two ways: every shard
+gets all tokens of its neighbours (an all-gather), or each only those that one of its experts has to
+answer (an all-to-all, with room for as many as evenly routed tokens would need; a step with more
+goes the first way). What shards say of a token comes back by an all-to-all.
 """
 
 import math
@@ -28,8 +30,11 @@ from sharding.rules import LANES, partition
 
 ROWS_AT_ONCE = (
     2**13
-)  # from so many rows on, an expert shard computes what it expects, and then the rest if there is any
-WORTH_IT = 0.75  # an all-to-all that moves more than this share of what an all-gather does is not worth its fallback
+    # from so many rows on, an expert shard computes what it expects, and then the rest if there is
+    # any
+)
+# an all-to-all that moves more than this share of what an all-gather does is not worth its fallback
+WORTH_IT = 0.75
 
 
 def axes(spec: ModelSpec) -> dict:
@@ -52,10 +57,11 @@ def axes(spec: ModelSpec) -> dict:
 
 
 def room(mixture: Mixture, tokens: int, shards: int) -> int | None:
-    """Tokens that one shard may send another in an all-to-all; None where gathering all of them costs hardly more.
+    """Tokens that one shard may send another in an all-to-all; None where gathering all of them
+    costs hardly more.
 
-    tokens: of one shard. Evenly routed, a token has an expert on a given shard with probability 1 - (1 - 1/shards)^X;
-    room is left for four standard deviations more.
+    tokens: of one shard. Evenly routed, a token has an expert on a given shard with probability 1 -
+    (1 - 1/shards)^X; room is left for four standard deviations more.
     """
     share = 1 - (1 - 1 / shards) ** mixture.taken
     needed = math.ceil(tokens * share + 4 * math.sqrt(tokens * share * (1 - share)))
@@ -63,7 +69,9 @@ def room(mixture: Mixture, tokens: int, shards: int) -> int | None:
     return rounded if shards > 1 and rounded <= WORTH_IT * tokens else None
 
 
-def block_rows(mixture: Mixture, tokens: int, shards: int, kernel: GroupedMatmul, dtype: jnp.dtype) -> int:
+def block_rows(
+    mixture: Mixture, tokens: int, shards: int, kernel: GroupedMatmul, dtype: jnp.dtype
+) -> int:
     """Rows of a block of one expert, where every shard has so many tokens."""
     return kernel.block_rows(dtype, -(-tokens * shards * mixture.taken // mixture.experts))
 
@@ -71,8 +79,8 @@ def block_rows(mixture: Mixture, tokens: int, shards: int, kernel: GroupedMatmul
 def blocks_at_once(mixture: Mixture, tokens: int, assignments: int, shards: int, block: int) -> int:
     """How many blocks an expert shard computes together.
 
-    All that its share of `assignments` may ever be, where that is little; else twice what even routing of every shard's
-    `tokens` would send it, since all tokens of all shards may want it.
+    All that its share of `assignments` may ever be, where that is little; else twice what even
+    routing of every shard's `tokens` would send it, since all tokens of all shards may want it.
     """
     local = mixture.experts // shards
     most = blocks_needed(assignments, local, block)
@@ -82,9 +90,16 @@ def blocks_at_once(mixture: Mixture, tokens: int, assignments: int, shards: int,
 
 
 def products(
-    spec: ModelSpec, tokens: int, mesh: Mesh, kernel: GroupedMatmul, dtype: jnp.dtype, form: Form | None = None
+    spec: ModelSpec,
+    tokens: int,
+    mesh: Mesh,
+    kernel: GroupedMatmul,
+    dtype: jnp.dtype,
+    form: Form | None = None,
 ) -> list[tuple[Options, Demand]]:
-    """What a layer asks of the kernel in a step with so many tokens per lane. form: of quantized experts."""
+    """What a layer asks of the kernel in a step with so many tokens per lane. form: of quantized
+    experts.
+    """
     mixture = spec.mixture
     assert mixture
     shards, columns = mesh.shape["expert"], mixture.d_expert // mesh.shape["tensor"]
@@ -95,7 +110,9 @@ def products(
     down = Demand(rows, local, 1, columns, spec.d_model, dtype, kind)
     if form:
         up, down = (
-            each._replace(numbers=form.dtype, scales=each.contracted // form.group if form.group else 1)
+            each._replace(
+                numbers=form.dtype, scales=each.contracted // form.group if form.group else 1
+            )
             for each in (up, down)
         )
     return [(Options(size, jnp.dtype(jnp.float32), kind), up), (Options(size, dtype, kind), down)]
@@ -103,14 +120,18 @@ def products(
 
 @flax.struct.dataclass
 class Experts:
-    """What expert MLPs need beside weights and activations: fixed for a compiled step, but for `live`."""
+    """What expert MLPs need beside weights and activations: fixed for a compiled step, but for
+    `live`.
+    """
 
     live: Bool[Array, "T"]  # whether it is a token at all
     spec: ModelSpec = flax.struct.field(pytree_node=False)
     mesh: Mesh = flax.struct.field(pytree_node=False)
     kernel: GroupedMatmul = flax.struct.field(pytree_node=False)
 
-    def __call__(self, weights: dict, x: Float[Array, "T D"]) -> tuple[Float[Array, "T D"], Int[Array, "A E"]]:
+    def __call__(
+        self, weights: dict, x: Float[Array, "T D"]
+    ) -> tuple[Float[Array, "T D"], Int[Array, "A E"]]:
         """The layer's answer, and how many tokens of each lane every expert has answered.
 
         T counts the tokens of all lanes, lane after lane.
@@ -138,12 +159,19 @@ class Experts:
             scales=partition(of_scales, weight.scales.shape, self.mesh),
         )
 
-    def _one_lane(self, weights: dict, x: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _one_lane(
+        self, weights: dict, x: jax.Array, live: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """The same for one lane's tokens and one shard's experts and columns."""
         ids, scales = route(self.mixture, weights, x)
-        # In the order of experts, as waves and shards come, so that every sum is of the same numbers one by one.
-        ids, scales = lax.sort((jnp.where(live[:, None], ids, self.mixture.experts), scales), num_keys=1)
-        load = (ids.reshape(-1)[:, None] == jnp.arange(self.mixture.experts)[None]).sum(0, dtype=jnp.int32)
+        # In the order of experts, as waves and shards come, so that every sum is of the same
+        # numbers one by one.
+        ids, scales = lax.sort(
+            (jnp.where(live[:, None], ids, self.mixture.experts), scales), num_keys=1
+        )
+        load = (ids.reshape(-1)[:, None] == jnp.arange(self.mixture.experts)[None]).sum(
+            0, dtype=jnp.int32
+        )
         out = self._exchange(weights["experts"], x, ids, scales).astype(jnp.float32)
         if self.mixture.d_shared:
             out = out + self._shared(weights, x)
@@ -163,12 +191,16 @@ class Experts:
         out = gated_mlp(self.spec, weights["shared"], x)
         if not self.mixture.shared_gate:
             return out
-        logit = (x.astype(jnp.float32) * weights["shared_gate"].astype(jnp.float32)[None]).sum(-1, keepdims=True)
+        logit = (x.astype(jnp.float32) * weights["shared_gate"].astype(jnp.float32)[None]).sum(
+            -1, keepdims=True
+        )
         return jax.nn.sigmoid(logit) * out
 
     # ---- between shards
 
-    def _exchange(self, weights: dict, x: jax.Array, ids: jax.Array, scales: jax.Array) -> jax.Array:
+    def _exchange(
+        self, weights: dict, x: jax.Array, ids: jax.Array, scales: jax.Array
+    ) -> jax.Array:
         """The experts' part of the answer, wherever they are."""
         if self._shards == 1:
             return self._compute(len(x), weights, x, ids, scales)
@@ -177,14 +209,18 @@ class Experts:
         if space is None:
             return self._gather(weights, x, ids, scales, peer)
         goes = (peer[:, :, None] == jnp.arange(self._shards)[None, None]).any(1)  # [T, shards]
-        crowded = lax.psum((goes.sum(0) > space).any().astype(jnp.int32), LANES)  # the same on all shards
+        crowded = lax.psum(
+            (goes.sum(0) > space).any().astype(jnp.int32), LANES
+        )  # the same on all shards
         return lax.cond(
             crowded == 0,
             lambda: self._all_to_all(weights, x, ids, scales, peer, goes, space),
             lambda: self._gather(weights, x, ids, scales, peer),
         )
 
-    def _gather(self, weights: dict, x: jax.Array, ids: jax.Array, scales: jax.Array, peer: jax.Array) -> jax.Array:
+    def _gather(
+        self, weights: dict, x: jax.Array, ids: jax.Array, scales: jax.Array, peer: jax.Array
+    ) -> jax.Array:
         """All tokens of the neighbours come, what is said of them goes back."""
         everyone = [lax.all_gather(part, "expert", tiled=True) for part in (x, ids, scales)]
         answers = self._compute(len(x), weights, *everyone).reshape(self._shards, *x.shape)
@@ -204,21 +240,29 @@ class Experts:
         """Every token once to each of the shards that it has experts on."""
         place = jnp.where(goes, jnp.cumsum(goes, axis=0) - 1, space)  # [T, n]
         token = jnp.broadcast_to(jnp.arange(len(x))[:, None], place.shape)
-        sent = jnp.full((self._shards, space), len(x)).at[jnp.arange(self._shards)[None], place].set(token, mode="drop")
+        sent = (
+            jnp.full((self._shards, space), len(x))
+            .at[jnp.arange(self._shards)[None], place]
+            .set(token, mode="drop")
+        )
         parcels = (
             x.at[sent].get(mode="fill", fill_value=0),
             ids.at[sent].get(mode="fill", fill_value=self.mixture.experts),
             scales.at[sent].get(mode="fill", fill_value=0),
         )
         arrived = [lax.all_to_all(part, "expert", 0, 0) for part in parcels]
-        answers = self._compute(len(x), weights, *(part.reshape(-1, part.shape[-1]) for part in arrived))
-        return self._sum(lax.all_to_all(answers.reshape(arrived[0].shape), "expert", 0, 0), peer, place)
+        answers = self._compute(
+            len(x), weights, *(part.reshape(-1, part.shape[-1]) for part in arrived)
+        )
+        return self._sum(
+            lax.all_to_all(answers.reshape(arrived[0].shape), "expert", 0, 0), peer, place
+        )
 
     def _sum(
         self, answers: Float[Array, "n S D"], peer: Int[Array, "T X"], place: Int[Array, "T n"]
     ) -> Float[Array, "T D"]:
-        """Of what the shards say of every token, in the order of its experts: so that the sum is the same to the last
-        bit, whichever way the tokens went, and whoever went with them.
+        """Of what the shards say of every token, in the order of its experts: so that the sum is
+        the same to the last bit, whichever way the tokens went, and whoever went with them.
 
         place: where a token's answer stands among those of each shard.
         """
@@ -233,11 +277,18 @@ class Experts:
     # ---- on one shard
 
     def _compute(
-        self, tokens: int, weights: dict, x: Float[Array, "S D"], ids: Int[Array, "S X"], scales: Float[Array, "S X"]
+        self,
+        tokens: int,
+        weights: dict,
+        x: Float[Array, "S D"],
+        ids: Int[Array, "S X"],
+        scales: Float[Array, "S X"],
     ) -> Float[Array, "S D"]:
-        """What this shard's experts and columns contribute to these tokens; every shard has `tokens` of its own.
+        """What this shard's experts and columns contribute to these tokens; every shard has
+        `tokens` of its own.
 
-        No array is summed up by scattering into it: on a GPU the order of the sums, and their last bits, would vary.
+        No array is summed up by scattering into it: on a GPU the order of the sums, and their last
+        bits, would vary.
         """
         experts = self.mixture.experts // self._shards
         local = ids - lax.axis_index("expert") * experts
@@ -251,29 +302,50 @@ class Experts:
         token = jnp.broadcast_to(jnp.arange(len(x))[:, None], ids.shape)
         source = jnp.zeros(len(owners) * size, jnp.int32).at[position].set(token, mode="drop")
 
-        # A token's answers are fetched at once where they are few, else one by one: no array shall hold very many.
+        # A token's answers are fetched at once where they are few, else one by one: no array shall
+        # hold very many.
         taken = self.mixture.taken
-        turns = [slice(0, taken)] if ids.size <= ROWS_AT_ONCE else [slice(k, k + 1) for k in range(taken)]
+        turns = (
+            [slice(0, taken)]
+            if ids.size <= ROWS_AT_ONCE
+            else [slice(k, k + 1) for k in range(taken)]
+        )
 
         def add(wave: jax.Array | int, sums: jax.Array) -> jax.Array:
             first, rows = wave * at_once, at_once * size
-            these = Groups(lax.dynamic_slice_in_dim(owners, first, at_once), jnp.clip(groups.live - first, 0, at_once))
-            answers = self._mlp(weights, x[lax.dynamic_slice_in_dim(source, first * size, rows)], these, size)
+            these = Groups(
+                lax.dynamic_slice_in_dim(owners, first, at_once),
+                jnp.clip(groups.live - first, 0, at_once),
+            )
+            answers = self._mlp(
+                weights, x[lax.dynamic_slice_in_dim(source, first * size, rows)], these, size
+            )
             for some in turns:
                 at = position[:, some] - first * size
                 found = answers.at[at].get(mode="clip").astype(jnp.float32) * scales[:, some, None]
                 here = (at >= 0) & (at < rows) & (local[:, some] < experts)
-                for k in range(found.shape[1]):  # in order: a wave may end between any two of a token's experts
+                for k in range(
+                    found.shape[1]
+                ):  # in order: a wave may end between any two of a token's experts
                     sums = sums + jnp.where(here[:, k, None], found[:, k], 0)
             return sums
 
         nothing = jnp.zeros(x.shape, jnp.float32)
-        sums = add(0, nothing) if waves == 1 else lax.fori_loop(0, -(-groups.live // at_once), add, nothing)
+        sums = (
+            add(0, nothing)
+            if waves == 1
+            else lax.fori_loop(0, -(-groups.live // at_once), add, nothing)
+        )
         return sums.astype(x.dtype)
 
-    def _mlp(self, weights: dict, x: Float[Array, "M D"], groups: Groups, block: int) -> Float[Array, "M D"]:
+    def _mlp(
+        self, weights: dict, x: Float[Array, "M D"], groups: Groups, block: int
+    ) -> Float[Array, "M D"]:
         """Every row through its expert."""
-        wide, narrow = (Options(block, dtype, device_kind(self.mesh)) for dtype in (jnp.dtype(jnp.float32), x.dtype))
+        wide, narrow = (
+            Options(block, dtype, device_kind(self.mesh))
+            for dtype in (jnp.dtype(jnp.float32), x.dtype)
+        )
         both = self._multiply(x, weights["gate_up"], groups, wide)
         if self.mixture.expert_bias:
             both = _add_bias(both, weights["gate_up_bias"], groups, block)
@@ -285,7 +357,9 @@ class Experts:
             out = _add_bias(out, bias[:, None], groups, block)
         return out[:, 0]
 
-    def _multiply(self, x: jax.Array, weight: jax.Array | Quantized, groups: Groups, options: Options) -> jax.Array:
+    def _multiply(
+        self, x: jax.Array, weight: jax.Array | Quantized, groups: Groups, options: Options
+    ) -> jax.Array:
         if isinstance(weight, Quantized):
             return self.kernel.multiply(x, weight.values, groups, options, weight.scales)
         return self.kernel.multiply(x, weight, groups, options)

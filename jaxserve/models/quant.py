@@ -1,11 +1,13 @@
-"""Weights in 8 or 4 bits: which, what their numbers become, and how a shard is quantized while it is read.
+"""Weights in 8 or 4 bits: which, what their numbers become, and how a shard is quantized while it
+is read.
 
-A quantized weight is small numbers and float32 scales: an output channel has one, or one for each `group` numbers that
-are summed up in it. Rounding is to nearest, against the largest number that shares the scale. Activations keep their
-precision but in the forms that begin with w8a8, which round them too where they meet such a weight
-(low_precision_product.py); so does what CONTRACTED does not name: embeddings (a head that is tied to one, too), norms,
-biases, the routers of experts.
-Which axes a scale has follows from a weight's declaration and from CONTRACTED; layers.einsum hides it all.
+A quantized weight is small numbers and float32 scales: an output channel has one, or one for each
+`group` numbers that are summed up in it. Rounding is to nearest, against the largest number that
+shares the scale. Activations keep their precision but in the forms that begin with w8a8, which
+round them too where they meet such a weight (low_precision_product.py); so does what CONTRACTED
+does not name: embeddings (a head that is tied to one, too), norms, biases, the routers of experts.
+Which axes a scale has follows from a weight's declaration and from CONTRACTED; layers.einsum hides
+it all.
 """
 
 import math
@@ -27,10 +29,18 @@ from jaxserve.models.spec import ModelSpec
 from pallas_kernels.quantized_matmul.api import GROUPS, Demand, QuantizedMatmul
 from sharding.params import ParamSpec, is_param_spec
 
-# What is quantized -> the letters that its product sums over. Of a latent attention's two matrices that are applied
-# head by head, of routers and of whatever else is not here, nothing is.
+# What is quantized -> the letters that its product sums over. Of a latent attention's two matrices
+# that are applied head by head, of routers and of whatever else is not here, nothing is.
 CONTRACTED: Final[Mapping[str, str]] = MappingProxyType(
-    {"qkv": "D", "o": "NHw", "gate_up": "D", "down": "F", "compress": "D", "query": "Dy", "head": "D"}
+    {
+        "qkv": "D",
+        "o": "NHw",
+        "gate_up": "D",
+        "down": "F",
+        "compress": "D",
+        "query": "Dy",
+        "head": "D",
+    }
 )
 HEAD: Final = "+head"
 PIECE: Final = 2**24  # numbers of a weight that are in memory as float32 at a time
@@ -41,7 +51,8 @@ Ranges = tuple[range, ...]  # of every dimension, what is asked for
 
 @dataclass(frozen=True)
 class Form:
-    """What numbers become. largest: the largest of them. group: numbers with one scale; None: a whole sum's.
+    """What numbers become. largest: the largest of them. group: numbers with one scale; None: a
+    whole sum's.
 
     head: whether the head is quantized too. activations: whether what is multiplied with them is.
     """
@@ -87,9 +98,9 @@ FORMS: Final[Mapping[str, Form]] = MappingProxyType(
 class Quantized:
     """A weight, or its declaration: then values and scales are ParamSpecs.
 
-    values: in the weight's shape. scales: float32, with one dimension of length n in place of those that are summed
-    over; n counts the groups, in the order of those numbers, and is 1 without groups. placed: within a step, of a
-    weight whose product is a kernel's; None: XLA's.
+    values: in the weight's shape. scales: float32, with one dimension of length n in place of those
+    that are summed over; n counts the groups, in the order of those numbers, and is 1 without
+    groups. placed: within a step, of a weight whose product is a kernel's; None: XLA's.
     """
 
     values: Any
@@ -100,7 +111,9 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a weight lies and what multiplies it. axes: of its values, as declared. demand: of one shard."""
+    """Where a weight lies and what multiplies it. axes: of its values, as declared. demand: of one
+    shard.
+    """
 
     axes: str
     mesh: Mesh
@@ -118,13 +131,18 @@ def form_of(asked: str) -> Form | None:
         return None
     name = asked.removesuffix(HEAD)
     if name not in FORMS:
-        raise ModelError(f"--weights {asked}: choose auto, {', '.join(FORMS)} ({HEAD} behind it: the head as well)")
+        raise ModelError(
+            f"--weights {asked}: choose auto, {', '.join(FORMS)} ({HEAD} behind it: the head as "
+            f"well)"
+        )
     return replace(FORMS[name], head=asked.endswith(HEAD))
 
 
 def form_in(params: Any) -> Form | None:
     """Of parameters, or of their declarations or abstract values."""
-    found = (leaf.form for leaf in jax.tree.leaves(params, is_leaf=is_quantized) if is_quantized(leaf))
+    found = (
+        leaf.form for leaf in jax.tree.leaves(params, is_leaf=is_quantized) if is_quantized(leaf)
+    )
     return next(found, None)
 
 
@@ -132,15 +150,26 @@ def form_in(params: Any) -> Form | None:
 
 
 def quantized_specs(spec: ModelSpec, specs: dict, form: Form) -> dict:
-    """Declarations with a Quantized for each weight that is quantized. ModelError where that cannot be done."""
+    """Declarations with a Quantized for each weight that is quantized. ModelError where that cannot
+    be done.
+    """
     if spec.mixture and form.activations:
-        raise ModelError(f"--weights {form} is not built in for mixtures of experts (choose {form.weights_alone})")
+        raise ModelError(
+            f"--weights {form} is not built in for mixtures of experts (choose "
+            f"{form.weights_alone})"
+        )
     if form.head and not spec.has_head:
-        raise ModelError(f"--weights {form}: this model has no head beside its embedding (leave {HEAD} out)")
+        raise ModelError(
+            f"--weights {form}: this model has no head beside its embedding (leave {HEAD} out)"
+        )
 
     def declare(path: tuple[Any, ...], param: ParamSpec) -> ParamSpec | Quantized:
         name = path[-1].key
-        return _declare(name, param, form) if name in CONTRACTED and (name != "head" or form.head) else param
+        return (
+            _declare(name, param, form)
+            if name in CONTRACTED and (name != "head" or form.head)
+            else param
+        )
 
     return tree_map_with_path(declare, specs, is_leaf=is_param_spec)
 
@@ -151,14 +180,22 @@ def _declare(name: str, param: ParamSpec, form: Form) -> Quantized:
     if form.group and summed % form.group:
         fitting = [str(size) for size in GROUPS if summed % size == 0]
         hint = f"groups of {' or '.join(fitting)} do" if fitting else "choose one without groups"
-        raise ModelError(f"--weights {form}: {name} sums {summed} numbers, no multiple of {form.group} ({hint})")
+        raise ModelError(
+            f"--weights {form}: {name} sums {summed} numbers, no multiple of {form.group} ({hint})"
+        )
     if form.activations and form.numbers == INT8.name and summed * INT8.largest**2 >= 2**31:
-        raise ModelError(f"--weights {form}: {name} sums {summed} products, more than int32 holds (choose int8)")
+        raise ModelError(
+            f"--weights {form}: {name} sums {summed} products, more than int32 holds (choose int8)"
+        )
     axes = scale_axes(name, param.axes, form)
     shape = (*param.shape[: at.start], summed // (form.group or summed), *param.shape[at.stop :])
     summed_up = param.axes[at] if form.group else ""
-    values = replace(param, dtype=jnp.dtype(form.dtype), std=form.largest / SPREAD, summed=summed_up)
-    scales = ParamSpec(axes, shape, jnp.dtype(jnp.float32), mean=param.std * SPREAD / form.largest, std=0.0)
+    values = replace(
+        param, dtype=jnp.dtype(form.dtype), std=form.largest / SPREAD, summed=summed_up
+    )
+    scales = ParamSpec(
+        axes, shape, jnp.dtype(jnp.float32), mean=param.std * SPREAD / form.largest, std=0.0
+    )
     return Quantized(values, scales, form)
 
 
@@ -200,9 +237,9 @@ def round_to(dtype: np.dtype, weight: np.ndarray, at: slice, scales: np.ndarray)
 class Rounding:
     """Quantizes one weight shard by shard, reading it in pieces; what shards share is found once.
 
-    read: gives float32 of the ranges asked for, in the weight's own dimensions. A shard of what is summed over (N of an
-    `o`, F of a `down`) has the scales of the whole sum, for which all of it is read: so that shards are, bit for bit,
-    parts of what one device would hold.
+    read: gives float32 of the ranges asked for, in the weight's own dimensions. A shard of what is
+    summed over (N of an `o`, F of a `down`) has the scales of the whole sum, for which all of it is
+    read: so that shards are, bit for bit, parts of what one device would hold.
     """
 
     def __init__(self, name: str, param: Quantized, read: Callable[[Ranges], np.ndarray]):
@@ -245,9 +282,11 @@ def _lengths(ranges: Ranges) -> list[int]:
 
 
 def _pieces(asked: Ranges, at: slice, first: int = 0) -> Iterator[tuple[Ranges, tuple[slice, ...]]]:
-    """The ranges cut along what is not summed over, from the dimension `first` on, and where each piece lies in them.
+    """The ranges cut along what is not summed over, from the dimension `first` on, and where each
+    piece lies in them.
 
-    The outermost is cut first, so that a piece is of one expert or of few: each may have tensors of its own.
+    The outermost is cut first, so that a piece is of one expert or of few: each may have tensors of
+    its own.
     """
     size = math.prod(_lengths(asked))
     if size <= PIECE or first == len(asked):
@@ -258,5 +297,7 @@ def _pieces(asked: Ranges, at: slice, first: int = 0) -> Iterator[tuple[Ranges, 
         step = max(PIECE * len(asked[first]) // size, 1)
         for begin in range(0, len(asked[first]), step):
             here = slice(begin, begin + step)
-            for piece, place in _pieces((*asked[:first], asked[first][here], *asked[first + 1 :]), at, first + 1):
+            for piece, place in _pieces(
+                (*asked[:first], asked[first][here], *asked[first + 1 :]), at, first + 1
+            ):
                 yield piece, (*place[:first], here, *place[first + 1 :])

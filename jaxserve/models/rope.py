@@ -1,7 +1,7 @@
 """Rotary position embedding: the frequencies of every published scaling, and their application.
 
-Su et al. 2021 (RoFormer); Chen et al. 2023 (linear); Peng et al. 2023 (YaRN); Ding et al. 2024 (LongRoPE); Llama 3.1's
-piecewise scaling.
+Su et al. 2021 (RoFormer); Chen et al. 2023 (linear); Peng et al. 2023 (YaRN); Ding et al. 2024
+(LongRoPE); Llama 3.1's piecewise scaling.
 """
 
 import math
@@ -17,7 +17,8 @@ from jaxserve.errors import ModelError
 
 @dataclass(frozen=True)
 class Rope:
-    """Unscaled rotary embedding. Subclasses scale the inverse frequencies; `attention_factor` scales cos and sin.
+    """Unscaled rotary embedding. Subclasses scale the inverse frequencies; `attention_factor`
+    scales cos and sin.
 
     rotated: share of a head's dimensions that are rotated, the first ones.
     """
@@ -28,14 +29,20 @@ class Rope:
     def __post_init__(self) -> None:
         """ModelError for numbers that give no frequencies."""
         for name, value in vars(self).items():
-            if value is None or isinstance(value, bool | tuple) or (name.startswith("mscale") and value == 0):
+            if (
+                value is None
+                or isinstance(value, bool | tuple)
+                or (name.startswith("mscale") and value == 0)
+            ):
                 continue  # left open, a switch, or "without"
             if not 0 < value < math.inf:
                 raise ModelError(f"rope: {name} is {value}; it must be a positive number")
         if self.theta <= 1:
             raise ModelError(f"rope: theta is {self.theta}; it must be more than 1")
         if self.rotated > 1:
-            raise ModelError(f"rope: {self.rotated} of the dimensions are rotated; it must be at most 1")
+            raise ModelError(
+                f"rope: {self.rotated} of the dimensions are rotated; it must be at most 1"
+            )
 
     def dimensions(self, head_dim: int) -> int:
         """How many dimensions of a head are rotated."""
@@ -81,12 +88,15 @@ class Llama3Rope(Rope):
         super().__post_init__()
         if self.low_freq_factor >= self.high_freq_factor:
             raise ModelError(
-                f"rope: low_freq_factor {self.low_freq_factor} is not below high_freq_factor {self.high_freq_factor}"
+                f"rope: low_freq_factor {self.low_freq_factor} is not below high_freq_factor "
+                f"{self.high_freq_factor}"
             )
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
         base = self.base(head_dim)
-        turns = self.original_context * base / (2 * math.pi)  # full rotations over the original context
+        turns = (
+            self.original_context * base / (2 * math.pi)
+        )  # full rotations over the original context
         keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         keep = np.clip(keep, 0, 1)
         return (keep * base + (1 - keep) * base / self.factor).astype(np.float32)
@@ -116,7 +126,11 @@ class YarnRope(Rope):
 
     def _dimension(self, rotations: float, d: int) -> float:
         """The pair of dimensions that makes this many rotations over the original context."""
-        return d * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
+        return (
+            d
+            * math.log(self.original_context / (rotations * 2 * math.pi))
+            / (2 * math.log(self.theta))
+        )
 
     @property
     def attention_factor(self) -> float:
@@ -128,7 +142,9 @@ class YarnRope(Rope):
 
     @property
     def score_factor(self) -> float:
-        """By which DeepSeek multiplies the scores of attention beside, for keys whose every dimension is extended."""
+        """By which DeepSeek multiplies the scores of attention beside, for keys whose every
+        dimension is extended.
+        """
         return self._magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
     def _magnitude(self, mscale: float) -> float:
@@ -137,9 +153,11 @@ class YarnRope(Rope):
 
 @dataclass(frozen=True)
 class LongRope(Rope):
-    """Ding et al. 2024 within the original context, where every pair of dimensions has its short factor.
+    """Ding et al. 2024 within the original context, where every pair of dimensions has its short
+    factor.
 
-    Beyond it transformers turns to other factors for the whole sequence; this runtime's context ends there.
+    Beyond it transformers turns to other factors for the whole sequence; this runtime's context
+    ends there.
     """
 
     short_factors: tuple[float, ...] = ()
@@ -151,12 +169,15 @@ class LongRope(Rope):
         super().check(head_dim, max_positions)
         if max_positions > self.original_context:
             raise ModelError(
-                f"rope: longrope is implemented within its original context of {self.original_context}, "
+                f"rope: longrope is implemented within its original context of "
+                f"{self.original_context}, "
                 f"not for {max_positions} positions"
             )
         pairs = self.dimensions(head_dim) // 2
         if len(self.short_factors) != pairs:
-            raise ModelError(f"rope: {len(self.short_factors)} factors for {pairs} pairs of rotated dimensions")
+            raise ModelError(
+                f"rope: {len(self.short_factors)} factors for {pairs} pairs of rotated dimensions"
+            )
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
         return (self.base(head_dim) / np.asarray(self.short_factors)).astype(np.float32)
@@ -165,19 +186,30 @@ class LongRope(Rope):
     def attention_factor(self) -> float:
         if self.attention_scale is not None:
             return self.attention_scale
-        return 1.0 if self.factor <= 1 else math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
+        return (
+            1.0
+            if self.factor <= 1
+            else math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
+        )
 
 
-def tables(rope: Rope, head_dim: int, positions: Int[Array, "T"]) -> tuple[Float[Array, "T n"], Float[Array, "T n"]]:
+def tables(
+    rope: Rope, head_dim: int, positions: Int[Array, "T"]
+) -> tuple[Float[Array, "T n"], Float[Array, "T n"]]:
     """cos and sin of every position's rotation, float32."""
     angles = positions[:, None].astype(jnp.float32) * rope.inverse_frequencies(head_dim)[None]
     return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
 
 
-def rotate(x: Float[Array, "T N H"], cos: Float[Array, "T n"], sin: Float[Array, "T n"]) -> Float[Array, "T N H"]:
-    """Rotate dimension i with dimension i + n, for i < n (the layout of Hugging Face checkpoints)."""
+def rotate(
+    x: Float[Array, "T N H"], cos: Float[Array, "T n"], sin: Float[Array, "T n"]
+) -> Float[Array, "T N H"]:
+    """Rotate dimension i with dimension i + n, for i < n (the layout of Hugging Face
+    checkpoints)."""
     n = cos.shape[-1]
     first, second, rest = jnp.split(x.astype(jnp.float32), (n, 2 * n), axis=-1)
     cos, sin = cos[:, None], sin[:, None]
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+    rotated = jnp.concatenate(
+        [first * cos - second * sin, second * cos + first * sin, rest], axis=-1
+    )
     return jax.lax.convert_element_type(rotated, x.dtype)

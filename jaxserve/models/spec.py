@@ -1,4 +1,6 @@
-"""ModelSpec: the architecture of a checkpoint and nothing else (the operator's choices are in jaxserve.config)."""
+"""ModelSpec: the architecture of a checkpoint and nothing else (the operator's choices are in
+jaxserve.config).
+"""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -15,9 +17,10 @@ from pallas_kernels.paged_attention.api import Layout
 class PageGroup:
     """Layers that share a page table, because they keep the same tokens of a sequence.
 
-    A page of the group holds page_size tokens of K heads of head_dim for keys and for values, in every layer of it.
-    window: how many tokens a query sees, itself among them; None: all before it. value_dim: of latent pages, see
-    paged_attention.api.Layout; their one head is not split but on every shard.
+    A page of the group holds page_size tokens of K heads of head_dim for keys and for values, in
+    every layer of it. window: how many tokens a query sees, itself among them; None: all before it.
+    value_dim: of latent pages, see paged_attention.api.Layout; their one head is not split but on
+    every shard.
     """
 
     layers: tuple[int, ...]
@@ -34,10 +37,12 @@ class PageGroup:
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2, Liu et al. 2024): keys and values from one compressed vector per token.
+    """Multi-head latent attention (DeepSeek-V2, Liu et al. 2024): keys and values from one
+    compressed vector per token.
 
-    query_rank: of compressed queries; None: they are not. rank: of the vector that pages hold, beside rotated
-    dimensions that all heads share. head: dimensions of a head's key that are not rotated; value: of its value.
+    query_rank: of compressed queries; None: they are not. rank: of the vector that pages hold,
+    beside rotated dimensions that all heads share. head: dimensions of a head's key that are not
+    rotated; value: of its value.
     """
 
     query_rank: int | None
@@ -56,11 +61,12 @@ class Latent:
 class Mixture:
     """MLPs of which every token takes a few (Shazeer et al. 2017), beside one that all take.
 
-    layers: those that have it; the others have a plain MLP. d_expert, d_shared: F of one expert, and of what all take
-    (0: nothing). A token's scores are the softmax or sigmoid of its logits; it takes the `taken` best experts of its
-    groups_taken best groups, a group judged by its `judges` best. An expert's answer is weighed with its score, divided
-    by the sum of those taken if normalized, times scale. corrected: a learned bias takes part in the choice but not in
-    the weights (DeepSeek-V3). shared_gate: what all take is multiplied by the sigmoid of one logit.
+    layers: those that have it; the others have a plain MLP. d_expert, d_shared: F of one expert,
+    and of what all take (0: nothing). A token's scores are the softmax or sigmoid of its logits; it
+    takes the `taken` best experts of its groups_taken best groups, a group judged by its `judges`
+    best. An expert's answer is weighed with its score, divided by the sum of those taken if
+    normalized, times scale. corrected: a learned bias takes part in the choice but not in the
+    weights (DeepSeek-V3). shared_gate: what all take is multiplied by the sigmoid of one logit.
     """
 
     experts: int  # E
@@ -81,20 +87,28 @@ class Mixture:
 
     def __post_init__(self) -> None:
         if self.d_expert < 1 or not self.layers:
-            raise ModelError(f"a mixture with experts of size {self.d_expert} in {len(self.layers)} layers")
+            raise ModelError(
+                f"a mixture with experts of size {self.d_expert} in {len(self.layers)} layers"
+            )
         if self.groups < 1 or self.experts % self.groups:
             raise ModelError(f"{self.experts} experts do not divide into {self.groups} groups")
         if not 1 <= self.groups_taken <= self.groups:
             raise ModelError(f"{self.groups_taken} of {self.groups} groups of experts are taken")
         if not 1 <= self.taken <= self.experts // self.groups * self.groups_taken:
             raise ModelError(
-                f"{self.taken} experts per token are more than {self.groups_taken} of {self.groups} groups "
+                f"{self.taken} experts per token are more than {self.groups_taken} of "
+                f"{self.groups} groups "
                 f"of {self.experts} experts have"
             )
         if not 1 <= self.judges <= self.experts // self.groups:
-            raise ModelError(f"groups of {self.experts // self.groups} experts are judged by {self.judges} of them")
+            raise ModelError(
+                f"groups of {self.experts // self.groups} experts are judged by {self.judges} of "
+                f"them"
+            )
         if not 0 < self.scale < math.inf:
-            raise ModelError(f"the scale of the experts' weights is {self.scale}; it must be a positive number")
+            raise ModelError(
+                f"the scale of the experts' weights is {self.scale}; it must be a positive number"
+            )
 
 
 @dataclass(frozen=True)
@@ -119,10 +133,16 @@ class ModelSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    norms: Literal["before", "after", "around"] = "before"  # where the norms of attention and MLP stand
+    norms: Literal["before", "after", "around"] = (
+        "before"  # where the norms of attention and MLP stand
+    )
     norm_plus_one: bool = False  # a norm multiplies by 1 + weight
-    norm_rounds_last: bool = False  # a norm's product with its weight is in float32 (that with 1 + weight always)
-    qk_norm: Literal["none", "head", "whole"] = "none"  # norms of queries and keys: each head, or all heads together
+    norm_rounds_last: bool = (
+        False  # a norm's product with its weight is in float32 (that with 1 + weight always)
+    )
+    qk_norm: Literal["none", "head", "whole"] = (
+        "none"  # norms of queries and keys: each head, or all heads together
+    )
     activation: Literal["silu", "gelu_tanh", "clamped"] = "silu"  # of the gated MLP
     activation_limit: float = 0.0  # of a clamped one
     embed_scale: float = 1.0
@@ -132,7 +152,9 @@ class ModelSpec:
     sinks: bool = False  # a score per query head that takes part in the softmax and has no value
     latent: Latent | None = None  # head_dim is then that of queries, num_kv_heads 1
     mixture: Mixture | None = None
-    kv_copies: int = 1  # of each kv head of the checkpoint, one after the other among num_kv_heads (see on)
+    kv_copies: int = (
+        1  # of each kv head of the checkpoint, one after the other among num_kv_heads (see on)
+    )
 
     def __post_init__(self) -> None:
         for name in (
@@ -150,7 +172,9 @@ class ModelSpec:
         if not 0 < self.norm_eps < 1:
             raise ModelError(f"norm_eps is {self.norm_eps}; it must be a small positive number")
         if self.num_heads % self.num_kv_heads:
-            raise ModelError(f"{self.num_heads} query heads do not divide by {self.num_kv_heads} kv heads")
+            raise ModelError(
+                f"{self.num_heads} query heads do not divide by {self.num_kv_heads} kv heads"
+            )
         if self.head_dim % 2:
             raise ModelError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
         for rope in filter(None, (self.rope, self.window_rope)):
@@ -160,9 +184,16 @@ class ModelSpec:
         if (self.activation == "clamped") != (0 < self.activation_limit < math.inf):
             raise ModelError(f"activation {self.activation} with the limit {self.activation_limit}")
         if self.mixture and not set(self.mixture.layers) <= set(range(self.num_layers)):
-            raise ModelError(f"layers {self.mixture.layers} have experts, of {self.num_layers} layers")
-        if self.latent and (self.num_kv_heads, self.head_dim) != (1, self.latent.head + self.latent.rotated):
-            raise ModelError(f"latent attention with {self.num_kv_heads} kv heads of {self.head_dim}")
+            raise ModelError(
+                f"layers {self.mixture.layers} have experts, of {self.num_layers} layers"
+            )
+        if self.latent and (self.num_kv_heads, self.head_dim) != (
+            1,
+            self.latent.head + self.latent.rotated,
+        ):
+            raise ModelError(
+                f"latent attention with {self.num_kv_heads} kv heads of {self.head_dim}"
+            )
         for name in ("attn_scale", "attn_softcap", "final_softcap", "embed_scale"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -192,7 +223,15 @@ class ModelSpec:
         if self.latent is None:
             return {}
         y, m, i = self.latent.query_rank or 0, self.latent.rank, self.latent.rotated // 2
-        return {"y": y, "m": m, "u": self.latent.head, "w": self.latent.value, "i": i, "j": 2, "c": y + m + 2 * i}
+        return {
+            "y": y,
+            "m": m,
+            "u": self.latent.head,
+            "w": self.latent.value,
+            "i": i,
+            "j": 2,
+            "c": y + m + 2 * i,
+        }
 
     def _mixture_sizes(self, block: str) -> dict[str, int]:
         if self.mixture is None:
@@ -204,13 +243,21 @@ class ModelSpec:
     def on(self, tensor: int) -> "ModelSpec":
         """The same model on `tensor` devices that split its heads.
 
-        With fewer kv heads than devices, as many devices as it takes have a copy of each, and share its queries out.
-        Unchanged where that does not come out even: sharding.rules says what does.
+        With fewer kv heads than devices, as many devices as it takes have a copy of each, and share
+        its queries out. Unchanged where that does not come out even: sharding.rules says what does.
         """
         if self.latent:  # one vector for all heads, on every device
             return self
-        spread = tensor > self.num_kv_heads and tensor % self.num_kv_heads == 0 and self.num_heads % tensor == 0
-        return replace(self, num_kv_heads=tensor, kv_copies=tensor // self.num_kv_heads) if spread else self
+        spread = (
+            tensor > self.num_kv_heads
+            and tensor % self.num_kv_heads == 0
+            and self.num_heads % tensor == 0
+        )
+        return (
+            replace(self, num_kv_heads=tensor, kv_copies=tensor // self.num_kv_heads)
+            if spread
+            else self
+        )
 
     @property
     def single(self) -> "ModelSpec":
@@ -246,4 +293,7 @@ class ModelSpec:
             width, value = self.latent.rank + self.latent.rotated, self.latent.rank
         else:
             width, value = self.head_dim, None
-        return tuple(PageGroup(its, window, self.num_kv_heads, width, value) for window, its in layers.items())
+        return tuple(
+            PageGroup(its, window, self.num_kv_heads, width, value)
+            for window, its in layers.items()
+        )

@@ -80,27 +80,36 @@ def plan(args: argparse.Namespace) -> int:
 def check_topology(args: argparse.Namespace, topology: Topology) -> None:
     """ConfigError for what could not be done in the end, before anything is compiled."""
     if args.out and not topology.serializes:
-        raise ConfigError(f"--out: what is compiled for an absent {args.topology} is not tuned for it (leave it out)")
+        raise ConfigError(
+            f"--out: what is compiled for an absent {args.topology} is not tuned for it (leave "
+            f"it out)"
+        )
     if args.out:
         check_free(args.out)
     if args.plot and (args.plot.is_dir() or not os.access(args.plot.parent, os.W_OK)):
         raise ConfigError(f"--plot {args.plot}: no file can be written there (name another)")
     for flag in ("plot", "suggest", "link"):
         if getattr(args, flag) is not None and topology.limits is None:
-            raise ConfigError(f"--{flag}: nobody publishes how fast {topology.name} is (leave it out)")
+            raise ConfigError(
+                f"--{flag}: nobody publishes how fast {topology.name} is (leave it out)"
+            )
 
 
 def target_of(args: argparse.Namespace, name: str, spec: ModelSpec, topology: Topology) -> Target:
-    """With --link, a server that exchanges pages: what that takes is in its memory and its steps."""
+    """With --link, a server that exchanges pages: what that takes is in its memory and its
+    steps."""
     if args.link and embeds(args.model):
         raise ConfigError(
-            f"--link: {name} embeds: it has no output that another server could go on with (leave it out)"
+            f"--link: {name} embeds: it has no output that another server could go on with "
+            f"(leave it out)"
         )
     options = replace(engine_options(args), page_exchange=args.link is not None)
     return Target(name, spec, topology, options, args.memory_fraction)
 
 
-def deployed(args: argparse.Namespace, target: Target, precision: Precision, console: Console) -> Deployment:
+def deployed(
+    args: argparse.Namespace, target: Target, precision: Precision, console: Console
+) -> Deployment:
     data, expert = args.data or 1, args.expert or 1
     axes = MeshSpec(data, expert, args.tensor or max(target.topology.count // (data * expert), 1))
     with Bar(console, "sizing") as bar:
@@ -116,18 +125,29 @@ def account_of(args: argparse.Namespace, deployment: Deployment, console: Consol
         with kept, Bar(console, "compiling") as bar:
             steps = compile_steps(deployment, buckets, bar.update)
     return Account(
-        deployment, context, deployment.topology.limits, args.price, steps, args.link and args.link * GIGABYTE
+        deployment,
+        context,
+        deployment.topology.limits,
+        args.price,
+        steps,
+        args.link and args.link * GIGABYTE,
     )
 
 
 def context_of(args: argparse.Namespace, most: int) -> int:
     if args.context and args.context > most:
-        raise ConfigError(f"--context {args.context}: the engine's is {most} (--max-context, or the model's)")
+        raise ConfigError(
+            f"--context {args.context}: the engine's is {most} (--max-context, or the model's)"
+        )
     return args.context or min(DEFAULT_CONTEXT, most)
 
 
-def suggest(args: argparse.Namespace, target: Target, precisions: Sequence[Precision], console: Console) -> int:
-    """Rank what can be counted, then compile the best of it; without compilers the first ranking stays."""
+def suggest(
+    args: argparse.Namespace, target: Target, precisions: Sequence[Precision], console: Console
+) -> int:
+    """Rank what can be counted, then compile the best of it; without compilers the first ranking
+    stays.
+    """
     limits = target.topology.limits
     assert limits  # check_topology
     context = context_of(args, target.options.max_context or target.spec.max_positions)
@@ -142,7 +162,9 @@ def suggest(args: argparse.Namespace, target: Target, precisions: Sequence[Preci
                 console.print(f"counted only: {error}", soft_wrap=True, markup=False)
                 break
     ranking = rank(found, limits, target.options.prefer)
-    rest = sorted((choice for choice in found if not choice.fits), key=lambda choice: choice.missing)
+    rest = sorted(
+        (choice for choice in found if not choice.fits), key=lambda choice: choice.missing
+    )
     if args.json:
         print(json.dumps(ranking_json(ranking, rest)))
     else:
@@ -163,7 +185,9 @@ def quiet_engine() -> Iterator[None]:
 
 
 def candidates(args: argparse.Namespace, asked: Precision) -> list[Precision]:
-    """To try: what was asked for; of what was left open all dtypes that are served, and 8 and 4 bits."""
+    """To try: what was asked for; of what was left open all dtypes that are served, and 8 and 4
+    bits.
+    """
     weights = [(asked.dtype, asked.form)]
     if args.weights == "auto" and asked.form is None:
         weights = [(jnp.dtype(served), None) for served in DTYPES.values()]
@@ -190,7 +214,11 @@ def finish_bundle(args: argparse.Namespace, account: Account, console: Console) 
     if account.fits:
         write_manifest(account.deployment, args.out)
     else:
-        console.print(f"{args.out} has no manifest, and is no bundle: it does not fit", soft_wrap=True, markup=False)
+        console.print(
+            f"{args.out} has no manifest, and is no bundle: it does not fit",
+            soft_wrap=True,
+            markup=False,
+        )
 
 
 def refuse(error: MemoryLimitError, args: argparse.Namespace) -> int:

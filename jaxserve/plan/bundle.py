@@ -1,9 +1,11 @@
-"""A bundle: the steps of an engine compiled ahead, as jax's persistent compilation cache, and a manifest of them.
+"""A bundle: the steps of an engine compiled ahead, as jax's persistent compilation cache, and a
+manifest of them.
 
     bundle/manifest.json    what the steps were compiled from and for, and the hash of every entry
     bundle/cache/           the entries, under the keys that jax gives them
 
-An entry is code that runs on the device, as trusted as this program: the hashes show that it is whole, not who made it.
+An entry is code that runs on the device, as trusted as this program: the hashes show that it is
+whole, not who made it.
 """
 
 import json
@@ -29,10 +31,11 @@ CHUNK = 2**20
 
 @dataclass(frozen=True)
 class Manifest:
-    """environment: versions and flags that a key of jax's cache depends on. engine: EngineConfig, field by field.
+    """environment: versions and flags that a key of jax's cache depends on. engine: EngineConfig,
+    field by field.
 
-    spec: hash of the architecture as the devices hold it. steps: the bucket plan. entries: file -> sha256.
-    weights: as --weights names them.
+    spec: hash of the architecture as the devices hold it. steps: the bucket plan. entries: file ->
+    sha256. weights: as --weights names them.
     """
 
     model: str
@@ -53,7 +56,9 @@ class Manifest:
         return MeshSpec(**self.mesh)
 
     def options(self) -> EngineOptions:
-        """What leads to the engine that the steps were compiled for, whatever memory the devices have."""
+        """What leads to the engine that the steps were compiled for, whatever memory the devices
+        have.
+        """
         fixed = ("max_batch", "step_tokens", "decode_steps", "kv", "page_size", "max_context")
         chosen = ("prefix_cache", "deterministic", "page_exchange", "attention", "quantized_matmul")
         given = {name: self.engine[name] for name in (*fixed, *chosen)}
@@ -73,7 +78,9 @@ def engine_fields(config: EngineConfig) -> dict[str, Any]:
 def check_free(folder: Path) -> None:
     """ConfigError when there is something in it, or it is no folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--out {folder}: there is a bundle or a file already (remove it, or name another)")
+        raise ConfigError(
+            f"--out {folder}: there is a bundle or a file already (remove it, or name another)"
+        )
 
 
 def new_folder(folder: Path) -> Path:
@@ -118,13 +125,16 @@ def _hash(path: Path) -> str:
 
 
 def open_bundle(folder: Path) -> Manifest:
-    """The manifest of a bundle that is whole and fits this installation; ConfigError, one line, when it does not."""
+    """The manifest of a bundle that is whole and fits this installation; ConfigError, one line,
+    when it does not.
+    """
     manifest = _read(folder)
     mine = environment("tpu" if manifest.device_kind.startswith("TPU") else "cpu")
     for name, theirs in manifest.environment.items():
         if mine.get(name) != theirs:
             raise ConfigError(
-                f"--bundle {folder}: was compiled with {name} {theirs}, and here is {mine.get(name)} "
+                f"--bundle {folder}: was compiled with {name} {theirs}, and here is "
+                f"{mine.get(name)} "
                 "(make it again with python -m jaxserve.plan --out)"
             )
     _check_entries(folder, manifest)
@@ -136,7 +146,9 @@ def _read(folder: Path) -> Manifest:
     try:
         told = parse_json_object(path.read_bytes(), path)
         if told.get("format") != FORMAT:
-            raise ConfigError(f"--bundle {folder}: is of another version of bundles (make it again)")
+            raise ConfigError(
+                f"--bundle {folder}: is of another version of bundles (make it again)"
+            )
         return _checked(Manifest(**told))
     except OSError as error:
         raise ConfigError(f"--bundle {folder}: {MANIFEST}: {error.strerror}") from None
@@ -158,7 +170,11 @@ def _checked(manifest: Manifest) -> Manifest:
         if kind in (int, bool, str) and type(manifest.engine[name]) is not kind:
             raise TypeError(f"engine: {name} is {manifest.engine[name]!r}")
     pools = manifest.engine["pools"]
-    if not isinstance(pools, list) or not pools or not all(isinstance(pool, dict) for pool in pools):
+    if (
+        not isinstance(pools, list)
+        or not pools
+        or not all(isinstance(pool, dict) for pool in pools)
+    ):
         raise TypeError(f"engine: pools are {pools!r}")
     for number in [*manifest.mesh.values(), *(pool.get("pages") for pool in pools)]:
         if type(number) is not int or number < 1:
@@ -172,14 +188,30 @@ def _check_entries(folder: Path, manifest: Manifest) -> None:
     except OSError as error:
         raise ConfigError(f"--bundle {folder}: {CACHE}: {error.strerror}") from None
     missing, added = manifest.entries.keys() - found.keys(), found.keys() - manifest.entries.keys()
-    changed = {name for name in found.keys() & manifest.entries.keys() if found[name] != manifest.entries[name]}
-    for names, problem in ((missing, "is missing"), (added, "is not in the manifest"), (changed, "has another hash")):
+    changed = {
+        name
+        for name in found.keys() & manifest.entries.keys()
+        if found[name] != manifest.entries[name]
+    }
+    for names, problem in (
+        (missing, "is missing"),
+        (added, "is not in the manifest"),
+        (changed, "has another hash"),
+    ):
         if names:
-            raise ConfigError(f"--bundle {folder}: entry {min(names)} {problem} ({len(names)} in all): copy it again")
+            raise ConfigError(
+                f"--bundle {folder}: entry {min(names)} {problem} ({len(names)} in all): copy it "
+                f"again"
+            )
 
 
 def check_engine(
-    manifest: Manifest, spec: ModelSpec, dtype: str, kind: str, config: EngineConfig, weights: str = "auto"
+    manifest: Manifest,
+    spec: ModelSpec,
+    dtype: str,
+    kind: str,
+    config: EngineConfig,
+    weights: str = "auto",
 ) -> None:
     """ConfigError when the engine is not the one that the steps were compiled for.
 
@@ -194,7 +226,9 @@ def check_engine(
     }
     for name, value in mine.items():
         if getattr(manifest, name) != value:
-            raise ConfigError(f"--bundle: is for {names[name]} {getattr(manifest, name)}; here it is {value}")
+            raise ConfigError(
+                f"--bundle: is for {names[name]} {getattr(manifest, name)}; here it is {value}"
+            )
     engine = engine_fields(config)
     for name, value in manifest.engine.items():
         if engine.get(name) != value:

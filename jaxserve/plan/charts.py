@@ -1,4 +1,6 @@
-"""An account as a picture: how floors and ceilings go with the batch, and where steps stand to the ridge."""
+"""An account as a picture: how floors and ceilings go with the batch, and where steps stand to the
+ridge.
+"""
 
 from collections.abc import Iterator
 
@@ -17,9 +19,16 @@ def _charts(account: Account, limits: Limits) -> Iterator[Chart]:
     d, batches = account.deployment, list(account.batches(limits))
     name = f"{d.target.model} on {d.topology.name}"
     rates = [(b.streams, b.tokens_per_second) for b in batches]
-    yield Chart(f"{name}: ceiling of output", "streams", "tokens/s", [Line("decode", "decode", rates)])
+    yield Chart(
+        f"{name}: ceiling of output", "streams", "tokens/s", [Line("decode", "decode", rates)]
+    )
     times = [(b.streams, b.tpot * 1e3) for b in batches]
-    yield Chart(f"floor of TPOT, context {account.context}", "streams", "ms", [Line("decode", "decode", times)])
+    yield Chart(
+        f"floor of TPOT, context {account.context}",
+        "streams",
+        "ms",
+        [Line("decode", "decode", times)],
+    )
     yield Chart(
         "FLOP per byte, and the chip's ridge in bfloat16",
         "tokens of a step",

@@ -25,20 +25,26 @@ class CompiledStep:
     seconds: float
 
 
-def compile_steps(deployment: Deployment, buckets: Sequence[Bucket], progress: Progress) -> dict[str, CompiledStep]:
+def compile_steps(
+    deployment: Deployment, buckets: Sequence[Bucket], progress: Progress
+) -> dict[str, CompiledStep]:
     """What is no step, and these steps, by name; MemoryLimitError when the compiler refuses one."""
     lowering, began = deployment.lowering, time.monotonic()
     small = lowering.writers() | lowering.page_programs()
     done = {name: _compile(lowering, name, lambda w=w: w) for name, w in small.items()}
     for count, bucket in enumerate(buckets):
-        progress(count, len(buckets), f"{bucket}{_left(count, len(buckets), time.monotonic() - began)}")
+        progress(
+            count, len(buckets), f"{bucket}{_left(count, len(buckets), time.monotonic() - began)}"
+        )
         done[str(bucket)] = _compile(lowering, str(bucket), partial(lowering.step, bucket))
         jax.clear_caches()  # of a model with many layers, each step's trace takes gigabytes
     progress(len(buckets), len(buckets), "")
     return done
 
 
-def _compile(lowering: Lowering, name: str, lower: Callable[[], jax.stages.Lowered]) -> CompiledStep:
+def _compile(
+    lowering: Lowering, name: str, lower: Callable[[], jax.stages.Lowered]
+) -> CompiledStep:
     began = time.monotonic()
     with memory_errors(name):
         compiled = lower().compile()

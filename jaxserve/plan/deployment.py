@@ -1,4 +1,6 @@
-"""A model on a mesh of devices with an engine's sizes: what the engine would decide there, decided here."""
+"""A model on a mesh of devices with an engine's sizes: what the engine would decide there, decided
+here.
+"""
 
 import math
 from collections.abc import Callable
@@ -20,19 +22,31 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.matmul_w8a8 import check_chip
 from jaxserve.models.quant import Form, form_in
 from jaxserve.models.spec import ModelSpec
-from jaxserve.plan.roofline import Case, Work, sent_of, together, total, work_of_attention, work_of_weights
+from jaxserve.plan.roofline import (
+    Case,
+    Work,
+    sent_of,
+    together,
+    total,
+    work_of_attention,
+    work_of_weights,
+)
 from jaxserve.plan.topology import Topology
 from sharding.mesh import MeshSpec, platform
 from sharding.params import is_param_spec
 
 LOGITS = 8  # arrays of a step's logits, float32, that a sampler was seen to keep at a time
 SLACK = 2**26  # bytes
-TPU_PROGRAM = 2**20  # bytes of a step's program for each layer, on a TPU that is nearly full (on others it is larger)
+TPU_PROGRAM = (
+    2**20
+)  # bytes of a step's program for each layer, on a TPU that is nearly full (on others it is larger)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be served, and where. spec: of the checkpoint. memory_fraction: of a GPU's memory, None: jax's."""
+    """What is to be served, and where. spec: of the checkpoint. memory_fraction: of a GPU's memory,
+    None: jax's.
+    """
 
     model: str
     spec: ModelSpec
@@ -96,22 +110,34 @@ class Deployment:
     def budget(self) -> Budget:
         """Without the steps."""
         rows = bytes_per_device(self.lowering.state.rows)
-        return Budget(self.limit, bytes_per_device(self.params), rows, pieces=self.lowering.page_io.most_bytes)
+        return Budget(
+            self.limit, bytes_per_device(self.params), rows, pieces=self.lowering.page_io.most_bytes
+        )
 
     def estimated_budget(self) -> Budget:
         """With what steps take by `estimated_footprint`."""
-        return with_steps(self.budget(), BucketPlan.of(self.config), lambda b: estimated_footprint(self.lowering, b))
+        return with_steps(
+            self.budget(),
+            BucketPlan.of(self.config),
+            lambda b: estimated_footprint(self.lowering, b),
+        )
 
     def work(self, case: Case, *beside: Case) -> Work:
         """Of one step with all of these in it; see roofline.work_of."""
         pages = jnp.dtype(self.config.page_dtype)
-        attention = [work_of_attention(self.spec, pages, each, self.axes) for each in (case, *beside)]
+        attention = [
+            work_of_attention(self.spec, pages, each, self.axes) for each in (case, *beside)
+        ]
         return total([self._work_of_weights(together(case, *beside)), *attention])
 
     @cached_property
     def _work_of_weights(self) -> Callable[[Case], Work]:
-        """Of a case without context, counted once: that takes milliseconds where there are many layers."""
-        return cache(lambda case: work_of_weights(self.spec, self.dtype, case, self.axes, self.form))
+        """Of a case without context, counted once: that takes milliseconds where there are many
+        layers.
+        """
+        return cache(
+            lambda case: work_of_weights(self.spec, self.dtype, case, self.axes, self.form)
+        )
 
     def sent(self, case: Case, *beside: Case) -> float:
         """Bytes that one device sends in a step with all of these in it, counted."""
@@ -127,10 +153,11 @@ def deploy(
 ) -> Deployment:
     """Decide as the engine does.
 
-    dtype: of weights. form: of quantized ones. footprint: asks the compilers; None: they are not there, what steps take
-    is an estimate, and nothing of the deployment can be compiled. Errors: ConfigError; MemoryLimitError when it does
-    not fit; ShardingError when heads, experts or the vocabulary do not divide; ModelError when it cannot be quantized
-    so, here; AbsentError without a compiler.
+    dtype: of weights. form: of quantized ones. footprint: asks the compilers; None: they are not
+    there, what steps take is an estimate, and nothing of the deployment can be compiled. Errors:
+    ConfigError; MemoryLimitError when it does not fit; ShardingError when heads, experts or the
+    vocabulary do not divide; ModelError when it cannot be quantized so, here; AbsentError without a
+    compiler.
     """
     topology, held = target.topology, target.spec.on(axes.tensor)
     check_mesh(topology, axes)
@@ -138,7 +165,9 @@ def deploy(
     check_chip(form, mesh)
     limit = topology.memory_limit(mesh, target.memory_fraction)
     params = abstract_params(held, dtype, mesh, form)
-    config = plan_config(held, params, mesh, target.options, limit, footprint or estimated_footprint)
+    config = plan_config(
+        held, params, mesh, target.options, limit, footprint or estimated_footprint
+    )
     return Deployment(target, held, axes, mesh, params, config, limit)
 
 
@@ -146,14 +175,16 @@ def check_mesh(topology: Topology, axes: MeshSpec) -> None:
     """ConfigError when the mesh leaves devices out, or asks for more."""
     if axes.size != topology.count:
         raise ConfigError(
-            f"mesh {axes.data}x{axes.expert}x{axes.tensor} (--data, --expert, --tensor) has {axes.size} devices; "
+            f"mesh {axes.data}x{axes.expert}x{axes.tensor} (--data, --expert, --tensor) has "
+            f"{axes.size} devices; "
             f"{topology.name} has {topology.count}"
         )
 
 
 def estimated_footprint(lowering: Lowering, bucket: Bucket) -> Footprint:
-    """What a step takes beside its arguments, counted: logits as often as the sampler needs them, two activations of
-    the MLP's width, and some. More than compilers were seen to need, for want of one.
+    """What a step takes beside its arguments, counted: logits as often as the sampler needs them,
+    two activations of the MLP's width, and some. More than compilers were seen to need, for want of
+    one.
     """
     spec, tensor = lowering.spec, lowering.mesh.shape["tensor"]
     itemsize = lowering.params["embed"].dtype.itemsize

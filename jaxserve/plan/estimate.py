@@ -1,4 +1,6 @@
-"""What a deployment comes to: memory, floors of its steps, ceilings by batch, and what a token costs at least."""
+"""What a deployment comes to: memory, floors of its steps, ceilings by batch, and what a token
+costs at least.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,9 +19,11 @@ HOUR = 3600
 
 @dataclass(frozen=True)
 class Batch:
-    """Decodes of so many rows in every lane. tpot: floor, in seconds. exchange: seconds of what is sent, beside it.
+    """Decodes of so many rows in every lane. tpot: floor, in seconds. exchange: seconds of what is
+    sent, beside it.
 
-    usd: per million tokens of output, None without a price. held: whether the cache has pages for them.
+    usd: per million tokens of output, None without a price. held: whether the cache has pages for
+    them.
     """
 
     rows: int
@@ -33,15 +37,18 @@ class Batch:
 
 def chunks(start: int, stop: int, most: int) -> list[Case]:
     """Steps that compute these tokens of a prompt. most: tokens of one."""
-    return [Case("prefill", 1, begin, min(most, stop - begin)) for begin in range(start, stop, most)]
+    return [
+        Case("prefill", 1, begin, min(most, stop - begin)) for begin in range(start, stop, most)
+    ]
 
 
 @dataclass(frozen=True)
 class Account:
-    """context: positions of a decoding sequence, and tokens of a prompt. price: USD per chip and hour, or None.
+    """context: positions of a decoding sequence, and tokens of a prompt. price: USD per chip and
+    hour, or None.
 
-    steps: what was compiled, by name; without any, what steps take is an estimate. link: bytes/s to another server like
-    it that prompts are handed over to, or None.
+    steps: what was compiled, by name; without any, what steps take is an estimate. link: bytes/s to
+    another server like it that prompts are handed over to, or None.
     """
 
     deployment: Deployment
@@ -55,7 +62,9 @@ class Account:
 
     @cached_property
     def budget(self) -> Budget:
-        """With what the steps take: each that was not compiled, as much as the widest of its kind that was."""
+        """With what the steps take: each that was not compiled, as much as the widest of its kind
+        that was.
+        """
         if not self.steps:
             return self.deployment.estimated_budget()
         found = [step.found for step in self.steps.values()]
@@ -72,7 +81,9 @@ class Account:
 
     def _like(self, bucket: Bucket) -> Inspection:
         """What was compiled of this bucket, or of the widest of its kind."""
-        alike = sorted(b for b in self.deployment.buckets if b.kind == bucket.kind and str(b) in self.steps)
+        alike = sorted(
+            b for b in self.deployment.buckets if b.kind == bucket.kind and str(b) in self.steps
+        )
         return self.steps[str(bucket if bucket in alike else alike[-1])].found
 
     @property
@@ -81,7 +92,9 @@ class Account:
 
     @property
     def padding(self) -> int:
-        """What the compiler adds to weights and state: tiles that are not full, and the uploaded plan of a step."""
+        """What the compiler adds to weights and state: tiles that are not full, and the uploaded
+        plan of a step.
+        """
         logical = self.budget.weights + self.budget.rows + self.cache
         return max((step.found.arguments - logical for step in self.steps.values()), default=0)
 
@@ -102,7 +115,9 @@ class Account:
 
     @property
     def device_tokens(self) -> float:
-        """Of these, what falls to each device: with tensor parallelism, several hold the heads of the same tokens."""
+        """Of these, what falls to each device: with tensor parallelism, several hold the heads of
+        the same tokens.
+        """
         return self.lane_tokens * self.deployment.config.lanes / self.deployment.topology.count
 
     def held_rows(self) -> int:
@@ -143,13 +158,21 @@ class Account:
                 tpot, streams = self.tpot(limits, bucket.rows), bucket.rows * config.lanes
                 rate = streams / tpot
                 yield Batch(
-                    bucket.rows, streams, tpot, self.exchange(bucket), rate, self.usd(rate), bucket.rows <= held
+                    bucket.rows,
+                    streams,
+                    tpot,
+                    self.exchange(bucket),
+                    rate,
+                    self.usd(rate),
+                    bucket.rows <= held,
                 )
 
     def exchange(self, bucket: Bucket) -> float:
-        """Seconds that what a launch sends takes at least, on all links of a device at once; not in its floor.
+        """Seconds that what a launch sends takes at least, on all links of a device at once; not in
+        its floor.
 
-        What the compiled step sends, or what is counted. 0 for a CPU: nobody publishes how fast it would be.
+        What the compiled step sends, or what is counted. 0 for a CPU: nobody publishes how fast it
+        would be.
         """
         step = self.steps.get(str(bucket))
         counted = self.deployment.sent(self.case(bucket)) * bucket.steps
@@ -160,8 +183,12 @@ class Account:
         return nbytes / chip.link if chip else 0.0
 
     def seconds(self, limits: Limits, *cases: Case) -> float:
-        """Of one step with all of these in it: its floor and what is sent at least, as counted, one after the other."""
-        return self.deployment.work(*cases).floor(limits) + self._on_links(self.deployment.sent(*cases))
+        """Of one step with all of these in it: its floor and what is sent at least, as counted, one
+        after the other.
+        """
+        return self.deployment.work(*cases).floor(limits) + self._on_links(
+            self.deployment.sent(*cases)
+        )
 
     def usd(self, tokens_per_second: float) -> float | None:
         """Per million tokens at this rate."""

@@ -17,7 +17,8 @@ DEFAULT_CONTEXT = 2048
 def parser() -> argparse.ArgumentParser:
     p = Parser(
         prog="python -m jaxserve.plan",
-        description="Say whether a model fits devices that are not here, and how fast it can be there at best. "
+        description="Say whether a model fits devices that are not here, and how fast it can be "
+        "there at best. "
         "Exit code: 0 it fits, 1 it does not, 2 something asked for cannot be done.",
     )
     p.add_argument(
@@ -26,7 +27,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="MODEL",
         help=f"a checkpoint's folder, a config.json, or one of {', '.join(shipped())}",
     )
-    p.add_argument("--topology", required=True, metavar="T", help="v5e:4x4, v6e:2x4, v5p:2x2x2, 7x:2x2x1, h200x8, cpu")
+    p.add_argument(
+        "--topology",
+        required=True,
+        metavar="T",
+        help="v5e:4x4, v6e:2x4, v5p:2x2x2, 7x:2x2x1, h200x8, cpu",
+    )
     _mesh_flags(p.add_argument_group("mesh"))
     _number_flags(p.add_argument_group("numbers"))
     _output_flags(p.add_argument_group("output"))
@@ -37,9 +43,14 @@ def parser() -> argparse.ArgumentParser:
 def _mesh_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--data", type=_count, metavar="N", help="data-parallel lanes (default 1)")
     group.add_argument(
-        "--expert", type=_count, metavar="N", help="devices that share experts (dense: lanes; default 1)"
+        "--expert",
+        type=_count,
+        metavar="N",
+        help="devices that share experts (dense: lanes; default 1)",
     )
-    group.add_argument("--tensor", type=_count, metavar="N", help="tensor parallelism (default: the devices left)")
+    group.add_argument(
+        "--tensor", type=_count, metavar="N", help="tensor parallelism (default: the devices left)"
+    )
 
 
 def _number_flags(group: argparse._ArgumentGroup) -> None:
@@ -54,15 +65,18 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
         "--context",
         type=_count,
         metavar="N",
-        help=f"positions of a decoding sequence, and tokens of a prompt, for times ({DEFAULT_CONTEXT})",
+        help=f"positions of a decoding sequence, and tokens of a prompt, for times "
+        f"({DEFAULT_CONTEXT})",
     )
     group.add_argument("--price", type=_positive, metavar="USD", help="of a chip for an hour")
     group.add_argument(
         "--link",
         type=_positive,
         metavar="GB/S",
-        help="10^9 bytes/s between a prefill and a decode server, both as planned: what handing prompts over costs, "
-        "and from which length on it pays; steps and memory are those of servers that exchange pages",
+        help="10^9 bytes/s between a prefill and a decode server, both as planned: what handing "
+        "prompts over costs, "
+        "and from which length on it pays; steps and memory are those of servers that exchange "
+        "pages",
     )
     group.add_argument(
         "--memory-fraction",
@@ -73,30 +87,39 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _output_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--json", action="store_true", help="one JSON object and nothing else on standard output")
+    group.add_argument(
+        "--json", action="store_true", help="one JSON object and nothing else on standard output"
+    )
     group.add_argument(
         "--suggest",
         type=_number,
         nargs="?",
         const=3,
         metavar="N",
-        help="rank all meshes (and --weights and --kv, if left open) instead: counted first, the best N compiled then "
+        help="rank all meshes (and --weights and --kv, if left open) instead: counted first, the "
+        "best N compiled then "
         "(3); --prefer latency ranks by the time of a lone stream, else tokens per second decide",
     )
-    group.add_argument("--plot", type=Path, metavar="F", help="write charts of times and rates by batch, as SVG")
+    group.add_argument(
+        "--plot", type=Path, metavar="F", help="write charts of times and rates by batch, as SVG"
+    )
     group.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="keep the compiled steps as a bundle, for serve --bundle (TPUs, and the CPU to try it)",
+        help="keep the compiled steps as a bundle, for serve --bundle (TPUs, and the CPU to try "
+        "it)",
     )
     group.add_argument(
         "--buckets",
         choices=("all", "largest"),
-        help="largest: of each kind of step compile the widest alone, and the narrowest decode (default: all)",
+        help="largest: of each kind of step compile the widest alone, and the narrowest decode "
+        "(default: all)",
     )
     group.add_argument(
-        "--no-compile", action="store_true", help="only what can be counted: needs no compiler, takes a second"
+        "--no-compile",
+        action="store_true",
+        help="only what can be counted: needs no compiler, takes a second",
     )
 
 
@@ -108,13 +131,21 @@ def check(args: argparse.Namespace) -> None:
     }
     for flag, others in unused.items():
         for name in others:
-            if getattr(args, flag[2:].replace("-", "_")) not in (None, False) and getattr(args, name) is not None:
+            if (
+                getattr(args, flag[2:].replace("-", "_")) not in (None, False)
+                and getattr(args, name) is not None
+            ):
                 raise ConfigError(f"{flag} has no use for --{name} (leave --{name} out)")
 
     if args.speculate == "draft":
-        raise ConfigError("--speculate draft: a draft model's weights, pages and steps are not planned (leave it out)")
+        raise ConfigError(
+            "--speculate draft: a draft model's weights, pages and steps are not planned (leave "
+            "it out)"
+        )
     if args.out and args.buckets == "largest":
-        raise ConfigError("--out keeps every step; --buckets largest compiles a few (leave --buckets out)")
+        raise ConfigError(
+            "--out keeps every step; --buckets largest compiles a few (leave --buckets out)"
+        )
 
 
 def _count(text: str) -> int:
@@ -141,5 +172,7 @@ def _between(text: str, low: float, high: float) -> float:
     except ValueError:
         value = math.nan
     if not (low < value <= high and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above {low:g}" + (" up to 1" if high == 1 else ""))
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number above {low:g}" + (" up to 1" if high == 1 else "")
+        )
     return value

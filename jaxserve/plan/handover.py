@@ -1,12 +1,13 @@
-"""Prompts handed over between two servers as planned: what the trip adds to a prompt, and what it spares the others.
+"""Prompts handed over between two servers as planned: what the trip adds to a prompt, and what it
+spares the others.
 
     prefill server   |  chunk 1  |  chunk 2  |  chunk 3  |
     link                         | pages of 1 | pages of 2 | pages of 3 |
     decode server    | step | step | step | step | step | step | step | step with the tail | step |
 
-The tail, of which there is no whole page, is computed by the decode server. Seconds are bounds, of both servers (the
-floor of a step and what its devices send each other, one after the other) and of the link: no queue, no connection and
-no copy through a host's memory is in them.
+The tail, of which there is no whole page, is computed by the decode server. Seconds are bounds, of
+both servers (the floor of a step and what its devices send each other, one after the other) and of
+the link: no queue, no connection and no copy through a host's memory is in them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,11 +30,12 @@ MOST_ADDED = 0.1  # to the time of a prompt: a trip that adds more does not pay
 class Trip:
     """Of a prompt of so many tokens, of which nothing is cached. nbytes: of what is sent. Seconds:
 
-    transfer: of all of it over the link. prefill: of the prompt, alone on the prefill server. arrival: from its
-    beginning until all is through. tail: of what the decode server computes then, beside its streams.
+    transfer: of all of it over the link. prefill: of the prompt, alone on the prefill server.
+    arrival: from its beginning until all is through. tail: of what the decode server computes then,
+    beside its streams.
 
-    steps: that the prompt would take on the decode server. slowest: seconds of the longest of them. spared: seconds by
-    which each stream would be held up by them, and is not.
+    steps: that the prompt would take on the decode server. slowest: seconds of the longest of them.
+    spared: seconds by which each stream would be held up by them, and is not.
     """
 
     tokens: int
@@ -64,7 +66,8 @@ class Trip:
 
 @dataclass(frozen=True)
 class Handover:
-    """link: bytes/s that the lanes of the prefill server share, all of which compute such a prompt."""
+    """link: bytes/s that the lanes of the prefill server share, all of which compute such a
+    prompt."""
 
     account: Account
     limits: Limits
@@ -72,7 +75,9 @@ class Handover:
 
     @property
     def streams(self) -> int:
-        """Of a lane of the decode server beside the prompt: its other rows, as far as the cache holds them."""
+        """Of a lane of the decode server beside the prompt: its other rows, as far as the cache
+        holds them.
+        """
         return max(min(self._deployment.config.max_batch, self.account.held_rows()) - 1, 0)
 
     @property
@@ -88,7 +93,9 @@ class Handover:
 
     @property
     def pays_from(self) -> Trip | None:
-        """The shortest of these whose trip pays as that of every longer one does; None: the longest does not pay."""
+        """The shortest of these whose trip pays as that of every longer one does; None: the longest
+        does not pay.
+        """
         found = None
         for trip in reversed(self.trips):
             if not trip.pays:
@@ -126,11 +133,18 @@ class Handover:
     def _reach(self, tokens: int) -> int:
         """Tokens of a prompt whose pages travel."""
         config = self._deployment.config
-        return max(pages.stop for pages in wanted_pages(config, tokens, 0, config.page_size)) * config.page_size
+        return (
+            max(pages.stop for pages in wanted_pages(config, tokens, 0, config.page_size))
+            * config.page_size
+        )
 
     @property
     def _beside(self) -> list[Case]:
-        return [Case("decode", self.streams, self.account.context, self.streams)] if self.streams else []
+        return (
+            [Case("decode", self.streams, self.account.context, self.streams)]
+            if self.streams
+            else []
+        )
 
     def _seconds(self, *cases: Case) -> float:
         return self.account.seconds(self.limits, *cases)
@@ -150,23 +164,31 @@ def lengths(longest: int) -> Iterator[int]:
 
 
 def parts_of(deployment: Deployment, tokens: int, ends: Sequence[int]) -> list[int]:
-    """Bytes that there are to be sent of a prompt when it is computed up to each of these tokens, beside those before.
+    """Bytes that there are to be sent of a prompt when it is computed up to each of these tokens,
+    beside those before.
 
-    Whole pages as an Export reads them: of a window what the decode server's first token sees, and each of the model's
-    own kv heads once, however many devices hold it.
+    Whole pages as an Export reads them: of a window what the decode server's first token sees, and
+    each of the model's own kv heads once, however many devices hold it.
     """
     config, found = deployment.config, [0] * len(ends)
     wanted = wanted_pages(config, tokens, 0, config.page_size)
     for group, pages in zip(deployment.target.spec.page_groups(), wanted, strict=True):
         layout = group.layout(config.page_size, jnp.dtype(config.page_dtype))
         page = len(group.layers) * config.page_size * token_bytes(layout)
-        ready = [len(range(pages.start, min(pages.stop, end // config.page_size))) for end in (0, *ends)]
-        found = [part + (new - old) * page for part, (old, new) in zip(found, pairwise(ready), strict=True)]
+        ready = [
+            len(range(pages.start, min(pages.stop, end // config.page_size))) for end in (0, *ends)
+        ]
+        found = [
+            part + (new - old) * page
+            for part, (old, new) in zip(found, pairwise(ready), strict=True)
+        ]
     return found
 
 
 def arrival(ends: Sequence[float], transfer: Sequence[float]) -> float:
-    """Seconds until the last part is through, one after the other, of which each is ready at its end."""
+    """Seconds until the last part is through, one after the other, of which each is ready at its
+    end.
+    """
     free = 0.0
     for end, seconds in zip(ends, transfer, strict=True):
         free = max(free, end) + seconds if seconds else free

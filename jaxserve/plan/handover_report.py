@@ -18,8 +18,10 @@ COLUMNS = (
 
 def handover_parts(handover: Handover) -> Iterator[RenderableType]:
     yield (
-        f"\nPrompts handed over to a decode server like this one, at {handover.link / 1e9:,g} GB/s, by floors and what "
-        f"devices send each other.\nThere, {handover.streams} other streams in a lane, at a context of "
+        f"\nPrompts handed over to a decode server like this one, at {handover.link / 1e9:,g} "
+        f"GB/s, by floors and what "
+        f"devices send each other.\nThere, {handover.streams} other streams in a lane, at a "
+        f"context of "
         f"{handover.account.context}, get a token every {handover.tpot * 1e3:.3f} ms."
     )
     table = Table(box=SIMPLE_HEAD)
@@ -29,7 +31,10 @@ def handover_parts(handover: Handover) -> Iterator[RenderableType]:
         table.add_row(*_cells(trip))
     yield table
     yield _sentence(handover)
-    yield "A slower prefill hides more of the transfer, a slower network less; neither is forecast here."
+    yield (
+        "A slower prefill hides more of the transfer, a slower network less; neither is "
+        "forecast here."
+    )
 
 
 def _cells(trip: Trip) -> Iterator[str]:
@@ -45,14 +50,18 @@ def _sentence(handover: Handover) -> str:
     if first is None:
         return f"It does not pay at this link: {_both(longest)}."
     return (
-        f"It pays from {first.tokens:,} tokens on: the trip adds at most {MOST_ADDED:.0%} to the prefill, and spares "
+        f"It pays from {first.tokens:,} tokens on: the trip adds at most {MOST_ADDED:.0%} to the "
+        f"prefill, and spares "
         f"others more than it adds; {_both(first)}."
     )
 
 
 def _both(trip: Trip) -> str:
     spared = f"{trip.spared * 1e3:,.1f} ms"
-    return f"at {trip.tokens:,} tokens it adds {_added(trip, ' ms')} and spares each other stream {spared} of stall"
+    return (
+        f"at {trip.tokens:,} tokens it adds {_added(trip, ' ms')} and spares each other "
+        f"stream {spared} of stall"
+    )
 
 
 def _added(trip: Trip, unit: str = "") -> str:
@@ -74,4 +83,9 @@ def handover_json(handover: Handover) -> dict[str, Any]:
 
 def _trip_json(trip: Trip) -> dict[str, Any]:
     found = asdict(trip)
-    return found | {"bytes": found.pop("nbytes"), "hidden": trip.hidden, "added": trip.added, "pays": trip.pays}
+    return found | {
+        "bytes": found.pop("nbytes"),
+        "hidden": trip.hidden,
+        "added": trip.added,
+        "pays": trip.pays,
+    }

@@ -1,4 +1,6 @@
-"""The model that is planned for: a config.json, of a folder, a file, or one of those that ship with the planner."""
+"""The model that is planned for: a config.json, of a folder, a file, or one of those that ship with
+the planner.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +23,9 @@ def shipped() -> list[str]:
 
 
 def read_config(given: str) -> tuple[str, dict[str, Any]]:
-    """The model's name and its config.json. ModelError, or CheckpointError for a file that is no JSON object."""
+    """The model's name and its config.json. ModelError, or CheckpointError for a file that is no
+    JSON object.
+    """
     path = CONFIGS / f"{given}.json" if given in shipped() else Path(given)
     if path.is_dir():
         path = path / "config.json"
@@ -29,20 +33,29 @@ def read_config(given: str) -> tuple[str, dict[str, Any]]:
         raw = path.read_bytes()
     except OSError as error:
         raise ModelError(
-            f"--model {given}: {path}: {error.strerror} (a folder, a config.json, or one of {', '.join(shipped())})"
+            f"--model {given}: {path}: {error.strerror} (a folder, a config.json, or one of "
+            f"{', '.join(shipped())})"
         ) from None
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return name, parse_json_object(raw, path)
 
 
 def embeds(given: str) -> bool:
-    """Whether it is the folder of a model that embeds: those have this file of sentence-transformers."""
+    """Whether it is the folder of a model that embeds: those have this file of
+    sentence-transformers.
+    """
     return given not in shipped() and (Path(given) / "modules.json").exists()
 
 
 def weights_of(given: str, asked: str) -> str:
-    """--weights, where auto is the form that a converted folder has; ModelError for another one than that."""
-    return asked if given in shipped() else chosen_weights(Path(given), asked, stored_weights(Path(given)))
+    """--weights, where auto is the form that a converted folder has; ModelError for another one
+    than that.
+    """
+    return (
+        asked
+        if given in shipped()
+        else chosen_weights(Path(given), asked, stored_weights(Path(given)))
+    )
 
 
 def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
@@ -56,14 +69,18 @@ def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
     if stored == "float16":  # is loaded as bfloat16
         stored = "bfloat16"
     if stored is None:
-        raise ConfigError(f"config.json does not say its dtype; give --weights ({', '.join(DTYPES)})")
+        raise ConfigError(
+            f"config.json does not say its dtype; give --weights ({', '.join(DTYPES)})"
+        )
     return _served("config.json: dtype", str(stored))
 
 
 def weights_form(asked: str) -> Form | None:
     """--weights, where it asks for quantized ones. ConfigError for what is not served."""
     if asked not in ("auto", *DTYPES, *FORMS, *(name + HEAD for name in FORMS)):
-        raise ConfigError(f"--weights {asked}: is not served; choose one of auto, {', '.join((*DTYPES, *FORMS))}")
+        raise ConfigError(
+            f"--weights {asked}: is not served; choose one of auto, {', '.join((*DTYPES, *FORMS))}"
+        )
     return None if asked in DTYPES else form_of(asked)
 
 

@@ -1,4 +1,6 @@
-"""The process and its platform: the CPU, whatever the plan is for, so that nobody looks for a TPU or a GPU."""
+"""The process and its platform: the CPU, whatever the plan is for, so that nobody looks for a TPU
+or a GPU.
+"""
 
 import importlib.util
 import os
@@ -16,7 +18,10 @@ from jaxserve.plan.topology import Topology
 from sharding.aot_devices import ENVIRONMENT
 
 PACKAGES = ("jaxserve", "jax", "jaxlib")
-UNHASHED = ("--xla_dump", "--xla_force_host_platform_device_count")  # flags that are no part of jax's keys
+UNHASHED = (
+    "--xla_dump",
+    "--xla_force_host_platform_device_count",
+)  # flags that are no part of jax's keys
 
 
 def prepare_platform(topology: Topology) -> None:
@@ -49,7 +54,11 @@ def _use_cache(use: bool) -> None:
 
 def environment(platform: str) -> dict[str, Any]:
     """What this process would ask jax's cache with. libtpu, on a TPU."""
-    flags = [flag for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") for flag in os.environ.get(name, "").split()]
+    flags = [
+        flag
+        for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+        for flag in os.environ.get(name, "").split()
+    ]
     zstd = sys.version_info >= (3, 14) or importlib.util.find_spec("zstandard") is not None
     return {
         **{package: version(package) for package in PACKAGES},

@@ -14,7 +14,9 @@ STYLE = "font-family:sans-serif;font-size:12px"
 
 @dataclass(frozen=True)
 class Line:
-    """points: (x, y) in the order in which they are joined; y above 0. series: lines of the same have one colour."""
+    """points: (x, y) in the order in which they are joined; y above 0. series: lines of the same
+    have one colour.
+    """
 
     name: str
     series: str
@@ -32,7 +34,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axes:
-    """From values to pixels. x: from 0 to `right`, a multiple of `step`; y: from `low` to `high`, powers of ten."""
+    """From values to pixels. x: from 0 to `right`, a multiple of `step`; y: from `low` to `high`,
+    powers of ten.
+    """
 
     step: float
     right: float
@@ -60,7 +64,12 @@ class Axes:
     def y_ticks(self) -> list[float]:
         powers = range(round(math.log10(self.low)), round(math.log10(self.high)) + 1)
         steps = (1, 2, 5) if len(powers) <= 4 else (1,)
-        return [t for power in powers for step in steps if (t := step * 10.0**power) <= self.high * 1.0001]
+        return [
+            t
+            for power in powers
+            for step in steps
+            if (t := step * 10.0**power) <= self.high * 1.0001
+        ]
 
 
 def _above(value: float) -> float:
@@ -79,8 +88,9 @@ def picture(charts: Sequence[Chart]) -> str:
     for i, chart in enumerate(charts):
         parts += [f'<g transform="translate({WIDTH * i} 0)">', *_chart(chart, colours), "</g>"]
     parts += _legend(list(lines.values()), colours)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    return "\n".join([f'{head} style="{STYLE}">', *parts, "</svg>\n"])
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="{STYLE}">'
+    return "\n".join([head, *parts, "</svg>\n"])
 
 
 def _chart(chart: Chart, colours: dict[str, str]) -> Iterator[str]:
@@ -103,17 +113,20 @@ def _chart(chart: Chart, colours: dict[str, str]) -> Iterator[str]:
 def _line(line: Line, axes: Axes, colour: str) -> Iterator[str]:
     places = [(axes.x(x), axes.y(y)) for x, y in line.points]
     joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    yield f'<polyline points="{joined}" fill="none" stroke="{colour}" stroke-width="1.8"{_dash(line)}/>'
+    stroke = f'stroke="{colour}" stroke-width="1.8"{_dash(line)}'
+    yield f'<polyline points="{joined}" fill="none" {stroke}/>'
     for (x, y), (px, py) in zip(line.points, places, strict=True):
         told = escape(f"{line.name}: {x:.4g}, {y:.4g}")
-        yield f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{colour}"><title>{told}</title></circle>'
+        circle = f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{colour}">'
+        yield f"{circle}<title>{told}</title></circle>"
 
 
 def _legend(lines: Sequence[Line], colours: dict[str, str]) -> Iterator[str]:
     for i, line in enumerate(lines):
         x, y = LEFT + WIDTH // 2 * (i % 2), HEIGHT + LEGEND * (i // 2) + 12
         colour = colours[line.series]
-        yield f'<line x1="{x}" y1="{y}" x2="{x + 30}" y2="{y}" stroke="{colour}" stroke-width="1.8"{_dash(line)}/>'
+        stroke = f'stroke="{colour}" stroke-width="1.8"{_dash(line)}'
+        yield f'<line x1="{x}" y1="{y}" x2="{x + 30}" y2="{y}" {stroke}/>'
         yield _text(x + 38, y + 4, line.name, "start")
 
 

@@ -11,7 +11,10 @@ from jaxserve.plan.suggest import Choice, Ranked
 from sharding.mesh import MeshSpec
 
 COLUMNS = ("GiB of cache", "tokens of it", "streams", "tokens/s", "TPOT alone, ms")
-CAPTION = "mesh: data x expert x tensor; tokens/s, TPOT and USD: of floors and of what is sent beside them"
+CAPTION = (
+    "mesh: data x expert x tensor; tokens/s, TPOT and USD: of floors and of what is sent "
+    "beside them"
+)
 
 
 def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> Table:
@@ -27,7 +30,9 @@ def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> Table:
     for choice in rest:
         lacks = f"lacks {choice.missing / GIB:.2f} GiB" if choice.missing else "too small a cache"
         kept = choice.precision
-        shown.add_row(_mesh(choice.axes), kept.weights, kept.kv, "", *[""] * (len(COLUMNS) + priced), lacks)
+        shown.add_row(
+            _mesh(choice.axes), kept.weights, kept.kv, "", *[""] * (len(COLUMNS) + priced), lacks
+        )
     return shown
 
 
@@ -62,10 +67,17 @@ def ranking_json(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> list[dict[
         }
         for r in ranked
     ]
-    return fitting + [_choice_json(choice, fits=False) | {"missing": choice.missing} for choice in rest]
+    return fitting + [
+        _choice_json(choice, fits=False) | {"missing": choice.missing} for choice in rest
+    ]
 
 
 def _choice_json(choice: Choice, fits: bool) -> dict[str, Any]:
     axes = choice.axes
     mesh = {"data": axes.data, "expert": axes.expert, "tensor": axes.tensor}
-    return {"mesh": mesh, "weights": choice.precision.weights, "kv": choice.precision.kv, "fits": fits}
+    return {
+        "mesh": mesh,
+        "weights": choice.precision.weights,
+        "kv": choice.precision.kv,
+        "fits": fits,
+    }

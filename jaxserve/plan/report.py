@@ -41,18 +41,25 @@ def _parts(account: Account) -> Iterator[RenderableType]:
 
 
 def handover_of(account: Account) -> Handover | None:
-    """Where there is a link to hand prompts over, and somebody publishes how fast the devices are."""
-    return Handover(account, account.limits, account.link) if account.limits and account.link else None
+    """Where there is a link to hand prompts over, and somebody publishes how fast the devices
+    are."""
+    return (
+        Handover(account, account.limits, account.link) if account.limits and account.link else None
+    )
 
 
 def _introduction(d: Deployment) -> Iterator[str]:
     copies = f", every kv head on {d.spec.kv_copies} devices" if d.spec.kv_copies > 1 else ""
     axes = f"data {d.axes.data} x expert {d.axes.expert} x tensor {d.axes.tensor}"
-    yield f"model    {d.target.model} ({d.spec.family}), {d.parameters / 1e6:,.1f} M parameters, {d.weights}"
+    yield (
+        f"model    {d.target.model} ({d.spec.family}), {d.parameters / 1e6:,.1f} M parameters, "
+        f"{d.weights}"
+    )
     yield f"mesh     {axes} on {d.topology.count} {device_kind(d.mesh)} ({d.topology.name}){copies}"
     config = d.config
     yield (
-        f"engine   {config.max_batch} rows, {config.step_tokens} tokens a step, context {config.max_context}, "
+        f"engine   {config.max_batch} rows, {config.step_tokens} tokens a step, context "
+        f"{config.max_context}, "
         f"{len(d.buckets)} steps, attention {config.attention}"
     )
 
@@ -73,11 +80,23 @@ def memory_rows(account: Account) -> Iterator[tuple[str, int, str]]:
     yield "programs may use", budget.limit, _of_whole(d)
     yield "weights", budget.weights, ""
     for part, held in sizes_of(d.params).items():
-        yield f"  {part}", sum(held.values()), ", ".join(f"{dtype} {size / GIB:.3f}" for dtype, size in held.items())
+        yield (
+            f"  {part}",
+            sum(held.values()),
+            ", ".join(f"{dtype} {size / GIB:.3f}" for dtype, size in held.items()),
+        )
     yield "state: rows", budget.rows, f"{d.config.max_batch} a lane, {d.config.lanes} lanes"
-    yield "state: pages", account.cache, f"{pools} pages of {d.config.page_size} in {d.config.kv}: {tokens}"
+    yield (
+        "state: pages",
+        account.cache,
+        f"{pools} pages of {d.config.page_size} in {d.config.kv}: {tokens}",
+    )
     yield "temporaries", budget.temporaries, counted
-    yield "compiled steps", budget.programs, "all of them loaded" if budget.programs else "not known"
+    yield (
+        "compiled steps",
+        budget.programs,
+        "all of them loaded" if budget.programs else "not known",
+    )
     if budget.pieces:
         yield "pieces", budget.pieces, "of pages on their way from and to other engines"
     if account.padding:
@@ -97,14 +116,18 @@ def _of_whole(d: Deployment) -> str:
 
 def verdict(account: Account) -> str:
     if account.fits:
-        pages = f"{account.cache / GIB:.2f} GiB of every device hold pages for {account.lane_tokens:,} tokens a lane"
+        pages = (
+            f"{account.cache / GIB:.2f} GiB of every device hold pages for "
+            f"{account.lane_tokens:,} tokens a lane"
+        )
         return f"It fits: {pages}, {account.spare / GIB:.2f} GiB stay free."
     return f"It does not fit: every device lacks {-account.spare / GIB:.2f} GiB."
 
 
 def _times(account: Account, limits: Limits) -> Iterator[RenderableType]:
     speed = (
-        f"{limits.bandwidth / 1e9:,.0f} GB/s and {limits.flops / 1e12:,.0f} TFLOP/s (ridge: {limits.ridge:.0f} a byte)"
+        f"{limits.bandwidth / 1e9:,.0f} GB/s and {limits.flops / 1e12:,.0f} TFLOP/s (ridge: "
+        f"{limits.ridge:.0f} a byte)"
     )
     if (form := account.deployment.form) and form.activations:
         speed += f", {getattr(limits, form.numbers) / 1e12:,.0f} of {form.numbers},"
@@ -121,11 +144,19 @@ def _times(account: Account, limits: Limits) -> Iterator[RenderableType]:
     for batch in account.batches(limits):
         table.add_row(*_batch_cells(batch))
     yield table
-    yield "A ceiling is no forecast: what devices send each other, launches and activations are not in it."
+    yield (
+        "A ceiling is no forecast: what devices send each other, launches and activations are "
+        "not in it."
+    )
 
 
 def _batch_cells(batch: Batch) -> Iterator[str]:
-    yield from (f"{batch.rows:,}", f"{batch.streams:,}", f"{batch.tpot * 1e3:.3f}", f"{batch.exchange * 1e3:.3f}")
+    yield from (
+        f"{batch.rows:,}",
+        f"{batch.streams:,}",
+        f"{batch.tpot * 1e3:.3f}",
+        f"{batch.exchange * 1e3:.3f}",
+    )
     yield f"{batch.tokens_per_second:,.0f}"
     if batch.usd is not None:
         yield f"{batch.usd:.3f}"
@@ -145,7 +176,11 @@ def _counted_cells(account: Account, bucket: Bucket) -> Iterator[str]:
     work = account.work(bucket)
     yield from (f"{work.bytes / 1e6:,.0f}", f"{work.flops / 1e9:,.1f}", f"{work.intensity:,.1f}")
     if account.limits:
-        yield "products" if work.multiplying(account.limits) == work.floor(account.limits) else "memory"
+        yield (
+            "products"
+            if work.multiplying(account.limits) == work.floor(account.limits)
+            else "memory"
+        )
         yield f"{work.floor(account.limits) * bucket.steps * 1e3:.3f}"
         yield f"{account.exchange(bucket) * 1e3:.3f}"
 
@@ -156,7 +191,9 @@ def _compiled(account: Account) -> Table:
     table.add_column("sent by a device in a launch")
     for name, step in account.steps.items():
         found = step.found
-        sent = ", ".join(f"{n} {op} {found.sent[op] / 1e6:,.1f} MB" for op, n in found.collectives.items())
+        sent = ", ".join(
+            f"{n} {op} {found.sent[op] / 1e6:,.1f} MB" for op, n in found.collectives.items()
+        )
         temporaries, copies = f"{found.temporaries / 2**20:,.1f}", str(len(found.copies) or "none")
         table.add_row(name, temporaries, copies, f"{step.seconds:.1f}", sent or "nothing")
     return table

@@ -18,7 +18,9 @@ from sharding.rules import ShardingError
 
 
 class Precision(NamedTuple):
-    """dtype: of weights that are not quantized. form: of those that are. kv: of pages, as --kv names it."""
+    """dtype: of weights that are not quantized. form: of those that are. kv: of pages, as --kv
+    names it.
+    """
 
     dtype: jnp.dtype
     form: Form | None
@@ -34,7 +36,9 @@ class Precision(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """A mesh, and what weights and pages are kept in. missing: bytes of one device, why there is no account."""
+    """A mesh, and what weights and pages are kept in. missing: bytes of one device, why there is no
+    account.
+    """
 
     axes: MeshSpec
     precision: Precision
@@ -51,7 +55,8 @@ class Choice:
 class Ranked:
     """A choice that fits. batch: the largest that the cache holds. lone: of one row in a lane.
 
-    Times are floors and what is sent beside them, one after the other: a ranking without it would always split all.
+    Times are floors and what is sent beside them, one after the other: a ranking without it would
+    always split all.
     """
 
     choice: Choice
@@ -76,8 +81,11 @@ def meshes(devices: int) -> Iterator[MeshSpec]:
                 yield MeshSpec(data, expert, devices // (data * expert))
 
 
-def choices(target: Target, precisions: Sequence[Precision], context: int, price: float | None) -> list[Choice]:
-    """All that divide the model, counted. ConfigError, of the last that was tried, where none does."""
+def choices(
+    target: Target, precisions: Sequence[Precision], context: int, price: float | None
+) -> list[Choice]:
+    """All that divide the model, counted. ConfigError, of the last that was tried, where none
+    does."""
     found: list[Choice] = []
     refusal: Exception = ConfigError(f"--topology {target.topology.name}: has no mesh")
     for axes in meshes(target.topology.count):
@@ -85,8 +93,12 @@ def choices(target: Target, precisions: Sequence[Precision], context: int, price
             continue  # without experts that axis does what data does
         for kept in precisions:
             try:
-                deployment = deploy(kept.of(target), axes, kept.dtype, footprint=None, form=kept.form)
-                found.append(Choice(axes, kept, Account(deployment, context, target.topology.limits, price)))
+                deployment = deploy(
+                    kept.of(target), axes, kept.dtype, footprint=None, form=kept.form
+                )
+                found.append(
+                    Choice(axes, kept, Account(deployment, context, target.topology.limits, price))
+                )
             except MemoryLimitError as error:
                 found.append(Choice(axes, kept, None, error.missing))
             except (ShardingError, KernelError, ConfigError, ModelError) as error:
@@ -109,7 +121,9 @@ def confirmed(ranked: Ranked, progress: Progress) -> Choice:
 
 
 def rank(choices: Sequence[Choice], limits: Limits, prefer: str) -> list[Ranked]:
-    """Those that fit, the best first: by the time of a lone stream under `latency`, else by tokens per second."""
+    """Those that fit, the best first: by the time of a lone stream under `latency`, else by tokens
+    per second.
+    """
     found = [
         Ranked(choice, choice.account, *_batches(choice.account, limits))
         for choice in choices

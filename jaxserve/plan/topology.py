@@ -14,14 +14,18 @@ from sharding import aot_devices as absent
 from sharding.aot_devices import CHIPS, Chip
 from sharding.mesh import MeshSpec
 
-MEMORY_FRACTION = 0.75  # of a GPU, which jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+MEMORY_FRACTION = (
+    0.75  # of a GPU, which jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+)
 MAX_CPUS = 64
 GPUS = re.compile(r"([a-z0-9]+?)(?:x([1-9]\d*))?")
 
 
 @dataclass(frozen=True)
 class Topology:
-    """`count` devices of a chip. chip: None for the CPU of this machine. shape: of a TPU slice, in chips."""
+    """`count` devices of a chip. chip: None for the CPU of this machine. shape: of a TPU slice, in
+    chips.
+    """
 
     name: str
     count: int
@@ -42,14 +46,20 @@ class Topology:
 
     @property
     def serializes(self) -> bool:
-        """Whether what is compiled for it can be run elsewhere: not for a GPU that was not there to tune on."""
+        """Whether what is compiled for it can be run elsewhere: not for a GPU that was not there to
+        tune on.
+        """
         return self.chip is None or self.chip.platform == "tpu"
 
     def mesh(self, axes: MeshSpec, compilers: bool = True) -> Mesh:
-        """Of its devices; without compilers, one that nothing can be compiled for. AbsentError without a compiler."""
+        """Of its devices; without compilers, one that nothing can be compiled for. AbsentError
+        without a compiler.
+        """
         if self.chip and not compilers:
             chip = self.chip
-            device = AbstractDevice(device_kind=chip.kind, num_cores=chip.cores, platform=chip.platform)
+            device = AbstractDevice(
+                device_kind=chip.kind, num_cores=chip.cores, platform=chip.platform
+            )
             return axes.without_devices(device)
         return axes.build(self._devices())
 
@@ -63,10 +73,14 @@ class Topology:
     def memory_limit(self, mesh: Mesh, fraction: float | None = None) -> int:
         """Bytes that programs may use on one device. fraction: of a GPU's memory."""
         if fraction is not None and not (self.chip and self.chip.platform == "gpu"):
-            raise ConfigError(f"--memory-fraction is for GPUs; {self.name} gives all it has (leave it out)")
+            raise ConfigError(
+                f"--memory-fraction is for GPUs; {self.name} gives all it has (leave it out)"
+            )
         if self.chip is None:
             return device_limit(mesh)
-        return self.chip.usable or int(self.chip.memory * (MEMORY_FRACTION if fraction is None else fraction))
+        return self.chip.usable or int(
+            self.chip.memory * (MEMORY_FRACTION if fraction is None else fraction)
+        )
 
 
 def parse(text: str) -> Topology:
@@ -82,7 +96,9 @@ def parse(text: str) -> Topology:
     if chip is None or chip.platform != "gpu":
         raise ConfigError(f"--topology {text}: there is no such topology ({_examples()})")
     if count > absent.NODE:
-        raise ConfigError(f"--topology {text}: one node has {absent.NODE} GPUs (at most {name}x{absent.NODE})")
+        raise ConfigError(
+            f"--topology {text}: one node has {absent.NODE} GPUs (at most {name}x{absent.NODE})"
+        )
     return Topology(text, count, chip, name)
 
 
@@ -97,5 +113,8 @@ def _slice(text: str, family: str, shape: str) -> Topology:
 
 
 def _examples() -> str:
-    names = [f"{name}:{chip.slices[1]}" if chip.slices else f"{name}x{absent.NODE}" for name, chip in CHIPS.items()]
+    names = [
+        f"{name}:{chip.slices[1]}" if chip.slices else f"{name}x{absent.NODE}"
+        for name, chip in CHIPS.items()
+    ]
     return f"there are {', '.join(names)}, cpu and more"

@@ -30,7 +30,9 @@ def assemble(
     failed: Callable[[BaseException], None],
     role: Role,
 ) -> tuple[Service, EngineThread]:
-    """Service and engine thread over a model whose steps are compiled; news and failures reach the loop."""
+    """Service and engine thread over a model whose steps are compiled; news and failures reach the
+    loop.
+    """
     runner, config = llm.runner, llm.runner.config
     service: Service
 
@@ -43,7 +45,10 @@ def assemble(
         lambda error: _tell(loop, lambda: failed(error)),
         tally,
     )
-    forecast, handover = Forecast(config.step_tokens * config.lanes), role.handover(thread, config.page_size)
+    forecast, handover = (
+        Forecast(config.step_tokens * config.lanes),
+        role.handover(thread, config.page_size),
+    )
     service = Service(llm.prompts, thread, forecast, limits, observers, handover, role.for_servers)
     return service, thread
 
@@ -62,7 +67,9 @@ def handshake_of(llm: LLM) -> Handshake | None:
     if not config.page_exchange:
         return None
     with llm.runner.preparing():
-        facts = facts_of_model(model.spec.single, model.params, model.weights) | facts_of_weights(model.params)
+        facts = facts_of_model(model.spec.single, model.params, model.weights) | facts_of_weights(
+            model.params
+        )
     dtypes = sources(config.page_dtype, str(model.params["embed"].dtype))
     return Handshake(facts, config.page_dtype, dtypes)
 
@@ -109,8 +116,12 @@ def engine_card(llm: LLM) -> EngineCard:
 
 
 def step_use(llm: LLM) -> list[StepUse]:
-    """Of every compiled step. The engine's thread counts meanwhile: a number may be a launch ahead of the others."""
+    """Of every compiled step. The engine's thread counts meanwhile: a number may be a launch ahead
+    of the others.
+    """
     return [
-        StepUse(b.kind, b.rows, b.tokens, b.steps, use.launches, use.live_tokens, use.computed_tokens)
+        StepUse(
+            b.kind, b.rows, b.tokens, b.steps, use.launches, use.live_tokens, use.computed_tokens
+        )
         for b, use in llm.runner.padding.items()
     ]

@@ -14,7 +14,9 @@ from jaxserve.errors import ConfigError
 
 @contextmanager
 def healthy(host: str, port: int) -> Iterator[None]:
-    """Answer "does this process live" over gRPC, without TLS, for as long as this lasts: probes ask it."""
+    """Answer "does this process live" over gRPC, without TLS, for as long as this lasts: probes ask
+    it.
+    """
     server = grpc.server(ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -30,7 +32,9 @@ def healthy(host: str, port: int) -> Iterator[None]:
 
 
 def on_signals(leave: Callable[[], None]) -> None:
-    """The first SIGTERM or SIGINT tells the leader, which drains and ends the pod; the second ends this process."""
+    """The first SIGTERM or SIGINT tells the leader, which drains and ends the pod; the second ends
+    this process.
+    """
     told = iter((leave,))
 
     def act(number: int, _: object) -> None:

@@ -1,7 +1,8 @@
 """From an empty process to a server that is ready, and from there to its end.
 
-loading --(every step compiled)--> ready --(SIGTERM, SIGINT, Drain)--> draining --> exit 0
-any of them --(the engine or a listener failed, or a step hangs)--> exit 70, for a supervisor to start it again
+loading --(every step compiled)--> ready --(SIGTERM, SIGINT, Drain)--> draining --> exit 0 any of
+them --(the engine or a listener failed, or a step hangs)--> exit 70, for a supervisor to start it
+again
 """
 
 import asyncio
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 class Lifecycle:
     """Runs a server on the event loop that it is made on. Times are seconds.
 
-    stop_listening: closes the servers within the seconds that it is given. exit: ends the process at once.
-    leaving: what other servers fetch with new calls, which have to be taken until it is fetched; see Role.
+    stop_listening: closes the servers within the seconds that it is given. exit: ends the process
+    at once. leaving: what other servers fetch with new calls, which have to be taken until it is
+    fetched; see Role.
     """
 
     gate: Gate
@@ -66,7 +68,9 @@ class Lifecycle:
         self.drain()
 
     async def run(self, load: Callable[[], Served]) -> int:
-        """Load, serve until told to stop, drain; returns the exit code. What `load` raises passes through."""
+        """Load, serve until told to stop, drain; returns the exit code. What `load` raises passes
+        through.
+        """
         served = await self._loaded(load)
         for thread in served.threads:
             thread.start()
@@ -79,7 +83,9 @@ class Lifecycle:
         watching.cancel()
         if self._failure is not None:
             return await self._die(served)
-        await self.stop_listening(max(GRACE, until - time.monotonic()))  # long answers may still be on their way
+        await self.stop_listening(
+            max(GRACE, until - time.monotonic())
+        )  # long answers may still be on their way
         for service in served.services:
             service.close()
         if not all([thread.close() for thread in served.threads]):
@@ -88,7 +94,9 @@ class Lifecycle:
         return 0
 
     async def _loaded(self, load: Callable[[], Served]) -> Served:
-        """What load returns; told to stop meanwhile, the process ends: a compiler cannot be interrupted."""
+        """What load returns; told to stop meanwhile, the process ends: a compiler cannot be
+        interrupted.
+        """
         loading = asyncio.create_task(asyncio.to_thread(load))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -114,7 +122,9 @@ class Lifecycle:
 
     async def _die(self, served: Served) -> int:
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
-        served.service.fail_all(RestartingError("the engine has failed; the server restarts (try again soon)"))
+        served.service.fail_all(
+            RestartingError("the engine has failed; the server restarts (try again soon)")
+        )
         await self.stop_listening(GRACE)
         return FAILED
 
@@ -123,4 +133,6 @@ class Lifecycle:
         while True:
             await asyncio.sleep(min(1.0, self.step_timeout / 4))
             if max(thread.stuck_for for thread in served.threads) > self.step_timeout:
-                self.fail(TimeoutError(f"a step takes longer than --step-timeout {self.step_timeout:g} s"))
+                self.fail(
+                    TimeoutError(f"a step takes longer than --step-timeout {self.step_timeout:g} s")
+                )

@@ -21,7 +21,9 @@ from jaxserve.server.security.tls import Tls
 
 
 class Listeners:
-    """gRPC, AdminService and faces on ports of their own, and HTTP. They answer from the start: LOADING at first."""
+    """gRPC, AdminService and faces on ports of their own, and HTTP. They answer from the start:
+    LOADING at first.
+    """
 
     def __init__(
         self,
@@ -42,24 +44,39 @@ class Listeners:
         self.addresses = ""
 
     async def start(
-        self, args: argparse.Namespace, drain: Callable[[], None], failed: Callable[[BaseException], None]
+        self,
+        args: argparse.Namespace,
+        drain: Callable[[], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
-        """Bind all of them, then listen. ConfigError when a port is taken or a certificate is not one.
+        """Bind all of them, then listen. ConfigError when a port is taken or a certificate is not
+        one.
 
         drain: for AdminService. failed: called when a listener ends by itself.
         """
         tls = Tls.of(args.tls_cert, args.tls_key, args.tls_client_ca)
         credentials = tls.credentials() if tls else None
         self._profiler = Profiler(args.profile_dir)
-        inference, admin = InferenceServicer(self._gate), AdminServicer(self._gate, self._profiler, drain)
+        inference, admin = (
+            InferenceServicer(self._gate),
+            AdminServicer(self._gate, self._profiler, drain),
+        )
         apart = args.admin_port is not None
         beside = None if apart else admin
-        found = {"gRPC": self._add(inference, beside, args.host, args.port, credentials, "--port", *self._faces)}
+        found = {
+            "gRPC": self._add(
+                inference, beside, args.host, args.port, credentials, "--port", *self._faces
+            )
+        }
         if apart:
-            found["admin"] = self._add(None, admin, args.host, args.admin_port, credentials, "--admin-port")
+            found["admin"] = self._add(
+                None, admin, args.host, args.admin_port, credentials, "--admin-port"
+            )
         if args.vllm_port is not None:
             face = _vllm_face(self._gate)
-            found["vLLM"] = self._add(None, None, args.host, args.vllm_port, credentials, "--vllm-port", face)
+            found["vLLM"] = self._add(
+                None, None, args.host, args.vllm_port, credentials, "--vllm-port", face
+            )
         if not args.no_http:
             app = new_app(self._gate, self._tokens, self._limits, self._metrics, self._families)
             self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
@@ -97,7 +114,9 @@ class Listeners:
             await self._profiler.close()
         for health in self._healths:
             health.close()
-        stopping = [server.stop(grace) for server in self._grpc] + ([self._http.stop(grace)] if self._http else [])
+        stopping = [server.stop(grace) for server in self._grpc] + (
+            [self._http.stop(grace)] if self._http else []
+        )
         await asyncio.gather(*stopping)
 
 
@@ -108,5 +127,7 @@ def _vllm_face(gate: Gate) -> Face:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "smg_grpc_proto":
             raise
-        raise ConfigError("--vllm-port needs the package smg-grpc-proto (pip install 'jaxserve[smg]')") from None
+        raise ConfigError(
+            "--vllm-port needs the package smg-grpc-proto (pip install 'jaxserve[smg]')"
+        ) from None
     return vllm_face(gate)

@@ -26,7 +26,9 @@ class Gate:
     def enter(self) -> Served:
         """What is served, for a new request; UnavailableError unless ready."""
         if self.phase is Phase.DRAINING:
-            raise DrainingError("the server is about to end and takes no new requests (try another one)")
+            raise DrainingError(
+                "the server is about to end and takes no new requests (try another one)"
+            )
         return self.look()
 
     def look(self) -> Served:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class ModelCard:
     """What clients may know of the model. embedding_dimensions: of its embeddings; 0: it generates.
 
-    dtype: of activations. weights: what they are kept in, as --weights names it. sizes: bytes of weights on one device,
-    by part of the model and dtype.
+    dtype: of activations. weights: what they are kept in, as --weights names it. sizes: bytes of
+    weights on one device, by part of the model and dtype.
     """
 
     name: str
@@ -58,7 +58,9 @@ class EngineCard:
 
 @dataclass(frozen=True, slots=True)
 class StepUse:
-    """A compiled step, and what it was used for so far. rows, tokens: of a lane; steps: that are launched as one."""
+    """A compiled step, and what it was used for so far. rows, tokens: of a lane; steps: that are
+    launched as one.
+    """
 
     kind: str
     rows: int
@@ -80,7 +82,9 @@ class Behind:
 
 @dataclass(frozen=True)
 class Served:
-    """handshake: of an engine that exchanges pages with other servers. prefill: on another mesh of this one."""
+    """handshake: of an engine that exchanges pages with other servers. prefill: on another mesh of
+    this one.
+    """
 
     service: Service
     thread: EngineThread

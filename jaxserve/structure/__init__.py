@@ -1,4 +1,6 @@
-"""Structured output: what a text has to follow, and which tokens keep to it. Nothing here imports jax."""
+"""Structured output: what a text has to follow, and which tokens keep to it. Nothing here imports
+jax.
+"""
 
 from jaxserve.structure.matcher import Grammar, Matcher
 from jaxserve.structure.spec import KINDS, Structure

@@ -24,7 +24,8 @@ WORKER: Final = Path(__file__).with_name("worker.py")
 PACKAGE: Final = "llguidance"
 MAX_MEMORY: Final = 1024 * 2**20  # of the worker
 MAX_ANSWER_BYTES: Final = 16 * 2**20
-# Work that one grammar, and the mask of one token, may take: the library's own defaults are generous for a server.
+# Work that one grammar, and the mask of one token, may take: the library's own defaults are
+# generous for a server.
 PARSER_LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -38,7 +39,9 @@ PARSER_LIMITS: Final = {
 
 @dataclass(frozen=True)
 class Bounds:
-    """max_bytes: of a grammar's text. seconds: to check it. cache_bytes: of checked grammars that are kept."""
+    """max_bytes: of a grammar's text. seconds: to check it. cache_bytes: of checked grammars that
+    are kept.
+    """
 
     max_bytes: int = 64 * 1024
     seconds: float = 2.0
@@ -51,31 +54,48 @@ DEFAULT_BOUNDS: Final = Bounds()
 class Grammars:
     """Compiles grammars, and remembers which are in order. For use from several threads.
 
-    A process of its own compiles a grammar first, under bounds of time, memory and stack; what ends well there is
-    compiled here for every request anew, without the interpreter's lock: matchers of one compiled grammar share a lexer
-    that grows with what each of them reads, and a bound on it. vocab_size: of the model, which may be more than the
-    tokenizer's.
+    A process of its own compiles a grammar first, under bounds of time, memory and stack; what ends
+    well there is compiled here for every request anew, without the interpreter's lock: matchers of
+    one compiled grammar share a lexer that grows with what each of them reads, and a bound on it.
+    vocab_size: of the model, which may be more than the tokenizer's.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, eos_ids: tuple[int, ...], vocab_size: int, bounds: Bounds = DEFAULT_BOUNDS
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: tuple[int, ...],
+        vocab_size: int,
+        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self._tokenizer, self._eos_ids, self._vocab_size = tokenizer, eos_ids, vocab_size
         self.bounds = bounds
         seconds = str(self.bounds.seconds)
-        command = [sys.executable, "-P", str(WORKER), seconds, str(MAX_MEMORY), json.dumps(PARSER_LIMITS)]
+        command = [
+            sys.executable,
+            "-P",
+            str(WORKER),
+            seconds,
+            str(MAX_MEMORY),
+            json.dumps(PARSER_LIMITS),
+        ]
         self._worker = LineProcess(command, self.bounds.seconds, MAX_ANSWER_BYTES)
         self._checking, self._lock = Lock(), Lock()
         self._kept: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def compile(self, structure: Structure) -> "LLGrammar":
-        """GrammarError says what is wrong with it, or that it takes too much; NotBuiltInError: without the library."""
+        """GrammarError says what is wrong with it, or that it takes too much; NotBuiltInError:
+        without the library.
+        """
         if find_spec(PACKAGE) is None:
-            raise NotBuiltInError(f"structured output needs the package {PACKAGE}, which is not installed here")
+            raise NotBuiltInError(
+                f"structured output needs the package {PACKAGE}, which is not installed here"
+            )
         size = len(structure.text.encode())
         if size > self.bounds.max_bytes:
             limit = self.bounds.max_bytes
-            raise RequestError(structure.field, f"has {size} bytes; the limit is {limit} (--max-grammar-bytes)")
+            raise RequestError(
+                structure.field, f"has {size} bytes; the limit is {limit} (--max-grammar-bytes)"
+            )
         found = self._known(structure)
         if found is None:
             with self._checking:  # one after the other: whoever asks for the same one waits for it
@@ -86,7 +106,9 @@ class Grammars:
             raise GrammarError(structure.field, f"cannot be used: {error}") from None
 
     def warm_up(self) -> None:
-        """Read the vocabulary, if the library is there: it holds the interpreter's lock for up to a second."""
+        """Read the vocabulary, if the library is there: it holds the interpreter's lock for up to a
+        second.
+        """
         if find_spec(PACKAGE):
             _ = self._library
 
@@ -109,7 +131,9 @@ class Grammars:
         try:
             answer = self._worker.ask(json.dumps({"kind": structure.kind, "text": structure.text}))
         except ChildProcessError:
-            raise NotBuiltInError(f"the process that checks grammars does not start (does {PACKAGE} work?)") from None
+            raise NotBuiltInError(
+                f"the process that checks grammars does not start (does {PACKAGE} work?)"
+            ) from None
         if answer is None:
             seconds = f"{self.bounds.seconds:g} s (--grammar-seconds)"
             problem = f"takes more than {seconds} or too much memory to compile, or nests too deep"
@@ -118,7 +142,10 @@ class Grammars:
             raise GrammarError(structure.field, f"cannot be used: {answer['error']}")
         with self._lock:
             self._kept[structure.kind, structure.text] = answer["grammar"]
-            while len(self._kept) > 1 and sum(map(getsizeof, self._kept.values())) > self.bounds.cache_bytes:
+            while (
+                len(self._kept) > 1
+                and sum(map(getsizeof, self._kept.values())) > self.bounds.cache_bytes
+            ):
                 self._kept.popitem(last=False)
         return answer["grammar"]
 
@@ -167,7 +194,8 @@ class LLGrammar:
         limits: Any = PARSER_LIMITS
         self._first = LLMatcher(library, grammar, log_level=0, limits=LLParserLimits(**limits))
         if not self._first.is_error():
-            self._first.compute_bitmask()  # the dearest of all masks: most of the lexer is built with it
+            # the dearest of all masks: most of the lexer is built with it
+            self._first.compute_bitmask()
         if self._first.is_error():
             raise ValueError(_first_line(self._first.get_error()))
         self._eos_ids, self._mask_bytes = frozenset(library.eos_tokens), -(-vocab_size // 32) * 4
@@ -188,7 +216,11 @@ class LLFollower:
             return found
         ahead = self._matcher.deep_copy()
         for token in drafted:
-            if ahead.validate_tokens([token]) == 0 or not ahead.consume_token(token) or ahead.is_stopped():
+            if (
+                ahead.validate_tokens([token]) == 0
+                or not ahead.consume_token(token)
+                or ahead.is_stopped()
+            ):
                 break
             found.append(ahead.compute_bitmask()[: self._mask_bytes])
         return found

@@ -15,11 +15,12 @@ MAX_CHOICES = 1024  # texts of a choice
 
 @dataclass(frozen=True)
 class Structure:
-    """One of: a JSON schema, any JSON object, a regular expression of the whole text, one of several texts, a grammar.
+    """One of: a JSON schema, any JSON object, a regular expression of the whole text, one of
+    several texts, a grammar.
 
-    text: the schema as JSON text, the expression in the syntax of Rust's regex crate, the texts as a JSON array, or the
-    grammar in llguidance's dialect of Lark; nothing for a JSON object. `of` checks what can be checked without the
-    library. field: where the request has it, for errors.
+    text: the schema as JSON text, the expression in the syntax of Rust's regex crate, the texts as
+    a JSON array, or the grammar in llguidance's dialect of Lark; nothing for a JSON object. `of`
+    checks what can be checked without the library. field: where the request has it, for errors.
     """
 
     kind: Kind
@@ -28,7 +29,9 @@ class Structure:
 
     @staticmethod
     def of(kind: str, value: Any, field: str = "") -> "Structure":
-        """value: a JSON schema as text or as plain values, true, or what the kind is. RequestError names the field."""
+        """value: a JSON schema as text or as plain values, true, or what the kind is. RequestError
+        names the field.
+        """
         field = field or kind
         if kind not in READ:
             raise RequestError(field, f"is {kind!r:.80}; it must be one of {', '.join(READ)}")
@@ -36,7 +39,9 @@ class Structure:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            raise RequestError(field, "has half a surrogate pair, which is not valid Unicode") from None
+            raise RequestError(
+                field, "has half a surrogate pair, which is not valid Unicode"
+            ) from None
         return Structure(kind, text, field)  # type: ignore[arg-type]
 
 
@@ -70,10 +75,18 @@ def _choice(value: Any, field: str) -> str:
         raise RequestError(field, f"has {len(value)} entries; give 1 to {MAX_CHOICES}")
     for i, text in enumerate(value):
         if not isinstance(text, str) or not text:
-            raise RequestError(f"{field}[{i}]", f"is {text!r:.80}; it must be a text that is not empty")
+            raise RequestError(
+                f"{field}[{i}]", f"is {text!r:.80}; it must be a text that is not empty"
+            )
     return json.dumps(list(value), ensure_ascii=False)
 
 
 READ: Mapping[str, Callable[[Any, str], str]] = MappingProxyType(
-    {"json_schema": _schema, "json_object": _object, "regex": _text, "choice": _choice, "lark": _text}
+    {
+        "json_schema": _schema,
+        "json_object": _object,
+        "regex": _text,
+        "choice": _choice,
+        "lark": _text,
+    }
 )

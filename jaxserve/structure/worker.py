@@ -1,8 +1,8 @@
 """The process that checks grammars: requests in, answers out, a line of JSON each.
 
-Grammars come from clients. Before the server compiles one, it is compiled here, with bounds on memory and processor
-time and nothing to lose: a parser that runs out of stack or of time ends this process alone. It is run by its path and
-imports nothing of jaxserve.
+Grammars come from clients. Before the server compiles one, it is compiled here, with bounds on
+memory and processor time and nothing to lose: a parser that runs out of stack or of time ends this
+process alone. It is run by its path and imports nothing of jaxserve.
 """
 
 import json
@@ -14,7 +14,8 @@ from typing import Any
 MAX_ERROR_LETTERS = 300
 # Bytes: less than any thread of the server has, which compiles again what was compiled here.
 MAX_STACK = 2**20
-# White space in JSON: none, a space, or a new line with its indentation. Any amount of it could go on for ever.
+# White space in JSON: none, a space, or a new line with its indentation. Any amount of it could go
+# on for ever.
 JSON_OPTIONS: Any = {
     "lenient": False,
     "coerce_one_of": False,
@@ -68,16 +69,22 @@ def _in_one_line(text: str) -> str:
 
 
 def _allow_processor_time(seconds: float) -> None:
-    """From now on, a second more than the one who waits allows: the kernel's word, should nobody be there to kill."""
+    """From now on, a second more than the one who waits allows: the kernel's word, should nobody be
+    there to kill.
+    """
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def main(seconds: str, memory: str, limits: str) -> None:
-    """seconds: of processor time for an answer; memory: address space in bytes; limits: of the parser, as JSON."""
+    """seconds: of processor time for an answer; memory: address space in bytes; limits: of the
+    parser, as JSON.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
-    resource.setrlimit(resource.RLIMIT_STACK, (MAX_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_STACK, (MAX_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1])
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     checker = Checker(float(seconds), json.loads(limits))

@@ -1,7 +1,16 @@
-"""Text to token ids and back, and the decoding of a stream of ids into text. Nothing here imports jax."""
+"""Text to token ids and back, and the decoding of a stream of ids into text. Nothing here imports
+jax.
+"""
 
 from jaxserve.tokenizer.loading import load_tokenizer
 from jaxserve.tokenizer.protocol import MARK, Tokenizer, TokenizerError
 from jaxserve.tokenizer.stream import StreamDecoder, completion_text
 
-__all__ = ["MARK", "StreamDecoder", "Tokenizer", "TokenizerError", "completion_text", "load_tokenizer"]
+__all__ = [
+    "MARK",
+    "StreamDecoder",
+    "Tokenizer",
+    "TokenizerError",
+    "completion_text",
+    "load_tokenizer",
+]

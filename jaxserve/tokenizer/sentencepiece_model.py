@@ -1,4 +1,6 @@
-"""tokenizer.model: a SentencePiece model (Kudo and Richardson 2018), as Llama and Mistral publish it."""
+"""tokenizer.model: a SentencePiece model (Kudo and Richardson 2018), as Llama and Mistral publish
+it.
+"""
 
 from collections.abc import Sequence
 from functools import cache, cached_property
@@ -17,7 +19,8 @@ SPACE = "\u2581"  # SentencePiece's visible space
 
 
 class SentencePieceTokenizer:
-    """A Tokenizer over a SentencePiece model. Unknown pieces decode to the model's own sign for them.
+    """A Tokenizer over a SentencePiece model. Unknown pieces decode to the model's own sign for
+    them.
 
     Not applied: a denormalizer (rules that rewrite decoded text), if the model has one.
     """
@@ -55,7 +58,9 @@ class SentencePieceTokenizer:
 
     @cached_property
     def _splitter(self) -> NameSplitter:
-        return NameSplitter(NamedToken(name, token_id) for name, token_id in self.special_tokens.items())
+        return NameSplitter(
+            NamedToken(name, token_id) for name, token_id in self.special_tokens.items()
+        )
 
     @cached_property
     def _inner_processor(self) -> SentencePieceProcessor:
@@ -77,7 +82,10 @@ class SentencePieceTokenizer:
         if not any(name in text for name in self._user_defined):
             return processor.encode(text)
         first, *others = part.split(MARK)  # the library cannot be kept from their names: cut them
-        return [*processor.encode(first), *(i for other in others for i in self._inner_processor.encode(other))]
+        return [
+            *processor.encode(first),
+            *(i for other in others for i in self._inner_processor.encode(other)),
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         return text_of(self, ids)
@@ -90,7 +98,9 @@ class SentencePieceTokenizer:
         return readable(self.token_bytes(token_id)[0])
 
     def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
-        return self._spelled(token_id, opening) if 0 <= token_id < self.vocab_size else (b"", opening)
+        return (
+            self._spelled(token_id, opening) if 0 <= token_id < self.vocab_size else (b"", opening)
+        )
 
     def _spell(self, token_id: int, opening: bool) -> tuple[bytes, bool]:
         if self._processor.is_control(token_id):
@@ -120,7 +130,9 @@ def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePiece
         processor = SentencePieceProcessor(model_proto=model)
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise TokenizerError(f"{path}: not a SentencePiece model ({reason}); copy the file again") from None
+        raise TokenizerError(
+            f"{path}: not a SentencePiece model ({reason}); copy the file again"
+        ) from None
     return SentencePieceTokenizer(processor, settings)
 
 
@@ -130,5 +142,7 @@ def _special_id(processor: SentencePieceProcessor, name: str | None, default: in
         return default if default >= 0 else None
     token_id = processor.piece_to_id(name)
     if processor.is_unknown(token_id) and name != processor.id_to_piece(token_id):
-        raise TokenizerError(f"{SETTINGS_FILE}: {name!r} is not in {MODEL_FILE}; correct it or add a tokenizer.json")
+        raise TokenizerError(
+            f"{SETTINGS_FILE}: {name!r} is not in {MODEL_FILE}; correct it or add a tokenizer.json"
+        )
     return token_id

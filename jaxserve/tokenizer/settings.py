@@ -17,7 +17,9 @@ class TokenizerSettings:
     eos_token: str | None = None
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
-    legacy: bool | None = None  # of SentencePiece: text after a special token has a dummy space, too
+    legacy: bool | None = (
+        None  # of SentencePiece: text after a special token has a dummy space, too
+    )
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
@@ -32,9 +34,14 @@ def read_settings(folder: Path) -> TokenizerSettings:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path}: not readable as JSON ({error}); copy the file again") from None
+        raise TokenizerError(
+            f"{path}: not readable as JSON ({error}); copy the file again"
+        ) from None
     if not isinstance(fields, dict):
-        raise TokenizerError(f"{path}: holds {type(fields).__name__} where an object is expected; copy the file again")
+        raise TokenizerError(
+            f"{path}: holds {type(fields).__name__} where an object is expected; copy the file "
+            f"again"
+        )
     return TokenizerSettings(
         bos_token=_token(path, fields, "bos_token"),
         eos_token=_token(path, fields, "eos_token"),
@@ -44,7 +51,9 @@ def read_settings(folder: Path) -> TokenizerSettings:
     )
 
 
-def affix(flag: bool | None, token_id: int | None, default: tuple[int, ...], name: str) -> tuple[int, ...]:
+def affix(
+    flag: bool | None, token_id: int | None, default: tuple[int, ...], name: str
+) -> tuple[int, ...]:
     """The ids to put at one end of a text: default where the settings say nothing.
 
     Raises:
@@ -54,7 +63,9 @@ def affix(flag: bool | None, token_id: int | None, default: tuple[int, ...], nam
         return default
     if flag and token_id is None:
         token = name.removeprefix("add_")
-        raise TokenizerError(f"{SETTINGS_FILE}: {name} is true, but no {token} is known; name it or set {name} false")
+        raise TokenizerError(
+            f"{SETTINGS_FILE}: {name} is true, but no {token} is known; name it or set {name} false"
+        )
     return (token_id,) if flag and token_id is not None else ()
 
 
@@ -63,7 +74,9 @@ def _token(path: Path, fields: dict, name: str) -> str | None:
     content = value.get("content") if isinstance(value, dict) else value
     if isinstance(content, str) or value is None:
         return content
-    raise TokenizerError(f'{path}: {name} is {value!r}; expected a string, {{"content": string}} or null')
+    raise TokenizerError(
+        f'{path}: {name} is {value!r}; expected a string, {{"content": string}} or null'
+    )
 
 
 def _flag(path: Path, fields: dict, name: str) -> bool | None:

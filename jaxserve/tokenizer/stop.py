@@ -6,10 +6,12 @@ from jaxserve.tokenizer.protocol import TokenizerError
 
 
 class StopFinder:
-    """Passes text through until a stop string is complete in it; holds back what may be the beginning of one.
+    """Passes text through until a stop string is complete in it; holds back what may be the
+    beginning of one.
 
-    The stop string that is complete first ends the text; of several complete with the same character, the longest.
-    So the answer does not depend on how the text is cut into pieces, and nothing waits for text after a match.
+    The stop string that is complete first ends the text; of several complete with the same
+    character, the longest. So the answer does not depend on how the text is cut into pieces, and
+    nothing waits for text after a match.
     """
 
     def __init__(self, stop: Sequence[str], include_stop: bool) -> None:
@@ -20,7 +22,9 @@ class StopFinder:
         self.found: str | None = None
 
     def push(self, piece: str) -> str:
-        """Text that has become final, in O(len(piece)) steps for each stop string; nothing once one is found."""
+        """Text that has become final, in O(len(piece)) steps for each stop string; nothing once one
+        is found.
+        """
         if not self._patterns:
             return piece
         if self.found is not None:
@@ -45,7 +49,8 @@ class StopFinder:
 
 
 class _Pattern:
-    """One stop string and how much of it the text so far ends with (Knuth, Morris and Pratt 1977)."""
+    """One stop string and how much of it the text so far ends with (Knuth, Morris and Pratt
+    1977)."""
 
     def __init__(self, text: str) -> None:
         if not text:

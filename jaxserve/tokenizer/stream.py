@@ -14,13 +14,15 @@ NOTHING: Mapping[int, str] = MappingProxyType({})
 class StreamDecoder:
     """Decodes a completion while it grows.
 
-    The rule: a completion's text is what its tokens add to the text of the prompt, so a first word keeps the space
-    before it, unless the prompt has no text (only special tokens): then it opens the text and a dummy space is
-    dropped. If the prompt ends inside a character, that character belongs to the completion.
+    The rule: a completion's text is what its tokens add to the text of the prompt, so a first word
+    keeps the space before it, unless the prompt has no text (only special tokens): then it opens
+    the text and a dummy space is dropped. If the prompt ends inside a character, that character
+    belongs to the completion.
 
-    Without a stop string, the pieces joined equal completion_text() exactly, and for an empty prompt
-    tokenizer.decode(), however the ids are cut into pushes. Half a character is never emitted: at most three bytes
-    wait for the rest of theirs. A push costs O(its ids and their text), whatever came before.
+    Without a stop string, the pieces joined equal completion_text() exactly, and for an empty
+    prompt tokenizer.decode(), however the ids are cut into pushes. Half a character is never
+    emitted: at most three bytes wait for the rest of theirs. A push costs O(its ids and their
+    text), whatever came before.
     """
 
     def __init__(
@@ -31,7 +33,8 @@ class StreamDecoder:
         include_stop: bool = False,
         spelled: Mapping[int, str] = NOTHING,
     ) -> None:
-        """prompt_ids: the prompt, of which only the two ends are read. include_stop: the text keeps the stop string.
+        """prompt_ids: the prompt, of which only the two ends are read. include_stop: the text keeps
+        the stop string.
 
         spelled: special tokens that are text here, and what they spell.
 
@@ -53,7 +56,9 @@ class StreamDecoder:
 
     @property
     def stop_token_count(self) -> int | None:
-        """How many of the pushed ids the text needed, up to the one that completed the stop string; None without."""
+        """How many of the pushed ids the text needed, up to the one that completed the stop string;
+        None without.
+        """
         return self._stop_token_count
 
     def push(self, ids: Iterable[int]) -> str:
@@ -61,7 +66,9 @@ class StreamDecoder:
         return "".join(self._push(token_id) for token_id in ids)
 
     def finish(self) -> str:
-        """The rest of the text, when no more ids will come: what was held back, an unfinished character as U+FFFD."""
+        """The rest of the text, when no more ids will come: what was held back, an unfinished
+        character as U+FFFD.
+        """
         return self._emit(self._characters.decode(b"", final=True)) + self._stop.flush()
 
     def _push(self, token_id: int) -> str:
@@ -89,7 +96,9 @@ def completion_text(tokenizer: Tokenizer, prompt_ids: Sequence[int], ids: Sequen
 
 
 def _is_opening(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
-    """Whether a text is still to be opened after the prompt; most prompts tell with their first word."""
+    """Whether a text is still to be opened after the prompt; most prompts tell with their first
+    word.
+    """
     opening = True
     for token_id in prompt_ids:
         _, opening = tokenizer.token_bytes(token_id, opening)

@@ -1,4 +1,6 @@
-"""tokenizer.json: the file of the Hugging Face tokenizers library, as GPT-2, Llama 3, Qwen and DeepSeek publish it."""
+"""tokenizer.json: the file of the Hugging Face tokenizers library, as GPT-2, Llama 3, Qwen and
+DeepSeek publish it.
+"""
 
 import json
 import re
@@ -15,17 +17,23 @@ from jaxserve.tokenizer.special import NamedToken, NameSplitter
 from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
 
 JSON_FILE = "tokenizer.json"
-CHARACTER_PART = re.compile("<0x([89A-Fa-f][0-9A-Fa-f])>")  # a byte token that is no character by itself
+CHARACTER_PART = re.compile(
+    "<0x([89A-Fa-f][0-9A-Fa-f])>"
+)  # a byte token that is no character by itself
 
 
 class JsonTokenizer:
-    """A Tokenizer over the tokenizers library. Special are the added tokens that the file marks so."""
+    """A Tokenizer over the tokenizers library. Special are the added tokens that the file marks
+    so."""
 
-    def __init__(self, library: tokenizers.Tokenizer, fields: dict, settings: TokenizerSettings) -> None:
+    def __init__(
+        self, library: tokenizers.Tokenizer, fields: dict, settings: TokenizerSettings
+    ) -> None:
         """fields is the parsed file.
 
         Raises:
-            TokenizerError: the settings name tokens that the file lacks, or its decoder is not supported.
+            TokenizerError: the settings name tokens that the file lacks, or its decoder is not
+            supported.
         """
         self._library = library
         library.encode_special_tokens = True  # their names inside a text are text
@@ -35,10 +43,14 @@ class JsonTokenizer:
         self._bytes_of_letter = _bytes_of_letter()
         self.vocab_size: int = max(library.get_vocab().values(), default=-1) + 1
         added = library.get_added_tokens_decoder()
-        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._special = {
+            token_id: token.content for token_id, token in added.items() if token.special
+        }
         self._control = set(self._special) - {_unknown_id(library, fields["model"])}
         self.special_tokens = {name: token_id for token_id, name in self._special.items()}
-        self.added_tokens = {token.content: token_id for token_id, token in added.items() if not token.special}
+        self.added_tokens = {
+            token.content: token_id for token_id, token in added.items() if not token.special
+        }
         prefix, suffix = _post_processor_affixes(library)
         self.bos_id = _special_id(library, settings.bos_token, prefix[0] if prefix else None)
         eos_id = _special_id(library, settings.eos_token, None)
@@ -80,15 +92,21 @@ class JsonTokenizer:
 
     @cached_property
     def _plain_library(self) -> tokenizers.Tokenizer:
-        """The tokenizer without its added tokens, but for MARK: what follows it is no opening of a text."""
-        library = tokenizers.Tokenizer.from_str(json.dumps(json.loads(self._library.to_str()) | {"added_tokens": []}))
+        """The tokenizer without its added tokens, but for MARK: what follows it is no opening of a
+        text.
+        """
+        library = tokenizers.Tokenizer.from_str(
+            json.dumps(json.loads(self._library.to_str()) | {"added_tokens": []})
+        )
         library.add_tokens([tokenizers.AddedToken(MARK, normalized=False)])
         return library
 
     def _require_text(self, ids: Sequence[int]) -> None:
         if not self._control.isdisjoint(ids):  # a Unigram model takes the name for any other piece
             name = next(self._special[token_id] for token_id in ids if token_id in self._control)
-            raise TokenizerError(f"text: holds {name!r}, which this tokenizer cannot spell as plain text; remove it")
+            raise TokenizerError(
+                f"text: holds {name!r}, which this tokenizer cannot spell as plain text; remove it"
+            )
 
     def decode(self, ids: Sequence[int]) -> str:
         return text_of(self, ids)
@@ -99,7 +117,9 @@ class JsonTokenizer:
         return self._special.get(token_id) or readable(self.token_bytes(token_id)[0])
 
     def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
-        return self._spelled(token_id, opening) if 0 <= token_id < self.vocab_size else (b"", opening)
+        return (
+            self._spelled(token_id, opening) if 0 <= token_id < self.vocab_size else (b"", opening)
+        )
 
     def _spell(self, token_id: int, opening: bool) -> tuple[bytes, bool]:
         token = self._token(token_id)
@@ -111,7 +131,8 @@ class JsonTokenizer:
         if part:
             return bytes([int(part[1], 16)]), False
         first = self._library.decode([token_id])
-        # Supported decoders treat a token by itself and strip only where a text opens: the second copy is whole.
+        # Supported decoders treat a token by itself and strip only where a text opens: the second
+        # copy is whole.
         text = first if opening else self._library.decode([token_id, token_id])[len(first) :]
         return text.encode("utf-8"), False
 
@@ -136,7 +157,9 @@ def load_tokenizer_json(path: Path, settings: TokenizerSettings) -> JsonTokenize
         library = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises plain Exception for everything
         reason = " ".join(str(error).split())
-        raise TokenizerError(f"{path}: not a tokenizer.json ({reason}); copy the file again") from None
+        raise TokenizerError(
+            f"{path}: not a tokenizer.json ({reason}); copy the file again"
+        ) from None
     return JsonTokenizer(library, json.loads(text), settings)
 
 
@@ -145,7 +168,9 @@ def _special_id(library: tokenizers.Tokenizer, name: str | None, default: int | 
         return default
     token_id = library.token_to_id(name)
     if token_id is None:
-        raise TokenizerError(f"{SETTINGS_FILE}: {name!r} is not in {JSON_FILE}; correct it or copy both files again")
+        raise TokenizerError(
+            f"{SETTINGS_FILE}: {name!r} is not in {JSON_FILE}; correct it or copy both files again"
+        )
     return token_id
 
 
@@ -155,17 +180,22 @@ def _unknown_id(library: tokenizers.Tokenizer, model: dict) -> int | None:
     return model.get("unk_id") if name is None else library.token_to_id(name)
 
 
-def _post_processor_affixes(library: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _post_processor_affixes(
+    library: tokenizers.Tokenizer,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The special tokens that the file's post-processor puts before and after a text."""
     encoding = library.encode("a", add_special_tokens=True)
     marks = list(zip(encoding.ids, encoding.special_tokens_mask, strict=True))
     prefix = [token_id for token_id, _ in takewhile(lambda mark: mark[1], marks)]
-    suffix = [token_id for token_id, _ in takewhile(lambda mark: mark[1], reversed(marks[len(prefix) :]))]
+    suffix = [
+        token_id for token_id, _ in takewhile(lambda mark: mark[1], reversed(marks[len(prefix) :]))
+    ]
     return tuple(prefix), tuple(reversed(suffix))
 
 
 def _is_byte_level(decoder: dict | None) -> bool:
-    """Whether tokens spell bytes by GPT-2's letters; else they spell text, some with byte tokens <0xNN>.
+    """Whether tokens spell bytes by GPT-2's letters; else they spell text, some with byte tokens
+    <0xNN>.
 
     Raises:
         TokenizerError: a decoder under which the text of a token depends on the tokens around it.
@@ -177,14 +207,18 @@ def _is_byte_level(decoder: dict | None) -> bool:
     for step in steps:
         if not _is_local(step):
             raise TokenizerError(
-                f"{JSON_FILE}: decoder {json.dumps(step)} is not supported; supported are ByteLevel, or ByteFallback, "
-                "Fuse, Metaspace, Replace of one character and Strip of one at the start; use another tokenizer file"
+                f"{JSON_FILE}: decoder {json.dumps(step)} is not supported; supported are "
+                f"ByteLevel, or ByteFallback, "
+                "Fuse, Metaspace, Replace of one character and Strip of one at the start; use "
+                "another tokenizer file"
             )
     return False
 
 
 def _is_local(step: dict) -> bool:
-    """Whether a decoding step treats each token by itself, but for one character where a text opens."""
+    """Whether a decoding step treats each token by itself, but for one character where a text
+    opens.
+    """
     if step["type"] == "Replace":
         return len(step["pattern"].get("String", "")) == 1
     if step["type"] == "Strip":
@@ -193,7 +227,11 @@ def _is_local(step: dict) -> bool:
 
 
 def _bytes_of_letter() -> dict[str, int]:
-    """GPT-2's alphabet (Radford et al. 2019): printable Latin-1 bytes stand for themselves, others for U+0100 on."""
+    """GPT-2's alphabet (Radford et al. 2019): printable Latin-1 bytes stand for themselves, others
+    for U+0100 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + index): byte for index, byte in enumerate(others)
+    }

@@ -26,7 +26,8 @@ def joined_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
 def unfinished(data: bytes) -> bytes:
     """The end of data that begins a character and lacks its last bytes: 0 to 3 bytes.
 
-    UTF-8 synchronises itself: a first byte is never taken for a later one, so the last three bytes decide.
+    UTF-8 synchronises itself: a first byte is never taken for a later one, so the last three bytes
+    decide.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data[-LONGEST_UNFINISHED:])
@@ -40,11 +41,14 @@ def readable(data: bytes) -> str:
 
 
 def require_unicode(text: str) -> None:
-    """Raises TokenizerError if text holds half a surrogate pair (JSON can write one), which has no UTF-8 form."""
+    """Raises TokenizerError if text holds half a surrogate pair (JSON can write one), which has no
+    UTF-8 form.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"text: character {error.start} is half a surrogate pair (U+{ord(text[error.start]):04X}); "
+            f"text: character {error.start} is half a surrogate pair "
+            f"(U+{ord(text[error.start]):04X}); "
             "send both halves or neither"
         ) from None

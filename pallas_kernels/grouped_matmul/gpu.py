@@ -1,8 +1,9 @@
 """The grouped matrix product on NVIDIA's Hopper, in Pallas (Mosaic GPU).
 
-Units of work, a block of rows times a tile of columns each, are shared out over as many thread blocks as the GPU has
-multiprocessors (`gpu_body.py`). A warpgroup always multiplies 64 rows: with few rows of an expert most of them are
-empty, which costs nothing as long as the weight takes longer to come than to be multiplied.
+Units of work, a block of rows times a tile of columns each, are shared out over as many thread
+blocks as the GPU has multiprocessors (`gpu_body.py`). A warpgroup always multiplies 64 rows: with
+few rows of an expert most of them are empty, which costs nothing as long as the weight takes longer
+to come than to be multiplied.
 """
 
 from typing import Any
@@ -13,7 +14,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Num
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, demand_of, next_power_of_two
+from pallas_kernels.grouped_matmul.api import (
+    Demand,
+    Groups,
+    Options,
+    check_rows,
+    demand_of,
+    next_power_of_two,
+)
 from pallas_kernels.grouped_matmul.gpu_body import Body, Given, Raw, Shared
 from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan, plan_of
 from pallas_kernels.hopper import HOPPER, tiled
@@ -29,30 +37,38 @@ def check(options: Options, demand: Demand) -> None:
     instead = "--grouped-matmul reference"
     if options.device_kind.startswith("NVIDIA") and not HOPPER.match(options.device_kind):
         raise KernelError(
-            f"the GPU kernel is written for Hopper (H100, H200); this is {options.device_kind} ({instead})"
+            f"the GPU kernel is written for Hopper (H100, H200); this is {options.device_kind} "
+            f"({instead})"
         )
     if demand.dtype != jnp.bfloat16 or options.out_dtype not in (jnp.bfloat16, jnp.float32):
         raise KernelError(
-            f"{demand.dtype} multiplied into {options.out_dtype}: the GPU kernel multiplies bfloat16, into that or "
+            f"{demand.dtype} multiplied into {options.out_dtype}: the GPU kernel multiplies "
+            f"bfloat16, into that or "
             f"float32 (--dtype bfloat16, or {instead})"
         )
     if demand.numbers not in (None, *NUMBERS) or demand.scales > 1:
         raise KernelError(
-            f"weights of {demand.numbers} with {demand.scales} scales of a column: the GPU kernel has int8 and "
+            f"weights of {demand.numbers} with {demand.scales} scales of a column: the GPU "
+            f"kernel has int8 and "
             f"float8_e4m3fn with one (--weights int8 or fp8, or {instead})"
         )
     if options.block not in BLOCKS:
-        raise KernelError(f"blocks of {options.block} rows: the GPU kernel has {BLOCKS} ({instead})")
+        raise KernelError(
+            f"blocks of {options.block} rows: the GPU kernel has {BLOCKS} ({instead})"
+        )
     step = STEP * 2 // demand.kept.itemsize
     if demand.contracted % STEP or demand.columns % step:
         raise KernelError(
-            f"weights of {demand.contracted} x {demand.columns} in {demand.kept}: the GPU kernel has multiples of "
+            f"weights of {demand.contracted} x {demand.columns} in {demand.kept}: the GPU kernel "
+            f"has multiples of "
             f"{STEP} x {step} ({instead})"
         )
 
 
 def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
-    """Twice as many as are expected: an expert's second block fetches the weight again, though from the L2 cache."""
+    """Twice as many as are expected: an expert's second block fetches the weight again, though from
+    the L2 cache.
+    """
     return min(max(LEAST_ROWS, next_power_of_two(2 * rows_per_expert)), BLOCKS[-1])
 
 
@@ -66,7 +82,13 @@ def multiply(
     demand = demand_of(x, weight, scales, options.device_kind)
     plan = plan_of(options, demand)
 
-    operands = [groups.experts, groups.live.reshape(1), x, weight, *([] if scales is None else [scales])]
+    operands = [
+        groups.experts,
+        groups.live.reshape(1),
+        x,
+        weight,
+        *([] if scales is None else [scales]),
+    ]
 
     def grouped_matmul(*refs: Any) -> None:
         count = len(operands)
@@ -74,7 +96,9 @@ def multiply(
 
     return plgpu.kernel(
         grouped_matmul,  # in profiles by this name
-        out_type=jax.ShapeDtypeStruct((demand.rows, demand.parts, demand.columns), options.out_dtype),
+        out_type=jax.ShapeDtypeStruct(
+            (demand.rows, demand.parts, demand.columns), options.out_dtype
+        ),
         scratch_types=_scratch(plan, demand, options.out_dtype),
         grid=(plan.cores,),
         grid_names=("block",),

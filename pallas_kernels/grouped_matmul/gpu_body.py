@@ -1,9 +1,10 @@
-"""What a thread block of the Hopper kernel does: one warpgroup fetches, the others multiply, up to 64 rows each.
+"""What a thread block of the Hopper kernel does: one warpgroup fetches, the others multiply, up to
+64 rows each.
 
-Thread block c of C takes units c, c + C, ... of as many as there are. The warpgroup that fetches is ahead of the others
-by as many stages as shared memory has room for, also from unit to unit, so that copies never pause for the end of one.
-Of a weight in 8 bits it makes bfloat16 of each tile that has come; sums are multiplied by their columns' scales when
-handed out.
+Thread block c of C takes units c, c + C, ... of as many as there are. The warpgroup that fetches is
+ahead of the others by as many stages as shared memory has room for, also from unit to unit, so that
+copies never pause for the end of one. Of a weight in 8 bits it makes bfloat16 of each tile that has
+come; sums are multiplied by their columns' scales when handed out.
 """
 
 from collections.abc import Callable
@@ -20,9 +21,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.grouped_matmul.gpu_plan import DEPTH, STAGED_COLUMNS, Plan
 from pallas_kernels.hopper import WARPGROUP_ROWS
 
-TOGETHER = 8  # blocks of rows that take turns with a tile of columns, so that an expert's are near each other in time
+# blocks of rows that take turns with a tile of columns, so that an expert's are near each other in
+# time
+TOGETHER = 8
 REGISTERS, MOST_REGISTERS = 512, 232  # of every thread of all warpgroups; of one that multiplies
-FETCHING_REGISTERS, CONVERTING_REGISTERS = 56, 104  # of one that fetches, and of one that converts too
+FETCHING_REGISTERS, CONVERTING_REGISTERS = (
+    56,
+    104,
+)  # of one that fetches, and of one that converts too
 CHUNK = 64  # numbers of a column, and columns, that are converted together
 
 Scalar = Any  # an int32, of the program or known before it
@@ -117,8 +123,8 @@ class Body:
         return self._unit(first + nth * blocks, nth * self.plan.steps, self.given.live[0])
 
     def _unit(self, nth: Scalar, done: Scalar, live: Scalar) -> Unit:
-        """Of a group of blocks all with the first tile, then all with the second: their rows stay in the L2 cache, and
-        an expert's blocks want its tile at the same time.
+        """Of a group of blocks all with the first tile, then all with the second: their rows stay
+        in the L2 cache, and an expert's blocks want its tile at the same time.
         """
         plan, tiles = self.plan, self.plan.tiles * self.plan.parts
         first = lax.div(nth, jnp.int32(TOGETHER * tiles)) * TOGETHER
@@ -159,7 +165,11 @@ class Body:
         total = self._mine() * steps
 
         def place(nth: Scalar) -> tuple[Unit, Scalar, Scalar]:
-            return self._of_mine(lax.div(nth, jnp.int32(steps))), lax.rem(nth, jnp.int32(steps)), lax.rem(nth, stages)
+            return (
+                self._of_mine(lax.div(nth, jnp.int32(steps))),
+                lax.rem(nth, jnp.int32(steps)),
+                lax.rem(nth, stages),
+            )
 
         def copy(nth: Scalar) -> None:
             unit, step, slot = place(nth)
@@ -181,23 +191,30 @@ class Body:
         return total
 
     def _copy_weight(self, unit: Unit, step: Scalar, buffer: Any, full: Any) -> None:
-        weight = self.given.weight.at[unit.expert, unit.part, _depth(step), pl.ds(unit.column, self.plan.columns)]
+        weight = self.given.weight.at[
+            unit.expert, unit.part, _depth(step), pl.ds(unit.column, self.plan.columns)
+        ]
         plgpu.copy_gmem_to_smem(weight, buffer, full)
 
     def _copy_rows(self, unit: Unit, step: Scalar) -> None:
         slot, block = self._slot(unit, step), self.plan.block
         rows = self.given.x.at[pl.ds(unit.row, block), _depth(step)]
-        plgpu.copy_gmem_to_smem(rows, self.shared.x.at[slot, pl.ds(0, block)], self.shared.full.at[slot])
+        plgpu.copy_gmem_to_smem(
+            rows, self.shared.x.at[slot, pl.ds(0, block)], self.shared.full.at[slot]
+        )
 
     def _copy_scales(self, unit: Unit) -> None:
         raw = self.shared.raw
         assert raw is not None
         _wait_if(unit.done > 0, raw.scales_free)
-        scales = self.given.scales.at[unit.expert, unit.part, 0, pl.ds(unit.column, self.plan.columns)]
+        scales = self.given.scales.at[
+            unit.expert, unit.part, 0, pl.ds(unit.column, self.plan.columns)
+        ]
         plgpu.copy_gmem_to_smem(scales, raw.scales, raw.scales_full)
 
     def _wait_for_buffers(self, done: Scalar) -> None:
-        """Until all are free again: the interpreter wants every arrival at a barrier to be noticed."""
+        """Until all are free again: the interpreter wants every arrival at a barrier to be
+        noticed."""
         for slot in range(self.plan.stages):
             _wait_if(done > slot, self.shared.free.at[slot])
         if self.shared.raw:
@@ -208,7 +225,10 @@ class Body:
     @property
     def _rows(self) -> Any:
         """This warpgroup's."""
-        return pl.ds(pl.multiple_of(lax.axis_index("warpgroup") * WARPGROUP_ROWS, WARPGROUP_ROWS), WARPGROUP_ROWS)
+        return pl.ds(
+            pl.multiple_of(lax.axis_index("warpgroup") * WARPGROUP_ROWS, WARPGROUP_ROWS),
+            WARPGROUP_ROWS,
+        )
 
     def _multiply(self, unit: Unit) -> None:
         shared, plan = self.shared, self.plan
@@ -229,7 +249,9 @@ class Body:
             lax.fori_loop(1, plan.steps, one, None)
             return sums[...]
 
-        sums = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((WARPGROUP_ROWS, plan.columns), jnp.float32))
+        sums = pl.run_scoped(
+            multiply, plgpu.WGMMAAccumulatorRef((WARPGROUP_ROWS, plan.columns), jnp.float32)
+        )
         plgpu.barrier_arrive(shared.free.at[self._slot(unit, plan.steps - 1)])
         self._hand_out(unit, sums)
 
@@ -244,7 +266,9 @@ class Body:
             some = sums[:, column : column + STAGED_COLUMNS]
             if raw:
                 scales = plgpu.load(
-                    raw.scales.at[pl.ds(column, STAGED_COLUMNS)], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False
+                    raw.scales.at[pl.ds(column, STAGED_COLUMNS)],
+                    layout=plgpu.Layout.WGMMA.reduce(0),
+                    optimized=False,
                 )
                 some = some * lax.broadcast_in_dim(scales, some.shape, [1])
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was handed out before
@@ -252,7 +276,9 @@ class Body:
             staged[...] = some.astype(staged.dtype)
             plgpu.commit_smem()
             columns = pl.ds(pl.multiple_of(unit.column + column, STAGED_COLUMNS), STAGED_COLUMNS)
-            there = self.out.at[pl.ds(pl.multiple_of(unit.row + first, used), used), unit.part, columns]
+            there = self.out.at[
+                pl.ds(pl.multiple_of(unit.row + first, used), used), unit.part, columns
+            ]
             plgpu.copy_smem_to_gmem(staged.at[pl.ds(0, used)], there)
         if raw:
             plgpu.barrier_arrive(raw.scales_free)

@@ -7,13 +7,18 @@ from pallas_kernels.hopper import ALIGNMENT, SHARED_BYTES, WARPGROUP_ROWS, cores
 
 DEPTH: Final = 64  # of K, that are copied and multiplied together: 128 bytes of a row
 STAGED_COLUMNS: Final = 64  # of a result that are handed out together
-WIDE, NARROW = 256, 128  # columns of a tile: wide ones, unless there are too few for all multiprocessors
+WIDE, NARROW = (
+    256,
+    128,
+)  # columns of a tile: wide ones, unless there are too few for all multiprocessors
 FEW_ROUNDS: Final = 4  # of tiles, on every multiprocessor
 MOST_STAGES: Final = 8  # copies under way
 
 
 class Plan(NamedTuple):
-    """A unit of work is a block of rows times a tile of columns of its expert's weight, over all of K."""
+    """A unit of work is a block of rows times a tile of columns of its expert's weight, over all of
+    K.
+    """
 
     block: int  # rows
     warpgroups: int  # that multiply, up to 64 rows each
@@ -44,7 +49,9 @@ def plan_of(options: Options, demand: Demand) -> Plan:
     return Plan(
         *(options.block, warpgroups, columns, -(-demand.columns // columns), demand.parts),
         steps=-(-demand.contracted // DEPTH),
-        stages=min(MOST_STAGES, (SHARED_BYTES - staged - 2 * ALIGNMENT) // stage),  # the driver's, barriers
+        stages=min(
+            MOST_STAGES, (SHARED_BYTES - staged - 2 * ALIGNMENT) // stage
+        ),  # the driver's, barriers
         cores=cores,
         converts=converts,
     )

@@ -1,8 +1,8 @@
 """The grouped matrix product in plain XLA: the reference of every kernel, and what runs on a CPU.
 
-A loop over the blocks that hold rows, each of which takes its expert's weight out of all of them, and dequantizes it if
-it has scales: one expert's is all the memory that this needs. XLA expands `lax.ragged_dot`, for CPUs and GPUs, into
-products of every row with every expert.
+A loop over the blocks that hold rows, each of which takes its expert's weight out of all of them,
+and dequantizes it if it has scales: one expert's is all the memory that this needs. XLA expands
+`lax.ragged_dot`, for CPUs and GPUs, into products of every row with every expert.
 """
 
 import jax
@@ -34,7 +34,9 @@ def multiply(
     scales: Float[Array, "E C g N"] | None = None,
 ) -> Float[Array, "M C N"]:
     parts, columns = weight.shape[1], weight.shape[3]
-    exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # without asking, GPUs and TPUs round it
+    exact = (
+        lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    )  # without asking, GPUs and TPUs round it
 
     def one_of(array: jax.Array, nth: jax.Array) -> jax.Array:
         return lax.dynamic_index_in_dim(array.reshape(-1, *array.shape[2:]), nth, keepdims=False)
@@ -42,11 +44,18 @@ def multiply(
     def multiply_part(rows: jax.Array, nth: jax.Array) -> jax.Array:
         numbers = one_of(weight, nth)
         if scales is not None:
-            # Left free, XLA:GPU first turns over the weights of all experts for a product of 4 bits.
+            # Left free, XLA:GPU first turns over the weights of all experts for a product of 4
+            # bits.
             numbers = with_layout_constraint(numbers, Layout((0, 1)))
             numbers = dequantized(numbers, one_of(scales, nth)) if scales.shape[2] > 1 else numbers
-        product = jnp.dot(rows, numbers.astype(x.dtype), precision=exact, preferred_element_type=jnp.float32)
-        return product * one_of(scales, nth) if scales is not None and scales.shape[2] == 1 else product
+        product = jnp.dot(
+            rows, numbers.astype(x.dtype), precision=exact, preferred_element_type=jnp.float32
+        )
+        return (
+            product * one_of(scales, nth)
+            if scales is not None and scales.shape[2] == 1
+            else product
+        )
 
     def multiply_block(nth: jax.Array, done: jax.Array) -> jax.Array:
         rows = lax.dynamic_slice_in_dim(x, nth * options.block, options.block)

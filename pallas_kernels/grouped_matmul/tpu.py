@@ -1,15 +1,18 @@
 """The grouped matrix product on TPUs, in Pallas.
 
-The grid goes over tiles of columns and, within each, over the blocks that hold rows: the blocks of an expert follow
-each other, so that its tile, all of K, is fetched once and stays for all of them, and the next expert's is on its way
-meanwhile, by Pallas's own pipeline. The number of blocks is the grid's own size, known to the device alone: blocks
-without rows are not visited. Where a tile of all of K does not fit into vector memory (`tpu_plan.py`), it comes in
-parts, for every block anew. The order is that of jax's megablox.
+The grid goes over tiles of columns and, within each, over the blocks that hold rows: the blocks of
+an expert follow each other, so that its tile, all of K, is fetched once and stays for all of them,
+and the next expert's is on its way meanwhile, by Pallas's own pipeline. The number of blocks is the
+grid's own size, known to the device alone: blocks without rows are not visited. Where a tile of all
+of K does not fit into vector memory (`tpu_plan.py`), it comes in parts, for every block anew. The
+order is that of jax's megablox.
 
-Weights have to lie in memory row by row. XLA's own choice for an argument whose rows are no multiple of 128 numbers is
-another one, and it would copy all weights for every call: such arguments want a layout (`jax.experimental.layout`).
+Weights have to lie in memory row by row. XLA's own choice for an argument whose rows are no
+multiple of 128 numbers is another one, and it would copy all weights for every call: such arguments
+want a layout (`jax.experimental.layout`).
 
-Weights in 8 or 4 bits are copied as they are; DEPTH numbers of a column at a time become x's dtype in vector memory.
+Weights in 8 or 4 bits are copied as they are; DEPTH numbers of a column at a time become x's dtype
+in vector memory.
 """
 
 from collections.abc import Callable
@@ -24,7 +27,14 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Num
 
 from pallas_kernels.errors import KernelError
-from pallas_kernels.grouped_matmul.api import Demand, Groups, Options, check_rows, demand_of, next_power_of_two
+from pallas_kernels.grouped_matmul.api import (
+    Demand,
+    Groups,
+    Options,
+    check_rows,
+    demand_of,
+    next_power_of_two,
+)
 from pallas_kernels.grouped_matmul.reference import dequantized
 from pallas_kernels.grouped_matmul.tpu_plan import DEPTH, WIDTH, plan_of, scales_of
 
@@ -38,25 +48,37 @@ def check(options: Options, demand: Demand) -> None:
     check_rows(options, demand)
     if demand.dtype not in DTYPES or options.out_dtype not in DTYPES:
         raise KernelError(
-            f"{demand.dtype} multiplied into {options.out_dtype}: the TPU kernel has float32 and bfloat16 "
+            f"{demand.dtype} multiplied into {options.out_dtype}: the TPU kernel has float32 and "
+            f"bfloat16 "
             "(--dtype bfloat16)"
         )
     if demand.numbers not in (None, *NUMBERS):
-        raise KernelError(f"weights of {demand.numbers}: the TPU kernel has int8, float8_e4m3fn and int4 (--weights)")
+        raise KernelError(
+            f"weights of {demand.numbers}: the TPU kernel has int8, float8_e4m3fn and int4 "
+            f"(--weights)"
+        )
     if demand.scales > 1 and DEPTH % (group := demand.contracted // demand.scales):
-        raise KernelError(f"scales of {group} numbers each: the TPU kernel has groups that divide {DEPTH} (--weights)")
+        raise KernelError(
+            f"scales of {group} numbers each: the TPU kernel has groups that divide {DEPTH} "
+            f"(--weights)"
+        )
     if options.block % (step := _sublanes(demand.dtype, options.out_dtype)):
-        raise KernelError(f"blocks of {options.block} rows: on a TPU, in {demand.dtype}, they are multiples of {step}")
+        raise KernelError(
+            f"blocks of {options.block} rows: on a TPU, in {demand.dtype}, they are multiples of "
+            f"{step}"
+        )
     if (scalars := 4 * demand.rows // options.block) > SCALAR_BYTES:
         raise KernelError(
-            f"{demand.rows} rows in blocks of {options.block} take {scalars} bytes of scalar memory; there is room for "
+            f"{demand.rows} rows in blocks of {options.block} take {scalars} bytes of scalar "
+            f"memory; there is room for "
             f"{SCALAR_BYTES} (--step-tokens)"
         )
     plan_of(options, demand)
 
 
 def block_rows(dtype: jnp.dtype, rows_per_expert: int) -> int:
-    """Twice as many as are expected, so that few experts have a second block, which meets the whole weight again.
+    """Twice as many as are expected, so that few experts have a second block, which meets the whole
+    weight again.
 
     Up to 128 rows cost no more time than the weight takes to come; beyond, padding does.
     """
@@ -81,12 +103,20 @@ def multiply(
         """So many of them with each part of K."""
         return pl.BlockSpec(
             (None, parts, rows, plan.columns),
-            lambda column, nth, part, experts: (experts[nth], 0, part if rows < in_all else 0, column),
+            lambda column, nth, part, experts: (
+                experts[nth],
+                0,
+                part if rows < in_all else 0,
+                column,
+            ),
         )
 
     kept, kept_specs = (weight,), (of_expert(plan.contracted, contracted),)
     if scales is not None:
-        kept, kept_specs = (weight, scales), (*kept_specs, of_expert(scales_of(demand, plan.contracted), demand.scales))
+        kept, kept_specs = (
+            (weight, scales),
+            (*kept_specs, of_expert(scales_of(demand, plan.contracted), demand.scales)),
+        )
     product = pl.pallas_call(
         _multiply_whole if splits == 1 else _multiply_part,
         out_shape=result,
@@ -95,11 +125,17 @@ def multiply(
             # One block at least: of an empty grid Pallas promises nothing.
             grid=(-(-columns // plan.columns), jnp.maximum(groups.live, 1), splits),
             in_specs=[
-                pl.BlockSpec((block, plan.contracted), lambda column, nth, part, experts: (nth, part)),
+                pl.BlockSpec(
+                    (block, plan.contracted), lambda column, nth, part, experts: (nth, part)
+                ),
                 kept_specs,
             ],
-            out_specs=pl.BlockSpec((parts, block, plan.columns), lambda column, nth, part, experts: (0, nth, column)),
-            scratch_shapes=[] if splits == 1 else [pltpu.VMEM((parts, block, plan.columns), jnp.float32)],
+            out_specs=pl.BlockSpec(
+                (parts, block, plan.columns), lambda column, nth, part, experts: (0, nth, column)
+            ),
+            scratch_shapes=[]
+            if splits == 1
+            else [pltpu.VMEM((parts, block, plan.columns), jnp.float32)],
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=plan.limit
@@ -119,7 +155,9 @@ def _multiply_whole(experts: Any, x: Any, weight: Any, out: Any) -> None:
 
 
 def _multiply_part(experts: Any, x: Any, weight: Any, out: Any, sums: Any) -> None:
-    """x [block, k], weight [C, k, n] and perhaps its scales, out [C, block, n], sums alike, of parts of K so far."""
+    """x [block, k], weight [C, k, n] and perhaps its scales, out [C, block, n], sums alike, of
+    parts of K so far.
+    """
     nth = pl.program_id(2)
 
     @pl.when(nth == 0)
@@ -137,14 +175,20 @@ def _multiply_part(experts: Any, x: Any, weight: Any, out: Any, sums: Any) -> No
 
 
 def _each(shape: tuple[int, int, int], multiply: Callable[[int, Any], None]) -> None:
-    """Of a weight [C, k, n] part after part, so many columns at a time that the program stays short."""
+    """Of a weight [C, k, n] part after part, so many columns at a time that the program stays
+    short.
+    """
     parts, _, columns = shape
     for part in range(parts):
-        _in_turns(columns, WIDTH, lambda begin, count, part=part: multiply(part, _these(begin, count)))
+        _in_turns(
+            columns, WIDTH, lambda begin, count, part=part: multiply(part, _these(begin, count))
+        )
 
 
 def _in_turns(size: int, step: int, work: Callable[[Any, int], None]) -> None:
-    """On so many of all at a time, and on those that are left: given the first of them, and how many."""
+    """On so many of all at a time, and on those that are left: given the first of them, and how
+    many.
+    """
     whole = size // step
     if whole:
         lax.fori_loop(0, whole, lambda nth, _: work(nth * step, step), None)
@@ -163,7 +207,9 @@ def _product(x: Any, weight: Any, part: int, columns: Any) -> jax.Array:
     if not scales:
         return _dot(x[...], numbers[part, :, columns])
     return pl.run_scoped(
-        partial(_quantized_product, x, numbers.at[part, :, columns], scales[0].at[part, :, columns]),
+        partial(
+            _quantized_product, x, numbers.at[part, :, columns], scales[0].at[part, :, columns]
+        ),
         pltpu.VMEM((x.shape[0], columns.size), jnp.float32),
     )
 

@@ -16,8 +16,9 @@ VECTOR_MEMORY: Final[Mapping[str, int]] = MappingProxyType(  # of a core, in MiB
 )
 LEAST_MEMORY: Final = 16
 SPARED: Final = 8  # one part in so many, for what the compiler puts there beside
-# A tile is to be large enough for a fast copy, and no larger: nothing is computed while the first one is copied. But
-# every block of rows meets every tile, so that with tall blocks larger ones are worth it.
+# A tile is to be large enough for a fast copy, and no larger: nothing is computed while the first
+# one is copied. But every block of rows meets every tile, so that with tall blocks larger ones are
+# worth it.
 TILE_BYTES, LARGEST_TILE_BYTES = 4 * MIB, 32 * MIB
 ROW_TIMES: Final = 16  # so many times the bytes of a block of rows
 WIDTH: Final = 512  # columns that are multiplied together
@@ -35,13 +36,19 @@ class Plan(NamedTuple):
 
 
 def plan_of(options: Options, demand: Demand) -> Plan:
-    """Of the tiles that fit, those with which an expert of two blocks moves the fewest bytes; of these the largest."""
+    """Of the tiles that fit, those with which an expert of two blocks moves the fewest bytes; of
+    these the largest.
+    """
     memory = VECTOR_MEMORY.get(options.device_kind, LEAST_MEMORY) * MIB
-    plans = [plan for plan in _plans(options, demand, memory) if plan.vmem <= memory - memory // SPARED]
+    plans = [
+        plan for plan in _plans(options, demand, memory) if plan.vmem <= memory - memory // SPARED
+    ]
     if not plans:
         raise KernelError(
-            f"a block of {options.block} rows leaves no room in {memory} bytes of vector memory for a tile of a weight "
-            f"{demand.parts} x {demand.contracted} x {demand.columns} in {demand.kept} (--tensor makes it smaller)"
+            f"a block of {options.block} rows leaves no room in {memory} bytes of vector memory "
+            f"for a tile of a weight "
+            f"{demand.parts} x {demand.contracted} x {demand.columns} in {demand.kept} (--tensor "
+            f"makes it smaller)"
         )
     return min(plans, key=lambda plan: _cost(plan, options, demand))
 
@@ -61,7 +68,9 @@ def _plans(options: Options, demand: Demand, memory: int) -> Iterator[Plan]:
         for count in range(1, -(-demand.columns // LANES) + 1):
             columns = demand.columns if count == 1 else _lanes(-(-demand.columns // count))
             tile = parts * contracted * _lanes(columns) * _bits(demand) // 8
-            beside = 2 * parts * _up(scales, SUBLANES) * _lanes(columns) * 4  # scales, and what numbers become
+            beside = (
+                2 * parts * _up(scales, SUBLANES) * _lanes(columns) * 4
+            )  # scales, and what numbers become
             beside += DEPTH * WIDTH * (4 + itemsize) if scales else 0
             result = options.block * parts * _lanes(columns)
             sums = 4 if contracted == demand.contracted else 8  # the product, and those before
@@ -78,9 +87,14 @@ def _whole_or_parts(contracted: int) -> list[int]:
 def _cost(plan: Plan, options: Options, demand: Demand) -> tuple[bool, int, int]:
     """Whether a tile is larger than wanted; bytes moved; fewer numbers in a tile."""
     itemsize = demand.dtype.itemsize
-    numbers, rows = demand.parts * plan.contracted * plan.columns, options.block * demand.contracted * itemsize
+    numbers, rows = (
+        demand.parts * plan.contracted * plan.columns,
+        options.block * demand.contracted * itemsize,
+    )
     weight = demand.parts * demand.contracted * demand.columns * _bits(demand) // 8
-    reads = 1 if plan.contracted == demand.contracted else 2  # by every block, if it takes several tiles to sum up
+    reads = (
+        1 if plan.contracted == demand.contracted else 2
+    )  # by every block, if it takes several tiles to sum up
     moved = reads * weight + 2 * rows * -(-demand.columns // plan.columns)
     wanted = min(max(TILE_BYTES, ROW_TIMES * rows), LARGEST_TILE_BYTES)
     return numbers * _bits(demand) // 8 > wanted, moved, -numbers

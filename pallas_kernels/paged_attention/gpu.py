@@ -1,9 +1,11 @@
-"""Paged attention on NVIDIA's Hopper, in Pallas (Mosaic GPU). Pages lie as in `reference`: [P, K, Z, H].
+"""Paged attention on NVIDIA's Hopper, in Pallas (Mosaic GPU). Pages lie as in `reference`: [P, K,
+Z, H].
 
-Tiles of query tokens walk over the pages that they see and no others (`gpu_body.py`). A row with few tokens, a decode
-above all, reads many pages for little work: it is split into parts, so that all of the GPU is busy with few rows too,
-and their results are merged (`gpu_work.py`). Of rows with many tokens every page that is fetched serves 128 query
-rows. A step that has both walks twice, unless it is small: then all of it is split.
+Tiles of query tokens walk over the pages that they see and no others (`gpu_body.py`). A row with
+few tokens, a decode above all, reads many pages for little work: it is split into parts, so that
+all of the GPU is busy with few rows too, and their results are merged (`gpu_work.py`). Of rows with
+many tokens every page that is fetched serves 128 query rows. A step that has both walks twice,
+unless it is small: then all of it is split.
 """
 
 from typing import Any, Final
@@ -20,12 +22,25 @@ from pallas_kernels.paged_attention.gpu_body import Body
 from pallas_kernels.paged_attention.gpu_plan import Plan, Sizes, few_plan, few_tokens, many_plan
 from pallas_kernels.paged_attention.gpu_refs import Given, Made, Raw, Shared
 from pallas_kernels.paged_attention.gpu_work import Units, merged, units_of
-from pallas_kernels.paged_attention.tiles import Tiles, by_token, decode_tiles, gathered, ragged_tiles, single_tiles
+from pallas_kernels.paged_attention.tiles import (
+    Tiles,
+    by_token,
+    decode_tiles,
+    gathered,
+    ragged_tiles,
+    single_tiles,
+)
 
 HEAD_DIMS: Final = (64, 128, 192, 256)
-SMALL_STEP: Final = 16  # tiles of a warpgroup, up to which all of a step is: few tiles on long contexts must be split
+# tiles of a warpgroup, up to which all of a step is: few tiles on long contexts must be split
+SMALL_STEP: Final = 16
 
-axes, allocate, read, write_back = reference.axes, reference.allocate, reference.read, reference.write_back
+axes, allocate, read, write_back = (
+    reference.axes,
+    reference.allocate,
+    reference.read,
+    reference.write_back,
+)
 
 
 def check(options: Options, demand: Demand) -> None:
@@ -33,26 +48,34 @@ def check(options: Options, demand: Demand) -> None:
     instead = "--attention reference"
     if options.device_kind.startswith("NVIDIA") and not HOPPER.match(options.device_kind):
         raise KernelError(
-            f"the GPU kernel is written for Hopper (H100, H200); this is {options.device_kind} ({instead})"
+            f"the GPU kernel is written for Hopper (H100, H200); this is {options.device_kind} "
+            f"({instead})"
         )
     if heads % layout.kv_heads:
         raise KernelError(f"{heads} query heads do not divide by {layout.kv_heads} kv heads")
     if demand.dtype != jnp.bfloat16 or not (layout.scaled or layout.dtype == jnp.bfloat16):
         raise KernelError(
-            f"queries of {demand.dtype} and pages of {layout.dtype}: the GPU kernel has bfloat16 for both, or pages "
+            f"queries of {demand.dtype} and pages of {layout.dtype}: the GPU kernel has bfloat16 "
+            f"for both, or pages "
             f"of 8 bits (--dtype bfloat16 or --kv, or {instead})"
         )
     if layout.value_dim is None and layout.head_dim not in HEAD_DIMS:
         raise KernelError(f"heads of {layout.head_dim}: the GPU kernel has {HEAD_DIMS} ({instead})")
-    if layout.value_dim is not None and (layout.scaled or layout.head_dim % 64 or layout.value_dim % 128):
+    if layout.value_dim is not None and (
+        layout.scaled or layout.head_dim % 64 or layout.value_dim % 128
+    ):
         raise KernelError(
-            f"latent pages of {layout.head_dim} numbers in {layout.dtype}, {layout.value_dim} of them the value: the "
+            f"latent pages of {layout.head_dim} numbers in {layout.dtype}, {layout.value_dim} of "
+            f"them the value: the "
             f"GPU kernel has multiples of 64 and of 128, in bfloat16 (--kv bfloat16, or {instead})"
         )
-    step = 32 if layout.scaled else 16  # a copy of scales begins at a multiple of 128 bytes of shared memory
+    step = (
+        32 if layout.scaled else 16
+    )  # a copy of scales begins at a multiple of 128 bytes of shared memory
     if layout.page_size % step:
         raise KernelError(
-            f"pages of {layout.page_size} tokens of {layout.dtype}: on a GPU the size is a multiple of {step} "
+            f"pages of {layout.page_size} tokens of {layout.dtype}: on a GPU the size is a "
+            f"multiple of {step} "
             f"(--page-size, or {instead})"
         )
     few_plan(options, heads, demand.rows, 1, demand.table_width * layout.page_size)
@@ -72,19 +95,29 @@ def attend(
 ) -> Attended:
     """few_sizes, many_sizes: instead of the table's, to tune them."""
     pages = reference.write(pages, k, v, ragged.page, ragged.offset)
-    heads, most, context = q.shape[1], options.most or len(q), ragged.tables.shape[1] * options.layout.page_size
+    heads, most, context = (
+        q.shape[1],
+        options.most or len(q),
+        ragged.tables.shape[1] * options.layout.page_size,
+    )
     few = few_tokens(options, heads)
 
     def plan_few(tiles: Tiles) -> Plan:
         return few_plan(options, heads, len(tiles.row), tiles.tokens, context, few_sizes)
 
     if most <= few or len(q) <= SMALL_STEP * few:
-        tiles = decode_tiles(ragged) if options.most == 1 else ragged_tiles(ragged, len(q), min(few, most))
+        tiles = (
+            decode_tiles(ragged)
+            if options.most == 1
+            else ragged_tiles(ragged, len(q), min(few, most))
+        )
         out, lse = _walk(q, pages, ragged, tiles, plan_few(tiles), sinks)
     else:
         tiles, plan = single_tiles(ragged, len(q)), many_plan(options, heads, many_sizes)
         one = _walk(q, pages, ragged, tiles, plan_few(tiles), sinks)
-        many = _walk(q, pages, ragged, ragged_tiles(ragged, len(q), plan.tokens, least=2), plan, sinks)
+        many = _walk(
+            q, pages, ragged, ragged_tiles(ragged, len(q), plan.tokens, least=2), plan, sinks
+        )
         is_one = (jnp.arange(len(q)) < ragged.split[0])[:, None]
         out, lse = jnp.where(is_one[..., None], one[0], many[0]), jnp.where(is_one, one[1], many[1])
     return Attended(out, pages, lse if options.lse else None)
@@ -97,11 +130,15 @@ def _walk(
     used = plan.tokens * plan.groups
     units, parts = units_of(tiles, plan)
     behind = ((0, 0), (0, 0), (0, plan.rows - used), (0, 0))
-    out, lse = _call(units, ragged.tables, jnp.pad(gathered(q, tiles, plan.heads), behind), pages, plan)
+    out, lse = _call(
+        units, ragged.tables, jnp.pad(gathered(q, tiles, plan.heads), behind), pages, plan
+    )
     if sinks is not None:
         sinks = jnp.tile(sinks.astype(jnp.float32).reshape(plan.heads, -1), (1, plan.tokens))
     out, lse = merged(out[:, :, :used], lse[:, :, :used], parts, sinks)
-    return by_token(out, tiles, 0).astype(q.dtype), by_token(lse[..., None], tiles, -jnp.inf)[..., 0]
+    return by_token(out, tiles, 0).astype(q.dtype), by_token(lse[..., None], tiles, -jnp.inf)[
+        ..., 0
+    ]
 
 
 def _call(
@@ -112,7 +149,10 @@ def _call(
 
     def paged_attention(*refs: Any) -> None:
         given, made, shared = refs[: len(inputs)], refs[len(inputs) :][:2], refs[len(inputs) + 2 :]
-        operands, buffers = Given(Units(*given[: len(units)]), *given[len(units) :]), Shared(*shared)
+        operands, buffers = (
+            Given(Units(*given[: len(units)]), *given[len(units) :]),
+            Shared(*shared),
+        )
         if plan.is_latent:
             buffers = buffers._replace(v=buffers.k)
         Body(plan, operands, Made(*made), buffers).run()
@@ -120,7 +160,9 @@ def _call(
     out, lse = plgpu.kernel(
         paged_attention,  # in profiles by this name
         out_type=(
-            jax.ShapeDtypeStruct((*shape, dim), jnp.float32 if plan.splits > 1 or plan.is_latent else q.dtype),
+            jax.ShapeDtypeStruct(
+                (*shape, dim), jnp.float32 if plan.splits > 1 or plan.is_latent else q.dtype
+            ),
             jax.ShapeDtypeStruct(shape, jnp.float32),
         ),
         scratch_types=_scratch(plan, q.dtype),

@@ -1,15 +1,18 @@
-"""What a thread block of the Hopper kernel does: FlashAttention-2's running softmax over blocks of pages.
+"""What a thread block of the Hopper kernel does: FlashAttention-2's running softmax over blocks of
+pages.
 
-Thread block c of C takes units c, c + C, ... of the list, every kv head a unit of its own. The list is in the device's
-memory, so that one captured graph does for rows of any lengths.
+Thread block c of C takes units c, c + C, ... of the list, every kv head a unit of its own. The list
+is in the device's memory, so that one captured graph does for rows of any lengths.
 
-With few query rows one warpgroup does everything: it starts a block's copies as soon as the buffers are free, and what
-it waits for its neighbours on the multiprocessor fill in. With many rows warpgroups have 64 each and share keys and
-values, and one more fetches (FlashAttention-3's division of labour), ahead of them by as many blocks as there are
-buffers, also from unit to unit. Either way a block's keys are free once its scores are known, its values later.
+With few query rows one warpgroup does everything: it starts a block's copies as soon as the buffers
+are free, and what it waits for its neighbours on the multiprocessor fill in. With many rows
+warpgroups have 64 each and share keys and values, and one more fetches (FlashAttention-3's division
+of labour), ahead of them by as many blocks as there are buffers, also from unit to unit. Either way
+a block's keys are free once its scores are known, its values later.
 
-Latent pages have one array, which is both. A value of 512 numbers would fill all registers of a warpgroup, so that two
-share the same 64 rows: both compute the scores, each adds up half of the values.
+Latent pages have one array, which is both. A value of 512 numbers would fill all registers of a
+warpgroup, so that two share the same 64 rows: both compute the scores, each adds up half of the
+values.
 """
 
 import math
@@ -29,8 +32,13 @@ from pallas_kernels.paged_attention.gpu_fetch import CHUNK, Fetcher
 from pallas_kernels.paged_attention.gpu_plan import WARPGROUP_ROWS, Plan
 from pallas_kernels.paged_attention.gpu_refs import Given, Made, Scalar, Shared, Unit
 
-REGISTERS, FETCHING_REGISTERS = 512, 56  # of a multiprocessor, for every thread of a warpgroup; of one that fetches
-LOWEST = -1e30  # of a running peak: scores that do not count are -inf, and their distance to it must be -inf too
+REGISTERS, FETCHING_REGISTERS = (
+    512,
+    56,
+)  # of a multiprocessor, for every thread of a warpgroup; of one that fetches
+LOWEST = (
+    -1e30
+)  # of a running peak: scores that do not count are -inf, and their distance to it must be -inf too
 LOG2E = math.log2(math.e)
 
 
@@ -60,7 +68,9 @@ class Body:
         def _() -> None:
             if self.plan.warpgroups > 1:
                 plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
-            done = self._every_unit(fetcher.fetch if self.shared.raw is None else fetcher.fetch_and_convert)
+            done = self._every_unit(
+                fetcher.fetch if self.shared.raw is None else fetcher.fetch_and_convert
+            )
             fetcher.wait_for_buffers(done)
 
         @pl.when(warpgroup < self.plan.warpgroups)
@@ -86,9 +96,14 @@ class Body:
 
         def one(number: Scalar, done: Scalar) -> Scalar:
             nth = block + number * blocks
-            index, head = lax.div(nth, jnp.int32(self.plan.heads)), lax.rem(nth, jnp.int32(self.plan.heads))
+            index, head = (
+                lax.div(nth, jnp.int32(self.plan.heads)),
+                lax.rem(nth, jnp.int32(self.plan.heads)),
+            )
             row, first, count, begin, end, place = (ref[index] for ref in self.given.units[:-1])
-            size = lax.div(end - begin + (self.plan.block_tokens - 1), jnp.int32(self.plan.block_tokens))
+            size = lax.div(
+                end - begin + (self.plan.block_tokens - 1), jnp.int32(self.plan.block_tokens)
+            )
             work(Unit(row, first, count, begin, end, place, head, number, done, size))
             return done + size
 
@@ -106,7 +121,9 @@ class Body:
     def _columns(self, j: int) -> Any:
         """Of values and results: the multiplying warpgroup's j-th."""
         size = self.plan.result_columns
-        return pl.ds(pl.multiple_of(self._warpgroup * size, size) if self.plan.is_latent else j * size, size)
+        return pl.ds(
+            pl.multiple_of(self._warpgroup * size, size) if self.plan.is_latent else j * size, size
+        )
 
     def _attend(self, unit: Unit) -> None:
         size, window = self.plan.block_tokens, self.plan.options.window
@@ -114,8 +131,12 @@ class Body:
         inner_begin = jnp.int32(0)
         if window is not None:
             seen_by_all = unit.first + unit.count - window
-            inner_begin = jnp.clip(lax.div(seen_by_all - unit.begin + size - 1, jnp.int32(size)), 0, unit.blocks)
-        inner_end = jnp.clip(lax.div(unit.first + 1 - unit.begin, jnp.int32(size)), inner_begin, unit.blocks)
+            inner_begin = jnp.clip(
+                lax.div(seen_by_all - unit.begin + size - 1, jnp.int32(size)), 0, unit.blocks
+            )
+        inner_end = jnp.clip(
+            lax.div(unit.first + 1 - unit.begin, jnp.int32(size)), inner_begin, unit.blocks
+        )
 
         def walk(border: bool) -> Callable[[Scalar, Running], Running]:
             return lambda i, running: self._block(unit, i, running, border)
@@ -131,7 +152,9 @@ class Body:
     def _nothing(self) -> Running:
         each = plgpu.Layout.WGMMA.reduce(1)
         wide, parts = self.plan.result_columns, self.plan.columns // self.plan.result_columns
-        zeros = plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS, wide), jnp.float32), plgpu.Layout.WGMMA)
+        zeros = plgpu.layout_cast(
+            jnp.zeros((WARPGROUP_ROWS, wide), jnp.float32), plgpu.Layout.WGMMA
+        )
         return Running(
             (zeros,) * parts,
             plgpu.layout_cast(jnp.full((WARPGROUP_ROWS,), LOWEST, jnp.float32), each),
@@ -148,7 +171,9 @@ class Body:
             if self.plan.has_fetcher:
                 plgpu.barrier_arrive(barrier.at[slot])
             else:
-                copy = partial(self._fetcher.copy_block, pool, later, unit, buffer.at[slot], full.at[slot])
+                copy = partial(
+                    self._fetcher.copy_block, pool, later, unit, buffer.at[slot], full.at[slot]
+                )
                 pl.when(i + self.plan.stages < unit.blocks)(copy)
 
         begin = unit.begin + i * self.plan.block_tokens
@@ -194,21 +219,35 @@ class Body:
         """Of a block that begins at this position."""
         row = plgpu.broadcasted_iota(jnp.int32, shape[:1], 0, layout=plgpu.Layout.WGMMA.reduce(1))
         query = unit.first - begin + lax.div(row + self._first_row, jnp.int32(self.plan.groups))
-        query = lax.broadcast_in_dim(jnp.minimum(query, unit.first + unit.count - 1 - begin), shape, [0])
+        query = lax.broadcast_in_dim(
+            jnp.minimum(query, unit.first + unit.count - 1 - begin), shape, [0]
+        )
         key = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
         seen = key <= query
-        return seen if self.plan.options.window is None else seen & (key > query - self.plan.options.window)
+        return (
+            seen
+            if self.plan.options.window is None
+            else seen & (key > query - self.plan.options.window)
+        )
 
     def _clear(self, unit: Unit, begin: Scalar, slot: Scalar) -> None:
-        """Zeros where no query of the tile looks: NaN may lie there, and a weight of 0 would not help."""
+        """Zeros where no query of the tile looks: NaN may lie there, and a weight of 0 would not
+        help.
+        """
         values, window = self.shared.v.at[slot], self.plan.options.window
 
         def clear() -> None:
             shape = self.plan.block_tokens, self.plan.options.layout.out_dim
-            for row, column in product(*(range(0, size, CHUNK) for size in shape)):  # for want of registers
+            for row, column in product(
+                *(range(0, size, CHUNK) for size in shape)
+            ):  # for want of registers
                 some = values.at[pl.ds(row, CHUNK), pl.ds(column, CHUNK)]
                 old = plgpu.load(some, layout=plgpu.Layout.WGMMA)
-                position = begin + row + plgpu.broadcasted_iota(jnp.int32, old.shape, 0, layout=plgpu.Layout.WGMMA)
+                position = (
+                    begin
+                    + row
+                    + plgpu.broadcasted_iota(jnp.int32, old.shape, 0, layout=plgpu.Layout.WGMMA)
+                )
                 seen = position < unit.first + unit.count
                 if window is not None:
                     seen = seen & (position > unit.first - window)
@@ -232,16 +271,23 @@ class Body:
         plgpu.barrier_wait(self.shared.cleared.at[slot])
 
     def _add_values(self, acc: tuple[Any, ...], weights: jax.Array, values: Any) -> tuple[Any, ...]:
-        if self.shared.weights is not None:  # the interpreter has no product of an operand in registers
+        if (
+            self.shared.weights is not None
+        ):  # the interpreter has no product of an operand in registers
             operand = self.shared.weights.at[self._warpgroup]
             operand[...] = weights
             plgpu.commit_smem()
             weights = operand
-        return tuple(self._add_product(part, weights, values.at[:, self._columns(j)]) for j, part in enumerate(acc))
+        return tuple(
+            self._add_product(part, weights, values.at[:, self._columns(j)])
+            for j, part in enumerate(acc)
+        )
 
     def _add_product(self, acc: Any, weights: Any, values: Any) -> Any:
         if self.shared.weights is None:  # the form for the chip
-            return pl.run_state(lambda ref: plgpu.wgmma(ref, weights, values))(plgpu.WGMMAAccumulatorRef.init(acc))
+            return pl.run_state(lambda ref: plgpu.wgmma(ref, weights, values))(
+                plgpu.WGMMAAccumulatorRef.init(acc)
+            )
 
         def multiply(ref: Any) -> jax.Array:
             plgpu.wgmma(ref, weights, values)
@@ -252,7 +298,9 @@ class Body:
     def _hand_out(self, unit: Unit, running: Running) -> None:
         """Rows that see nothing in this part: zeros, and LOWEST as the logarithm of nothing."""
         shared, rows = self.shared, min(self.plan.rows, WARPGROUP_ROWS)
-        some = jnp.where(running.total == 0, jnp.ones_like(running.total), running.total)  # NaN stays
+        some = jnp.where(
+            running.total == 0, jnp.ones_like(running.total), running.total
+        )  # NaN stays
         lse = running.peak * (1 / LOG2E) + jnp.log(some)
         results = [part / lax.broadcast_in_dim(some, part.shape, [0]) for part in running.acc]
         if self.plan.is_latent:
@@ -269,14 +317,18 @@ class Body:
             made = self.made.out.at[unit.place, unit.head, used, self._columns(j)]
             plgpu.copy_smem_to_gmem(staged.at[used], made)
             if j == 0:
-                plgpu.copy_smem_to_gmem(shared.lse.at[used], self.made.lse.at[unit.place, unit.head, used])
+                plgpu.copy_smem_to_gmem(
+                    shared.lse.at[used], self.made.lse.at[unit.place, unit.head, used]
+                )
         if shared.out is None:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if self.plan.has_fetcher:
             plgpu.barrier_arrive(shared.q_free)
 
     def _hand_out_latent(self, unit: Unit, result: jax.Array, lse: jax.Array) -> None:
-        """From registers, which takes float32: there is no room left for a result of so many columns."""
+        """From registers, which takes float32: there is no room left for a result of so many
+        columns.
+        """
         self.made.out[unit.place, unit.head, :, self._columns(0)] = result
 
         @pl.when(self._warpgroup == 0)

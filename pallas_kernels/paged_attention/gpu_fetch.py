@@ -34,14 +34,18 @@ class Fetcher:
             self.copy_block(self.given.k, pieces, unit, shared.k.at[slot], shared.k_full.at[slot])
             if not self.plan.is_latent:
                 _wait_if(reused, shared.v_free.at[slot])
-                self.copy_block(self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot])
+                self.copy_block(
+                    self.given.v, pieces, unit, shared.v.at[slot], shared.v_full.at[slot]
+                )
             self._copy_queries_after(unit, i)
             return ahead
 
         lax.fori_loop(0, unit.blocks, block, self.pieces(unit, 0))
 
     def fetch_and_convert(self, unit: Unit) -> None:
-        """The same for 8-bit pages: they are copied ahead, and become bfloat16 as soon as buffers for that are free."""
+        """The same for 8-bit pages: they are copied ahead, and become bfloat16 as soon as buffers
+        for that are free.
+        """
         given, shared, raw, stages = self.given, self.shared, self.shared.raw, self.plan.stages
         assert raw is not None
 
@@ -80,7 +84,8 @@ class Fetcher:
             self._copy_queries(unit)
 
     def wait_for_buffers(self, done: Scalar) -> None:
-        """Until all are free again: the interpreter wants every arrival at a barrier to be noticed."""
+        """Until all are free again: the interpreter wants every arrival at a barrier to be
+        noticed."""
         for slot in range(self.plan.stages):
             _wait_if(done > slot, self.shared.k_free.at[slot])
             if not self.plan.is_latent:
@@ -88,7 +93,9 @@ class Fetcher:
         _wait_if(done > 0, self.shared.q_free)
 
     def fetch_first(self, unit: Unit) -> None:
-        """As many blocks as there are buffers, and the queries: for a warpgroup that then multiplies."""
+        """As many blocks as there are buffers, and the queries: for a warpgroup that then
+        multiplies.
+        """
         for i in range(self.plan.stages):
             pl.when(i < unit.blocks)(partial(self._fetch_both, unit, i))
         self._copy_queries(unit)
@@ -101,16 +108,23 @@ class Fetcher:
     def pieces(self, unit: Unit, i: Scalar) -> Pieces:
         """Of the unit's i-th block; beyond its last piece that one again."""
         size, page = self.plan.piece_tokens, jnp.int32(self.plan.options.layout.page_size)
-        wanted = (unit.begin + i * self.plan.block_tokens + j for j in range(0, self.plan.block_tokens, size))
+        wanted = (
+            unit.begin + i * self.plan.block_tokens + j
+            for j in range(0, self.plan.block_tokens, size)
+        )
         held = [jnp.minimum(position, unit.end - size) for position in wanted]
-        return tuple((self.given.tables[unit.row, lax.div(at, page)], lax.rem(at, page)) for at in held)
+        return tuple(
+            (self.given.tables[unit.row, lax.div(at, page)], lax.rem(at, page)) for at in held
+        )
 
     def copy_block(self, pool: Any, pieces: Pieces, unit: Unit, buffer: Any, full: Any) -> None:
         """pool [P, K, Z, ...], buffer [B, ...]"""
         size = self.plan.piece_tokens
         for j, (page, offset) in enumerate(pieces):
             piece = pool.at[
-                page, lax.div(unit.head, jnp.int32(self.plan.sharing)), pl.ds(pl.multiple_of(offset, size), size)
+                page,
+                lax.div(unit.head, jnp.int32(self.plan.sharing)),
+                pl.ds(pl.multiple_of(offset, size), size),
             ]
             plgpu.copy_gmem_to_smem(piece, buffer.at[pl.ds(j * size, size)], full)
 
@@ -126,7 +140,9 @@ class Fetcher:
 def _convert(numbers: Any, scales: Any, target: Any) -> None:
     """target [B, H] = numbers times their token's scale; where nobody looks it may be anything."""
     layout = plgpu.Layout.WGMMA_UPCAST_2X
-    for row, column in product(*(range(0, size, CHUNK) for size in target.shape)):  # for want of registers
+    for row, column in product(
+        *(range(0, size, CHUNK) for size in target.shape)
+    ):  # for want of registers
         part = pl.ds(row, CHUNK), pl.ds(column, CHUNK)
         some = plgpu.load(numbers.at[part], layout=layout).astype(jnp.float32)
         scale = plgpu.load(scales.at[part[0]], layout=layout.reduce(1))

@@ -1,4 +1,5 @@
-"""How the Hopper kernel cuts a step: the sizes of its tiles, blocks and buffers, by chip and shape."""
+"""How the Hopper kernel cuts a step: the sizes of its tiles, blocks and buffers, by chip and
+shape."""
 
 import json
 from collections.abc import Mapping
@@ -19,9 +20,9 @@ ELEMENT = 2  # bytes of a bfloat16
 class Sizes(NamedTuple):
     """What may be tuned, of one kind of walk.
 
-    warpgroups: that multiply, 64 query rows each. block_tokens: kv positions of a block, a multiple of 64. per_core:
-    thread blocks that share a multiprocessor, at most. split_tokens: kv positions of a part, at least, where rows are
-    split; splits: parts of a row, at most.
+    warpgroups: that multiply, 64 query rows each. block_tokens: kv positions of a block, a multiple
+    of 64. per_core: thread blocks that share a multiprocessor, at most. split_tokens: kv positions
+    of a part, at least, where rows are split; splits: parts of a row, at most.
     """
 
     warpgroups: int
@@ -31,7 +32,8 @@ class Sizes(NamedTuple):
     splits: int
 
 
-LATENT_WARPGROUPS = 2  # that share a tile's rows and have half of a value each, or its result would fill all registers
+# that share a tile's rows and have half of a value each, or its result would fill all registers
+LATENT_WARPGROUPS = 2
 FEW = Sizes(warpgroups=1, block_tokens=64, per_core=2, split_tokens=256, splits=32)
 MANY = Sizes(warpgroups=2, block_tokens=128, per_core=1, split_tokens=1024, splits=1)
 
@@ -39,10 +41,11 @@ MANY = Sizes(warpgroups=2, block_tokens=128, per_core=1, split_tokens=1024, spli
 class Plan(NamedTuple):
     """What the kernel's code depends on beside its operands' shapes.
 
-    tokens: query tokens of a tile. groups: G, query heads that share a head here: where more than 64 share a kv head,
-    it counts as several. rows: M, query rows that are brought for a tile and head; t * G + g is token t's, those behind
-    are padding. piece_tokens: of one copy, all of one page; block_tokens: kv positions of a block. stages:
-    blocks that may be under way. splits: S, parts of a tile at most, of split_tokens at least. cores: multiprocessors.
+    tokens: query tokens of a tile. groups: G, query heads that share a head here: where more than
+    64 share a kv head, it counts as several. rows: M, query rows that are brought for a tile and
+    head; t * G + g is token t's, those behind are padding. piece_tokens: of one copy, all of one
+    page; block_tokens: kv positions of a block. stages: blocks that may be under way. splits: S,
+    parts of a tile at most, of split_tokens at least. cores: multiprocessors.
     """
 
     options: Options
@@ -63,7 +66,8 @@ class Plan(NamedTuple):
     def has_fetcher(self) -> bool:
         """A warpgroup that only fetches, and turns 8-bit numbers into bfloat16.
 
-        Not where thread blocks share a multiprocessor: there another one multiplies while this one waits.
+        Not where thread blocks share a multiprocessor: there another one multiplies while this one
+        waits.
         """
         return self.per_core == 1 or self.options.layout.scaled
 
@@ -108,12 +112,17 @@ def few_tokens(options: Options, heads: int) -> int:
 def _shared_out(options: Options, heads: int) -> tuple[int, int]:
     """G as walked, and how many heads a kv head counts for."""
     groups = heads // options.layout.kv_heads
-    sharing = next(n for n in range(1, groups + 1) if groups % n == 0 and groups // n <= WARPGROUP_ROWS)
+    sharing = next(
+        n for n in range(1, groups + 1) if groups % n == 0 and groups // n <= WARPGROUP_ROWS
+    )
     return groups // sharing, sharing
 
 
-def few_plan(options: Options, heads: int, tiles: int, tokens: int, context: int, sizes: Sizes | None = None) -> Plan:
-    """Of tiles that fit into one warpgroup's product. heads: N of the shard. tiles: n, each with so many tokens.
+def few_plan(
+    options: Options, heads: int, tiles: int, tokens: int, context: int, sizes: Sizes | None = None
+) -> Plan:
+    """Of tiles that fit into one warpgroup's product. heads: N of the shard. tiles: n, each with so
+    many tokens.
 
     context: kv positions of a row, at most. sizes: instead of the table's.
     """
@@ -132,12 +141,16 @@ def many_plan(options: Options, heads: int, sizes: Sizes | None = None) -> Plan:
     return _plan(options, groups, sharing, 1, rows // groups, rows, sizes._replace(splits=1))
 
 
-def _plan(options: Options, groups: int, sharing: int, tiles: int, tokens: int, rows: int, sizes: Sizes) -> Plan:
+def _plan(
+    options: Options, groups: int, sharing: int, tiles: int, tokens: int, rows: int, sizes: Sizes
+) -> Plan:
     layout = options.layout
     if layout.value_dim is not None:
         sizes, rows = sizes._replace(warpgroups=LATENT_WARPGROUPS, per_core=1), WARPGROUP_ROWS
     if layout.scaled:
-        sizes = sizes._replace(per_core=1)  # with the warpgroup that converts it has too many registers for two
+        sizes = sizes._replace(
+            per_core=1
+        )  # with the warpgroup that converts it has too many registers for two
     splits = max(1, min(sizes.splits, PARTIAL_ROWS // (tiles * layout.kv_heads * sharing * rows)))
     fixed, token_bytes = _shared_bytes(layout, sizes.warpgroups * WARPGROUP_ROWS, splits > 1)
     # Fewer thread blocks of a multiprocessor where they do not fit, and then smaller blocks.
@@ -148,7 +161,8 @@ def _plan(options: Options, groups: int, sharing: int, tiles: int, tokens: int, 
             break
     else:
         raise KernelError(
-            f"two blocks of heads of {layout.head_dim} in {layout.dtype} do not fit into {SHARED_BYTES} bytes of "
+            f"two blocks of heads of {layout.head_dim} in {layout.dtype} do not fit into "
+            f"{SHARED_BYTES} bytes of "
             "shared memory (--attention reference)"
         )
     return Plan(
@@ -164,7 +178,9 @@ def _plan(options: Options, groups: int, sharing: int, tiles: int, tokens: int, 
 
 
 def _shared_bytes(layout: Layout, rows: int, has_parts: bool) -> tuple[int, int]:
-    """Of shared memory: what a thread block takes whatever its blocks, and what every token of a block takes."""
+    """Of shared memory: what a thread block takes whatever its blocks, and what every token of a
+    block takes.
+    """
     others = 3 * ALIGNMENT  # the driver's, the logarithms, barriers
     if layout.value_dim is not None:  # queries for all warpgroups; results go out from registers
         return WARPGROUP_ROWS * layout.head_dim * ELEMENT + others, layout.head_dim * ELEMENT
@@ -172,14 +188,19 @@ def _shared_bytes(layout: Layout, rows: int, has_parts: bool) -> tuple[int, int]
     if not layout.scaled:
         return rows * layout.head_dim * ELEMENT + staged + others, 2 * layout.head_dim * ELEMENT
     scales = 2 * ALIGNMENT  # of few tokens: a buffer is no smaller
-    return rows * layout.head_dim * ELEMENT + staged + others + scales, 2 * (layout.head_dim * (ELEMENT + 1) + 4)
+    return rows * layout.head_dim * ELEMENT + staged + others + scales, 2 * (
+        layout.head_dim * (ELEMENT + 1) + 4
+    )
 
 
 def tuned(options: Options, groups: int, kind: str) -> Sizes:
     """The table's sizes for this shape on this chip, or the defaults. kind: few, many."""
     default = {"few": FEW, "many": MANY}[kind]
     return default._replace(
-        **_table().get(options.device_kind, {}).get(shape_of(options.layout, groups), {}).get(kind, {})
+        **_table()
+        .get(options.device_kind, {})
+        .get(shape_of(options.layout, groups), {})
+        .get(kind, {})
     )
 
 
@@ -190,4 +211,6 @@ def shape_of(layout: Layout, groups: int) -> str:
 
 @cache
 def _table() -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]:
-    return json.loads(files("pallas_kernels").joinpath("tuned/paged_attention_gpu.json").read_text())["sizes"]
+    return json.loads(
+        files("pallas_kernels").joinpath("tuned/paged_attention_gpu.json").read_text()
+    )["sizes"]

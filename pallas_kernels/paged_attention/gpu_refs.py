@@ -1,4 +1,5 @@
-"""What the Hopper kernel works on: references to global and to shared memory, and a unit of work."""
+"""What the Hopper kernel works on: references to global and to shared memory, and a unit of
+work."""
 
 from typing import Any, NamedTuple
 

@@ -1,7 +1,7 @@
 """What a walk on a GPU has to do, as a list of units; and results of split rows merged.
 
-A unit is a tile of queries and a part of the positions that they see. Where a row is split depends on its own length
-alone, so that its bits do not depend on its neighbours.
+A unit is a tile of queries and a part of the positions that they see. Where a row is split depends
+on its own length alone, so that its bits do not depend on its neighbours.
 """
 
 from functools import reduce
@@ -21,7 +21,9 @@ class Units(NamedTuple):
     row: Int[Array, "n*S"]
     first: Int[Array, "n*S"]  # position of the tile's first query
     count: Int[Array, "n*S"]  # of its queries
-    begin: Int[Array, "n*S"]  # positions, from begin on and before end; both where a piece of a page begins
+    begin: Int[
+        Array, "n*S"
+    ]  # positions, from begin on and before end; both where a piece of a page begins
     end: Int[Array, "n*S"]
     place: Int[Array, "n*S"]  # of the result: tile * S + part
     live: Int[Array, "1"]
@@ -30,16 +32,24 @@ class Units(NamedTuple):
 def units_of(tiles: Tiles, plan: Plan) -> tuple[Units, Int[Array, "n"]]:
     """The units, and how many parts every tile has."""
     size, window = plan.piece_tokens, plan.options.window
-    begin = jnp.zeros_like(tiles.first) if window is None else jnp.maximum(tiles.first - window + 1, 0) // size * size
+    begin = (
+        jnp.zeros_like(tiles.first)
+        if window is None
+        else jnp.maximum(tiles.first - window + 1, 0) // size * size
+    )
     end = jnp.where(tiles.count > 0, _multiple(tiles.first + tiles.count, size), begin)
     seen = end - begin
-    each = _multiple(jnp.maximum((seen + plan.splits - 1) // plan.splits, plan.split_tokens), plan.block_tokens)
+    each = _multiple(
+        jnp.maximum((seen + plan.splits - 1) // plan.splits, plan.split_tokens), plan.block_tokens
+    )
     if plan.splits == 1:
         each = jnp.maximum(seen, size)
     parts = (seen + each - 1) // each
     ends = jnp.cumsum(parts)
     unit = jnp.arange(len(tiles.row) * plan.splits)
-    tile = jnp.minimum(jnp.searchsorted(ends, unit, side="right", method="compare_all"), len(tiles.row) - 1)
+    tile = jnp.minimum(
+        jnp.searchsorted(ends, unit, side="right", method="compare_all"), len(tiles.row) - 1
+    )
     part = unit - (ends - parts)[tile]
     start = begin[tile] + part * each[tile]
     found = Units(
@@ -64,9 +74,11 @@ def merged(
     parts: Int[Array, "n"],
     sinks: Float[Array, "K M"] | None,
 ) -> tuple[Float[Array, "n K M V"], Float[Array, "n K M"]]:
-    """Every tile's result from those of its parts, each a softmax of its own; a sink takes its share of all.
+    """Every tile's result from those of its parts, each a softmax of its own; a sink takes its
+    share of all.
 
-    Written out part by part, since XLA makes one kernel of elementwise arithmetic, and three of reductions.
+    Written out part by part, since XLA makes one kernel of elementwise arithmetic, and three of
+    reductions.
     """
     n = len(parts)
     out, lse = (x.reshape(n, -1, *x.shape[1:]) for x in (out, lse))
@@ -80,5 +92,10 @@ def merged(
     peak = reduce(jnp.maximum, each)
     total = peak + jnp.log(reduce(jnp.add, [jnp.exp(term - peak) for term in each]))
     shares = [jnp.exp(term - total)[..., None] for term in terms]
-    values = [jnp.where(live[part][..., None], out[:, part].astype(jnp.float32), 0) for part in range(splits)]
-    return reduce(jnp.add, [share * value for share, value in zip(shares, values, strict=True)]), total
+    values = [
+        jnp.where(live[part][..., None], out[:, part].astype(jnp.float32), 0)
+        for part in range(splits)
+    ]
+    return reduce(
+        jnp.add, [share * value for share, value in zip(shares, values, strict=True)]
+    ), total

@@ -16,17 +16,19 @@ def lane_multiple(n: int) -> int:
 
 
 def sublanes(dtype: jnp.dtype) -> int:
-    """Rows of a tile of memory, the largest of any chip's: copies begin and end at multiples of it."""
+    """Rows of a tile of memory, the largest of any chip's: copies begin and end at multiples of
+    it."""
     return 32 // jnp.dtype(dtype).itemsize
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """total: of a page. Queries meet lanes 0:keys of it, weights lanes values:values + value_lanes; of their product
-    lanes out:out + V are the result.
+    """total: of a page. Queries meet lanes 0:keys of it, weights lanes values:values + value_lanes;
+    of their product lanes out:out + V are the result.
 
-    Key and value begin at multiples of 128 lanes; small ones share 128 of them, and there a query has zeros for the
-    value and the result a part that nobody reads. Of a latent page the value is the beginning of the key.
+    Key and value begin at multiples of 128 lanes; small ones share 128 of them, and there a query
+    has zeros for the value and the result a part that nobody reads. Of a latent page the value is
+    the beginning of the key.
     """
 
     total: int
@@ -39,7 +41,9 @@ class Lanes:
     def of(layout: Layout) -> "Lanes":
         dim = layout.head_dim
         if layout.value_dim is not None:
-            return Lanes(lane_multiple(dim), lane_multiple(dim), 0, lane_multiple(layout.value_dim), 0)
+            return Lanes(
+                lane_multiple(dim), lane_multiple(dim), 0, lane_multiple(layout.value_dim), 0
+            )
         if 2 * dim <= LANES:
             return Lanes(LANES, LANES, 0, LANES, LANES // 2)
         half = lane_multiple(dim)
@@ -56,12 +60,16 @@ def widen(x: Float[Array, "*n H"], lanes: int) -> Float[Array, "*n C"]:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, lanes - x.shape[-1])])
 
 
-def pack(k: Float[Array, "*n H"], v: Float[Array, "*n H"] | None, layout: Layout) -> Float[Array, "*n C"]:
+def pack(
+    k: Float[Array, "*n H"], v: Float[Array, "*n H"] | None, layout: Layout
+) -> Float[Array, "*n C"]:
     """A token's lanes, zeros where neither key nor value is."""
     lanes = Lanes.of(layout)
     if v is None:
         return widen(k, lanes.total)
-    return jnp.concatenate([widen(k, lanes.value_at), widen(v, lanes.total - lanes.value_at)], axis=-1)
+    return jnp.concatenate(
+        [widen(k, lanes.value_at), widen(v, lanes.total - lanes.value_at)], axis=-1
+    )
 
 
 def unpack(x: Float[Array, "*n C"], layout: Layout) -> tuple[jax.Array, jax.Array | None]:

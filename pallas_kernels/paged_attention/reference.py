@@ -1,9 +1,11 @@
-"""Paged attention in plain XLA: the reference of every kernel, and what runs on a CPU. Pages lie as in `Pages`.
+"""Paged attention in plain XLA: the reference of every kernel, and what runs on a CPU. Pages lie as
+in `Pages`.
 
-The attention walks over blocks of a row's pages with a running softmax (Milakov and Gimelshein 2018; FlashAttention-2's
-forward pass), and walks only as far as the longest row of the batch reaches: a page table costs nothing for the width
-that nobody uses. A block beyond a row's length changes none of its bits (it multiplies by 1 and adds 0), so a row does
-not feel how long its neighbours are.
+The attention walks over blocks of a row's pages with a running softmax (Milakov and Gimelshein
+2018; FlashAttention-2's forward pass), and walks only as far as the longest row of the batch
+reaches: a page table costs nothing for the width that nobody uses. A block beyond a row's length
+changes none of its bits (it multiplies by 1 and adds 0), so a row does not feel how long its
+neighbours are.
 """
 
 from typing import NamedTuple
@@ -62,20 +64,34 @@ def write(
     page: Int[Array, "T"],
     offset: Int[Array, "T"],
 ) -> Pages:
-    """Store each token's k and v at (page, offset), in place when the pages are donated; page P drops the token."""
+    """Store each token's k and v at (page, offset), in place when the pages are donated; page P
+    drops the token.
+    """
     num_pages, kv_heads, page_size, _ = pages.k.shape
-    lonely = kv_heads == len(page) == 1  # XLA makes a select of a scatter of one row, and copies the pages for it
+    lonely = (
+        kv_heads == len(page) == 1
+    )  # XLA makes a select of a scatter of one row, and copies the pages for it
     if lonely:  # so there is a second one, to be dropped
         page, offset = jnp.append(page, num_pages), jnp.append(offset, 0)
-    # One index into rows of H, since XLA:TPU lays a pool out anew for a scatter with three, and back. But through a
-    # dimension of one XLA:CPU cannot reshape without a copy, and there no compiler minds the three.
+    # One index into rows of H, since XLA:TPU lays a pool out anew for a scatter with three, and
+    # back. But through a dimension of one XLA:CPU cannot reshape without a copy, and there no
+    # compiler minds the three.
     rows = (page[:, None] * kv_heads + jnp.arange(kv_heads)[None]) * page_size + offset[:, None]
-    view, where = ((num_pages, 1, page_size), (page, 0, offset)) if kv_heads == 1 else ((-1,), (rows.reshape(-1),))
+    view, where = (
+        ((num_pages, 1, page_size), (page, 0, offset))
+        if kv_heads == 1
+        else ((-1,), (rows.reshape(-1),))
+    )
 
     def put(pool: jax.Array, new: jax.Array) -> jax.Array:
         values = new.reshape(-1, *new.shape[2:])
         values = jnp.concatenate([values, values]) if lonely else values
-        return pool.reshape(*view, *pool.shape[3:]).at[where].set(values, mode="drop").reshape(pool.shape)
+        return (
+            pool.reshape(*view, *pool.shape[3:])
+            .at[where]
+            .set(values, mode="drop")
+            .reshape(pool.shape)
+        )
 
     return jax.tree.map(put, pages, _stored(pages, k, v))
 
@@ -94,7 +110,9 @@ def read(pages: Pages, ids: Int[Array, "n"], layout: Layout) -> Pages:
 
 
 def write_back(pages: Pages, ids: Int[Array, "n"], canonical: Pages, layout: Layout) -> Pages:
-    return jax.tree.map(lambda pool, x: pool.at[ids].set(x.swapaxes(1, 2), mode="drop"), pages, canonical)
+    return jax.tree.map(
+        lambda pool, x: pool.at[ids].set(x.swapaxes(1, 2), mode="drop"), pages, canonical
+    )
 
 
 def attend(
@@ -122,7 +140,9 @@ def _decode(
     kv_heads = options.layout.kv_heads
     grouped = q.reshape(rows, kv_heads, heads // kv_heads, dim)
     positions = jnp.broadcast_to((ragged.lengths - 1)[:, None], (rows, heads // kv_heads))
-    out, lse = _flash(grouped, positions, pages, ragged.tables, options, sinks.reshape(kv_heads, -1))
+    out, lse = _flash(
+        grouped, positions, pages, ragged.tables, options, sinks.reshape(kv_heads, -1)
+    )
     return out.reshape(rows, heads, -1), lse.reshape(rows, heads)
 
 
@@ -136,8 +156,8 @@ class _Tiles(NamedTuple):
 def _ragged(
     q: jax.Array, pages: Pages, ragged: Ragged, options: Options, sinks: jax.Array
 ) -> tuple[Float[Array, "T N V"], Float[Array, "T N"]]:
-    """Works through tiles of TILE_TOKENS query tokens of one row, so that a row's result does not depend on where in
-    the packing it lies.
+    """Works through tiles of TILE_TOKENS query tokens of one row, so that a row's result does not
+    depend on where in the packing it lies.
     """
     num_tokens, heads, dim = q.shape
     kv_heads, starts = options.layout.kv_heads, ragged.starts
@@ -150,7 +170,9 @@ def _ragged(
 
     def ungrouped(x: jax.Array) -> jax.Array:
         """[1, K, tile * G, ...] -> [tile, N, ...]"""
-        return x.reshape(kv_heads, tile, groups, -1).swapaxes(0, 1).reshape(tile, heads, *x.shape[3:])
+        return (
+            x.reshape(kv_heads, tile, groups, -1).swapaxes(0, 1).reshape(tile, heads, *x.shape[3:])
+        )
 
     def attend_tile(t: jax.Array, done: _Tiles) -> _Tiles:
         row = jnp.searchsorted(tile_ends, t, side="right")
@@ -160,7 +182,8 @@ def _ragged(
         queries = lax.dynamic_slice_in_dim(padded, first, tile).reshape(tile, kv_heads, groups, dim)
         queries = queries.swapaxes(0, 1).reshape(1, kv_heads, tile * groups, dim)
         mine = position < ragged.lengths[row]
-        # The tile's other queries must see nothing: what they see counts as live, and there NaN may lie.
+        # The tile's other queries must see nothing: what they see counts as live, and there NaN may
+        # lie.
         seen = jnp.repeat(jnp.where(mine, position, -1), groups)
         found = _flash(queries, seen[None], pages, ragged.tables[row][None], options, tiled_sinks)
 
@@ -173,14 +196,16 @@ def _ragged(
         return _Tiles(*(put(old, ungrouped(new)) for old, new in zip(done, found, strict=True)))
 
     nothing = _Tiles(
-        jnp.zeros((len(padded), heads, options.layout.out_dim)), jnp.full((len(padded), heads), -jnp.inf, jnp.float32)
+        jnp.zeros((len(padded), heads, options.layout.out_dim)),
+        jnp.full((len(padded), heads), -jnp.inf, jnp.float32),
     )
     done = lax.fori_loop(0, tile_ends[-1], attend_tile, nothing)
     return done.out[:num_tokens], done.lse[:num_tokens]
 
 
 class _Running(NamedTuple):
-    """The softmax so far: its peak, its denominator over exp(peak), and the sum of values likewise."""
+    """The softmax so far: its peak, its denominator over exp(peak), and the sum of values
+    likewise."""
 
     peak: Float[Array, "B K M"]
     total: Float[Array, "B K M"]
@@ -195,9 +220,11 @@ def _flash(
     options: Options,
     sinks: Float[Array, "K M"],
 ) -> tuple[Float[Array, "B K M V"], Float[Array, "B K M"]]:
-    """Causal attention of M queries per row at `positions` of it, and its log-sum-exp; at -1 a query sees nothing.
+    """Causal attention of M queries per row at `positions` of it, and its log-sum-exp; at -1 a
+    query sees nothing.
 
-    The walk begins with the block in which the first window begins and ends with the block of the last query.
+    The walk begins with the block in which the first window begins and ends with the block of the
+    last query.
     """
     batch, kv_heads, queries, _ = q.shape
     page_size = pages.k.shape[2]
@@ -211,7 +238,11 @@ def _flash(
 
     def attend_block(i: jax.Array, so_far: _Running) -> _Running:
         ids = lax.dynamic_slice_in_dim(tables, i * per_block, per_block, axis=1)
-        live = _seen(positions[:, None, :, None], i * block + jnp.arange(block)[None, None, None], options.window)
+        live = _seen(
+            positions[:, None, :, None],
+            i * block + jnp.arange(block)[None, None, None],
+            options.window,
+        )
         anyone = live.any(2)  # [B, 1, S]
         keys = gather(pages.k, ids)
         products = _product("BKMH,BKSH->BKMS", q, keys.astype(q.dtype))
@@ -239,9 +270,13 @@ def _flash(
         jnp.zeros((batch, kv_heads, queries, options.layout.out_dim)),
     )
     blocks = (jnp.max(positions) + block) // block
-    end = lax.fori_loop(_first_seen(positions, options.window) // block, blocks, attend_block, start)
+    end = lax.fori_loop(
+        _first_seen(positions, options.window) // block, blocks, attend_block, start
+    )
     total = jnp.where(end.total == 0, 1, end.total)  # NaN stays: somebody has to notice
-    return end.acc / total[..., None], jnp.where(positions[:, None] < 0, -jnp.inf, end.peak + jnp.log(total))
+    return end.acc / total[..., None], jnp.where(
+        positions[:, None] < 0, -jnp.inf, end.peak + jnp.log(total)
+    )
 
 
 def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -252,7 +287,9 @@ def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _score(products: jax.Array, options: Options) -> jax.Array:
     scaled = products * options.scale
-    return scaled if options.softcap is None else options.softcap * jnp.tanh(scaled / options.softcap)
+    return (
+        scaled if options.softcap is None else options.softcap * jnp.tanh(scaled / options.softcap)
+    )
 
 
 def _seen(query: jax.Array, key: jax.Array, window: int | None) -> jax.Array:

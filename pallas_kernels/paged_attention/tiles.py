@@ -1,4 +1,6 @@
-"""A step's query tokens cut into tiles: each belongs to one row, and every tile has room for the same number."""
+"""A step's query tokens cut into tiles: each belongs to one row, and every tile has room for the
+same number.
+"""
 
 from typing import NamedTuple
 
@@ -16,13 +18,17 @@ class Tiles(NamedTuple):
     count: Int[Array, "n"]  # of queries; at most `tokens`
     token: Int[Array, "n"]  # of the step: where the first query lies
     live: Int[Array, "1"]
-    place: Int[Array, "T"]  # of a token of the step: tile * tokens + its number in the tile; -1 for padding
+    place: Int[
+        Array, "T"
+    ]  # of a token of the step: tile * tokens + its number in the tile; -1 for padding
     tokens: int
 
     def padded_to(self, multiple: int) -> "Tiles":
         """With more that are not live."""
         more = -len(self.row) % multiple
-        return self._replace(**{name: jnp.pad(getattr(self, name), (0, more)) for name in self._fields[:4]})
+        return self._replace(
+            **{name: jnp.pad(getattr(self, name), (0, more)) for name in self._fields[:4]}
+        )
 
 
 def decode_tiles(ragged: Ragged) -> Tiles:
@@ -30,14 +36,18 @@ def decode_tiles(ragged: Ragged) -> Tiles:
     live = ragged.lengths > 0
     rows = jnp.arange(len(live))
     place = jnp.where(live, rows, -1)
-    return Tiles(rows, ragged.lengths - 1, live.astype(jnp.int32), rows, live.sum(keepdims=True), place, 1)
+    return Tiles(
+        rows, ragged.lengths - 1, live.astype(jnp.int32), rows, live.sum(keepdims=True), place, 1
+    )
 
 
 def single_tiles(ragged: Ragged, num_tokens: int) -> Tiles:
     """The same for a step that has other rows too, which get no tiles."""
     single = ragged.split[0]
     tiles = decode_tiles(
-        ragged._replace(lengths=jnp.where(jnp.arange(len(ragged.lengths)) < single, ragged.lengths, 0))
+        ragged._replace(
+            lengths=jnp.where(jnp.arange(len(ragged.lengths)) < single, ragged.lengths, 0)
+        )
     )
     token = jnp.arange(num_tokens)
     return tiles._replace(place=jnp.where(token < single, token, -1))
@@ -52,29 +62,41 @@ def ragged_tiles(ragged: Ragged, num_tokens: int, tokens: int, least: int = 1) -
     sizes = jnp.where(sizes < least, 0, sizes)
     per_row = (sizes + tokens - 1) // tokens
     ends = jnp.cumsum(per_row)
-    tile = jnp.arange(num_tokens // tokens + min(len(sizes), num_tokens))  # each row's last may be nearly empty
+    tile = jnp.arange(
+        num_tokens // tokens + min(len(sizes), num_tokens)
+    )  # each row's last may be nearly empty
     is_live = tile < ends[-1]
     row = jnp.where(is_live, jnp.searchsorted(ends, tile, side="right", method="compare_all"), 0)
     behind = (tile - (ends - per_row)[row]) * tokens  # tokens of the row before this tile
     count = jnp.where(is_live, jnp.minimum(sizes[row] - behind, tokens), 0)
     first = ragged.lengths[row] - sizes[row] + behind
     token = jnp.arange(num_tokens)
-    owner = jnp.minimum(jnp.searchsorted(ragged.starts, token, side="right", method="compare_all") - 1, len(sizes) - 1)
+    owner = jnp.minimum(
+        jnp.searchsorted(ragged.starts, token, side="right", method="compare_all") - 1,
+        len(sizes) - 1,
+    )
     tiled = (token < ragged.starts[-1]) & (sizes[owner] > 0)
     place = jnp.where(tiled, (ends - per_row)[owner] * tokens + token - ragged.starts[owner], -1)
     return Tiles(row, first, count, ragged.starts[row] + behind, ends[-1:], place, tokens)
 
 
 def gathered(q: Float[Array, "T N H"], tiles: Tiles, kv_heads: int) -> Float[Array, "n K M H"]:
-    """Queries by tile and kv head; row t * G + g of M is the kv head's g-th query head for token t."""
+    """Queries by tile and kv head; row t * G + g of M is the kv head's g-th query head for token
+    t."""
     heads, dim = q.shape[1:]
     token = tiles.token[:, None] + jnp.arange(tiles.tokens)[None]
-    found = q[jnp.minimum(token, len(q) - 1)].reshape(*token.shape, kv_heads, heads // kv_heads, dim)
+    found = q[jnp.minimum(token, len(q) - 1)].reshape(
+        *token.shape, kv_heads, heads // kv_heads, dim
+    )
     return found.swapaxes(1, 2).reshape(len(token), kv_heads, -1, dim)
 
 
 def by_token(x: Float[Array, "n K M V"], tiles: Tiles, empty: float) -> Float[Array, "T N V"]:
     """The inverse of `gathered`; `empty` for tokens that belong to no tile."""
     n, kv_heads, _, dim = x.shape
-    found = x.reshape(n, kv_heads, tiles.tokens, -1, dim).swapaxes(1, 2).reshape(n * tiles.tokens, -1, dim)
+    found = (
+        x.reshape(n, kv_heads, tiles.tokens, -1, dim)
+        .swapaxes(1, 2)
+        .reshape(n * tiles.tokens, -1, dim)
+    )
     return jnp.where(tiles.place[:, None, None] < 0, empty, found[tiles.place])

@@ -1,4 +1,6 @@
-"""What the TPU kernel does in a step of its grid: walk tiles over blocks of pages, one block ahead of itself."""
+"""What the TPU kernel does in a step of its grid: walk tiles over blocks of pages, one block ahead
+of itself.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,18 +44,21 @@ class Span(NamedTuple):
         return Span(begin, first + count - 1)
 
     def pieces(self, size: int) -> tuple[Scalar, Scalar]:
-        """The first of the pages, or blocks, of this size that have any of them, and the one behind the last."""
+        """The first of the pages, or blocks, of this size that have any of them, and the one behind
+        the last.
+        """
         return self.begin // size, self.last // size + 1
 
 
 @dataclass(frozen=True)
 class Body:
-    """Refs by name, k of the K kv heads in each. ins: q [per_step, k, M, C], sinks [k, M, 1], new [per_step, k, 1, C]
-    float32 and new_k_scale, new_v_scale [per_step, k, 1, 1]; outs: out [per_step, k, M, V], lse [per_step, k, M, 1];
-    pools: k, k_scale, v_scale, all of them, in HBM; work: what lies on the chip, two blocks of each pool among it.
+    """Refs by name, k of the K kv heads in each. ins: q [per_step, k, M, C], sinks [k, M, 1], new
+    [per_step, k, 1, C] float32 and new_k_scale, new_v_scale [per_step, k, 1, 1]; outs: out
+    [per_step, k, M, V], lse [per_step, k, M, 1]; pools: k, k_scale, v_scale, all of them, in HBM;
+    work: what lies on the chip, two blocks of each pool among it.
 
-    The grid goes over steps of tiles and, faster, over groups of k kv heads. Rows of results whose tokens are no
-    tile's are left as they are.
+    The grid goes over steps of tiles and, faster, over groups of k kv heads. Rows of results whose
+    tokens are no tile's are left as they are.
     """
 
     plan: Plan
@@ -100,10 +105,15 @@ class Body:
             for name, pool in self.pools.items():
                 into = self.work[name].at[slot]
                 place = into.at[:, _rows(nth * size, size)] if name == "k" else into.at[nth]
-                copy = pltpu.make_async_copy(pool.at[page, heads], place, self.work["arrived"].at[slot])
+                copy = pltpu.make_async_copy(
+                    pool.at[page, heads], place, self.work["arrived"].at[slot]
+                )
                 getattr(copy, what)()
 
-        begin, stop = jnp.maximum(first, block * per_block), jnp.minimum(end, (block + 1) * per_block)
+        begin, stop = (
+            jnp.maximum(first, block * per_block),
+            jnp.minimum(end, (block + 1) * per_block),
+        )
         lax.fori_loop(begin, stop, one, None)
 
     # ---- a tile
@@ -155,7 +165,9 @@ class Body:
 
         self._finish(tile, nth, rows)
 
-    def _fetch_next(self, tile: Scalar, group: Scalar, block: Scalar, end: Scalar, slot: Scalar) -> None:
+    def _fetch_next(
+        self, tile: Scalar, group: Scalar, block: Scalar, end: Scalar, slot: Scalar
+    ) -> None:
         """The tile's next block; or the first of its next heads; or the first of the next tile."""
         plan, live, is_last = self.plan, self.scalars.live[0], block == end - 1
         groups = plan.options.layout.kv_heads // plan.heads
@@ -197,7 +209,14 @@ class Body:
             total[...] = jnp.zeros_like(total)
 
     def _attend_block(
-        self, tile: Scalar, nth: Scalar, head: int, rows: int, span: Span, block: Scalar, slot: Scalar
+        self,
+        tile: Scalar,
+        nth: Scalar,
+        head: int,
+        rows: int,
+        span: Span,
+        block: Scalar,
+        slot: Scalar,
     ) -> None:
         options, lanes = self.plan.options, self.plan.lanes
         queries, held = self.ins["q"][nth, head, :rows], self.work["k"]
@@ -209,19 +228,27 @@ class Body:
             scores = options.softcap * jnp.tanh(scores / options.softcap)
         seen = self._seen(tile, block, rows)
         scores = jnp.where(seen, scores, MASKED)
-        peak_ref, total_ref, acc_ref = (self.work[name].at[head, :rows] for name in ("peak", "total", "acc"))
+        peak_ref, total_ref, acc_ref = (
+            self.work[name].at[head, :rows] for name in ("peak", "total", "acc")
+        )
         before = peak_ref[:, :1]
         peak = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
         weights = jnp.where(seen, jnp.exp(scores - peak), 0.0)
         decay = jnp.exp(before - peak)
         peak_ref[...] = jnp.broadcast_to(peak, peak_ref.shape)
         total_ref[...] = total_ref[...] * decay + jnp.sum(weights, axis=1, keepdims=True)
-        values = held[slot, head, :, lanes.values : lanes.values + lanes.value_lanes].astype(queries.dtype)
+        values = held[slot, head, :, lanes.values : lanes.values + lanes.value_lanes].astype(
+            queries.dtype
+        )
         if options.layout.scaled:
             scale = self._scale("v_scale" if "v_scale" in self.work else "k_scale", slot, head)
             weights = weights * jnp.where(self._dead(span, block, scale.shape, 1), 0.0, scale)
-            if jnp.issubdtype(options.layout.dtype, jnp.floating):  # a byte that nobody wrote may be a NaN too
-                values = jnp.where(self._dead(span, block, values.shape, 0), jnp.zeros_like(values), values)
+            if jnp.issubdtype(
+                options.layout.dtype, jnp.floating
+            ):  # a byte that nobody wrote may be a NaN too
+                values = jnp.where(
+                    self._dead(span, block, values.shape, 0), jnp.zeros_like(values), values
+                )
         acc_ref[...] = acc_ref[...] * decay + _product(weights.astype(queries.dtype), values, 0)
 
     def _scale(self, name: str, slot: Scalar, head: int) -> jax.Array:
@@ -239,7 +266,9 @@ class Body:
         """[M, S]"""
         token, window = self._tokens(rows), self.plan.options.window
         query = jnp.where(token < self.scalars.count[tile], self.scalars.first[tile] + token, -1)
-        key = block * self.plan.block_tokens + lax.broadcasted_iota(jnp.int32, (rows, self.plan.block_tokens), 1)
+        key = block * self.plan.block_tokens + lax.broadcasted_iota(
+            jnp.int32, (rows, self.plan.block_tokens), 1
+        )
         return (key <= query) if window is None else (key <= query) & (key > query - window)
 
     def _finish(self, tile: Scalar, nth: Scalar, rows: int) -> None:
@@ -249,12 +278,16 @@ class Body:
             out = self.outs["out"].at[nth, head, :rows]
             out[...] = (self.work["acc"][head, :rows] / total).astype(out.dtype)
             if "lse" in self.outs:
-                self.outs["lse"][nth, head, :rows] = self.work["peak"][head, :rows][:, :1] + jnp.log(total)
+                self.outs["lse"][nth, head, :rows] = self.work["peak"][head, :rows][
+                    :, :1
+                ] + jnp.log(total)
 
     # ---- the new token of a row that has one
 
     def _insert(self, tile: Scalar, nth: Scalar, position: Scalar, slot: Scalar) -> None:
-        """Put it into the block, and start to write the rows around it, and its scales, back to its page."""
+        """Put it into the block, and start to write the rows around it, and its scales, back to its
+        page.
+        """
         plan = self.plan
         step, held = sublanes(plan.options.layout.dtype), self.work["k"]
         page_nth, place = position // plan.page_size, position % plan.page_size
@@ -273,7 +306,9 @@ class Body:
                 here = lax.broadcasted_iota(jnp.int32, old.shape, 2) == place
                 new = jnp.broadcast_to(self.ins[f"new_{name}"][nth], old.shape)
                 merged = jnp.where(here, new, old)
-                self.work[name][slot, page_nth % plan.block_pages] = self.work[f"new_{name}"][...] = merged
+                self.work[name][slot, page_nth % plan.block_pages] = self.work[f"new_{name}"][
+                    ...
+                ] = merged
         for copy in self._writes(tile, position):
             copy.start()
 
@@ -281,12 +316,16 @@ class Body:
         plan = self.plan
         step = sublanes(plan.options.layout.dtype)
         base = position % plan.page_size // step * step
-        page = self.scalars.tables[self.scalars.row[tile] * plan.table_width + position // plan.page_size]
+        page = self.scalars.tables[
+            self.scalars.row[tile] * plan.table_width + position // plan.page_size
+        ]
         heads, copies = self._of_heads(pl.program_id(1)), []
         for name, pool in self.pools.items():
             of_page = pool.at[page, heads]
             there = of_page.at[:, _rows(base, step)] if name == "k" else of_page
-            copies.append(pltpu.make_async_copy(self.work[f"new_{name}"], there, self.work["written"]))
+            copies.append(
+                pltpu.make_async_copy(self.work[f"new_{name}"], there, self.work["written"])
+            )
         return copies
 
 
@@ -296,7 +335,9 @@ def _rows(begin: Any, count: int) -> Any:
 
 
 def _product(a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:
-    """a [M, n] with b, whose dimension `contracted` is n, in float32; float32 operands at full precision."""
+    """a [M, n] with b, whose dimension `contracted` is n, in float32; float32 operands at full
+    precision.
+    """
     exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dims = (((1,), (contracted,)), ((), ()))
     return lax.dot_general(a, b, dims, precision=exact, preferred_element_type=jnp.float32)

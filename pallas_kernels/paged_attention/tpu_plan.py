@@ -1,4 +1,6 @@
-"""How large the TPU kernel's tiles and blocks are, by chip and shape: from tuned/paged_attention_tpu.json."""
+"""How large the TPU kernel's tiles and blocks are, by chip and shape: from
+tuned/paged_attention_tpu.json.
+"""
 
 import json
 from collections.abc import Mapping
@@ -13,8 +15,9 @@ from pallas_kernels.paged_attention.lanes import Lanes
 class Sizes(NamedTuple):
     """What may be tuned. The defaults fit a v4, whose vector memory is the smallest.
 
-    decode_tokens, chunk_tokens: kv positions of a block, at most. decode_tiles: per step of the grid, one query each.
-    query_rows: of a chunk's tile and one kv head; a page that was fetched has to be worth it.
+    decode_tokens, chunk_tokens: kv positions of a block, at most. decode_tiles: per step of the
+    grid, one query each. query_rows: of a chunk's tile and one kv head; a page that was fetched has
+    to be worth it.
     """
 
     decode_tokens: int = 512
@@ -58,17 +61,32 @@ def shape_of(layout: Layout, groups: int) -> str:
 
 
 def plan_of(
-    options: Options, heads: int, rows: int, num_tokens: int, table_width: int, sizes: Sizes | None = None
+    options: Options,
+    heads: int,
+    rows: int,
+    num_tokens: int,
+    table_width: int,
+    sizes: Sizes | None = None,
 ) -> Plan:
     """heads: N of the shard. rows: R. num_tokens: T. sizes: instead of the table's."""
     layout = options.layout
     groups = heads // layout.kv_heads
     sizes = sizes or tuned(options.device_kind, shape_of(layout, groups))
     if options.most == 1:
-        tokens, together, per_step, block_tokens = 1, layout.kv_heads, sizes.decode_tiles, sizes.decode_tokens
+        tokens, together, per_step, block_tokens = (
+            1,
+            layout.kv_heads,
+            sizes.decode_tiles,
+            sizes.decode_tokens,
+        )
     else:
         # Every row may end in a tile that is nearly empty, whose queries are brought all the same.
-        most = min(sizes.query_rows // groups, max(16, 4 * num_tokens // rows), options.most or num_tokens, num_tokens)
+        most = min(
+            sizes.query_rows // groups,
+            max(16, 4 * num_tokens // rows),
+            options.most or num_tokens,
+            num_tokens,
+        )
         tokens, together, per_step, block_tokens = max(1, most), 1, 1, sizes.chunk_tokens
     pages = _block_pages(layout, together, block_tokens, table_width)
     return Plan(options, Lanes.of(layout), pages, per_step, tokens, together, groups, table_width)
@@ -87,4 +105,6 @@ def tuned(device_kind: str, shape: str) -> Sizes:
 
 @cache
 def _table() -> Mapping[str, Mapping[str, Mapping[str, int]]]:
-    return json.loads(files("pallas_kernels").joinpath("tuned/paged_attention_tpu.json").read_text())["sizes"]
+    return json.loads(
+        files("pallas_kernels").joinpath("tuned/paged_attention_tpu.json").read_text()
+    )["sizes"]

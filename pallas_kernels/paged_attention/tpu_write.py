@@ -1,4 +1,6 @@
-"""Chunks of new tokens into pages on a TPU, a page at a time: what it keeps is read, and all of it written back."""
+"""Chunks of new tokens into pages on a TPU, a page at a time: what it keeps is read, and all of it
+written back.
+"""
 
 from typing import Any, NamedTuple
 
@@ -23,7 +25,9 @@ def stored(k: Float[Array, "T K H"], v: Float[Array, "T K H"] | None, layout: La
 
 
 class Visits(NamedTuple):
-    """Pages that get new tokens, the live ones first; the others repeat the last, and change nothing."""
+    """Pages that get new tokens, the live ones first; the others repeat the last, and change
+    nothing.
+    """
 
     page: Int[Array, "n"]
     begin: Int[Array, "n"]  # of the places in the page that are written
@@ -45,27 +49,46 @@ def visits_of(ragged: Ragged, num_tokens: int, page_size: int) -> Visits:
     row = jnp.minimum(jnp.searchsorted(ends, visit, side="right"), len(sizes) - 1)
     nth = first_page[row] + visit - (ends - per_row)[row]
     base = nth * page_size
-    begin, end = jnp.maximum(first[row] - base, 0), jnp.minimum(ragged.lengths[row] - base, page_size)
+    begin, end = (
+        jnp.maximum(first[row] - base, 0),
+        jnp.minimum(ragged.lengths[row] - base, page_size),
+    )
     token = ragged.starts[row] + base - first[row]
     # Tokens of a row that was done before this step are not to be written.
-    kept = is_live & (ragged.page[jnp.clip(token + begin, 0, num_tokens - 1)] == ragged.tables[row, nth])
-    return Visits(ragged.tables[row, nth], jnp.where(kept, begin, 0), jnp.where(kept, end, 0), token, ends[-1:])
+    kept = is_live & (
+        ragged.page[jnp.clip(token + begin, 0, num_tokens - 1)] == ragged.tables[row, nth]
+    )
+    return Visits(
+        ragged.tables[row, nth],
+        jnp.where(kept, begin, 0),
+        jnp.where(kept, end, 0),
+        token,
+        ends[-1:],
+    )
 
 
-def put_pages(pool: Shaped[Array, "P *page"], ids: Int[Array, "n"], new: Shaped[Array, "n *page"]) -> jax.Array:
-    """Whole pages; page P drops one. One by one: for a scatter, XLA lays pools of scales out anew, and back."""
+def put_pages(
+    pool: Shaped[Array, "P *page"], ids: Int[Array, "n"], new: Shaped[Array, "n *page"]
+) -> jax.Array:
+    """Whole pages; page P drops one. One by one: for a scatter, XLA lays pools of scales out anew,
+    and back.
+    """
     last = len(pool) - 1
 
     def put(pool: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         id, page = given
         at = jnp.minimum(id, last)
-        return lax.dynamic_update_index_in_dim(pool, jnp.where(id <= last, page, pool[at]), at, 0), None
+        return lax.dynamic_update_index_in_dim(
+            pool, jnp.where(id <= last, page, pool[at]), at, 0
+        ), None
 
     return lax.scan(put, pool, (ids, new))[0]
 
 
 def write_chunks(pages: Pages, new: Pages, ragged: Ragged, layout: Layout) -> Pages:
-    """The tokens of rows with more than one into their pages, in place when the pages are donated. new: of `stored`."""
+    """The tokens of rows with more than one into their pages, in place when the pages are donated.
+    new: of `stored`.
+    """
     visits = visits_of(ragged, len(new.k), layout.page_size)
     token = jnp.clip(visits.token[:, None] + jnp.arange(layout.page_size)[None], 0, len(new.k) - 1)
     aligned = jax.tree.map(lambda x: x[token].swapaxes(1, 2), new)  # [n, K, Z, ...]
@@ -82,14 +105,18 @@ def _write(
 ) -> Float[Array, "P K ..."]:
     """places: the dimension of a page's places."""
 
-    def kernel(page: Any, begin: Any, end: Any, live: Any, new_ref: Any, old_ref: Any, out_ref: Any) -> None:
+    def kernel(
+        page: Any, begin: Any, end: Any, live: Any, new_ref: Any, old_ref: Any, out_ref: Any
+    ) -> None:
         visit = pl.program_id(0)
 
         @pl.when((visit < live[0]) | (visit == 0))  # what repeats a page must not undo it
         def _() -> None:
             place = lax.broadcasted_iota(jnp.int32, out_ref.shape, places)
             fresh = (place >= begin[visit]) & (place < end[visit])
-            merged = jnp.where(fresh, new_ref[...].astype(jnp.float32), old_ref[...].astype(jnp.float32))
+            merged = jnp.where(
+                fresh, new_ref[...].astype(jnp.float32), old_ref[...].astype(jnp.float32)
+            )
             out_ref[...] = merged.astype(out_ref.dtype)
 
     block, zeros = (1, *pool.shape[1:]), (0,) * (pool.ndim - 1)

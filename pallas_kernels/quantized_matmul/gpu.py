@@ -1,13 +1,14 @@
 """The quantized matrix product on NVIDIA's Hopper, in Pallas (Mosaic GPU).
 
-The transposed product: the weight is the operand that a tensor core may take from registers, where its numbers become
-bfloat16. So they are read from memory once, in 4 bits, and written nowhere else. The numbers that are summed up lie
-beside each other in memory, as wgmma wants them (sharding.params: `summed`). Of each group of numbers with one scale
-the products add up in registers of their own, exactly as scales of a weight's columns would have it, and are scaled
-then.
+The transposed product: the weight is the operand that a tensor core may take from registers, where
+its numbers become bfloat16. So they are read from memory once, in 4 bits, and written nowhere else.
+The numbers that are summed up lie beside each other in memory, as wgmma wants them
+(sharding.params: `summed`). Of each group of numbers with one scale the products add up in
+registers of their own, exactly as scales of a weight's columns would have it, and are scaled then.
 
-Units of work, a tile of columns times a tile of rows each, are shared out over as many thread blocks as the GPU has
-multiprocessors (`gpu_body.py`). Where there are fewer, K is split, and XLA adds up the parts.
+Units of work, a tile of columns times a tile of rows each, are shared out over as many thread
+blocks as the GPU has multiprocessors (`gpu_body.py`). Where there are fewer, K is split, and XLA
+adds up the parts.
 """
 
 import math
@@ -24,31 +25,40 @@ from pallas_kernels.quantized_matmul.api import GROUPS, Demand, Options
 from pallas_kernels.quantized_matmul.gpu_body import Body, Given, Shared
 from pallas_kernels.quantized_matmul.gpu_plan import DEPTHS, WARPGROUPS, Plan, plan_of
 
-STEP = 8  # columns of a tile of shared memory, of which an array that is copied into some has whole ones
+# columns of a tile of shared memory, of which an array that is copied into some has whole ones
+STEP = 8
 
 
 def check(options: Options, demand: Demand) -> None:
     instead = "--quantized-matmul reference"
     if options.device_kind.startswith("NVIDIA") and not HOPPER.match(options.device_kind):
         raise KernelError(
-            f"the GPU kernel is written for Hopper (H100, H200); this is {options.device_kind} ({instead})"
+            f"the GPU kernel is written for Hopper (H100, H200); this is {options.device_kind} "
+            f"({instead})"
         )
     if demand.dtype != jnp.bfloat16:
         raise KernelError(
-            f"activations of {demand.dtype}: the GPU kernel multiplies bfloat16 (--dtype bfloat16, or {instead})"
+            f"activations of {demand.dtype}: the GPU kernel multiplies bfloat16 (--dtype "
+            f"bfloat16, or {instead})"
         )
     if demand.group not in GROUPS:
-        raise KernelError(f"groups of {demand.group} numbers: the GPU kernel has {GROUPS} ({instead})")
+        raise KernelError(
+            f"groups of {demand.group} numbers: the GPU kernel has {GROUPS} ({instead})"
+        )
     columns = math.prod(demand.columns)
     if demand.contracted % DEPTHS[-1] or columns % STEP:
         raise KernelError(
-            f"a weight of {demand.contracted} x {columns}: the GPU kernel has multiples of {DEPTHS[-1]} x {STEP} "
+            f"a weight of {demand.contracted} x {columns}: the GPU kernel has multiples of "
+            f"{DEPTHS[-1]} x {STEP} "
             f"({instead})"
         )
 
 
 def multiply(
-    x: Float[Array, "T K"], numbers: Int4[Array, "K *N"], scales: Float[Array, "G *N"], options: Options
+    x: Float[Array, "T K"],
+    numbers: Int4[Array, "K *N"],
+    scales: Float[Array, "G *N"],
+    options: Options,
 ) -> Float[Array, "T *N"]:
     (rows, contracted), columns = x.shape, math.prod(numbers.shape[1:])
     plan = plan_of(rows, contracted, columns, contracted // len(scales), options.device_kind)
@@ -84,9 +94,13 @@ def _scratch(plan: Plan) -> Shared:
 
 
 def _tiled(shape: tuple[int, ...], dtype: jnp.dtype, wide: int) -> Any:
-    """Shared memory in tiles of so many columns: of what is multiplied, those of an operand in registers."""
+    """Shared memory in tiles of so many columns: of what is multiplied, those of an operand in
+    registers.
+    """
     tiling: Any = plgpu.TilingTransform
     swizzling: Any = plgpu.SwizzleTransform  # abstract, says their type
     return plgpu.SMEM(
-        shape, dtype, transforms=(tiling((8, wide)), swizzling(wide * jax.dtypes.itemsize_bits(dtype) // 8))
+        shape,
+        dtype,
+        transforms=(tiling((8, wide)), swizzling(wide * jax.dtypes.itemsize_bits(dtype) // 8)),
     )

@@ -1,8 +1,10 @@
-"""What a thread block of the Hopper kernel does: one warpgroup fetches, the others multiply, 64 columns each.
+"""What a thread block of the Hopper kernel does: one warpgroup fetches, the others multiply, 64
+columns each.
 
-Thread block c of C takes units c, c + C, ... of as many as there are. The warpgroup that fetches is ahead of the others
-by as many stages as shared memory has room for, also from unit to unit. The others take turns on the tensor cores:
-while one multiplies, the other's numbers become bfloat16, and its products are scaled.
+Thread block c of C takes units c, c + C, ... of as many as there are. The warpgroup that fetches is
+ahead of the others by as many stages as shared memory has room for, also from unit to unit. The
+others take turns on the tensor cores: while one multiplies, the other's numbers become bfloat16,
+and its products are scaled.
 """
 
 from collections.abc import Callable
@@ -87,11 +89,16 @@ class Body:
         return lax.fori_loop(0, mine, one, jnp.int32(0))
 
     def _unit(self, nth: Scalar, done: Scalar) -> Unit:
-        """The tiles of rows that want a tile of columns follow each other, so that it stays in the L2 cache."""
+        """The tiles of rows that want a tile of columns follow each other, so that it stays in the
+        L2 cache.
+        """
         plan = self.plan
         tile, split = lax.div(nth, jnp.int32(plan.row_tiles)), jnp.int32(0)
         if plan.splits > 1:
-            split, tile = lax.div(tile, jnp.int32(plan.column_tiles)), lax.rem(tile, jnp.int32(plan.column_tiles))
+            split, tile = (
+                lax.div(tile, jnp.int32(plan.column_tiles)),
+                lax.rem(tile, jnp.int32(plan.column_tiles)),
+            )
         begin = lax.div(split * plan.steps, jnp.int32(plan.splits))
         return Unit(
             split,
@@ -120,12 +127,15 @@ class Body:
             full = shared.full.at[slot]
             plgpu.copy_gmem_to_smem(given.numbers.at[columns, depth], shared.numbers.at[slot], full)
             plgpu.copy_gmem_to_smem(given.scales.at[groups, columns], shared.scales.at[slot], full)
-            plgpu.copy_gmem_to_smem(given.x.at[pl.ds(unit.row, plan.rows), depth], shared.x.at[slot], full)
+            plgpu.copy_gmem_to_smem(
+                given.x.at[pl.ds(unit.row, plan.rows), depth], shared.x.at[slot], full
+            )
 
         lax.fori_loop(0, unit.steps, one, None)
 
     def _wait_for_buffers(self, done: Scalar) -> None:
-        """Until all are free again: the interpreter wants every arrival at a barrier to be noticed."""
+        """Until all are free again: the interpreter wants every arrival at a barrier to be
+        noticed."""
         for slot in range(self.plan.stages):
             _wait_if(done > slot, self.shared.free.at[slot])
 
@@ -134,7 +144,10 @@ class Body:
     @property
     def _columns(self) -> Any:
         """This warpgroup's, of a tile."""
-        return pl.ds(pl.multiple_of(lax.axis_index("warpgroup") * WARPGROUP_ROWS, WARPGROUP_ROWS), WARPGROUP_ROWS)
+        return pl.ds(
+            pl.multiple_of(lax.axis_index("warpgroup") * WARPGROUP_ROWS, WARPGROUP_ROWS),
+            WARPGROUP_ROWS,
+        )
 
     def _multiply(self, unit: Unit) -> None:
         plan, shared = self.plan, self.shared
@@ -145,14 +158,21 @@ class Body:
             weight = self._widened(slot)
             for nth in range(plan.scales):
                 depth = slice(nth * plan.group, (nth + 1) * plan.group)
-                product = self._product(weight[:, depth], shared.x.at[slot, :, pl.ds(depth.start, plan.group)])
-                scales = plgpu.load(shared.scales.at[slot, nth, self._columns], layout=plgpu.Layout.WGMMA.reduce(1))
+                product = self._product(
+                    weight[:, depth], shared.x.at[slot, :, pl.ds(depth.start, plan.group)]
+                )
+                scales = plgpu.load(
+                    shared.scales.at[slot, nth, self._columns], layout=plgpu.Layout.WGMMA.reduce(1)
+                )
                 sums = sums + product * lax.broadcast_in_dim(scales, product.shape, [0])
-            plgpu.commit_smem()  # what was read into registers, before a bulk copy overwrites it: another proxy
+            # what was read into registers, before a bulk copy overwrites it: another proxy
+            plgpu.commit_smem()
             plgpu.barrier_arrive(shared.free.at[slot])
             return sums
 
-        zeros = plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS, plan.rows), jnp.float32), plgpu.Layout.WGMMA)
+        zeros = plgpu.layout_cast(
+            jnp.zeros((WARPGROUP_ROWS, plan.rows), jnp.float32), plgpu.Layout.WGMMA
+        )
         self._hand_out(unit, lax.fori_loop(0, unit.steps, one, zeros))
 
     def _widened(self, slot: Scalar) -> jax.Array:
@@ -160,7 +180,9 @@ class Body:
 
         Read eight at a time, and handed to the threads that want them as long as they are small.
         """
-        packed = plgpu.load(self.shared.numbers.at[slot, self._columns], layout=plgpu.Layout.WGMMA_UPCAST_4X)
+        packed = plgpu.load(
+            self.shared.numbers.at[slot, self._columns], layout=plgpu.Layout.WGMMA_UPCAST_4X
+        )
         return plgpu.layout_cast(packed, plgpu.Layout.WGMMA).astype(jnp.bfloat16)
 
     def _product(self, weight: jax.Array, x: Any) -> jax.Array:
@@ -170,7 +192,9 @@ class Body:
             plgpu.wgmma(sums, weight, x.T)
             return sums[...]
 
-        return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((WARPGROUP_ROWS, self.plan.rows), jnp.float32))
+        return pl.run_scoped(
+            multiply, plgpu.WGMMAAccumulatorRef((WARPGROUP_ROWS, self.plan.rows), jnp.float32)
+        )
 
     def _hand_out(self, unit: Unit, sums: jax.Array) -> None:
         """Rows and columns behind the last one are dropped."""

@@ -8,7 +8,10 @@ from pallas_kernels.hopper import ALIGNMENT, SHARED_BYTES, WARPGROUP_ROWS, cores
 
 DEPTHS: Final = (128, 64)  # of K, that are copied together: 64 or 32 bytes of a weight's column
 WARPGROUPS: Final = 2  # that multiply, 64 columns of the weight each
-LEAST_ROWS, MOST_ROWS = 8, 128  # of a tile: two sums of 64 x 128 are half of a warpgroup's registers
+LEAST_ROWS, MOST_ROWS = (
+    8,
+    128,
+)  # of a tile: two sums of 64 x 128 are half of a warpgroup's registers
 STAGED_ROWS: Final = 32  # of a result that are handed out together
 MOST_SPLITS: Final = 8  # of K, where there are too few tiles for all multiprocessors
 LEAST_STEPS: Final = 4  # that a split is worth

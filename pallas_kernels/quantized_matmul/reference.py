@@ -1,7 +1,8 @@
 """The quantized matrix product in plain XLA: the reference of every kernel, and what runs on a CPU.
 
-Each group has a product of its own: a TPU multiplies, scales and adds them up as they come. A CPU or a GPU writes all
-of them to memory, so from as many rows on as make that more than the weight in x's dtype, it is given that instead.
+Each group has a product of its own: a TPU multiplies, scales and adds them up as they come. A CPU
+or a GPU writes all of them to memory, so from as many rows on as make that more than the weight in
+x's dtype, it is given that instead.
 """
 
 import jax
@@ -17,20 +18,29 @@ def check(options: Options, demand: Demand) -> None:
 
 
 def multiply(
-    x: Float[Array, "T K"], numbers: Int4[Array, "K *N"], scales: Float[Array, "G *N"], options: Options
+    x: Float[Array, "T K"],
+    numbers: Int4[Array, "K *N"],
+    scales: Float[Array, "G *N"],
+    options: Options,
 ) -> Float[Array, "T *N"]:
     groups = len(scales)
-    exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None  # without asking, GPUs and TPUs round it
+    exact = (
+        lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    )  # without asking, GPUs and TPUs round it
 
     def by_group(x: jax.Array, numbers: jax.Array, scales: jax.Array) -> jax.Array:
         apart, by_scale = x.reshape(len(x), groups, -1), _grouped(numbers, groups).astype(x.dtype)
-        products = jnp.einsum("Tgk,gk...->gT...", apart, by_scale, precision=exact, preferred_element_type=jnp.float32)
+        products = jnp.einsum(
+            "Tgk,gk...->gT...", apart, by_scale, precision=exact, preferred_element_type=jnp.float32
+        )
         return (products * scales[:, None]).sum(0)
 
     def dequantized(x: jax.Array, numbers: jax.Array, scales: jax.Array) -> jax.Array:
         scaled = _grouped(numbers, groups).astype(jnp.float32) * scales[:, None]
         weight = scaled.astype(x.dtype).reshape(numbers.shape)
-        return jnp.einsum("TK,K...->T...", x, weight, precision=exact, preferred_element_type=jnp.float32)
+        return jnp.einsum(
+            "TK,K...->T...", x, weight, precision=exact, preferred_element_type=jnp.float32
+        )
 
     elsewhere = by_group if 2 * len(x) <= len(numbers) // groups else dequantized
     return lax.platform_dependent(x, numbers, scales, tpu=by_group, default=elsewhere)

@@ -1,13 +1,14 @@
 """The quantized matrix product on TPUs, in Pallas.
 
-The grid goes over tiles of columns, each with all of K, that Pallas's pipeline brings while the one before is used. A
-tile's numbers become bfloat16 in vector registers, on their way to the matrix unit. Of few rows and groups of 128, each
-group's product is scaled, which is exact; else the numbers are, in float32: a product of a group of 32 would leave
-three quarters of the matrix unit idle. Where there are more rows than meet a tile at once, it is converted once and
-kept in vector memory for all of them.
+The grid goes over tiles of columns, each with all of K, that Pallas's pipeline brings while the one
+before is used. A tile's numbers become bfloat16 in vector registers, on their way to the matrix
+unit. Of few rows and groups of 128, each group's product is scaled, which is exact; else the
+numbers are, in float32: a product of a group of 32 would leave three quarters of the matrix unit
+idle. Where there are more rows than meet a tile at once, it is converted once and kept in vector
+memory for all of them.
 
-Weights have to lie in memory with K next to the last dimension (`sharding.params.memory_order`). Dimensions before the
-last one are parts, whose columns lie side by side in the result.
+Weights have to lie in memory with K next to the last dimension (`sharding.params.memory_order`).
+Dimensions before the last one are parts, whose columns lie side by side in the result.
 """
 
 import math
@@ -34,37 +35,52 @@ def check(options: Options, demand: Demand) -> None:
     instead = "--quantized-matmul reference"
     if demand.dtype != jnp.bfloat16:
         raise KernelError(
-            f"activations of {demand.dtype}: the TPU kernel multiplies bfloat16 (--dtype bfloat16, or {instead})"
+            f"activations of {demand.dtype}: the TPU kernel multiplies bfloat16 (--dtype "
+            f"bfloat16, or {instead})"
         )
     if demand.group not in GROUPS:
-        raise KernelError(f"groups of {demand.group} numbers: the TPU kernel has {GROUPS} ({instead})")
+        raise KernelError(
+            f"groups of {demand.group} numbers: the TPU kernel has {GROUPS} ({instead})"
+        )
     if demand.turned:
-        raise KernelError(f"a weight whose last dimension is summed over: the TPU kernel takes none ({instead})")
+        raise KernelError(
+            f"a weight whose last dimension is summed over: the TPU kernel takes none ({instead})"
+        )
     *parts, columns = demand.columns
     narrow = columns in NARROW and math.prod(parts) % (LANES // columns) == 0
     if math.prod(parts) > 1 and columns % LANES and not narrow:
         raise KernelError(
-            f"a weight in {math.prod(parts)} parts of {columns} columns: on a TPU they are multiples of {LANES}, or of "
+            f"a weight in {math.prod(parts)} parts of {columns} columns: on a TPU they are "
+            f"multiples of {LANES}, or of "
             f"{NARROW} columns so many that they fill as much ({instead})"
         )
     for rows in (FEW, FEW + 1):
-        plan_of(rows, demand.contracted, math.prod(parts), columns, demand.group, options.device_kind)
+        plan_of(
+            rows, demand.contracted, math.prod(parts), columns, demand.group, options.device_kind
+        )
 
 
 def multiply(
-    x: Float[Array, "T K"], numbers: Int4[Array, "K *N"], scales: Float[Array, "G *N"], options: Options
+    x: Float[Array, "T K"],
+    numbers: Int4[Array, "K *N"],
+    scales: Float[Array, "G *N"],
+    options: Options,
 ) -> Float[Array, "T *N"]:
     (rows, contracted), (*parts, columns) = x.shape, numbers.shape[1:]
     count, group = math.prod(parts), contracted // len(scales)
     plan = plan_of(rows, contracted, count, columns, group, options.device_kind)
 
     def in_parts(weight: jax.Array) -> jax.Array:
-        return jnp.moveaxis(weight, 0, -2).reshape(count, len(weight), columns)  # as it lies in memory
+        return jnp.moveaxis(weight, 0, -2).reshape(
+            count, len(weight), columns
+        )  # as it lies in memory
 
     tiles = -(-columns // plan.columns)  # of a part
 
     def tile(length: int) -> pl.BlockSpec:
-        return pl.BlockSpec((plan.parts, length, plan.columns), lambda part, column, row: (part, 0, column))
+        return pl.BlockSpec(
+            (plan.parts, length, plan.columns), lambda part, column, row: (part, 0, column)
+        )
 
     converted = pltpu.VMEM((plan.parts, contracted, plan.columns), jnp.bfloat16)
     product = pl.pallas_call(
@@ -77,7 +93,8 @@ def multiply(
             tile(len(scales)),
         ],
         out_specs=pl.BlockSpec(
-            (plan.rows, plan.parts * plan.columns), lambda part, column, row: (row, part * tiles + column)
+            (plan.rows, plan.parts * plan.columns),
+            lambda part, column, row: (row, part * tiles + column),
         ),
         scratch_shapes=[converted] if plan.kept else [],
         compiler_params=pltpu.CompilerParams(
@@ -89,13 +106,17 @@ def multiply(
 
 
 def _multiply_few(plan: Plan, group: int, x: Any, numbers: Any, scales: Any, out: Any) -> None:
-    """x [rows, K], numbers [parts, K, columns], scales [parts, G, columns], out [rows, parts * columns]."""
+    """x [rows, K], numbers [parts, K, columns], scales [parts, G, columns], out [rows, parts *
+    columns].
+    """
 
     def add(part: int, nth: jax.Array | int, sums: jax.Array) -> jax.Array:
         begin = nth * plan.chunk
         some = x[:, _at(begin, plan.chunk)]
         if group != EXACT_GROUP:
-            return sums + _dot(some, _converted(plan, group, numbers.at[part], scales.at[part], nth))
+            return sums + _dot(
+                some, _converted(plan, group, numbers.at[part], scales.at[part], nth)
+            )
         exact = numbers[part, _at(begin, plan.chunk)].astype(jnp.bfloat16)
         for first in range(0, plan.chunk, group):
             scale = scales[part, pl.ds((begin + first) // group, 1)]
@@ -105,11 +126,17 @@ def _multiply_few(plan: Plan, group: int, x: Any, numbers: Any, scales: Any, out
     for part in range(plan.parts):
         nothing = jnp.zeros((plan.rows, plan.columns), jnp.float32)
         chunks = x.shape[1] // plan.chunk
-        sums = add(part, 0, nothing) if chunks == 1 else lax.fori_loop(0, chunks, partial(add, part), nothing)
+        sums = (
+            add(part, 0, nothing)
+            if chunks == 1
+            else lax.fori_loop(0, chunks, partial(add, part), nothing)
+        )
         out[:, part * plan.columns : (part + 1) * plan.columns] = sums
 
 
-def _multiply_kept(plan: Plan, group: int, x: Any, numbers: Any, scales: Any, out: Any, converted: Any) -> None:
+def _multiply_kept(
+    plan: Plan, group: int, x: Any, numbers: Any, scales: Any, out: Any, converted: Any
+) -> None:
     """converted [parts, K, columns] bfloat16: filled when the tile's first rows come."""
 
     @pl.when(pl.program_id(2) == 0)
@@ -126,11 +153,16 @@ def _multiply_kept(plan: Plan, group: int, x: Any, numbers: Any, scales: Any, ou
         out[:, part * plan.columns : (part + 1) * plan.columns] = _dot(x[...], converted[part])
 
 
-def _converted(plan: Plan, group: int, numbers: Any, scales: Any, nth: jax.Array | int) -> jax.Array:
+def _converted(
+    plan: Plan, group: int, numbers: Any, scales: Any, nth: jax.Array | int
+) -> jax.Array:
     """A chunk of a part in bfloat16, scaled in float32."""
     wide = numbers[_at(nth * plan.chunk, plan.chunk)].astype(jnp.float32)
     groups = plan.chunk // group
-    scaled = [wide[at * group : (at + 1) * group] * scales[pl.ds(nth * groups + at, 1)] for at in range(groups)]
+    scaled = [
+        wide[at * group : (at + 1) * group] * scales[pl.ds(nth * groups + at, 1)]
+        for at in range(groups)
+    ]
     return jnp.concatenate(scaled).astype(jnp.bfloat16)
 
 

@@ -6,7 +6,9 @@ from typing import Final, NamedTuple
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul.tpu_plan import LANES, LEAST_MEMORY, MIB, VECTOR_MEMORY
 
-FEW: Final = 128  # rows that meet a tile's numbers while they are converted; more find the tile converted
+FEW: Final = (
+    128  # rows that meet a tile's numbers while they are converted; more find the tile converted
+)
 HEIGHTS: Final = (256, 128)  # of a tile of more rows
 LOWEST: Final = 64  # where nothing else fits
 WIDTHS: Final = (512, 256, 128)  # columns of a tile
@@ -25,10 +27,16 @@ class Plan(NamedTuple):
     limit: int  # bytes of vector memory that the compiler may take
 
 
-def plan_of(rows: int, contracted: int, parts: int, columns: int, group: int, device_kind: str) -> Plan:
+def plan_of(
+    rows: int, contracted: int, parts: int, columns: int, group: int, device_kind: str
+) -> Plan:
     """The largest tile that fits. KernelError when none does."""
     memory = VECTOR_MEMORY.get(device_kind, LEAST_MEMORY) * MIB
-    tiles = [(width, rows) for width in WIDTHS] if rows <= FEW else [*product(WIDTHS, HEIGHTS), (LANES, LOWEST)]
+    tiles = (
+        [(width, rows) for width in WIDTHS]
+        if rows <= FEW
+        else [*product(WIDTHS, HEIGHTS), (LANES, LOWEST)]
+    )
     for width, height in tiles:
         some_parts, some_columns = _tile(parts, columns, width)
         lanes = -(-some_columns // LANES) * LANES
@@ -38,26 +46,37 @@ def plan_of(rows: int, contracted: int, parts: int, columns: int, group: int, de
         used = 2 * (numbers + scales + 2 * height * contracted + 4 * height * tile)
         used += (2 * contracted * tile if kept else 0) + 10 * chunk * lanes
         if used <= memory - memory // SPARED:
-            return Plan(height, some_parts, some_columns, chunk, kept, memory - memory // (2 * SPARED))
+            return Plan(
+                height, some_parts, some_columns, chunk, kept, memory - memory // (2 * SPARED)
+            )
     raise KernelError(
-        f"a sum over {contracted} numbers leaves no room in {memory} bytes of vector memory for a tile of the weight "
+        f"a sum over {contracted} numbers leaves no room in {memory} bytes of vector memory for "
+        f"a tile of the weight "
         "(--tensor may make it smaller, or --quantized-matmul reference)"
     )
 
 
 def _tile(parts: int, columns: int, width: int) -> tuple[int, int]:
-    """Parts, and columns of each, that lie beside each other in the result and fill its registers' lanes."""
+    """Parts, and columns of each, that lie beside each other in the result and fill its registers'
+    lanes.
+    """
     if parts == 1:
         return 1, min(width, -(-columns // LANES) * LANES)
     if columns < LANES:
         whole = LANES // columns
         return next(n for n in range(width // columns, 0, -whole) if parts % n == 0), columns
-    wide = next(n for n in range(min(width, columns) // LANES * LANES, 0, -LANES) if columns % n == 0)
+    wide = next(
+        n for n in range(min(width, columns) // LANES * LANES, 0, -LANES) if columns % n == 0
+    )
     some = next(n for n in range(max(width // wide, 1), 0, -1) if parts % n == 0)
     return (some, wide) if wide == columns else (1, wide)
 
 
 def _chunk(contracted: int, group: int) -> int:
-    """The largest part of K that divides it, has whole groups and begins at a whole register; or all of it."""
-    fitting = (n for n in range(min(CHUNK, contracted) // LANES * LANES, 0, -LANES) if contracted % n == 0)
+    """The largest part of K that divides it, has whole groups and begins at a whole register; or
+    all of it.
+    """
+    fitting = (
+        n for n in range(min(CHUNK, contracted) // LANES * LANES, 0, -LANES) if contracted % n == 0
+    )
     return next(fitting, contracted)

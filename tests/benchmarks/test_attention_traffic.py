@@ -29,7 +29,10 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     started: list[int] = []
 
     def make_async_copy(source: Any, target: Any, semaphore: Any) -> SimpleNamespace:
-        copy, size = pltpu.make_async_copy(source, target, semaphore), math.prod(target.shape) * target.dtype.itemsize
+        copy, size = (
+            pltpu.make_async_copy(source, target, semaphore),
+            math.prod(target.shape) * target.dtype.itemsize,
+        )
 
         def start() -> None:
             jax.debug.callback(lambda: started.append(size))
@@ -41,7 +44,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return started
 
 
-def counted(shape: Shape, cached: list[int], new: list[int], decode: bool, copied: list[int]) -> tuple[int, int]:
+def counted(
+    shape: Shape, cached: list[int], new: list[int], decode: bool, copied: list[int]
+) -> tuple[int, int]:
     """Bytes of the kernel's own copies, as it makes them and as `traffic` counts them."""
     compiled.cache_clear()
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
@@ -65,7 +70,9 @@ def test_a_decode_copies_what_is_counted(shape: Shape, copied: list[int]) -> Non
 @pytest.mark.kernels
 @pytest.mark.parametrize("shape", CASES, ids=str)
 def test_chunks_copy_what_is_counted(shape: Shape, copied: list[int]) -> None:
-    ours, theirs = counted(shape, [37, 0, shape.page_size - 1, 40, 0], [1, 33, 17, 20, 0], False, copied)
+    ours, theirs = counted(
+        shape, [37, 0, shape.page_size - 1, 40, 0], [1, 33, 17, 20, 0], False, copied
+    )
     assert ours == theirs
 
 
@@ -75,5 +82,10 @@ def test_a_decode_is_within_five_percent_of_the_floor(name: str) -> None:
     assert layout.dtype == ml_dtypes.bfloat16
     for rows in ROWS:
         for context in CONTEXTS:
-            moved, _ = traffic(Options(layout, 1.0, most=1), heads, spread(context, rows, layout.page_size), [1] * rows)
+            moved, _ = traffic(
+                Options(layout, 1.0, most=1),
+                heads,
+                spread(context, rows, layout.page_size),
+                [1] * rows,
+            )
             assert 1 < moved.over_floor < 1.05 and moved.pages == moved.floor

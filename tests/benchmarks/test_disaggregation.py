@@ -40,9 +40,17 @@ CONTEXT = 512
 
 
 def asked(folder: Path, *flags: str) -> Namespace:
-    """Of three prompts, the first two of which begin alike, and the last of which is longer than the context."""
-    rows = ((1024, 8, [1, 2]), (2048, 800, [1, 3, 4, 5]), (5000, 80, [6, 7, 8, 9, 10, 11, 12, 13, 14, 15]))
-    lines = (dict(zip(("input_length", "output_length", "hash_ids"), row, strict=True)) for row in rows)
+    """Of three prompts, the first two of which begin alike, and the last of which is longer than
+    the context.
+    """
+    rows = (
+        (1024, 8, [1, 2]),
+        (2048, 800, [1, 3, 4, 5]),
+        (5000, 80, [6, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
+    )
+    lines = (
+        dict(zip(("input_length", "output_length", "hash_ids"), row, strict=True)) for row in rows
+    )
     trace = folder / "trace.jsonl"
     trace.write_text("".join(json.dumps({"timestamp": 0, **line}) + "\n" for line in lines))
     return parsed(["--trace", str(trace), "--seconds", "0.5", "--short", "8", *flags])
@@ -53,7 +61,11 @@ def test_loads(tmp_path: Path) -> None:
     assert (none.rate, none.long, some.rate) == (0.0, [], 20.0)
     assert none.short == some.short and [a.due for a in none.short] == [0.0, 0.125, 0.25, 0.375]
     assert all(32 <= a.prompt_tokens <= 96 and a.output_tokens == 64 for a in none.short)
-    assert [(a.prompt_tokens, a.output_tokens) for a in some.long] == [(128, 1), (256, 64), (448, 10)]
+    assert [(a.prompt_tokens, a.output_tokens) for a in some.long] == [
+        (128, 1),
+        (256, 64),
+        (448, 10),
+    ]
     assert all(a.due < 0.5 for a in some.long) and {a.block_tokens for a in some.long} == {64}
     assert [a.due for a in (*warm_up([none, some]).short, *warm_up([none, some]).long)] == 7 * [0.0]
 
@@ -62,7 +74,10 @@ def test_flags_that_servers_understand(tmp_path: Path) -> None:
     args = asked(tmp_path)
     plans = {}
     for name in ARRANGEMENTS:
-        both = [serve_parser().parse_args(flags) for flags in flags_of(name, args, CONTEXT, "127.0.0.1:9")]
+        both = [
+            serve_parser().parse_args(flags)
+            for flags in flags_of(name, args, CONTEXT, "127.0.0.1:9")
+        ]
         assert {a.step_tokens for a in both} == {CONTEXT if name == "neither" else args.step_tokens}
         plans[name] = [disaggregation(a) for a in both]
     assert plans["chunked"] == plans["neither"] == [None, None]
@@ -82,7 +97,12 @@ def test_requests_are_dealt_out(tmp_path: Path) -> None:
             folder.mkdir()
         async with harness.running(folders[0]) as a, harness.running(folders[1]) as b:
             async with calling([a.address, b.address]) as caller, AsyncClient(a.address) as client:
-                bench = Bench("chunked", Servers([a.address, b.address], None), caller, await client.model_info())
+                bench = Bench(
+                    "chunked",
+                    Servers([a.address, b.address], None),
+                    caller,
+                    await client.model_info(),
+                )
                 results = [await bench.run(load) for _ in range(2)]
             return results, [len(server.runner.launches) for server in (a, b)]
 
@@ -94,7 +114,10 @@ def test_requests_are_dealt_out(tmp_path: Path) -> None:
         assert (result.short.cached_prompt_tokens, result.handovers) == (0, None)
     write(tmp_path / "out.json", results, {"cores": 2})
     written = json.loads((tmp_path / "out.json").read_text())
-    assert written["cores"] == 2 and [r["arrangement"] for r in written["results"]] == ["chunked", "chunked"]
+    assert written["cores"] == 2 and [r["arrangement"] for r in written["results"]] == [
+        "chunked",
+        "chunked",
+    ]
     assert (tmp_path / "out.svg").read_text().count("<polyline") == 2 * 3
 
 
@@ -114,23 +137,35 @@ def test_what_a_decode_server_says_of_a_load() -> None:
     metrics.received(3 * 2**20)
     metrics.ended(0.25, None)
     metrics.ended(0.5, "unavailable")
-    assert handovers(before, now()) == Handovers({"remote": 2, "local_short": 1}, {"unavailable": 1}, 3.0, 0.25)
+    assert handovers(before, now()) == Handovers(
+        {"remote": 2, "local_short": 1}, {"unavailable": 1}, 3.0, 0.25
+    )
 
 
 def test_it_is_said_when_it_does_not_pay(tmp_path: Path) -> None:
     async def run() -> Result:
         async with harness.running(tmp_path) as server, calling([server.address]) as caller:
             async with AsyncClient(server.address) as client:
-                bench = Bench("chunked", Servers([server.address], None), caller, await client.model_info())
+                bench = Bench(
+                    "chunked", Servers([server.address], None), caller, await client.model_info()
+                )
             return await bench.run(loads_of(asked(tmp_path, "--rate", "0"), CONTEXT)[0])
 
     chunked = asyncio.run(run())
     spread = chunked.short.itl
     assert spread
-    apart = replace(chunked, arrangement="disaggregated", handovers=Handovers({"remote": 2}, {}, 1.0, None))
-    better = replace(apart, rate=1.0, short=replace(apart.short, itl=replace(spread, p99=spread.p99 / 2)))
+    apart = replace(
+        chunked, arrangement="disaggregated", handovers=Handovers({"remote": 2}, {}, 1.0, None)
+    )
+    better = replace(
+        apart, rate=1.0, short=replace(apart.short, itl=replace(spread, p99=spread.p99 / 2))
+    )
     idle = replace(better, rate=2.0, handovers=Handovers({"local_short": 4}, {}, 0.0, None))
-    slower = replace(better, rate=4.0, short=replace(apart.short, itl=replace(spread, p99=1e-3, p50=2 * spread.p50)))
+    slower = replace(
+        better,
+        rate=4.0,
+        short=replace(apart.short, itl=replace(spread, p99=1e-3, p50=2 * spread.p50)),
+    )
     beside = [replace(chunked, rate=rate) for rate in (0.0, 1.0, 2.0, 4.0)]
     lines = list(verdicts([apart, better, idle, slower, *beside]))
     assert [line.split(":")[:2] for line in lines] == [
@@ -139,9 +174,15 @@ def test_it_is_said_when_it_does_not_pay(tmp_path: Path) -> None:
         ["2 long prompts/s", " disaggregation has nothing to do"],
         ["4 long prompts/s", " disaggregation does not pay"],
     ]
-    assert "p99 ITL x 1.00" in lines[0] and "p99 ITL x 0.50" in lines[1] and "tokens/s x 1.00" in lines[1]
+    assert (
+        "p99 ITL x 1.00" in lines[0]
+        and "p99 ITL x 0.50" in lines[1]
+        and "tokens/s x 1.00" in lines[1]
+    )
     show([apart, chunked, better], Console(quiet=True))
-    assert [len(line.points) for line in charts([apart, better])[2].lines] == [0, 0], "without long prompts"
+    assert [len(line.points) for line in charts([apart, better])[2].lines] == [0, 0], (
+        "without long prompts"
+    )
 
 
 def test_what_is_not_there_is_named(
@@ -150,7 +191,10 @@ def test_what_is_not_there_is_named(
     monkeypatch.delenv("JAXSERVE_TEST_DATA", raising=False)
     for flags, words in (
         ([], "give --trace FILE, or JAXSERVE_TEST_DATA"),
-        (["--trace", str(tmp_path / "none")], f"--trace {tmp_path / 'none'}: there is no such file"),
+        (
+            ["--trace", str(tmp_path / "none")],
+            f"--trace {tmp_path / 'none'}: there is no such file",
+        ),
     ):
         with pytest.raises(SystemExit) as ended:
             parsed(flags)

@@ -16,6 +16,10 @@ def test_the_error_does_not_grow_with_the_length(kv: str, bound: float) -> None:
 
 @pytest.mark.parametrize(("kv", "factor"), [("int8", 4), ("fp8", 1.5)])
 def test_heavy_tails(kv: str, factor: float) -> None:
-    """Steps of int8 grow with the largest number of a token, those of fp8 with each number: it minds less."""
-    normal, heavy = (attention_error(kv, 2000, 1, numbers, trials=2) for numbers in ("normal", "heavy-tailed"))
+    """Steps of int8 grow with the largest number of a token, those of fp8 with each number: it
+    minds less.
+    """
+    normal, heavy = (
+        attention_error(kv, 2000, 1, numbers, trials=2) for numbers in ("normal", "heavy-tailed")
+    )
     assert normal / factor < heavy < normal * factor

@@ -36,7 +36,16 @@ def test_the_table() -> None:
     late = Quality("m", "int8", "auto", 10, 2.02, 0.01001, 0.9, 0.95, 0.5)
     grid = table([late, Quality("m", "auto", "auto", 10, 2.0, 0.0, 1.0)])
     assert grid.rows[0] == ("auto", "auto", "2.0000", "+0.00%", "100.00%", "", "", "")
-    assert grid.rows[1] == ("int8", "auto", "2.0200", "+1.00%", "90.00%", "95.00%", "50.00%", "1.0%")
+    assert grid.rows[1] == (
+        "int8",
+        "auto",
+        "2.0200",
+        "+1.00%",
+        "90.00%",
+        "95.00%",
+        "50.00%",
+        "1.0%",
+    )
     assert late.broken and not Quality("m", "int8", "auto", 10, 2.0, 0.0099, 1.0).broken
     assert set(BOUNDS) < set(GRID)
     about = {"jaxserve": "1", "jax": "2", "date": "3", "command": "c"}

@@ -1,4 +1,6 @@
-"""What the tuner of the Hopper kernel makes of times; that they are those of a GPU nobody here can say."""
+"""What the tuner of the Hopper kernel makes of times; that they are those of a GPU nobody here can
+say.
+"""
 
 import jax.numpy as jnp
 import pytest

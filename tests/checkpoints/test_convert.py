@@ -1,4 +1,6 @@
-"""Hugging Face folders to Orbax ones and back: nothing is lost on the way, and what is damaged does not load."""
+"""Hugging Face folders to Orbax ones and back: nothing is lost on the way, and what is damaged does
+not load.
+"""
 
 import json
 import os
@@ -33,7 +35,8 @@ from tests.jaxserve.cluster.processes import free_port
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-chat-draft"
-PLAIN = (  # fused and separate projections, tied heads, biases, mixtures, latent attention, another's modules
+# fused and separate projections, tied heads, biases, mixtures, latent attention, another's modules
+PLAIN = (
     "llama_tied",
     "phi3_window",
     "qwen2_gqa",
@@ -87,7 +90,9 @@ def assert_same(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("case", PLAIN + QUANTIZED)
 def test_one_device_holds_the_same_bits(case: str, converted: Callable[[str], Path]) -> None:
-    direct, stored = (load_params(open_checkpoint(folder), mesh()) for folder in (GOLDEN / case, converted(case)))
+    direct, stored = (
+        load_params(open_checkpoint(folder), mesh()) for folder in (GOLDEN / case, converted(case))
+    )
     assert_same(stored, direct)
 
 
@@ -106,7 +111,10 @@ def test_one_device_holds_the_same_bits(case: str, converted: Callable[[str], Pa
 def test_eight_devices_hold_the_same_bits(
     case: str, axes: tuple[int, int, int], converted: Callable[[str], Path]
 ) -> None:
-    direct, stored = (load_params(open_checkpoint(folder), mesh(*axes)) for folder in (GOLDEN / case, converted(case)))
+    direct, stored = (
+        load_params(open_checkpoint(folder), mesh(*axes))
+        for folder in (GOLDEN / case, converted(case))
+    )
     assert_same(stored, direct)
 
 
@@ -127,20 +135,30 @@ def test_orbax_alone_loads_the_parameters(converted: Callable[[str], Path]) -> N
 
 
 @pytest.mark.parametrize("case", PLAIN)
-def test_back_are_the_tensors_of_the_source(case: str, converted: Callable[[str], Path], tmp_path: Path) -> None:
+def test_back_are_the_tensors_of_the_source(
+    case: str, converted: Callable[[str], Path], tmp_path: Path
+) -> None:
     to_hf(converted(case), tmp_path / "back", silent)
-    source, back = (load_file(folder / "model.safetensors") for folder in (GOLDEN / case, tmp_path / "back"))
-    ignored = {name for name in set(source) - set(back) if name == "lm_head.weight"}  # a tied head, stored twice
+    source, back = (
+        load_file(folder / "model.safetensors") for folder in (GOLDEN / case, tmp_path / "back")
+    )
+    ignored = {
+        name for name in set(source) - set(back) if name == "lm_head.weight"
+    }  # a tied head, stored twice
     assert set(back) == set(source) - ignored
     for name, tensor in back.items():
         assert (tensor.dtype, tensor.shape) == (source[name].dtype, source[name].shape), name
         assert tensor.tobytes() == source[name].tobytes(), name
     for path in GOLDEN.joinpath(case).rglob("*.json"):
-        assert (tmp_path / "back" / path.relative_to(GOLDEN / case)).read_bytes() == path.read_bytes()
+        assert (
+            tmp_path / "back" / path.relative_to(GOLDEN / case)
+        ).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("case", QUANTIZED)
-def test_what_was_quantized_comes_back_in_bfloat16(case: str, converted: Callable[[str], Path], tmp_path: Path) -> None:
+def test_what_was_quantized_comes_back_in_bfloat16(
+    case: str, converted: Callable[[str], Path], tmp_path: Path
+) -> None:
     to_hf(converted(case), tmp_path / "back", silent)
     back = HFCheckpoint.open(tmp_path / "back")
     assert "quantization_config" not in back.config
@@ -148,7 +166,9 @@ def test_what_was_quantized_comes_back_in_bfloat16(case: str, converted: Callabl
     source = HFCheckpoint.open(GOLDEN / case)
     for name, tensor in dequantized(source.tensors, source.config).items():
         if name in back.tensors:
-            whole = tensor[tuple(slice(0, size) for size in tensor.shape)].astype(back.tensors[name].dtype)
+            whole = tensor[tuple(slice(0, size) for size in tensor.shape)].astype(
+                back.tensors[name].dtype
+            )
             assert whole.tobytes() == np.ascontiguousarray(back.tensors[name]).tobytes(), name
     assert_same(load_params(back, mesh()), load_params(source, mesh()))
 
@@ -165,7 +185,9 @@ def test_back_in_several_files(converted: Callable[[str], Path], tmp_path: Path)
 
 def test_half_precision_stays_bfloat16(tmp_path: Path) -> None:
     """It is loaded so; the values are those that are computed with."""
-    source = changed(tmp_path, lambda tensors: {name: x.astype(np.float16) for name, x in tensors.items()})
+    source = changed(
+        tmp_path, lambda tensors: {name: x.astype(np.float16) for name, x in tensors.items()}
+    )
     to_orbax(source, tmp_path / "orbax", silent)
     to_hf(tmp_path / "orbax", tmp_path / "back", silent)
     back = HFCheckpoint.open(tmp_path / "back")
@@ -183,11 +205,16 @@ def test_zeros_of_both_signs(tmp_path: Path) -> None:
 
     source = changed(tmp_path, zeros)
     to_orbax(source, tmp_path / "orbax", silent)
-    assert_same(load_params(open_checkpoint(tmp_path / "orbax"), mesh()), load_params(open_checkpoint(source), mesh()))
+    assert_same(
+        load_params(open_checkpoint(tmp_path / "orbax"), mesh()),
+        load_params(open_checkpoint(source), mesh()),
+    )
 
 
 def test_nan_is_refused(tmp_path: Path) -> None:
-    source = changed(tmp_path, lambda tensors: {name: x * np.float32("nan") for name, x in tensors.items()})
+    source = changed(
+        tmp_path, lambda tensors: {name: x * np.float32("nan") for name, x in tensors.items()}
+    )
     with pytest.raises(CheckpointError, match="NaN or infinite"):
         to_orbax(source, tmp_path / "orbax", silent)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
@@ -200,16 +227,22 @@ def test_nan_in_a_converted_folder_is_refused(spoiled: Path) -> None:
     chunk_of(spoiled).write_bytes(data)
     (spoiled / MANIFEST).unlink()
     orbax_store.write_manifest(spoiled, {})
-    with pytest.raises(CheckpointError, match=r"tensor 'layers.0.qkv': 1 of .* values are NaN or infinite"):
+    with pytest.raises(
+        CheckpointError, match=r"tensor 'layers.0.qkv': 1 of .* values are NaN or infinite"
+    ):
         load_params(open_checkpoint(spoiled), mesh())
 
 
 def changed(
-    folder: Path, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], case: str = "llama_tied"
+    folder: Path,
+    change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
+    case: str = "llama_tied",
 ) -> Path:
     (folder / "source").mkdir()
     shutil.copy(GOLDEN / case / "config.json", folder / "source")
-    tensors = change({name: x.copy() for name, x in load_file(GOLDEN / case / "model.safetensors").items()})
+    tensors = change(
+        {name: x.copy() for name, x in load_file(GOLDEN / case / "model.safetensors").items()}
+    )
     save_file(tensors, folder / "source" / "model.safetensors")
     return folder / "source"
 
@@ -244,19 +277,45 @@ def test_orbax_itself_reads_a_flipped_bit(spoiled: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda folder: (folder / MANIFEST).unlink(), "manifest.json: there is no such file: the conversion did not"),
+        (
+            lambda folder: (folder / MANIFEST).unlink(),
+            "manifest.json: there is no such file: the conversion did not",
+        ),
         (lambda folder: (folder / MANIFEST).write_text("{"), "manifest.json: not valid JSON"),
-        (lambda folder: (folder / MANIFEST).write_text('{"format": 1}'), "manifest.json: is no manifest"),
-        (lambda folder: (folder / MANIFEST).write_text('{"format": 2}'), "its format is 2, this version reads 1"),
-        (lambda folder: chunk_of(folder).unlink(), r"qkv/c/\S+: No such file or directory, and manifest.json lists it"),
-        (lambda folder: os.truncate(chunk_of(folder), 9), r"qkv/c/\S+: has 9 bytes, in manifest.json"),
-        (lambda folder: chunk_of(folder).with_name("99").write_text(""), r"qkv/c/\S*99: is not in manifest.json"),
-        (lambda folder: wrong_hash(folder, "config.json"), "config.json: its sha256 is not that of manifest.json"),
-        (lambda folder: wrong_hash(folder, str(chunk_of(folder).relative_to(folder))), "qkv/c/.*its sha256 is not"),
+        (
+            lambda folder: (folder / MANIFEST).write_text('{"format": 1}'),
+            "manifest.json: is no manifest",
+        ),
+        (
+            lambda folder: (folder / MANIFEST).write_text('{"format": 2}'),
+            "its format is 2, this version reads 1",
+        ),
+        (
+            lambda folder: chunk_of(folder).unlink(),
+            r"qkv/c/\S+: No such file or directory, and manifest.json lists it",
+        ),
+        (
+            lambda folder: os.truncate(chunk_of(folder), 9),
+            r"qkv/c/\S+: has 9 bytes, in manifest.json",
+        ),
+        (
+            lambda folder: chunk_of(folder).with_name("99").write_text(""),
+            r"qkv/c/\S*99: is not in manifest.json",
+        ),
+        (
+            lambda folder: wrong_hash(folder, "config.json"),
+            "config.json: its sha256 is not that of manifest.json",
+        ),
+        (
+            lambda folder: wrong_hash(folder, str(chunk_of(folder).relative_to(folder))),
+            "qkv/c/.*its sha256 is not",
+        ),
         (lambda folder: outside(folder), "names '../x' outside its folder"),
     ],
 )
-def test_damage_is_refused_with_the_name_of_the_file(spoil: Callable[[Path], None], said: str, spoiled: Path) -> None:
+def test_damage_is_refused_with_the_name_of_the_file(
+    spoil: Callable[[Path], None], said: str, spoiled: Path
+) -> None:
     spoil(spoiled)
     with pytest.raises(CheckpointError, match=said) as error:
         load_params(open_checkpoint(spoiled), mesh())
@@ -280,7 +339,9 @@ def test_parameters_of_another_config_are_refused(spoiled: Path) -> None:
     (spoiled / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
     (spoiled / MANIFEST).unlink()
     orbax_store.write_manifest(spoiled, {})
-    with pytest.raises(ModelError, match=r"does not fit the stored parameters: layers.1.\S+, .* are only in one"):
+    with pytest.raises(
+        ModelError, match=r"does not fit the stored parameters: layers.1.\S+, .* are only in one"
+    ):
         load_params(open_checkpoint(spoiled), mesh())
 
 
@@ -316,7 +377,12 @@ for holder, name in {
 def kill_at(point: str, source: Path, target: Path) -> None:
     command = [sys.executable, "-c", KILLED, point, str(source), str(target)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    assert subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True).returncode == 9
+    assert (
+        subprocess.run(
+            command, cwd=ROOT, env=environment, check=False, capture_output=True
+        ).returncode
+        == 9
+    )
 
 
 @pytest.mark.parametrize("point", ["layer", "finalize", "configs", "manifest", "rename"])
@@ -324,15 +390,21 @@ def test_a_killed_conversion_leaves_nothing_that_loads(point: str, tmp_path: Pat
     target = tmp_path / "target"
     kill_at(point, BUNDLED, target)
     left = target.with_name(target.name + UNFINISHED)
-    assert [path.name for path in tmp_path.iterdir()] == [left.name], "nothing has the name that was asked for"
-    with pytest.raises(CheckpointError, match=f"{left}: is there already .*interrupted: then remove it"):
+    assert [path.name for path in tmp_path.iterdir()] == [left.name], (
+        "nothing has the name that was asked for"
+    )
+    with pytest.raises(
+        CheckpointError, match=f"{left}: is there already .*interrupted: then remove it"
+    ):
         to_orbax(BUNDLED, target, silent)
     with pytest.raises(CheckpointError, match=f"{left}.*the conversion did not finish"):
         load(left, mesh())
 
 
 @pytest.mark.parametrize("point", ["manifest", "rename"])
-def test_a_killed_conversion_back(point: str, converted: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_killed_conversion_back(
+    point: str, converted: Callable[[str], Path], tmp_path: Path
+) -> None:
     target = tmp_path / "target"
     kill_at(point, converted("phi3_window"), target)
     left = target.with_name(target.name + UNFINISHED)
@@ -341,12 +413,16 @@ def test_a_killed_conversion_back(point: str, converted: Callable[[str], Path], 
         open_checkpoint(left)
 
 
-def test_a_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_conversion_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(convert, "write_manifest", full)
-    with pytest.raises(CheckpointError, match=r"target.converting: cannot be written .*No space left"):
+    with pytest.raises(
+        CheckpointError, match=r"target.converting: cannot be written .*No space left"
+    ):
         to_orbax(BUNDLED, tmp_path / "target", silent)
     assert not list(tmp_path.iterdir())
 
@@ -386,7 +462,11 @@ def test_a_host_reads_the_chunks_of_its_slices(
     hashed.clear()
     quarter = stored.shape[0] // 4
     stored[(slice(quarter, 2 * quarter), *(slice(0, size) for size in stored.shape[1:]))]
-    every = [file for file in checkpoint.folder.glob("orbax/*/layers.0.experts.gate_up/c/**/*") if file.is_file()]
+    every = [
+        file
+        for file in checkpoint.folder.glob("orbax/*/layers.0.experts.gate_up/c/**/*")
+        if file.is_file()
+    ]
     assert len(hashed) * 4 == len(every) > 4
     read = len(hashed)
     stored[(slice(quarter, 2 * quarter), *(slice(0, size) for size in stored.shape[1:]))]
@@ -405,8 +485,13 @@ def test_a_host_reads_the_chunks_of_its_slices(
 def test_pytrees_under_one_path(tmp_path: Path) -> None:
     """As quantized weights are: values and scales."""
     writer = Writer(tmp_path)
-    values, scales = np.arange(-8, 8, dtype=np.int8).reshape(4, 4), np.ones((4,), ml_dtypes.bfloat16)
-    writer.add(("layers", 0, "o"), "NH", {"values": values.astype(ml_dtypes.int4), "scales": scales})
+    values, scales = (
+        np.arange(-8, 8, dtype=np.int8).reshape(4, 4),
+        np.ones((4,), ml_dtypes.bfloat16),
+    )
+    writer.add(
+        ("layers", 0, "o"), "NH", {"values": values.astype(ml_dtypes.int4), "scales": scales}
+    )
     writer.add(("layers", 0, "norm"), "D", scales)
     writer.add(("head",), "DV", values)
     writer.finish()
@@ -423,10 +508,16 @@ def test_the_same_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     said = []
     for folder in (BUNDLED, tmp_path / "orbax"):
         flags = (
-            "--max-batch 2 --step-tokens 32 --page-size 16 --cache-tokens 512 --temperature 0 --max-tokens 24 --json"
+            "--max-batch 2 --step-tokens 32 --page-size 16 --cache-tokens 512 --temperature "
+            "0 --max-tokens 24 --json"
         )
         cache = ["--compilation-cache", jax.config.jax_compilation_cache_dir]
-        assert generate(["--model", str(folder), "--prompt", "Once upon a time", *flags.split(), *cache]) == 0
+        assert (
+            generate(
+                ["--model", str(folder), "--prompt", "Once upon a time", *flags.split(), *cache]
+            )
+            == 0
+        )
         said.append(json.loads(capsys.readouterr().out)["token_ids"])
     assert said[0] == said[1] and len(said[0]) == 24
 
@@ -435,7 +526,9 @@ def test_the_planner_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     to_orbax(BUNDLED, tmp_path / "orbax", silent)
     reports = []
     for folder in (BUNDLED, tmp_path / "orbax"):
-        assert plan(["--model", str(folder), "--topology", "v5e:1x1", "--no-compile", "--json"]) == 0
+        assert (
+            plan(["--model", str(folder), "--topology", "v5e:1x1", "--no-compile", "--json"]) == 0
+        )
         reports.append(json.loads(capsys.readouterr().out))
     assert reports[0] | {"model": ""} == reports[1] | {"model": ""}
 
@@ -461,11 +554,15 @@ Path(sys.argv[4]).write_text(json.dumps(told))
 
 
 def test_two_hosts_read_their_own_experts(converted: Callable[[str], Path], tmp_path: Path) -> None:
-    """Eight experts on four devices of two processes: no file of an expert is read by both, and none by neither."""
+    """Eight experts on four devices of two processes: no file of an expert is read by both, and
+    none by neither.
+    """
     folder, address = converted("qwen2_moe_shared_expert"), f"127.0.0.1:{free_port()}"
     said = [tmp_path / "0", tmp_path / "1"]
     start = [sys.executable, "-c", HOST, address]
-    hosts = [subprocess.Popen([*start, path.name, str(folder), str(path)], cwd=ROOT) for path in said]
+    hosts = [
+        subprocess.Popen([*start, path.name, str(folder), str(path)], cwd=ROOT) for path in said
+    ]
     try:
         assert [host.wait(60) for host in hosts] == [0, 0]
     finally:
@@ -474,10 +571,18 @@ def test_two_hosts_read_their_own_experts(converted: Callable[[str], Path], tmp_
             host.wait()
     told = [json.loads(path.read_text()) for path in said]
     one, two = ({file for file in read if "experts" in file} for read, _ in told)
-    every = {str(file.relative_to(folder)) for file in folder.glob("orbax/*/*.experts.*/c/**/*") if file.is_file()}
+    every = {
+        str(file.relative_to(folder))
+        for file in folder.glob("orbax/*/*.experts.*/c/**/*")
+        if file.is_file()
+    }
     assert one and two and not one & two and one | two == every
-    whole = load_params(HFCheckpoint.open(GOLDEN / "qwen2_moe_shared_expert"), mesh())["layers"][0]["experts"]
+    whole = load_params(HFCheckpoint.open(GOLDEN / "qwen2_moe_shared_expert"), mesh())["layers"][0][
+        "experts"
+    ]
     found = [shard for _, shards in told for shard in shards]
     assert len(found) == 4
     for (begin, end), values in found:
-        np.testing.assert_array_equal(np.asarray(whole["gate_up"])[begin:end], np.asarray(values, np.float32))
+        np.testing.assert_array_equal(
+            np.asarray(whole["gate_up"])[begin:end], np.asarray(values, np.float32)
+        )

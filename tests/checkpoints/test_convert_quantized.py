@@ -1,4 +1,6 @@
-"""Folders with quantized weights: what is stored is what quantizing on load would give, and nothing rounds it again."""
+"""Folders with quantized weights: what is stored is what quantizing on load would give, and nothing
+rounds it again.
+"""
 
 import json
 import shutil
@@ -28,22 +30,38 @@ from jaxserve.loading.checkpoint import load, load_params, open_checkpoint, read
 from jaxserve.models.quant import FORMS, form_of
 from jaxserve.plan.__main__ import main as plan
 from jaxserve.server.assembly import model_card
-from tests.checkpoints.test_convert import BUNDLED, GOLDEN, SMALL_CHUNKS, assert_same, flip, mesh, silent
+from tests.checkpoints.test_convert import (
+    BUNDLED,
+    GOLDEN,
+    SMALL_CHUNKS,
+    assert_same,
+    flip,
+    mesh,
+    silent,
+)
 
 MESHES = ((1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 4))
-WIDE = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+WIDE = {
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
 WIDE |= {"head_dim": 64, "vocab_size": 64}
 
 
 def random_llama(folder: Path, **changes: int) -> Path:
-    """Every sum is of a multiple of 128 numbers, on four devices too, which copy its two kv heads."""
+    """Every sum is of a multiple of 128 numbers, on four devices too, which copy its two kv
+    heads."""
     config = json.loads((GOLDEN / "llama_gqa" / "config.json").read_text()) | WIDE | changes
     family, spec = read_spec(config)
     draw = np.random.default_rng(3)
     shapes = {row.name: row.shape(row.sizes(spec)) for row in family.tensors(spec)}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {
+        name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()
+    }
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -96,7 +114,11 @@ def test_what_is_stored_is_what_would_be_loaded(
         ("llama_mqa", "int8", (1, 1, 4)),
         ("llama_mqa", "int4", (2, 1, 4)),
         ("qwen2_gqa", "fp8", (1, 1, 4)),  # biases
-        ("phi3_window", "int4", (1, 1, 2)),  # fused in the source, two of a head's 8 numbers to a byte
+        (
+            "phi3_window",
+            "int4",
+            (1, 1, 2),
+        ),  # fused in the source, two of a head's 8 numbers to a byte
         ("gemma2_caps", "int8", (1, 1, 2)),
         ("olmo2_gqa", "int8", (1, 1, 4)),
         ("llama_tied", "int4", (1, 1, 1)),
@@ -113,7 +135,9 @@ def test_every_kind_of_source(
     case: str, weights: str, axes: tuple[int, int, int], converted: Callable[[Path, str], Path]
 ) -> None:
     direct = load_params(open_checkpoint(GOLDEN / case), mesh(*axes), weights=weights)
-    assert_same(load_params(open_checkpoint(converted(GOLDEN / case, weights)), mesh(*axes)), direct)
+    assert_same(
+        load_params(open_checkpoint(converted(GOLDEN / case, weights)), mesh(*axes)), direct
+    )
 
 
 def test_a_converted_folder_in_full_precision_is_a_source(
@@ -123,13 +147,21 @@ def test_a_converted_folder_in_full_precision_is_a_source(
     to_orbax(tmp_path / "plain", tmp_path / "int4", silent, weights="int4")
     again = load_params(open_checkpoint(tmp_path / "int4"), mesh())
     assert_same(again, load_params(open_checkpoint(converted(wide, "int4")), mesh()))
-    manifests = (json.loads((folder / MANIFEST).read_text()) for folder in (tmp_path / "int4", tmp_path / "plain"))
+    manifests = (
+        json.loads((folder / MANIFEST).read_text())
+        for folder in (tmp_path / "int4", tmp_path / "plain")
+    )
     one, other = manifests
-    assert one["source"] == other["source"] and (one["weights"], other["weights"]) == ("int4", "auto")
+    assert one["source"] == other["source"] and (one["weights"], other["weights"]) == (
+        "int4",
+        "auto",
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_dtype_is_of_what_is_not_quantized(dtype: str, wide: Path, converted: Callable[[Path, str], Path]) -> None:
+def test_a_dtype_is_of_what_is_not_quantized(
+    dtype: str, wide: Path, converted: Callable[[Path, str], Path]
+) -> None:
     direct = load_params(open_checkpoint(wide), mesh(), dtype, weights="int8")
     found = load_params(open_checkpoint(converted(wide, "int8")), mesh(), dtype)
     assert found["embed"].dtype == dtype
@@ -173,7 +205,9 @@ def test_int4_takes_half_a_byte(wide: Path, converted: Callable[[Path, str], Pat
         chunks = folder.glob("orbax/*/layers.*.values/c/**/*")
         numbers = 2 * 128 * (12 * 64 + 8 * 64 + 3 * 512)
         found = sum(path.stat().st_size for path in chunks if path.is_file())
-        assert numbers * bits / 8 <= found < numbers * bits / 8 * 1.002, "but for an index of 20 bytes to a chunk"
+        assert numbers * bits / 8 <= found < numbers * bits / 8 * 1.002, (
+            "but for an index of 20 bytes to a chunk"
+        )
 
 
 def test_an_odd_vocabulary(tmp_path: Path) -> None:
@@ -186,10 +220,14 @@ def test_an_odd_vocabulary(tmp_path: Path) -> None:
 # ---- which form
 
 
-def test_the_stored_form_may_be_named_and_no_other(wide: Path, converted: Callable[[Path, str], Path]) -> None:
+def test_the_stored_form_may_be_named_and_no_other(
+    wide: Path, converted: Callable[[Path, str], Path]
+) -> None:
     folder = converted(wide, "int4-g32")
     checkpoint = open_checkpoint(folder)
-    assert_same(load_params(checkpoint, mesh(), weights="int4-g32"), load_params(checkpoint, mesh()))
+    assert_same(
+        load_params(checkpoint, mesh(), weights="int4-g32"), load_params(checkpoint, mesh())
+    )
     for asked in ("int8", "int4", "int4-g32+head"):
         with pytest.raises(ModelError) as error:
             load_params(checkpoint, mesh(), weights=asked)
@@ -197,21 +235,48 @@ def test_the_stored_form_may_be_named_and_no_other(wide: Path, converted: Callab
         assert "\n" not in str(error.value)
 
 
-def test_the_same_words_and_the_same_identity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a folder whose weights were quantized, and of one whose are while they are loaded; by every door."""
+def test_the_same_words_and_the_same_identity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a folder whose weights were quantized, and of one whose are while they are loaded; by
+    every door.
+    """
     assert main([str(BUNDLED), str(tmp_path / "int8"), "--weights", "int8"]) == 0
-    flags = "--max-batch 2 --step-tokens 32 --page-size 16 --cache-tokens 512 --temperature 0 --max-tokens 24 --json"
+    flags = (
+        "--max-batch 2 --step-tokens 32 --page-size 16 --cache-tokens 512 --temperature 0 "
+        "--max-tokens 24 --json"
+    )
     cached = ["--compilation-cache", jax.config.jax_compilation_cache_dir]
     said = []
     for folder, given in ((BUNDLED, ["--weights", "int8"]), (tmp_path / "int8", [])):
-        assert generate(["--model", str(folder), "--prompt", "Once upon a time", *flags.split(), *given, *cached]) == 0
+        assert (
+            generate(
+                [
+                    "--model",
+                    str(folder),
+                    "--prompt",
+                    "Once upon a time",
+                    *flags.split(),
+                    *given,
+                    *cached,
+                ]
+            )
+            == 0
+        )
         said.append(json.loads(capsys.readouterr().out)["token_ids"])
     assert said[0] == said[1] and len(said[0]) == 24
-    assert generate(["--model", str(tmp_path / "int8"), "--prompt", "x", "--weights", "int4", *cached]) == 2
+    assert (
+        generate(["--model", str(tmp_path / "int8"), "--prompt", "x", "--weights", "int4", *cached])
+        == 2
+    )
     assert "has int8 weights" in capsys.readouterr().err
     plain, named, stored = (
         load(folder, mesh(), weights=weights)
-        for folder, weights in ((BUNDLED, "auto"), (tmp_path / "int8", "int8"), (tmp_path / "int8", "auto"))
+        for folder, weights in (
+            (BUNDLED, "auto"),
+            (tmp_path / "int8", "int8"),
+            (tmp_path / "int8", "auto"),
+        )
     )
     assert named.fingerprint == stored.fingerprint != plain.fingerprint
     assert (plain.weights, stored.weights) == ("auto", "int8")
@@ -221,7 +286,9 @@ def test_hosts_must_agree_on_the_form_that_they_found(tmp_path: Path) -> None:
     to_orbax(BUNDLED, tmp_path / "int8", silent, weights="int8")
     facts = []
     for folder in (BUNDLED, tmp_path / "int8"):
-        options = EngineOptions(max_batch=2, step_tokens=32, page_size=16, cache_tokens=512, max_context=128)
+        options = EngineOptions(
+            max_batch=2, step_tokens=32, page_size=16, cache_tokens=512, max_context=128
+        )
         with LLM(folder, options=options) as llm:
             model, config = llm.model, llm.runner.config
             facts.append(facts_of_engine(model.spec, model.params, model.weights, config))
@@ -231,18 +298,27 @@ def test_hosts_must_agree_on_the_form_that_they_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4-g32"])
-def test_the_planner_counts_what_is_stored(weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_planner_counts_what_is_stored(
+    weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     to_orbax(BUNDLED, tmp_path / "orbax", silent, weights=weights)
     flags = ("--topology", "v5e:1x1", "--no-compile", "--json")
     reports = []
-    for folder, asked in ((BUNDLED, weights), (tmp_path / "orbax", "auto"), (tmp_path / "orbax", weights)):
+    for folder, asked in (
+        (BUNDLED, weights),
+        (tmp_path / "orbax", "auto"),
+        (tmp_path / "orbax", weights),
+    ):
         assert plan(["--model", str(folder), "--weights", asked, *flags]) == 0
         reports.append(json.loads(capsys.readouterr().out) | {"model": ""})
     assert reports[0] == reports[1] == reports[2] and reports[0]["weights"] == weights
     for asked in ("fp8", "float32"):
         assert plan(["--model", str(tmp_path / "orbax"), "--weights", asked, *flags]) == 2
         err = capsys.readouterr().err
-        assert f"--weights {asked}: {tmp_path / 'orbax'} has {weights} weights" in err and err.count("\n") == 1
+        assert (
+            f"--weights {asked}: {tmp_path / 'orbax'} has {weights} weights" in err
+            and err.count("\n") == 1
+        )
     assert plan(["--model", str(tmp_path / "orbax"), "--suggest", "2", *flags]) == 0
     assert {row["weights"] for row in json.loads(capsys.readouterr().out)} == {weights}
 
@@ -251,7 +327,10 @@ def test_the_planner_counts_what_is_stored(weights: str, tmp_path: Path, capsys:
 
 
 def test_what_is_refused_is_one_line(
-    wide: Path, converted: Callable[[Path, str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    wide: Path,
+    converted: Callable[[Path, str], Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     quantized, target = str(converted(wide, "int8")), f"{tmp_path}/x"
     for arguments, said in (
@@ -259,7 +338,10 @@ def test_what_is_refused_is_one_line(
         ([quantized, target, "--weights", "int8"], "is converted already"),
         ([quantized, target, "--weights", "int4"], "is converted already"),
         ([quantized, target, "--to", "hf"], "has int8 weights; the source's are not in it"),
-        ([str(BUNDLED), target, "--to", "hf", "--weights", "int8"], "--to hf writes none that are quantized"),
+        (
+            [str(BUNDLED), target, "--to", "hf", "--weights", "int8"],
+            "--to hf writes none that are quantized",
+        ),
         ([str(BUNDLED), target, "--weights", "int3"], "--weights int3: choose auto, int8"),
         ([str(BUNDLED), target, "--weights", "int8+head"], "no head beside its embedding"),
         ([str(BUNDLED), target, "--weights", "int4-g128"], "sums 96 numbers, no multiple of 128"),
@@ -293,27 +375,60 @@ VALUES, SCALES = "layers.1.qkv.values", "layers.0.down.scales"
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda folder: flip(chunk_of(folder, VALUES)), rf"{VALUES}/c/\S+: its sha256 is not that of manifest.json"),
-        (lambda folder: flip(chunk_of(folder, SCALES)), rf"{SCALES}/c/\S+: its sha256 is not that of manifest.json"),
-        (lambda folder: chunk_of(folder, SCALES).unlink(), rf"{SCALES}/c/\S+: No such file or directory, and manifest"),
-        (lambda folder: without(folder, SCALES), rf"int4-g32 weights of manifest.json, does not fit .*: {SCALES} are"),
-        (lambda folder: without(folder, VALUES), rf"int4-g32 weights of manifest.json, does not fit .*: {VALUES} are"),
-        (lambda folder: said_to_be(folder, weights="auto"), r"config.json does not fit the stored .*: layers.0.down,"),
-        (lambda folder: said_to_be(folder, weights="int4-g32+head"), r"does not fit the stored .*: head, head.scales,"),
+        (
+            lambda folder: flip(chunk_of(folder, VALUES)),
+            rf"{VALUES}/c/\S+: its sha256 is not that of manifest.json",
+        ),
+        (
+            lambda folder: flip(chunk_of(folder, SCALES)),
+            rf"{SCALES}/c/\S+: its sha256 is not that of manifest.json",
+        ),
+        (
+            lambda folder: chunk_of(folder, SCALES).unlink(),
+            rf"{SCALES}/c/\S+: No such file or directory, and manifest",
+        ),
+        (
+            lambda folder: without(folder, SCALES),
+            rf"int4-g32 weights of manifest.json, does not fit .*: {SCALES} are",
+        ),
+        (
+            lambda folder: without(folder, VALUES),
+            rf"int4-g32 weights of manifest.json, does not fit .*: {VALUES} are",
+        ),
+        (
+            lambda folder: said_to_be(folder, weights="auto"),
+            r"config.json does not fit the stored .*: layers.0.down,",
+        ),
+        (
+            lambda folder: said_to_be(folder, weights="int4-g32+head"),
+            r"does not fit the stored .*: head, head.scales,",
+        ),
         (
             lambda folder: said_to_be(folder, weights="int8"),
-            r"manifest.json: says int8 weights, but layers.0.down.values is int4 \[512, 128\], not int8",
+            r"manifest.json: says int8 weights, but layers.0.down.values is int4 \[512, 128\], "
+            r"not int8",
         ),
         (
             lambda folder: said_to_be(folder, weights="int4-g64"),
-            r"manifest.json: says int4-g64 weights, but layers.0.down.scales is float32 \[16, 128\], not float32 \[8,",
+            r"manifest.json: says int4-g64 weights, but layers.0.down.scales is float32 \[16, "
+            r"128\], not float32 \[8,",
         ),
-        (lambda folder: said_to_be(folder, weights="int3"), r"manifest.json: weights in 'int3' are not known here"),
-        (lambda folder: said_to_be(folder, weights=4), r"manifest.json: weights in '4' are not known here"),
+        (
+            lambda folder: said_to_be(folder, weights="int3"),
+            r"manifest.json: weights in 'int3' are not known here",
+        ),
+        (
+            lambda folder: said_to_be(folder, weights=4),
+            r"manifest.json: weights in '4' are not known here",
+        ),
     ],
 )
 def test_damage_is_refused_with_the_name_of_the_file(
-    spoil: Callable[[Path], None], said: str, wide: Path, converted: Callable[[Path, str], Path], tmp_path: Path
+    spoil: Callable[[Path], None],
+    said: str,
+    wide: Path,
+    converted: Callable[[Path, str], Path],
+    tmp_path: Path,
 ) -> None:
     folder = tmp_path / "spoiled"
     shutil.copytree(converted(wide, "int4-g32"), folder)
@@ -323,7 +438,9 @@ def test_damage_is_refused_with_the_name_of_the_file(
     assert "\n" not in str(error.value) and str(folder) in str(error.value)
 
 
-@pytest.mark.parametrize(("name", "byte"), [("layers.0.o.values", 0x7F), ("layers.0.o.scales", 0xFF)])
+@pytest.mark.parametrize(
+    ("name", "byte"), [("layers.0.o.values", 0x7F), ("layers.0.o.scales", 0xFF)]
+)
 def test_nan_is_refused(
     name: str, byte: int, wide: Path, converted: Callable[[Path, str], Path], tmp_path: Path
 ) -> None:
@@ -335,7 +452,9 @@ def test_nan_is_refused(
     chunk_of(folder, name).write_bytes(data)
     (folder / MANIFEST).unlink()
     write_manifest(folder, {}, "fp8")
-    with pytest.raises(CheckpointError, match=rf"tensor '{name}': \d of .* values are NaN or infinite"):
+    with pytest.raises(
+        CheckpointError, match=rf"tensor '{name}': \d of .* values are NaN or infinite"
+    ):
         load_params(open_checkpoint(folder), mesh())
 
 
@@ -345,7 +464,11 @@ def test_a_shard_reads_its_own_files(wide: Path, converted: Callable[[Path, str]
     assert isinstance(checkpoint, OrbaxCheckpoint)
     stored = checkpoint.tensors["layers.0.o.values"]
     quarter = stored[slice(2, 4), slice(0, 64), slice(0, 128)]
-    assert 0 < len(stored._checked) * 4 == len(list(stored._chunks((slice(0, 8), slice(0, 64), slice(0, 128)))))
+    assert (
+        0
+        < len(stored._checked) * 4
+        == len(list(stored._chunks((slice(0, 8), slice(0, 64), slice(0, 128)))))
+    )
     direct = load_params(open_checkpoint(wide), mesh(), weights="int4")["layers"][0]["o"].values
     np.testing.assert_array_equal(quarter.astype(np.int8), np.asarray(direct)[2:4].astype(np.int8))
 

@@ -60,8 +60,18 @@ def test_single_file(tmp_path: Path) -> None:
 def test_modules_of_sentence_transformers(tmp_path: Path) -> None:
     entries = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.modules.pooling.Pooling"},
-        {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_Pooling",
+            "type": "sentence_transformers.modules.pooling.Pooling",
+        },
+        {
+            "idx": 2,
+            "name": "2",
+            "path": "2_Normalize",
+            "type": "sentence_transformers.models.Normalize",
+        },
     ]
     weights = {"model.safetensors": {"a": tensor(1)}}
     assert HFCheckpoint.open(folder_with(tmp_path, weights)).modules == ()
@@ -81,7 +91,10 @@ def test_modules_of_sentence_transformers(tmp_path: Path) -> None:
         ('{"type": "x"}', "is no module with a type and a path"),
         ("[3]", "3 is no module"),
         ('[{"type": "x.Pooling", "path": null}]', "is no module"),
-        ('[{"type": "x.Pooling", "path": "../other"}]', "names the folder '../other' outside its own"),
+        (
+            '[{"type": "x.Pooling", "path": "../other"}]',
+            "names the folder '../other' outside its own",
+        ),
         ('[{"type": "x.Pooling", "path": "/etc"}]', "outside its own"),
     ],
 )
@@ -91,38 +104,57 @@ def test_modules_that_are_none(tmp_path: Path, contents: str, message: str) -> N
 
 
 def test_generation_config_is_read(tmp_path: Path) -> None:
-    files = {"model.safetensors": {"a": tensor(1)}, "generation_config.json": '{"eos_token_id": [1, 2]}'}
-    assert HFCheckpoint.open(folder_with(tmp_path, files)).generation_config == {"eos_token_id": [1, 2]}
+    files = {
+        "model.safetensors": {"a": tensor(1)},
+        "generation_config.json": '{"eos_token_id": [1, 2]}',
+    }
+    assert HFCheckpoint.open(folder_with(tmp_path, files)).generation_config == {
+        "eos_token_id": [1, 2]
+    }
 
 
 def test_shards_of_an_index(tmp_path: Path) -> None:
     files = {FIRST: {"a": tensor(1), "b": tensor(2)}, SECOND: {"c": tensor(3)}}
-    tensors = HFCheckpoint.open(folder_with(tmp_path, files, weight_map(c=SECOND, a=FIRST, b=FIRST))).tensors
+    tensors = HFCheckpoint.open(
+        folder_with(tmp_path, files, weight_map(c=SECOND, a=FIRST, b=FIRST))
+    ).tensors
     assert {name: float(array[0, 0]) for name, array in tensors.items()} == {"a": 1, "b": 2, "c": 3}
 
 
 def test_shards_in_a_subfolder(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, {"shards/x.safetensors": {"a": tensor(1)}}, weight_map(a="shards/x.safetensors"))
+    folder = folder_with(
+        tmp_path, {"shards/x.safetensors": {"a": tensor(1)}}, weight_map(a="shards/x.safetensors")
+    )
     assert list(HFCheckpoint.open(folder).tensors) == ["a"]
 
 
 def test_the_index_decides_between_two_shards_and_leftovers_are_kept(tmp_path: Path) -> None:
     files = {FIRST: {"a": tensor(1), "left": tensor(9)}, SECOND: {"a": tensor(2), "b": tensor(3)}}
-    tensors = HFCheckpoint.open(folder_with(tmp_path, files, weight_map(a=SECOND, b=SECOND))).tensors
+    tensors = HFCheckpoint.open(
+        folder_with(tmp_path, files, weight_map(a=SECOND, b=SECOND))
+    ).tensors
     assert {name: float(array[0, 0]) for name, array in tensors.items()} == {"a": 2, "b": 3}
 
     tensors = HFCheckpoint.open(folder_with(tmp_path, files, weight_map(a=FIRST, b=SECOND))).tensors
-    assert {name: float(array[0, 0]) for name, array in tensors.items()} == {"a": 1, "b": 3, "left": 9}
+    assert {name: float(array[0, 0]) for name, array in tensors.items()} == {
+        "a": 1,
+        "b": 3,
+        "left": 9,
+    }
 
 
 def test_a_single_file_goes_before_an_index(tmp_path: Path) -> None:
     files = {"model.safetensors": {"a": tensor(1)}}
-    tensors = HFCheckpoint.open(folder_with(tmp_path, files, weight_map(a="gone.safetensors"))).tensors
+    tensors = HFCheckpoint.open(
+        folder_with(tmp_path, files, weight_map(a="gone.safetensors"))
+    ).tensors
     assert float(tensors["a"][0, 0]) == 1
 
 
 def test_several_files_without_an_index(tmp_path: Path) -> None:
-    tensors = HFCheckpoint.open(folder_with(tmp_path, {FIRST: {"a": tensor(1)}, SECOND: {"b": tensor(2)}})).tensors
+    tensors = HFCheckpoint.open(
+        folder_with(tmp_path, {FIRST: {"a": tensor(1)}, SECOND: {"b": tensor(2)}})
+    ).tensors
     assert {name: float(array[0, 0]) for name, array in tensors.items()} == {"a": 1, "b": 2}
 
 
@@ -156,8 +188,12 @@ def test_a_missing_folder_and_a_file_are_refused(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX])
-def test_bad_json_is_refused_by_file(name: str, text: str | bytes, phrase: str, tmp_path: Path) -> None:
-    message = failure(folder_with(tmp_path, {name: text, **({} if name == INDEX else {FIRST: {"a": tensor(1)}})}))
+def test_bad_json_is_refused_by_file(
+    name: str, text: str | bytes, phrase: str, tmp_path: Path
+) -> None:
+    message = failure(
+        folder_with(tmp_path, {name: text, **({} if name == INDEX else {FIRST: {"a": tensor(1)}})})
+    )
     assert str(tmp_path / name) in message and phrase in message
 
 
@@ -171,17 +207,26 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     assert "holds no weights" in failure(folder_with(tmp_path, {"tokenizer.json": "{}"}))
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "last.ckpt"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "last.ckpt"]
+)
 def test_pickle_files_are_refused_and_never_opened(name: str, tmp_path: Path) -> None:
     folder = folder_with(tmp_path, {})
     os.mkfifo(folder / name)  # opening it would block for ever
     message = failure(folder)
-    for phrase in (name, "refused because unpickling runs the code", "safetensors.torch.save_file", "publisher"):
+    for phrase in (
+        name,
+        "refused because unpickling runs the code",
+        "safetensors.torch.save_file",
+        "publisher",
+    ):
         assert phrase in message
 
 
 def test_pickle_files_beside_safetensors_do_not_matter(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, {"model.safetensors": {"a": tensor(1)}, "pytorch_model.bin": b"\x80\x02."})
+    folder = folder_with(
+        tmp_path, {"model.safetensors": {"a": tensor(1)}, "pytorch_model.bin": b"\x80\x02."}
+    )
     assert list(HFCheckpoint.open(folder).tensors) == ["a"]
 
 
@@ -218,7 +263,9 @@ def test_a_tensor_in_two_files_is_refused_unless_the_index_places_it(tmp_path: P
 
 
 def test_a_damaged_shard_is_refused_by_name(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, {FIRST: {"a": tensor(1)}, SECOND: {"b": tensor(2)}}, weight_map(a=FIRST, b=SECOND))
+    folder = folder_with(
+        tmp_path, {FIRST: {"a": tensor(1)}, SECOND: {"b": tensor(2)}}, weight_map(a=FIRST, b=SECOND)
+    )
     os.truncate(folder / SECOND, (folder / SECOND).stat().st_size - 1)
     message = failure(folder)
     assert SECOND in message and "file not fully covered" in message
@@ -230,7 +277,9 @@ def test_a_real_checkpoint_reads_as_the_library_reads_it() -> None:
     if data is None or not folder.is_dir():
         pytest.skip("JAXSERVE_TEST_DATA names no folder with models/babyllama")
     checkpoint = HFCheckpoint.open(folder)
-    assert checkpoint.config["model_type"] == "llama" and checkpoint.config["num_hidden_layers"] == 5
+    assert (
+        checkpoint.config["model_type"] == "llama" and checkpoint.config["num_hidden_layers"] == 5
+    )
     assert checkpoint.generation_config == {"bos_token_id": 1, "eos_token_id": 2}
     oracle = load_file(folder / "model.safetensors")
     assert checkpoint.tensors.keys() == oracle.keys()

@@ -21,14 +21,18 @@ def test_fp8_in_blocks_with_parts_of_blocks_at_the_ends() -> None:
     found = dequantized({"a.weight": values, "a.weight_scale_inv": scales, "b": scales}, FP8)
     assert set(found) == {"a.weight", "b"} and found["b"] is scales
     weight = found["a.weight"]
-    expected = np.array([[float(values[r, c]) * scales[r // 4, c // 8] for c in range(19)] for r in range(10)])
+    expected = np.array(
+        [[float(values[r, c]) * scales[r // 4, c // 8] for c in range(19)] for r in range(10)]
+    )
     assert weight.shape == (10, 19) and weight.dtype == ml_dtypes.bfloat16
     np.testing.assert_allclose(weight[WHOLE, WHOLE], expected, rtol=1e-6)
     np.testing.assert_allclose(weight[3:9, 7:18], expected[3:9, 7:18], rtol=1e-6)
 
 
 def test_every_number_and_power_of_mxfp4() -> None:
-    """OCP Microscaling Formats 1.0: e2m1 has a sign, two bits of exponent (biased by 1), one of mantissa."""
+    """OCP Microscaling Formats 1.0: e2m1 has a sign, two bits of exponent (biased by 1), one of
+    mantissa.
+    """
 
     def e2m1(bits: int) -> float:
         exponent, mantissa = bits >> 1 & 3, bits & 1
@@ -51,22 +55,35 @@ def test_every_number_and_power_of_mxfp4() -> None:
 @pytest.mark.parametrize(
     ("tensors", "config", "message"),
     [
-        ({}, {"quantization_config": {"quant_method": "gguf"}}, "quant_method 'gguf' is not implemented"),
+        (
+            {},
+            {"quantization_config": {"quant_method": "gguf"}},
+            "quant_method 'gguf' is not implemented",
+        ),
         ({}, {"quantization_config": {"quant_method": "fp8"}}, "weight_block_size is None"),
         ({}, {"quantization_config": [1]}, "must be an object"),
         ({"a_scale_inv": np.zeros((1, 1), np.float32)}, FP8, "holds scales of a, which is missing"),
         (
-            {"a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn), "a_scale_inv": np.zeros((2, 2), np.float32)},
+            {
+                "a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn),
+                "a_scale_inv": np.zeros((2, 2), np.float32),
+            },
             FP8,
             r"blocks of 4 x 8 make them \[2, 1\]",
         ),
         (
-            {"a_blocks": np.zeros((1, 2, 1, 8), np.uint8), "a_scales": np.zeros((1, 2, 1), np.uint8)},
+            {
+                "a_blocks": np.zeros((1, 2, 1, 8), np.uint8),
+                "a_scales": np.zeros((1, 2, 1), np.uint8),
+            },
             MXFP4,
             "are not MXFP4",
         ),
         (
-            {"a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn), "a_scale_inv": np.zeros((2, 2), np.float32)},
+            {
+                "a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn),
+                "a_scale_inv": np.zeros((2, 2), np.float32),
+            },
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 8]}},
             "must be two positive integers",
         ),
@@ -81,7 +98,10 @@ def test_every_number_and_power_of_mxfp4() -> None:
             "tensor a_blocks is quantized, and its scales, a_scales, are missing",
         ),
         (
-            {"a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn), "a_scale_inv": np.zeros((2, 1), np.uint8)},
+            {
+                "a": np.zeros((8, 8), ml_dtypes.float8_e4m3fn),
+                "a_scale_inv": np.zeros((2, 1), np.uint8),
+            },
             FP8,
             "float8_e4m3fn with uint8 scales is not FP8 in blocks",
         ),
@@ -92,14 +112,19 @@ def test_every_number_and_power_of_mxfp4() -> None:
         ),
     ],
 )
-def test_what_is_refused(tensors: dict[str, np.ndarray], config: dict[str, Any], message: str) -> None:
+def test_what_is_refused(
+    tensors: dict[str, np.ndarray], config: dict[str, Any], message: str
+) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         dequantized(tensors, config)
     assert "\n" not in str(caught.value)
 
 
 def test_powers_beyond_float32_are_infinite_without_a_warning() -> None:
-    tensors = {"w_blocks": np.full((1, 1, 1, 16), 0x77, np.uint8), "w_scales": np.full((1, 1, 1), 255, np.uint8)}
+    tensors = {
+        "w_blocks": np.full((1, 1, 1, 16), 0x77, np.uint8),
+        "w_scales": np.full((1, 1, 1), 255, np.uint8),
+    }
     weight = dequantized(tensors, MXFP4)["w"]
     assert np.isinf(weight[WHOLE, WHOLE, WHOLE].astype(np.float32)).all()
 

@@ -1,4 +1,6 @@
-"""The reader against the safetensors library's own writer and reader, and against files nobody should trust."""
+"""The reader against the safetensors library's own writer and reader, and against files nobody
+should trust.
+"""
 
 import json
 import os
@@ -23,7 +25,9 @@ def entry(dtype: str, shape: Any, start: int, end: int) -> dict[str, Any]:
 
 
 def file_bytes(header: Any, body: bytes = b"", length: int | None = None) -> bytes:
-    """A file as the format describes it; `length` is what its first eight bytes claim of the header."""
+    """A file as the format describes it; `length` is what its first eight bytes claim of the
+    header.
+    """
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(raw) if length is None else length) + raw + body
 
@@ -41,16 +45,26 @@ def failure(path: Path) -> str:
 
 
 TWO = entry("F32", [2], 0, 8)
-TWICE = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"%b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+ENTRY = b'{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+TWICE = b'{"a":' + ENTRY + b',"%b":' + ENTRY + b"}"
 MALFORMED = {
     "empty file": (b"", "header too small"),
     "file shorter than the length field": (b"\1\2\3", "header too small"),
     "truncated body": (file_bytes({"a": TWO}, bytes(7)), "file not fully covered"),
     "bytes after the last tensor": (file_bytes({"a": TWO}, bytes(9)), "file not fully covered"),
     "truncated header": (file_bytes({"a": TWO}, bytes(8))[:30], "invalid header length"),
-    "header longer than the file": (file_bytes({"a": TWO}, bytes(8), length=10_000), "invalid header length"),
-    "header over 100 MB": (file_bytes({"a": TWO}, bytes(8), length=100_000_001), "header too large"),
-    "header length of 2**64 - 1": (file_bytes({"a": TWO}, bytes(8), length=2**64 - 1), "header too large"),
+    "header longer than the file": (
+        file_bytes({"a": TWO}, bytes(8), length=10_000),
+        "invalid header length",
+    ),
+    "header over 100 MB": (
+        file_bytes({"a": TWO}, bytes(8), length=100_000_001),
+        "header too large",
+    ),
+    "header length of 2**64 - 1": (
+        file_bytes({"a": TWO}, bytes(8), length=2**64 - 1),
+        "header too large",
+    ),
     "git-lfs pointer": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
         "cloned without git-lfs",
@@ -60,29 +74,71 @@ MALFORMED = {
     "header a list": (file_bytes(b"[1, 2]"), "invalid JSON"),
     "header nested deeply": (file_bytes(b'{"a":' + b"[" * 100_000), "invalid JSON"),
     "duplicate tensor": (file_bytes(TWICE % b"a", bytes(4)), "duplicate key 'a'"),
-    "duplicate tensor, one escaped": (file_bytes(TWICE % b"\\u0061", bytes(4)), "duplicate key 'a'"),
+    "duplicate tensor, one escaped": (
+        file_bytes(TWICE % b"\\u0061", bytes(4)),
+        "duplicate key 'a'",
+    ),
     "duplicate metadata": (file_bytes(b'{"__metadata__":{"x":"1","x":"2"}}'), "duplicate key 'x'"),
     "duplicate field": (
         file_bytes(b'{"a":{"dtype":"I32","dtype":"F32","shape":[0],"data_offsets":[0,0]}}'),
         "duplicate",
     ),
-    "entry a list": (file_bytes(b'{"a":["F32",[1],[0,4]]}', bytes(4)), "tensor 'a' is not a JSON object"),
-    "no data_offsets": (file_bytes({"a": {"dtype": "F32", "shape": [2]}}, bytes(8)), "missing field `data_offsets`"),
-    "no shape": (file_bytes({"a": {"dtype": "F32", "data_offsets": [0, 8]}}, bytes(8)), "missing field `shape`"),
-    "no dtype": (file_bytes({"a": {"shape": [2], "data_offsets": [0, 8]}}, bytes(8)), "missing field `dtype`"),
-    "overlapping offsets": (file_bytes({"a": TWO, "b": entry("F32", [2], 4, 12)}, bytes(12)), "invalid offset"),
-    "hole between offsets": (file_bytes({"a": TWO, "b": entry("F32", [2], 12, 20)}, bytes(20)), "invalid offset"),
-    "offset past the end": (file_bytes({"a": TWO, "b": entry("F32", [2], 8, 16)}, bytes(8)), "file not fully covered"),
+    "entry a list": (
+        file_bytes(b'{"a":["F32",[1],[0,4]]}', bytes(4)),
+        "tensor 'a' is not a JSON object",
+    ),
+    "no data_offsets": (
+        file_bytes({"a": {"dtype": "F32", "shape": [2]}}, bytes(8)),
+        "missing field `data_offsets`",
+    ),
+    "no shape": (
+        file_bytes({"a": {"dtype": "F32", "data_offsets": [0, 8]}}, bytes(8)),
+        "missing field `shape`",
+    ),
+    "no dtype": (
+        file_bytes({"a": {"shape": [2], "data_offsets": [0, 8]}}, bytes(8)),
+        "missing field `dtype`",
+    ),
+    "overlapping offsets": (
+        file_bytes({"a": TWO, "b": entry("F32", [2], 4, 12)}, bytes(12)),
+        "invalid offset",
+    ),
+    "hole between offsets": (
+        file_bytes({"a": TWO, "b": entry("F32", [2], 12, 20)}, bytes(20)),
+        "invalid offset",
+    ),
+    "offset past the end": (
+        file_bytes({"a": TWO, "b": entry("F32", [2], 8, 16)}, bytes(8)),
+        "file not fully covered",
+    ),
     "offsets reversed": (file_bytes({"a": entry("F32", [2], 8, 0)}, bytes(8)), "invalid offset"),
-    "unknown dtype": (file_bytes({"a": entry("F33", [2], 0, 8)}, bytes(8)), "unknown variant `F33`"),
-    "unsupported dtype": (file_bytes({"a": entry("F4", [2], 0, 1)}, bytes(1)), "dtype F4, which is not supported"),
-    "shape larger than its bytes": (file_bytes({"a": entry("F32", [3], 0, 8)}, bytes(8)), "invalid shape"),
+    "unknown dtype": (
+        file_bytes({"a": entry("F33", [2], 0, 8)}, bytes(8)),
+        "unknown variant `F33`",
+    ),
+    "unsupported dtype": (
+        file_bytes({"a": entry("F4", [2], 0, 1)}, bytes(1)),
+        "dtype F4, which is not supported",
+    ),
+    "shape larger than its bytes": (
+        file_bytes({"a": entry("F32", [3], 0, 8)}, bytes(8)),
+        "invalid shape",
+    ),
     "negative shape": (file_bytes({"a": entry("F32", [-2], 0, 8)}, bytes(8)), "expected usize"),
     "fractional shape": (file_bytes({"a": entry("F32", [2.0], 0, 8)}, bytes(8)), "expected usize"),
-    "shape that overflows": (file_bytes({"a": entry("F32", [2**40, 2**40], 0, 8)}, bytes(8)), "overflow"),
+    "shape that overflows": (
+        file_bytes({"a": entry("F32", [2**40, 2**40], 0, 8)}, bytes(8)),
+        "overflow",
+    ),
     "65 dimensions": (file_bytes({"a": entry("F32", [1] * 65, 0, 4)}, bytes(4)), "not usable"),
-    "empty with a dimension of 2**63": (file_bytes({"a": entry("F32", [0, 2**63], 0, 0)}), "not usable"),
-    "control characters": (file_bytes({"a": entry("F\n\x1b[2J", [2], 0, 8)}, bytes(8)), "unknown variant"),
+    "empty with a dimension of 2**63": (
+        file_bytes({"a": entry("F32", [0, 2**63], 0, 0)}),
+        "not usable",
+    ),
+    "control characters": (
+        file_bytes({"a": entry("F\n\x1b[2J", [2], 0, 8)}, bytes(8)),
+        "unknown variant",
+    ),
     "a name of a million characters": (
         file_bytes({"n" * 10**6: entry("F4", [2], 0, 1)}, bytes(1)),
         "convert it to one of",
@@ -110,7 +166,9 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", DTYPES)
 def test_every_dtype_comes_back_as_the_library_wrote_it(code: str, tmp_path: Path) -> None:
     dtype = DTYPES[code]
-    raw = np.random.default_rng(0).integers(0, 2 if code == "BOOL" else 256, 6 * dtype.itemsize, dtype=np.uint8)
+    raw = np.random.default_rng(0).integers(
+        0, 2 if code == "BOOL" else 256, 6 * dtype.itemsize, dtype=np.uint8
+    )
     written = {
         "a": raw.view(dtype).reshape(2, 3),
         "scalar": raw.view(dtype)[:1].reshape(()),
@@ -179,12 +237,21 @@ def test_a_slice_of_a_file_larger_than_memory_use_is_all_that_is_read(tmp_path: 
 
 
 def exhaustive(dtype: np.dtype) -> np.ndarray:
-    """Every value of a dtype of one or two bytes; of wider ones the values at the edges and many random patterns."""
+    """Every value of a dtype of one or two bytes; of wider ones the values at the edges and many
+    random patterns.
+    """
     bits = NON_FINITE_BITS[dtype].dtype
     if dtype.itemsize <= 2:
         return np.arange(1 << (8 * dtype.itemsize), dtype=bits).view(dtype)
-    edges = np.array([0, -0.0, np.finfo(dtype).max, np.finfo(dtype).tiny, np.inf, -np.inf, np.nan, -np.nan], dtype)
-    random = np.random.default_rng(2).integers(0, np.iinfo(bits).max, 100_000, dtype=bits, endpoint=True).view(dtype)
+    edges = np.array(
+        [0, -0.0, np.finfo(dtype).max, np.finfo(dtype).tiny, np.inf, -np.inf, np.nan, -np.nan],
+        dtype,
+    )
+    random = (
+        np.random.default_rng(2)
+        .integers(0, np.iinfo(bits).max, 100_000, dtype=bits, endpoint=True)
+        .view(dtype)
+    )
     return np.concatenate([edges, random])
 
 
@@ -202,7 +269,9 @@ def test_check_finite_counts_what_isfinite_counts(dtype: np.dtype) -> None:
             check_finite("w", np.array(value))
 
 
-@pytest.mark.parametrize("layout", ["dense", "transposed", "every other", "reversed", "no elements"])
+@pytest.mark.parametrize(
+    "layout", ["dense", "transposed", "every other", "reversed", "no elements"]
+)
 def test_check_finite_sees_any_layout(layout: str) -> None:
     array = np.ones((6, 8), ml_dtypes.bfloat16)
     array[2, 4] = np.nan
@@ -279,7 +348,9 @@ def test_a_corrupted_file_is_refused_or_read_as_declared(
 
 @given(st.binary(max_size=200))
 @settings(max_examples=200, deadline=None)
-def test_arbitrary_headers_are_refused_or_hold_nothing(tmp_path_factory: pytest.TempPathFactory, header: bytes) -> None:
+def test_arbitrary_headers_are_refused_or_hold_nothing(
+    tmp_path_factory: pytest.TempPathFactory, header: bytes
+) -> None:
     path = tmp_path_factory.getbasetemp() / "arbitrary.safetensors"
     path.write_bytes(file_bytes(header))
     try:

@@ -1,4 +1,6 @@
-"""Steps of paged attention alone, as arguments without memory, and compiled for a chip that is not here."""
+"""Steps of paged attention alone, as arguments without memory, and compiled for a chip that is not
+here.
+"""
 
 import importlib.util
 from dataclasses import dataclass, fields
@@ -10,7 +12,15 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
-from pallas_kernels.paged_attention.api import Attended, Demand, Layout, Options, PagedAttention, Pages, Ragged
+from pallas_kernels.paged_attention.api import (
+    Attended,
+    Demand,
+    Layout,
+    Options,
+    PagedAttention,
+    Pages,
+    Ragged,
+)
 from sharding import aot_devices as absent
 from sharding.mesh import MeshSpec, device_kind
 from sharding.rules import replicated
@@ -21,7 +31,9 @@ COMPILERS = {"tpu": "libtpu", "gpu": "jax_cuda13_plugin"}
 
 @dataclass(frozen=True)
 class Step:
-    """Of one shard: Llama-3-8B's heads, unless said otherwise. dtype: of queries, keys and values; stored: of pages."""
+    """Of one shard: Llama-3-8B's heads, unless said otherwise. dtype: of queries, keys and values;
+    stored: of pages.
+    """
 
     most: int | None = 1
     heads: int = 32
@@ -42,8 +54,14 @@ class Step:
     def __str__(self) -> str:
         """What is not as usual."""
         kind = {1: "decode", None: "ragged"}.get(self.most, f"verify{self.most}")
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return "-".join([kind] + [f"{name}{value}" for name, value in changed.items() if name != "most"])
+        changed = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        }
+        return "-".join(
+            [kind] + [f"{name}{value}" for name, value in changed.items() if name != "most"]
+        )
 
     @property
     def tokens(self) -> int:
@@ -51,12 +69,16 @@ class Step:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.kv_heads, self.head_dim, self.page_size, jnp.dtype(self.stored), self.value_dim)
+        return Layout(
+            self.kv_heads, self.head_dim, self.page_size, jnp.dtype(self.stored), self.value_dim
+        )
 
     def options(self, kind: str) -> Options:
         """On a chip of this kind."""
         scale = self.head_dim**-0.5
-        return Options(self.layout, scale, self.window, self.softcap, self.most, self.lse, device_kind=kind)
+        return Options(
+            self.layout, scale, self.window, self.softcap, self.most, self.lse, device_kind=kind
+        )
 
     def pages(self, attention: PagedAttention) -> Pages:
         return jax.eval_shape(partial(attention.allocate, CACHE // self.page_size, self.layout))
@@ -68,25 +90,38 @@ class Step:
             return jax.ShapeDtypeStruct(shape, jnp.int32)
 
         rows, tokens = self.rows, self.tokens
-        q, k = (jax.ShapeDtypeStruct((tokens, n, self.head_dim), self.dtype) for n in (self.heads, self.kv_heads))
-        ragged = Ragged(ints(rows, self.width), ints(rows), ints(rows + 1), ints(2), ints(tokens), ints(tokens))
+        q, k = (
+            jax.ShapeDtypeStruct((tokens, n, self.head_dim), self.dtype)
+            for n in (self.heads, self.kv_heads)
+        )
+        ragged = Ragged(
+            ints(rows, self.width), ints(rows), ints(rows + 1), ints(2), ints(tokens), ints(tokens)
+        )
         sinks = jax.ShapeDtypeStruct((self.heads,), jnp.float32) if self.sinks else None
         return q, k, None if self.value_dim else k, self.pages(attention), ragged, sinks
 
 
-def compile_for(attention: PagedAttention, chip: str, step: Step) -> tuple[jax.stages.Compiled, Options]:
+def compile_for(
+    attention: PagedAttention, chip: str, step: Step
+) -> tuple[jax.stages.Compiled, Options]:
     """Skips where the compiler is not installed."""
     compiler = COMPILERS[absent.CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = MeshSpec().build(absent.devices(chip, 1))
     options = step.options(device_kind(mesh))
-    attention.check(options, Demand(step.heads, step.rows, step.width, jnp.dtype(step.dtype), device_kind(mesh)))
+    attention.check(
+        options, Demand(step.heads, step.rows, step.width, jnp.dtype(step.dtype), device_kind(mesh))
+    )
 
     def attend(*arguments: Any) -> Attended:
         *others, sinks = arguments
         return attention.attend(*others, options, sinks)
 
-    on_chip = jax.shard_map(attend, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
-    arguments = jax.tree.map(lambda x: x.update(sharding=replicated(mesh)), step.arguments(attention))
+    on_chip = jax.shard_map(
+        attend, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+    )
+    arguments = jax.tree.map(
+        lambda x: x.update(sharding=replicated(mesh)), step.arguments(attention)
+    )
     return jax.jit(on_chip, donate_argnums=3).lower(*arguments).compile(), options

@@ -11,7 +11,9 @@ from sharding.aot_devices import ENVIRONMENT
 
 @pytest.fixture(autouse=True)
 def compilers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Their variables, and no cache of compiled steps: what is for no device here cannot be read back."""
+    """Their variables, and no cache of compiled steps: what is for no device here cannot be read
+    back.
+    """
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     jax.config.update("jax_enable_compilation_cache", False)

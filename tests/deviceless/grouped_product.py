@@ -1,4 +1,6 @@
-"""The products of published models' experts alone, as arguments without memory, and compiled for an absent chip."""
+"""The products of published models' experts alone, as arguments without memory, and compiled for an
+absent chip.
+"""
 
 import importlib.util
 from dataclasses import dataclass, replace
@@ -41,7 +43,8 @@ MODELS = [
 
 @dataclass(frozen=True)
 class Product:
-    """Of a step of `tokens` tokens: up is the first of both, gate and up side by side; down the other.
+    """Of a step of `tokens` tokens: up is the first of both, gate and up side by side; down the
+    other.
 
     weights: of what is quantized, as --weights has it.
     """
@@ -53,7 +56,8 @@ class Product:
     weights: str = ""
 
     def __str__(self) -> str:
-        return f"{self.model.name}-{self.tokens}-{'up' if self.up else 'down'}-{self.weights or self.dtype}"
+        side = "up" if self.up else "down"
+        return f"{self.model.name}-{self.tokens}-{side}-{self.weights or self.dtype}"
 
     def options(self, kernel: GroupedMatmul, kind: str) -> Options:
         dtype = jnp.dtype(self.dtype)
@@ -62,16 +66,23 @@ class Product:
 
     def demand(self, options: Options) -> Demand:
         model = self.model
-        rows = blocks_needed(self.tokens * model.per_token, model.experts, options.block) * options.block
+        rows = (
+            blocks_needed(self.tokens * model.per_token, model.experts, options.block)
+            * options.block
+        )
         sizes = (2, model.model, model.mlp) if self.up else (1, model.mlp, model.model)
         demand = Demand(rows, model.experts, *sizes, jnp.dtype(self.dtype), options.device_kind)
         if not self.weights:
             return demand
         form = FORMS[self.weights]
-        return demand._replace(numbers=form.dtype, scales=sizes[1] // form.group if form.group else 1)
+        return demand._replace(
+            numbers=form.dtype, scales=sizes[1] // form.group if form.group else 1
+        )
 
 
-PRODUCTS = [Product(model, tokens, up) for model in MODELS for tokens in (64, 2048) for up in (True, False)]
+PRODUCTS = [
+    Product(model, tokens, up) for model in MODELS for tokens in (64, 2048) for up in (True, False)
+]
 QUANTIZED = [  # sums of 2,880 numbers have no groups of 128
     replace(product, weights=form)
     for product in PRODUCTS
@@ -80,7 +91,9 @@ QUANTIZED = [  # sums of 2,880 numbers have no groups of 128
 ]
 
 
-def compile_for(kernel: GroupedMatmul, chip: str, product: Product) -> tuple[jax.stages.Compiled, Options, Demand]:
+def compile_for(
+    kernel: GroupedMatmul, chip: str, product: Product
+) -> tuple[jax.stages.Compiled, Options, Demand]:
     """With what a model makes of the result. Skips where the compiler is not installed."""
     compiler = COMPILERS[absent.CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
@@ -90,12 +103,16 @@ def compile_for(kernel: GroupedMatmul, chip: str, product: Product) -> tuple[jax
     demand = product.demand(options)
     kernel.check(options, demand)
 
-    def multiply(x: jax.Array, weight: jax.Array, groups: Groups, scales: jax.Array | None) -> jax.Array:
+    def multiply(
+        x: jax.Array, weight: jax.Array, groups: Groups, scales: jax.Array | None
+    ) -> jax.Array:
         found = kernel.multiply(x, weight, groups, options, scales)
         return jax.nn.silu(found[:, 0]) * found[:, 1] if product.up else found[:, 0]
 
     def row_major(dimensions: int) -> Format:
-        """By default XLA turns arrays round whose rows are no multiple of 128 numbers, and back for the kernel."""
+        """By default XLA turns arrays round whose rows are no multiple of 128 numbers, and back for
+        the kernel.
+        """
         return Format(Layout(tuple(range(dimensions))), replicated(mesh))
 
     def argument(dtype: str | jnp.dtype, *shape: int) -> jax.ShapeDtypeStruct:
@@ -103,7 +120,17 @@ def compile_for(kernel: GroupedMatmul, chip: str, product: Product) -> tuple[jax
 
     x = argument(product.dtype, demand.rows, demand.contracted)
     weight = argument(demand.kept, demand.experts, demand.parts, demand.contracted, demand.columns)
-    scales = argument("float32", *weight.shape[:2], demand.scales, demand.columns) if demand.scales else None
+    scales = (
+        argument("float32", *weight.shape[:2], demand.scales, demand.columns)
+        if demand.scales
+        else None
+    )
     groups = Groups(argument("int32", demand.rows // options.block), argument("int32"))
-    on_chip = jax.shard_map(multiply, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
-    return jax.jit(on_chip, out_shardings=row_major(2)).lower(x, weight, groups, scales).compile(), options, demand
+    on_chip = jax.shard_map(
+        multiply, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+    )
+    return (
+        jax.jit(on_chip, out_shardings=row_major(2)).lower(x, weight, groups, scales).compile(),
+        options,
+        demand,
+    )

@@ -6,7 +6,9 @@ from collections import Counter
 from jaxserve.plan.hlo.parser import Module
 
 CALL = re.compile(r'custom_call_target="(tpu_custom_call|mosaic_gpu\w*)"')
-NAME = re.compile(r'op_name="(?:[^"]*/)?(\w+)/(?:pallas_call|mpmd_map)"')  # some compilers leave out what comes before
+NAME = re.compile(
+    r'op_name="(?:[^"]*/)?(\w+)/(?:pallas_call|mpmd_map)"'
+)  # some compilers leave out what comes before
 
 
 def pallas_calls(module: Module) -> Counter[str]:

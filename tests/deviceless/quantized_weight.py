@@ -1,4 +1,6 @@
-"""Quantized products of published models alone, as arguments without memory, and compiled for an absent chip."""
+"""Quantized products of published models alone, as arguments without memory, and compiled for an
+absent chip.
+"""
 
 import importlib.util
 from dataclasses import dataclass
@@ -29,7 +31,8 @@ class Product:
         return f"{self.name}-g{self.group}-{self.rows}"
 
 
-# One shard's: of Llama-3-8B, of Llama-3-70B over eight, of gpt-oss-20b's attention (heads of 64, 45 groups of 64).
+# One shard's: of Llama-3-8B, of Llama-3-70B over eight, of gpt-oss-20b's attention (heads of 64, 45
+# groups of 64).
 WEIGHTS = [
     ("8b-qkv", "DKQH", (4096, 8, 6, 128)),
     ("8b-gate_up", "DCF", (4096, 2, 14336)),
@@ -58,10 +61,14 @@ def compile_for(kernel: QuantizedMatmul, chip: str, product: Product) -> jax.sta
     kernel.check(options, Demand(contracted, tuple(columns), product.group, bfloat16))
     x = ParamSpec("TD", (product.rows, contracted), bfloat16)
     numbers = ParamSpec(product.axes, product.shape, jnp.dtype(jnp.int4), summed=product.axes[0])
-    scales = ParamSpec(product.axes, (contracted // product.group, *columns), jnp.dtype(jnp.float32))
+    scales = ParamSpec(
+        product.axes, (contracted // product.group, *columns), jnp.dtype(jnp.float32)
+    )
 
     def multiply(x: jax.Array, numbers: jax.Array, scales: jax.Array) -> jax.Array:
         return kernel.multiply(x, numbers, scales, options).astype(jnp.bfloat16)
 
-    on_chip = jax.shard_map(multiply, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+    on_chip = jax.shard_map(
+        multiply, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+    )
     return jax.jit(on_chip).lower(*(spec.abstract(mesh) for spec in (x, numbers, scales))).compile()

@@ -1,4 +1,6 @@
-"""What the real compilers of a TPU and of an H200 say of steps with a draft model: its pages are in place too."""
+"""What the real compilers of a TPU and of an H200 say of steps with a draft model: its pages are in
+place too.
+"""
 
 from dataclasses import replace
 
@@ -17,16 +19,31 @@ from jaxserve.plan.hlo.parser import parse
 from tests.deviceless.pallas_calls import pallas_calls
 from tests.deviceless.test_steps import CACHE, OPTIONS, lowering, temporaries_bound
 
-# Two layers with the sizes of Qwen3-0.6B. (Of heads of 64, a TPU's compiler turns queries' weights over in every step.)
-DRAFT = ModelSpec("qwen3", 151936, 1024, 2, 16, 8, 128, 3072, 1e-6, 8192, Rope(1e6), tied_head=True, qk_norm="head")
+# Two layers with the sizes of Qwen3-0.6B. (Of heads of 64, a TPU's compiler turns queries' weights
+# over in every step.)
+DRAFT = ModelSpec(
+    "qwen3",
+    151936,
+    1024,
+    2,
+    16,
+    8,
+    128,
+    3072,
+    1e-6,
+    8192,
+    Rope(1e6),
+    tied_head=True,
+    qk_norm="head",
+)
 MOST, ROWS = 3, 16
 VERIFY = Bucket("verify", ROWS, ROWS * (1 + MOST), drafts=MOST)
 CATCH_UP = Bucket("draft", ROWS, 256)
 
 
-# Of kernels, in each of two layers. The draft model stands in a verify step twice: in the loop that drafts, and for the
-# last drafted token, of which a GPU does not compute the last layer's attention: nobody asks for it. The steps are so
-# small that a GPU walks each once.
+# Of kernels, in each of two layers. The draft model stands in a verify step twice: in the loop that
+# drafts, and for the last drafted token, of which a GPU does not compute the last layer's
+# attention: nobody asks for it. The steps are so small that a GPU walks each once.
 CALLS = {
     ("v5e", VERIFY): {"paged_attention": 2 + 2 + 2, "page_write": 2},
     ("v5e", CATCH_UP): {"paged_attention": 2, "page_write": 2},
@@ -42,10 +59,14 @@ CALLS = {
 def test_in_place_and_without_copies(chip: str, tensor: int, bucket: Bucket) -> None:
     plain = lowering(chip, tensor)
     options = replace(OPTIONS, max_batch=ROWS, speculate="draft", draft_tokens=MOST)
-    config = resolve(options, max_positions=8192, lanes=1, affordable_tokens=CACHE, weights="bfloat16")
+    config = resolve(
+        options, max_positions=8192, lanes=1, affordable_tokens=CACHE, weights="bfloat16"
+    )
     held = DRAFT.on(tensor)
     draft = DraftModel(held, abstract_params(held, jnp.dtype(jnp.bfloat16), plain.mesh))
-    steps = Lowering(plain.spec, plain.params, config, plain.mesh, ModelDrafter(draft, config, plain.mesh))
+    steps = Lowering(
+        plain.spec, plain.params, config, plain.mesh, ModelDrafter(draft, config, plain.mesh)
+    )
     compiled = steps.step(bucket).compile()
     found = inspect(compiled, steps)
     assert found.aliased >= bytes_per_device(steps.state)

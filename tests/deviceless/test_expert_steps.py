@@ -1,4 +1,5 @@
-"""What the real compilers say of the steps of models with experts, for meshes that they fit: three layers of each.
+"""What the real compilers say of the steps of models with experts, for meshes that they fit: three
+layers of each.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -54,7 +55,14 @@ def cases() -> Iterator[ParameterSet]:
         for bucket in (DECODE, PREFILL):
             quick = bucket == DECODE and chip in QUICK and model != "gpt-oss-120b"
             name = f"{model}-{chip}-{'x'.join(map(str, mesh))}-{bucket.kind}"
-            yield pytest.param(model, chip, MeshSpec(*mesh), bucket, marks=[] if quick else [pytest.mark.slow], id=name)
+            yield pytest.param(
+                model,
+                chip,
+                MeshSpec(*mesh),
+                bucket,
+                marks=[] if quick else [pytest.mark.slow],
+                id=name,
+            )
 
 
 def shortened(model: str) -> ModelSpec:
@@ -73,10 +81,17 @@ def test_in_place_and_without_copies(model: str, chip: str, axes: MeshSpec, buck
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh, spec = axes.build(absent.devices(chip, axes.size)), shortened(model).on(axes.tensor)
-    params = map_specs(lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16)))
+    params = map_specs(
+        lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16))
+    )
     windows = [group.window for group in spec.page_groups()]
     config = resolve(
-        OPTIONS, max_positions=8192, lanes=axes.lanes, affordable_tokens=CACHE, windows=windows, weights="bfloat16"
+        OPTIONS,
+        max_positions=8192,
+        lanes=axes.lanes,
+        affordable_tokens=CACHE,
+        windows=windows,
+        weights="bfloat16",
     )
     steps = Lowering(spec, params, config, mesh)
     found = inspect(steps.step(bucket).compile(), steps)
@@ -86,8 +101,8 @@ def test_in_place_and_without_copies(model: str, chip: str, axes: MeshSpec, buck
 
 
 def temporaries_bound(spec: ModelSpec, axes: MeshSpec, bucket: Bucket) -> int:
-    """Six arrays of logits, four of the widest activations; of tokens from all expert shards twice what even routing
-    sends here, three times as wide as the model in float32; and 96 MiB.
+    """Six arrays of logits, four of the widest activations; of tokens from all expert shards twice
+    what even routing sends here, three times as wide as the model in float32; and 96 MiB.
     """
     assert spec.mixture
     logits = ROWS * spec.vocab_size * 4

@@ -1,4 +1,5 @@
-"""What the real compilers say of the grouped product on an H200 alone: no weight is copied, registers suffice.
+"""What the real compilers say of the grouped product on an H200 alone: no weight is copied,
+registers suffice.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -22,7 +23,9 @@ SPILLED = re.compile(r"(\d+) bytes spill stores")
 
 def cases() -> Iterator[ParameterSet]:
     for product in [*PRODUCTS, *TAKEN]:
-        yield pytest.param(product, marks=[] if product in QUICK else [pytest.mark.slow], id=str(product))
+        yield pytest.param(
+            product, marks=[] if product in QUICK else [pytest.mark.slow], id=str(product)
+        )
 
 
 @pytest.mark.deviceless
@@ -37,10 +40,14 @@ def test_no_weight_is_copied_and_no_register_spilt(
     result = demand.rows * demand.parts * demand.columns * demand.dtype.itemsize
     assert memory.temp_size_in_bytes < result + 2**20
     assert pallas_calls(module) == {"grouped_matmul": 1}
-    assert not find_copies(module, set(), {demand.experts * demand.parts * demand.contracted * demand.columns})
+    assert not find_copies(
+        module, set(), {demand.experts * demand.parts * demand.contracted * demand.columns}
+    )
     report = "".join(capfd.readouterr())
     spilled = [int(found) for found in SPILLED.findall(report)]
-    assert spilled or product != QUICK[0], "the assembler's report; a kernel that was compiled before has none"
+    assert spilled or product != QUICK[0], (
+        "the assembler's report; a kernel that was compiled before has none"
+    )
     assert max(spilled, default=0) == 0 and "serialized" not in report
 
 
@@ -52,7 +59,10 @@ def test_the_reference_needs_one_experts_weight(product: Product) -> None:
     compiled, _, demand = compile_for(reference, "h200", product)
     memory = compiled.memory_analysis()
     assert memory is not None
-    rows, weight = demand.rows * demand.parts * demand.columns, demand.parts * demand.contracted * demand.columns
+    rows, weight = (
+        demand.rows * demand.parts * demand.columns,
+        demand.parts * demand.contracted * demand.columns,
+    )
     assert memory.temp_size_in_bytes < (rows + weight) * demand.dtype.itemsize + 2**24
     everything = {demand.experts * weight}
     assert not find_copies(parse(compiled.as_text() or ""), set(), everything)

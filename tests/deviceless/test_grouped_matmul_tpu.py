@@ -1,4 +1,5 @@
-"""What the real compilers of TPUs say of the grouped product alone: no weight is copied, nothing large lies beside.
+"""What the real compilers of TPUs say of the grouped product alone: no weight is copied, nothing
+large lies beside.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -18,7 +19,10 @@ from tests.deviceless.pallas_calls import pallas_calls
 CHIPS = [name for name, chip in absent.CHIPS.items() if chip.platform == "tpu"]
 EXACT = [replace(product, dtype="float32") for product in PRODUCTS if product.tokens == 64]
 QUICK = [Product(MODELS[1], 64, up=True), Product(MODELS[2], 64, up=False)]
-QUICK += [Product(MODELS[0], 64, up=True, weights="int8"), Product(MODELS[3], 2048, up=False, weights="int4-g128")]
+QUICK += [
+    Product(MODELS[0], 64, up=True, weights="int8"),
+    Product(MODELS[3], 2048, up=False, weights="int4-g128"),
+]
 
 
 def cases() -> Iterator[ParameterSet]:
@@ -37,4 +41,6 @@ def test_no_weight_is_copied(chip: str, product: Product) -> None:
     result = demand.rows * demand.parts * -(-demand.columns // 128) * 128 * demand.dtype.itemsize
     assert memory.temp_size_in_bytes < result + 2**22
     assert pallas_calls(module) == {"grouped_matmul": 1}
-    assert not find_copies(module, set(), {demand.experts * demand.parts * demand.contracted * demand.columns})
+    assert not find_copies(
+        module, set(), {demand.experts * demand.parts * demand.contracted * demand.columns}
+    )

@@ -1,4 +1,6 @@
-"""What the real compilers say of reads and writes of pages for other engines: in place, and no copy of a pool."""
+"""What the real compilers say of reads and writes of pages for other engines: in place, and no copy
+of a pool.
+"""
 
 from dataclasses import replace
 
@@ -11,13 +13,19 @@ from jaxserve.plan.hlo.inspection import inspect
 from tests.deviceless.test_steps import OPTIONS, SPEC, lowering
 
 LATENT = replace(
-    SPEC, num_heads=16, num_kv_heads=1, head_dim=192, latent=Latent(None, 512, head=128, rotated=64, value=128)
+    SPEC,
+    num_heads=16,
+    num_kv_heads=1,
+    head_dim=192,
+    latent=Latent(None, 512, head=128, rotated=64, value=128),
 )
 CHIPS = [("v5e", 2), ("v6e", 1), ("h200", 1)]
 
 
 def exchanging(chip: str, tensor: int, spec: ModelSpec, kv: str) -> Lowering:
-    options = replace(OPTIONS, page_exchange=True, kv=kv, page_size=128 if kv in ("int8", "fp8") else 64)
+    options = replace(
+        OPTIONS, page_exchange=True, kv=kv, page_size=128 if kv in ("int8", "fp8") else 64
+    )
     return lowering(chip, tensor, spec=spec, options=options)
 
 

@@ -1,4 +1,5 @@
-"""What the real compilers say of paged attention on an H200 alone: in place, nothing large beside, registers suffice.
+"""What the real compilers say of paged attention on an H200 alone: in place, nothing large beside,
+registers suffice.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -68,8 +69,8 @@ def plans(step: Step) -> list[Plan]:
 
 
 def most_spilled(step: Step) -> int:
-    """Bytes of a thread. Half of all registers hold a result of 256 columns, and that of latent pages goes out from
-    there; whoever fetches small pages has many in mind.
+    """Bytes of a thread. Half of all registers hold a result of 256 columns, and that of latent
+    pages goes out from there; whoever fetches small pages has many in mind.
     """
     if step.value_dim is not None:
         return 300
@@ -77,7 +78,9 @@ def most_spilled(step: Step) -> int:
 
 
 def temporaries_bound(step: Step) -> int:
-    """Of each walk queries by tile, results by part, both with padding; by token queries, results twice; 4 MiB."""
+    """Of each walk queries by tile, results by part, both with padding; by token queries, results
+    twice; 4 MiB.
+    """
     by_tile = 0
     for plan in plans(step):
         tiles = step.tokens // plan.tokens + step.rows
@@ -99,10 +102,14 @@ def test_in_place_and_without_copies(
         jax.tree.leaves(step.pages(gpu)),
     )
     assert memory is not None
-    assert memory.alias_size_in_bytes >= sum(pool.size * jnp.dtype(pool.dtype).itemsize for pool in pools)
+    assert memory.alias_size_in_bytes >= sum(
+        pool.size * jnp.dtype(pool.dtype).itemsize for pool in pools
+    )
     assert memory.temp_size_in_bytes < temporaries_bound(step)
     assert pallas_calls(module) == {"paged_attention": len(plans(step))}
     assert not find_copies(module, set(), {pool.size for pool in pools})
     spilled = [int(found) for found in SPILLED.findall("".join(capfd.readouterr()))]
-    assert spilled or step != QUICK[0], "the assembler's report; a kernel that was compiled before has none"
+    assert spilled or step != QUICK[0], (
+        "the assembler's report; a kernel that was compiled before has none"
+    )
     assert max(spilled, default=0) <= most_spilled(step)

@@ -1,4 +1,5 @@
-"""What the real compilers of TPUs say of paged attention alone: in place, nothing large beside, no pool copied.
+"""What the real compilers of TPUs say of paged attention alone: in place, nothing large beside, no
+pool copied.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -68,7 +69,8 @@ def cases() -> Iterator[ParameterSet]:
 
 
 def temporaries_bound(step: Step, plan: Plan) -> int:
-    """Queries and results by token; by tile (with lse, a number per 128 lanes), and new tokens by page, twice; 4 MiB.
+    """Queries and results by token; by tile (with lse, a number per 128 lanes), and new tokens by
+    page, twice; 4 MiB.
 
     Twice: they are gathered, then turned over. Rows of tiles are filled up to 16.
     """
@@ -82,13 +84,16 @@ def temporaries_bound(step: Step, plan: Plan) -> int:
 
 
 def moved(module: Module, pools: set[int]) -> list[str]:
-    """Names of the instructions that bring a whole pool, known by its number of elements, to a core's own memory."""
+    """Names of the instructions that bring a whole pool, known by its number of elements, to a
+    core's own memory.
+    """
     arrays = re.compile(r"\w+\[([\d,]*)\]\{[^}]*S\(\d\)")
     return [
         i.name
         for body in module.values()
         for i in body.values()
-        if pools & {math.prod(int(n) for n in dims.split(",") if n) for dims in arrays.findall(i.result)}
+        if pools
+        & {math.prod(int(n) for n in dims.split(",") if n) for dims in arrays.findall(i.result)}
     ]
 
 

@@ -1,4 +1,5 @@
-"""The planner with the real compilers: what it takes a chip's memory to be, and what it says of two layers of a Llama.
+"""The planner with the real compilers: what it takes a chip's memory to be, and what it says of two
+layers of a Llama.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -62,13 +63,28 @@ def two_layers(tmp_path: Path) -> str:
     ],
 )
 def test_a_plan(topology: str, two_layers: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The compiler's arguments are the weights and state that were counted; what is sent is what has to be."""
+    """The compiler's arguments are the weights and state that were counted; what is sent is what
+    has to be.
+    """
     needs_compiler(parse(topology).family)
-    flags = ("--topology", topology, "--buckets", "largest", "--prefer", "latency", "--max-context", "4096", "--json")
+    flags = (
+        "--topology",
+        topology,
+        "--buckets",
+        "largest",
+        "--prefer",
+        "latency",
+        "--max-context",
+        "4096",
+        "--json",
+    )
     code = main(("--model", two_layers, *flags))
     told = json.loads(capsys.readouterr().out)
     assert code == 0 and told["fits"] and told["memory"]["compiled"]
-    memory, steps = told["memory"], {step["step"]: step for step in told["steps"] if "arguments" in step}
+    memory, steps = (
+        told["memory"],
+        {step["step"]: step for step in told["steps"] if "arguments" in step},
+    )
     counted = memory["weights"] + memory["rows"] + memory["pages"]
     for step in steps.values():
         assert counted <= step["arguments"] < 1.01 * counted
@@ -79,13 +95,17 @@ def test_a_plan(topology: str, two_layers: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.deviceless
-def test_what_only_the_compiler_knows_not_to_fit(two_layers: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_only_the_compiler_knows_not_to_fit(
+    two_layers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A cache that leaves 16 MiB to steps that need more."""
     needs_compiler("v5e")
     flags = ("--topology", "v5e:2x2", "--prefer", "latency", "--max-context", "4096", "--json")
     main(("--model", two_layers, "--no-compile", *flags))
     memory = json.loads(capsys.readouterr().out)["memory"]
-    page = 64 * 2 * 2 * 2 * 128 * 2  # bytes: tokens, layers, K and V, heads of a device, and their numbers in bfloat16
+    page = (
+        64 * 2 * 2 * 2 * 128 * 2
+    )  # bytes: tokens, layers, K and V, heads of a device, and their numbers in bfloat16
     left = memory["limit"] - memory["weights"] - memory["rows"] - 2**24
     tokens = str(left // page * 64)
     code = main(("--model", two_layers, "--buckets", "largest", "--cache-tokens", tokens, *flags))

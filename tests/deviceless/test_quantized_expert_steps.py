@@ -1,4 +1,5 @@
-"""What the real compilers say of steps with quantized experts: they are read as they are kept, three layers of each.
+"""What the real compilers say of steps with quantized experts: they are read as they are kept,
+three layers of each.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -21,7 +22,14 @@ from jaxserve.plan.hlo.parser import parse
 from sharding import aot_devices as absent
 from sharding.mesh import MeshSpec
 from tests.deviceless.attention_step import COMPILERS
-from tests.deviceless.test_expert_steps import CACHE, DECODE, OPTIONS, PREFILL, shortened, temporaries_bound
+from tests.deviceless.test_expert_steps import (
+    CACHE,
+    DECODE,
+    OPTIONS,
+    PREFILL,
+    shortened,
+    temporaries_bound,
+)
 from tests.deviceless.test_quantized_steps import shard_sizes, widened
 
 # model, chip, data x expert x tensor
@@ -47,7 +55,9 @@ def cases() -> Iterator[ParameterSet]:
 
 @pytest.mark.deviceless
 @pytest.mark.parametrize(("model", "chip", "axes", "weights", "bucket"), list(cases()))
-def test_experts_are_read_as_they_are_kept(model: str, chip: str, axes: MeshSpec, weights: str, bucket: Bucket) -> None:
+def test_experts_are_read_as_they_are_kept(
+    model: str, chip: str, axes: MeshSpec, weights: str, bucket: Bucket
+) -> None:
     compiler = COMPILERS[absent.CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
@@ -55,7 +65,12 @@ def test_experts_are_read_as_they_are_kept(model: str, chip: str, axes: MeshSpec
     params = abstract_params(spec, jnp.dtype(jnp.bfloat16), mesh, FORMS[weights])
     windows = [group.window for group in spec.page_groups()]
     config = resolve(
-        OPTIONS, max_positions=8192, lanes=axes.lanes, affordable_tokens=CACHE, windows=windows, weights="bfloat16"
+        OPTIONS,
+        max_positions=8192,
+        lanes=axes.lanes,
+        affordable_tokens=CACHE,
+        windows=windows,
+        weights="bfloat16",
     )
     steps = Lowering(spec, params, config, mesh)
     compiled = steps.step(bucket).compile()

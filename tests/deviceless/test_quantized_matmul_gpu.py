@@ -1,4 +1,5 @@
-"""What the real compilers say of the quantized product on an H200 alone: read as it is kept, registers suffice.
+"""What the real compilers say of the quantized product on an H200 alone: read as it is kept,
+registers suffice.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -43,5 +44,7 @@ def test_no_weight_is_widened_and_registers_suffice(
     assert not find_copies(module, set(), {contracted * columns})
     report = "".join(capfd.readouterr())
     spilled = [int(found) for found in SPILLED.findall(report)]
-    assert spilled or str(product) not in QUICK, "the assembler's report; a kernel that was compiled before has none"
+    assert spilled or str(product) not in QUICK, (
+        "the assembler's report; a kernel that was compiled before has none"
+    )
     assert max(spilled, default=0) <= SPILT and "serialized" not in report

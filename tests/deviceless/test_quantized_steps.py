@@ -1,4 +1,5 @@
-"""What the real compilers say of decode steps with quantized weights: they are read as they are kept.
+"""What the real compilers say of decode steps with quantized weights: they are read as they are
+kept.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -52,7 +53,9 @@ def cases_of_groups() -> Iterator[ParameterSet]:
     )
     for (chip, tensor), weights, kind in product(chips, names, ("decode", "prefill")):
         marks = [] if (chip, tensor, weights, kind) in QUICK_GROUPS else [pytest.mark.slow]
-        yield pytest.param(chip, tensor, weights, kind, marks=marks, id=f"{chip}x{tensor}-{weights}-{kind}")
+        yield pytest.param(
+            chip, tensor, weights, kind, marks=marks, id=f"{chip}x{tensor}-{weights}-{kind}"
+        )
 
 
 @pytest.mark.deviceless
@@ -61,12 +64,15 @@ def test_a_decode_step_reads_weights_as_they_are_kept(chip: str, tensor: int, we
     compiled, steps, held = compile_step(chip, tensor, weights, "decode")
     found, module = inspect(compiled, steps), parse(compiled.as_text() or "")
     assert found.aliased >= bytes_per_device(steps.state)
-    assert not find_copies(module, held, set())  # scales of small groups may be: on an H200 the 3 MiB of a qkv
+    assert not find_copies(
+        module, held, set()
+    )  # scales of small groups may be: on an H200 the 3 MiB of a qkv
     assert not list(widened(module, held))
     if weights in NAMES:
         multiplied = list(products(module, held))
         assert len(multiplied) >= 4 * SPEC.num_layers and set(multiplied) == {(NAMES[weights],) * 2}
-    # Bytes of the largest in bfloat16; of w8a8, a v6e has weights that are next fetched into its VMEM, three at a time.
+    # Bytes of the largest in bfloat16; of w8a8, a v6e has weights that are next fetched into its
+    # VMEM, three at a time.
     assert found.temporaries < (4 if weights in NAMES else 2) * max(held)
     logical = bytes_per_device(steps.params) + bytes_per_device(steps.state)
     assert found.arguments == pytest.approx(logical, rel=0.02)
@@ -74,7 +80,9 @@ def test_a_decode_step_reads_weights_as_they_are_kept(chip: str, tensor: int, we
 
 @pytest.mark.deviceless
 @pytest.mark.parametrize(("chip", "tensor", "weights", "kind"), list(cases_of_groups()))
-def test_every_product_of_groups_is_a_kernel_s(chip: str, tensor: int, weights: str, kind: str) -> None:
+def test_every_product_of_groups_is_a_kernel_s(
+    chip: str, tensor: int, weights: str, kind: str
+) -> None:
     """No weight is copied, nor written in bfloat16."""
     compiled, _, held = compile_step(chip, tensor, weights, kind)
     module = parse(compiled.as_text() or "")
@@ -82,31 +90,49 @@ def test_every_product_of_groups_is_a_kernel_s(chip: str, tensor: int, weights: 
     assert not find_copies(module, held, set()) and not list(widened(module, held))
 
 
-def compile_step(chip: str, tensor: int, weights: str, kind: str) -> tuple[jax.stages.Compiled, Lowering, set[int]]:
-    """With how many numbers every quantized weight has on one device. Skips where the compiler is not installed."""
+def compile_step(
+    chip: str, tensor: int, weights: str, kind: str
+) -> tuple[jax.stages.Compiled, Lowering, set[int]]:
+    """With how many numbers every quantized weight has on one device. Skips where the compiler is
+    not installed.
+    """
     platform = absent.CHIPS[chip].platform
     if importlib.util.find_spec(COMPILERS[platform]) is None:
         pytest.skip(f"needs {COMPILERS[platform]} (make deviceless)")
     mesh = MeshSpec(tensor=tensor).build(absent.devices(chip, tensor))
     params = abstract_params(SPEC, jnp.dtype(jnp.bfloat16), mesh, FORMS[weights])
     options = EngineOptions(max_batch=ROWS, step_tokens=TOKENS, page_size=64, cache_tokens=CACHE)
-    steps = Lowering(SPEC, params, resolve(options, max_positions=8192, lanes=1, affordable_tokens=CACHE), mesh)
+    steps = Lowering(
+        SPEC, params, resolve(options, max_positions=8192, lanes=1, affordable_tokens=CACHE), mesh
+    )
     bucket = Bucket("decode", ROWS, ROWS) if kind == "decode" else Bucket("prefill", ROWS, TOKENS)
     return steps.step(bucket).compile(), steps, shard_sizes(params)
 
 
 def shard_sizes(params: Any) -> set[int]:
     """Numbers of every quantized weight on one device."""
-    held = [leaf.values for leaf in jax.tree.leaves(params, is_leaf=is_quantized) if is_quantized(leaf)]
+    held = [
+        leaf.values for leaf in jax.tree.leaves(params, is_leaf=is_quantized) if is_quantized(leaf)
+    ]
     return {math.prod(values.sharding.shard_shape(values.shape)) for values in held}
 
 
 def widened(module: Module, sizes: set[int]) -> Iterator[str]:
-    """Instructions outside of fusions whose result has as many numbers as a quantized weight, in more than 8 bits."""
-    fused = {name for body in module.values() for i in body.values() if i.op == "fusion" for name in called(i.rest)}
+    """Instructions outside of fusions whose result has as many numbers as a quantized weight, in
+    more than 8 bits.
+    """
+    fused = {
+        name
+        for body in module.values()
+        for i in body.values()
+        if i.op == "fusion"
+        for name in called(i.rest)
+    }
     for name, body in module.items():
         if name not in fused:
-            yield from (i.name for i in body.values() if i.runs and sizes & set(i.sizes) and wide(i.result))
+            yield from (
+                i.name for i in body.values() if i.runs and sizes & set(i.sizes) and wide(i.result)
+            )
 
 
 def products(module: Module, sizes: set[int]) -> Iterator[tuple[str, ...]]:

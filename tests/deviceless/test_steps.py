@@ -1,4 +1,5 @@
-"""What the real compilers of TPUs and of an H200 say of the steps: in place, nothing large beside, no copies.
+"""What the real compilers of TPUs and of an H200 say of the steps: in place, nothing large beside,
+no copies.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -30,13 +31,19 @@ from tests.deviceless.pallas_calls import pallas_calls
 
 # Two layers with the sizes of Llama-3-8B.
 SPEC = ModelSpec("llama", 128256, 4096, 2, 32, 8, 128, 14336, 1e-5, 8192, Rope(500000.0))
-# Sizes that no weight has by chance: 1.5 * 2^10 tokens, a prime number of pages, and pools too large for any VMEM.
+# Sizes that no weight has by chance: 1.5 * 2^10 tokens, a prime number of pages, and pools too
+# large for any VMEM.
 ROWS, TOKENS, CACHE = 64, 1536, 64 * 4099
 OPTIONS = EngineOptions(max_batch=ROWS, step_tokens=TOKENS, page_size=64, cache_tokens=CACHE)
 DECODE = Bucket("decode", ROWS, ROWS)
-STEPS = [DECODE, Bucket("decode", ROWS, ROWS, steps=8), Bucket("prefill", ROWS, TOKENS), Bucket("score", ROWS, TOKENS)]
-# Slices up to whole pods, as data x tensor; on 16 chips two have the same kv head. Of a 7x a device is a core: 128 of
-# them are 64 chips.
+STEPS = [
+    DECODE,
+    Bucket("decode", ROWS, ROWS, steps=8),
+    Bucket("prefill", ROWS, TOKENS),
+    Bucket("score", ROWS, TOKENS),
+]
+# Slices up to whole pods, as data x tensor; on 16 chips two have the same kv head. Of a 7x a device
+# is a core: 128 of them are 64 chips.
 PODS = [
     ("v5e", 1, 4),
     ("v5e", 1, 16),
@@ -64,15 +71,24 @@ def lowering(
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = MeshSpec(data=data, tensor=tensor).build(absent.devices(chip, data * tensor))
     spec = replace(spec, embeds=embeds).on(tensor)
-    params = map_specs(lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16)))
+    params = map_specs(
+        lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16))
+    )
     config = resolve(
-        options, max_positions=8192, lanes=data, affordable_tokens=CACHE, embeds=embeds, weights="bfloat16"
+        options,
+        max_positions=8192,
+        lanes=data,
+        affordable_tokens=CACHE,
+        embeds=embeds,
+        weights="bfloat16",
     )
     return Lowering(spec, params, config, mesh)
 
 
 def temporaries_bound(bucket: Bucket) -> int:
-    """Six arrays of logits (the sampler's and its noise), four of the widest activations, and 64 MiB."""
+    """Six arrays of logits (the sampler's and its noise), four of the widest activations, and 64
+    MiB.
+    """
     logits = ROWS * SPEC.vocab_size * 4
     return 6 * logits + 4 * bucket.tokens * 2 * SPEC.d_mlp * 4 + 2**26
 
@@ -84,7 +100,8 @@ def cases() -> Iterator[ParameterSet]:
 
 
 def copies_weights(chip: str, bucket: Bucket) -> bool:
-    """On a 7x weights arrive in tiles of 8 rows, the compiler wants 16 in a loop, and nothing here can ask for those.
+    """On a 7x weights arrive in tiles of 8 rows, the compiler wants 16 in a loop, and nothing here
+    can ask for those.
 
     LIBTPU_INIT_ARGS=--xla_tpu_impure_enable_large_2nd_minor_layout=false makes it content with 8.
     """
@@ -92,8 +109,8 @@ def copies_weights(chip: str, bucket: Bucket) -> bool:
 
 
 def expected_calls(chip: str, bucket: Bucket) -> dict[str, int]:
-    """Of Pallas kernels. On a GPU rows with one token and rows with more are walked apart, and XLA writes; on a TPU a
-    decode step writes its tokens while it attends.
+    """Of Pallas kernels. On a GPU rows with one token and rows with more are walked apart, and XLA
+    writes; on a TPU a decode step writes its tokens while it attends.
     """
     if absent.CHIPS[chip].platform == "gpu":
         return {"paged_attention": SPEC.num_layers * (1 if bucket.kind == "decode" else 2)}
@@ -101,8 +118,12 @@ def expected_calls(chip: str, bucket: Bucket) -> dict[str, int]:
     return {"paged_attention": SPEC.num_layers, **writes}
 
 
-def expected_collectives(tensor: int, bucket: Bucket, several_lanes_and_hosts: bool) -> dict[str, int]:
-    """Two per layer, the embedding; the logits. Lanes say nothing to each other, but every host gets all results."""
+def expected_collectives(
+    tensor: int, bucket: Bucket, several_lanes_and_hosts: bool
+) -> dict[str, int]:
+    """Two per layer, the embedding; the logits. Lanes say nothing to each other, but every host
+    gets all results.
+    """
     gathers = {"embed": 0, "score": 2}.get(bucket.kind, 1) if tensor > 1 else 0
     sums = 2 * SPEC.num_layers + 1 if tensor > 1 else 0
     exchanges = {"all-reduce": sums, "all-gather": gathers + several_lanes_and_hosts}
@@ -115,7 +136,10 @@ def check_step(chip: str, bucket: Bucket, tensor: int, data: int = 1) -> None:
     found = inspect(compiled, steps)
     assert found.aliased >= bytes_per_device(steps.state)  # a TPU pads to tiles
     gathers = data > 1 and spans_hosts(steps.mesh)
-    assert found.fresh <= download_layout(bucket, SPEC.d_model).size * 4 * (data if gathers else 1) + 2**16
+    assert (
+        found.fresh
+        <= download_layout(bucket, SPEC.d_model).size * 4 * (data if gathers else 1) + 2**16
+    )
     assert bool(found.copies) == copies_weights(chip, bucket), found.copies
     if not found.copies:
         assert found.temporaries < temporaries_bound(bucket)

@@ -1,4 +1,6 @@
-"""The models whose golden answers make_goldens.py writes: tiny configs, and the RoPE figures of published ones."""
+"""The models whose golden answers make_goldens.py writes: tiny configs, and the RoPE figures of
+published ones.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,11 +25,12 @@ from transformers import (  # pyright: ignore[reportMissingImports]
 class Case:
     """One golden folder. `legacy` is the form of its config.json.
 
-    None: as transformers writes it. "type" or "rope_type": rope_theta and rope_scaling at the top, the kind of scaling
-    under that key. "minimal": the few fields of the first Llama checkpoints, the rest left to the defaults.
-    "gemma3": a theta for each kind of layers at the top, and a pattern instead of layer_types.
-    A legacy config.json also has the fields `published` and lacks those named in `unpublished`.
-    `stored` is the form of its model.safetensors, None: as transformers writes it.
+    None: as transformers writes it. "type" or "rope_type": rope_theta and rope_scaling at the top,
+    the kind of scaling under that key. "minimal": the few fields of the first Llama checkpoints,
+    the rest left to the defaults. "gemma3": a theta for each kind of layers at the top, and a
+    pattern instead of layer_types. A legacy config.json also has the fields `published` and lacks
+    those named in `unpublished`. `stored` is the form of its model.safetensors, None: as
+    transformers writes it.
     """
 
     name: str
@@ -44,7 +47,13 @@ def rope(rope_type: str = "default", theta: float = 10000.0, **figures: float) -
 
 def tiny() -> dict[str, Any]:
     """4 query heads on 2 kv heads, N*H = D."""
-    sizes = dict(vocab_size=96, hidden_size=32, intermediate_size=24, num_hidden_layers=2, max_position_embeddings=128)
+    sizes = dict(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        max_position_embeddings=128,
+    )
     return dict(**sizes, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 
 
@@ -53,16 +62,28 @@ def llama(**fields: Any) -> LlamaConfig:
 
 
 def qwen3(**fields: Any) -> Qwen3Config:
-    return Qwen3Config(**{**tiny(), "rms_norm_eps": 1e-6, "rope_parameters": rope(theta=1e6), **fields})
+    return Qwen3Config(
+        **{**tiny(), "rms_norm_eps": 1e-6, "rope_parameters": rope(theta=1e6), **fields}
+    )
 
 
 def llama3_rope() -> dict[str, Any]:
-    """Wavelengths on both sides of the band and inside it, for H = 16 and sequences past the original 32."""
-    return rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+    """Wavelengths on both sides of the band and inside it, for H = 16 and sequences past the
+    original 32.
+    """
+    return rope(
+        "llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=32,
+    )
 
 
 def yarn_rope() -> dict[str, Any]:
-    """Its factor counts, not max_position_embeddings / original_max_position_embeddings: they differ, as in Qwen3."""
+    """Its factor counts, not max_position_embeddings / original_max_position_embeddings: they
+    differ, as in Qwen3.
+    """
     return rope("yarn", theta=1000.0, factor=4.0, original_max_position_embeddings=24)
 
 
@@ -97,9 +118,21 @@ def qwen3_cases() -> Iterator[Case]:
 
 def legacy_cases() -> Iterator[Case]:
     yield Case("llama_legacy_minimal", llama(num_key_value_heads=4), legacy="minimal")
-    yield Case("llama_legacy_type_linear", llama(rope_parameters=rope("linear", 5e3, factor=4.0)), legacy="type")
-    yield Case("llama_legacy_rope_type_llama3", llama(head_dim=16, rope_parameters=llama3_rope()), legacy="rope_type")
-    yield Case("qwen3_legacy_rope_type_yarn", qwen3(head_dim=16, rope_parameters=tuned_yarn_rope()), legacy="rope_type")
+    yield Case(
+        "llama_legacy_type_linear",
+        llama(rope_parameters=rope("linear", 5e3, factor=4.0)),
+        legacy="type",
+    )
+    yield Case(
+        "llama_legacy_rope_type_llama3",
+        llama(head_dim=16, rope_parameters=llama3_rope()),
+        legacy="rope_type",
+    )
+    yield Case(
+        "qwen3_legacy_rope_type_yarn",
+        qwen3(head_dim=16, rope_parameters=tuned_yarn_rope()),
+        legacy="rope_type",
+    )
 
 
 WINDOW = 10  # shorter than the prompts, and no multiple of a page
@@ -107,13 +140,27 @@ WINDOW = 10  # shorter than the prompts, and no multiple of a page
 
 def gemma(kind: type[PretrainedConfig], **fields: Any) -> PretrainedConfig:
     """Scores and logits large enough for the caps to show."""
-    odd = dict(head_dim=16, num_hidden_layers=4, query_pre_attn_scalar=4, sliding_window=WINDOW, pad_token_id=None)
+    odd = dict(
+        head_dim=16,
+        num_hidden_layers=4,
+        query_pre_attn_scalar=4,
+        sliding_window=WINDOW,
+        pad_token_id=None,
+    )
     odd["rms_norm_eps"] = 1e-4  # the embeddings are scaled up: a smaller one would not show
     return kind(**{**tiny(), **odd, "hidden_activation": "gelu_pytorch_tanh", **fields})
 
 
 def phi3(**fields: Any) -> Phi3Config:
-    return Phi3Config(**{**tiny(), "rms_norm_eps": 1e-5, "pad_token_id": None, "rope_parameters": rope(), **fields})
+    return Phi3Config(
+        **{
+            **tiny(),
+            "rms_norm_eps": 1e-5,
+            "pad_token_id": None,
+            "rope_parameters": rope(),
+            **fields,
+        }
+    )
 
 
 def long_rope() -> dict[str, Any]:
@@ -125,13 +172,24 @@ def long_rope() -> dict[str, Any]:
 
 def window_cases() -> Iterator[Case]:
     """Mistral, and the window that Qwen keeps for the upper layers."""
-    upper = dict(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1, num_hidden_layers=3)
+    upper = dict(
+        use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1, num_hidden_layers=3
+    )
     mistral = {**tiny(), "rms_norm_eps": 1e-5, "rope_parameters": rope()}
     yield Case("mistral_window", MistralConfig(**mistral, sliding_window=WINDOW))
-    yield Case("mistral_no_window", MistralConfig(**{**mistral, "head_dim": 16}, sliding_window=None))
-    yield Case("mistral_legacy_rope_type", MistralConfig(**mistral, sliding_window=WINDOW), legacy="rope_type")
+    yield Case(
+        "mistral_no_window", MistralConfig(**{**mistral, "head_dim": 16}, sliding_window=None)
+    )
+    yield Case(
+        "mistral_legacy_rope_type",
+        MistralConfig(**mistral, sliding_window=WINDOW),
+        legacy="rope_type",
+    )
     yield Case("qwen2_gqa", Qwen2Config(**tiny(), rope_parameters=rope(theta=1e6)))
-    yield Case("qwen2_tied", Qwen2Config(**tiny(), rope_parameters=rope(theta=1e6), tie_word_embeddings=True))
+    yield Case(
+        "qwen2_tied",
+        Qwen2Config(**tiny(), rope_parameters=rope(theta=1e6), tie_word_embeddings=True),
+    )
     yield Case("qwen2_window", Qwen2Config(**{**tiny(), **upper}, rope_parameters=rope()))
     yield Case("qwen3_window", qwen3(**upper))
 
@@ -139,24 +197,47 @@ def window_cases() -> Iterator[Case]:
 def gemma_cases() -> Iterator[Case]:
     caps = dict(attn_logit_softcapping=4.0, final_logit_softcapping=6.0)
     without = dict(attn_logit_softcapping=None, final_logit_softcapping=None)
-    ropes = dict(full_attention=rope("linear", 1e6, factor=8.0), sliding_attention=rope(theta=500.0))
-    thirds = dict(layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"])
+    ropes = dict(
+        full_attention=rope("linear", 1e6, factor=8.0), sliding_attention=rope(theta=500.0)
+    )
+    thirds = dict(
+        layer_types=[
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+        ]
+    )
     yield Case("gemma2_caps", gemma(Gemma2Config, rope_parameters=rope(), **caps))
-    yield Case("gemma2_no_caps", gemma(Gemma2Config, rope_parameters=rope(theta=500.0), attention_bias=True, **without))
+    yield Case(
+        "gemma2_no_caps",
+        gemma(Gemma2Config, rope_parameters=rope(theta=500.0), attention_bias=True, **without),
+    )
     yield Case("gemma3_two_ropes", gemma(Gemma3TextConfig, rope_parameters=ropes, **thirds))
     capped = dict(num_key_value_heads=1, final_logit_softcapping=6.0, sliding_window_pattern=2)
     yield Case("gemma3_final_cap", gemma(Gemma3TextConfig, rope_parameters=ropes, **capped))
-    yield Case("gemma3_legacy", gemma(Gemma3TextConfig, rope_parameters=ropes, sliding_window_pattern=3), "gemma3")
+    yield Case(
+        "gemma3_legacy",
+        gemma(Gemma3TextConfig, rope_parameters=ropes, sliding_window_pattern=3),
+        "gemma3",
+    )
 
 
 def fused_and_post_norm_cases() -> Iterator[Case]:
-    odd = dict(hidden_size=64, head_dim=16, max_position_embeddings=256, rope_parameters=long_rope())
+    odd = dict(
+        hidden_size=64, head_dim=16, max_position_embeddings=256, rope_parameters=long_rope()
+    )
     yield Case("phi3_window", phi3(sliding_window=WINDOW))
     yield Case("phi3_mha_tied", phi3(num_key_value_heads=4, tie_word_embeddings=True))
     yield Case("phi3_longrope", phi3(**odd, original_max_position_embeddings=64))
-    yield Case("phi3_legacy_longrope", phi3(**odd, original_max_position_embeddings=64), legacy="type")
+    yield Case(
+        "phi3_legacy_longrope", phi3(**odd, original_max_position_embeddings=64), legacy="type"
+    )
     yield Case("olmo2_gqa", Olmo2Config(**tiny(), rope_parameters=rope(theta=5e5)))
-    yield Case("olmo2_mha_tied", Olmo2Config(**{**tiny(), "num_key_value_heads": 4}, tie_word_embeddings=True))
+    yield Case(
+        "olmo2_mha_tied",
+        Olmo2Config(**{**tiny(), "num_key_value_heads": 4}, tie_word_embeddings=True),
+    )
 
 
 def wide_window_cases() -> Iterator[Case]:
@@ -173,10 +254,13 @@ def all_cases() -> Iterator[Case]:
 
 
 def published_ropes() -> dict[str, LlamaConfig]:
-    """RoPE figures of published checkpoints; the linear, dynamic and yarn_tuned figures are ours."""
+    """RoPE figures of published checkpoints; the linear, dynamic and yarn_tuned figures are
+    ours."""
     llama2 = dict(hidden_size=4096, num_attention_heads=32, max_position_embeddings=4096)
     long = {**llama2, "max_position_embeddings": 131072}
-    qwen3_4b = dict(hidden_size=2560, num_attention_heads=32, head_dim=128, max_position_embeddings=40960)
+    qwen3_4b = dict(
+        hidden_size=2560, num_attention_heads=32, head_dim=128, max_position_embeddings=40960
+    )
     llama3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
     small = {**long, "hidden_size": 2048, "head_dim": 64}
     yarn = dict(factor=4.0, original_max_position_embeddings=32768)
@@ -192,4 +276,7 @@ def published_ropes() -> dict[str, LlamaConfig]:
         "qwen3-4b yarn 4": (qwen3_4b, rope("yarn", 1e6, **yarn)),
         "qwen3-4b yarn_tuned": (qwen3_4b, rope("yarn", 1e6, **yarn, **betas)),
     }
-    return {name: LlamaConfig(**fields, rope_parameters=figures) for name, (fields, figures) in ropes.items()}
+    return {
+        name: LlamaConfig(**fields, rope_parameters=figures)
+        for name, (fields, figures) in ropes.items()
+    }

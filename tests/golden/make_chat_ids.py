@@ -1,12 +1,14 @@
-"""Writes chat_ids.json: conversations as token ids, by transformers' apply_chat_template(tokenize=True).
+"""Writes chat_ids.json: conversations as token ids, by transformers'
+apply_chat_template(tokenize=True).
 
     JAXSERVE_TEST_DATA=DIR python tests/golden/make_chat_ids.py
 
-Needs transformers (5.23.0 made the committed file), sentencepiece and jinja2; not part of the tests' environment.
+Needs transformers (5.23.0 made the committed file), sentencepiece and jinja2; not part of the
+tests' environment.
 
-Each case has `files`, what its folder needs besides a published tokenizer (`source`, a path in the data folder; none
-for tokenizers made here): texts, or base64 where the name ends with .model. `added`: added tokens to append to the
-published tokenizer.json. `text` and `ids`: the answer.
+Each case has `files`, what its folder needs besides a published tokenizer (`source`, a path in the
+data folder; none for tokenizers made here): texts, or base64 where the name ends with .model.
+`added`: added tokens to append to the published tokenizer.json. `text` and `ids`: the answer.
 """
 
 import base64
@@ -31,7 +33,8 @@ CHATML = (
 INST = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
     "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
-    "{{ message['content'] | trim + eos_token }}{% else %}{{ raise_exception('Only user and assistant') }}{% endif %}"
+    "{{ message['content'] | trim + eos_token }}{% else %}{{ raise_exception('Only user and "
+    "assistant') }}{% endif %}"
     "{% endfor %}"
 )
 TURNS = [
@@ -39,11 +42,22 @@ TURNS = [
     {"role": "assistant", "content": " I am fine.\n\nAnd  you, naïve café? 日本語 😀 "},
     {"role": "user", "content": "  leading spaces, numbers 12345\n"},
 ]
-WITH_SYSTEM = [{"role": "system", "content": "the quick brown fox"}, *TURNS, {"role": "assistant", "content": ""}]
-# Runs of spaces transformers' conversion of a published tokenizer.model cuts otherwise than SentencePiece itself does.
-SINGLY_SPACED = [{**turn, "content": re.sub(" +", " ", turn["content"]).strip(" ")} for turn in TURNS]
+WITH_SYSTEM = [
+    {"role": "system", "content": "the quick brown fox"},
+    *TURNS,
+    {"role": "assistant", "content": ""},
+]
+# Runs of spaces transformers' conversion of a published tokenizer.model cuts otherwise than
+# SentencePiece itself does.
+SINGLY_SPACED = [
+    {**turn, "content": re.sub(" +", " ", turn["content"]).strip(" ")} for turn in TURNS
+]
 THINKING = [TURNS[0], {"role": "assistant", "content": "<think>\nhm\n</think>\n\nFine."}, TURNS[2]]
-SENTENCES = ("the quick brown fox jumps over the lazy dog", "user assistant system", "Hello, how are you? I am fine.")
+SENTENCES = (
+    "the quick brown fox jumps over the lazy dog",
+    "user assistant system",
+    "Hello, how are you? I am fine.",
+)
 
 
 def trained_model() -> bytes:
@@ -64,12 +78,21 @@ def trained_model() -> bytes:
 
 
 def converted(model: bytes, special: dict[str, Any]) -> str:
-    """The same tokenizer as transformers writes it to tokenizer.json; special: how its control symbols take spaces."""
+    """The same tokenizer as transformers writes it to tokenizer.json; special: how its control
+    symbols take spaces.
+    """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "tokenizer.model").write_bytes(model)
-        Path(folder, "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
-        tokens = [transformers.AddedToken(f"<|im_{end}|>", special=True, **special) for end in ("start", "end")]
-        tokenizer = transformers.LlamaTokenizer.from_pretrained(folder, additional_special_tokens=tokens)
+        Path(folder, "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "LlamaTokenizer"})
+        )
+        tokens = [
+            transformers.AddedToken(f"<|im_{end}|>", special=True, **special)
+            for end in ("start", "end")
+        ]
+        tokenizer = transformers.LlamaTokenizer.from_pretrained(
+            folder, additional_special_tokens=tokens
+        )
         tokenizer.save_pretrained(folder)
         return Path(folder, "tokenizer.json").read_text()
 
@@ -85,20 +108,37 @@ def cases(data: Path) -> list[dict[str, Any]]:
     packed = base64.b64encode(model).decode()
     marks = ["<|im_start|>", "<|im_end|>"]
     inst = ["[INST]", "[/INST]"]
-    gpt2 = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    gpt2 = {
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     deepseek = "tokenizers/deepseek_r1/tokenizer_config.json"
     made = [
-        {"name": "sentencepiece", "files": {"tokenizer.model": packed, "tokenizer_config.json": config(CHATML)}},
+        {
+            "name": "sentencepiece",
+            "files": {"tokenizer.model": packed, "tokenizer_config.json": config(CHATML)},
+        },
         {
             "name": "sentencepiece, legacy",
-            "files": {"tokenizer.model": packed, "tokenizer_config.json": config(CHATML, legacy=True)},
+            "files": {
+                "tokenizer.model": packed,
+                "tokenizer_config.json": config(CHATML, legacy=True),
+            },
         },
         *(
             {
                 "name": f"tokenizer.json of SentencePiece, {name}",
-                "files": {"tokenizer.json": converted(model, special), "tokenizer_config.json": config(CHATML)},
+                "files": {
+                    "tokenizer.json": converted(model, special),
+                    "tokenizer_config.json": config(CHATML),
+                },
             }
-            for name, special in (("plain", {}), ("rstrip", {"rstrip": True}), ("lstrip", {"lstrip": True}))
+            for name, special in (
+                ("plain", {}),
+                ("rstrip", {"rstrip": True}),
+                ("lstrip", {"lstrip": True}),
+            )
         ),
         {"name": "mistral v3", **published, "files": {"tokenizer_config.json": config(INST)}},
         {
@@ -114,7 +154,9 @@ def cases(data: Path) -> list[dict[str, Any]]:
         },
     ]
     for case in made:
-        case["special"] = inst if "mistral" in case["name"] else marks if "deepseek" not in case["name"] else []
+        case["special"] = (
+            inst if "mistral" in case["name"] else marks if "deepseek" not in case["name"] else []
+        )
     return made
 
 
@@ -126,7 +168,9 @@ def conversations(case: dict[str, Any]) -> list[list[dict[str, str]]]:
 
 def write_folder(case: dict[str, Any], data: Path, folder: Path) -> None:
     for name, text in case["files"].items():
-        (folder / name).write_bytes(base64.b64decode(text) if name.endswith(".model") else text.encode())
+        (folder / name).write_bytes(
+            base64.b64decode(text) if name.endswith(".model") else text.encode()
+        )
     if "source" in case:
         name = "tokenizer.json" if case["source"].endswith(".json") else "tokenizer.model"
         shutil.copyfile(data / case["source"], folder / name)
@@ -138,7 +182,9 @@ def append_tokens(file: Path, names: list[str]) -> None:
     content = json.loads(file.read_text())
     first = 1 + max(token["id"] for token in content["added_tokens"])
     off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    content["added_tokens"] += [{"id": first + i, "content": n, "special": True, **off} for i, n in enumerate(names)]
+    content["added_tokens"] += [
+        {"id": first + i, "content": n, "special": True, **off} for i, n in enumerate(names)
+    ]
     file.write_text(json.dumps(content))
 
 

@@ -4,9 +4,10 @@
 
 Needs transformers (5.23.0 made the committed file) and jinja2; not part of the tests' environment.
 
-Each case has `template`, `tools`, `messages` as OpenAI's clients send them, with arguments as JSON text, and `text`,
-the answer. The templates are ours, each in the way of a published one; that of DeepSeek-R1 is the published one, which
-takes no tools. transformers gets arguments as the template wants them: as objects, or as text.
+Each case has `template`, `tools`, `messages` as OpenAI's clients send them, with arguments as JSON
+text, and `text`, the answer. The templates are ours, each in the way of a published one; that of
+DeepSeek-R1 is the published one, which takes no tools. transformers gets arguments as the template
+wants them: as objects, or as text.
 """
 
 import copy
@@ -26,12 +27,18 @@ WEATHER = {
         "description": 'The weather <now>, "as it is" & naïve 日本語.',
         "parameters": {
             "type": "object",
-            "properties": {"location": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+            "properties": {
+                "location": {"type": "string"},
+                "unit": {"enum": ["celsius", "fahrenheit"]},
+            },
             "required": ["location"],
         },
     },
 }
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def call(id: str, name: str, arguments: str) -> dict[str, Any]:
@@ -45,7 +52,9 @@ ONE = [
     {
         "role": "assistant",
         "content": None,
-        "tool_calls": [call("a1B2c3D4e", "get_weather", '{"location": "Paris", "days": [1, 2.50, null]}')],
+        "tool_calls": [
+            call("a1B2c3D4e", "get_weather", '{"location": "Paris", "days": [1, 2.50, null]}')
+        ],
     },
     {"role": "tool", "tool_call_id": "a1B2c3D4e", "content": '{"celsius": 7}'},
 ]
@@ -54,7 +63,10 @@ TWO = [
     {
         "role": "assistant",
         "content": "Let me see.",
-        "tool_calls": [call("a1B2c3D4e", "get_weather", '{"location": "東京"}'), call("000000000", "add", "{}")],
+        "tool_calls": [
+            call("a1B2c3D4e", "get_weather", '{"location": "東京"}'),
+            call("000000000", "add", "{}"),
+        ],
     },
     {"role": "tool", "tool_call_id": "a1B2c3D4e", "content": "12"},
     {"role": "tool", "tool_call_id": "000000000", "content": "0"},
@@ -165,7 +177,9 @@ def with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def answered(name: str, template: str, tools: list[Any] | None, messages: list[Any], objects: bool) -> dict[str, Any]:
+def answered(
+    name: str, template: str, tools: list[Any] | None, messages: list[Any], objects: bool
+) -> dict[str, Any]:
     (text,), _ = render_jinja_template(
         conversations=[with_objects(messages) if objects else messages],
         tools=tools,
@@ -179,7 +193,12 @@ def answered(name: str, template: str, tools: list[Any] | None, messages: list[A
 if __name__ == "__main__":
     answers = [
         answered(name, template, tools, messages, name != "deepseek r1")
-        for name, template in (("hermes", HERMES), ("llama", LLAMA), ("mistral", MISTRAL), ("deepseek r1", published()))
+        for name, template in (
+            ("hermes", HERMES),
+            ("llama", LLAMA),
+            ("mistral", MISTRAL),
+            ("deepseek r1", published()),
+        )
         for tools in ((None,) if name == "deepseek r1" else (None, [WEATHER, ADD]))
         for messages in (ASKED, ONE, TWO)
     ]

@@ -1,28 +1,31 @@
 """Write the golden answers of Hugging Face transformers that the decoder tests compare with.
 
-Needs its own environment, Python 3.11: `pip install torch==2.13.0 transformers safetensors sentencepiece accelerate`
-(accelerate: to load quantized models). Then `python tests/golden/make_goldens.py [--babyllama DIR]` rewrites, beside
-this file:
+Needs its own environment, Python 3.11: `pip install torch==2.13.0 transformers safetensors
+sentencepiece accelerate` (accelerate: to load quantized models). Then `python
+tests/golden/make_goldens.py [--babyllama DIR]` rewrites, beside this file:
 
-- `<case>/config.json`, `<case>/model.safetensors`: a tiny random float32 model, as transformers saves it (the cases
-  named `legacy` have a config.json in the form of published checkpoints: rope_theta and rope_scaling at the top;
-  those named `fp8` and `mxfp4` also have quantized weights as published, and the answers are those of the float32
-  model that the weights stand for);
-- `<case>/golden.npz`: `prompts` int32 [B, P]; `tokens` int32 [B, S], the greedy continuation, blind to eos;
-  `prompt_logits` float32 [B, P, V]; `decode_logits` float32 [B, S, V], where decode_logits[:, i] is the answer to
-  feeding tokens[:, i] at position P + i. So tokens[:, 0] is the argmax of prompt_logits[:, -1], and tokens[:, i + 1]
-  that of decode_logits[:, i]. B = 2, P = 24, S = 32, V = 96; one prefill, then S cached decode steps. If M of the
-  layers have X experts per token: `experts` int32 [M, B, P + S, X], their ids, the largest weight first, and
-  `expert_weights` float32, the same shape: what each expert's output is multiplied with, all told;
-- `qwen3_embedding/`: the same of an embedding model, with the files of sentence-transformers; its golden.npz also has
-  `embeddings` float32 [B, D], of length 1: the last final hidden state of the first `lengths` int32 [B] of prompts;
-- `rope.json`: name -> {config, inv_freq [head_dim / 2], attention_scaling}, at the figures of published models;
-- `babyllama_greedy.json`, if DIR holds the BabyLlama checkpoint: 200 greedy tokens after [1], blind to eos, and
-  gaps[i], the distance between the two largest of the logits that chose tokens[i].
+- `<case>/config.json`, `<case>/model.safetensors`: a tiny random float32 model, as transformers
+  saves it (the cases named `legacy` have a config.json in the form of published checkpoints:
+  rope_theta and rope_scaling at the top; those named `fp8` and `mxfp4` also have quantized weights
+  as published, and the answers are those of the float32 model that the weights stand for);
+- `<case>/golden.npz`: `prompts` int32 [B, P]; `tokens` int32 [B, S], the greedy continuation, blind
+  to eos; `prompt_logits` float32 [B, P, V]; `decode_logits` float32 [B, S, V], where
+  decode_logits[:, i] is the answer to feeding tokens[:, i] at position P + i. So tokens[:, 0] is
+  the argmax of prompt_logits[:, -1], and tokens[:, i + 1] that of decode_logits[:, i]. B = 2, P =
+  24, S = 32, V = 96; one prefill, then S cached decode steps. If M of the layers have X experts per
+  token: `experts` int32 [M, B, P + S, X], their ids, the largest weight first, and `expert_weights`
+  float32, the same shape: what each expert's output is multiplied with, all told;
+- `qwen3_embedding/`: the same of an embedding model, with the files of sentence-transformers; its
+  golden.npz also has `embeddings` float32 [B, D], of length 1: the last final hidden state of the
+  first `lengths` int32 [B] of prompts;
+- `rope.json`: name -> {config, inv_freq [head_dim / 2], attention_scaling}, at the figures of
+  published models;
+- `babyllama_greedy.json`, if DIR holds the BabyLlama checkpoint: 200 greedy tokens after [1], blind
+  to eos, and gaps[i], the distance between the two largest of the logits that chose tokens[i].
 
-Before a case is written it is proved to be a test: its choices of tokens and experts stand clear of ties, and each norm
-weight, bias, epsilon, RoPE and routing figure moves its logits. Afterwards the folder is loaded again and must give the
-same answers.
+Before a case is written it is proved to be a test: its choices of tokens and experts stand clear of
+ties, and each norm weight, bias, epsilon, RoPE and routing figure moves its logits. Afterwards the
+folder is loaded again and must give the same answers.
 """
 
 import argparse
@@ -85,7 +88,8 @@ def norm_offset(config: PretrainedConfig) -> float:
 def spread(model: PreTrainedModel, name: str, weight: torch.Tensor) -> float:
     """The standard deviation of a matrix [out, in] or [E, out, in], a bias, or sinks [N].
 
-    That of matrices keeps activations near 1.5, but for gpt-oss's [E, in, out], whose gates must reach their limit.
+    That of matrices keeps activations near 1.5, but for gpt-oss's [E, in, out], whose gates must
+    reach their limit.
     """
     if name.endswith(("bias", "sinks")):
         return 1.5 if name.endswith("sinks") else 0.3
@@ -95,14 +99,20 @@ def spread(model: PreTrainedModel, name: str, weight: torch.Tensor) -> float:
 
 
 def latent_rank(config: PretrainedConfig, name: str) -> int:
-    """How many outputs of the projection DeepSeek normalizes; the rest of kv_a_proj_with_mqa are keys for RoPE."""
+    """How many outputs of the projection DeepSeek normalizes; the rest of kv_a_proj_with_mqa are
+    keys for RoPE.
+    """
     return config.kv_lora_rank if "kv_a_proj" in name else config.q_lora_rank
 
 
 def weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Everything that is saved, tied weights once: also the bias of DeepSeek-V3's choices, which is no parameter."""
+    """Everything that is saved, tied weights once: also the bias of DeepSeek-V3's choices, which is
+    no parameter.
+    """
     yield from model.named_parameters()
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict())
+    yield from (
+        (name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict()
+    )
 
 
 @torch.no_grad()
@@ -113,11 +123,15 @@ def randomize(model: PreTrainedModel, prompts: torch.Tensor, generator: torch.Ge
         if name.endswith("norm.weight"):
             weight.uniform_(0.5 - offset, 1.5 - offset, generator=generator)
         elif "embed_tokens" in name:
-            weight.normal_(0.0, 0.02, generator=generator)  # small, as when published: the epsilon of the norms shows
+            weight.normal_(
+                0.0, 0.02, generator=generator
+            )  # small, as when published: the epsilon of the norms shows
         else:
             weight.normal_(0.0, spread(model, name, weight), generator=generator)
         if "a_proj" in name:
-            weight[: latent_rank(model.config, name)] *= 0.01  # small latents: the epsilon of their norms shows too
+            weight[: latent_rank(model.config, name)] *= (
+                0.01  # small latents: the epsilon of their norms shows too
+            )
     norm = model.model.norm.weight
     norm.copy_((norm + offset) * LOGIT_STD / model(prompts).logits.std() - offset)
 
@@ -131,12 +145,16 @@ def greedy(model: PreTrainedModel, prompts: torch.Tensor, steps: int) -> Tensors
         tokens.append(out.logits[:, -1:].argmax(-1))
         out = model(tokens[-1], past_key_values=out.past_key_values, use_cache=True)
         logits.append(out.logits)
-    answers = dict(tokens=torch.cat(tokens, 1), prompt_logits=prompt_logits, decode_logits=torch.cat(logits, 1))
+    answers = dict(
+        tokens=torch.cat(tokens, 1), prompt_logits=prompt_logits, decode_logits=torch.cat(logits, 1)
+    )
     return dict(prompts=prompts, **answers)
 
 
 def answer(model: PreTrainedModel, prompts: torch.Tensor) -> tuple[Tensors, float]:
-    """The arrays of golden.npz, those of the experts included, and the smallest gap of a choice of experts."""
+    """The arrays of golden.npz, those of the experts included, and the smallest gap of a choice of
+    experts.
+    """
     with recorded(model) as routings:
         golden = greedy(model, prompts, S)
     return {**golden, **chosen_experts(routings, len(prompts))}, smallest_gap(routings)
@@ -175,18 +193,31 @@ def with_figure(config: PretrainedConfig, name: str, figure: Any) -> PretrainedC
 
 
 def altered_configs(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
-    """The config with one figure changed at a time; "dynamic" RoPE is plain RoPE inside max_position_embeddings."""
+    """The config with one figure changed at a time; "dynamic" RoPE is plain RoPE inside
+    max_position_embeddings.
+    """
     yield "rms_norm_eps", with_figure(config, "rms_norm_eps", 10 * config.rms_norm_eps)
-    names = "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping swiglu_limit rope_interleave"
+    names = (
+        "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping swiglu_limit "
+        "rope_interleave"
+    )
     names += " routed_scaling_factor norm_topk_prob"
     for name in names.split():
-        unread = (config.model_type, name) == ("deepseek_v2", "norm_topk_prob")  # transformers never normalizes there
+        unread = (config.model_type, name) == (
+            "deepseek_v2",
+            "norm_topk_prob",
+        )  # transformers never normalizes there
         if getattr(config, name, None) is not None and not unread:
             yield name, with_figure(config, name, changed(getattr(config, name)))
-    if (getattr(config, "sliding_window", None) or config.max_position_embeddings) < config.max_position_embeddings:
+    if (
+        getattr(config, "sliding_window", None) or config.max_position_embeddings
+    ) < config.max_position_embeddings:
         yield "sliding_window", with_figure(config, "sliding_window", config.sliding_window + 1)
     if hasattr(config, "num_experts_per_tok"):
-        yield "num_experts_per_tok", with_figure(config, "num_experts_per_tok", config.num_experts_per_tok - 1)
+        yield (
+            "num_experts_per_tok",
+            with_figure(config, "num_experts_per_tok", config.num_experts_per_tok - 1),
+        )
     if (getattr(config, "n_group", None) or 1) > 1:
         yield "n_group", with_figure(config, "n_group", config.n_group // 2)
         yield "topk_group", with_figure(config, "topk_group", config.topk_group + 1)
@@ -194,13 +225,23 @@ def altered_configs(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedC
 
 
 def altered_ropes(config: PretrainedConfig) -> Iterator[tuple[str, PretrainedConfig]]:
-    """Every figure of every rope, but for those that mean nothing at these lengths or fix the weights' shapes."""
-    without_effect = {("factor", "dynamic"), ("long_factor", "longrope"), ("partial_rotary_factor", "longrope")}
+    """Every figure of every rope, but for those that mean nothing at these lengths or fix the
+    weights' shapes.
+    """
+    without_effect = {
+        ("factor", "dynamic"),
+        ("long_factor", "longrope"),
+        ("partial_rotary_factor", "longrope"),
+    }
     ropes = config.rope_parameters
     for layers in [""] if "rope_type" in ropes else ropes:
         for key, value in (ropes[layers] if layers else ropes).items():
             kind = (ropes[layers] if layers else ropes)["rope_type"]
-            if key == "rope_type" or (key, kind) in without_effect or (kind, value) == ("default", 1.0):
+            if (
+                key == "rope_type"
+                or (key, kind) in without_effect
+                or (kind, value) == ("default", 1.0)
+            ):
                 continue
             altered = copy.deepcopy(config)
             figures = altered.rope_parameters[layers] if layers else altered.rope_parameters
@@ -218,7 +259,9 @@ def neutral(config: PretrainedConfig, name: str) -> float:
 
 
 def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedModel]]:
-    """The model with one number wrong at a time: a figure of the config, a norm forgotten, a bias forgotten."""
+    """The model with one number wrong at a time: a figure of the config, a norm forgotten, a bias
+    forgotten.
+    """
     for name, config in altered_configs(model.config):
         altered = build(config)
         altered.load_state_dict(model.state_dict())
@@ -238,9 +281,15 @@ def altered_models(model: PreTrainedModel) -> Iterator[tuple[str, PreTrainedMode
 def smallest_effect(model: PreTrainedModel, golden: Tensors) -> tuple[float, str]:
     """How far the logits move at least when one number is wrong, and which number that is."""
     right = one_pass(model, golden)
-    moves = [((one_pass(altered, golden) - right).abs().max().item(), name) for name, altered in altered_models(model)]
+    moves = [
+        ((one_pass(altered, golden) - right).abs().max().item(), name)
+        for name, altered in altered_models(model)
+    ]
     if min(moves)[0] < SMALLEST_EFFECT:
-        raise SystemExit(f"{min(moves)[1]} moves the logits by {min(moves)[0]:.1e}, less than {SMALLEST_EFFECT:.1e}")
+        raise SystemExit(
+            f"{min(moves)[1]} moves the logits by {min(moves)[0]:.1e}, less than "
+            f"{SMALLEST_EFFECT:.1e}"
+        )
     return min(moves)
 
 
@@ -277,8 +326,11 @@ def random_model(case: Case, seed: int) -> tuple[PreTrainedModel, Tensors | None
     return model, tensors, prompts
 
 
-def clear_model(case: Case, first_seed: int) -> tuple[PreTrainedModel, Tensors | None, Tensors, int]:
-    """The first random model whose choices of tokens and experts stand clear of ties, its tensors, answers and seed.
+def clear_model(
+    case: Case, first_seed: int
+) -> tuple[PreTrainedModel, Tensors | None, Tensors, int]:
+    """The first random model whose choices of tokens and experts stand clear of ties, its tensors,
+    answers and seed.
 
     Models that make more of rounding than SAME are passed over too.
     """
@@ -297,7 +349,14 @@ def legacy_config(written: dict[str, Any], form: str) -> dict[str, Any]:
     fields = {key: value for key, value in written.items() if key not in newer}
     fields["torch_dtype"] = written["dtype"]
     if form == "minimal":
-        late = {"head_dim", "num_key_value_heads", "attention_bias", "attention_dropout", "mlp_bias", "pretraining_tp"}
+        late = {
+            "head_dim",
+            "num_key_value_heads",
+            "attention_bias",
+            "attention_dropout",
+            "mlp_bias",
+            "pretraining_tp",
+        }
         return {key: value for key, value in sorted(fields.items()) if key not in late}
     figures = dict(written["rope_parameters"])
     if form == "gemma3":
@@ -319,7 +378,9 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def write_case(case: Case, folder: Path, model: PreTrainedModel, tensors: Tensors | None, golden: Tensors) -> None:
+def write_case(
+    case: Case, folder: Path, model: PreTrainedModel, tensors: Tensors | None, golden: Tensors
+) -> None:
     model.save_pretrained(folder)
     if tensors:
         save_tensors(tensors, folder)
@@ -327,21 +388,36 @@ def write_case(case: Case, folder: Path, model: PreTrainedModel, tensors: Tensor
     if case.legacy:
         config_path = folder / "config.json"
         fields = legacy_config(json.loads(config_path.read_text()), case.legacy) | case.published
-        write_json(config_path, {name: fields[name] for name in sorted(fields) if name not in case.unpublished.split()})
+        write_json(
+            config_path,
+            {name: fields[name] for name in sorted(fields) if name not in case.unpublished.split()},
+        )
     arrays = {name: array.numpy() for name, array in golden.items()}
-    integers = {name: array.astype(np.int32) for name, array in arrays.items() if array.dtype == np.int64}
+    integers = {
+        name: array.astype(np.int32) for name, array in arrays.items() if array.dtype == np.int64
+    }
     np.savez_compressed(folder / "golden.npz", **{**arrays, **integers})
 
 
 def check_reload(case: Case, folder: Path) -> float:
-    """The folder alone must give its answers again: to the bit if cached, else up to the noise returned."""
-    model = load_decoded(folder, case.stored) if case.stored and not case.stored.loads else load(folder)
-    golden = {name: torch.from_numpy(array) for name, array in np.load(folder / "golden.npz").items()}
+    """The folder alone must give its answers again: to the bit if cached, else up to the noise
+    returned.
+    """
+    model = (
+        load_decoded(folder, case.stored) if case.stored and not case.stored.loads else load(folder)
+    )
+    golden = {
+        name: torch.from_numpy(array) for name, array in np.load(folder / "golden.npz").items()
+    }
     again, _ = answer(model, golden["prompts"].long())
-    different = [name for name in again if not torch.equal(again[name].to(golden[name].dtype), golden[name])]
+    different = [
+        name for name in again if not torch.equal(again[name].to(golden[name].dtype), golden[name])
+    ]
     noise = rounding(model, golden)
     if different or noise > SAME:
-        raise SystemExit(f"{folder.name}: loaded again, differs in {different}; one pass differs by {noise:.1e}")
+        raise SystemExit(
+            f"{folder.name}: loaded again, differs in {different}; one pass differs by {noise:.1e}"
+        )
     return noise
 
 
@@ -350,14 +426,19 @@ def make_case(case: Case, folder: Path, first_seed: int) -> None:
     effect, number = smallest_effect(model, golden)
     write_case(case, folder, model, tensors, golden)
     noise, gap = check_reload(case, folder), top_two_gaps(golden).min().item()
-    print(f"{case.name:30} seed {seed}, gap {gap:.0e}, one pass {noise:.0e}, smallest effect {effect:.0e} ({number})")
+    print(
+        f"{case.name:30} seed {seed}, gap {gap:.0e}, one pass {noise:.0e}, smallest effect "
+        f"{effect:.0e} ({number})"
+    )
 
 
 def make_embedding(case: Case, folder: Path, first_seed: int) -> None:
     model, tensors, golden, seed = clear_model(case, first_seed)
     golden |= embedding_answer(model.model, golden["prompts"])
     mistakes = wrong_embeddings(model.model, golden)
-    effect, mistake = min(((wrong - golden["embeddings"]).abs().max().item(), name) for name, wrong in mistakes)
+    effect, mistake = min(
+        ((wrong - golden["embeddings"]).abs().max().item(), name) for name, wrong in mistakes
+    )
     if effect < SMALLEST_EFFECT:
         raise SystemExit(f"{case.name}: {mistake} changes the embeddings by {effect:.1e} alone")
     write_case(case, folder, model, tensors, golden)
@@ -365,31 +446,53 @@ def make_embedding(case: Case, folder: Path, first_seed: int) -> None:
         (folder / path).parent.mkdir(exist_ok=True)
         write_json(folder / path, content)
     noise = check_reload(case, folder)
-    if not torch.equal(embed(load_encoder(folder), golden["prompts"], golden["lengths"]), golden["embeddings"]):
+    if not torch.equal(
+        embed(load_encoder(folder), golden["prompts"], golden["lengths"]), golden["embeddings"]
+    ):
         raise SystemExit(f"{case.name}: loaded again, embeds differently")
-    print(f"{case.name:30} seed {seed}, one pass {noise:.0e}, smallest effect {effect:.0e} ({mistake})")
+    print(
+        f"{case.name:30} seed {seed}, one pass {noise:.0e}, smallest effect {effect:.0e} "
+        f"({mistake})"
+    )
 
 
 def rope_answer(config: LlamaConfig) -> dict[str, Any]:
     rotary = LlamaRotaryEmbedding(config)
     sizes = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
-    figures = {**{name: getattr(config, name) for name in sizes}, "rope_parameters": config.rope_parameters}
-    return dict(config=figures, inv_freq=rotary.inv_freq.tolist(), attention_scaling=rotary.attention_scaling)
+    figures = {
+        **{name: getattr(config, name) for name in sizes},
+        "rope_parameters": config.rope_parameters,
+    }
+    return dict(
+        config=figures,
+        inv_freq=rotary.inv_freq.tolist(),
+        attention_scaling=rotary.attention_scaling,
+    )
 
 
 def babyllama_answer(folder: Path, steps: int) -> dict[str, Any]:
     golden = greedy(load(folder), torch.tensor([[1]]), steps)
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     versions = dict(transformers=transformers.__version__, torch=str(torch.__version__))
-    answer = dict(prompt=[1], tokens=golden["tokens"][0].tolist(), gaps=top_two_gaps(golden)[0].tolist())
+    answer = dict(
+        prompt=[1], tokens=golden["tokens"][0].tolist(), gaps=top_two_gaps(golden)[0].tolist()
+    )
     return dict(model_sha256=digest, versions=versions, **answer)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the golden answers of Hugging Face transformers.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where (default: beside this file)")
-    parser.add_argument("--babyllama", type=Path, metavar="DIR", help="a checkpoint in Hugging Face layout")
-    parser.add_argument("--only", default="", metavar="NAME", help="only the cases whose names begin with this")
+    parser = argparse.ArgumentParser(
+        description="Write the golden answers of Hugging Face transformers."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent, help="where (default: beside this file)"
+    )
+    parser.add_argument(
+        "--babyllama", type=Path, metavar="DIR", help="a checkpoint in Hugging Face layout"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="only the cases whose names begin with this"
+    )
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
@@ -402,7 +505,10 @@ def main() -> None:
         make_embedding(embedding, args.out / embedding.name, first_seed=2_000_000)
     if args.only:
         return
-    write_json(args.out / "rope.json", {name: rope_answer(config) for name, config in published_ropes().items()})
+    write_json(
+        args.out / "rope.json",
+        {name: rope_answer(config) for name, config in published_ropes().items()},
+    )
     if args.babyllama:
         write_json(args.out / "babyllama_greedy.json", babyllama_answer(args.babyllama, steps=200))
 

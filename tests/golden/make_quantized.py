@@ -1,15 +1,18 @@
-"""Write tiny Llamas quantized by AutoAWQ, AutoGPTQ, GPTQModel and compressed-tensors, and what these make of them.
+"""Write tiny Llamas quantized by AutoAWQ, AutoGPTQ, GPTQModel and compressed-tensors, and what
+these make of them.
 
-Needs the environment of make_goldens.py and beside it, since the libraries want CUDA or old versions of others:
+Needs the environment of make_goldens.py and beside it, since the libraries want CUDA or old
+versions of others:
 
     pip install --no-deps --target SITE compressed-tensors==0.20.0 loguru pypcre logbar device-smi tokenicer defuser \
         threadpoolctl torchao dill pillow
     pip download --no-deps autoawq==0.2.9 auto-gptq==0.7.1 gptqmodel==7.7.0     # unpacked side by side in SOURCES
 
-Then `PYTHONPATH=SITE python tests/golden/make_quantized.py SOURCES` rewrites quantized/<case>/ beside this file:
-config.json and model.safetensors as published, and golden.npz: of every quantized weight [O, I], under its name, what
-the library dequantizes it to in the checkpoint's own precision, the bits as uint16; `prompts` int32 [B, P], and
-`logits` float32 [B, P, V] of transformers' model with the weights that the library gives for float32 scales.
+Then `PYTHONPATH=SITE python tests/golden/make_quantized.py SOURCES` rewrites quantized/<case>/
+beside this file: config.json and model.safetensors as published, and golden.npz: of every quantized
+weight [O, I], under its name, what the library dequantizes it to in the checkpoint's own precision,
+the bits as uint16; `prompts` int32 [B, P], and `logits` float32 [B, P, V] of transformers' model
+with the weights that the library gives for float32 scales.
 """
 
 import argparse
@@ -28,11 +31,19 @@ from transformers import LlamaConfig, LlamaForCausalLM  # pyright: ignore[report
 
 Tensors = dict[str, torch.Tensor]
 GROUP = 32
-SIZES = dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, vocab_size=96)
+SIZES = dict(
+    hidden_size=64,
+    intermediate_size=96,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=96,
+)
 
 
 class Quantized(NamedTuple):
-    """A linear layer: its tensors by the last part of their names, and what they stand for in both precisions."""
+    """A linear layer: its tensors by the last part of their names, and what they stand for in both
+    precisions.
+    """
 
     tensors: Tensors
     own: torch.Tensor  # [O, I] in the checkpoint's precision
@@ -47,15 +58,21 @@ class Case(NamedTuple):
 
 
 def package(name: str, folder: Path, **attributes: Any) -> None:
-    """A package that imports nothing when it is imported: what those of these libraries import is not here."""
+    """A package that imports nothing when it is imported: what those of these libraries import is
+    not here.
+    """
     module = types.ModuleType(name)
     module.__path__ = [str(folder)]
     vars(module).update(attributes)
     sys.modules[name] = module
 
 
-def affine(weight: torch.Tensor, bits: int, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float16-exact scales and zero points from 1 on, float32 [O, groups], of each output and group of inputs."""
+def affine(
+    weight: torch.Tensor, bits: int, groups: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float16-exact scales and zero points from 1 on, float32 [O, groups], of each output and group
+    of inputs.
+    """
     scales, zeros = [], []
     for group in range(int(groups.max()) + 1):
         part = weight[:, groups == group]
@@ -77,18 +94,26 @@ def awq(name: str, weight: torch.Tensor) -> Quantized:
     packing = importlib.import_module("awq.utils.packing_utils")
     vars(gemm)["get_best_device"] = lambda: "cpu"
     scales, zeros = affine(weight, 4, torch.arange(weight.shape[1]) // GROUP)
-    layer = gemm.WQLinear_GEMM.from_linear(linear(weight), 4, GROUP, False, scales.T.contiguous(), zeros.T.contiguous())
+    layer = gemm.WQLinear_GEMM.from_linear(
+        linear(weight), 4, GROUP, False, scales.T.contiguous(), zeros.T.contiguous()
+    )
     own, float32 = (
         packing.dequantize_gemm(layer.qweight, layer.qzeros, scale, 4, GROUP).T
         for scale in (layer.scales, layer.scales.float())
     )
-    return Quantized({part: getattr(layer, part) for part in ("qweight", "qzeros", "scales")}, own, float32)
+    return Quantized(
+        {part: getattr(layer, part) for part in ("qweight", "qzeros", "scales")}, own, float32
+    )
 
 
 def groups_of(weight: torch.Tensor, size: int, ordered: bool) -> torch.Tensor:
     inputs = weight.shape[1]
     groups = (torch.arange(inputs) // (inputs if size == -1 else size)).int()
-    return groups[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))] if ordered else groups
+    return (
+        groups[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
+        if ordered
+        else groups
+    )
 
 
 def auto_gptq(bits: int, size: int, ordered: bool) -> Callable[[str, torch.Tensor], Quantized]:
@@ -112,10 +137,14 @@ def gptqmodel(bits: int, ordered: bool) -> Callable[[str, torch.Tensor], Quantiz
         groups = groups_of(weight, GROUP, ordered)
         scales, zeros = affine(weight, bits, groups)
         sizes = dict(in_features=weight.shape[1], out_features=weight.shape[0])
-        layer = module.TorchLinear(bits=bits, group_size=GROUP, sym=False, desc_act=ordered, **sizes)
+        layer = module.TorchLinear(
+            bits=bits, group_size=GROUP, sym=False, desc_act=ordered, **sizes
+        )
         layer.pack(linear(weight), scales, zeros.int(), groups)
         layer.post_init()
-        tensors = {part: getattr(layer, part).clone() for part in ("qweight", "qzeros", "scales", "g_idx")}
+        tensors = {
+            part: getattr(layer, part).clone() for part in ("qweight", "qzeros", "scales", "g_idx")
+        }
         own = layer.eval().dequantize_weight().T.clone()
         layer.scales = layer.scales.float()
         return Quantized(tensors, own, layer.dequantize_weight().T.clone())
@@ -126,7 +155,12 @@ def gptqmodel(bits: int, ordered: bool) -> Callable[[str, torch.Tensor], Quantiz
 def weight_ranges(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The least and the greatest of all that share a scale, in the shape of the scales."""
     (rows, columns), block = weight.shape, args.block_structure
-    size = {"tensor": (rows, columns), "channel": (1, columns), "group": (1, args.group_size), "block": block}
+    size = {
+        "tensor": (rows, columns),
+        "channel": (1, columns),
+        "group": (1, args.group_size),
+        "block": block,
+    }
     height, width = size[args.strategy]
     padded = torch.nn.functional.pad(weight, (0, -columns % width, 0, -rows % height))
     blocks = padded.unflatten(1, (-1, width)).unflatten(0, (-1, height))
@@ -134,7 +168,9 @@ def weight_ranges(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.
 
 
 def compressed(schemes: dict[str, Any]) -> Callable[[str, torch.Tensor], Quantized]:
-    """schemes: QuantizationScheme by the part of a module's name that they are for, "" for all the rest."""
+    """schemes: QuantizationScheme by the part of a module's name that they are for, "" for all the
+    rest.
+    """
 
     def quantize(name: str, weight: torch.Tensor) -> Quantized:
         compressors = importlib.import_module("compressed_tensors.compressors").BaseCompressor
@@ -144,11 +180,15 @@ def compressed(schemes: dict[str, Any]) -> Callable[[str, torch.Tensor], Quantiz
         scales, zeros = helpers.calculate_qparams(low, high, scheme.weights)
         if scheme.weights.strategy == "tensor":
             scales, zeros = scales.reshape(1), zeros.reshape(1)
-        plain = dict(weight=weight.bfloat16(), weight_scale=scales.bfloat16(), weight_zero_point=zeros)
+        plain = dict(
+            weight=weight.bfloat16(), weight_scale=scales.bfloat16(), weight_zero_point=zeros
+        )
         compressor = compressors.get_value_from_registry(scheme.format)
         tensors = compressor.compress(plain, scheme)
         own, float32 = (
-            compressor.decompress({**tensors, "weight_scale": tensors["weight_scale"].to(dtype)}, scheme)["weight"]
+            compressor.decompress(
+                {**tensors, "weight_scale": tensors["weight_scale"].to(dtype)}, scheme
+            )["weight"]
             for dtype in (torch.bfloat16, torch.float32)
         )
         if scheme.input_activations and not scheme.input_activations.dynamic:
@@ -170,26 +210,39 @@ def compressed_cases() -> Iterator[Case]:
         "w4a16": ("pack-quantized", dict(weights=arguments(**int4, actorder="weight"))),
         "w4a16_asymmetric": ("pack-quantized", dict(weights=arguments(**int4, symmetric=False))),
         "w8a16": ("pack-quantized", dict(weights=arguments(num_bits=8, strategy="channel"))),
-        "w8a8": ("int-quantized", dict(weights=arguments(num_bits=8, strategy="channel"), input_activations=token)),
+        "w8a8": (
+            "int-quantized",
+            dict(weights=arguments(num_bits=8, strategy="channel"), input_activations=token),
+        ),
         "w8a8_asymmetric": (
             "int-quantized",
-            dict(weights=arguments(num_bits=8, strategy="group", group_size=GROUP, symmetric=False)),
+            dict(
+                weights=arguments(num_bits=8, strategy="group", group_size=GROUP, symmetric=False)
+            ),
         ),
-        "fp8_tensor": ("float-quantized", dict(weights=arguments(**fp8, strategy="tensor"), input_activations=static)),
+        "fp8_tensor": (
+            "float-quantized",
+            dict(weights=arguments(**fp8, strategy="tensor"), input_activations=static),
+        ),
         "fp8_channel": (
             "float-quantized",
             dict(weights=arguments(**fp8, strategy="channel"), input_activations=per_token),
         ),
         "fp8_block": (
             "float-quantized",
-            dict(weights=arguments(**fp8, strategy="block", block_structure=[24, 40]), input_activations=per_token),
+            dict(
+                weights=arguments(**fp8, strategy="block", block_structure=[24, 40]),
+                input_activations=per_token,
+            ),
         ),
     }
     for name, (form, parts) in forms.items():
         scheme = scheme_of(targets=["Linear"], format=form, **parts)
         yield compressed_case(f"compressed_{name}", {"": scheme}, form)
     mixed = {
-        "down_proj": scheme_of(targets=["re:.*down_proj$"], format="int-quantized", **forms["w8a8"][1]),
+        "down_proj": scheme_of(
+            targets=["re:.*down_proj$"], format="int-quantized", **forms["w8a8"][1]
+        ),
         "": scheme_of(targets=["Linear"], format="pack-quantized", **forms["w4a16"][1]),
     }
     yield compressed_case("compressed_mixed", mixed, "mixed-precision")
@@ -208,14 +261,35 @@ def compressed_case(name: str, schemes: dict[str, Any], form: str) -> Case:
 
 def cases() -> Iterator[Case]:
     shared = dict(bits=4, group_size=GROUP)
-    config = dict(quant_method="awq", version="gemm", zero_point=True, modules_to_not_convert=None, **shared)
+    config = dict(
+        quant_method="awq", version="gemm", zero_point=True, modules_to_not_convert=None, **shared
+    )
     yield Case("awq", awq, config, torch.float16)
-    for bits, size, ordered in ((2, GROUP, False), (3, GROUP, True), (4, GROUP, True), (8, -1, False)):
+    for bits, size, ordered in (
+        (2, GROUP, False),
+        (3, GROUP, True),
+        (4, GROUP, True),
+        (8, -1, False),
+    ):
         config = dict(quant_method="gptq", bits=bits, group_size=size, desc_act=ordered, sym=False)
-        config |= dict(damp_percent=0.1, true_sequential=True, static_groups=False, model_name_or_path=None)
+        config |= dict(
+            damp_percent=0.1, true_sequential=True, static_groups=False, model_name_or_path=None
+        )
         yield Case(f"gptq_{bits}bit", auto_gptq(bits, size, ordered), config, torch.float16)
-    config = dict(quant_method="gptq", method="gptq", format="gptq_v2", checkpoint_format="gptq_v2", lm_head=False)
-    config |= dict(desc_act=True, sym=False, pack_dtype="int32", meta=dict(quantizer=["gptqmodel:7.7.0"]), **shared)
+    config = dict(
+        quant_method="gptq",
+        method="gptq",
+        format="gptq_v2",
+        checkpoint_format="gptq_v2",
+        lm_head=False,
+    )
+    config |= dict(
+        desc_act=True,
+        sym=False,
+        pack_dtype="int32",
+        meta=dict(quantizer=["gptqmodel:7.7.0"]),
+        **shared,
+    )
     yield Case("gptq_v2", gptqmodel(4, True), config, torch.float16)
     yield from compressed_cases()
 
@@ -223,7 +297,11 @@ def cases() -> Iterator[Case]:
 @torch.no_grad()
 def make_case(case: Case, folder: Path) -> None:
     generator = torch.Generator().manual_seed(7)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=1, max_position_embeddings=64)).float().eval()
+    model = (
+        LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=1, max_position_embeddings=64))
+        .float()
+        .eval()
+    )
     golden, stored = {}, {}
     for name, weight in model.named_parameters():
         if name.endswith("norm.weight"):
@@ -243,7 +321,9 @@ def make_case(case: Case, folder: Path) -> None:
     golden |= dict(prompts=prompts.int().numpy(), logits=model(prompts).logits.numpy())
     folder.mkdir(parents=True, exist_ok=True)
     config = {**model.config.to_diff_dict(), **SIZES, "architectures": ["LlamaForCausalLM"]}
-    config |= dict(torch_dtype=str(case.dtype).removeprefix("torch."), quantization_config=case.config)
+    config |= dict(
+        torch_dtype=str(case.dtype).removeprefix("torch."), quantization_config=case.config
+    )
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     np.savez_compressed(folder / "golden.npz", **golden)
@@ -252,8 +332,12 @@ def make_case(case: Case, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write tiny models quantized by other people's libraries.")
-    parser.add_argument("sources", type=Path, help="where awq/, auto_gptq/ and gptqmodel/ are, in any folders of it")
+    parser = argparse.ArgumentParser(
+        description="Write tiny models quantized by other people's libraries."
+    )
+    parser.add_argument(
+        "sources", type=Path, help="where awq/, auto_gptq/ and gptqmodel/ are, in any folders of it"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "quantized")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -22,19 +22,32 @@ def without_head_dim() -> dict[str, Any]:
 
 def mixtral(**fields: Any) -> MixtralConfig:
     sizes = {**tiny(), "intermediate_size": 12, "num_local_experts": 8, "num_experts_per_tok": 2}
-    return MixtralConfig(**{**sizes, "rms_norm_eps": 1e-5, "rope_parameters": rope(theta=1e6), **fields})
+    return MixtralConfig(
+        **{**sizes, "rms_norm_eps": 1e-5, "rope_parameters": rope(theta=1e6), **fields}
+    )
 
 
 def qwen2_moe(**fields: Any) -> Qwen2MoeConfig:
-    """6 experts, 3 for each token, and a shared expert; qkv biases, which its config takes for granted."""
-    sizes = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, shared_expert_intermediate_size=20)
+    """6 experts, 3 for each token, and a shared expert; qkv biases, which its config takes for
+    granted.
+    """
+    sizes = dict(
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=12,
+        shared_expert_intermediate_size=20,
+    )
     figures = dict(rms_norm_eps=1e-6, rope_parameters=rope(theta=1e6))
     return Qwen2MoeConfig(**{**without_head_dim(), **sizes, **figures, **fields})
 
 
 def qwen3_moe(**fields: Any) -> Qwen3MoeConfig:
-    """8 experts, 3 for each token, their weights normalized as when published (not the default of the config)."""
-    sizes = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=True)
+    """8 experts, 3 for each token, their weights normalized as when published (not the default of
+    the config).
+    """
+    sizes = dict(
+        num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=True
+    )
     figures = dict(rms_norm_eps=1e-6, rope_parameters=rope(theta=1e6))
     return Qwen3MoeConfig(**{**without_head_dim(), **sizes, **figures, **fields})
 
@@ -44,12 +57,16 @@ def mixtral_cases() -> Iterator[Case]:
     published = dict(router_aux_loss_coef=0.02, transformers_version="4.36.0.dev0")
     unpublished = "head_dim pad_token_id router_jitter_noise rope_scaling"
     yield Case("mixtral_gqa", mixtral())
-    yield Case("mixtral_window", mixtral(num_local_experts=4, num_hidden_layers=3, sliding_window=WINDOW))
+    yield Case(
+        "mixtral_window", mixtral(num_local_experts=4, num_hidden_layers=3, sliding_window=WINDOW)
+    )
     yield Case("mixtral_legacy", mixtral(), "type", published, unpublished)
 
 
 def qwen2_moe_cases() -> Iterator[Case]:
-    """The legacy one is in the form of Qwen1.5-MoE-A2.7B; `sparse_step` has experts in the last of its 4 layers."""
+    """The legacy one is in the form of Qwen1.5-MoE-A2.7B; `sparse_step` has experts in the last of
+    its 4 layers.
+    """
     published = dict(max_window_layers=21, sliding_window=32768, transformers_version="4.39.0.dev0")
     unpublished = "mlp_only_layers pad_token_id qkv_bias rope_scaling"
     yield Case("qwen2_moe_shared_expert", qwen2_moe())
@@ -60,7 +77,9 @@ def qwen2_moe_cases() -> Iterator[Case]:
 
 
 def qwen3_moe_cases() -> Iterator[Case]:
-    """The legacy one is in the form of Qwen3-30B-A3B. Three leave head_dim out: it is D/N, unlike Qwen3's."""
+    """The legacy one is in the form of Qwen3-30B-A3B. Three leave head_dim out: it is D/N, unlike
+    Qwen3's.
+    """
     published = dict(max_window_layers=48, num_experts=8, transformers_version="4.51.0")
     unpublished = "num_local_experts pad_token_id"
     yield Case("qwen3_moe_gqa", qwen3_moe())
@@ -72,27 +91,44 @@ def qwen3_moe_cases() -> Iterator[Case]:
 
 
 def mla() -> dict[str, Any]:
-    """4 heads of 8 + 16 dimensions and 12 for values; 12 experts, 3 for each token, after one dense layer."""
-    heads = dict(num_key_value_heads=4, qk_nope_head_dim=8, qk_rope_head_dim=16, v_head_dim=12, kv_lora_rank=12)
-    experts = dict(n_routed_experts=12, num_experts_per_tok=3, moe_intermediate_size=8, first_k_dense_replace=1)
+    """4 heads of 8 + 16 dimensions and 12 for values; 12 experts, 3 for each token, after one dense
+    layer.
+    """
+    heads = dict(
+        num_key_value_heads=4,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=16,
+        v_head_dim=12,
+        kv_lora_rank=12,
+    )
+    experts = dict(
+        n_routed_experts=12, num_experts_per_tok=3, moe_intermediate_size=8, first_k_dense_replace=1
+    )
     return {**without_head_dim(), **heads, **experts, "num_hidden_layers": 3, "rms_norm_eps": 1e-6}
 
 
 def deepseek_rope(mscale: float, mscale_all_dim: float) -> dict[str, Any]:
-    """DeepSeek's factor and ints; context, theta and betas at which each figure shows in 16 dimensions."""
+    """DeepSeek's factor and ints; context, theta and betas at which each figure shows in 16
+    dimensions.
+    """
     figures = dict(beta_fast=2, beta_slow=0.25, mscale=mscale, mscale_all_dim=mscale_all_dim)
     return rope("yarn", theta=1000, factor=40, original_max_position_embeddings=32, **figures)
 
 
 def deepseek_v2(**fields: Any) -> DeepseekV2Config:
     """Two shared experts, weights that are not normalized."""
-    sizes = dict(n_shared_experts=2, norm_topk_prob=False, rope_parameters=deepseek_rope(0.707, 0.707))
+    sizes = dict(
+        n_shared_experts=2, norm_topk_prob=False, rope_parameters=deepseek_rope(0.707, 0.707)
+    )
     return DeepseekV2Config(**{**mla(), **sizes, **fields})
 
 
 def deepseek_v3(**fields: Any) -> DeepseekV3Config:
-    """One shared expert; 2 of 4 groups of experts, their weights normalized and then scaled by 2.5."""
-    groups = dict(n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5, n_shared_experts=1)
+    """One shared expert; 2 of 4 groups of experts, their weights normalized and then scaled by
+    2.5."""
+    groups = dict(
+        n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5, n_shared_experts=1
+    )
     figures = dict(q_lora_rank=16, rope_parameters=deepseek_rope(1.0, 1.0))
     return DeepseekV3Config(**{**mla(), **groups, **figures, **fields})
 
@@ -101,14 +137,20 @@ def remote_code(version: int) -> dict[str, str]:
     """The `auto_map` of DeepSeek's folders."""
     classes = dict(AutoConfig="Config", AutoModel="Model", AutoModelForCausalLM="ForCausalLM")
     files = {name: "configuration" if name == "AutoConfig" else "modeling" for name in classes}
-    return {name: f"{files[name]}_deepseek.DeepseekV{version}{kind}" for name, kind in classes.items()}
+    return {
+        name: f"{files[name]}_deepseek.DeepseekV{version}{kind}" for name, kind in classes.items()
+    }
 
 
 def deepseek_v2_cases() -> Iterator[Case]:
-    """`lite` and the legacy one are like DeepSeek-V2-Lite, `groups` is like DeepSeek-V2 but with unequal mscales."""
+    """`lite` and the legacy one are like DeepSeek-V2-Lite, `groups` is like DeepSeek-V2 but with
+    unequal mscales.
+    """
     one_group = dict(topk_method="greedy", n_group=1, topk_group=1, routed_scaling_factor=1.0)
     lite = dict(q_lora_rank=None, n_routed_experts=8, **one_group)
-    groups = dict(topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=4.0)
+    groups = dict(
+        topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=4.0
+    )
     training = dict(aux_loss_alpha=0.001, moe_layer_freq=1, scoring_func="softmax", seq_aux=True)
     published = dict(auto_map=remote_code(2), transformers_version="4.33.1", **training)
     unpublished = "head_dim mlp_bias output_router_logits pad_token_id qk_head_dim"
@@ -136,16 +178,26 @@ def deepseek_v3_cases() -> Iterator[Case]:
     yield Case("deepseek_v3_q_lora", deepseek_v3())
     yield Case("deepseek_v3_no_q_lora", deepseek_v3(q_lora_rank=None, num_hidden_layers=2))
     yield Case("deepseek_v3_plain_rope", deepseek_v3(**one_group, **figures))
-    small = deepseek_v3(v_head_dim=8, num_hidden_layers=2, n_routed_experts=8, n_group=2, topk_group=1)
-    yield Case("deepseek_v3_legacy", small, "type", deepseek_r1_fields(), NOT_IN_DEEPSEEK_R1, mtp_layer(2))
+    small = deepseek_v3(
+        v_head_dim=8, num_hidden_layers=2, n_routed_experts=8, n_group=2, topk_group=1
+    )
+    yield Case(
+        "deepseek_v3_legacy", small, "type", deepseek_r1_fields(), NOT_IN_DEEPSEEK_R1, mtp_layer(2)
+    )
 
 
 def gpt_oss(**fields: Any) -> GptOssConfig:
-    """4 experts, 2 for each token; yarn without rounding to whole dimensions, its betas fit for 8 of them."""
-    sizes = dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=16, sliding_window=WINDOW)
+    """4 experts, 2 for each token; yarn without rounding to whole dimensions, its betas fit for 8
+    of them.
+    """
+    sizes = dict(
+        num_local_experts=4, num_experts_per_tok=2, intermediate_size=16, sliding_window=WINDOW
+    )
     betas = dict(beta_fast=2.0, beta_slow=0.25, truncate=False)
     yarn = rope("yarn", theta=1000.0, factor=32.0, original_max_position_embeddings=32, **betas)
-    return GptOssConfig(**{**tiny(), **sizes, "rms_norm_eps": 1e-5, "rope_parameters": yarn, **fields})
+    return GptOssConfig(
+        **{**tiny(), **sizes, "rms_norm_eps": 1e-5, "rope_parameters": yarn, **fields}
+    )
 
 
 def gpt_oss_fields() -> dict[str, Any]:
@@ -159,20 +211,36 @@ NOT_IN_GPT_OSS = "bos_token_id swiglu_alpha torch_dtype"
 
 
 def gpt_oss_cases() -> Iterator[Case]:
-    """Sliding and whole layers by turns; the legacy one is in the form of gpt-oss-20b, but not quantized."""
+    """Sliding and whole layers by turns; the legacy one is in the form of gpt-oss-20b, but not
+    quantized.
+    """
     yield Case("gpt_oss_three_layers", gpt_oss(num_hidden_layers=3))
     yield Case("gpt_oss_head_dim", gpt_oss(head_dim=16, num_local_experts=8, num_experts_per_tok=4))
-    yield Case("gpt_oss_legacy", gpt_oss(head_dim=16), "rope_type", gpt_oss_fields(), NOT_IN_GPT_OSS)
+    yield Case(
+        "gpt_oss_legacy", gpt_oss(head_dim=16), "rope_type", gpt_oss_fields(), NOT_IN_GPT_OSS
+    )
 
 
 def quantized_cases() -> Iterator[Case]:
-    """Weights and config.json as DeepSeek-R1 and gpt-oss-20b have them, but for smaller blocks of fp8."""
+    """Weights and config.json as DeepSeek-R1 and gpt-oss-20b have them, but for smaller blocks of
+    fp8.
+    """
     block = (16, 16)
-    fp8_fields = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=block)
+    fp8_fields = dict(
+        quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=block
+    )
     r1 = {**deepseek_r1_fields(), "quantization_config": fp8_fields, "torch_dtype": "bfloat16"}
     yield Case("deepseek_v3_fp8", deepseek_v3(), "type", r1, NOT_IN_DEEPSEEK_R1, fp8(block))
-    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    gpt = {**gpt_oss_fields(), "quantization_config": dict(modules_to_not_convert=kept, quant_method="mxfp4")}
+    kept = [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ]
+    gpt = {
+        **gpt_oss_fields(),
+        "quantization_config": dict(modules_to_not_convert=kept, quant_method="mxfp4"),
+    }
     two_groups = gpt_oss(hidden_size=64, intermediate_size=64, head_dim=16)
     yield Case("gpt_oss_mxfp4", two_groups, "rope_type", gpt, NOT_IN_GPT_OSS, MXFP4)
 
@@ -180,4 +248,6 @@ def quantized_cases() -> Iterator[Case]:
 def moe_cases() -> Iterator[Case]:
     """New ones at the end: a case's number is its seed."""
     softmax_first = (mixtral_cases(), qwen2_moe_cases(), qwen3_moe_cases())
-    return chain(*softmax_first, deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases(), quantized_cases())
+    return chain(
+        *softmax_first, deepseek_v2_cases(), deepseek_v3_cases(), gpt_oss_cases(), quantized_cases()
+    )

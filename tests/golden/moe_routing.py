@@ -1,4 +1,6 @@
-"""Which experts a model of transformers chose, with what weights, and how far from ties each choice was."""
+"""Which experts a model of transformers chose, with what weights, and how far from ties each choice
+was.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,20 +11,30 @@ import torch  # pyright: ignore[reportMissingImports]
 
 @dataclass(frozen=True)
 class Routing:
-    """What one router answered, call by call: logits [n, E], weights [n, X] and ids [n, X] of n tokens."""
+    """What one router answered, call by call: logits [n, E], weights [n, X] and ids [n, X] of n
+    tokens.
+    """
 
     router: torch.nn.Module
     calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
-    def record(self, _module: torch.nn.Module, _args: object, answer: tuple[torch.Tensor, ...]) -> None:
+    def record(
+        self, _module: torch.nn.Module, _args: object, answer: tuple[torch.Tensor, ...]
+    ) -> None:
         logits, weights, ids = answer
         self.calls.append((logits, weights, ids))
 
 
 @contextmanager
 def recorded(model: torch.nn.Module) -> Iterator[list[Routing]]:
-    """While the block runs: the answers of every router, in the order of the layers; none in a dense model."""
-    routings = [Routing(module) for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
+    """While the block runs: the answers of every router, in the order of the layers; none in a
+    dense model.
+    """
+    routings = [
+        Routing(module)
+        for module in model.modules()
+        if type(module).__name__.lower().endswith("topkrouter")
+    ]
     hooks = [routing.router.register_forward_hook(routing.record) for routing in routings]
     yield routings
     for hook in hooks:
@@ -36,12 +48,16 @@ def by_weight(weights: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def chosen_experts(routings: list[Routing], batch: int) -> dict[str, torch.Tensor]:
-    """`experts` and `expert_weights` [M, B, tokens, X] of the M MoE layers; nothing for a dense model."""
+    """`experts` and `expert_weights` [M, B, tokens, X] of the M MoE layers; nothing for a dense
+    model.
+    """
     layers = []
     for routing in routings:
         calls = [by_weight(weights, ids) for _, weights, ids in routing.calls]
         columns = zip(*calls, strict=True)
-        layers.append([torch.cat([x.view(batch, -1, x.shape[-1]) for x in column], 1) for column in columns])
+        layers.append(
+            [torch.cat([x.view(batch, -1, x.shape[-1]) for x in column], 1) for column in columns]
+        )
     if not layers:
         return {}
     weights, experts = (torch.stack(column) for column in zip(*layers, strict=True))
@@ -60,8 +76,12 @@ def choice_scores(router: torch.nn.Module, logits: torch.Tensor) -> torch.Tensor
 
 
 def group_scores(router: torch.nn.Module, scores: torch.Tensor) -> torch.Tensor | None:
-    """[n, groups]: what the router takes the largest groups of, if it chooses groups first (DeepSeek)."""
-    if (getattr(router, "num_group", None) or 1) == 1 or getattr(router, "topk_method", None) == "greedy":
+    """[n, groups]: what the router takes the largest groups of, if it chooses groups first
+    (DeepSeek).
+    """
+    if (getattr(router, "num_group", None) or 1) == 1 or getattr(
+        router, "topk_method", None
+    ) == "greedy":
         return None
     best = 2 if hasattr(router, "e_score_correction_bias") else 1
     return in_groups(scores, router.num_group).topk(best, dim=-1).values.sum(-1)
@@ -73,28 +93,41 @@ def gap_below(scores: torch.Tensor, chosen: int) -> torch.Tensor:
     return largest[:, -2] - largest[:, -1]
 
 
-def in_chosen_groups(router: torch.nn.Module, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores [n, E], -inf outside the groups that are chosen, and by what gap [n] these were; infinite without."""
+def in_chosen_groups(
+    router: torch.nn.Module, scores: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores [n, E], -inf outside the groups that are chosen, and by what gap [n] these were;
+    infinite without.
+    """
     groups = group_scores(router, scores)
     if groups is None:
         return scores, torch.full((len(scores),), torch.inf)
     chosen = groups.topk(router.topk_group, dim=-1).indices
     others = torch.ones_like(groups, dtype=torch.bool).scatter(1, chosen, False)
-    scores = in_groups(scores, router.num_group).masked_fill(others[..., None], -torch.inf).flatten(1)
+    scores = (
+        in_groups(scores, router.num_group).masked_fill(others[..., None], -torch.inf).flatten(1)
+    )
     return scores, gap_below(groups, router.topk_group)
 
 
 def smallest_gap(routings: list[Routing]) -> float:
     """Of any choice of experts, of groups, and of the order by weight; infinite for a dense model.
 
-    Computed from the logits alone, and so a second opinion on the ids: an error if they are not the largest scores.
+    Computed from the logits alone, and so a second opinion on the ids: an error if they are not the
+    largest scores.
     """
     gaps = [torch.tensor([torch.inf])]
     for routing in routings:
         for logits, weights, ids in routing.calls:
-            scores, group_gap = in_chosen_groups(routing.router, choice_scores(routing.router, logits))
-            if not torch.equal(scores.topk(ids.shape[-1], dim=-1).indices.sort().values, ids.sort().values):
-                raise SystemExit(f"{type(routing.router).__name__} chose otherwise than by the largest scores")
+            scores, group_gap = in_chosen_groups(
+                routing.router, choice_scores(routing.router, logits)
+            )
+            if not torch.equal(
+                scores.topk(ids.shape[-1], dim=-1).indices.sort().values, ids.sort().values
+            ):
+                raise SystemExit(
+                    f"{type(routing.router).__name__} chose otherwise than by the largest scores"
+                )
             order_gap = -by_weight(weights, ids)[0].diff(dim=-1).flatten()
             gaps += [group_gap, gap_below(scores, ids.shape[-1]), order_gap]
     return torch.cat(gaps).min().item()

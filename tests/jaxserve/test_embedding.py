@@ -1,4 +1,5 @@
-"""Embeddings from the library: what transformers answered, however the prompts are cut and spread."""
+"""Embeddings from the library: what transformers answered, however the prompts are cut and
+spread."""
 
 import json
 from collections.abc import Iterator
@@ -56,11 +57,15 @@ def check(found: list[np.ndarray]) -> None:
 @pytest.mark.parametrize("step_tokens", [64, 16])
 def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_tokens: int) -> None:
     """Whole and in chunks, alone, again from the prefix cache, and with others beside it."""
-    with LLM(folder, options=replace(OPTIONS, step_tokens=step_tokens), mesh=MeshSpec(*mesh)) as llm:
+    with LLM(
+        folder, options=replace(OPTIONS, step_tokens=step_tokens), mesh=MeshSpec(*mesh)
+    ) as llm:
         check(llm.embed(PROMPTS))
         before = llm.runner.total.live_tokens
         check(llm.embed(PROMPTS))
-        assert llm.runner.total.live_tokens - before < sum(map(len, PROMPTS)) / 2, "no page was found again"
+        assert llm.runner.total.live_tokens - before < sum(map(len, PROMPTS)) / 2, (
+            "no page was found again"
+        )
         check(llm.embed([*OTHERS, *PROMPTS])[len(OTHERS) :])
         assert {bucket.kind for bucket in llm.runner.padding} == {"embed"}
         assert llm.runner.compiles_after_ready == 0
@@ -73,7 +78,9 @@ def test_deterministic_bits_whatever_the_load(folder: Path) -> None:
         together = llm.embed([*OTHERS, *PROMPTS])
         check(together[len(OTHERS) :])
         assert alone[0].tobytes() == together[len(OTHERS)].tobytes()
-        assert [e.tobytes() for e in llm.embed(PROMPTS[::-1])] == [e.tobytes() for e in together[:-3:-1]]
+        assert [e.tobytes() for e in llm.embed(PROMPTS[::-1])] == [
+            e.tobytes() for e in together[:-3:-1]
+        ]
 
 
 def test_texts_end_as_the_tokenizer_says(llm: LLM) -> None:
@@ -94,7 +101,9 @@ def test_bfloat16(folder: Path) -> None:
 def test_the_longest_prompt(folder: Path) -> None:
     with LLM(folder, options=replace(OPTIONS, max_context=16, step_tokens=16)) as llm:
         assert llm.embed([PROMPTS[0][:16]])[0].shape == EXPECTED[0].shape
-        with pytest.raises(ContextLengthError, match=r"prompts\[1\]: has 24 tokens; the context is 16"):
+        with pytest.raises(
+            ContextLengthError, match=r"prompts\[1\]: has 24 tokens; the context is 16"
+        ):
             llm.embed([[1], PROMPTS[0]])
 
 
@@ -116,7 +125,9 @@ def test_a_model_that_embeds_generates_nothing(llm: LLM) -> None:
         lambda: llm.stream("w1"),
         lambda: llm.prepare("w1", SamplingParams()),
     ):
-        with pytest.raises(NotBuiltInError, match="this model makes embeddings and generates no text"):
+        with pytest.raises(
+            NotBuiltInError, match="this model makes embeddings and generates no text"
+        ):
             call()
 
 
@@ -132,7 +143,9 @@ def test_without_the_files_of_sentence_transformers_it_generates(tmp_path: Path)
     folder = with_tokenizer(tmp_path)
     (folder / "modules.json").unlink()
     with LLM(folder, options=OPTIONS) as llm:
-        (done,) = llm.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+        (done,) = llm.generate(
+            [PROMPTS[0]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        )
         assert list(done.token_ids) == np.load(FOLDER / "golden.npz")["tokens"][0, :8].tolist()
 
 
@@ -144,7 +157,10 @@ def test_a_head_is_not_needed(tmp_path: Path, stored: bool) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     if stored:
         tensors = load_file(folder / "model.safetensors")
-        save_file(tensors | {"lm_head.weight": np.zeros((96, 32), np.float32)}, folder / "model.safetensors")
+        save_file(
+            tensors | {"lm_head.weight": np.zeros((96, 32), np.float32)},
+            folder / "model.safetensors",
+        )
     with LLM(folder, options=OPTIONS) as llm:
         check(llm.embed(PROMPTS))
         assert "head" not in llm.model.params
@@ -164,7 +180,9 @@ def test_values_that_are_not_finite_are_an_error(folder: Path) -> None:
     """Of the prompt that has the damaged token; who comes after it is embedded as ever."""
     with LLM(folder, options=OPTIONS) as llm:
         llm.model.params["embed"] = llm.model.params["embed"].at[95].set(jnp.nan)
-        with pytest.raises(NonFiniteLogitsError, match="the values after 3 tokens are NaN or infinite"):
+        with pytest.raises(
+            NonFiniteLogitsError, match="the values after 3 tokens are NaN or infinite"
+        ):
             llm.embed([PROMPTS[0], [1, 95, 2]])
         check(llm.embed(PROMPTS))
 

@@ -1,4 +1,6 @@
-"""The command line, called as a person would; what it cannot do is one line on standard error and exit code 2."""
+"""The command line, called as a person would; what it cannot do is one line on standard error and
+exit code 2.
+"""
 
 import io
 import json
@@ -29,7 +31,9 @@ STORY = "Once upon a time"
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs main() with the tests' compilation cache; returns exit code, standard output, standard error."""
+    """Runs main() with the tests' compilation cache; returns exit code, standard output, standard
+    error.
+    """
 
     def run(*arguments: str, model: Path | str = BUNDLED) -> tuple[int, str, str]:
         cache = ["--compilation-cache", jax.config.jax_compilation_cache_dir]
@@ -63,16 +67,37 @@ def test_json_is_one_object_per_completion_and_nothing_else(call) -> None:
     code, out, _ = call("--prompt", STORY, "--prompt", "The dog", *flags)
     objects = [json.loads(line) for line in out.splitlines()]
     assert code == 0
-    assert [(o["prompt"], o["index"]) for o in objects] == [(STORY, 0), (STORY, 1), ("The dog", 0), ("The dog", 1)]
+    assert [(o["prompt"], o["index"]) for o in objects] == [
+        (STORY, 0),
+        (STORY, 1),
+        ("The dog", 0),
+        ("The dog", 1),
+    ]
     for o in objects:
-        expected = {"prompt", "prompt_token_ids", "text", "token_ids", "logprobs", "finish_reason", "timings"}
+        expected = {
+            "prompt",
+            "prompt_token_ids",
+            "text",
+            "token_ids",
+            "logprobs",
+            "finish_reason",
+            "timings",
+        }
         assert expected <= set(o) and len(o["logprobs"]) == len(o["token_ids"]) <= 5
-        counts = {"cached_tokens", "verifications", "drafted_tokens", "accepted_tokens", "preemptions"}
+        counts = {
+            "cached_tokens",
+            "verifications",
+            "drafted_tokens",
+            "accepted_tokens",
+            "preemptions",
+        }
         assert {"queue", "ttft", "tpot", "total"} | counts == set(o["timings"])
         assert {"token", "token_id", "logprob", "top"} == set(o["logprobs"][0])
 
 
-def test_prompts_file_and_standard_input(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_file_and_standard_input(
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "prompts.txt"
     file.write_bytes(f"\ufeff{STORY}\r\n\r\nThe dog\r\n".encode())
     greedy = ["--temperature", "0", "--max-tokens", "6", "--json"]
@@ -80,12 +105,18 @@ def test_prompts_file_and_standard_input(call, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The dog\n"), encoding="ascii"))
     _, from_stdin, _ = call(*greedy)
     done = [json.loads(line) for line in (from_file + from_stdin).splitlines()]
-    assert [(c["prompt_index"], c["prompt"]) for c in done] == [(0, STORY), (1, "The dog"), (0, "The dog")]
+    assert [(c["prompt_index"], c["prompt"]) for c in done] == [
+        (0, STORY),
+        (1, "The dog"),
+        (0, "The dog"),
+    ]
     assert done[1]["token_ids"] == done[2]["token_ids"]
 
 
 def test_several_prompts_are_printed_in_order(call) -> None:
-    _, out, _ = call("--prompt", STORY, "--prompt", "The dog", "--max-tokens", "3", "--temperature", "0")
+    _, out, _ = call(
+        "--prompt", STORY, "--prompt", "The dog", "--max-tokens", "3", "--temperature", "0"
+    )
     lines = out.splitlines()
     assert lines[0] == "--- prompt 1, choice 1" and "--- prompt 2, choice 1" in lines
 
@@ -93,14 +124,29 @@ def test_several_prompts_are_printed_in_order(call) -> None:
 def test_deterministic_and_float32(call) -> None:
     flags = ["--deterministic", "--dtype", "float32", "--seed", "9", "--max-tokens", "8", "--json"]
     alone = json.loads(call("--prompt", STORY, *flags)[1])
-    among = [json.loads(line) for line in call("--prompt", "The dog", "--prompt", STORY, *flags)[1].splitlines()]
+    among = [
+        json.loads(line)
+        for line in call("--prompt", "The dog", "--prompt", STORY, *flags)[1].splitlines()
+    ]
     assert among[1]["token_ids"] == alone["token_ids"] and among[1]["text"] == alone["text"]
 
 
 def test_pages_of_8_bits(call) -> None:
     """Other log-probabilities, but near ones."""
-    flags = ["--dtype", "float32", "--temperature", "0", "--max-tokens", "1", "--prompt-logprobs", "0", "--json"]
-    whole, rounded = (json.loads(call("--prompt", STORY, *flags, "--kv", each)[1]) for each in ("auto", "int8"))
+    flags = [
+        "--dtype",
+        "float32",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "1",
+        "--prompt-logprobs",
+        "0",
+        "--json",
+    ]
+    whole, rounded = (
+        json.loads(call("--prompt", STORY, *flags, "--kv", each)[1]) for each in ("auto", "int8")
+    )
     scores = [[entry["logprob"] for entry in told["prompt_logprobs"]] for told in (whole, rounded)]
     assert scores[0] != scores[1]
     assert scores[0] == pytest.approx(scores[1], abs=0.3)
@@ -108,9 +154,22 @@ def test_pages_of_8_bits(call) -> None:
 
 def test_quantized_weights(call) -> None:
     """On one device and on two the same tokens, and the text of a model that is hardly another."""
-    flags = ["--prompt", STORY, "--dtype", "float32", "--temperature", "0", "--max-tokens", "8", "--json"]
+    flags = [
+        "--prompt",
+        STORY,
+        "--dtype",
+        "float32",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "8",
+        "--json",
+    ]
     whole = json.loads(call(*flags)[1])["token_ids"]
-    one, two = (json.loads(call(*flags, "--weights", "int8", "--tensor", n)[1])["token_ids"] for n in ("1", "2"))
+    one, two = (
+        json.loads(call(*flags, "--weights", "int8", "--tensor", n)[1])["token_ids"]
+        for n in ("1", "2")
+    )
     assert one == two == whole
 
 
@@ -119,7 +178,8 @@ def chat(call, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
     """call() for a conversation, with a template that the bundled model has no opinion of."""
     template = tmp_path / "template.jinja"
     template.write_text(
-        "{% for m in messages %}{{ bos_token + m.role + ':' + m.content + eos_token }}{% endfor %}{{ bos_token }}"
+        "{% for m in messages %}{{ bos_token + m.role + ':' + m.content + eos_token }}{% endfor "
+        "%}{{ bos_token }}"
     )
     flags = ["--chat", "--chat-template", str(template), "--temperature", "0", "--max-tokens", "8"]
     return lambda *arguments: call(*flags, *arguments)
@@ -145,12 +205,17 @@ def turns_of(out: str) -> list[tuple[str, str]]:
 
 def test_chat_keeps_its_history(chat) -> None:
     system = "You are a kind and patient bear, and you like to tell long stories."
-    code, out, err = chat("--prompt", "Hello", "--prompt", "And </s> then?", "--system", system, "--json")
+    code, out, err = chat(
+        "--prompt", "Hello", "--prompt", "And </s> then?", "--system", system, "--json"
+    )
     (first, answer), (second, _) = turns_of(out)
     assert code == 0 and answer
     assert first == f"<s>system:{system}</s><s>user:Hello</s><s>"
     assert second == first + f"assistant:{answer}</s><s>user:And </s> then?</s><s>"
-    numbers = [(done["prompt_index"], done["timings"]["cached_tokens"]) for done in map(json.loads, out.splitlines())]
+    numbers = [
+        (done["prompt_index"], done["timings"]["cached_tokens"])
+        for done in map(json.loads, out.splitlines())
+    ]
     assert numbers[0] == (0, 0) and numbers[1][0] == 1 and numbers[1][1] >= 16
     assert f"{numbers[1][1]} cached" in err.replace("\n", " ")
     assert chat("--prompt", "Hello", "--system", system)[1] == answer + "\n"
@@ -159,13 +224,16 @@ def test_chat_keeps_its_history(chat) -> None:
 def test_chat_without_a_template(call, folder: Path) -> None:
     (folder / "tokenizer_config.json").unlink()
     assert_refused(
-        call("--chat", "--prompt", STORY, model=folder), "has no chat template; give one with --chat-template"
+        call("--chat", "--prompt", STORY, model=folder),
+        "has no chat template; give one with --chat-template",
     )
 
 
 def test_chat_from_standard_input(chat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lines = "Hello\r\n\ncafé\n /reset\nAgain"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode()), encoding="ascii"))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode()), encoding="ascii")
+    )
     code, piped, _ = chat("--json")
     prompts = [prompt for prompt, _ in turns_of(piped)]
     assert code == 0 and len(prompts) == 3
@@ -180,7 +248,9 @@ def test_chat_from_standard_input(chat, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_chat_at_a_terminal(chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [text for _, text in turns_of(chat("--json", "--prompt", "Hello", "--prompt", "More")[1])]
+    answers = [
+        text for _, text in turns_of(chat("--json", "--prompt", "Hello", "--prompt", "More")[1])
+    ]
     monkeypatch.setattr(sys, "stdin", Terminal("Hello\n\n^C\nMore\n/reset\nHello\n"))
     code, out, err = chat()
     assert code == 0 and out == f"> {answers[0]}\n> > > {answers[1]}\n> > {answers[0]}\n> "
@@ -210,7 +280,9 @@ def test_ctrl_c_ends_the_answer_only(chat, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_turn_without_an_answer_is_forgotten(chat) -> None:
     limits = ["--max-context", "64", "--json"]
-    code, out, err = chat("--prompt", "Hello", "--prompt", "word " * 80, "--prompt", "Hello", *limits)
+    code, out, err = chat(
+        "--prompt", "Hello", "--prompt", "word " * 80, "--prompt", "Hello", *limits
+    )
     (first, answer), (third, _) = turns_of(out)
     assert code == 2 and "error: messages: " in err
     assert third == first + f"assistant:{answer}</s><s>user:Hello</s><s>"
@@ -267,7 +339,9 @@ def no_tokenizer(folder: Path) -> None:
 
 def wrong_shape(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": config["intermediate_size"] + 8}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"intermediate_size": config["intermediate_size"] + 8})
+    )
 
 
 def unknown_field(folder: Path) -> None:
@@ -298,8 +372,12 @@ SPOILED: list[tuple[Callable[[Path], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "message"), SPOILED, ids=[spoil.__name__ for spoil, _ in SPOILED])
-def test_checkpoint_that_is_refused(call, folder: Path, spoil: Callable[[Path], None], message: str) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "message"), SPOILED, ids=[spoil.__name__ for spoil, _ in SPOILED]
+)
+def test_checkpoint_that_is_refused(
+    call, folder: Path, spoil: Callable[[Path], None], message: str
+) -> None:
     spoil(folder)
     assert_refused(call("--prompt", STORY, model=folder), message)
 
@@ -308,23 +386,41 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--prompt", STORY, "--max-tokens", "4000"], "lower max_tokens"),
     (["--prompt", STORY * 100, "--max-tokens", "1"], "exceed the context of 64"),
     (["--prompt", STORY, "--temperature", "-1"], "temperature"),
-    (["--prompt", STORY, "--min-tokens", "9", "--max-tokens", "3"], "min_tokens: 9 is more than max_tokens"),
+    (
+        ["--prompt", STORY, "--min-tokens", "9", "--max-tokens", "3"],
+        "min_tokens: 9 is more than max_tokens",
+    ),
     (["--prompt", STORY, "--allowed-token-ids", "1,99999"], "allowed_token_ids: entry 1 is 99999"),
     (["--prompt", STORY, "--stop", ""], "stop"),
     (["--prompts-file", "/nonexistent/prompts.txt"], "/nonexistent/prompts.txt"),
     (["--prompt", STORY, "--dtype", "int7"], "--dtype 'int7'"),
-    (["--prompt", STORY, "--kv", "int4"], "--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8"),
-    (["--prompt", STORY, "--weights", "int3"], "--weights int3: choose auto, int8, fp8, int4, int4-g32"),
+    (
+        ["--prompt", STORY, "--kv", "int4"],
+        "--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8",
+    ),
+    (
+        ["--prompt", STORY, "--weights", "int3"],
+        "--weights int3: choose auto, int8, fp8, int4, int4-g32",
+    ),
     (
         ["--prompt", STORY, "--weights", "int4-g128"],
         "sums 96 numbers, no multiple of 128 (groups of 32 do)",
     ),
-    (["--prompt", STORY, "--weights", "int8+head"], "no head beside its embedding (leave +head out)"),
+    (
+        ["--prompt", STORY, "--weights", "int8+head"],
+        "no head beside its embedding (leave +head out)",
+    ),
     (["--prompt", STORY, "--tensor", "3"], "does not divide by mesh axis 'tensor' of size 3"),
     (["--prompt", STORY, "--data", "64"], "needs 64 devices; 8 are present"),
     (["--prompt", STORY, "--decode-steps", "0"], "--decode-steps 0: it must be between 1 and 64"),
-    (["--prompt", STORY, "--decode-steps", "40"], "--decode-steps 40 is more than --step-tokens 32"),
-    (["--prompt", STORY, "--decode-steps", "4", "--deterministic"], "--deterministic launches decode steps one by one"),
+    (
+        ["--prompt", STORY, "--decode-steps", "40"],
+        "--decode-steps 40 is more than --step-tokens 32",
+    ),
+    (
+        ["--prompt", STORY, "--decode-steps", "4", "--deterministic"],
+        "--deterministic launches decode steps one by one",
+    ),
     (["--prompt", STORY, "--attention", "magic"], "attention 'magic' is not built in"),
     (["--prompt", STORY, "--page-size", "0"], "--page-size 0"),
     (["--prompt", STORY, "--max-batch", "0"], "--max-batch 0: it must be between 1 and"),
@@ -342,10 +438,22 @@ FLAGS: list[tuple[list[str], str]] = [
         "--compilation-cache /dev/null/cache: Not a directory",
     ),
     (["--prompt", STORY, "--system", "x"], "--system: is for a conversation (add --chat)"),
-    (["--prompt", STORY, "--chat-template", "x"], "--chat-template: is for a conversation (add --chat)"),
-    (["--chat", "--prompt", STORY, "--n", "2"], "--n: is 2, but a turn of a conversation has one answer"),
-    (["--chat", "--prompt", STORY, "--echo"], "--echo: is given, but a turn of a conversation has one answer"),
-    (["--chat", "--prompt", STORY, "--chat-template", "/none"], "chat_template: /none: No such file or directory"),
+    (
+        ["--prompt", STORY, "--chat-template", "x"],
+        "--chat-template: is for a conversation (add --chat)",
+    ),
+    (
+        ["--chat", "--prompt", STORY, "--n", "2"],
+        "--n: is 2, but a turn of a conversation has one answer",
+    ),
+    (
+        ["--chat", "--prompt", STORY, "--echo"],
+        "--echo: is given, but a turn of a conversation has one answer",
+    ),
+    (
+        ["--chat", "--prompt", STORY, "--chat-template", "/none"],
+        "chat_template: /none: No such file or directory",
+    ),
     (["--prompts-file", "/dev/null"], "/dev/null has no prompts"),
     (["--prompt", STORY, "--cache-tokens", str(10**12)], "--cache-tokens asks for"),
     (["--prompt", STORY, "--max-context", "999999"], "--max-context 999999"),
@@ -359,7 +467,9 @@ def test_flags_that_are_refused(call, flags: list[str], message: str) -> None:
 
 
 def test_prompt_longer_than_the_page_pool(call) -> None:
-    assert_refused(call("--prompt", STORY * 20, "--cache-tokens", "32", "--max-tokens", "1"), "--cache-tokens")
+    assert_refused(
+        call("--prompt", STORY * 20, "--cache-tokens", "32", "--max-tokens", "1"), "--cache-tokens"
+    )
 
 
 def test_model_folder_that_is_not_there(call) -> None:
@@ -378,7 +488,9 @@ def test_one_bad_prompt_does_not_disturb_the_others(call) -> None:
     good = call("--prompt", STORY, "--prompt", "The dog", *greedy)
     mixed = call("--prompt", STORY, "--prompt", "word " * 200, "--prompt", "The dog", *greedy)
     assert good[0] == 0 and mixed[0] == 2
-    ids = [[json.loads(line)["token_ids"] for line in out.splitlines()] for out in (good[1], mixed[1])]
+    ids = [
+        [json.loads(line)["token_ids"] for line in out.splitlines()] for out in (good[1], mixed[1])
+    ]
     assert ids[0] == ids[1]
     assert "error: prompt 2: " in mixed[2]
     assert [json.loads(line)["prompt_index"] for line in mixed[1].splitlines()] == [0, 2]
@@ -394,7 +506,9 @@ def test_standard_input_that_cannot_be_read(call, monkeypatch: pytest.MonkeyPatc
 
 def test_a_prompts_file_that_is_not_text(call, tmp_path: Path) -> None:
     (tmp_path / "latin1").write_bytes("caf\u00e9".encode("latin-1"))
-    assert_refused(call("--prompts-file", str(tmp_path / "latin1")), "latin1 is not UTF-8 text (byte 3:")
+    assert_refused(
+        call("--prompts-file", str(tmp_path / "latin1")), "latin1 is not UTF-8 text (byte 3:"
+    )
     assert_refused(call("--prompts-file", str(tmp_path)), "Is a directory")
 
 
@@ -410,9 +524,13 @@ def test_a_reader_that_goes_away_ends_the_run_quietly() -> None:
 
 def test_without_a_home_steps_are_compiled_but_not_kept() -> None:
     env = {**os.environ, "XDG_CACHE_HOME": "", "HOME": "/dev/null"}
-    done = subprocess.run(program("--prompt", STORY, "--max-tokens", "2"), cwd=ROOT, env=env, capture_output=True)
+    done = subprocess.run(
+        program("--prompt", STORY, "--max-tokens", "2"), cwd=ROOT, env=env, capture_output=True
+    )
     assert done.returncode == 0 and done.stdout
-    assert done.stderr.startswith(b"compiled steps are not kept: /dev/null/.cache/jaxserve/xla: Not a directory")
+    assert done.stderr.startswith(
+        b"compiled steps are not kept: /dev/null/.cache/jaxserve/xla: Not a directory"
+    )
 
 
 def test_json_is_utf8_whatever_the_terminal_speaks(tmp_path: Path) -> None:
@@ -441,6 +559,9 @@ def test_babyllama_tells_its_story(data_folder: Path, call) -> None:
     flags = ["--prompt", "", "--temperature", "0", "--max-tokens", "200", "--ignore-eos", "--json"]
     code, out, _ = call(*flags, model=data_folder / "models" / "babyllama")
     done = json.loads(out)
-    story = "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine."
+    story = (
+        "Once upon a time, there was a little girl named Lily. She loved to play outside in "
+        "the sunshine."
+    )
     assert code == 0 and done["text"].startswith(story)
     assert done["token_ids"] == golden["tokens"]

@@ -10,14 +10,22 @@ import numpy as np
 import pytest
 
 from jaxserve import LLM, EngineOptions, SamplingParams
-from jaxserve.errors import CapacityError, ChatError, ContextLengthError, EngineError, RequestError, RequestIdInUseError
+from jaxserve.errors import (
+    CapacityError,
+    ChatError,
+    ContextLengthError,
+    EngineError,
+    RequestError,
+    RequestIdInUseError,
+)
 from jaxserve.tokenizer import completion_text
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat-draft"
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
     "{{ raise_exception('the system speaks first') }}{% endif %}"
-    "{{ bos_token + message.role + ': ' + message.content + eos_token }}{% endfor %}{{ bos_token + 'assistant:' }}"
+    "{{ bos_token + message.role + ': ' + message.content + eos_token }}{% endfor %}{{ bos_token "
+    "+ 'assistant:' }}"
 )
 HELLO = [{"role": "user", "content": "Hello"}]
 OPTIONS = EngineOptions(max_batch=4, step_tokens=64, page_size=16, cache_tokens=1024)
@@ -55,7 +63,10 @@ def test_stream_joins_to_generate(llm: LLM) -> None:
 
 
 def test_order_of_prompts_and_choices(llm: LLM) -> None:
-    params = [SamplingParams(temperature=1, seed=1, n=2, max_tokens=n, ignore_eos=True) for n in (12, 3, 7)]
+    params = [
+        SamplingParams(temperature=1, seed=1, n=2, max_tokens=n, ignore_eos=True)
+        for n in (12, 3, 7)
+    ]
     prompts = [STORY, "The dog", "A cat"]
     done = llm.generate(prompts, params)
     assert [(c.prompt, c.index) for c in done] == [(p, i) for p in prompts for i in range(2)]
@@ -65,7 +76,8 @@ def test_order_of_prompts_and_choices(llm: LLM) -> None:
 
 def test_seed(llm: LLM) -> None:
     first, again, other = (
-        llm.generate([STORY], SamplingParams(seed=seed, max_tokens=16))[0] for seed in (5, 5, 2**40 + 5)
+        llm.generate([STORY], SamplingParams(seed=seed, max_tokens=16))[0]
+        for seed in (5, 5, 2**40 + 5)
     )
     assert first.token_ids == again.token_ids != other.token_ids
     drawn = llm.generate([STORY], SamplingParams(max_tokens=16))[0]
@@ -85,7 +97,9 @@ def test_stop_string_across_tokens(llm: LLM) -> None:
     stop = free.text[9:14]
     cut = free.text.index(stop)
     for include, expected in ((False, free.text[:cut]), (True, free.text[: cut + len(stop)])):
-        params = SamplingParams(temperature=0, max_tokens=24, stop=[stop], include_stop=include, logprobs=0)
+        params = SamplingParams(
+            temperature=0, max_tokens=24, stop=[stop], include_stop=include, logprobs=0
+        )
         (done,) = llm.generate([STORY], params)
         assert done.text == expected
         assert done.finish_reason == "stop" and done.stopped_by == stop
@@ -99,17 +113,26 @@ def test_stop_string_across_tokens(llm: LLM) -> None:
 def test_a_stop_string_among_several_decodes(llm: LLM, place: int) -> None:
     """Wherever in a launch it is completed: the same end, and pieces that join to it."""
     (free,) = llm.generate([STORY], GREEDY)
-    params = SamplingParams(temperature=0, max_tokens=24, stop=[free.text[place : place + 5]], logprobs=0)
+    params = SamplingParams(
+        temperature=0, max_tokens=24, stop=[free.text[place : place + 5]], logprobs=0
+    )
     (one_by_one,) = llm.generate([STORY], params)
     with LLM(BUNDLED, options=replace(OPTIONS, decode_steps=8)) as together:
         deltas = list(together.stream(STORY, params))
-        assert any(use.launches for bucket, use in together.runner.padding.items() if bucket.steps == 8)
+        assert any(
+            use.launches for bucket, use in together.runner.padding.items() if bucket.steps == 8
+        )
         assert not together.engine.has_work
     done = deltas[-1].completion
-    assert done is not None and (done.text, done.token_ids) == (one_by_one.text, one_by_one.token_ids)
+    assert done is not None and (done.text, done.token_ids) == (
+        one_by_one.text,
+        one_by_one.token_ids,
+    )
     assert [t for d in deltas for t in d.token_ids] == list(done.token_ids)
     assert "".join(d.text for d in deltas) == done.text
-    assert done.logprobs is not None and [entry.token for entry in done.logprobs] == list(done.token_ids)
+    assert done.logprobs is not None and [entry.token for entry in done.logprobs] == list(
+        done.token_ids
+    )
 
 
 def test_stop_token_and_ignore_eos(llm: LLM) -> None:
@@ -117,7 +140,9 @@ def test_stop_token_and_ignore_eos(llm: LLM) -> None:
     third = free.token_ids[2]
     first_at = free.token_ids.index(third) + 1
     for include in (False, True):
-        params = SamplingParams(temperature=0, max_tokens=24, stop_token_ids=[third], include_stop=include)
+        params = SamplingParams(
+            temperature=0, max_tokens=24, stop_token_ids=[third], include_stop=include
+        )
         (done,) = llm.generate([STORY], params)
         assert done.token_ids == free.token_ids[:first_at] and done.stopped_by == third
         shown = done.token_ids if include else done.token_ids[:-1]
@@ -173,11 +198,15 @@ def test_two_streams_at_once(llm: LLM) -> None:
 
 
 def test_a_stream_that_joins_others_has_its_steps_compiled(llm: LLM) -> None:
-    """Each alone needs small steps; together they need more rows and tokens than any of them said."""
+    """Each alone needs small steps; together they need more rows and tokens than any of them
+    said."""
     with LLM(BUNDLED, options=OPTIONS) as fresh:
         streams = [fresh.stream(prompt, GREEDY) for prompt in (STORY, "The dog" * 10, "A cat")]
         texts = [next(stream).text for stream in streams]
-        texts = [text + "".join(d.text for d in stream) for text, stream in zip(texts, streams, strict=True)]
+        texts = [
+            text + "".join(d.text for d in stream)
+            for text, stream in zip(texts, streams, strict=True)
+        ]
         assert fresh.runner.compiles_after_ready == 0
     assert texts == [c.text for c in llm.generate([STORY, "The dog" * 10, "A cat"], GREEDY)]
 
@@ -215,18 +244,30 @@ def test_leaving_a_stream_frees_its_pages(llm: LLM) -> None:
 def test_more_prompts_than_rows_and_pages(llm: LLM) -> None:
     """32 prompts on 4 rows and a pool that they overrun."""
     prompts = [f"{STORY} number {i}" for i in range(32)]
-    alone = [llm.generate([p], SamplingParams(temperature=0, max_tokens=8))[0].text for p in prompts[:4]]
+    alone = [
+        llm.generate([p], SamplingParams(temperature=0, max_tokens=8))[0].text for p in prompts[:4]
+    ]
     done = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8))
     assert [c.text for c in done[:4]] == alone
     assert {c.finish_reason for c in done} <= {"length", "stop"}
 
 
 def test_chat(llm: LLM) -> None:
-    conversation = [*HELLO, {"role": "assistant", "content": "Hi </s>"}, {"role": "user", "content": "Bye"}]
+    conversation = [
+        *HELLO,
+        {"role": "assistant", "content": "Hi </s>"},
+        {"role": "user", "content": "Bye"},
+    ]
     (done,) = llm.chat(conversation, GREEDY)
     assert done.prompt == "<s>user: Hello</s><s>assistant: Hi </s></s><s>user: Bye</s><s>assistant:"
-    assert [i for i in done.prompt_token_ids if i < 3] == [1, 2, 1, 2, 1, 2, 1], "a name in a message is text"
-    assert done.text == completion_text(llm.model.tokenizer, done.prompt_token_ids, done.token_ids) != ""
+    assert [i for i in done.prompt_token_ids if i < 3] == [1, 2, 1, 2, 1, 2, 1], (
+        "a name in a message is text"
+    )
+    assert (
+        done.text
+        == completion_text(llm.model.tokenizer, done.prompt_token_ids, done.token_ids)
+        != ""
+    )
     same = llm.generate([conversation, done.prompt_token_ids], GREEDY)
     assert [c.token_ids for c in same] == [done.token_ids] * 2
     assert "".join(delta.text for delta in llm.stream(conversation, GREEDY)) == done.text
@@ -247,11 +288,27 @@ def test_chat_of_several_conversations(llm: LLM) -> None:
     [
         ([], RequestError, r"^messages: is empty"),
         ("Hello", RequestError, r"^messages: is 'Hello'"),
-        ([*HELLO, {"role": 1, "content": ""}], RequestError, r"^messages\[1\]\.role: is 1; it must be a string"),
-        ([HELLO, [*HELLO, {"role": "user"}]], RequestError, r"^messages\[1\]\[1\]\.content: is missing"),
+        (
+            [*HELLO, {"role": 1, "content": ""}],
+            RequestError,
+            r"^messages\[1\]\.role: is 1; it must be a string",
+        ),
+        (
+            [HELLO, [*HELLO, {"role": "user"}]],
+            RequestError,
+            r"^messages\[1\]\[1\]\.content: is missing",
+        ),
         ([HELLO, []], RequestError, r"^messages\[1\]: is empty"),
-        ([*HELLO, {"role": "system", "content": "x"}], ChatError, r"refuses: the system speaks first$"),
-        ([{"role": "user", "content": "word " * 2000}], ContextLengthError, r"^messages: .* exceed the context"),
+        (
+            [*HELLO, {"role": "system", "content": "x"}],
+            ChatError,
+            r"refuses: the system speaks first$",
+        ),
+        (
+            [{"role": "user", "content": "word " * 2000}],
+            ContextLengthError,
+            r"^messages: .* exceed the context",
+        ),
     ],
 )
 def test_conversation_that_is_refused(llm: LLM, messages, kind: type, message: str) -> None:
@@ -264,8 +321,14 @@ def test_chat_without_a_template(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.model"):
         shutil.copy(BUNDLED / name, tmp_path / name)
     with LLM(tmp_path, options=OPTIONS) as bare:
-        for use in (lambda: bare.chat(HELLO), lambda: bare.stream(HELLO), lambda: bare.chat_template):
-            with pytest.raises(ChatError, match="has no chat template; give one with --chat-template FILE"):
+        for use in (
+            lambda: bare.chat(HELLO),
+            lambda: bare.stream(HELLO),
+            lambda: bare.chat_template,
+        ):
+            with pytest.raises(
+                ChatError, match="has no chat template; give one with --chat-template FILE"
+            ):
                 use()
         assert bare.generate([STORY], GREEDY)[0].finish_reason == "length"
 
@@ -283,12 +346,24 @@ def test_chat_without_a_template(tmp_path: Path) -> None:
         ("\ud800", SamplingParams(), RequestError, r"prompts\[1\]: .*half a surrogate pair"),
         ([1] * 5000, SamplingParams(), ContextLengthError, "has 5000 tokens; the context is 2048"),
         (STORY, SamplingParams(max_tokens=100000), ContextLengthError, "lower max_tokens"),
-        (STORY, SamplingParams(logit_bias={9999: 1.0}), RequestError, "logit_bias: entry 0 is 9999"),
-        (STORY, SamplingParams(allowed_token_ids=[-3]), RequestError, "allowed_token_ids: entry 0 is -3"),
+        (
+            STORY,
+            SamplingParams(logit_bias={9999: 1.0}),
+            RequestError,
+            "logit_bias: entry 0 is 9999",
+        ),
+        (
+            STORY,
+            SamplingParams(allowed_token_ids=[-3]),
+            RequestError,
+            "allowed_token_ids: entry 0 is -3",
+        ),
         (STORY, SamplingParams(stop_token_ids=[77777]), RequestError, "stop_token_ids: entry 0"),
     ],
 )
-def test_prompt_that_is_refused(llm: LLM, prompt, params: SamplingParams, kind: type, message: str) -> None:
+def test_prompt_that_is_refused(
+    llm: LLM, prompt, params: SamplingParams, kind: type, message: str
+) -> None:
     with pytest.raises(kind, match=message) as caught:
         llm.generate([STORY, prompt], params)
     assert "\n" not in str(caught.value)
@@ -304,7 +379,10 @@ def test_params_and_prompts_must_match(llm: LLM) -> None:
 
 def test_prompt_that_no_pool_holds() -> None:
     refused = pytest.raises(CapacityError, match="can never fit the page pool of 64 tokens")
-    with LLM(BUNDLED, options=EngineOptions(max_batch=2, page_size=16, cache_tokens=64)) as small, refused:
+    with (
+        LLM(BUNDLED, options=EngineOptions(max_batch=2, page_size=16, cache_tokens=64)) as small,
+        refused,
+    ):
         small.generate([[1] * 80], SamplingParams(max_tokens=1))
 
 
@@ -355,7 +433,9 @@ def test_a_step_that_breaks_ends_the_engine_and_hangs_nobody(
 
 
 def test_bfloat16_agrees_with_float32(llm: LLM) -> None:
-    """The same weights, products accumulated in float32 both times: only activations and pages are rounded."""
+    """The same weights, products accumulated in float32 both times: only activations and pages are
+    rounded.
+    """
     assert str(llm.model.params["embed"].dtype) == "bfloat16", "auto keeps what is stored"
     story = STORY + llm.generate([STORY], SamplingParams(temperature=0, max_tokens=100))[0].text
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)

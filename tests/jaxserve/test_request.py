@@ -37,7 +37,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["x" * 257]}, "stop: each entry must be a string of 1 to 256 bytes"),
     ({"stop": ["x"] * 17}, "stop: has 17 strings; the limit is 16"),
     ({"stop_token_ids": range(33)}, "stop_token_ids: has 33 ids; the limit is 32"),
-    ({"logit_bias": {i: 1.0 for i in range(1025)}}, "logit_bias: has 1025 entries; the limit is 1024"),
+    (
+        {"logit_bias": {i: 1.0 for i in range(1025)}},
+        "logit_bias: has 1025 entries; the limit is 1024",
+    ),
     ({"logit_bias": {3: 101.0}}, r"logit_bias\[3\]: is 101.0"),
     ({"logit_bias": {3: math.inf}}, r"logit_bias\[3\]: is inf"),
     ({"allowed_token_ids": []}, "allowed_token_ids: is empty"),
@@ -74,17 +77,32 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
         logit_bias={np.int32(7): np.float16(0.25)},
     )
     assert params == SamplingParams(
-        temperature=0.5, top_k=3, seed=2**64 - 1, stop_token_ids=(4, 5), allowed_token_ids=(1,), logit_bias={7: 0.25}
+        temperature=0.5,
+        top_k=3,
+        seed=2**64 - 1,
+        stop_token_ids=(4, 5),
+        allowed_token_ids=(1,),
+        logit_bias={7: 0.25},
     )
-    plain = (params.temperature, params.top_k, params.seed, *params.stop_token_ids, *params.logit_bias)
+    plain = (
+        params.temperature,
+        params.top_k,
+        params.seed,
+        *params.stop_token_ids,
+        *params.logit_bias,
+    )
     assert {type(value) for value in plain} == {float, int}
 
 
 def test_nothing_left_to_choose() -> None:
     params = SamplingParams(allowed_token_ids=[2, 7], stop_token_ids=[7], min_tokens=1)
-    with pytest.raises(RequestError, match="allowed_token_ids: has only end tokens, and min_tokens keeps those out"):
+    with pytest.raises(
+        RequestError, match="allowed_token_ids: has only end tokens, and min_tokens keeps those out"
+    ):
         Request(id="a", prompt=(1,), params=params, eos_ids=(2,)).check(vocab_size=10)
-    Request(id="a", prompt=(1,), params=replace(params, ignore_eos=True), eos_ids=(2,)).check(vocab_size=10)
+    Request(id="a", prompt=(1,), params=replace(params, ignore_eos=True), eos_ids=(2,)).check(
+        vocab_size=10
+    )
 
 
 def test_every_bound_itself_is_allowed() -> None:

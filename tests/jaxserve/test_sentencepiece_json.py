@@ -1,4 +1,6 @@
-"""A SentencePiece model as tokenizer.json: the ids are those of SentencePiece, whatever the model does with spaces."""
+"""A SentencePiece model as tokenizer.json: the ids are those of SentencePiece, whatever the model
+does with spaces.
+"""
 
 import json
 import random

@@ -1,7 +1,8 @@
-"""Five hundred requests, as many drafts as chance says in every step, good and hostile drafters: the plain tokens.
+"""Five hundred requests, as many drafts as chance says in every step, good and hostile drafters:
+the plain tokens.
 
-Chunked, cached, preempted and mixed, on real weights. Tier (b): where greedy tokens differ, the two best were chosen by
-less than the bound; the draws of sampled tokens do not come as close here.
+Chunked, cached, preempted and mixed, on real weights. Tier (b): where greedy tokens differ, the two
+best were chosen by less than the bound; the draws of sampled tokens do not come as close here.
 """
 
 import random
@@ -22,9 +23,16 @@ from jaxserve.request import Request, SamplingParams
 FOLDER = Path(__file__).parents[2] / "checkpoints" / "bundled"
 MODEL, DRAFT = FOLDER / "tiny-chat", FOLDER / "tiny-chat-draft"
 COUNT, MOST, BOUND = 500, 7, 1e-4
-OPTIONS = EngineOptions(max_batch=8, step_tokens=48, page_size=16, cache_tokens=288, max_context=256)
+OPTIONS = EngineOptions(
+    max_batch=8, step_tokens=48, page_size=16, cache_tokens=288, max_context=256
+)
 PLAIN = replace(OPTIONS, step_tokens=512, cache_tokens=4096, prefix_cache=False)
-BEGINNINGS = ("Once upon a time, there was a", "The little dog", "One day, a girl named Lily went to the park.", "Tom")
+BEGINNINGS = (
+    "Once upon a time, there was a",
+    "The little dog",
+    "One day, a girl named Lily went to the park.",
+    "Tom",
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -36,7 +44,9 @@ class Moody(Speculation):
         super().__init__(proposer, MOST)
         self._draw = random.Random(3)
 
-    def draft(self, seqs: Iterable[Sequence], rows: int, plain: int, most: int) -> dict[int, list[int]]:
+    def draft(
+        self, seqs: Iterable[Sequence], rows: int, plain: int, most: int
+    ) -> dict[int, list[int]]:
         count = self._draw.randrange(MOST + 1)
         chosen = [seq for seq in seqs if self._draw.random() < 0.8]
         found = {seq.id: self.proposer.propose(seq)[:count] for seq in chosen}
@@ -44,7 +54,8 @@ class Moody(Speculation):
 
 
 class Hostile:
-    """A Proposer of tokens that nobody would say, of the newest one over and over, and of too many."""
+    """A Proposer of tokens that nobody would say, of the newest one over and over, and of too
+    many."""
 
     waits, has_pages = True, False
 
@@ -68,14 +79,22 @@ def asked() -> tuple[list[str], list[SamplingParams]]:
     draw, prompts, params = random.Random(1), [], []
     for i in range(COUNT):
         begin = BEGINNINGS[i % len(BEGINNINGS)]
-        prompts.append(" ".join([begin] * draw.choice((1, 1, 2, 4))) + " " + "and " * draw.randrange(4))
-        sampled = {"temperature": 1.0, "top_p": 0.95} if i % 2 else {"temperature": 0.0, "logprobs": 2}
+        prompts.append(
+            " ".join([begin] * draw.choice((1, 1, 2, 4))) + " " + "and " * draw.randrange(4)
+        )
+        sampled = (
+            {"temperature": 1.0, "top_p": 0.95} if i % 2 else {"temperature": 0.0, "logprobs": 2}
+        )
         penalised = {"frequency_penalty": 0.5} if i % 5 == 0 else {}
-        params.append(SamplingParams(**sampled, **penalised, seed=i, max_tokens=draw.choice((4, 12, 40))))
+        params.append(
+            SamplingParams(**sampled, **penalised, seed=i, max_tokens=draw.choice((4, 12, 40)))
+        )
     return prompts, params
 
 
-def answers(model: Path, options: EngineOptions, proposer: Proposer | None = None) -> tuple[list[Completion], LLM]:
+def answers(
+    model: Path, options: EngineOptions, proposer: Proposer | None = None
+) -> tuple[list[Completion], LLM]:
     draft = DRAFT if options.speculate == "draft" else None
     with LLM(model, dtype="float32", options=options, draft_model=draft) as llm:
         if proposer:
@@ -110,7 +129,10 @@ def plain() -> list[Completion]:
     ids=["draft model", "prompt lookup", "hostile"],
 )
 def test_the_bundled_pair(
-    speculate: str, new_proposer: Callable[[], Proposer], share: tuple[float, float], plain: list[Completion]
+    speculate: str,
+    new_proposer: Callable[[], Proposer],
+    share: tuple[float, float],
+    plain: list[Completion],
 ) -> None:
     options = replace(OPTIONS, speculate=speculate, draft_tokens=MOST)
     found, llm = answers(MODEL, options, new_proposer())
@@ -123,7 +145,9 @@ def test_the_bundled_pair(
 
 def test_babyllama_with_prompt_lookup(data_folder: Path) -> None:
     model = data_folder / "models" / "babyllama"
-    found, llm = answers(model, replace(OPTIONS, speculate="ngram", draft_tokens=MOST), PromptLookup(MOST))
+    found, llm = answers(
+        model, replace(OPTIONS, speculate="ngram", draft_tokens=MOST), PromptLookup(MOST)
+    )
     check(found, answers(model, PLAIN)[0])
     speculation = llm.engine.scheduler.speculation
     assert speculation and speculation.accepted > 100

@@ -1,4 +1,6 @@
-"""Structured output of a real model: what it says is what was asked for, judged by other people's validators."""
+"""Structured output of a real model: what it says is what was asked for, judged by other people's
+validators.
+"""
 
 import json
 import os
@@ -22,7 +24,9 @@ from jaxserve.structure import Structure
 
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "bundled" / "tiny-chat"
 SMALL = BUNDLED.with_name("tiny-chat-draft")
-OPTIONS = EngineOptions(max_batch=4, page_size=16, step_tokens=32, cache_tokens=4096, max_context=256)
+OPTIONS = EngineOptions(
+    max_batch=4, page_size=16, step_tokens=32, cache_tokens=4096, max_context=256
+)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -45,7 +49,10 @@ def llm() -> Iterator[LLM]:
 
 def params(seed: int = 0, **given: Any) -> SamplingParams:
     return SamplingParams(
-        **({"max_tokens": 150, "seed": seed, "structure": Structure.of("json_schema", SCHEMA)} | given)
+        **(
+            {"max_tokens": 150, "seed": seed, "structure": Structure.of("json_schema", SCHEMA)}
+            | given
+        )
     )
 
 
@@ -56,7 +63,9 @@ def valid(completion: Completion) -> bool:
 
 def test_a_schema_is_followed_whatever_else_is_asked(llm: LLM) -> None:
     completions = llm.generate([PROMPT], params(n=4))
-    assert all(map(valid, completions)) and len({completion.text for completion in completions}) == 4
+    assert (
+        all(map(valid, completions)) and len({completion.text for completion in completions}) == 4
+    )
     for asked in (
         {"temperature": 0},
         {"presence_penalty": 1.0},
@@ -76,7 +85,11 @@ def test_a_schema_is_followed_whatever_else_is_asked(llm: LLM) -> None:
     [
         ("regex", "[A-Z][a-z]{2,8}, [0-9]{1,3}( years)?", "[A-Z][a-z]{2,8}, [0-9]{1,3}( years)?"),
         ("choice", ["a fox", "a bear", "Ωmega – “x”"], "a fox|a bear|Ωmega – “x”"),
-        ("lark", 'start: "[" (word ",")* word "]"\nword: "fox" | "bear"', r"\[((fox|bear),)*(fox|bear)\]"),
+        (
+            "lark",
+            'start: "[" (word ",")* word "]"\nword: "fox" | "bear"',
+            r"\[((fox|bear),)*(fox|bear)\]",
+        ),
         ("json_object", True, r"\{(.|\n)*\}?"),
     ],
 )
@@ -88,23 +101,39 @@ def test_other_kinds(llm: LLM, kind: str, value: Any, pattern: str) -> None:
 def test_no_step_is_compiled_for_grammars_after_all_are_ready(llm: LLM) -> None:
     llm.warm_up()
     compiles = llm.runner.compiles_after_ready
-    prompts = [f"{PROMPT} {i}" for i in range(9)]  # more rows than are written at once, and some of them wait
-    several = [params(i, structure=None if i % 3 == 2 else Structure.of("json_schema", SCHEMA)) for i in range(9)]
-    assert sum(completion.finish_reason == "stop" for completion in llm.generate(prompts, several)) >= 6
+    prompts = [
+        f"{PROMPT} {i}" for i in range(9)
+    ]  # more rows than are written at once, and some of them wait
+    several = [
+        params(i, structure=None if i % 3 == 2 else Structure.of("json_schema", SCHEMA))
+        for i in range(9)
+    ]
+    assert (
+        sum(completion.finish_reason == "stop" for completion in llm.generate(prompts, several))
+        >= 6
+    )
     assert llm.runner.compiles_after_ready == compiles == 0
 
 
 def test_what_cannot_be_had_is_refused_before_anything_runs(llm: LLM) -> None:
-    with pytest.raises(GrammarError, match=r'^json_schema: cannot be used: Unimplemented keys: \["not"\]$'):
+    with pytest.raises(
+        GrammarError, match=r'^json_schema: cannot be used: Unimplemented keys: \["not"\]$'
+    ):
         llm.generate([PROMPT], params(structure=Structure.of("json_schema", {"not": {}})))
-    with pytest.raises(RequestError, match=r"^regex: has 70000 bytes; the limit is 65536 \(--max-grammar-bytes\)$"):
+    with pytest.raises(
+        RequestError, match=r"^regex: has 70000 bytes; the limit is 65536 \(--max-grammar-bytes\)$"
+    ):
         llm.generate([PROMPT], params(structure=Structure.of("regex", "a" * 70000)))
 
 
 @pytest.mark.slow
 def test_drafts_and_preemption_change_no_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of the schema come again and again: they are forced, and where they cannot be, drafts of them are right."""
-    structure = Structure.of("json_schema", {"type": "array", "items": SCHEMA, "minItems": 3, "maxItems": 3})
+    """Names of the schema come again and again: they are forced, and where they cannot be, drafts
+    of them are right.
+    """
+    structure = Structure.of(
+        "json_schema", {"type": "array", "items": SCHEMA, "minItems": 3, "maxItems": 3}
+    )
     asked = [params(0, max_tokens=220, structure=structure)]
     asked.append(replace(asked[0], temperature=0, logprobs=0))
     expected = [completion.text for completion in llm.generate([PROMPT] * 2, asked)]
@@ -116,14 +145,27 @@ def test_drafts_and_preemption_change_no_text(llm: LLM, monkeypatch: pytest.Monk
         assert [completion.text for completion in completions] == expected
         assert completions[1].timings.accepted_tokens
     with LLM(SMALL, options=replace(OPTIONS, cache_tokens=256)) as crowded:
-        assert [completion.text for completion in crowded.generate([PROMPT] * 4, asked * 2)] == expected * 2
+        assert [
+            completion.text for completion in crowded.generate([PROMPT] * 4, asked * 2)
+        ] == expected * 2
         assert crowded.engine.scheduler.preemptions
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps({"enum": ["fox", "bear"]}))
-    common = ["--prompt", PROMPT, "--max-tokens", "20", "--seed", "1", "--max-batch", "1", "--max-context", "128"]
+    common = [
+        "--prompt",
+        PROMPT,
+        "--max-tokens",
+        "20",
+        "--seed",
+        "1",
+        "--max-batch",
+        "1",
+        "--max-context",
+        "128",
+    ]
     common += ["--model", str(SMALL)]
     assert main([*common, "--json-schema", str(file)]) == 0
     assert capsys.readouterr().out.strip() in ('"fox"', '"bear"')
@@ -139,7 +181,9 @@ COUNT, LONGEST = 300, 400  # schemas, tokens of an answer
 
 
 def published() -> list[tuple[str, Any, Any]]:
-    """Name, validator's class and schema of every schema of the JSON Schema Test Suite, in a random order."""
+    """Name, validator's class and schema of every schema of the JSON Schema Test Suite, in a random
+    order.
+    """
     data = os.environ.get("JAXSERVE_TEST_DATA")
     if not data:
         pytest.skip("JAXSERVE_TEST_DATA names no folder with the JSON Schema Test Suite")
@@ -160,13 +204,17 @@ def published() -> list[tuple[str, Any, Any]]:
 
 def _of_draft(schema: Any, kind: Any) -> Any:
     """References are resolved otherwise in newer drafts."""
-    return {"$schema": kind.META_SCHEMA["$schema"], **schema} if isinstance(schema, dict) else schema
+    return (
+        {"$schema": kind.META_SCHEMA["$schema"], **schema} if isinstance(schema, dict) else schema
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_published_schemas() -> None:
-    """Whatever ends by its grammar is JSON that another validator accepts, and hardly anything ends otherwise."""
+    """Whatever ends by its grammar is JSON that another validator accepts, and hardly anything ends
+    otherwise.
+    """
     options = EngineOptions(max_batch=32, page_size=16, cache_tokens=32 * 512, max_context=512)
     with LLM(BUNDLED, options=options) as llm:
         chosen, prepared = [], []
@@ -174,7 +222,9 @@ def test_published_schemas() -> None:
             if len(chosen) == COUNT:
                 break
             try:
-                asked = params(len(chosen), max_tokens=LONGEST, structure=Structure.of("json_schema", schema))
+                asked = params(
+                    len(chosen), max_tokens=LONGEST, structure=Structure.of("json_schema", schema)
+                )
                 prepared.append(llm.prepare("Here is some JSON:", asked))
             except GrammarError:
                 continue

@@ -17,7 +17,15 @@ from tokenizers import decoders, models, pre_tokenizers
 from jaxserve.tokenizer import MARK, Tokenizer, TokenizerError, load_tokenizer
 from jaxserve.tokenizer.special import NamedToken, NameSplitter
 from tests.byte_tokenizer import ByteTokenizer
-from tests.tokenizer_cases import SMALL, TEXTS, Case, build_case, case_names, train_sentencepiece, write_small
+from tests.tokenizer_cases import (
+    SMALL,
+    TEXTS,
+    Case,
+    build_case,
+    case_names,
+    train_sentencepiece,
+    write_small,
+)
 
 UNSPELLABLE = "\U0010fffd"  # a character that no vocabulary here has as one piece
 
@@ -60,10 +68,15 @@ def test_decode_of_random_ids_says_what_the_library_says(case: Case) -> None:
     draw = random.Random(0)
     size = case.tokenizer.vocab_size
     samples = [
-        [draw.randrange(min(size, draw.choice((300, size)))) for _ in range(draw.randrange(8))] for _ in range(999)
+        [draw.randrange(min(size, draw.choice((300, size)))) for _ in range(draw.randrange(8))]
+        for _ in range(999)
     ]
-    both = [(case.tokenizer.decode(ids), case.library_decode(visible(case, ids))) for ids in samples]
-    comparable = [(ours, theirs) for ours, theirs in both if not (case.spoils_runs and "\ufffd" in theirs)]
+    both = [
+        (case.tokenizer.decode(ids), case.library_decode(visible(case, ids))) for ids in samples
+    ]
+    comparable = [
+        (ours, theirs) for ours, theirs in both if not (case.spoils_runs and "\ufffd" in theirs)
+    ]
     assert len(comparable) > 200
     assert all(one_replacement(ours) == one_replacement(theirs) for ours, theirs in comparable)
 
@@ -72,7 +85,11 @@ def test_openings_of_a_text_say_what_the_library_says(case: Case) -> None:
     ids = range(case.tokenizer.vocab_size)
     texts = [case.tokenizer.token_text(index) for index in ids]
     spaces = [index for index in ids if texts[index].strip(" ") != texts[index]][:3]
-    others = [0, *case.library_encode("a")[-1:], *list(case.special)[:1]]  # 0 is a SentencePiece model's unknown piece
+    others = [
+        0,
+        *case.library_encode("a")[-1:],
+        *list(case.special)[:1],
+    ]  # 0 is a SentencePiece model's unknown piece
     for opening in itertools.product([*spaces, *others], repeat=3):
         theirs = case.library_decode(visible(case, list(opening)))
         spoiled = case.spoils_runs and "\ufffd" in theirs
@@ -92,7 +109,9 @@ def test_names_of_special_tokens_are_text(case: Case) -> None:
 
 def test_token_text_names_special_tokens_and_shows_no_broken_character(case: Case) -> None:
     size = case.tokenizer.vocab_size
-    assert {case.tokenizer.token_text(index) for index in case.special} == set(case.special.values())
+    assert {case.tokenizer.token_text(index) for index in case.special} == set(
+        case.special.values()
+    )
     assert case.tokenizer.token_text(size) == f"<id {size}>"
     for index in range(0, size, 7):
         text, (data, _) = case.tokenizer.token_text(index), case.tokenizer.token_bytes(index)
@@ -124,14 +143,19 @@ def test_gpt2_against_published_vectors(tmp_path: Path) -> None:
         pytest.skip("JAXSERVE_TEST_DATA is not set")
     vectors = Path(data, "tokenizer_vectors")
     texts = (vectors / "gpt2.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
-    ids = [[int(number) for number in line.split()] for line in (vectors / "gpt2.out").read_text().splitlines()]
+    ids = [
+        [int(number) for number in line.split()]
+        for line in (vectors / "gpt2.out").read_text().splitlines()
+    ]
     tokenizer = build_case("tokenizers/gpt2/tokenizer.json", tmp_path).tokenizer
     assert len(texts) - 1 == len(ids) == 46  # the file ends with a separator
     assert [tokenizer.encode(text) for text in texts[:-1]] == ids
     assert [tokenizer.decode(line) for line in ids] == texts[:-1]
 
 
-LOSSLESS = re.compile("gpt|mistral|deepseek|json|first-space")  # others drop spaces, or rewrite letters they lack
+LOSSLESS = re.compile(
+    "gpt|mistral|deepseek|json|first-space"
+)  # others drop spaces, or rewrite letters they lack
 
 
 def test_round_trip_of_books(case: Case, request: pytest.FixtureRequest, data_folder: Path) -> None:
@@ -150,7 +174,10 @@ def test_names_of_special_tokens_are_tokens_if_asked(case: Case) -> None:
         ids = case.tokenizer.encode_special(f"{name}the fox{name} the{name}")
         assert [i for i in ids if i == token] == [token] * 3 and ids[0] == ids[-1] == token
         assert ids == [token, *parts("the fox", False), token, *parts(" the", False), token]
-        assert case.tokenizer.encode_special("the fox" + name) == [*case.library_encode("the fox"), token]
+        assert case.tokenizer.encode_special("the fox" + name) == [
+            *case.library_encode("the fox"),
+            token,
+        ]
     assert case.tokenizer.encode_special("") == case.tokenizer.encode_special(MARK) == []
 
 
@@ -181,7 +208,9 @@ def test_a_thousand_names_cost_little() -> None:
 
 
 @pytest.mark.parametrize("legacy", [True, False, None])
-def test_text_after_a_special_token_opens_nothing_but_in_legacy_models(legacy: bool | None, tmp_path: Path) -> None:
+def test_text_after_a_special_token_opens_nothing_but_in_legacy_models(
+    legacy: bool | None, tmp_path: Path
+) -> None:
     write_small("sp-first-space", tmp_path)
     tokenizer = configured(tmp_path, legacy=legacy)
     words = [tokenizer.token_text(i) for i in tokenizer.encode_special("the<s>the")]
@@ -192,7 +221,11 @@ def test_user_defined_symbols_are_added_tokens(tmp_path: Path) -> None:
     write_small("sp-every-space", tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     ((name, token),) = tokenizer.added_tokens.items()
-    assert name == "<tool>" and token in tokenizer.encode("a<tool>b") and token in tokenizer.encode_special("<tool>")
+    assert (
+        name == "<tool>"
+        and token in tokenizer.encode("a<tool>b")
+        and token in tokenizer.encode_special("<tool>")
+    )
     assert list(tokenizer.special_tokens) == ["<s>", "</s>"]
 
 
@@ -205,13 +238,22 @@ def test_user_defined_symbols_are_added_tokens(tmp_path: Path) -> None:
         ({"single_word": True}, "a [x] [x]b c[x]", ["a", " ", "[x]", " [x]b c[x]"]),
     ],
 )
-def test_white_space_and_words_around_special_tokens(flags: dict, text: str, expected: list, tmp_path: Path) -> None:
-    library = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate("abcx[]Ġ")}, []))
-    library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+def test_white_space_and_words_around_special_tokens(
+    flags: dict, text: str, expected: list, tmp_path: Path
+) -> None:
+    library = tokenizers.Tokenizer(
+        models.BPE({letter: i for i, letter in enumerate("abcx[]Ġ")}, [])
+    )
+    library.pre_tokenizer, library.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     library.add_special_tokens([tokenizers.AddedToken("[x]", normalized=False, **flags)])
     library.save(str(tmp_path / "tokenizer.json"))
     ids = load_tokenizer(tmp_path).encode_special(text)
-    assert ids == library.encode(text).ids, "the library does the same with a text that nobody forged"
+    assert ids == library.encode(text).ids, (
+        "the library does the same with a text that nobody forged"
+    )
     assert "".join(load_tokenizer(tmp_path).token_text(i) for i in ids) == "".join(expected)
 
 
@@ -281,7 +323,9 @@ def test_added_token_outside_the_byte_alphabet_is_its_own_text(tmp_path: Path) -
 
 
 def test_unigram_vocabulary_refuses_names_of_control_tokens(tmp_path: Path) -> None:
-    library = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), ("▁a", -1.0), ("▁", -2.0)], unk_id=0))
+    library = tokenizers.Tokenizer(
+        models.Unigram([("<unk>", 0.0), ("</s>", 0.0), ("▁a", -1.0), ("▁", -2.0)], unk_id=0)
+    )
     library.add_special_tokens(["<unk>", "</s>"])
     library.pre_tokenizer = pre_tokenizers.Metaspace()
     library.decoder = decoders.Metaspace()
@@ -308,7 +352,9 @@ def test_unigram_vocabulary_refuses_names_of_control_tokens(tmp_path: Path) -> N
         decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]),
     ],
 )
-def test_decoders_whose_tokens_depend_on_neighbours_are_refused(decoder: object, tmp_path: Path) -> None:
+def test_decoders_whose_tokens_depend_on_neighbours_are_refused(
+    decoder: object, tmp_path: Path
+) -> None:
     library = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     if decoder is not None:
         library.decoder = decoder
@@ -318,7 +364,9 @@ def test_decoders_whose_tokens_depend_on_neighbours_are_refused(decoder: object,
 
 
 def test_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"has neither tokenizer\.json nor tokenizer\.model; copy one") as caught:
+    with pytest.raises(
+        TokenizerError, match=r"has neither tokenizer\.json nor tokenizer\.model; copy one"
+    ) as caught:
         load_tokenizer(tmp_path)
     assert str(tmp_path) in str(caught.value)
 

@@ -1,4 +1,6 @@
-"""Streams of ids: the pieces of text against the whole decoding, stop strings against a search of the whole text."""
+"""Streams of ids: the pieces of text against the whole decoding, stop strings against a search of
+the whole text.
+"""
 
 import random
 from collections.abc import Sequence
@@ -20,7 +22,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def assert_stream_is_exact(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> None:
-    """After every id the stream has all of the text so far but for a last character that may be unfinished.
+    """After every id the stream has all of the text so far but for a last character that may be
+    unfinished.
 
     ED A0 counts as unfinished, though it can only begin a surrogate, and comes out as two U+FFFD.
     """
@@ -30,7 +33,11 @@ def assert_stream_is_exact(tokenizer: Tokenizer, prompt: Sequence[int], ids: Seq
     for count, token_id in enumerate(ids, start=1):
         text += stream.push([token_id])
         assert whole.startswith(text)
-        assert completion_text(tokenizer, prompt, ids[:count])[len(text) :] in ("", "\ufffd", "\ufffd\ufffd")
+        assert completion_text(tokenizer, prompt, ids[:count])[len(text) :] in (
+            "",
+            "\ufffd",
+            "\ufffd\ufffd",
+        )
     assert text + stream.finish() == whole
 
 
@@ -77,7 +84,12 @@ def test_stream_of_random_ids(case: Case, data: st.DataObject) -> None:
 
 
 @settings(max_examples=300)
-@given(st.lists(st.sampled_from([0x61, 0xA0, 0x80, 0xBF, 0xC3, 0xE2, 0xED, 0xF0, 0xF4, 0xFF, 256]), max_size=12))
+@given(
+    st.lists(
+        st.sampled_from([0x61, 0xA0, 0x80, 0xBF, 0xC3, 0xE2, 0xED, 0xF0, 0xF4, 0xFF, 256]),
+        max_size=12,
+    )
+)
 def test_stream_of_ill_formed_bytes(ids: list[int]) -> None:
     assert_stream_is_exact(BYTES, [], ids)
     assert completion_text(BYTES, [], ids) == BYTES.decode(ids)
@@ -87,13 +99,19 @@ def test_completion_continues_the_text_of_the_prompt(case: Case) -> None:
     ids = case.tokenizer.encode("the fox and the dog")
     for cut in range(len(ids) + 1):
         prompt = case.tokenizer.decode(ids[:cut])
-        assert prompt + completion_text(case.tokenizer, ids[:cut], ids[cut:]) == case.tokenizer.decode(ids)
+        assert prompt + completion_text(
+            case.tokenizer, ids[:cut], ids[cut:]
+        ) == case.tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("name", ["sp-first-space", "sp-every-space", "json-byte-fallback"])
-def test_first_word_keeps_its_space_only_after_text(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_first_word_keeps_its_space_only_after_text(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     tokenizer = build_case(name, tmp_path_factory.mktemp("tokenizer")).tokenizer
-    word = next(index for index in range(tokenizer.vocab_size) if tokenizer.token_text(index) == " the")
+    word = next(
+        index for index in range(tokenizer.vocab_size) if tokenizer.token_text(index) == " the"
+    )
     assert tokenizer.decode([word, word]) == "the the"
     assert StreamDecoder(tokenizer, [1, 1]).push([2, word, 2, word]) == "the the"
     assert StreamDecoder(tokenizer, [1, word]).push([word, word]) == " the the"
@@ -107,7 +125,13 @@ def test_unfinished_character_of_the_prompt_belongs_to_the_completion() -> None:
 
 def test_bytes_that_never_complete_come_out() -> None:
     stream = StreamDecoder(BYTES)
-    assert [stream.push([byte]) for byte in (0xFF, 0xF0, 0x9F, 0xFF, 0x61)] == ["\ufffd", "", "", "\ufffd\ufffd", "a"]
+    assert [stream.push([byte]) for byte in (0xFF, 0xF0, 0x9F, 0xFF, 0x61)] == [
+        "\ufffd",
+        "",
+        "",
+        "\ufffd\ufffd",
+        "a",
+    ]
     assert stream.push([0xE2, 0x82]) == ""
     assert (stream.finish(), stream.finish()) == ("\ufffd", "")
 
@@ -119,14 +143,22 @@ def test_bytes_that_never_complete_come_out() -> None:
     include_stop=st.booleans(),
     seed=st.integers(0, 999),
 )
-@example(text="aabaaabaaac", stop=["aabaaac"], include_stop=False, seed=0)  # falls back to a border of a border
-def test_stop_strings_against_reading_the_whole_text(text: str, stop: list[str], include_stop: bool, seed: int) -> None:
+@example(
+    text="aabaaabaaac", stop=["aabaaac"], include_stop=False, seed=0
+)  # falls back to a border of a border
+def test_stop_strings_against_reading_the_whole_text(
+    text: str, stop: list[str], include_stop: bool, seed: int
+) -> None:
     ids = BYTES.encode(text)
     stream = StreamDecoder(BYTES, stop=stop, include_stop=include_stop)
     expected, found = cut_by_reading(text, stop, include_stop)
     assert pushed(stream, ids, seed) == expected
     assert stream.stopped == found
-    needed = [count for count in range(len(ids) + 1) if any(word in BYTES.decode(ids[:count]) for word in stop)]
+    needed = [
+        count
+        for count in range(len(ids) + 1)
+        if any(word in BYTES.decode(ids[:count]) for word in stop)
+    ]
     assert stream.stop_token_count == (needed[0] if needed else None)
 
 
@@ -166,12 +198,17 @@ def test_nothing_comes_after_a_stop_string() -> None:
 
 
 class WideTokenizer(ByteTokenizer):
-    """Has one more token, of several bytes: the end of a sentence, a word and half of a character."""
+    """Has one more token, of several bytes: the end of a sentence, a word and half of a
+    character."""
 
     WIDE = 300
 
     def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
-        return (b". And\xc3", False) if token_id == self.WIDE else super().token_bytes(token_id, opening)
+        return (
+            (b". And\xc3", False)
+            if token_id == self.WIDE
+            else super().token_bytes(token_id, opening)
+        )
 
 
 @pytest.mark.parametrize(("include_stop", "expected"), [(False, "end"), (True, "end.")])

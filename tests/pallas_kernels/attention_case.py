@@ -1,7 +1,9 @@
-"""Cases of paged attention and what they must give: dense attention in numpy, float64, one head at a time.
+"""Cases of paged attention and what they must give: dense attention in numpy, float64, one head at
+a time.
 
-Any implementation of the contract is run through them. Pages lie in random order, and whatever no query may read is
-poison: free pages, dead tails, unused entries of the tables, and what lies before the window of a row's first token.
+Any implementation of the contract is run through them. Pages lie in random order, and whatever no
+query may read is poison: free pages, dead tails, unused entries of the tables, and what lies before
+the window of a row's first token.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +15,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from pallas_kernels.paged_attention.api import Attended, Layout, Options, PagedAttention, Pages, Ragged
+from pallas_kernels.paged_attention.api import (
+    Attended,
+    Layout,
+    Options,
+    PagedAttention,
+    Pages,
+    Ragged,
+)
 
 TOKENS = 80  # of a ragged step
 ROWS = 5
@@ -37,9 +46,15 @@ class Shape:
     stored: type = np.float32
 
     def __str__(self) -> str:
-        extras = {"W": self.window, "cap": self.softcap, "latent": self.value_dim, "sinks": self.sinks or None}
+        extras = {
+            "W": self.window,
+            "cap": self.softcap,
+            "latent": self.value_dim,
+            "sinks": self.sinks or None,
+        }
         said = "".join(f"-{name}{value}" for name, value in extras.items() if value is not None)
-        return f"N{self.heads}K{self.kv_heads}H{self.head_dim}Z{self.page_size}-{np.dtype(self.stored)}{said}"
+        sizes = f"N{self.heads}K{self.kv_heads}H{self.head_dim}Z{self.page_size}"
+        return f"{sizes}-{np.dtype(self.stored)}{said}"
 
     @property
     def context(self) -> int:
@@ -47,7 +62,9 @@ class Shape:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.kv_heads, self.head_dim, self.page_size, jnp.dtype(self.stored), self.value_dim)
+        return Layout(
+            self.kv_heads, self.head_dim, self.page_size, jnp.dtype(self.stored), self.value_dim
+        )
 
     @property
     def scale(self) -> float:
@@ -56,7 +73,9 @@ class Shape:
 
     def options(self, *, decode: bool) -> Options:
         most, kind = 1 if decode else None, jax.devices()[0].device_kind
-        return Options(self.layout, self.scale, self.window, self.softcap, most, lse=True, device_kind=kind)
+        return Options(
+            self.layout, self.scale, self.window, self.softcap, most, lse=True, device_kind=kind
+        )
 
     def scores(self, products: np.ndarray) -> np.ndarray:
         scaled = products * self.scale
@@ -96,8 +115,25 @@ SHAPES = [
     Shape(heads=5, kv_heads=1, head_dim=36, page_size=16, width=9, value_dim=32),
     Shape(heads=2, kv_heads=1, head_dim=576, page_size=64, width=2, value_dim=512),
     Shape(heads=4, kv_heads=2, head_dim=64, page_size=16, width=9, stored=np.int8),
-    Shape(heads=4, kv_heads=2, head_dim=16, page_size=16, width=9, stored=ml_dtypes.float8_e4m3fn, window=20),
-    Shape(heads=3, kv_heads=1, head_dim=36, page_size=16, width=9, value_dim=32, stored=np.int8, sinks=True),
+    Shape(
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        page_size=16,
+        width=9,
+        stored=ml_dtypes.float8_e4m3fn,
+        window=20,
+    ),
+    Shape(
+        heads=3,
+        kv_heads=1,
+        head_dim=36,
+        page_size=16,
+        width=9,
+        value_dim=32,
+        stored=np.int8,
+        sinks=True,
+    ),
 ]
 BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
 BF16_SHAPES = [
@@ -109,16 +145,46 @@ BF16_SHAPES = [
         Shape(heads=64, kv_heads=1, head_dim=128, page_size=64, width=5),
         Shape(heads=3, kv_heads=3, head_dim=192, page_size=64, width=3, sinks=True),
         Shape(heads=2, kv_heads=1, head_dim=256, page_size=64, width=6, softcap=1.5),
-        Shape(heads=4, kv_heads=2, head_dim=64, page_size=64, width=9, window=70, sinks=True, softcap=2.0),
+        Shape(
+            heads=4,
+            kv_heads=2,
+            head_dim=64,
+            page_size=64,
+            width=9,
+            window=70,
+            sinks=True,
+            softcap=2.0,
+        ),
         Shape(heads=8, kv_heads=1, head_dim=64, page_size=16, width=30, window=1),
         Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9, window=300),
     )
 ] + [
     Shape(heads=4, kv_heads=2, head_dim=128, page_size=64, width=9, dtype=BF16, stored=np.int8),
-    Shape(heads=14, kv_heads=2, head_dim=64, page_size=128, width=3, window=70, dtype=BF16, stored=FP8),
+    Shape(
+        heads=14, kv_heads=2, head_dim=64, page_size=128, width=3, window=70, dtype=BF16, stored=FP8
+    ),
     Shape(heads=130, kv_heads=2, head_dim=64, page_size=64, width=5, dtype=BF16, stored=BF16),
-    Shape(heads=5, kv_heads=1, head_dim=192, page_size=64, width=9, value_dim=128, dtype=BF16, stored=BF16),
-    Shape(heads=3, kv_heads=1, head_dim=576, page_size=64, width=6, value_dim=512, window=99, dtype=BF16, stored=BF16),
+    Shape(
+        heads=5,
+        kv_heads=1,
+        head_dim=192,
+        page_size=64,
+        width=9,
+        value_dim=128,
+        dtype=BF16,
+        stored=BF16,
+    ),
+    Shape(
+        heads=3,
+        kv_heads=1,
+        head_dim=576,
+        page_size=64,
+        width=6,
+        value_dim=512,
+        window=99,
+        dtype=BF16,
+        stored=BF16,
+    ),
 ]
 BF16_TOLERANCE = 2e-2  # weights are rounded before they meet values around 1, and so is the result
 
@@ -126,15 +192,20 @@ BF16_TOLERANCE = 2e-2  # weights are rounded before they meet values around 1, a
 @cache
 def compiled(attention: PagedAttention, options: Options) -> Callable[..., Attended]:
     """attend(q, k, v, pages, ragged, sinks); the pages are donated."""
-    return jax.jit(lambda *arguments: attention.attend(*arguments[:5], options, *arguments[5:]), donate_argnums=3)
+    return jax.jit(
+        lambda *arguments: attention.attend(*arguments[:5], options, *arguments[5:]),
+        donate_argnums=3,
+    )
 
 
 @dataclass
 class Case:
-    """Rows with `cached` tokens in pages before the step and `new` ones in it; every number random, by row seed.
+    """Rows with `cached` tokens in pages before the step and `new` ones in it; every number random,
+    by row seed.
 
-    new: in the order that the contract wants, see `ordered`. poisoned: rows of which every number is NaN. done: rows
-    that ended before the step: their tokens are not to be stored, and their results are nobody's.
+    new: in the order that the contract wants, see `ordered`. poisoned: rows of which every number
+    is NaN. done: rows that ended before the step: their tokens are not to be stored, and their
+    results are nobody's.
     """
 
     attention: PagedAttention
@@ -154,16 +225,26 @@ class Case:
         s = self.shape
         self.lengths = (np.add(self.cached, self.new) * (np.asarray(self.new) > 0)).astype(np.int32)
         draws = [np.random.default_rng(seed) for seed in self.seeds]
-        self.k = [rng.normal(size=(s.context, s.kv_heads, s.head_dim)).astype(s.dtype) for rng in draws]
-        self.v = [rng.normal(size=(s.context, s.kv_heads, s.head_dim)).astype(s.dtype) for rng in draws]
-        self.q = [rng.normal(0, 2, (s.context, s.heads, s.head_dim)).astype(s.dtype) for rng in draws]
+        self.k = [
+            rng.normal(size=(s.context, s.kv_heads, s.head_dim)).astype(s.dtype) for rng in draws
+        ]
+        self.v = [
+            rng.normal(size=(s.context, s.kv_heads, s.head_dim)).astype(s.dtype) for rng in draws
+        ]
+        self.q = [
+            rng.normal(0, 2, (s.context, s.heads, s.head_dim)).astype(s.dtype) for rng in draws
+        ]
         for row in self.poisoned:
             self.q[row][:] = self.k[row][:] = self.v[row][:] = np.nan
-        self.sinks = np.random.default_rng(77).normal(0, 2, s.heads).astype(np.float32) if s.sinks else None
+        self.sinks = (
+            np.random.default_rng(77).normal(0, 2, s.heads).astype(np.float32) if s.sinks else None
+        )
         self.tables, self.pages = self._paged()
 
     def _paged(self) -> tuple[np.ndarray, Pages]:
-        """Canonical pages [P, K, Z, H] with the cached tokens that queries see, and tables for all tokens."""
+        """Canonical pages [P, K, Z, H] with the cached tokens that queries see, and tables for all
+        tokens.
+        """
         s, rng = self.shape, np.random.default_rng(self.order)
         free = rng.permutation(ROWS * s.width + 2)
         tables = rng.choice(free, (ROWS, s.width)).astype(np.int32)
@@ -189,19 +270,27 @@ class Case:
     def starts(self) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(self.new)]).astype(np.int32)
 
-    def run(self, tokens: int, *, decode: bool, most: int | None = None, options: Options | None = None) -> Attended:
+    def run(
+        self, tokens: int, *, decode: bool, most: int | None = None, options: Options | None = None
+    ) -> Attended:
         """The step: its new tokens packed into `tokens`. Queries that belong to no row are NaN.
 
         most: of Options, where it is no decode step. options: instead of the shape's own.
         """
         s, live = self.shape, int(self.starts[-1])
         row = np.repeat(np.arange(ROWS), self.new)
-        position = np.concatenate([np.arange(n - size, n) for n, size in zip(self.lengths, self.new, strict=True)])
-        parts = [np.full((tokens, *x[0].shape[1:]), np.nan, s.dtype) for x in (self.q, self.k, self.v)]
+        position = np.concatenate(
+            [np.arange(n - size, n) for n, size in zip(self.lengths, self.new, strict=True)]
+        )
+        parts = [
+            np.full((tokens, *x[0].shape[1:]), np.nan, s.dtype) for x in (self.q, self.k, self.v)
+        ]
         for part, vectors in zip(parts, (self.q, self.k, self.v), strict=True):
             part[:live] = [vectors[r][p] for r, p in zip(row, position, strict=True)] if live else 0
         page, offset = np.full(tokens, len(self.pages.k), np.int32), np.zeros(tokens, np.int32)
-        page[:live] = np.where(np.isin(row, self.done), page[:live], self.tables[row, position // s.page_size])
+        page[:live] = np.where(
+            np.isin(row, self.done), page[:live], self.tables[row, position // s.page_size]
+        )
         offset[:live] = position % s.page_size
         sizes = np.asarray(self.new)
         split = np.array([np.cumprod(sizes == 1).sum(), (sizes > 0).sum()], np.int32)
@@ -209,8 +298,11 @@ class Case:
         q, k, v = parts
         pages = self._in_memory()
         options = options or replace(s.options(decode=decode), most=1 if decode else most)
-        found = compiled(self.attention, options)(q, k, None if s.value_dim else v, pages, ragged, self.sinks)
-        # Interpreters run kernels in threads that XLA:CPU may starve for what is dispatched meanwhile.
+        found = compiled(self.attention, options)(
+            q, k, None if s.value_dim else v, pages, ragged, self.sinks
+        )
+        # Interpreters run kernels in threads that XLA:CPU may starve for what is dispatched
+        # meanwhile.
         jax.block_until_ready(found)
         self._check_pages(found.pages)
         return found
@@ -220,20 +312,28 @@ class Case:
         num_pages = len(self.pages.k)
         canonical = jax.tree.map(lambda x: jnp.asarray(x.swapaxes(1, 2)), self.pages)
         return self.attention.write_back(
-            self.attention.allocate(num_pages, self.shape.layout), jnp.arange(num_pages), canonical, self.shape.layout
+            self.attention.allocate(num_pages, self.shape.layout),
+            jnp.arange(num_pages),
+            canonical,
+            self.shape.layout,
         )
 
     def _check_pages(self, after: Pages) -> None:
         """New tokens are where they belong and nothing else has changed, bit for bit.
 
-        But for numbers of 8 bits and their scales: where a quotient lies between two of them, either will do. What
-        becomes of NaN in 8 bits nobody promises.
+        But for numbers of 8 bits and their scales: where a quotient lies between two of them,
+        either will do. What becomes of NaN in 8 bits nobody promises.
         """
         self.written = jax.tree.map(np.copy, self.pages)
         for row, size in enumerate(self.new):
             if row in self.done:
                 continue
-            self._store(self.written, self.tables[row], row, np.arange(self.lengths[row] - size, self.lengths[row]))
+            self._store(
+                self.written,
+                self.tables[row],
+                row,
+                np.arange(self.lengths[row] - size, self.lengths[row]),
+            )
         canonical = self.attention.read(after, jnp.arange(len(self.pages.k)), self.shape.layout)
         found = jax.tree.map(lambda x: np.asarray(x).swapaxes(1, 2), canonical)
         for name, ours, theirs in zip(Pages._fields, found, self.written, strict=True):
@@ -245,10 +345,19 @@ class Case:
         self.written = found
 
     def _read(self, row: int, name: str) -> np.ndarray:
-        """A row's keys ("k") or values ("v") as they lie in pages after the step, [S, K, H] float64."""
+        """A row's keys ("k") or values ("v") as they lie in pages after the step, [S, K, H]
+        float64.
+        """
         positions = np.arange(self.shape.context)
-        at = self.tables[row][positions // self.shape.page_size], slice(None), positions % self.shape.page_size
-        stored, scale = getattr(self.written, name)[at].astype(np.float64), getattr(self.written, f"{name}_scale")
+        at = (
+            self.tables[row][positions // self.shape.page_size],
+            slice(None),
+            positions % self.shape.page_size,
+        )
+        stored, scale = (
+            getattr(self.written, name)[at].astype(np.float64),
+            getattr(self.written, f"{name}_scale"),
+        )
         with np.errstate(invalid="ignore"):  # NaN, in the rows of poisoned neighbours
             return stored if scale is None else stored * scale[at][..., None]
 
@@ -258,7 +367,8 @@ class Case:
         return np.asarray(found.out), np.asarray(found.lse)
 
     def prefilled(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Per row out [new, N, V] and lse [new, N]. Tokens that belong to no row must give zeros."""
+        """Per row out [new, N, V] and lse [new, N]. Tokens that belong to no row must give
+        zeros."""
         found = self.run(TOKENS, decode=False)
         *out, rest = np.split(np.asarray(found.out), self.starts[1:])
         assert not rest.any()
@@ -278,8 +388,13 @@ class Case:
         for head in range(s.heads):
             scores = np.where(visible, s.scores(q[:, head] @ k[:, head // groups].T), -np.inf)
             weights = np.exp(scores)
-            total = weights.sum(-1) + (0 if self.sinks is None else np.exp(np.float64(self.sinks[head])))
-            out[:, head], lse[:, head] = weights @ v[:, head // groups] / total[:, None], np.log(total)
+            total = weights.sum(-1) + (
+                0 if self.sinks is None else np.exp(np.float64(self.sinks[head]))
+            )
+            out[:, head], lse[:, head] = (
+                weights @ v[:, head // groups] / total[:, None],
+                np.log(total),
+            )
         return out, lse
 
 
@@ -315,7 +430,9 @@ def check_decode(case: Case, tolerance: float) -> None:
         if size:
             expected = case.expected(row)
             where = f"row {row} of lengths {case.lengths}"
-            np.testing.assert_allclose(out[row].astype(np.float64), expected[0][0], atol=tolerance, err_msg=where)
+            np.testing.assert_allclose(
+                out[row].astype(np.float64), expected[0][0], atol=tolerance, err_msg=where
+            )
             np.testing.assert_allclose(lse[row], expected[1][0], atol=10 * tolerance, err_msg=where)
         else:
             assert not out[row].any() and (lse[row] == -np.inf).all()
@@ -326,5 +443,7 @@ def check_prefill(case: Case, tolerance: float) -> None:
         if len(out) and row not in (*case.done, *case.poisoned):
             expected = case.expected(row)
             where = f"row {row} of {case.new} new after {case.cached}"
-            np.testing.assert_allclose(out.astype(np.float64), expected[0], atol=tolerance, err_msg=where)
+            np.testing.assert_allclose(
+                out.astype(np.float64), expected[0], atol=tolerance, err_msg=where
+            )
             np.testing.assert_allclose(lse, expected[1], atol=10 * tolerance, err_msg=where)

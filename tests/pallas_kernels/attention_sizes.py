@@ -13,8 +13,13 @@ def ordered(new: Sequence[int]) -> list[int]:
 
 
 def border_lengths(shape: Shape) -> st.SearchStrategy[list[int]]:
-    """Lengths around the borders of pages, of blocks of 64 and of the table; empty rows among them."""
-    borders = [n + d for n in (0, shape.page_size, 2 * shape.page_size, 64, 128, shape.context) for d in (-1, 0, 1)]
+    """Lengths around the borders of pages, of blocks of 64 and of the table; empty rows among
+    them."""
+    borders = [
+        n + d
+        for n in (0, shape.page_size, 2 * shape.page_size, 64, 128, shape.context)
+        for d in (-1, 0, 1)
+    ]
     fitting = sorted({n for n in borders if 0 <= n <= shape.context})
     return st.lists(st.sampled_from(fitting), min_size=ROWS, max_size=ROWS)
 
@@ -28,10 +33,14 @@ def decodes(draw: st.DrawFn, shape: Shape) -> tuple[list[int], list[int]]:
 
 @st.composite
 def chunks(draw: st.DrawFn, shape: Shape) -> tuple[list[int], list[int]]:
-    """cached and new tokens per row: prompts from the start, continuations, drafts, decodes and empty rows."""
+    """cached and new tokens per row: prompts from the start, continuations, drafts, decodes and
+    empty rows.
+    """
     new, left = [], TOKENS
     for _ in range(ROWS):
-        size = min(draw(st.sampled_from([0, 0, 1, 1, 2, 5, 31, 32, 33, 50, 70])), left, shape.context)
+        size = min(
+            draw(st.sampled_from([0, 0, 1, 1, 2, 5, 31, 32, 33, 50, 70])), left, shape.context
+        )
         new.append(size)
         left -= size
     new = ordered(new)

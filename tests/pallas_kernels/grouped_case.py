@@ -1,6 +1,8 @@
-"""Cases of the grouped matrix product and what they must give: one expert after the other in numpy, float64.
+"""Cases of the grouped matrix product and what they must give: one expert after the other in numpy,
+float64.
 
-Any implementation of the contract is run through them. What is nobody's is NaN: padding, and blocks without rows.
+Any implementation of the contract is run through them. What is nobody's is NaN: padding, and blocks
+without rows.
 """
 
 from collections.abc import Sequence
@@ -41,7 +43,8 @@ class Shape:
     def __str__(self) -> str:
         rows = ",".join(map(str, self.rows))
         kept = f"-{np.dtype(self.numbers)}-{self.scales}" if self.numbers else ""
-        return f"{rows}x{self.parts}x{self.contracted}x{self.columns}-b{self.block}-{np.dtype(self.dtype)}{kept}"
+        sizes = f"{rows}x{self.parts}x{self.contracted}x{self.columns}"
+        return f"{sizes}-b{self.block}-{np.dtype(self.dtype)}{kept}"
 
     @property
     def experts(self) -> int:
@@ -50,7 +53,9 @@ class Shape:
     @property
     def owners(self) -> list[int]:
         """The expert of every live block."""
-        return [expert for expert, rows in enumerate(self.rows) for _ in range(-(-rows // self.block))]
+        return [
+            expert for expert, rows in enumerate(self.rows) for _ in range(-(-rows // self.block))
+        ]
 
     @property
     def options(self) -> Options:
@@ -76,7 +81,11 @@ SHAPES = [
 SHAPES += [replace(shape, dtype=BF16, out_dtype=BF16) for shape in SHAPES[2:5]] + [
     replace(SHAPES[2], dtype=BF16),
 ]
-LARGEST = {np.int8: 127, ml_dtypes.float8_e4m3fn: 448, ml_dtypes.int4: 7}  # numbers, of weights in 8 or 4 bits
+LARGEST = {
+    np.int8: 127,
+    ml_dtypes.float8_e4m3fn: 448,
+    ml_dtypes.int4: 7,
+}  # numbers, of weights in 8 or 4 bits
 QUANTIZED = [
     replace(shape, numbers=numbers)
     for numbers in LARGEST
@@ -88,14 +97,18 @@ QUANTIZED = [
 QUANTIZED += [
     Shape((0, 0, 70, 0), 64, 48, parts=2, numbers=ml_dtypes.int4, scales=2),
     Shape((17, 16, 15), 192, 136, spare=4, numbers=ml_dtypes.int4, scales=3),
-    Shape((5, 0, 20), 256, 128, parts=2, dtype=BF16, out_dtype=BF16, numbers=ml_dtypes.int4, scales=8),
+    Shape(
+        (5, 0, 20), 256, 128, parts=2, dtype=BF16, out_dtype=BF16, numbers=ml_dtypes.int4, scales=8
+    ),
     Shape((9, 20), 384, 128, dtype=BF16, numbers=ml_dtypes.int4, scales=3),
 ]
 
 
 @cache
 def compiled(kernel: GroupedMatmul, options: Options) -> Any:
-    return jax.jit(lambda x, weight, groups, scales: kernel.multiply(x, weight, groups, options, scales))
+    return jax.jit(
+        lambda x, weight, groups, scales: kernel.multiply(x, weight, groups, options, scales)
+    )
 
 
 class Operands(NamedTuple):
@@ -106,7 +119,8 @@ class Operands(NamedTuple):
 
 
 def operands(shape: Shape, seed: int = 0) -> Operands:
-    """Random, and NaN where nobody should look: padding, blocks without rows, weights of experts without rows.
+    """Random, and NaN where nobody should look: padding, blocks without rows, weights of experts
+    without rows.
 
     A weight is around 1, and so is one that has scales, which differ by as much.
     """
@@ -117,7 +131,9 @@ def operands(shape: Shape, seed: int = 0) -> Operands:
     if shape.numbers:
         largest = LARGEST[shape.numbers]
         weight = rng.uniform(-largest, largest, sizes).astype(shape.numbers)
-        scales = (rng.uniform(0.5, 2, (*sizes[:2], shape.scales, sizes[3])) / largest).astype(np.float32)
+        scales = (rng.uniform(0.5, 2, (*sizes[:2], shape.scales, sizes[3])) / largest).astype(
+            np.float32
+        )
     for expert, rows in enumerate(shape.rows):
         x[_begin(shape, expert) :][:rows] = rng.normal(size=(rows, shape.contracted))
         if not rows:
@@ -134,7 +150,11 @@ def stands_for(shape: Shape, given: Operands) -> np.ndarray:
         return weight
     apart = weight.reshape(*weight.shape[:2], shape.scales, -1, shape.columns)
     whole = (apart * given.scales[:, :, :, None].astype(np.float64)).reshape(weight.shape)
-    return whole.astype(np.float32).astype(shape.dtype).astype(np.float64) if shape.scales > 1 else whole
+    return (
+        whole.astype(np.float32).astype(shape.dtype).astype(np.float64)
+        if shape.scales > 1
+        else whole
+    )
 
 
 def _begin(shape: Shape, expert: int) -> int:
@@ -143,7 +163,9 @@ def _begin(shape: Shape, expert: int) -> int:
 
 
 def check(kernel: GroupedMatmul, shape: Shape, seed: int = 0) -> None:
-    """The kernel takes the shape, and every row of every expert is right, whatever is NaN beside it."""
+    """The kernel takes the shape, and every row of every expert is right, whatever is NaN beside
+    it.
+    """
     kernel.check(shape.options, shape.demand)
     given = operands(shape, seed)
     x, weight = given.x, stands_for(shape, given)
@@ -163,12 +185,16 @@ def tolerance(shape: Shape) -> dict[str, float]:
     return {"atol": 4 * 2**-23 * shape.contracted, "rtol": 2**-8 if shape.out_dtype is BF16 else 0}
 
 
-Kept = tuple[type | None, int]  # a weight's numbers, if they have scales, and how many share one; 0: a column
+Kept = tuple[
+    type | None, int
+]  # a weight's numbers, if they have scales, and how many share one; 0: a column
 ALL_KEPT: tuple[Kept, ...] = ((None, 0), *product(LARGEST, (0, 32)))
 
 
 @st.composite
-def shapes(draw: st.DrawFn, dtype: type, blocks: Sequence[int], kept: Sequence[Kept] = ALL_KEPT) -> Shape:
+def shapes(
+    draw: st.DrawFn, dtype: type, blocks: Sequence[int], kept: Sequence[Kept] = ALL_KEPT
+) -> Shape:
     """Experts with no, few and many rows; sizes that are and are no multiples of tiles."""
     block = draw(st.sampled_from(blocks))
     most = st.sampled_from([0, 0, 1, block - 1, block, block + 1, 3 * block])
@@ -178,4 +204,6 @@ def shapes(draw: st.DrawFn, dtype: type, blocks: Sequence[int], kept: Sequence[K
     numbers, group = draw(st.sampled_from(kept))
     scales = contracted // (group or contracted) if numbers else 0
     spare = spare or int(not any(rows))
-    return Shape(tuple(rows), contracted, columns, parts, block, spare, dtype, dtype, numbers, scales)
+    return Shape(
+        tuple(rows), contracted, columns, parts, block, spare, dtype, dtype, numbers, scales
+    )

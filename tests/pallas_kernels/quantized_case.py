@@ -1,4 +1,6 @@
-"""Cases of the quantized matrix product, and what they must give: the dequantized weight in numpy, float64."""
+"""Cases of the quantized matrix product, and what they must give: the dequantized weight in numpy,
+float64.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -44,8 +46,8 @@ def compiled(kernel: QuantizedMatmul, options: Options) -> Any:
 def check(kernel: QuantizedMatmul, shape: Shape, tolerance: float, seed: int = 0) -> None:
     """The kernel takes the shape, and is right to `tolerance` of the sum of its products' sizes.
 
-    Scales differ by a factor of ten, and signs: no two columns or groups may be taken for each other. All of int4's
-    numbers are there, -8 too, which rounding never makes.
+    Scales differ by a factor of ten, and signs: no two columns or groups may be taken for each
+    other. All of int4's numbers are there, -8 too, which rounding never makes.
     """
     kernel.check(shape.options, shape.demand)
     rng = np.random.default_rng(seed)
@@ -65,7 +67,9 @@ def check(kernel: QuantizedMatmul, shape: Shape, tolerance: float, seed: int = 0
 
 @st.composite
 def shapes(draw: st.DrawFn, columns: st.SearchStrategy[tuple[int, ...]], step: int = 1) -> Shape:
-    """Sizes that are and are no multiples of tiles. step: what K is a multiple of, beside the group."""
+    """Sizes that are and are no multiples of tiles. step: what K is a multiple of, beside the
+    group.
+    """
     group = draw(st.sampled_from(GROUPS))
     multiple = max(group, step)
     contracted = multiple * draw(st.integers(1, 512 // multiple))

@@ -1,4 +1,5 @@
-"""Pallas's interpreter of GPUs has no product with an operand in registers: here it is given one."""
+"""Pallas's interpreter of GPUs has no product with an operand in registers: here it is given
+one."""
 
 from typing import Any
 
@@ -10,8 +11,8 @@ from jax._src.pallas.mosaic_gpu.interpret.shared_memory import HostAllocationKey
 
 
 def multiply_from_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its callback takes keys of operands' memory. An operand in registers comes as it is, a matrix: that one is
-    multiplied here.
+    """Its callback takes keys of operands' memory. An operand in registers comes as it is, a
+    matrix: that one is multiplied here.
     """
     from_memory = gpu_callbacks.wgmma
 
@@ -43,8 +44,13 @@ def _multiply(
         plain = jax.tree.map(int, gpu_callbacks._remove_noop_transforms(transforms))
         return key, memory.access(key, plain)
 
-    acc, b = place(acc_allocation_key_as_array, acc_transforms), place(b_allocation_key_as_array, b_transforms)
-    sums, right = (np.asarray(memory.get_buffer_content(*where, thread)[0], np.float32) for where in (acc, b))
+    acc, b = (
+        place(acc_allocation_key_as_array, acc_transforms),
+        place(b_allocation_key_as_array, b_transforms),
+    )
+    sums, right = (
+        np.asarray(memory.get_buffer_content(*where, thread)[0], np.float32) for where in (acc, b)
+    )
     found = sums + a.astype(np.float32) @ right
     memory.store_buffer_content(*acc, found, thread)
     return token

@@ -14,7 +14,10 @@ from pallas_kernels.quantized_matmul import api as quantized
 
 type Product = tuple[grouped.Options, grouped.Demand]
 
-STEP = Options(Layout(2, 64, 16, jnp.dtype("float32")), 1.0), Demand(4, 8, 10, jnp.dtype("float32"), "some chip")
+STEP = (
+    Options(Layout(2, 64, 16, jnp.dtype("float32")), 1.0),
+    Demand(4, 8, 10, jnp.dtype("float32"), "some chip"),
+)
 PRODUCT = (
     grouped.Options(16, jnp.dtype("bfloat16")),
     grouped.Demand(64, 4, 2, 256, 256, jnp.dtype("bfloat16"), "some chip"),
@@ -46,25 +49,39 @@ def test_every_candidate_exists(platform: str) -> None:
 @pytest.mark.parametrize("platform", dispatch.CANDIDATES)
 def test_every_candidate_for_grouped_products_exists(platform: str) -> None:
     assert set(dispatch.CANDIDATES[platform]) <= set(dispatch.GROUPED)
-    assert dispatch.choose_grouped("auto", platform, products(PRODUCT)) in dispatch.CANDIDATES[platform]
+    assert (
+        dispatch.choose_grouped("auto", platform, products(PRODUCT))
+        in dispatch.CANDIDATES[platform]
+    )
 
 
 def test_grouped_products_are_chosen_as_attention_is() -> None:
     said: list[str] = []
     ragged = PRODUCT[0], PRODUCT[1]._replace(columns=90)
-    chosen = dispatch.choose_grouped("auto", "gpu", products(PRODUCT, ragged), lambda *refused: said.append(refused[0]))
+    chosen = dispatch.choose_grouped(
+        "auto", "gpu", products(PRODUCT, ragged), lambda *refused: said.append(refused[0])
+    )
     assert (chosen, said) == ("reference", ["gpu"])
     with pytest.raises(KernelError, match="40 rows cannot be cut into blocks of 16"):
-        dispatch.choose_grouped("reference", "cpu", products((PRODUCT[0], PRODUCT[1]._replace(rows=40))))
-    with pytest.raises(KernelError, match=r"grouped-matmul 'dense' is not built in; .* \(--grouped-matmul\)"):
+        dispatch.choose_grouped(
+            "reference", "cpu", products((PRODUCT[0], PRODUCT[1]._replace(rows=40)))
+        )
+    with pytest.raises(
+        KernelError, match=r"grouped-matmul 'dense' is not built in; .* \(--grouped-matmul\)"
+    ):
         dispatch.choose_grouped("dense", "cpu", products(PRODUCT))
 
 
 def test_experts_in_4_bits_are_the_references_on_a_gpu() -> None:
     """And those in 8 bits the kernel's; a name is that one or an error."""
     said: list[str] = []
-    int8, int4 = ((PRODUCT[0], PRODUCT[1]._replace(numbers=jnp.dtype(name), scales=1)) for name in ("int8", "int4"))
-    chosen = dispatch.choose_grouped("auto", "gpu", products(int4), lambda name, error: said.append(f"{name}: {error}"))
+    int8, int4 = (
+        (PRODUCT[0], PRODUCT[1]._replace(numbers=jnp.dtype(name), scales=1))
+        for name in ("int8", "int4")
+    )
+    chosen = dispatch.choose_grouped(
+        "auto", "gpu", products(int4), lambda name, error: said.append(f"{name}: {error}")
+    )
     assert chosen == "reference" and "gpu: weights of int4 with 1 scales of a column" in said[0]
     assert dispatch.choose_grouped("auto", "gpu", products(int8)) == "gpu"
     with pytest.raises(KernelError, match=r"--weights int8 or fp8, or --grouped-matmul reference"):
@@ -75,25 +92,38 @@ def test_experts_in_4_bits_are_the_references_on_a_gpu() -> None:
 @pytest.mark.parametrize("platform", dispatch.QUANTIZED_CANDIDATES)
 def test_every_candidate_for_quantized_products_exists(platform: str) -> None:
     assert set(dispatch.QUANTIZED_CANDIDATES[platform]) <= set(dispatch.QUANTIZED)
-    assert dispatch.choose_quantized("auto", platform, WEIGHT) == dispatch.QUANTIZED_CANDIDATES[platform][0]
+    assert (
+        dispatch.choose_quantized("auto", platform, WEIGHT)
+        == dispatch.QUANTIZED_CANDIDATES[platform][0]
+    )
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_quantized_products_that_no_kernel_takes_are_the_references(platform: str) -> None:
     said: list[str] = []
     exact = WEIGHT[0], WEIGHT[1]._replace(dtype=jnp.dtype("float32"))
-    chosen = dispatch.choose_quantized("auto", platform, exact, lambda name, error: said.append(f"{name}: {error}"))
+    chosen = dispatch.choose_quantized(
+        "auto", platform, exact, lambda name, error: said.append(f"{name}: {error}")
+    )
     assert chosen == "reference" and said[0].startswith(f"{platform}: activations of float32")
-    with pytest.raises(KernelError, match=r"activations of float32: .* --quantized-matmul reference\)"):
+    with pytest.raises(
+        KernelError, match=r"activations of float32: .* --quantized-matmul reference\)"
+    ):
         dispatch.choose_quantized(platform, platform, exact)
 
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    built_in = {"small": implementation(4), "large": implementation(8), "reference": implementation(100)}
+    built_in = {
+        "small": implementation(4),
+        "large": implementation(8),
+        "reference": implementation(100),
+    }
     built_in["odd"] = implementation(100)
     monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", built_in)
-    monkeypatch.setattr(dispatch, "CANDIDATES", {"gpu": ("small", "reference"), "tpu": ("small", "large")})
+    monkeypatch.setattr(
+        dispatch, "CANDIDATES", {"gpu": ("small", "reference"), "tpu": ("small", "large")}
+    )
     monkeypatch.setattr(dispatch, "PLATFORMS", {"odd": "gpu"})
 
 
@@ -119,7 +149,9 @@ def test_auto_says_what_it_passes_over() -> None:
 def test_auto_says_why_nothing_will_do() -> None:
     with pytest.raises(KernelError, match="9 rows are more than 8"):
         dispatch.choose("auto", "tpu", rows(9))
-    with pytest.raises(KernelError, match="no attention is known to run on 'abacus'; name one of small, large"):
+    with pytest.raises(
+        KernelError, match="no attention is known to run on 'abacus'; name one of small, large"
+    ):
         dispatch.choose("auto", "abacus", rows(1))
 
 
@@ -130,5 +162,7 @@ def test_a_name_is_that_one_or_an_error() -> None:
         dispatch.choose("small", "tpu", rows(8))
     with pytest.raises(KernelError, match="'odd' runs on 'gpu', and this is 'tpu'"):
         dispatch.choose("odd", "tpu", rows(8))
-    with pytest.raises(KernelError, match=r"'flash' is not built in; choose auto or one of .* \(--attention\)"):
+    with pytest.raises(
+        KernelError, match=r"'flash' is not built in; choose auto or one of .* \(--attention\)"
+    ):
         dispatch.choose("flash", "gpu", rows(1))

@@ -1,4 +1,6 @@
-"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs: copies, barriers, warpgroups, races found."""
+"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs: copies, barriers,
+warpgroups, races found.
+"""
 
 from collections.abc import Iterator
 
@@ -31,7 +33,17 @@ WIDE_SHAPES = [
     Shape((100, 129, 3), 128, 320, block=128, dtype=BF16, out_dtype=BF16),
     Shape((33, 0, 5, 1), 64, 264, parts=2, block=32, dtype=BF16, out_dtype=BF16),
     Shape((0, 3, 0, 0, 40, 1, 0, 16), 96, 80, parts=2, dtype=BF16, numbers=np.int8, scales=1),
-    Shape((33, 0, 5, 1), 64, 272, parts=2, block=32, dtype=BF16, out_dtype=BF16, numbers=FLOAT8, scales=1),
+    Shape(
+        (33, 0, 5, 1),
+        64,
+        272,
+        parts=2,
+        block=32,
+        dtype=BF16,
+        out_dtype=BF16,
+        numbers=FLOAT8,
+        scales=1,
+    ),
 ]
 
 
@@ -46,7 +58,9 @@ def interpreted() -> Iterator[None]:
 @pytest.mark.kernels
 @pytest.mark.parametrize("shape", [*NARROW_SHAPES, *WIDE_SHAPES], ids=str)
 def test_rows_times_their_experts_weight(shape: Shape) -> None:
-    assert plan_of(shape.options, shape.demand).columns == (WIDE if shape in WIDE_SHAPES else NARROW)
+    assert plan_of(shape.options, shape.demand).columns == (
+        WIDE if shape in WIDE_SHAPES else NARROW
+    )
     check(gpu, shape)
 
 

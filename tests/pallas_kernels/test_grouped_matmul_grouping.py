@@ -1,4 +1,6 @@
-"""Every assignment has a row of its own, in a block of its expert, in order; and no fewer blocks would do for all."""
+"""Every assignment has a row of its own, in a block of its expert, in order; and no fewer blocks
+would do for all.
+"""
 
 from itertools import product
 
@@ -13,7 +15,9 @@ from pallas_kernels.grouped_matmul.grouping import CHUNK, arrange, blocks_needed
 
 @st.composite
 def assignments(draw: st.DrawFn) -> tuple[list[int], int, int]:
-    """ids, experts, block: few and many, around the borders of chunks and blocks; some ids that are none of ours."""
+    """ids, experts, block: few and many, around the borders of chunks and blocks; some ids that are
+    none of ours.
+    """
     experts, block = draw(st.sampled_from([1, 2, 5, 16])), draw(st.sampled_from([1, 8, 16]))
     size = draw(st.sampled_from([1, 2, 15, 16, 17, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]))
     ids = st.integers(-2, experts + 2) if draw(st.booleans()) else st.sampled_from([0, experts - 1])
@@ -27,9 +31,13 @@ arrange_compiled = jax.jit(arrange, static_argnums=(1, 2))
 @given(assignments())
 def test_rows_are_sorted_by_expert_in_blocks_of_their_own(case: tuple[list[int], int, int]) -> None:
     ids, experts, block = case
-    groups, position = jax.tree.map(np.asarray, arrange_compiled(np.array(ids, np.int32), experts, block))
+    groups, position = jax.tree.map(
+        np.asarray, arrange_compiled(np.array(ids, np.int32), experts, block)
+    )
     rows = blocks_needed(len(ids), experts, block) * block
-    assert len(groups.experts) == rows // block and position.dtype == groups.experts.dtype == np.int32
+    assert (
+        len(groups.experts) == rows // block and position.dtype == groups.experts.dtype == np.int32
+    )
     expected, owners = np.full(len(ids), rows), []
     for expert in range(experts):
         mine = [nth for nth, found in enumerate(ids) if found == expert]
@@ -59,4 +67,6 @@ def test_thousands_of_assignments() -> None:
     np.testing.assert_array_equal(groups.experts[position[ours] // 128], ids[ours])
     assert len(set(position[ours])) == ours.sum() and position[ours].max() < groups.live * 128
     order = np.argsort(position[ours])
-    assert (np.diff(ids[ours][order]) >= 0).all() and (np.diff(order)[np.diff(ids[ours][order]) == 0] > 0).all()
+    assert (np.diff(ids[ours][order]) >= 0).all() and (
+        np.diff(order)[np.diff(ids[ours][order]) == 0] > 0
+    ).all()

@@ -1,4 +1,6 @@
-"""The reference is right against numpy, refuses what no product is, and needs the memory of one expert's weight."""
+"""The reference is right against numpy, refuses what no product is, and needs the memory of one
+expert's weight.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +34,9 @@ def test_it_needs_one_experts_weight(dtype: type, scales: int) -> None:
     """And the result; no copy of all weights, also not in another dtype."""
     experts, parts, contracted, columns, block, blocks = 16, 2, 256, 128, 8, 20
     x = jax.ShapeDtypeStruct((blocks * block, contracted), dtype)
-    weight = jax.ShapeDtypeStruct((experts, parts, contracted, columns), np.int8 if scales else dtype)
+    weight = jax.ShapeDtypeStruct(
+        (experts, parts, contracted, columns), np.int8 if scales else dtype
+    )
     scale = jax.ShapeDtypeStruct((experts, parts, scales, columns), np.float32) if scales else None
     groups = Groups(jax.ShapeDtypeStruct((blocks,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32))
     options = Options(block, jnp.dtype(dtype))

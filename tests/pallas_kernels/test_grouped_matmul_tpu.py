@@ -1,4 +1,6 @@
-"""The TPU kernel keeps the contract, in Pallas's TPU interpreter: right against float64, whatever is in padding."""
+"""The TPU kernel keeps the contract, in Pallas's TPU interpreter: right against float64, whatever
+is in padding.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,10 +13,20 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.grouped_matmul import tpu
 from pallas_kernels.grouped_matmul.tpu_plan import Plan
-from tests.pallas_kernels.grouped_case import BF16, QUANTIZED, SHAPES, Shape, check, compiled, shapes
+from tests.pallas_kernels.grouped_case import (
+    BF16,
+    QUANTIZED,
+    SHAPES,
+    Shape,
+    check,
+    compiled,
+    shapes,
+)
 
 INT8, INT4 = np.int8, ml_dtypes.int4
-TILED = [  # shapes, and tiles that they would not have at this size: parts of K, of columns, with and without a rest
+# shapes, and tiles that they would not have at this size: parts of K, of columns, with and without
+# a rest
+TILED = [
     (Shape((0, 3, 40, 16), 256, 384, parts=2), Plan(256, 128, 0, 2**24)),
     (Shape((17, 0, 5), 200, 320), Plan(200, 128, 0, 2**24)),
     (Shape((0, 3, 40, 16), 384, 384, parts=2), Plan(128, 384, 0, 2**24)),
@@ -22,7 +34,10 @@ TILED = [  # shapes, and tiles that they would not have at this size: parts of K
     (Shape((9, 20), 128, 1200, dtype=BF16), Plan(128, 1200, 0, 2**24)),
     (Shape((9, 20), 384, 384, parts=2, numbers=INT8, scales=1), Plan(128, 256, 0, 2**24)),
     (Shape((9, 0, 20), 512, 256, parts=2, numbers=INT4, scales=16), Plan(256, 128, 0, 2**24)),
-    (Shape((9,), 2336, 640, numbers=INT4, scales=73), Plan(2336, 640, 0, 2**24)),  # in turns over both
+    (
+        Shape((9,), 2336, 640, numbers=INT4, scales=73),
+        Plan(2336, 640, 0, 2**24),
+    ),  # in turns over both
 ]
 
 
@@ -69,7 +84,9 @@ def test_random_rows_times_their_experts_weight(dtype: type) -> None:
 @pytest.mark.random_kernels
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("contracted", [128, 256])
-def test_random_rows_times_weights_in_tiles(contracted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_rows_times_weights_in_tiles(
+    contracted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tpu, "plan_of", lambda *_: Plan(contracted, 128, 0, 2**24))
 
     @often

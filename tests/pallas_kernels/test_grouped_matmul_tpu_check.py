@@ -1,4 +1,6 @@
-"""What the TPU kernel takes and what it refuses, before any compiler is asked; and the tiles that it cuts."""
+"""What the TPU kernel takes and what it refuses, before any compiler is asked; and the tiles that
+it cuts.
+"""
 
 from dataclasses import replace
 
@@ -18,19 +20,43 @@ QWEN = Demand(2432, 128, 2, 2048, 768, BF16, "TPU v5 lite")
     ("options", "demand", "reason"),
     [
         (replace(V5E, block=24), QWEN, "2432 rows cannot be cut into blocks of 24"),
-        (replace(V5E, block=8), QWEN, "blocks of 8 rows: on a TPU, in bfloat16, they are multiples of 16"),
+        (
+            replace(V5E, block=8),
+            QWEN,
+            "blocks of 8 rows: on a TPU, in bfloat16, they are multiples of 16",
+        ),
         (replace(V5E, block=4), QWEN._replace(dtype=F32), "blocks of 4 rows: .* multiples of 16"),
-        (V5E, QWEN._replace(dtype=jnp.dtype("float16")), r"float16 .*has float32 and bfloat16 \(--dtype bfloat16\)"),
-        (V5E, QWEN._replace(numbers=jnp.dtype("uint8"), scales=1), "weights of uint8: the TPU kernel has int8, float8"),
+        (
+            V5E,
+            QWEN._replace(dtype=jnp.dtype("float16")),
+            r"float16 .*has float32 and bfloat16 \(--dtype bfloat16\)",
+        ),
+        (
+            V5E,
+            QWEN._replace(numbers=jnp.dtype("uint8"), scales=1),
+            "weights of uint8: the TPU kernel has int8, float8",
+        ),
         (
             V5E,
             QWEN._replace(numbers=jnp.dtype("int4"), contracted=1920, scales=20),
             "scales of 96 numbers .* divide 1024",
         ),
-        (V5E, QWEN._replace(numbers=jnp.dtype("int8"), scales=9), "9 scales for 2048 numbers of a column"),
+        (
+            V5E,
+            QWEN._replace(numbers=jnp.dtype("int8"), scales=9),
+            "9 scales for 2048 numbers of a column",
+        ),
         (replace(V5E, out_dtype="float16"), QWEN, "bfloat16 multiplied into float16"),
-        (V5E, QWEN._replace(rows=16 * 2**17 + 16), r"take 524292 bytes of scalar memory; .* 524288 \(--step-tokens\)"),
-        (V5E, QWEN._replace(contracted=2**18 + 1), "no room in 134217728 bytes of vector memory .* 2 x 262145 x 768"),
+        (
+            V5E,
+            QWEN._replace(rows=16 * 2**17 + 16),
+            r"take 524292 bytes of scalar memory; .* 524288 \(--step-tokens\)",
+        ),
+        (
+            V5E,
+            QWEN._replace(contracted=2**18 + 1),
+            "no room in 134217728 bytes of vector memory .* 2 x 262145 x 768",
+        ),
     ],
 )
 def test_what_it_refuses(options: Options, demand: Demand, reason: str) -> None:
@@ -45,7 +71,8 @@ def test_blocks_of_half_precision_results_are_as_tall_as_theirs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "block"), [(0, 16), (1, 16), (4, 16), (9, 32), (16, 32), (64, 128), (128, 128), (129, 256), (900, 256)]
+    ("expected", "block"),
+    [(0, 16), (1, 16), (4, 16), (9, 32), (16, 32), (64, 128), (128, 128), (129, 256), (900, 256)],
 )
 def test_few_experts_have_a_second_block(expected: int, block: int) -> None:
     assert tpu.block_rows(BF16, expected) == block
@@ -75,7 +102,9 @@ def test_tiles_fit_and_cover_a_weight(
     tile = parts * plan.contracted * plan.columns * dtype.itemsize
     assert 2 * tile < plan.vmem < plan.limit <= VECTOR_MEMORY.get(kind, 16) * 2**20
     assert tile <= LARGEST_TILE_BYTES or plan.columns == 128
-    assert contracted % plan.contracted == 0 and (plan.contracted == contracted or plan.contracted % 128 == 0)
+    assert contracted % plan.contracted == 0 and (
+        plan.contracted == contracted or plan.contracted % 128 == 0
+    )
     assert plan.columns == columns or (plan.columns % 128 == 0 and plan.columns < columns)
 
 

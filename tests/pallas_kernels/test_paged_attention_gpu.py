@@ -1,7 +1,9 @@
-"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs: copies, barriers and warpgroups, races found.
+"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs: copies, barriers and
+warpgroups, races found.
 
-Numbers are right against dense attention in float64, whatever lies in pages that nobody sees. One step of the kernel
-is in another form here: the interpreter has no matrix product of one operand in registers.
+Numbers are right against dense attention in float64, whatever lies in pages that nobody sees. One
+step of the kernel is in another form here: the interpreter has no matrix product of one operand in
+registers.
 """
 
 from collections.abc import Iterator
@@ -34,7 +36,10 @@ from tests.pallas_kernels.kernel_checks import (
 
 every_shape = pytest.mark.parametrize(
     "shape",
-    [pytest.param(shape, marks=[pytest.mark.slow] if shape.heads >= 32 else []) for shape in BF16_SHAPES],
+    [
+        pytest.param(shape, marks=[pytest.mark.slow] if shape.heads >= 32 else [])
+        for shape in BF16_SHAPES
+    ],
     ids=str,
 )
 

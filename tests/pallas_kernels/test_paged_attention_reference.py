@@ -1,4 +1,5 @@
-"""The reference attention keeps the contract: dense attention over pages, whatever the neighbours."""
+"""The reference attention keeps the contract: dense attention over pages, whatever the
+neighbours."""
 
 from dataclasses import replace
 from functools import partial
@@ -12,9 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention import reference
-from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options, Ragged, quantize
+from pallas_kernels.paged_attention.api import (
+    Demand,
+    KernelError,
+    Layout,
+    Options,
+    Ragged,
+    quantize,
+)
 from pallas_kernels.paged_attention.reference import allocate, read, write, write_back
-from tests.pallas_kernels.attention_case import ROWS, SHAPES, TOLERANCE, Case, Shape, check_decode, check_prefill
+from tests.pallas_kernels.attention_case import (
+    ROWS,
+    SHAPES,
+    TOLERANCE,
+    Case,
+    Shape,
+    check_decode,
+    check_prefill,
+)
 from tests.pallas_kernels.attention_sizes import chunks, decodes
 
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -43,14 +59,25 @@ def test_prefill_is_dense_attention(shape: Shape) -> None:
 
 @pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn], ids=str)
 def test_bfloat16_is_within_its_rounding(stored: type) -> None:
-    """Products in float32; weights round to bfloat16 before they meet v: 2**-8 of values around 1."""
-    shape = Shape(heads=8, kv_heads=2, head_dim=16, page_size=16, width=9, dtype=ml_dtypes.bfloat16, stored=stored)
+    """Products in float32; weights round to bfloat16 before they meet v: 2**-8 of values around
+    1."""
+    shape = Shape(
+        heads=8,
+        kv_heads=2,
+        head_dim=16,
+        page_size=16,
+        width=9,
+        dtype=ml_dtypes.bfloat16,
+        stored=stored,
+    )
     check_prefill(Case(reference, shape, cached=[99, 0, 16, 43, 0], new=[1, 33, 17, 20, 0]), 2e-2)
     check_decode(Case(reference, shape, cached=[99, 0, 16, 43, 0], new=[1, 1, 1, 1, 0]), 2e-2)
 
 
 def test_a_context_of_128k_tokens() -> None:
-    """Positions beyond 16 bits: the last tokens of a row that only just fits, and of one behind a window."""
+    """Positions beyond 16 bits: the last tokens of a row that only just fits, and of one behind a
+    window.
+    """
     length, most = 2**17, 2**11
     layout = Layout(1, 8, 256, jnp.dtype(np.float32))
     rng = np.random.default_rng(0)
@@ -58,7 +85,14 @@ def test_a_context_of_128k_tokens() -> None:
     q = rng.normal(size=(1, 1, 8)).astype(np.float32)
     pages = reference.Pages(*(jnp.asarray(x.reshape(-1, 1, 256, 8)) for x in (k, v)))
     ids = jnp.arange(length // 256, dtype=jnp.int32)
-    ragged = Ragged(ids[None], jnp.array([length]), jnp.array([0, 1]), jnp.array([1, 1]), ids[-1:], jnp.array([255]))
+    ragged = Ragged(
+        ids[None],
+        jnp.array([length]),
+        jnp.array([0, 1]),
+        jnp.array([1, 1]),
+        ids[-1:],
+        jnp.array([255]),
+    )
     for window in (None, most):
         options = Options(layout, 1.0, window, most=1)
         out = reference.attend(q, k[-1:], v[-1:], pages, ragged, options).out
@@ -72,7 +106,9 @@ def test_a_context_of_128k_tokens() -> None:
 
 @every_shape
 def test_a_row_has_the_same_bits_whatever_its_neighbours(shape: Shape) -> None:
-    """In any slot and packing offset, in any pages, beside rows that are longer, shorter, empty or NaN."""
+    """In any slot and packing offset, in any pages, beside rows that are longer, shorter, empty or
+    NaN.
+    """
     mine, cached, new = 1234, shape.context - 37, 37
     decoded, prefilled = set(), set()
     for order, others in ((1, [0, 0, 0, 0]), (2, [9, 7, 1, 0]), (3, [shape.context] * 4)):
@@ -103,7 +139,9 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(shape: Shape) -> None:
 def test_write_stores_tokens_and_drops_padding(dtype: type, tokens: int) -> None:
     rng = np.random.default_rng(0)
     pages = allocate(6, Layout(2, 8, 4, jnp.dtype(dtype)))
-    assert pages.k.shape == pages.v.shape == (6, 2, 4, 8) and pages.k.dtype == pages.v.dtype == dtype
+    assert (
+        pages.k.shape == pages.v.shape == (6, 2, 4, 8) and pages.k.dtype == pages.v.dtype == dtype
+    )
     expected = np.zeros((2, 6, 2, 4, 8), dtype)
     k, v = rng.normal(size=(2, tokens, 2, 8)).astype(np.float32)
     page = np.array([5, 0, 6, 3, 6], np.int32)[:tokens]  # 6 does not exist
@@ -124,11 +162,15 @@ def test_write_stores_tokens_and_drops_padding(dtype: type, tokens: int) -> None
     Layout(1, 8, 4, jnp.dtype(jnp.bfloat16), value_dim=6),
 ], ids=lambda layout: str(layout.dtype))  # fmt: skip
 def test_pages_travel_in_canonical_order(layout: Layout) -> None:
-    """What `write` stored comes out as [n, Z, K, H] and goes back into other pages; nothing else changes."""
+    """What `write` stored comes out as [n, Z, K, H] and goes back into other pages; nothing else
+    changes.
+    """
     rng = np.random.default_rng(0)
     k, v = rng.normal(size=(2, 8, layout.kv_heads, 8)).astype(np.float32)
     ids, offset = np.array([4, 1], np.int32), np.arange(8, dtype=np.int32) % 4
-    pages = jax.jit(write)(allocate(6, layout), k, None if layout.value_dim else v, ids.repeat(4), offset)
+    pages = jax.jit(write)(
+        allocate(6, layout), k, None if layout.value_dim else v, ids.repeat(4), offset
+    )
     found = jax.jit(read, static_argnums=2)(pages, ids, layout)
     if layout.scaled:
         stored, scale = quantize(k, layout.dtype)
@@ -146,8 +188,13 @@ def test_pages_travel_in_canonical_order(layout: Layout) -> None:
 
 @pytest.mark.parametrize(("dtype", "step"), [(jnp.int8, 0.5 / 127), (jnp.float8_e4m3fn, 2.0**-4)])
 def test_eight_bits_are_within_their_rounding(dtype: type, step: float) -> None:
-    """int8: half a step of the largest number; e4m3: half a unit of 3 bits of each number. Zeros stay zeros."""
-    x = np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32) * 10.0 ** np.arange(-25, 25)[:, None]
+    """int8: half a step of the largest number; e4m3: half a unit of 3 bits of each number. Zeros
+    stay zeros.
+    """
+    x = (
+        np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32)
+        * 10.0 ** np.arange(-25, 25)[:, None]
+    )
     x[7] = 0
     stored, scale = quantize(jnp.asarray(x), jnp.dtype(dtype))
     back = np.asarray(stored, np.float64) * np.asarray(scale, np.float64)[:, None]
@@ -163,7 +210,10 @@ def test_lse_is_for_those_who_ask() -> None:
     arguments = [jnp.zeros((2, heads, 16)) for heads in (8, 2, 2)]
     ragged = Ragged(*(jnp.zeros(shape, jnp.int32) for shape in ((2, 9), 2, 3, 2, 2, 2)))
     assert asked.lse is not None
-    assert reference.attend(*arguments, reference.allocate(9, SHAPES[2].layout), ragged, plain).lse is None
+    assert (
+        reference.attend(*arguments, reference.allocate(9, SHAPES[2].layout), ragged, plain).lse
+        is None
+    )
 
 
 def test_a_ragged_step_of_one_token() -> None:
@@ -183,8 +233,16 @@ def test_nan_in_a_row_is_seen_by_that_row() -> None:
 def test_a_write_does_not_copy_the_pages(kv_heads: int, tokens: int) -> None:
     """One token of one head is the scatter that XLA turns into a select and a copy."""
     pages = jax.eval_shape(lambda: allocate(4096, Layout(kv_heads, 64, 16, jnp.dtype(np.float32))))
-    new, at = jax.ShapeDtypeStruct((tokens, kv_heads, 64), np.float32), jax.ShapeDtypeStruct((tokens,), np.int32)
-    memory = jax.jit(reference.write, donate_argnums=0).lower(pages, new, new, at, at).compile().memory_analysis()
+    new, at = (
+        jax.ShapeDtypeStruct((tokens, kv_heads, 64), np.float32),
+        jax.ShapeDtypeStruct((tokens,), np.int32),
+    )
+    memory = (
+        jax.jit(reference.write, donate_argnums=0)
+        .lower(pages, new, new, at, at)
+        .compile()
+        .memory_analysis()
+    )
     assert memory.alias_size_in_bytes == 2 * pages.k.size * 4
     assert memory.temp_size_in_bytes < pages.k.size * 4 / 100
 

@@ -1,4 +1,5 @@
-"""The TPU kernel keeps the contract, in Pallas's TPU interpreter: what a chip would do copy by copy, races found.
+"""The TPU kernel keeps the contract, in Pallas's TPU interpreter: what a chip would do copy by
+copy, races found.
 
 Numbers are right against dense attention in float64, whatever lies in pages that nobody sees.
 """
@@ -37,17 +38,39 @@ from tests.pallas_kernels.kernel_checks import (
 BF16, INT8, FP8 = ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn
 SHAPES = [
     Shape(heads=4, kv_heads=2, head_dim=128, page_size=16, width=9),
-    Shape(heads=32, kv_heads=1, head_dim=64, page_size=64, width=10),  # tiles of 16 tokens, two blocks
+    Shape(
+        heads=32, kv_heads=1, head_dim=64, page_size=64, width=10
+    ),  # tiles of 16 tokens, two blocks
     Shape(heads=3, kv_heads=3, head_dim=80, page_size=8, width=20),
     Shape(heads=2, kv_heads=2, head_dim=256, page_size=32, width=4, softcap=1.5),
     Shape(heads=4, kv_heads=2, head_dim=64, page_size=8, width=80, window=64, sinks=True),
     Shape(heads=8, kv_heads=1, head_dim=32, page_size=16, width=40, window=1),
     Shape(heads=5, kv_heads=1, head_dim=36, page_size=16, width=9, value_dim=32),
     Shape(heads=14, kv_heads=2, head_dim=64, page_size=16, width=9, dtype=BF16, stored=BF16),
-    Shape(heads=2, kv_heads=1, head_dim=576, page_size=64, width=2, value_dim=512, dtype=BF16, stored=BF16),
+    Shape(
+        heads=2,
+        kv_heads=1,
+        head_dim=576,
+        page_size=64,
+        width=2,
+        value_dim=512,
+        dtype=BF16,
+        stored=BF16,
+    ),
     Shape(heads=4, kv_heads=2, head_dim=64, page_size=128, width=5, stored=INT8),
-    Shape(heads=4, kv_heads=2, head_dim=128, page_size=128, width=2, window=20, dtype=BF16, stored=FP8),
-    Shape(heads=3, kv_heads=1, head_dim=36, page_size=128, width=2, value_dim=32, stored=INT8, sinks=True),
+    Shape(
+        heads=4, kv_heads=2, head_dim=128, page_size=128, width=2, window=20, dtype=BF16, stored=FP8
+    ),
+    Shape(
+        heads=3,
+        kv_heads=1,
+        head_dim=36,
+        page_size=128,
+        width=2,
+        value_dim=32,
+        stored=INT8,
+        sinks=True,
+    ),
 ]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
@@ -109,7 +132,10 @@ def test_pages_travel_in_canonical_order(shape: Shape) -> None:
 
     k = numbers(*heads, shape.head_dim).astype(layout.dtype)
     v = None if shape.value_dim else numbers(*heads, shape.head_dim).astype(layout.dtype)
-    scales = [numbers(*heads) if layout.scaled else None, numbers(*heads) if layout.scaled and v is not None else None]
+    scales = [
+        numbers(*heads) if layout.scaled else None,
+        numbers(*heads) if layout.scaled and v is not None else None,
+    ]
     given = tpu.Pages(k, v, *scales)
     after = tpu.write_back(pages, ids, given, layout)
     found = tpu.read(after, ids, layout)

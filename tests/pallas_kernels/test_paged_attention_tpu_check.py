@@ -11,7 +11,12 @@ from pallas_kernels.paged_attention import tpu
 from pallas_kernels.paged_attention.api import Demand, KernelError, Layout, Options
 
 STEPS_OF_PAGES: Final[Mapping[str, int]] = MappingProxyType(
-    {"float32": 8, "bfloat16": 16, "int8": 128, "float8_e4m3fn": 128}  # of 8 bits the scales lie in the lanes
+    {
+        "float32": 8,
+        "bfloat16": 16,
+        "int8": 128,
+        "float8_e4m3fn": 128,
+    }  # of 8 bits the scales lie in the lanes
 )
 
 
@@ -26,7 +31,10 @@ def check(
     most: int | None = 1,
 ) -> None:
     layout = Layout(kv_heads, 128, page_size, jnp.dtype(stored))
-    tpu.check(Options(layout, 1.0, most=most), Demand(heads, rows, width, jnp.dtype(jnp.bfloat16), "TPU v5 lite"))
+    tpu.check(
+        Options(layout, 1.0, most=most),
+        Demand(heads, rows, width, jnp.dtype(jnp.bfloat16), "TPU v5 lite"),
+    )
 
 
 @pytest.mark.parametrize("most", [1, 5, None])
@@ -42,7 +50,8 @@ def test_pages_of_parts_of_tiles_are_refused(stored: str, step: int) -> None:
         with pytest.raises(KernelError) as caught:
             check(stored=stored, page_size=size)
         assert str(caught.value) == (
-            f"pages of {size} tokens of {stored}: on a TPU the size is a multiple of {step} (--page-size, or "
+            f"pages of {size} tokens of {stored}: on a TPU the size is a multiple of {step} "
+            f"(--page-size, or "
             "--attention reference)"
         )
 
@@ -57,7 +66,8 @@ def test_larger_tables_are_refused(rows: int, width: int) -> None:
     with pytest.raises(KernelError) as caught:
         check(rows=rows, width=width)
     assert str(caught.value) == (
-        f"page tables of {rows} rows x {width} pages take {4 * rows * width} bytes of scalar memory; "
+        f"page tables of {rows} rows x {width} pages take {4 * rows * width} bytes of scalar "
+        f"memory; "
         "there is room for 524288 (--max-batch, --max-context, or larger pages: --page-size)"
     )
 

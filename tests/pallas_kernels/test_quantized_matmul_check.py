@@ -1,4 +1,6 @@
-"""What the kernels for int4 in groups take and what they refuse, before any compiler is asked; and their tiles."""
+"""What the kernels for int4 in groups take and what they refuse, before any compiler is asked; and
+their tiles.
+"""
 
 from dataclasses import replace
 from itertools import product
@@ -20,16 +22,24 @@ GATE_UP = Demand(4096, (2, 14336), 128, BF16)
 @pytest.mark.parametrize("kind", ["NVIDIA A100-SXM4-80GB", "NVIDIA B200"])
 def test_other_gpus_are_refused(kind: str) -> None:
     gpu.check(H200, GATE_UP)
-    with pytest.raises(KernelError, match=rf"for Hopper .*; this is {kind} \(--quantized-matmul reference\)"):
+    with pytest.raises(
+        KernelError, match=rf"for Hopper .*; this is {kind} \(--quantized-matmul reference\)"
+    ):
         gpu.check(replace(H200, device_kind=kind), GATE_UP)
 
 
 @pytest.mark.parametrize(
     ("demand", "reason"),
     [
-        (GATE_UP._replace(dtype=jnp.dtype("float32")), r"activations of float32: .*\(--dtype bfloat16, or --quantized"),
+        (
+            GATE_UP._replace(dtype=jnp.dtype("float32")),
+            r"activations of float32: .*\(--dtype bfloat16, or --quantized",
+        ),
         (GATE_UP._replace(group=16), r"groups of 16 numbers: the GPU kernel has \(32, 64, 128\)"),
-        (GATE_UP._replace(contracted=96, group=32), "a weight of 96 x 28672: the GPU kernel has multiples of 64 x 8"),
+        (
+            GATE_UP._replace(contracted=96, group=32),
+            "a weight of 96 x 28672: the GPU kernel has multiples of 64 x 8",
+        ),
         (GATE_UP._replace(columns=(90,)), "a weight of 4096 x 90: "),
     ],
 )
@@ -41,12 +51,21 @@ def test_what_the_gpu_kernel_refuses(demand: Demand, reason: str) -> None:
 @pytest.mark.parametrize(
     ("demand", "reason"),
     [
-        (GATE_UP._replace(dtype=jnp.dtype("float32")), r"activations of float32: .*\(--dtype bfloat16, or --quantized"),
+        (
+            GATE_UP._replace(dtype=jnp.dtype("float32")),
+            r"activations of float32: .*\(--dtype bfloat16, or --quantized",
+        ),
         (GATE_UP._replace(group=16), r"groups of 16 numbers: the TPU kernel has \(32, 64, 128\)"),
-        (GATE_UP._replace(columns=(2, 90)), "a weight in 2 parts of 90 columns: on a TPU they are multiples of 128"),
+        (
+            GATE_UP._replace(columns=(2, 90)),
+            "a weight in 2 parts of 90 columns: on a TPU they are multiples of 128",
+        ),
         (GATE_UP._replace(columns=(3, 64)), "a weight in 3 parts of 64 columns"),
         (GATE_UP._replace(turned=True), "a weight whose last dimension is summed over"),
-        (GATE_UP._replace(contracted=2**22), r"a sum over 4194304 numbers leaves no room in 134217728 bytes"),
+        (
+            GATE_UP._replace(contracted=2**22),
+            r"a sum over 4194304 numbers leaves no room in 134217728 bytes",
+        ),
     ],
 )
 def test_what_the_tpu_kernel_refuses(demand: Demand, reason: str) -> None:
@@ -63,7 +82,14 @@ def test_weights_that_the_tpu_kernel_takes(columns: tuple[int, ...], kind: str) 
 @pytest.mark.parametrize("kind", [*VECTOR_MEMORY, "cpu"])
 @pytest.mark.parametrize(
     ("contracted", "parts", "columns"),
-    [(4096, 2, 14336), (14336, 1, 4096), (4096, 48, 128), (3072, 36, 64), (1024, 1, 8200), (8192, 2, 1792)],
+    [
+        (4096, 2, 14336),
+        (14336, 1, 4096),
+        (4096, 48, 128),
+        (3072, 36, 64),
+        (1024, 1, 8200),
+        (8192, 2, 1792),
+    ],
 )
 def test_a_tpu_s_tiles_cover_a_weight(kind: str, contracted: int, parts: int, columns: int) -> None:
     for group, rows in product(GROUPS, (1, 16, 128, 129, 256, 257, 4096)):
@@ -85,5 +111,10 @@ def test_a_gpu_s_units_cover_a_product_and_its_stages_fit(contracted: int, colum
         assert plan.rows * plan.row_tiles >= rows and plan.columns * plan.column_tiles >= columns
         assert plan.steps * plan.depth == whole and 1 <= plan.splits <= plan.steps
         assert plan.splits == 1 or plan.units <= plan.cores
-        stage = plan.depth * (plan.columns // 2 + 2 * plan.rows) + max(plan.scales * plan.columns * 4, 1024)
-        assert plan.stages >= 4 and plan.stages * stage + plan.columns * plan.staged * 4 + 2048 <= SHARED_BYTES
+        stage = plan.depth * (plan.columns // 2 + 2 * plan.rows) + max(
+            plan.scales * plan.columns * 4, 1024
+        )
+        assert (
+            plan.stages >= 4
+            and plan.stages * stage + plan.columns * plan.staged * 4 + 2048 <= SHARED_BYTES
+        )

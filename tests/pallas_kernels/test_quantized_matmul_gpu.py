@@ -1,4 +1,6 @@
-"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs: copies, barriers, warpgroups, races found."""
+"""The Hopper kernel keeps the contract, in Pallas's interpreter of GPUs: copies, barriers,
+warpgroups, races found.
+"""
 
 from collections.abc import Iterator
 

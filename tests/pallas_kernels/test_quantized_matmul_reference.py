@@ -16,4 +16,6 @@ def test_rows_times_a_weight_in_int4(group: int, columns: tuple[int, ...]) -> No
     for rows in (2, group // 2, group // 2 + 1, 100):
         check(reference, Shape(rows, 2 * group, columns, group, np.float32), EXACT)
         by_group = 2 * rows <= group
-        check(reference, Shape(rows, 2 * group, columns, group, BF16), EXACT if by_group else ROUNDED)
+        check(
+            reference, Shape(rows, 2 * group, columns, group, BF16), EXACT if by_group else ROUNDED
+        )

@@ -10,7 +10,10 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.quantized_matmul import tpu, tpu_plan
 from tests.pallas_kernels.quantized_case import Shape, check, compiled, shapes
 
-EXACT, ROUNDED = 2**-20, 2**-9  # products of groups are exact; numbers that are scaled are rounded to bfloat16
+EXACT, ROUNDED = (
+    2**-20,
+    2**-9,
+)  # products of groups are exact; numbers that are scaled are rounded to bfloat16
 SHAPES = [
     Shape(1, 128, (64,), 128),
     Shape(16, 1024, (640,), 128),

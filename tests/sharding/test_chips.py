@@ -1,4 +1,6 @@
-"""Which chips multiply numbers of 8 bits: by their makers' tables, and of other GPUs by compute capability."""
+"""Which chips multiply numbers of 8 bits: by their makers' tables, and of other GPUs by compute
+capability.
+"""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -18,7 +18,9 @@ def test_default_is_one_device() -> None:
     assert mesh.devices.ravel().tolist() == jax.devices()[:1]
 
 
-@pytest.mark.parametrize("spec", [MeshSpec(2, 2, 2), MeshSpec(tensor=8), MeshSpec(data=3), MeshSpec(data=2, expert=3)])
+@pytest.mark.parametrize(
+    "spec", [MeshSpec(2, 2, 2), MeshSpec(tensor=8), MeshSpec(data=3), MeshSpec(data=2, expert=3)]
+)
 def test_mesh_has_the_asked_sizes_over_the_first_devices(spec: MeshSpec) -> None:
     mesh = spec.build(tuple(jax.devices()))
     assert mesh.axis_names == AXES == ("data", "expert", "tensor")
@@ -36,7 +38,9 @@ def test_tensor_neighbours_are_adjacent_devices() -> None:
 def test_too_few_devices() -> None:
     with pytest.raises(ShardingError) as caught:
         MeshSpec(data=2, tensor=4).build(jax.devices()[:7])
-    assert str(caught.value) == ("mesh 2x1x4 needs 8 devices; 7 are present (lower --data, --expert or --tensor)")
+    assert str(caught.value) == (
+        "mesh 2x1x4 needs 8 devices; 7 are present (lower --data, --expert or --tensor)"
+    )
 
 
 @pytest.mark.parametrize("axis", AXES)
@@ -67,7 +71,9 @@ class Grid:
 
 
 def test_hosts_follow_each_other_whatever_the_order_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The four hosts of a v5e-16 have two by two chips each, whose ids go along the rows of the whole slice."""
+    """The four hosts of a v5e-16 have two by two chips each, whose ids go along the rows of the
+    whole slice.
+    """
     devices = [Device(id, process_index=id % 4 // 2 + 2 * (id // 8)) for id in range(16)]
     monkeypatch.setattr("sharding.mesh.Mesh", lambda grid, axes, axis_types: grid)
     grid: Any = MeshSpec(data=4, tensor=4).build(devices)
@@ -80,7 +86,8 @@ def test_no_host_is_left_without_a_part() -> None:
     with pytest.raises(ShardingError) as caught:
         MeshSpec(tensor=2).build(devices)
     assert str(caught.value) == (
-        "mesh 1x1x2 takes 2 of 4 devices and none of host 1 (raise --data, --expert or --tensor, or lower --hosts)"
+        "mesh 1x1x2 takes 2 of 4 devices and none of host 1 (raise --data, --expert or --tensor, "
+        "or lower --hosts)"
     )
 
 
@@ -96,6 +103,8 @@ def test_what_leaves_a_host_leaves_no_slice(platform: str, slow: bool) -> None:
 
 
 def test_slices_are_linked_slowly() -> None:
-    devices = [Device(id, process_index=id // 2, slice_index=id // 2, platform="tpu") for id in range(4)]
+    devices = [
+        Device(id, process_index=id // 2, slice_index=id // 2, platform="tpu") for id in range(4)
+    ]
     mesh: Any = Grid(MeshSpec(tensor=4), devices)
     assert crosses_slow_links(mesh, "tensor")

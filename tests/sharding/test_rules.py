@@ -26,7 +26,9 @@ def mesh() -> Mesh:
         ("", (), ()),
     ],
 )
-def test_partition(axes: str, shape: tuple[int, ...], expected: tuple[str | None, ...], mesh: Mesh) -> None:
+def test_partition(
+    axes: str, shape: tuple[int, ...], expected: tuple[str | None, ...], mesh: Mesh
+) -> None:
     assert partition(axes, shape, mesh) == PartitionSpec(*expected)
 
 
@@ -42,7 +44,9 @@ def test_shards_have_their_share_and_their_place(mesh: Mesh) -> None:
 
 def test_replicated(mesh: Mesh) -> None:
     array = jax.device_put(np.arange(3), replicated(mesh))
-    assert len(array.addressable_shards) == 8 and all(s.data.shape == (3,) for s in array.addressable_shards)
+    assert len(array.addressable_shards) == 8 and all(
+        s.data.shape == (3,) for s in array.addressable_shards
+    )
 
 
 def test_collision(mesh: Mesh) -> None:
@@ -61,7 +65,8 @@ def test_size_that_does_not_divide(mesh: Mesh) -> None:
     with pytest.raises(ShardingError) as caught:
         sharding("DKH", (64, 3, 16), mesh)
     assert str(caught.value) == (
-        "axis K (kv heads) of size 3 does not divide by mesh axis 'tensor' of size 2 (choose a --tensor that divides 3)"
+        "axis K (kv heads) of size 3 does not divide by mesh axis 'tensor' of size 2 (choose a "
+        "--tensor that divides 3)"
     )
 
 

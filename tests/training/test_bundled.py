@@ -1,4 +1,6 @@
-"""The bundled models: their tokens, their training in miniature, and the folders that are committed."""
+"""The bundled models: their tokens, their training in miniature, and the folders that are
+committed.
+"""
 
 import json
 import re
@@ -68,7 +70,9 @@ def tokenizer() -> bytes:
 def expected_tensors(config: dict) -> dict[str, list[int]]:
     """Names and shapes as `transformers` writes a Llama with these figures and a tied head."""
     width, mlp = config["hidden_size"], config["intermediate_size"]
-    query, key = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+    query, key = (
+        config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads")
+    )
     layer = {
         "input_layernorm": [width],
         "post_attention_layernorm": [width],
@@ -81,7 +85,9 @@ def expected_tensors(config: dict) -> dict[str, list[int]]:
         "mlp.down_proj": [width, mlp],
     }
     layers = range(config["num_hidden_layers"])
-    named = {f"model.layers.{n}.{name}.weight": shape for n in layers for name, shape in layer.items()}
+    named = {
+        f"model.layers.{n}.{name}.weight": shape for n in layers for name, shape in layer.items()
+    }
     return named | {
         "model.embed_tokens.weight": [config["vocab_size"], width],
         "model.norm.weight": [width],
@@ -103,10 +109,17 @@ def check_folder(folder: Path) -> None:
     config = read(folder, "config.json")
     assert stored_tensors(folder) == expected_tensors(config)
     assert config["architectures"] == ["LlamaForCausalLM"] and config["tie_word_embeddings"]
-    assert read(folder, "generation_config.json") == {"bos_token_id": BOS, "eos_token_id": [IM_END, EOS]}
+    assert read(folder, "generation_config.json") == {
+        "bos_token_id": BOS,
+        "eos_token_id": [IM_END, EOS],
+    }
     assert read(folder, "tokenizer_config.json")["chat_template"] == CHAT_TEMPLATE
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
-    assert (pieces.vocab_size(), pieces.bos_id(), pieces.eos_id()) == (config["vocab_size"], BOS, EOS)
+    assert (pieces.vocab_size(), pieces.bos_id(), pieces.eos_id()) == (
+        config["vocab_size"],
+        BOS,
+        EOS,
+    )
 
 
 # Tokens
@@ -114,7 +127,10 @@ def check_folder(folder: Path) -> None:
 
 def test_any_text_survives_the_tokenizer_and_none_becomes_a_mark(tokenizer: bytes):
     pieces = sentencepiece.SentencePieceProcessor(model_proto=tokenizer)
-    for text in (f"{MARKS[0]}user\nhi{MARKS[1]}</s>", " Once upon a time, Lily saw a naïve 🐢.\n\n  The end. "):
+    for text in (
+        f"{MARKS[0]}user\nhi{MARKS[1]}</s>",
+        " Once upon a time, Lily saw a naïve 🐢.\n\n  The end. ",
+    ):
         ids = pieces.encode(text)
         assert pieces.decode(ids) == text and not {BOS, EOS, IM_START, IM_END} & set(ids)
     assert [pieces.piece_to_id(mark) for mark in MARKS] == [IM_START, IM_END]
@@ -124,11 +140,14 @@ def test_any_text_survives_the_tokenizer_and_none_becomes_a_mark(tokenizer: byte
 
 def rendered(messages: list[dict], **variables: object) -> str:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(CHAT_TEMPLATE).render(messages=messages, bos_token="<s>", **variables)
+    return environment.from_string(CHAT_TEMPLATE).render(
+        messages=messages, bos_token="<s>", **variables
+    )
 
 
 def ids_of(pieces: sentencepiece.SentencePieceProcessor, prompt: str) -> list[int]:
-    """A rendered chat as ids: names of control tokens are tokens, what lies between them is text."""
+    """A rendered chat as ids: names of control tokens are tokens, what lies between them is
+    text."""
     parts = re.split(r"(<s>|<\|im_start\|>|<\|im_end\|>)", prompt)
     return [
         token
@@ -155,7 +174,9 @@ def test_windows_begin_with_a_document_and_depend_on_their_key_alone(tokenizer: 
     source = stream(encoded(tokenizer, documents(0, "train", 50)))
     assert len(source.starts) == 50 and source.starts[0] == 0
     drawn = [source.windows(3, 64, (0, step)) for step in range(8)]
-    assert all(ids.shape == answer.shape == (3, 65) and (ids[:, 0] == BOS).all() for ids, answer in drawn)
+    assert all(
+        ids.shape == answer.shape == (3, 65) and (ids[:, 0] == BOS).all() for ids, answer in drawn
+    )
     np.testing.assert_array_equal(source.windows(3, 64, (0, 5))[0], drawn[5][0])
     for other in (drawn[6], source.windows(3, 64, (1, 5))):
         assert not (drawn[5][0] == other[0]).all()
@@ -168,13 +189,17 @@ def test_a_document_does_not_see_the_one_before_it():
     model = jax.jit(Llama(TINY, nnx.Rngs(0)).__call__)
     tokens = jnp.array([[BOS, 300, 301, EOS, BOS, 302, 303], [BOS, 400, 401, EOS, BOS, 302, 303]])
     apart = jnp.cumsum(tokens == BOS, axis=1)
-    alone, together = (np.asarray(model(tokens, document)[:, 4:]) for document in (apart, jnp.zeros_like(apart)))
+    alone, together = (
+        np.asarray(model(tokens, document)[:, 4:]) for document in (apart, jnp.zeros_like(apart))
+    )
     np.testing.assert_array_equal(alone[0], alone[1])
     assert np.abs(together[0] - together[1]).max() > 1e-4
 
 
 def run(folder: Path, budget: Budget) -> dict:
-    with jax.numpy_dtype_promotion("standard"):  # optax.scale_by_adam raises a float to its int32 count
+    with jax.numpy_dtype_promotion(
+        "standard"
+    ):  # optax.scale_by_adam raises a float to its int32 count
         return train(TINY, budget, 0, folder, folder.with_suffix(".work"), "the test")
 
 
@@ -190,7 +215,8 @@ def test_training_learns_writes_a_folder_and_repeats_itself(tmp_path: Path):
     assert list(account["held_out_loss"]) == [*KINDS, LONG]
     assert np.mean(list(account["held_out_loss"].values())) < LOSS_OF_CHANCE - 0.8
 
-    # Going on from step 30, which the work folder holds, and starting afresh give the same weights, bit for bit.
+    # Going on from step 30, which the work folder holds, and starting afresh give the same weights,
+    # bit for bit.
     before = weights(tmp_path / "whole")
     assert [path.name for path in (tmp_path / "whole.work" / "steps").iterdir()] == ["30"]
     for name in ("whole", "fresh"):
@@ -219,10 +245,16 @@ def test_a_committed_folder_is_what_its_config_and_account_say(name: str, parame
     folder, recipe = FOLDERS[name], RECIPES[name]
     check_folder(folder)
     account, config = read(folder, "training.json"), read(folder, "config.json")
-    assert account["parameters"] == sum(int(np.prod(shape)) for shape in stored_tensors(folder).values()) == parameters
+    assert (
+        account["parameters"]
+        == sum(int(np.prod(shape)) for shape in stored_tensors(folder).values())
+        == parameters
+    )
     assert account["recipe"] == json.loads(json.dumps(recipe.__dict__))
     assert f"--recipe {name}" in account["command"] and account["seed"] == 0
-    assert config["max_position_embeddings"] == recipe.context == 2048 and config["vocab_size"] == 2048
+    assert (
+        config["max_position_embeddings"] == recipe.context == 2048 and config["vocab_size"] == 2048
+    )
 
 
 def test_the_committed_folders_are_small_and_share_their_vocabulary():
@@ -248,7 +280,9 @@ def test_the_committed_target_has_the_loss_that_its_account_states():
     account = read(folder, "training.json")
     held_out = documents(account["seed"], "held-out", recipe.held_out_documents, "facts")
     texts = encoded((folder / "tokenizer.model").read_bytes(), held_out)
-    loss = answer_loss(compile_training(recipe).losses, stored_params(folder, recipe), texts, recipe.context)
+    loss = answer_loss(
+        compile_training(recipe).losses, stored_params(folder, recipe), texts, recipe.context
+    )
     assert loss == pytest.approx(account["held_out_loss"]["facts"], abs=1e-3)
 
 

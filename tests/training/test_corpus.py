@@ -56,7 +56,9 @@ def test_every_rule_of_a_grammar_can_be_expanded(file: str):
             assert not re.search(r"\b[Aa] [aeiou]\w*", text), (name, text)  # "a owl"
 
 
-@pytest.mark.parametrize(("text", "message"), [("a b =\n  one", "1 cells"), ("a\n  one", "begins no rule")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("a b =\n  one", "1 cells"), ("a\n  one", "begins no rule")]
+)
 def test_a_broken_grammar_is_refused(text: str, message: str):
     with pytest.raises(ValueError, match=message):
         grammar.parse(text)
@@ -65,7 +67,8 @@ def test_a_broken_grammar_is_refused(text: str, message: str):
 def test_stories_hold_together():
     """What was lost is what is found, with its color, by the friend who came by."""
     told = [
-        re.search(r"I lost my (\w+) (.+?),\" said (\w+)\.", said(text)[0]) for text in texts(0, "train", 300, "story")
+        re.search(r"I lost my (\w+) (.+?),\" said (\w+)\.", said(text)[0])
+        for text in texts(0, "train", 300, "story")
     ]
     matches = [match for match in told if match]
     assert len(matches) > 10
@@ -94,7 +97,9 @@ def test_questions_and_summaries_speak_of_their_story():
 
 def read_answer(text: str) -> None:
     for first, sign, second, result in re.findall(r"(\d+) (plus|minus) (\d+) is (-?\d+)\.", text):
-        assert int(result) == (int(first) + int(second) if sign == "plus" else int(first) - int(second)), text
+        assert int(result) == (
+            int(first) + int(second) if sign == "plus" else int(first) - int(second)
+        ), text
 
 
 def test_sums_are_right_and_cover_their_range():
@@ -126,7 +131,11 @@ def test_a_problem_says_what_is_left():
     for seed in range(50):
         question, answer = sums.story_problem(random.Random(seed))
         result = re.search(r"is (\d+)\.", answer)
-        assert result and f" has {result[1]} " in answer and (" more" in question) == ("plus" in answer)
+        assert (
+            result
+            and f" has {result[1]} " in answer
+            and (" more" in question) == ("plus" in answer)
+        )
 
 
 def test_records_parse_and_match_their_descriptions():
@@ -140,7 +149,9 @@ def test_records_parse_and_match_their_descriptions():
         assert record.sentence in request and "JSON" in request
         if record.named:
             asked = request.replace(record.sentence, "")
-            assert sorted(fields, key=asked.index) == list(fields) and all(name in asked for name in fields)
+            assert sorted(fields, key=asked.index) == list(fields) and all(
+                name in asked for name in fields
+            )
         kinds.add(tuple(sorted(fields)))
     assert len(kinds) > 20
 
@@ -164,7 +175,9 @@ def test_a_name_is_recalled():
     for text in texts(0, "train", 60, "mixed chat"):
         whole = "\n".join(said(text))
         if given := re.search(r"(?:My name is|I am) ([A-Z]\w+)\.\nNice to meet you, (\w+)!", whole):
-            assert given[1] == given[2] and text.turns[-1].text.lower().endswith(f"your name is {given[1].lower()}.")
+            assert given[1] == given[2] and text.turns[-1].text.lower().endswith(
+                f"your name is {given[1].lower()}."
+            )
             found += 1
     assert found > 5
 

@@ -1,4 +1,6 @@
-"""Answers taken apart: what a model thinks, says and calls. Pure functions of the text. No jax in here."""
+"""Answers taken apart: what a model thinks, says and calls. Pure functions of the text. No jax in
+here.
+"""
 
 from jaxserve.chat.answers.events import Arguments, Call, Content, Part, Reasoning
 from jaxserve.chat.answers.formats import REASONING_PARSERS, TOOL_PARSERS, Forms, choose_forms

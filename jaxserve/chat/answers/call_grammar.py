@@ -14,8 +14,8 @@ ANY_TEXT = "/(?s:.*)/"
 class Calling:
     """What a form needs to write its rule of calls.
 
-    names: of the functions that may be called. parallel: several calls may be made. special: ids of special tokens.
-    Rule `arguments_i` is a JSON object that function i takes.
+    names: of the functions that may be called. parallel: several calls may be made. special: ids of
+    special tokens. Rule `arguments_i` is a JSON object that function i takes.
     """
 
     names: Sequence[str]
@@ -28,7 +28,11 @@ class Calling:
 
     def any_of(self, write: Callable[[str, str], str]) -> str:
         """One call, whichever: write(name, rule of its arguments)."""
-        return "(" + " | ".join(write(name, f"arguments_{i}") for i, name in enumerate(self.names)) + ")"
+        return (
+            "("
+            + " | ".join(write(name, f"arguments_{i}") for i, name in enumerate(self.names))
+            + ")"
+        )
 
     def objects(self, key: str) -> str:
         """One call as an object: {"name": "add", key: {...}}."""
@@ -44,7 +48,9 @@ class Calling:
 
 @dataclass(frozen=True)
 class Writing:
-    """How a form writes calls. opening: the mark before the first one; empty where there is none. rest: behind it."""
+    """How a form writes calls. opening: the mark before the first one; empty where there is none.
+    rest: behind it.
+    """
 
     opening: str
     rest: Callable[[Calling], str]
@@ -55,7 +61,10 @@ def literal(text: str) -> str:
 
 
 def calls_alone(
-    writing: Writing, calling: Calling, schemas: Sequence[Mapping[str, Any]], thought_end: str | None
+    writing: Writing,
+    calling: Calling,
+    schemas: Sequence[Mapping[str, Any]],
+    thought_end: str | None,
 ) -> str:
     """An answer that is calls, and nothing else. schemas: of the arguments, by function.
 
@@ -74,9 +83,13 @@ def calls_alone(
 
 
 def text_and_calls(
-    writing: Writing, calling: Calling, schemas: Sequence[Mapping[str, Any]], spoken: Collection[str]
+    writing: Writing,
+    calling: Calling,
+    schemas: Sequence[Mapping[str, Any]],
+    spoken: Collection[str],
 ) -> str:
-    """An answer that is free until a call begins, and behind it. spoken: special tokens that its text may have.
+    """An answer that is free until a call begins, and behind it. spoken: special tokens that its
+    text may have.
 
     ValueError where nothing tells text and calls apart.
     """
@@ -96,4 +109,7 @@ def text_and_calls(
 
 def _arguments(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
     given = [{**schema, "type": "object", "x-guidance": JSON_OPTIONS} for schema in schemas]
-    return [f"arguments_{i}: %json {json.dumps(schema, ensure_ascii=False)}" for i, schema in enumerate(given)]
+    return [
+        f"arguments_{i}: %json {json.dumps(schema, ensure_ascii=False)}"
+        for i, schema in enumerate(given)
+    ]

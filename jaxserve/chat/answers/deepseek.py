@@ -1,6 +1,7 @@
 """Calls of DeepSeek's models, whose bars and underlines are U+FF5C and U+2581.
 
-As the chat templates of deepseek-ai/DeepSeek-V2.5, DeepSeek-V3 and DeepSeek-R1 have it, all calls of an answer:
+As the chat templates of deepseek-ai/DeepSeek-V2.5, DeepSeek-V3 and DeepSeek-R1 have it, all calls
+of an answer:
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add
     ```json
@@ -10,7 +11,8 @@ As the chat templates of deepseek-ai/DeepSeek-V2.5, DeepSeek-V3 and DeepSeek-R1 
 
 and that of deepseek-ai/DeepSeek-V3.1, with shorter calls:
 
-    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 7, "b": 5}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 7, "b":
+    5}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 """
 
 from collections.abc import Collection
@@ -28,7 +30,9 @@ NEWLINE = "\n"
 
 
 def deepseek(text: Incoming, names: Collection[str]) -> Steps[None]:
-    """All calls of a section, or none: it is content when one of them is malformed. The end of the text closes it."""
+    """All calls of a section, or none: it is content when one of them is malformed. The end of the
+    text closes it.
+    """
     while (yield from text.pass_on(Content, BEGIN)):
         calls = yield from _calls(text, names)
         if calls and ((yield from text.literal(END)) or (yield from text.ends())):
@@ -78,7 +82,10 @@ def _rest(calling: Calling) -> str:
     begin, separator, end = map(calling.mark, (CALL_BEGIN, SEPARATOR, CALL_END))
 
     def call(name: str, rule: str) -> str:
-        fenced = f"{literal(TYPE)} {separator} {literal(f'{name}\n{FENCE}\n')} {rule} {literal(f'\n{FENCE_END}')}"
+        fenced = (
+            f"{literal(TYPE)} {separator} {literal(f'{name}\n{FENCE}\n')} {rule} "
+            f"{literal(f'\n{FENCE_END}')}"
+        )
         return f"{begin} ({fenced} | {literal(name)} {separator} {rule}) {end}"
 
     return f"{calling.joined(calling.any_of(call), f'{literal(NEWLINE)}?')} {calling.mark(END)}"

@@ -20,7 +20,8 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function is called; its arguments follow. index: among the calls of the answer, from 0 on."""
+    """A function is called; its arguments follow. index: among the calls of the answer, from 0
+    on."""
 
     index: int
     id: str
@@ -37,11 +38,15 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A call as a grammar finds it: numbers and ids are not its business. arguments: JSON text, an object."""
+    """A call as a grammar finds it: numbers and ids are not its business. arguments: JSON text, an
+    object.
+    """
 
     name: str
     arguments: str
 
 
 Part = Content | Reasoning | Call | Arguments
-type Steps[T] = Generator[Content | Reasoning | Found | None, None, T]  # of a grammar; None: it waits for more text
+type Steps[T] = Generator[
+    Content | Reasoning | Found | None, None, T
+]  # of a grammar; None: it waits for more text

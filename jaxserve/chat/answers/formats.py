@@ -1,4 +1,6 @@
-"""Which forms the answers of a model have: by the words of its chat template, or as the operator says."""
+"""Which forms the answers of a model have: by the words of its chat template, or as the operator
+says.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -12,7 +14,8 @@ from jaxserve.chat.answers.incremental import Incoming
 
 @dataclass(frozen=True)
 class ToolForm:
-    """grammar: of an answer; given the names of the functions that may be called. marks: words that it looks for.
+    """grammar: of an answer; given the names of the functions that may be called. marks: words that
+    it looks for.
 
     writing: the same for a model to keep to.
     """
@@ -47,12 +50,14 @@ class Forms:
 def choose_forms(template: str, tool_parser: str, reasoning_parser: str) -> Forms:
     """template: its source. tool_parser, reasoning_parser: of TOOL_PARSERS and REASONING_PARSERS.
 
-    auto looks for the marks that the template itself writes: [TOOL_CALLS] is mistral, DeepSeek's mark of calls
-    deepseek, <tool_call> hermes (unless <function= stands there as well), a turn of Llama 3 with tool_calls llama,
-    in this order; anything else has no form. </think> is think.
+    auto looks for the marks that the template itself writes: [TOOL_CALLS] is mistral, DeepSeek's
+    mark of calls deepseek, <tool_call> hermes (unless <function= stands there as well), a turn of
+    Llama 3 with tool_calls llama, in this order; anything else has no form. </think> is think.
     """
     name = _recognised(template) if tool_parser == "auto" else tool_parser
-    thinks = thinking.CLOSE in template if reasoning_parser == "auto" else reasoning_parser == "think"
+    thinks = (
+        thinking.CLOSE in template if reasoning_parser == "auto" else reasoning_parser == "think"
+    )
     return Forms(TOOL_FORMS.get(name), thinks)
 
 

@@ -1,6 +1,7 @@
 """Calls of Hermes 2 and 3, Qwen2.5 and Qwen3.
 
-As the chat templates of NousResearch/Hermes-3-Llama-3.1-8B ("tool_use") and Qwen/Qwen3-8B have it, once for each call:
+As the chat templates of NousResearch/Hermes-3-Llama-3.1-8B ("tool_use") and Qwen/Qwen3-8B have it,
+once for each call:
 
     <tool_call>
     {"name": "add", "arguments": {"a": 7, "b": 5}}

@@ -13,11 +13,12 @@ STRUCTURE, QUOTED = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
 
 class Incoming:
-    """What a grammar has read and not settled yet is held: in the end it is accepted, or given back as content.
+    """What a grammar has read and not settled yet is held: in the end it is accepted, or given back
+    as content.
 
-    Every read is a generator that waits, by yielding None, until what it says no longer depends on what may come: so
-    the grammar cannot see where one piece ends and the next begins. What is given back is not read again: the time is
-    linear in the text, whatever the text.
+    Every read is a generator that waits, by yielding None, until what it says no longer depends on
+    what may come: so the grammar cannot see where one piece ends and the next begins. What is given
+    back is not read again: the time is linear in the text, whatever the text.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,8 @@ class Incoming:
     def json(self) -> Steps[str]:
         """The text of the object or array that begins here, up to the bracket that closes it.
 
-        Nothing where none begins, where it does not end, or where it is nested too deep. Not checked otherwise.
+        Nothing where none begins, where it does not end, or where it is nested too deep. Not
+        checked otherwise.
         """
         start, depth, quoted = self._at, 0, False
         if (yield from self.peek()) not in ("{", "["):

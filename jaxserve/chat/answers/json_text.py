@@ -13,7 +13,9 @@ SPACES = re.compile(r"[ \t\r\n]*")
 
 
 def parse(text: str) -> Any:
-    """ValueError for what is not JSON, NaN and Infinity among it, and for what is nested more than MAX_DEPTH deep."""
+    """ValueError for what is not JSON, NaN and Infinity among it, and for what is nested more than
+    MAX_DEPTH deep.
+    """
     depth = 0
     for found in STRING_OR_BRACKET.finditer(text):
         depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[0], 0)
@@ -23,9 +25,11 @@ def parse(text: str) -> Any:
 
 
 def call_in(text: str, key: str, names: Collection[str]) -> Found | None:
-    """{"name": ..., key: {...}} as a call of one of the names; None for anything else. text: not too deep.
+    """{"name": ..., key: {...}} as a call of one of the names; None for anything else. text: not
+    too deep.
 
-    Some models add "type" or "id", and no other member is allowed. Arguments stay as they are written.
+    Some models add "type" or "id", and no other member is allowed. Arguments stay as they are
+    written.
     """
     members = _members(text)
     if members is None or not {"name", key} <= members.keys() <= {"name", key, "type", "id"}:
@@ -74,7 +78,9 @@ def _members(text: str) -> dict[str, str] | None:
 
 
 def _value(text: str, at: int) -> tuple[str, int]:
-    """The text of the value from here on, and where the next comma, colon or bracket stands. text: valid JSON."""
+    """The text of the value from here on, and where the next comma, colon or bracket stands. text:
+    valid JSON.
+    """
     start = _past_spaces(text, at)
     _, end = json.JSONDecoder().raw_decode(text, start)
     return text[start:end], _past_spaces(text, end)

@@ -1,12 +1,13 @@
 """Calls of Llama 3.1, 3.2 and 3.3.
 
-As the chat template of meta-llama/Llama-3.1-8B-Instruct has it, an answer that is a call, and nothing else:
+As the chat template of meta-llama/Llama-3.1-8B-Instruct has it, an answer that is a call, and
+nothing else:
 
     {"name": "add", "parameters": {"a": 7, "b": 5}}
 
-Models put <|python_tag|> before it at times, after a sentence or two as well, and write several calls with a semicolon
-between them. The calls of built-in tools, <|python_tag|>brave_search.call(query="..."), are content: nobody here can
-offer such tools.
+Models put <|python_tag|> before it at times, after a sentence or two as well, and write several
+calls with a semicolon between them. The calls of built-in tools,
+<|python_tag|>brave_search.call(query="..."), are content: nobody here can offer such tools.
 """
 
 from collections.abc import Collection
@@ -18,7 +19,10 @@ from jaxserve.chat.answers.json_text import call_in
 
 TAG = "<|python_tag|>"
 MARKS = (TAG,)
-KEYS = ("parameters", "arguments")  # the second one is what some models took over from the tools' own form
+KEYS = (
+    "parameters",
+    "arguments",
+)  # the second one is what some models took over from the tools' own form
 
 
 def llama(text: Incoming, names: Collection[str]) -> Steps[None]:

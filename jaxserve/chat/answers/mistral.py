@@ -5,8 +5,8 @@ Mistral-Small-3.1-24B-Instruct-2503 have it, all calls of an answer:
 
     [TOOL_CALLS] [{"name": "add", "arguments": {"a": 7, "b": 5}}]
 
-and those of Mistral-Small-3.2-24B-Instruct-2506, Devstral and Ministral 3, once for each call, the id left out by the
-last two:
+and those of Mistral-Small-3.2-24B-Instruct-2506, Devstral and Ministral 3, once for each call, the
+id left out by the last two:
 
     [TOOL_CALLS]add[CALL_ID]a1B2c3D4e[ARGS]{"a": 7, "b": 5}
 """
@@ -54,7 +54,9 @@ def _named(text: Incoming, names: Collection[str]) -> Steps[list[Found]]:
 
 
 def _rest(calling: Calling) -> str:
-    """As the vocabulary tells: models that write a call's name before its arguments have a token between them."""
+    """As the vocabulary tells: models that write a call's name before its arguments have a token
+    between them.
+    """
     if ARGUMENTS not in calling.special:
         listed = calling.joined(calling.objects("arguments"), literal(", "))
         return f'" "? {literal("[")} {listed} {literal("]")}'

@@ -15,7 +15,9 @@ ID_LETTERS, ID_SIZE = string.ascii_letters + string.digits, 9  # what Mistral's 
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole one. calls: each with its arguments. content and reasoning are empty where there is none."""
+    """A whole one. calls: each with its arguments. content and reasoning are empty where there is
+    none.
+    """
 
     content: str
     reasoning: str
@@ -26,9 +28,10 @@ class Answer:
 class Reading:
     """How the answer to one prompt is to be read. By default all of it is content.
 
-    tools: the form of calls; None: calls are content. names: of the functions that may be called; a call of another
-    one is content. parallel: all calls of an answer; otherwise the first one, and the others are dropped. thinks: it
-    may begin with a thought; opened: the prompt has begun it. spelled: special tokens that are text here.
+    tools: the form of calls; None: calls are content. names: of the functions that may be called; a
+    call of another one is content. parallel: all calls of an answer; otherwise the first one, and
+    the others are dropped. thinks: it may begin with a thought; opened: the prompt has begun it.
+    spelled: special tokens that are text here.
     """
 
     tools: ToolForm | None = None
@@ -51,7 +54,9 @@ class Reading:
 
 
 def ended_by(finish_reason: str, called: bool) -> str:
-    """The reason that clients hear: an answer that stopped after it called something ends with its calls."""
+    """The reason that clients hear: an answer that stopped after it called something ends with its
+    calls.
+    """
     return "tool_calls" if called and finish_reason == "stop" else finish_reason
 
 
@@ -62,12 +67,15 @@ def new_call_id() -> str:
 class AnswerParser:
     """The parts of an answer as its text comes; the same parts, joined, however the text is cut.
 
-    A call is held back until it is whole and known to be one: text that only begins like a call is lost to nobody.
+    A call is held back until it is whole and known to be one: text that only begins like a call is
+    lost to nobody.
     """
 
     def __init__(self, reading: Reading, new_id: Callable[[], str] = new_call_id):
         """new_id: of calls."""
-        self._thoughts = _Stage(lambda text: thinking(text, reading.opened)) if reading.thinks else None
+        self._thoughts = (
+            _Stage(lambda text: thinking(text, reading.opened)) if reading.thinks else None
+        )
         tools = reading.tools
         self._calls = _Stage(lambda text: tools.grammar(text, reading.names)) if tools else None
         self._parallel, self._new_id = reading.parallel, new_id

@@ -6,8 +6,9 @@
 
     It is 12.
 
-An answer thinks if it begins with the mark, or if the template wrote the mark at the end of the prompt (Qwen/QwQ-32B,
-deepseek-ai/DeepSeek-V3.1 in its thinking mode). Marks anywhere else are content.
+An answer thinks if it begins with the mark, or if the template wrote the mark at the end of the
+prompt (Qwen/QwQ-32B, deepseek-ai/DeepSeek-V3.1 in its thinking mode). Marks anywhere else are
+content.
 """
 
 from jaxserve.chat.answers.events import Content, Reasoning, Steps

@@ -34,7 +34,8 @@ class Budget:
         if nbytes > self.nbytes:
             raise TransferError(
                 "RESOURCE_EXHAUSTED",
-                f"a piece of {nbytes} bytes needs a larger --transfer-buffer {self._whose} (now {self.nbytes} bytes)",
+                f"a piece of {nbytes} bytes needs a larger --transfer-buffer {self._whose} (now "
+                f"{self.nbytes} bytes)",
             )
         waiting = _Waiting(nbytes)
         self._queue.append(waiting)
@@ -46,7 +47,9 @@ class Budget:
             self._leave(waiting)
             if isinstance(error, TimeoutError):
                 held = f"{self.held} of {self.nbytes} (--transfer-buffer {self._whose}) are held"
-                raise TransferError("RESOURCE_EXHAUSTED", f"no room for {nbytes} bytes in time: {held}") from None
+                raise TransferError(
+                    "RESOURCE_EXHAUSTED", f"no room for {nbytes} bytes in time: {held}"
+                ) from None
             raise
 
     def give(self, nbytes: int) -> None:

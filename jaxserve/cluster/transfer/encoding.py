@@ -1,4 +1,6 @@
-"""Tickets as messages, and pieces as bytes: arrays one after the other, in C order and little-endian."""
+"""Tickets as messages, and pieces as bytes: arrays one after the other, in C order and
+little-endian.
+"""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -16,23 +18,37 @@ TAG = b"\x0a"  # of field 1, bytes
 VARINT = 6  # a tag and a size of 32 bits are no longer
 NAMES = ("k", "v", "k_scale", "v_scale")
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
-    {str(dtype): dtype for dtype in map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn))}
+    {
+        str(dtype): dtype
+        for dtype in map(
+            np.dtype, (np.float32, ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn)
+        )
+    }
 )
 
 
 def ticket_to_proto(ticket: Ticket) -> pb.PrefillResponse:
-    arrays = [pb.Array(name=array.name, dtype=str(array.dtype), shape=array.shape) for array in ticket.arrays]
-    return pb.PrefillResponse(ticket=ticket.key, group=ticket.group, start=ticket.start, arrays=arrays)
+    arrays = [
+        pb.Array(name=array.name, dtype=str(array.dtype), shape=array.shape)
+        for array in ticket.arrays
+    ]
+    return pb.PrefillResponse(
+        ticket=ticket.key, group=ticket.group, start=ticket.start, arrays=arrays
+    )
 
 
 def ticket_from_proto(message: pb.PrefillResponse) -> Ticket:
     """TransferError DATA_LOSS for what no piece consists of."""
-    return Ticket(message.ticket, message.group, message.start, tuple(map(_array_from_proto, message.arrays)))
+    return Ticket(
+        message.ticket, message.group, message.start, tuple(map(_array_from_proto, message.arrays))
+    )
 
 
 def _array_from_proto(array: pb.Array) -> Array:
     if array.name not in NAMES or array.dtype not in DTYPES:
-        raise TransferError("DATA_LOSS", f"a piece has no array {array.name!r:.40} of {array.dtype!r:.40}")
+        raise TransferError(
+            "DATA_LOSS", f"a piece has no array {array.name!r:.40} of {array.dtype!r:.40}"
+        )
     return Array(array.name, DTYPES[array.dtype], tuple(array.shape))
 
 
@@ -44,7 +60,9 @@ def chunks(piece: Piece) -> Iterator[memoryview]:
 
 
 def message_of(data: memoryview) -> bytes:
-    """A FetchResponse as it travels. protobuf itself would copy the data twice more: half of the speed."""
+    """A FetchResponse as it travels. protobuf itself would copy the data twice more: half of the
+    speed.
+    """
     return b"".join((_head(len(data)), data))
 
 
@@ -58,7 +76,9 @@ def data_of(message: bytes) -> memoryview:
 
 
 def _head(size: int) -> bytes:
-    """What stands before so many bytes: the field's tag, and the size in seven bits a byte, the lowest first."""
+    """What stands before so many bytes: the field's tag, and the size in seven bits a byte, the
+    lowest first.
+    """
     found = bytearray(TAG)
     while size > 127:
         found.append(size & 127 | 128)
@@ -82,7 +102,9 @@ class Blank:
         self._filled = end
 
     def piece(self) -> Piece:
-        """TransferError DATA_LOSS when bytes are missing, or when the arrays are none that a piece has."""
+        """TransferError DATA_LOSS when bytes are missing, or when the arrays are none that a piece
+        has.
+        """
         self._check(self._filled == self._data.size, self._filled)
         arrays = self._arrays()
         try:

@@ -31,7 +31,9 @@ class TransferServicer:
 
     def add_to(self, server: aio.Server) -> None:
         fetch = grpc.unary_stream_rpc_method_handler(self.Fetch, pb.FetchRequest.FromString)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Fetch": fetch}),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Fetch": fetch}),)
+        )
 
     async def Fetch(self, request: pb.FetchRequest, context: aio.ServicerContext) -> None:
         async with answering(context):
@@ -47,7 +49,9 @@ class TransferServicer:
                 for data in chunks(lot.piece):
                     await context.write(message_of(data))
         except TimeoutError:
-            raise TransferError("DEADLINE_EXCEEDED", "the piece was not read in time (--transfer-timeout)") from None
+            raise TransferError(
+                "DEADLINE_EXCEEDED", "the piece was not read in time (--transfer-timeout)"
+            ) from None
 
 
 class Receiver:
@@ -57,7 +61,9 @@ class Receiver:
     """
 
     def __init__(self, channel: aio.Channel, budget: Budget, metadata: Metadata = ()):
-        self._fetching = channel.unary_stream(f"/{SERVICE}/Fetch", pb.FetchRequest.SerializeToString)
+        self._fetching = channel.unary_stream(
+            f"/{SERVICE}/Fetch", pb.FetchRequest.SerializeToString
+        )
         self._budget, self._metadata = budget, metadata
 
     @asynccontextmanager
@@ -71,7 +77,9 @@ class Receiver:
 
     async def _fetch(self, ticket: Ticket, deadline: float) -> Piece:
         blank, seconds = Blank(ticket), deadline - asyncio.get_running_loop().time()
-        call = self._fetching(pb.FetchRequest(ticket=ticket.key), timeout=max(seconds, 0), metadata=self._metadata)
+        call = self._fetching(
+            pb.FetchRequest(ticket=ticket.key), timeout=max(seconds, 0), metadata=self._metadata
+        )
         with reading(call):
             while (message := await call.read()) is not aio.EOF:
                 blank.fill(data_of(message))

@@ -1,4 +1,6 @@
-"""Failures of calls between servers: errors become statuses on one side, and errors again on the other."""
+"""Failures of calls between servers: errors become statuses on one side, and errors again on the
+other.
+"""
 
 import asyncio
 import logging
@@ -17,9 +19,11 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def answering(context: aio.ServicerContext) -> AsyncIterator[None]:
-    """Around a call's handler: what it raises is the call's status. Of a bug the other side learns no more.
+    """Around a call's handler: what it raises is the call's status. Of a bug the other side learns
+    no more.
 
-    gRPC keeps what `abort` raises, in a cycle, and with it the error's frames: they let go of what they hold.
+    gRPC keeps what `abort` raises, in a cycle, and with it the error's frames: they let go of what
+    they hold.
     """
     try:
         yield
@@ -29,16 +33,22 @@ async def answering(context: aio.ServicerContext) -> AsyncIterator[None]:
     except Exception as error:
         log.exception("a call of another server failed")
         clear_frames(error.__traceback__)
-        await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__} (see this server's log)")
+        await context.abort(
+            grpc.StatusCode.INTERNAL, f"{type(error).__name__} (see this server's log)"
+        )
 
 
 @contextmanager
 def reading(call: aio.UnaryStreamCall) -> Iterator[None]:
-    """Around reading a call: it ends with the block, and its failure is a TransferError with its code and text."""
+    """Around reading a call: it ends with the block, and its failure is a TransferError with its
+    code and text.
+    """
     try:
         yield
     except aio.AioRpcError as error:
-        raise TransferError(error.code().name, error.details() or "the call failed", remote=True) from None
+        raise TransferError(
+            error.code().name, error.details() or "the call failed", remote=True
+        ) from None
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task and task.cancelling():

@@ -31,11 +31,15 @@ class Handshake:
 
     def fields(self) -> dict[str, Any]:
         """Of a PrefillRequest or WatchRequest."""
-        facts = cluster_pb2.Facts(stage=STAGE, names=list(self.facts), values=list(self.facts.values()))
+        facts = cluster_pb2.Facts(
+            stage=STAGE, names=list(self.facts), values=list(self.facts.values())
+        )
         return {"facts": facts, "dtypes": self.taken, "transports": (TRANSPORT,)}
 
     def check(self, request: pb.PrefillRequest | pb.WatchRequest) -> None:
-        """TransferError FAILED_PRECONDITION with the first difference and what both have, in the caller's words."""
+        """TransferError FAILED_PRECONDITION with the first difference and what both have, in the
+        caller's words.
+        """
         callers = dict(zip(request.facts.names, request.facts.values, strict=False))
         if problem := difference(callers, self.facts):
             raise TransferError("FAILED_PRECONDITION", f"the two servers differ in {problem}")
@@ -43,7 +47,8 @@ class Handshake:
             taken = ", ".join(request.dtypes) or "nothing"
             raise TransferError(
                 "FAILED_PRECONDITION",
-                f"--kv: pages hold {self.stored} there, and those here are made of {taken}: never of fewer digits",
+                f"--kv: pages hold {self.stored} there, and those here are made of {taken}: "
+                f"never of fewer digits",
             )
         if TRANSPORT not in request.transports:
             transports = ", ".join(request.transports) or "nothing"

@@ -1,4 +1,5 @@
-"""Pieces on offer: in the host's memory until they are fetched, within a budget and only so long."""
+"""Pieces on offer: in the host's memory until they are fetched, within a budget and only so
+long."""
 
 import asyncio
 import secrets
@@ -59,7 +60,8 @@ class Shelf:
                     self._settle(lot, False)
 
     async def put(self, piece: Piece, deadline: float) -> tuple[Ticket, asyncio.Future[bool]]:
-        """Wait for room, then lay it out. The future says whether it was fetched, once it is gone."""
+        """Wait for room, then lay it out. The future says whether it was fetched, once it is
+        gone."""
         await self.budget.take(piece.nbytes, deadline)
         loop, key = asyncio.get_running_loop(), secrets.token_bytes(KEY_BYTES)
         lot = self._lots[key] = Lot(piece, deadline, loop.create_future())
@@ -69,10 +71,15 @@ class Shelf:
 
     @contextmanager
     def taking(self, key: bytes) -> Iterator[Lot]:
-        """Off the shelf at once, and gone when the block ends. TransferError NOT_FOUND for a key that is not good."""
+        """Off the shelf at once, and gone when the block ends. TransferError NOT_FOUND for a key
+        that is not good.
+        """
         lot = self._remove(key)
         if lot is None:
-            raise TransferError("NOT_FOUND", "no piece is on offer under this ticket: it was used, or its time is over")
+            raise TransferError(
+                "NOT_FOUND",
+                "no piece is on offer under this ticket: it was used, or its time is over",
+            )
         self._taken.add(lot)
         fetched = False
         try:
@@ -100,14 +107,20 @@ class Shelf:
         lot.fetched.set_result(fetched)
 
     def check_invariants(self) -> None:
-        """What is here has its room, and every piece that was offered is here or gone. EngineError with the numbers."""
+        """What is here has its room, and every piece that was offered is here or gone. EngineError
+        with the numbers.
+        """
         here, c = [*self._lots.values(), *self._taken], self.counts
         nbytes = sum(lot.piece.nbytes for lot in here)
         if self.budget.held < nbytes or self._timers.keys() != self._lots.keys():
-            raise EngineError(f"{self.budget.held} bytes are held for {len(here)} pieces of {nbytes} bytes")
+            raise EngineError(
+                f"{self.budget.held} bytes are held for {len(here)} pieces of {nbytes} bytes"
+            )
         gone = c.fetched + c.broken + c.expired + c.withdrawn
         if gone + len(here) != c.offered:
-            raise EngineError(f"{c.offered} pieces were offered, {gone} are gone and {len(here)} are here")
+            raise EngineError(
+                f"{c.offered} pieces were offered, {gone} are gone and {len(here)} are here"
+            )
 
 
 class Offering:
@@ -142,4 +155,6 @@ class Offering:
 
 def _check(fetched: bool) -> None:
     if not fetched:
-        raise TransferError("DEADLINE_EXCEEDED", "a piece was not fetched, or not in time (--transfer-timeout)")
+        raise TransferError(
+            "DEADLINE_EXCEEDED", "a piece was not fetched, or not in time (--transfer-timeout)"
+        )

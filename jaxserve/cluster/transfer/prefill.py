@@ -1,6 +1,8 @@
-"""Asking another server for a prompt: it offers keys and values piece by piece, as it computes them.
+"""Asking another server for a prompt: it offers keys and values piece by piece, as it computes
+them.
 
-Before that its load is watched: that says whether it is there, and whether it takes prompts of this server at all.
+Before that its load is watched: that says whether it is there, and whether it takes prompts of this
+server at all.
 """
 
 import asyncio
@@ -27,7 +29,8 @@ SILENCE = 5.0  # seconds without one, and it is taken for gone
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """salt: of the prefix cache. start: whoever asks has the tokens before it. page_size: tokens of its pages.
+    """salt: of the prefix cache. start: whoever asks has the tokens before it. page_size: tokens of
+    its pages.
 
     priority: as Request has it.
     """
@@ -40,7 +43,9 @@ class Prompt:
 
 
 class Source(Protocol):
-    """An engine that computes prompts for others. All of it raises a JaxserveError while it takes none."""
+    """An engine that computes prompts for others. All of it raises a JaxserveError while it takes
+    none.
+    """
 
     @property
     def handshake(self) -> Handshake: ...
@@ -90,7 +95,9 @@ class PrefillServicer(rpc.PrefillServiceServicer):
                 raise
             await offering.fetched()
 
-    async def _offer_all(self, request: pb.PrefillRequest, offering: Offering, context: aio.ServicerContext) -> None:
+    async def _offer_all(
+        self, request: pb.PrefillRequest, offering: Offering, context: aio.ServicerContext
+    ) -> None:
         prompt = _prompt_from_proto(request)
         async with aclosing(self._source.pieces(prompt, context.time_remaining())) as pieces:
             async for piece in pieces:
@@ -104,38 +111,53 @@ class PrefillServicer(rpc.PrefillServiceServicer):
             async with asyncio.timeout_at(deadline):
                 await context.write(ticket_to_proto(ticket))
         except TimeoutError:
-            raise TransferError("DEADLINE_EXCEEDED", "an offer was not read in time (--transfer-timeout)") from None
+            raise TransferError(
+                "DEADLINE_EXCEEDED", "an offer was not read in time (--transfer-timeout)"
+            ) from None
 
 
 class PrefillClient:
     """The side that goes on from it. metadata: of every call."""
 
-    def __init__(self, channel: aio.Channel, receiver: Receiver, handshake: Handshake, metadata: Metadata = ()):
+    def __init__(
+        self,
+        channel: aio.Channel,
+        receiver: Receiver,
+        handshake: Handshake,
+        metadata: Metadata = (),
+    ):
         self._stub = rpc.PrefillServiceStub(channel)
         self._receiver, self._handshake, self._metadata = receiver, handshake, metadata
 
     async def loads(self) -> AsyncGenerator[int, None]:
-        """Tokens of prompts that it has not computed yet, whenever it tells, for ever; to be closed.
+        """Tokens of prompts that it has not computed yet, whenever it tells, for ever; to be
+        closed.
 
-        TransferError when nothing comes any more: FAILED_PRECONDITION where it will take no prompts of this server.
+        TransferError when nothing comes any more: FAILED_PRECONDITION where it will take no prompts
+        of this server.
         """
-        call = self._stub.Watch(pb.WatchRequest(**self._handshake.fields()), metadata=self._metadata)
+        call = self._stub.Watch(
+            pb.WatchRequest(**self._handshake.fields()), metadata=self._metadata
+        )
         with reading(call):
             while True:
                 try:
                     async with asyncio.timeout(SILENCE):
                         response = await call.read()
                 except TimeoutError:
-                    raise TransferError("DEADLINE_EXCEEDED", f"it was silent for {SILENCE:g} s") from None
+                    raise TransferError(
+                        "DEADLINE_EXCEEDED", f"it was silent for {SILENCE:g} s"
+                    ) from None
                 if response is aio.EOF:
                     raise TransferError("UNAVAILABLE", "it ended the call")
                 yield response.waiting_tokens
 
     async def pieces(self, prompt: Prompt, deadline: float) -> AsyncGenerator[Piece, None]:
-        """What the other server computes, in order; a piece takes up room until the next one is asked for.
+        """What the other server computes, in order; a piece takes up room until the next one is
+        asked for.
 
-        To be closed (contextlib.aclosing): that gives the prompt up. TransferError when not all of it comes by the
-        deadline; what came before is good.
+        To be closed (contextlib.aclosing): that gives the prompt up. TransferError when not all of
+        it comes by the deadline; what came before is good.
         """
         request = _prompt_to_proto(prompt, self._handshake)
         seconds = deadline - asyncio.get_running_loop().time()

@@ -37,7 +37,8 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What fetches a piece, once, and all that there is to know of it before. key: 128 random bits."""
+    """What fetches a piece, once, and all that there is to know of it before. key: 128 random
+    bits."""
 
     key: bytes
     group: int

@@ -1,4 +1,6 @@
-"""Packed int32 arrays: one upload and one download per step, laid out in one place for host and device."""
+"""Packed int32 arrays: one upload and one download per step, laid out in one place for host and
+device.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ Masks = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Packed:
-    """Named fields one after the other in the last axis of an int32 array; floats and uint32 travel as their bits."""
+    """Named fields one after the other in the last axis of an int32 array; floats and uint32 travel
+    as their bits.
+    """
 
     fields: tuple[tuple[str, tuple[int, ...], type], ...]
 
@@ -32,7 +36,10 @@ class Packed:
 
     def pack(self, values: Mapping[str, Any]) -> np.ndarray:
         """[size] int32 on the host."""
-        parts = [np.asarray(values[name], dtype).reshape(-1).view(np.int32) for name, _, dtype in self.fields]
+        parts = [
+            np.asarray(values[name], dtype).reshape(-1).view(np.int32)
+            for name, _, dtype in self.fields
+        ]
         return np.concatenate(parts)
 
     def pack_on_device(self, values: Mapping[str, jax.Array]) -> jax.Array:
@@ -67,7 +74,8 @@ class Packed:
 
 
 def upload_layout(bucket: Bucket, page_groups: int, page_size: int) -> Packed:
-    """rows: state row per chunk, out of range for padding. fresh_*: new entries of page tables, per page group.
+    """rows: state row per chunk, out of range for padding. fresh_*: new entries of page tables, per
+    page group.
 
     starts: of draft steps, whose rows are longer than the draft model has them.
     """
@@ -92,7 +100,8 @@ def upload_layout(bucket: Bucket, page_groups: int, page_size: int) -> Packed:
 def pack_lane(
     plan: LanePlan, bucket: Bucket, layout: Packed, *, page_size: int, page_groups: int, no_row: int
 ) -> np.ndarray:
-    """One lane's columns, padded to the bucket. no_row: a row id that is out of range, for padding."""
+    """One lane's columns, padded to the bucket. no_row: a row id that is out of range, for
+    padding."""
     fresh_row = np.full((page_groups, bucket.fresh_pages(page_size)), no_row, np.int32)
     fresh_index, fresh_page = np.zeros_like(fresh_row), np.zeros_like(fresh_row)
     counts = [0] * page_groups
@@ -127,7 +136,8 @@ def _padded(column: list[int], size: int, fill: int) -> np.ndarray:
 
 
 def download_layout(bucket: Bucket, width: int = 0) -> Packed:
-    """Per chunk: tokens (n_new of them count), finite, log-probabilities; score steps: the same of every target.
+    """Per chunk: tokens (n_new of them count), finite, log-probabilities; score steps: the same of
+    every target.
 
     Embed steps: per chunk an embedding of `width` numbers, and finite. Draft steps: finite.
     """
@@ -159,7 +169,9 @@ def unpack_lane(plan: LanePlan, layout: Packed, array: np.ndarray) -> LaneOutput
     chunks = range(len(plan.rows))
     finite = [bool(flag) for flag in out["finite"][: len(plan.rows)].tolist()]
     if "embedding" in out:
-        return LaneOutput([[] for _ in chunks], finite, embeddings=out["embedding"][: len(plan.rows)].tolist())
+        return LaneOutput(
+            [[] for _ in chunks], finite, embeddings=out["embedding"][: len(plan.rows)].tolist()
+        )
     if "tokens" not in out:
         return LaneOutput([[] for _ in chunks], finite)
     n_new, tokens = out["n_new"].tolist(), out["tokens"].tolist()
@@ -167,12 +179,21 @@ def unpack_lane(plan: LanePlan, layout: Packed, array: np.ndarray) -> LaneOutput
     if plan.logprobs:
         columns = out["logprob"].tolist(), out["top_ids"].tolist(), out["top_logprobs"].tolist()
         result.logprobs = [
-            [_logprob(tokens[i][n], columns[0][i][n], columns[1][i][n], columns[2][i][n]) for n in range(n_new[i])]
+            [
+                _logprob(tokens[i][n], columns[0][i][n], columns[1][i][n], columns[2][i][n])
+                for n in range(n_new[i])
+            ]
             for i in chunks
         ]
     if "target_logprob" in out:
-        columns = out["target_logprob"].tolist(), out["target_top_ids"].tolist(), out["target_top_logprobs"].tolist()
-        result.prompt_logprobs = [_logprob(*entry) for entry in zip(plan.targets, *columns, strict=False)]
+        columns = (
+            out["target_logprob"].tolist(),
+            out["target_top_ids"].tolist(),
+            out["target_top_logprobs"].tolist(),
+        )
+        result.prompt_logprobs = [
+            _logprob(*entry) for entry in zip(plan.targets, *columns, strict=False)
+        ]
     return result
 
 
@@ -211,14 +232,18 @@ def admission_layout(page_groups: int, pages_per_row: int) -> Packed:
     )
 
 
-def pack_admission(admission: Admission, layout: Packed, pages_per_row: int, vocab_size: int) -> np.ndarray:
+def pack_admission(
+    admission: Admission, layout: Packed, pages_per_row: int, vocab_size: int
+) -> np.ndarray:
     a = admission
     return layout.pack(
         {
             "lane": a.lane,
             "row": a.row,
             "length": a.length,
-            "table": [_padded([max(page, 0) for page in pages], pages_per_row, 0) for pages in a.tables],  # not NO_PAGE
+            "table": [
+                _padded([max(page, 0) for page in pages], pages_per_row, 0) for pages in a.tables
+            ],  # not NO_PAGE
             "key": np.array([a.seed >> 32, a.seed & 0xFFFFFFFF], np.uint32),
             "choice": a.choice,
             "temperature": a.temperature,
@@ -246,10 +271,14 @@ def token_counts(admission: Admission, vocab_size: int) -> np.ndarray:
     return counts.astype(np.int32)
 
 
-def pack_masks(entries: Sequence[tuple[int, int, bytes]], width: int, slots: int, words: int, no_row: int) -> Masks:
-    """[width, 2] int32 of lane and row, and [width, slots, words] uint32: what each row may sample at each slot.
+def pack_masks(
+    entries: Sequence[tuple[int, int, bytes]], width: int, slots: int, words: int, no_row: int
+) -> Masks:
+    """[width, 2] int32 of lane and row, and [width, slots, words] uint32: what each row may sample
+    at each slot.
 
-    entries: lane, row, masks of its slots, in order; what is missing is padding, to rows and to slots.
+    entries: lane, row, masks of its slots, in order; what is missing is padding, to rows and to
+    slots.
     """
     at, masks = np.full((width, 2), no_row, np.int32), np.zeros((width, slots, words), np.uint32)
     for i, (lane, row, mask) in enumerate(entries):

@@ -7,7 +7,8 @@ HIT_EVENT = "/jax/compilation_cache/cache_hits"
 
 
 class CompileCounter:
-    """Counts every compile of the process from its creation until `close`, an eager jnp call's included.
+    """Counts every compile of the process from its creation until `close`, an eager jnp call's
+    included.
 
     hits: how many of them were found in the persistent cache.
     """

@@ -1,4 +1,6 @@
-"""A draft model: a smaller decoder with weights and pages of its own (Leviathan et al. 2023, Chen et al. 2023)."""
+"""A draft model: a smaller decoder with weights and pages of its own (Leviathan et al. 2023, Chen
+et al. 2023).
+"""
 
 import logging
 from dataclasses import dataclass, replace
@@ -41,8 +43,9 @@ class DraftModel:
 class ModelDrafter:
     """An engine.drafting.Drafter. config: of the engine.
 
-    Its pages have the numbers of the first page group without a window, and are found by that group's tables: what the
-    host allocates, shares and gives back for the model it does for both. Layers with a window use the same tables.
+    Its pages have the numbers of the first page group without a window, and are found by that
+    group's tables: what the host allocates, shares and gives back for the model it does for both.
+    Layers with a window use the same tables.
     """
 
     model: DraftModel
@@ -70,7 +73,9 @@ class ModelDrafter:
             return choose_attention(self.model.spec, self.config, self.mesh, self._dtype)
         except KernelError as error:
             log.warning("attention %r is not the draft model's: %s", self.config.attention, error)
-            return choose_attention(self.model.spec, replace(self.config, attention="auto"), self.mesh, self._dtype)
+            return choose_attention(
+                self.model.spec, replace(self.config, attention="auto"), self.mesh, self._dtype
+            )
 
     @cached_property
     def _network(self) -> Network:
@@ -96,28 +101,48 @@ class ModelDrafter:
 
     def _pools(self, config: EngineConfig) -> EngineConfig:
         """One pool, of the group that it shares the numbers of, for each group of its layers."""
-        return replace(config, pools=(config.pools[config.full_group],) * len(self.model.spec.page_groups()))
+        return replace(
+            config, pools=(config.pools[config.full_group],) * len(self.model.spec.page_groups())
+        )
 
     # ---- in a step
 
     def next(
-        self, params: dict, state: State, ids: Int[Array, "A R"], tokens: Int[Array, "A R"], place: Place
+        self,
+        params: dict,
+        state: State,
+        ids: Int[Array, "A R"],
+        tokens: Int[Array, "A R"],
+        place: Place,
     ) -> tuple[Any, Float[Array, "B V"]]:
         done = self._forward(params, state, ids, tokens, place, most=1)
-        return done.pages, self._network.logits(self._network.place_weights(params["drafter"]), done.hidden)
+        return done.pages, self._network.logits(
+            self._network.place_weights(params["drafter"]), done.hidden
+        )
 
     def read(self, params: dict, state: State, computed: Computed) -> Any:
         """Nothing: it has its own hidden states."""
         return state.drafter
 
     def catch_up(
-        self, params: dict, state: State, ids: Int[Array, "A R"], tokens: Int[Array, "A T"], place: Place
+        self,
+        params: dict,
+        state: State,
+        ids: Int[Array, "A R"],
+        tokens: Int[Array, "A T"],
+        place: Place,
     ) -> tuple[Any, Float[Array, "A T D"]]:
         done = self._forward(params, state, ids, tokens, place, most=None)
         return done.pages, done.hidden.reshape(*tokens.shape, -1)
 
     def _forward(
-        self, params: dict, state: State, ids: jax.Array, tokens: jax.Array, place: Place, most: int | None
+        self,
+        params: dict,
+        state: State,
+        ids: jax.Array,
+        tokens: jax.Array,
+        place: Place,
+        most: int | None,
     ) -> Forwarded:
         spec = self.model.spec
         table = take(state.rows.tables[self.config.full_group], ids)

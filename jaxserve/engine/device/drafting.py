@@ -1,7 +1,8 @@
 """Drafters: what proposes tokens on the device, in the step that verifies them.
 
-A drafted token is sampled as the model's own would be: with the row's parameters and penalties, and the noise of its
-position. So it is what the model takes there wherever the drafter's distribution says the same.
+A drafted token is sampled as the model's own would be: with the row's parameters and penalties, and
+the noise of its position. So it is what the model takes there wherever the drafter's distribution
+says the same.
 """
 
 from dataclasses import replace
@@ -19,7 +20,9 @@ from jaxserve.engine.device.state import State
 from jaxserve.engine.device.token_layout import Place, locate, take
 from jaxserve.engine.plan import DRAFTED
 
-Drafting = tuple[Any, jax.Array, jax.Array]  # what is kept, newest tokens [A, R], drafted ones so far [A, R, k]
+Drafting = tuple[
+    Any, jax.Array, jax.Array
+]  # what is kept, newest tokens [A, R], drafted ones so far [A, R, k]
 
 
 class Computed(NamedTuple):
@@ -34,9 +37,11 @@ class Computed(NamedTuple):
 
 
 class Drafter(Protocol):
-    """A small model, or a head on the model's hidden states. In a step, `params["drafter"]` are its parameters.
+    """A small model, or a head on the model's hidden states. In a step, `params["drafter"]` are its
+    parameters.
 
-    params, abstract: its parameters on the mesh, and their abstract values. kept: abstract value of `State.drafter`.
+    params, abstract: its parameters on the mesh, and their abstract values. kept: abstract value of
+    `State.drafter`.
     """
 
     @property
@@ -49,9 +54,15 @@ class Drafter(Protocol):
     def kept(self) -> Any: ...
 
     def next(
-        self, params: dict, state: State, ids: Int[Array, "A R"], tokens: Int[Array, "A R"], place: Place
+        self,
+        params: dict,
+        state: State,
+        ids: Int[Array, "A R"],
+        tokens: Int[Array, "A R"],
+        place: Place,
     ) -> tuple[Any, Float[Array, "B V"]]:
-        """What it keeps after one more token of each row, and the logits of the token after; V may be its own.
+        """What it keeps after one more token of each row, and the logits of the token after; V may
+        be its own.
 
         B = A * R. Of tokens that are not live nothing is to be kept.
         """
@@ -62,20 +73,33 @@ class Drafter(Protocol):
         ...
 
     def catch_up(
-        self, params: dict, state: State, ids: Int[Array, "A R"], tokens: Int[Array, "A T"], place: Place
+        self,
+        params: dict,
+        state: State,
+        ids: Int[Array, "A R"],
+        tokens: Int[Array, "A T"],
+        place: Place,
     ) -> tuple[Any, Float[Array, "A T D"]]:
-        """What it keeps after chunks of known tokens, and its hidden states. Only asked of drafters with pages, which a
-        proposer says to have (engine.speculation)."""
+        """What it keeps after chunks of known tokens, and its hidden states. Only asked of drafters
+        with pages, which a proposer says to have (engine.speculation).
+        """
         ...
 
 
 def draft_tokens(
-    drafter: Drafter, mesh: Mesh, params: dict, state: State, batch: dict[str, jax.Array], most: int, vocab: int
+    drafter: Drafter,
+    mesh: Mesh,
+    params: dict,
+    state: State,
+    batch: dict[str, jax.Array],
+    most: int,
+    vocab: int,
 ) -> tuple[State, Int[Array, "A R k"]]:
-    """`most` tokens for every row that has more than one sample, one after the other; those beyond are nobody's.
+    """`most` tokens for every row that has more than one sample, one after the other; those beyond
+    are nobody's.
 
-    The last one is computed as well: if all prove right, the drafter lacks none. batch: of a verify step, whose rows
-    have room for as many positions as samples. vocab: V of the model.
+    The last one is computed as well: if all prove right, the drafter lacks none. batch: of a verify
+    step, whose rows have room for as many positions as samples. vocab: V of the model.
     """
     rows, ids = state.rows, batch["rows"]
     present = (batch["sizes"] > 0).astype(jnp.int32)
@@ -85,8 +109,12 @@ def draft_tokens(
     sampling = replace(sampling, logprobs=jnp.full_like(sampling.logprobs, -1))
 
     def compute(kept: Any, tokens: jax.Array, turn: jax.Array) -> tuple[Any, jax.Array]:
-        place = locate(begin + jnp.minimum(turn, jnp.maximum(samples - 1, 0)), present, tokens.shape[-1])
-        place = place._replace(live=place.live & (samples > 1) & (turn < samples))  # token t is row t's
+        place = locate(
+            begin + jnp.minimum(turn, jnp.maximum(samples - 1, 0)), present, tokens.shape[-1]
+        )
+        place = place._replace(
+            live=place.live & (samples > 1) & (turn < samples)
+        )  # token t is row t's
         return drafter.next(params, replace(state, drafter=kept), ids, tokens, place)
 
     def draft(carry: Drafting, turn: jax.Array) -> tuple[Drafting, None]:
@@ -94,7 +122,9 @@ def draft_tokens(
         kept, values = compute(kept, tokens, turn)
         asked = silence(sampling, (turn + 1 >= samples).reshape(-1))
         position, before = (begin + turn + 1).reshape(-1), drafted.reshape(-1, most)
-        found = by_lane(mesh, sample)(_fitted(values, vocab), asked, rows.fields, ids, position, before)
+        found = by_lane(mesh, sample)(
+            _fitted(values, vocab), asked, rows.fields, ids, position, before
+        )
         tokens = found.tokens.reshape(ids.shape)
         return (kept, tokens, drafted.at[..., turn].set(tokens)), None
 
@@ -105,15 +135,23 @@ def draft_tokens(
     return replace(state, drafter=kept), drafted
 
 
-def filled(tokens: Int[Array, "A T"], drafted: Int[Array, "A R k"], place: Place) -> Int[Array, "A T"]:
-    """The tokens of a verify step with those in place that the device drafted: behind the first of their chunk."""
+def filled(
+    tokens: Int[Array, "A T"], drafted: Int[Array, "A R k"], place: Place
+) -> Int[Array, "A T"]:
+    """The tokens of a verify step with those in place that the device drafted: behind the first of
+    their chunk.
+    """
     nth = jnp.arange(tokens.shape[-1])[None] - take(place.starts, place.chunk) - 1
     chunks = take(drafted, place.chunk)
-    own = jnp.take_along_axis(chunks, jnp.clip(nth, 0, drafted.shape[-1] - 1)[..., None], axis=-1)[..., 0]
+    own = jnp.take_along_axis(chunks, jnp.clip(nth, 0, drafted.shape[-1] - 1)[..., None], axis=-1)[
+        ..., 0
+    ]
     return jnp.where(tokens == DRAFTED, own, tokens)
 
 
 def _fitted(values: Float[Array, "B v"], vocab: int) -> Float[Array, "B V"]:
-    """Logits over the model's vocabulary: tables are padded differently, and what a drafter lacks it never drafts."""
+    """Logits over the model's vocabulary: tables are padded differently, and what a drafter lacks
+    it never drafts.
+    """
     missing = max(vocab - values.shape[-1], 0)
     return jnp.pad(values[:, :vocab], ((0, 0), (0, missing)), constant_values=-jnp.inf)

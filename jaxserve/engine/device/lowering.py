@@ -1,4 +1,5 @@
-"""The steps of an engine as the compiler sees them: shapes, dtypes and shardings. Nothing is allocated.
+"""The steps of an engine as the compiler sees them: shapes, dtypes and shardings. Nothing is
+allocated.
 
 So it works for devices that are not here: the mesh may be one of a topology description.
 """
@@ -37,19 +38,29 @@ from sharding.rules import LANES, replicated
 
 
 class Footprint(NamedTuple):
-    """Bytes of one device that a step takes beside its arguments: while it runs, and as long as it is loaded."""
+    """Bytes of one device that a step takes beside its arguments: while it runs, and as long as it
+    is loaded.
+    """
 
     temporaries: int
     program: int
 
 
 class Lowering:
-    """Lowers what an engine compiles. params: abstract values with shardings, in the structure of param_specs.
+    """Lowers what an engine compiles. params: abstract values with shardings, in the structure of
+    param_specs.
 
     drafter: of tokens that the device drafts.
     """
 
-    def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh, drafter: Drafter | None = None):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        params: dict,
+        config: EngineConfig,
+        mesh: Mesh,
+        drafter: Drafter | None = None,
+    ):
         self.spec, self.config, self.mesh = spec, config, mesh
         self.params = params | {"drafter": drafter.abstract} if drafter else params
         dtype: jnp.dtype = params["embed"].dtype
@@ -101,11 +112,19 @@ class Lowering:
         writers: dict[str, tuple[Callable, tuple]] = {
             "admit_row": (partial(admit_row, self.admission), (array(self.admission.size),)),
             "set_counts": (set_counts, (array(2), array(vocab))),
-            "set_bias": (set_bias, (array(2), array(MAX_BIASES), array(MAX_BIASES, dtype=np.float32))),
-            "set_masks": (set_masks, (array(MASKED_AT_ONCE, 2), array(*self.masks_shape, dtype=np.uint32))),
+            "set_bias": (
+                set_bias,
+                (array(2), array(MAX_BIASES), array(MAX_BIASES, dtype=np.float32)),
+            ),
+            "set_masks": (
+                set_masks,
+                (array(MASKED_AT_ONCE, 2), array(*self.masks_shape, dtype=np.uint32)),
+            ),
         }
         return {
-            name: jax.jit(write, donate_argnums=0, out_shardings=self._state_shardings).lower(self.state, *values)
+            name: jax.jit(write, donate_argnums=0, out_shardings=self._state_shardings).lower(
+                self.state, *values
+            )
             for name, (write, values) in writers.items()
         }
 
@@ -114,20 +133,27 @@ class Lowering:
         return dict(self.page_io.lowered(self.state.pages)) if self.config.page_exchange else {}
 
     def footprint(self, bucket: Bucket) -> Footprint:
-        """Of a step of this shape, as the compiler says; compiles it. MemoryLimitError when the compiler refuses."""
+        """Of a step of this shape, as the compiler says; compiles it. MemoryLimitError when the
+        compiler refuses.
+        """
         with memory_errors(str(bucket)):
             compiled = self.step(bucket).compile()
         analysis = compiled.memory_analysis()
         if analysis is None:
-            raise ConfigError("the compiler reports no memory figures for this device; give --cache-tokens")
+            raise ConfigError(
+                "the compiler reports no memory figures for this device; give --cache-tokens"
+            )
         return Footprint(analysis.temp_size_in_bytes, analysis.generated_code_size_in_bytes)
 
 
-def abstract_params(spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh, form: Form | None = None) -> dict:
-    """Shapes, dtypes, shardings and memory orders of parameters, as declared: whether they are here or not.
+def abstract_params(
+    spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh, form: Form | None = None
+) -> dict:
+    """Shapes, dtypes, shardings and memory orders of parameters, as declared: whether they are here
+    or not.
 
-    Those of the arrays would name a TPU's tiles as well: the same step, but another key of jax's cache than that of a
-    step compiled ahead (jaxserve/plan/bundle.py). form: of quantized weights. ShardingError where the mesh does not
-    divide them.
+    Those of the arrays would name a TPU's tiles as well: the same step, but another key of jax's
+    cache than that of a step compiled ahead (jaxserve/plan/bundle.py). form: of quantized weights.
+    ShardingError where the mesh does not divide them.
     """
     return map_specs(lambda param: param.abstract(mesh), param_specs(spec, dtype, form))

@@ -1,7 +1,8 @@
-"""Pages read from the devices for other engines, and theirs written: as Piece has them, whatever kernel and mesh.
+"""Pages read from the devices for other engines, and theirs written: as Piece has them, whatever
+kernel and mesh.
 
-In shapes, A are lanes, L the layers of a page group, T the tokens of n pages, and K the kv heads that the devices hold:
-copies of the model's own among them (ModelSpec.on), which no piece has.
+In shapes, A are lanes, L the layers of a page group, T the tokens of n pages, and K the kv heads
+that the devices hold: copies of the model's own among them (ModelSpec.on), which no piece has.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +30,9 @@ WIDE = ("float32", "bfloat16")  # what can be narrowed: to what comes later here
 
 
 def sources(stored: str, weights: str) -> tuple[str, ...]:
-    """Dtypes of pieces that pages of dtype `stored` can be made of; those of other servers have no more digits than
-    the weights."""
+    """Dtypes of pieces that pages of dtype `stored` can be made of; those of other servers have no
+    more digits than the weights.
+    """
     narrowed = WIDE[WIDE.index(weights) : WIDE.index(stored) if stored in WIDE else len(WIDE)]
     return (*narrowed, stored)
 
@@ -39,7 +41,8 @@ def sources(stored: str, weights: str) -> tuple[str, ...]:
 class GroupIO:
     """The pages of one page group: how they are read and written, inside what is compiled.
 
-    layout: of one shard's heads. copies: of each of the model's own kv heads. sources: dtypes that pieces may have.
+    layout: of one shard's heads. copies: of each of the model's own kv heads. sources: dtypes that
+    pieces may have.
     """
 
     layers: tuple[int, ...]
@@ -73,45 +76,60 @@ class GroupIO:
         return self.layout.kv_heads * (self.mesh.shape["tensor"] if self._heads else 1)
 
     def abstract_piece(self, pages: int, dtype: str) -> Pages:
-        """What is uploaded for so many pages, as a lane of what is read: [1, L, T, K, H] of this dtype, and scales
-        [1, L, T, K] where it has 8 bits."""
+        """What is uploaded for so many pages, as a lane of what is read: [1, L, T, K, H] of this
+        dtype, and scales [1, L, T, K] where it has 8 bits.
+        """
         shape = (1, len(self.layers), pages * self.layout.page_size, self.held_heads)
-        k = jax.ShapeDtypeStruct((*shape, self.layout.head_dim), jnp.dtype(dtype), sharding=self.piece_sharding)
-        scale = None if dtype in WIDE else jax.ShapeDtypeStruct(shape, np.float32, sharding=self.piece_sharding)
+        k = jax.ShapeDtypeStruct(
+            (*shape, self.layout.head_dim), jnp.dtype(dtype), sharding=self.piece_sharding
+        )
+        scale = (
+            None
+            if dtype in WIDE
+            else jax.ShapeDtypeStruct(shape, np.float32, sharding=self.piece_sharding)
+        )
         return Pages(k, None, scale, None) if self.layout.value_dim else Pages(k, k, scale, scale)
 
     def read(self, pages: tuple[Pages, ...], ids: Int[Array, "A n"]) -> Pages:
-        """Of every layer, copies of these pages of each lane: [A, L, T, K, H], scales [A, L, T, K]."""
+        """Of every layer, copies of these pages of each lane: [A, L, T, K, H], scales [A, L, T,
+        K]."""
 
         def one_lane(pages: tuple[Pages, ...], ids: jax.Array) -> Pages:
             found = [self.kernel.read(_without_lane(layer), ids[0], self.layout) for layer in pages]
             return jax.tree.map(lambda *layers: jnp.stack(list(map(_flat, layers)))[None], *found)
 
         specs = (self._partition(pages), PartitionSpec(LANES))
-        return jax.shard_map(one_lane, mesh=self.mesh, in_specs=specs, out_specs=self._read_spec, check_vma=False)(
-            pages, ids
-        )
+        return jax.shard_map(
+            one_lane, mesh=self.mesh, in_specs=specs, out_specs=self._read_spec, check_vma=False
+        )(pages, ids)
 
-    def write(self, pages: tuple[Pages, ...], ids: Int[Array, "A n"], piece: Pages) -> tuple[Pages, ...]:
-        """Its tokens in these pages of each lane, in the pages' dtype; page P drops what is given for it."""
+    def write(
+        self, pages: tuple[Pages, ...], ids: Int[Array, "A n"], piece: Pages
+    ) -> tuple[Pages, ...]:
+        """Its tokens in these pages of each lane, in the pages' dtype; page P drops what is given
+        for it.
+        """
 
         def one_lane(pages: tuple[Pages, ...], ids: jax.Array, piece: Pages) -> tuple[Pages, ...]:
             return tuple(self._written(layer, ids[0], i, piece) for i, layer in enumerate(pages))
 
         held = self._partition(pages)
         specs = (held, PartitionSpec(LANES), self._piece_spec)
-        return jax.shard_map(one_lane, mesh=self.mesh, in_specs=specs, out_specs=held, check_vma=False)(
-            pages, ids, piece
-        )
+        return jax.shard_map(
+            one_lane, mesh=self.mesh, in_specs=specs, out_specs=held, check_vma=False
+        )(pages, ids, piece)
 
     def gathered(self, shards: Sequence[jax.Array]) -> jax.Array:
-        """One array of a piece: of its shards in the order of their heads, each device gets the one that it holds.
+        """One array of a piece: of its shards in the order of their heads, each device gets the one
+        that it holds.
 
         Returns at once. shards: [1, L, T, k, ...] on any devices, k heads as a shard here has them.
         """
         shape = (*shards[0].shape[:3], self.held_heads, *shards[0].shape[4:])
         held = self.piece_sharding.devices_indices_map(shape)
-        firsts = [(index[3].start or 0) // self.layout.kv_heads // self.copies for index in held.values()]
+        firsts = [
+            (index[3].start or 0) // self.layout.kv_heads // self.copies for index in held.values()
+        ]
         placed = jax.device_put([shards[first] for first in firsts], list(held))
         return jax.make_array_from_single_device_arrays(shape, self.piece_sharding, placed)
 
@@ -122,7 +140,9 @@ class GroupIO:
         """A layer's pages of one lane and shard, the lane axis with them."""
         size = self.layout.page_size
         canonical = jax.tree.map(lambda x: x[0, index].reshape(-1, size, *x.shape[3:]), piece)
-        written = self.kernel.write_back(_without_lane(layer), ids, self._narrowed(canonical), self.layout)
+        written = self.kernel.write_back(
+            _without_lane(layer), ids, self._narrowed(canonical), self.layout
+        )
         return jax.tree.map(lambda x: x[None], written)
 
     def _narrowed(self, piece: Pages) -> Pages:
@@ -131,7 +151,10 @@ class GroupIO:
         if piece.k_scale is not None:
             return piece
         narrow = partial(quantize, dtype=self.layout.dtype)
-        (k, k_scale), (v, v_scale) = narrow(piece.k), (None, None) if piece.v is None else narrow(piece.v)
+        (k, k_scale), (v, v_scale) = (
+            narrow(piece.k),
+            (None, None) if piece.v is None else narrow(piece.v),
+        )
         return Pages(k, v, k_scale, v_scale)
 
 
@@ -147,7 +170,9 @@ def _flat(x: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class PagesRead:
-    """What was read, still on the devices. shards: of each array, in the order of their heads, [1, L, T, k, ...]."""
+    """What was read, still on the devices. shards: of each array, in the order of their heads, [1,
+    L, T, k, ...].
+    """
 
     shards: Mapping[str, Sequence[jax.Array]]
 
@@ -162,7 +187,10 @@ class PagesRead:
 
     def to_host(self) -> dict[str, np.ndarray]:
         """The arrays of a Piece, by field; waits for the devices. For any thread."""
-        return {name: _joined([np.asarray(part)[0] for part in parts]) for name, parts in self.shards.items()}
+        return {
+            name: _joined([np.asarray(part)[0] for part in parts])
+            for name, parts in self.shards.items()
+        }
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -170,9 +198,17 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class PageIO:
-    """Programs that read and write pages, a number of page_counts at once. dtype: of the weights."""
+    """Programs that read and write pages, a number of page_counts at once. dtype: of the
+    weights."""
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention, dtype: jnp.dtype):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: EngineConfig,
+        mesh: Mesh,
+        kernel: PagedAttention,
+        dtype: jnp.dtype,
+    ):
         self._config, self._mesh = config, mesh
         stored = jnp.dtype(config.page_dtype)
         self._groups = [
@@ -199,22 +235,31 @@ class PageIO:
 
     @property
     def form(self) -> object:
-        """Where it is equal, what was read for one engine can be moved to the devices of another one of the model."""
+        """Where it is equal, what was read for one engine can be moved to the devices of another
+        one of the model.
+        """
         return page_counts(self._config), [group.layout for group in self._groups]
 
     # ---- compiling
 
     def lowered(self, pages: tuple[Pages, ...]) -> Iterator[tuple[str, jax.stages.Lowered]]:
-        """Names and programs: (pages of a group's layers, ids) -> copies, (those, donated, ids, piece) -> pages.
+        """Names and programs: (pages of a group's layers, ids) -> copies, (those, donated, ids,
+        piece) -> pages.
 
         pages: of every layer, abstract.
         """
         for number, group in enumerate(self._groups):
             of_group = self._of(group, pages)
             kept = jax.tree.map(lambda x: x.sharding, of_group)
-            read, write = jax.jit(group.read), jax.jit(group.write, donate_argnums=0, out_shardings=kept)
+            read, write = (
+                jax.jit(group.read),
+                jax.jit(group.write, donate_argnums=0, out_shardings=kept),
+            )
             for count in page_counts(self._config):
-                shape, lanes = (self._config.lanes, count), NamedSharding(self._mesh, PartitionSpec(LANES))
+                shape, lanes = (
+                    (self._config.lanes, count),
+                    NamedSharding(self._mesh, PartitionSpec(LANES)),
+                )
                 ids = jax.ShapeDtypeStruct(shape, np.int32, sharding=lanes)
                 yield _read_name(number, count), read.lower(of_group, ids)
                 for dtype in group.sources:
@@ -226,24 +271,40 @@ class PageIO:
 
     # ---- running
 
-    def read(self, pages: tuple[Pages, ...], lane: int, group: int, ids: Sequence[int]) -> PagesRead:
+    def read(
+        self, pages: tuple[Pages, ...], lane: int, group: int, ids: Sequence[int]
+    ) -> PagesRead:
         """Start to read so many pages of a lane as page_counts has; returns at once."""
         io, program = self._groups[group], self.programs[_read_name(group, len(ids))]
         found = program(self._of(io, pages), self._ids(lane, ids, elsewhere=0))
-        return PagesRead({name: _shards(x, lane, io.copies) for name, x in found._asdict().items() if x is not None})
+        return PagesRead(
+            {
+                name: _shards(x, lane, io.copies)
+                for name, x in found._asdict().items()
+                if x is not None
+            }
+        )
 
     def check(self, piece: Piece) -> None:
-        """ConfigError where its dtype would have to be widened, EngineError where it is not of this model."""
+        """ConfigError where its dtype would have to be widened, EngineError where it is not of this
+        model.
+        """
         groups = len(self._groups)
         if not 0 <= piece.group < groups:
             raise EngineError(f"a piece of page group {piece.group}; the model has {groups}")
         io, found = self._groups[piece.group], str(piece.k.dtype)
         if found not in io.sources:
             raise ConfigError(
-                f"pages of {found} cannot be made pages of {self._config.page_dtype}: keys and values are narrowed, "
+                f"pages of {found} cannot be made pages of {self._config.page_dtype}: keys and "
+                f"values are narrowed, "
                 "never widened (choose another --kv, here or where they come from)"
             )
-        expected = (len(io.layers), piece.k.shape[1], io.held_heads // io.copies, io.layout.head_dim)
+        expected = (
+            len(io.layers),
+            piece.k.shape[1],
+            io.held_heads // io.copies,
+            io.layout.head_dim,
+        )
         if piece.k.shape != expected or (piece.v is None) != (io.layout.value_dim is not None):
             raise EngineError(
                 f"a piece of page group {piece.group} has keys {list(piece.k.shape)} and "
@@ -251,25 +312,38 @@ class PageIO:
             )
 
     def upload(self, group: int, arrays: Mapping[str, np.ndarray]) -> Pages:
-        """The arrays of a piece that was checked, of whole pages, on the devices. For any thread."""
+        """The arrays of a piece that was checked, of whole pages, on the devices. For any
+        thread."""
         io = self._groups[group]
-        spread = {name: np.repeat(x, io.copies, axis=2) if io.copies > 1 else x for name, x in arrays.items()}
-        return jax.device_put(Pages(**{name: x[None] for name, x in spread.items()}), io.piece_sharding)
+        spread = {
+            name: np.repeat(x, io.copies, axis=2) if io.copies > 1 else x
+            for name, x in arrays.items()
+        }
+        return jax.device_put(
+            Pages(**{name: x[None] for name, x in spread.items()}), io.piece_sharding
+        )
 
     def move(self, group: int, read: PagesRead) -> Pages:
-        """What was read for an engine of the same form, as if it was uploaded: from device to device, without the host.
+        """What was read for an engine of the same form, as if it was uploaded: from device to
+        device, without the host.
 
         Waits for it. For any thread.
         """
         io = self._groups[group]
-        return jax.block_until_ready(Pages(**{name: io.gathered(shards) for name, shards in read.shards.items()}))
+        return jax.block_until_ready(
+            Pages(**{name: io.gathered(shards) for name, shards in read.shards.items()})
+        )
 
     def write(
         self, pages: tuple[Pages, ...], lane: int, group: int, ids: Sequence[int], uploaded: Pages
     ) -> tuple[Pages, ...]:
-        """Start to write what was uploaded into these pages of a lane, NO_PAGE for what is dropped. `pages` of the
-        group are donated; returns those of every layer."""
-        io, program = self._groups[group], self.programs[_write_name(group, len(ids), str(uploaded.k.dtype))]
+        """Start to write what was uploaded into these pages of a lane, NO_PAGE for what is dropped.
+        `pages` of the group are donated; returns those of every layer.
+        """
+        io, program = (
+            self._groups[group],
+            self.programs[_write_name(group, len(ids), str(uploaded.k.dtype))],
+        )
         none = self._config.pools[group].pages
         kept = [none if page == NO_PAGE else page for page in ids]
         written = program(self._of(io, pages), self._ids(lane, kept, elsewhere=none), uploaded)
@@ -283,7 +357,9 @@ class PageIO:
 
 
 def _shards(array: jax.Array, lane: int, copies: int) -> list[jax.Array]:
-    """The lane's part of [A, L, T, K, ...], each head once: where heads are copied, every shard has one."""
+    """The lane's part of [A, L, T, K, ...], each head once: where heads are copied, every shard has
+    one.
+    """
     found = {}
     for shard in array.addressable_shards:
         at, head = shard.index[0].start or 0, shard.index[3].start or 0

@@ -1,4 +1,6 @@
-"""The device half: holds parameters and state, compiles every step ahead, and turns plans into launches."""
+"""The device half: holds parameters and state, compiles every step ahead, and turns plans into
+launches.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,7 +48,9 @@ Progress = Callable[[int, int, str], None]  # done, total, what
 
 @dataclass(slots=True)
 class Padding:
-    """What a bucket was used for: tokens that were planned, after an end among them too, and that were computed."""
+    """What a bucket was used for: tokens that were planned, after an end among them too, and that
+    were computed.
+    """
 
     launches: int = 0
     live_tokens: int = 0
@@ -60,13 +64,25 @@ class Launched:
 
 
 class DeviceRunner:
-    """Implements engine.Runner on a mesh. Compiled steps only: nothing is traced after `warm_up`."""
+    """Implements engine.Runner on a mesh. Compiled steps only: nothing is traced after
+    `warm_up`."""
 
-    def __init__(self, spec: ModelSpec, params: dict, config: EngineConfig, mesh: Mesh, drafter: Drafter | None = None):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        params: dict,
+        config: EngineConfig,
+        mesh: Mesh,
+        drafter: Drafter | None = None,
+    ):
         self.spec, self.config, self.mesh = spec, config, mesh
         self.buckets = BucketPlan.of(config)
         self.lowering = Lowering(
-            spec, abstract_params(spec, params["embed"].dtype, mesh, form_in(params)), config, mesh, drafter
+            spec,
+            abstract_params(spec, params["embed"].dtype, mesh, form_in(params)),
+            config,
+            mesh,
+            drafter,
         )
         self._params = params | {"drafter": drafter.params} if drafter else params
         self._state = new_state(self.lowering.state)
@@ -82,17 +98,22 @@ class DeviceRunner:
 
     # ---- compiling
 
-    def warm_up(self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None) -> None:
+    def warm_up(
+        self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None
+    ) -> None:
         """Compile these steps, and all that is no step, as far as that has not happened yet.
 
-        Before the first of them a kernel's results are compared with the reference's: EngineError where they differ.
+        Before the first of them a kernel's results are compared with the reference's: EngineError
+        where they differ.
         """
         before = self._compiles.count
         jobs: list[tuple[str, Callable[[], None]]] = []
         if not self.writers:
             if self.lowering.attention != "reference":
                 jobs.append(("attention beside the reference", self._prove_attention))
-            if self.lowering.placed or (self.spec.mixture and self.lowering.grouped_matmul != "reference"):
+            if self.lowering.placed or (
+                self.spec.mixture and self.lowering.grouped_matmul != "reference"
+            ):
                 jobs.append(("products beside the reference", self._prove_products))
             jobs.append(("row writers", self._compile_writers))
             if self.config.page_exchange:
@@ -120,12 +141,15 @@ class DeviceRunner:
 
     @property
     def programs(self) -> int:
-        """How many there are: steps, writers of rows, reads and writes of pages for other engines."""
+        """How many there are: steps, writers of rows, reads and writes of pages for other
+        engines."""
         return len(self._steps) + len(self.writers) + len(self._page_io.programs)
 
     @property
     def compiles_after_ready(self) -> int:
-        """Compiles of the whole process since this runner exists, but for its own warm-ups, and `preparing`."""
+        """Compiles of the whole process since this runner exists, but for its own warm-ups, and
+        `preparing`.
+        """
         return self._compiles.count - self._expected_compiles
 
     @property
@@ -146,10 +170,17 @@ class DeviceRunner:
 
     def _prove_products(self) -> None:
         lowering, device = self.lowering, self.mesh.local_devices[0]
-        prove_quantized(((placed.kernel, placed.demand) for placed in lowering.placed.values()), device)
+        prove_quantized(
+            ((placed.kernel, placed.demand) for placed in lowering.placed.values()), device
+        )
         if self.spec.mixture and lowering.grouped_matmul != "reference":
-            kernel, dtype = dispatch.GROUPED[lowering.grouped_matmul], lowering.params["embed"].dtype
-            asked = products_of_steps(self.spec, self.config, self.mesh, kernel, dtype, lowering.form)
+            kernel, dtype = (
+                dispatch.GROUPED[lowering.grouped_matmul],
+                lowering.params["embed"].dtype,
+            )
+            asked = products_of_steps(
+                self.spec, self.config, self.mesh, kernel, dtype, lowering.form
+            )
             prove_grouped(kernel, asked, device)
 
     def _compile_step(self, bucket: Bucket) -> None:
@@ -157,7 +188,9 @@ class DeviceRunner:
         self.padding.setdefault(bucket, Padding())
 
     def _compile_writers(self) -> None:
-        self.writers = {name: self._compiled(name, writer) for name, writer in self.lowering.writers().items()}
+        self.writers = {
+            name: self._compiled(name, writer) for name, writer in self.lowering.writers().items()
+        }
 
     def _compile_page_io(self) -> None:
         for name, program in self.lowering.page_programs().items():
@@ -176,8 +209,12 @@ class DeviceRunner:
         _check_decodes(plan) if plan.kind == "decode" else _check_chunks(plan)
         for admission in plan.admissions:
             self.admit(admission)
-        self._write_masks([(i, row, mask) for i, lane in enumerate(plan.lanes) for row, mask in lane.masks])
-        bucket = choose(self._steps, plan.kind, plan.num_rows, plan.num_tokens, plan.steps, plan.drafts)
+        self._write_masks(
+            [(i, row, mask) for i, lane in enumerate(plan.lanes) for row, mask in lane.masks]
+        )
+        bucket = choose(
+            self._steps, plan.kind, plan.num_rows, plan.num_tokens, plan.steps, plan.drafts
+        )
         groups = self.lowering.page_groups
         layout = upload_layout(bucket, groups, self.config.page_size)
         pack = partial(
@@ -198,7 +235,10 @@ class DeviceRunner:
     def admit(self, a: Admission) -> None:
         """Write a row's fields, before any step that has it."""
         vocab, at = self.spec.vocab_size, np.array([a.lane, a.row], np.int32)
-        self._write("admit_row", pack_admission(a, self.lowering.admission, self.config.pages_per_row, vocab))
+        self._write(
+            "admit_row",
+            pack_admission(a, self.lowering.admission, self.config.pages_per_row, vocab),
+        )
         if a.history is not None:
             self._write("set_counts", at, token_counts(a, vocab))
         if a.bias:
@@ -213,7 +253,9 @@ class DeviceRunner:
         """Of lane and row, for the places where it samples next."""
         width, slots, words = self.lowering.masks_shape
         for some in batched(entries, width):
-            self._write("set_masks", *pack_masks(some, width, slots, words, no_row=self.config.max_batch))
+            self._write(
+                "set_masks", *pack_masks(some, width, slots, words, no_row=self.config.max_batch)
+            )
 
     def _write(self, name: str, *values: np.ndarray) -> None:
         self._state = self.writers[name](self._state, *values)
@@ -223,11 +265,15 @@ class DeviceRunner:
         array, layout = np.asarray(handle.output), download_layout(handle.bucket, self.spec.d_model)
         self.collected = handle.bucket
         return StepOutput(
-            tuple(unpack_lane(lane, layout, values) for lane, values in zip(plan.lanes, array, strict=True))
+            tuple(
+                unpack_lane(lane, layout, values)
+                for lane, values in zip(plan.lanes, array, strict=True)
+            )
         )
 
     def read_pages(self, lane: int, group: int, ids: Sequence[int]) -> PagesRead:
-        """Start to copy pages of a page group, as many as page_counts has, to elsewhere on the devices.
+        """Start to copy pages of a page group, as many as page_counts has, to elsewhere on the
+        devices.
 
         What steps write later is not in them.
         """
@@ -238,7 +284,9 @@ class DeviceRunner:
         self._page_io.check(piece)
 
     def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> Any:
-        """Bring arrays of a piece, of as many whole pages as page_counts has, to the devices. For any thread."""
+        """Bring arrays of a piece, of as many whole pages as page_counts has, to the devices. For
+        any thread.
+        """
         return self._page_io.upload(group, arrays)
 
     @property
@@ -247,14 +295,17 @@ class DeviceRunner:
         return self._page_io.form
 
     def move_pages(self, group: int, read: PagesRead) -> Any:
-        """Bring what another runner of the same page_form has read to these devices, without the host, and wait for it.
+        """Bring what another runner of the same page_form has read to these devices, without the
+        host, and wait for it.
 
         As if it was uploaded. For any thread.
         """
         return self._page_io.move(group, read)
 
     def write_pages(self, lane: int, group: int, ids: Sequence[int], uploaded: Any) -> None:
-        """Write what was uploaded into these pages, before any step that is launched later; NO_PAGE drops a page."""
+        """Write what was uploaded into these pages, before any step that is launched later; NO_PAGE
+        drops a page.
+        """
         pages = self._page_io.write(self._held.pages, lane, group, ids, uploaded)
         self._state = replace(self._held, pages=pages)
 
@@ -266,9 +317,11 @@ class DeviceRunner:
         return self._state
 
     def expert_load(self) -> np.ndarray:
-        """How many tokens every expert has answered so far, modulo 2^32: uint32 [layers with experts, experts].
+        """How many tokens every expert has answered so far, modulo 2^32: uint32 [layers with
+        experts, experts].
 
-        On several hosts, tokens of this one's lanes. Waits for the device. EngineError where the model has no experts.
+        On several hosts, tokens of this one's lanes. Waits for the device. EngineError where the
+        model has no experts.
         """
         if self._state is None or self._state.load is None:
             raise EngineError("there are no experts whose load could be read")
@@ -280,7 +333,10 @@ class DeviceRunner:
         jax.block_until_ready(self._state)
 
     def _count(self, bucket: Bucket, plan: StepPlan) -> None:
-        live, computed = sum(len(lane.tokens) for lane in plan.lanes), bucket.tokens * bucket.steps * self.config.lanes
+        live, computed = (
+            sum(len(lane.tokens) for lane in plan.lanes),
+            bucket.tokens * bucket.steps * self.config.lanes,
+        )
         for padding in (self.padding[bucket], self.total):
             padding.launches += 1
             padding.live_tokens += live
@@ -308,12 +364,19 @@ def _check_decodes(plan: StepPlan) -> None:
     """EngineError for what the compiled decode steps cannot take."""
     for lane in plan.lanes:
         if lane.sizes != lane.samples or max(lane.sizes, default=1) > plan.steps:
-            raise EngineError(f"a decode step of {plan.steps} takes rows of {lane.sizes}, sampling {lane.samples}")
+            raise EngineError(
+                f"a decode step of {plan.steps} takes rows of {lane.sizes}, sampling {lane.samples}"
+            )
 
 
 def _check_chunks(plan: StepPlan) -> None:
     """EngineError for what the compiled steps of prompts cannot take."""
-    if plan.kind != "verify" and any(samples > 1 for lane in plan.lanes for samples in lane.samples):
-        raise EngineError(f"a {plan.kind} step samples one token per row; drafted tokens are verified by verify steps")
+    if plan.kind != "verify" and any(
+        samples > 1 for lane in plan.lanes for samples in lane.samples
+    ):
+        raise EngineError(
+            f"a {plan.kind} step samples one token per row; drafted tokens are verified by "
+            f"verify steps"
+        )
     if any(lane.sizes != sorted(lane.sizes, key=lambda size: size != 1) for lane in plan.lanes):
         raise EngineError("chunks of one token have to come first in a plan")

@@ -1,8 +1,8 @@
 """From logits to tokens, on the device, for all rows at once.
 
-No sort of the vocabulary: thresholds are found by bisection over the 32-bit patterns of the floats, whose order is the
-floats' order. Noise depends on (seed, choice, position) alone, never on the step, the row or the batch. Optional work
-sits under lax.cond on "any row asks".
+No sort of the vocabulary: thresholds are found by bisection over the 32-bit patterns of the floats,
+whose order is the floats' order. Noise depends on (seed, choice, position) alone, never on the
+step, the row or the batch. Optional work sits under lax.cond on "any row asks".
 """
 
 from dataclasses import replace
@@ -42,7 +42,9 @@ class RowSampling:
 
 @flax.struct.dataclass
 class RowFields:
-    """The large fields that processors read, for every row of every lane (A lanes, R rows of the state)."""
+    """The large fields that processors read, for every row of every lane (A lanes, R rows of the
+    state).
+    """
 
     counts: Int[Array, "A R V"]  # bit 0: in the prompt; the rest: times in the output
     bias_ids: Int[Array, "A R 1024"]  # padded with V
@@ -51,7 +53,9 @@ class RowFields:
 
 
 def take_rows(field: jax.Array, rows: Int[Array, "A r"]) -> jax.Array:
-    """[A*r, ...]: entries of a field [A, R, ...] by row, lane for lane. Ids out of range give any row (padding)."""
+    """[A*r, ...]: entries of a field [A, R, ...] by row, lane for lane. Ids out of range give any
+    row (padding).
+    """
     taken = jax.vmap(lambda lane, ids: lane.at[ids].get(mode="clip"))(field, rows)
     return taken.reshape(-1, *taken.shape[2:])
 
@@ -67,7 +71,9 @@ def _take_masks(
 
 
 def silence(p: RowSampling, idle: Bool[Array, "B"]) -> RowSampling:
-    """Rows that do not sample ask for nothing, so that no optional work runs for padding and half-read prompts."""
+    """Rows that do not sample ask for nothing, so that no optional work runs for padding and
+    half-read prompts.
+    """
 
     def where(field: jax.Array, value: float) -> jax.Array:
         return jnp.where(idle, jnp.asarray(value, field.dtype), field)
@@ -99,9 +105,11 @@ def sample(
     position: Int[Array, "B"],
     drafted: Int[Array, "B k"] | None = None,
 ) -> Sampled:
-    """One token each, B = A*r. rows: where each one's `fields` stand. position: the position the new token takes.
+    """One token each, B = A*r. rows: where each one's `fields` stand. position: the position the
+    new token takes.
 
-    drafted: tokens between what `fields` count and the new one, padded with V; None where there never is one.
+    drafted: tokens between what `fields` count and the new one, padded with V; None where there
+    never is one.
     """
     slot = jnp.zeros_like(position) if drafted is None else (drafted < logits.shape[-1]).sum(-1)
     processed = penalise(edit(logits, p, fields, rows, slot, position), p, fields, rows, drafted)
@@ -109,7 +117,9 @@ def sample(
     logprob, top_ids, top_logprobs = lax.cond(
         jnp.any(p.logprobs >= 0), log_probabilities, _no_log_probabilities, logits, tokens
     )
-    finite = jnp.isfinite(jnp.abs(logits).max(-1))  # of a large V, compiles faster than isfinite(logits).all(-1)
+    finite = jnp.isfinite(
+        jnp.abs(logits).max(-1)
+    )  # of a large V, compiles faster than isfinite(logits).all(-1)
     return Sampled(tokens, finite, logprob, top_ids, top_logprobs)
 
 
@@ -121,7 +131,9 @@ def edit(
     slot: Int[Array, "B"],
     position: Int[Array, "B"],
 ) -> Float[Array, "B V"]:
-    """Allowed tokens, logit bias, and no end token before min_tokens. slot: drafted tokens before the new one."""
+    """Allowed tokens, logit bias, and no end token before min_tokens. slot: drafted tokens before
+    the new one.
+    """
     vocab = logits.shape[-1]
     early = position < p.end_after
 
@@ -136,7 +148,9 @@ def edit(
         ends = jnp.where(early[:, None], p.end_ids, vocab)
         return logits.at[batch, ends].set(-jnp.inf, mode="drop")
 
-    return lax.cond(jnp.any((p.masked == 1) | (p.biased == 1) | early), apply, lambda logits: logits, logits)
+    return lax.cond(
+        jnp.any((p.masked == 1) | (p.biased == 1) | early), apply, lambda logits: logits, logits
+    )
 
 
 def penalise(
@@ -146,7 +160,9 @@ def penalise(
     rows: Int[Array, "A r"],
     drafted: Int[Array, "B k"] | None,
 ) -> Float[Array, "B V"]:
-    """Repetition penalty as Keskar et al. 2019 (CTRL), then presence and frequency penalty as OpenAI defines them."""
+    """Repetition penalty as Keskar et al. 2019 (CTRL), then presence and frequency penalty as
+    OpenAI defines them.
+    """
 
     def apply(logits: jax.Array) -> jax.Array:
         counts = take_rows(fields.counts, rows)
@@ -156,26 +172,39 @@ def penalise(
         repetition = p.repetition[:, None]
         repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
         result = jnp.where(counts > 0, repeated, logits)
-        result = result - p.presence[:, None] * jnp.minimum(produced, 1) - p.frequency[:, None] * produced
+        result = (
+            result
+            - p.presence[:, None] * jnp.minimum(produced, 1)
+            - p.frequency[:, None] * produced
+        )
         return jnp.where(p.penalised[:, None] == 1, result, logits)
 
     return lax.cond(jnp.any(p.penalised == 1), apply, lambda logits: logits, logits)
 
 
-def choose(logits: Float[Array, "B V"], p: RowSampling, position: Int[Array, "B"]) -> Int[Array, "B"]:
-    """The most probable token at temperature 0; else a draw from what min_p, top_k and top_p leave, by Gumbel-max."""
+def choose(
+    logits: Float[Array, "B V"], p: RowSampling, position: Int[Array, "B"]
+) -> Int[Array, "B"]:
+    """The most probable token at temperature 0; else a draw from what min_p, top_k and top_p leave,
+    by Gumbel-max.
+    """
 
     def draw(logits: jax.Array) -> jax.Array:
-        below_peak = logits - logits.max(-1, keepdims=True)  # so that no temperature, however low, gives inf
+        below_peak = logits - logits.max(
+            -1, keepdims=True
+        )  # so that no temperature, however low, gives inf
         scaled = below_peak / jnp.where(p.temperature > 0, p.temperature, 1)[:, None]
         noisy = truncate(scaled, p) + gumbel(p.key, p.choice, position, logits.shape[-1])
         return jnp.where(p.temperature[:, None] > 0, noisy, logits)
 
-    return jnp.argmax(lax.cond(jnp.any(p.temperature > 0), draw, lambda logits: logits, logits), axis=-1)
+    return jnp.argmax(
+        lax.cond(jnp.any(p.temperature > 0), draw, lambda logits: logits, logits), axis=-1
+    )
 
 
 def truncate(logits: Float[Array, "B V"], p: RowSampling) -> Float[Array, "B V"]:
-    """-inf outside min_p (of the largest probability), then top_k, then top_p (of what is left). Ties stay in.
+    """-inf outside min_p (of the largest probability), then top_k, then top_p (of what is left).
+    Ties stay in.
 
     logits: scaled by the temperature, the largest of a row at 0.
     """
@@ -195,7 +224,9 @@ def truncate(logits: Float[Array, "B V"], p: RowSampling) -> Float[Array, "B V"]
 def _keep_mass(
     logits: Float[Array, "B V"], mass: Float[Array, "B V"], target: Float[Array, "B"]
 ) -> Float[Array, "B V"]:
-    """Keep the largest logits whose masses reach `target` together (all when they never do); the others become -inf."""
+    """Keep the largest logits whose masses reach `target` together (all when they never do); the
+    others become -inf.
+    """
     order = _ordered(logits)
 
     def add_bit(i: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -225,8 +256,11 @@ def gumbel(
         folded = jax.random.wrap_key_data(key, impl="threefry2x32")
         data = jnp.stack([choice, position, jnp.int32(TOKEN_NOISE)])
         # A loop: three calls would compile three copies of threefry.
-        folded = lax.fori_loop(0, len(data), lambda i, key: jax.random.fold_in(key, data[i]), folded)
-        # mode "high": with 23 random bits a token of probability 1e-7 would come half as often as it should.
+        folded = lax.fori_loop(
+            0, len(data), lambda i, key: jax.random.fold_in(key, data[i]), folded
+        )
+        # mode "high": with 23 random bits a token of probability 1e-7 would come half as often as
+        # it should.
         return jax.random.gumbel(folded, (vocab,), jnp.float32, mode="high")
 
     return jax.vmap(one_row)(key, choice, position)
@@ -235,7 +269,9 @@ def gumbel(
 def log_probabilities(
     logits: Float[Array, "B V"], tokens: Int[Array, "B"]
 ) -> tuple[Float[Array, "B"], Int[Array, "B 20"], Float[Array, "B 20"]]:
-    """Of the given tokens and of the 20 most probable; a smaller vocabulary is padded with id -1 and -inf."""
+    """Of the given tokens and of the 20 most probable; a smaller vocabulary is padded with id -1
+    and -inf.
+    """
     peak = logits.max(-1, keepdims=True)
     total = jnp.log(jnp.exp(logits - peak).sum(-1, keepdims=True))
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1) - peak - total
@@ -259,4 +295,8 @@ def _no_log_probabilities(
     logits: Float[Array, "B V"], tokens: Int[Array, "B"]
 ) -> tuple[Float[Array, "B"], Int[Array, "B 20"], Float[Array, "B 20"]]:
     rows = logits.shape[0]
-    return jnp.zeros(rows), jnp.zeros((rows, MAX_LOGPROBS), jnp.int32), jnp.zeros((rows, MAX_LOGPROBS))
+    return (
+        jnp.zeros(rows),
+        jnp.zeros((rows, MAX_LOGPROBS), jnp.int32),
+        jnp.zeros((rows, MAX_LOGPROBS)),
+    )

@@ -1,4 +1,6 @@
-"""A model as the steps of an engine run it: its architecture on a mesh, and the kernels that were chosen for it."""
+"""A model as the steps of an engine run it: its architecture on a mesh, and the kernels that were
+chosen for it.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,16 +49,33 @@ class Network:
         place: Place,
         most: int | None,
     ) -> Forwarded:
-        """All tokens of a step once through the layers. tables: of the chunks' rows, for each page group.
+        """All tokens of a step once through the layers. tables: of the chunks' rows, for each page
+        group.
 
         most: tokens of a row at most, see Options.
         """
         attends = self._attends(pages, tables, place, most)
-        experts = Experts(place.live.reshape(-1), self.spec, self.mesh, self.grouped) if self.spec.mixture else None
-        return forward(params, self.spec, pages, tokens.reshape(-1), place.position.reshape(-1), attends, experts)
+        experts = (
+            Experts(place.live.reshape(-1), self.spec, self.mesh, self.grouped)
+            if self.spec.mixture
+            else None
+        )
+        return forward(
+            params,
+            self.spec,
+            pages,
+            tokens.reshape(-1),
+            place.position.reshape(-1),
+            attends,
+            experts,
+        )
 
     def _attends(
-        self, pages: tuple[Pages, ...], tables: tuple[jax.Array, ...], place: Place, most: int | None
+        self,
+        pages: tuple[Pages, ...],
+        tables: tuple[jax.Array, ...],
+        place: Place,
+        most: int | None,
     ) -> tuple[Attend, ...]:
         """One Attend per layer; layers of a page group share theirs."""
         by_layer: dict[int, Attend] = {}
@@ -66,27 +85,36 @@ class Network:
             no_page = pages[group.layers[0]].k.shape[1]
             page, offset = jnp.where(place.live, entry, no_page), place.position % self.page_size
             ragged = Ragged(table, place.lengths, place.starts, place.split, page, offset)
-            options = attention_options(self.spec, group, self.mesh, self.page_size, self.dtype, most)
+            options = attention_options(
+                self.spec, group, self.mesh, self.page_size, self.dtype, most
+            )
             by_layer |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, self.kernel, options))
         return tuple(by_layer[i] for i in range(self.spec.num_layers))
 
     def logits(self, params: dict, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Whole rows of the vocabulary on every shard: what samples reads all of it.
 
-        Each shard's part first: without being told, XLA:TPU gathered the head's weight instead of the logits.
+        Each shard's part first: without being told, XLA:TPU gathered the head's weight instead of
+        the logits.
         """
         values = logits(params, self.spec, hidden)
         for axes in ((LANES, "tensor"), (LANES, None)):
-            values = lax.with_sharding_constraint(values, NamedSharding(self.mesh, PartitionSpec(*axes)))
+            values = lax.with_sharding_constraint(
+                values, NamedSharding(self.mesh, PartitionSpec(*axes))
+            )
         return values
 
 
 def by_lane[T](mesh: Mesh, function: Callable[..., T]) -> Callable[..., T]:
-    """For arrays whose first axis goes over lanes: left alone, XLA lets them exchange all of their logits."""
+    """For arrays whose first axis goes over lanes: left alone, XLA lets them exchange all of their
+    logits.
+    """
     lanes = PartitionSpec(LANES)
     return jax.shard_map(function, mesh=mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
 
 
-def rows_of(tables: tuple[Int[Array, "A R W"], ...], ids: Int[Array, "A r"]) -> tuple[Int[Array, "A r W"], ...]:
+def rows_of(
+    tables: tuple[Int[Array, "A R W"], ...], ids: Int[Array, "A r"]
+) -> tuple[Int[Array, "A r W"], ...]:
     """The page tables of these rows."""
     return tuple(take(table, ids) for table in tables)

@@ -35,21 +35,29 @@ class Rows:
 class State:
     pages: tuple[Pages, ...]  # per layer, every array with a leading axis A
     rows: Rows
-    load: UInt32[Array, "A M E"] | None = None  # tokens that each expert of each layer has answered, modulo 2^32
+    load: UInt32[Array, "A M E"] | None = (
+        None  # tokens that each expert of each layer has answered, modulo 2^32
+    )
     drafter: Any = None  # what it keeps, see engine.drafting
 
 
-def abstract_state(spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention) -> State:
+def abstract_state(
+    spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention
+) -> State:
     """The state's shapes, dtypes and shardings."""
     lanes_only = NamedSharding(mesh, PartitionSpec(LANES))
     rows = jax.eval_shape(partial(_zero_rows, spec, config))
     by_layer: dict[int, Pages] = {}
     for group, pool in zip(spec.page_groups(), config.pools, strict=True):
-        layout = group.layout(config.page_size, jnp.dtype(config.page_dtype), shards=mesh.shape["tensor"])
+        layout = group.layout(
+            config.page_size, jnp.dtype(config.page_dtype), shards=mesh.shape["tensor"]
+        )
         by_layer |= dict.fromkeys(group.layers, _abstract_pages(kernel, layout, pool.pages, mesh))
     return State(
         pages=tuple(by_layer[layer] for layer in range(spec.num_layers)),
-        rows=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lanes_only), rows),
+        rows=jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lanes_only), rows
+        ),
         load=_abstract_load(spec, config, lanes_only),
     )
 
@@ -62,11 +70,15 @@ def _abstract_load(spec: ModelSpec, config: EngineConfig, lanes_only: NamedShard
 
 
 def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh: Mesh) -> Pages:
-    """One layer's pool for the whole mesh. layout: of one shard's heads, which the kernel may pad."""
+    """One layer's pool for the whole mesh. layout: of one shard's heads, which the kernel may
+    pad."""
 
     def whole(x: jax.ShapeDtypeStruct, axes: str) -> jax.ShapeDtypeStruct:
         sizes = (1, *x.shape)
-        shape = tuple(size * shards(letter, mesh, rules) for letter, size in zip("A" + axes, sizes, strict=True))
+        shape = tuple(
+            size * shards(letter, mesh, rules)
+            for letter, size in zip("A" + axes, sizes, strict=True)
+        )
         split = NamedSharding(mesh, partition("A" + axes, shape, mesh, rules))
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=split)
 
@@ -78,7 +90,10 @@ def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh
 def new_state(abstract: State) -> State:
     """A state of zeros on the devices."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
-    make = jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract), out_shardings=shardings)
+    make = jax.jit(
+        lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract),
+        out_shardings=shardings,
+    )
     return make()
 
 

@@ -1,6 +1,7 @@
 """The compiled steps: pure functions of parameters, state and one packed upload.
 
-upload -> where every token lies -> decoder -> logits of the sampling rows -> tokens -> state and one packed download
+upload -> where every token lies -> decoder -> logits of the sampling rows -> tokens -> state and
+one packed download
 
 In place of logits and tokens, an embed step has embeddings.
 """
@@ -17,7 +18,14 @@ from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.batch import Packed, download_layout, upload_layout
 from jaxserve.engine.device.drafting import Computed, Drafter, draft_tokens, filled
-from jaxserve.engine.device.sampling import RowSampling, Sampled, log_probabilities, sample, silence, take_rows
+from jaxserve.engine.device.sampling import (
+    RowSampling,
+    Sampled,
+    log_probabilities,
+    sample,
+    silence,
+    take_rows,
+)
 from jaxserve.engine.device.sharded_model import Network, by_lane, rows_of
 from jaxserve.engine.device.state import Rows, State
 from jaxserve.engine.device.token_layout import Place, last, locate, put, take
@@ -31,7 +39,8 @@ Batch = dict[str, jax.Array]
 
 
 class _Slots(NamedTuple):
-    """Where tokens are sampled: S for each row, behind its newest token and behind each drafted one.
+    """Where tokens are sampled: S for each row, behind its newest token and behind each drafted
+    one.
 
     k = S - 1, and padding of drafted tokens is V.
     """
@@ -59,7 +68,9 @@ class StepBuilder:
         upload = upload_layout(bucket, groups, self.network.page_size)
         download = download_layout(bucket, self.spec.d_model)
 
-        def run(params: dict, state: State, packed: Int[Array, "A n"]) -> tuple[State, Int[Array, "A m"]]:
+        def run(
+            params: dict, state: State, packed: Int[Array, "A n"]
+        ) -> tuple[State, Int[Array, "A m"]]:
             params, batch = self.network.place_weights(params), upload.unpack(packed)
             state = replace(state, rows=_place_fresh_pages(state.rows, batch))
             if bucket.kind == "draft":
@@ -67,7 +78,9 @@ class StepBuilder:
             elif bucket.steps > 1:
                 state, results = self._several_decodes(bucket, params, state, batch)
             else:
-                place = locate(take(state.rows.length, batch["rows"]), batch["sizes"], bucket.tokens)
+                place = locate(
+                    take(state.rows.length, batch["rows"]), batch["sizes"], bucket.tokens
+                )
                 if bucket.kind == "verify" and self.drafter:
                     state, batch = self._draft(self.drafter, bucket, params, state, batch, place)
                 state, results = self._compute(bucket, params, state, batch, place)
@@ -75,8 +88,12 @@ class StepBuilder:
 
         return run
 
-    def _compute(self, bucket: Bucket, params: dict, state: State, batch: Batch, place: Place) -> tuple[State, Batch]:
-        """All of the batch's tokens once through the model; the state after it, and what is to be reported."""
+    def _compute(
+        self, bucket: Bucket, params: dict, state: State, batch: Batch, place: Place
+    ) -> tuple[State, Batch]:
+        """All of the batch's tokens once through the model; the state after it, and what is to be
+        reported.
+        """
         rows = state.rows
         tokens = self._tokens(rows, batch, place)
         tables = rows_of(rows.tables, batch["rows"])
@@ -100,14 +117,24 @@ class StepBuilder:
         return replace(state, rows=_advance(rows, batch, place, slots, sampled, taken)), results
 
     def _draft(
-        self, drafter: Drafter, bucket: Bucket, params: dict, state: State, batch: Batch, place: Place
+        self,
+        drafter: Drafter,
+        bucket: Bucket,
+        params: dict,
+        state: State,
+        batch: Batch,
+        place: Place,
     ) -> tuple[State, Batch]:
         """The batch with the tokens that are to be verified."""
         vocab = self.spec.vocab_size
-        state, drafted = draft_tokens(drafter, self.network.mesh, params, state, batch, bucket.drafts, vocab)
+        state, drafted = draft_tokens(
+            drafter, self.network.mesh, params, state, batch, bucket.drafts, vocab
+        )
         return state, batch | {"tokens": filled(batch["tokens"], drafted, place)}
 
-    def _catch_up(self, bucket: Bucket, params: dict, state: State, batch: Batch) -> tuple[State, Batch]:
+    def _catch_up(
+        self, bucket: Bucket, params: dict, state: State, batch: Batch
+    ) -> tuple[State, Batch]:
         """Known tokens through the draft model alone: of a row, those that its pages lack."""
         assert self.drafter
         place = locate(batch["starts"], batch["sizes"], bucket.tokens)
@@ -117,36 +144,55 @@ class StepBuilder:
     def _embed(
         self, params: dict, rows: Rows, batch: Batch, hidden: Float[Array, "A T D"], place: Place
     ) -> tuple[Rows, Batch]:
-        """An embedding for every row, as if its prompt ended with the chunk; rows after it, and what is reported."""
+        """An embedding for every row, as if its prompt ended with the chunk; rows after it, and
+        what is reported.
+        """
         ends = last(hidden, place)
-        found = embeddings(params, self.spec, ends.reshape(-1, self.spec.d_model)).reshape(ends.shape)
+        found = embeddings(params, self.spec, ends.reshape(-1, self.spec.d_model)).reshape(
+            ends.shape
+        )
         rows = replace(rows, length=put(rows.length, batch["rows"], place.lengths))
         return rows, {"embedding": found, "finite": jnp.isfinite(found).all(-1)}
 
-    def _several_decodes(self, bucket: Bucket, params: dict, state: State, batch: Batch) -> tuple[State, Batch]:
+    def _several_decodes(
+        self, bucket: Bucket, params: dict, state: State, batch: Batch
+    ) -> tuple[State, Batch]:
         """`bucket.steps` decodes, each feeding the next; sizes: how many of them each row may take.
 
-        A scan of fixed length: on a GPU, a loop with a condition would ask the host before every turn. A row that is
-        done takes part at its last position, but writes nothing and reports nothing.
+        A scan of fixed length: on a GPU, a loop with a condition would ask the host before every
+        turn. A row that is done takes part at its last position, but writes nothing and reports
+        nothing.
         """
         ids, sizes = batch["rows"], batch["sizes"]
 
-        def decode(carry: tuple[State, jax.Array], step: jax.Array) -> tuple[tuple[State, jax.Array], Batch]:
+        def decode(
+            carry: tuple[State, jax.Array], step: jax.Array
+        ) -> tuple[tuple[State, jax.Array], Batch]:
             state, going = carry
             going = going & (step < sizes)
-            # A size of 0 would shift the packing: so a row that is done goes back by one, and is as long as before.
+            # A size of 0 would shift the packing: so a row that is done goes back by one, and is as
+            # long as before.
             begin = take(state.rows.length, ids) - jnp.where(going, 0, 1)
-            one_each = batch | {"sizes": (sizes > 0).astype(jnp.int32), "samples": going.astype(jnp.int32)}
+            one_each = batch | {
+                "sizes": (sizes > 0).astype(jnp.int32),
+                "samples": going.astype(jnp.int32),
+            }
             place = locate(begin, one_each["sizes"], bucket.tokens)
             place = place._replace(live=place.live & going)  # token t is row t's
             state, found = self._compute(bucket, params, state, one_each, place)
-            ended = _ended(state.rows, ids, found["tokens"][..., 0], place.lengths) | ~found["finite"]
+            ended = (
+                _ended(state.rows, ids, found["tokens"][..., 0], place.lengths) | ~found["finite"]
+            )
             return (state, going & ~ended), found | {"finite": found["finite"] | ~going}
 
         (state, _), found = lax.scan(decode, (state, sizes > 0), jnp.arange(bucket.steps))
         # [K, A, R] of rows; [K, A, R, 1, ...] of tokens become [A, R, K, ...]
         per_row = {"n_new": found["n_new"].sum(0), "finite": found["finite"].all(0)}
-        per_token = {name: jnp.moveaxis(x[:, :, :, 0], 0, 2) for name, x in found.items() if name not in per_row}
+        per_token = {
+            name: jnp.moveaxis(x[:, :, :, 0], 0, 2)
+            for name, x in found.items()
+            if name not in per_row
+        }
         return state, per_row | per_token
 
     def _tokens(self, rows: Rows, batch: Batch, place: Place) -> Int[Array, "A T"]:
@@ -156,7 +202,9 @@ class StepBuilder:
             return newest
         return jnp.where(batch["tokens"] == FED_BACK, take(newest, place.chunk), batch["tokens"])
 
-    def _sample(self, params: dict, rows: Rows, batch: Batch, hidden: jax.Array, slots: _Slots) -> Sampled:
+    def _sample(
+        self, params: dict, rows: Rows, batch: Batch, hidden: jax.Array, slots: _Slots
+    ) -> Sampled:
         """The token after each of a chunk's last hidden states; fields [A, R, S, ...]."""
         lanes, count, width = slots.live.shape
         states = take(hidden, slots.token.reshape(lanes, -1))
@@ -164,7 +212,8 @@ class StepBuilder:
         ids = jnp.repeat(batch["rows"], width, axis=-1)
         sampling = jax.tree.map(lambda field: take_rows(field, ids), rows.sampling)
         sampling = silence(sampling, ~slots.live.reshape(-1))
-        # jaxlib 0.11.2 crashes when it compiles a shard_map that is given an array without elements.
+        # jaxlib 0.11.2 crashes when it compiles a shard_map that is given an array without
+        # elements.
         before = slots.before.reshape(lanes * count * width, -1) if width > 1 else None
         found = by_lane(self.network.mesh, sample)(
             values, sampling, rows.fields, ids, slots.position.reshape(-1), before
@@ -184,11 +233,17 @@ class StepBuilder:
             found = by_lane(self.network.mesh, log_probabilities)(values, targets.reshape(-1))
             return jax.tree.map(lambda x: x.reshape(lanes, step, *x.shape[1:]), found)
 
-        split_hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(lanes, slices, step, width)
+        split_hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(
+            lanes, slices, step, width
+        )
         split_targets = jnp.pad(targets, ((0, 0), (0, padding))).reshape(lanes, slices, step)
         found = lax.map(score, (split_hidden.swapaxes(0, 1), split_targets.swapaxes(0, 1)))
-        whole = [x.swapaxes(0, 1).reshape(lanes, slices * step, *x.shape[3:])[:, :tokens] for x in found]
-        return dict(zip(("target_logprob", "target_top_ids", "target_top_logprobs"), whole, strict=True))
+        whole = [
+            x.swapaxes(0, 1).reshape(lanes, slices * step, *x.shape[3:])[:, :tokens] for x in found
+        ]
+        return dict(
+            zip(("target_logprob", "target_top_ids", "target_top_logprobs"), whole, strict=True)
+        )
 
 
 def _place_fresh_pages(rows: Rows, batch: Batch) -> Rows:
@@ -196,13 +251,17 @@ def _place_fresh_pages(rows: Rows, batch: Batch) -> Rows:
         return table.at[row, index].set(page, mode="drop")
 
     tables = tuple(
-        jax.vmap(place)(table, batch["fresh_row"][:, g], batch["fresh_index"][:, g], batch["fresh_page"][:, g])
+        jax.vmap(place)(
+            table, batch["fresh_row"][:, g], batch["fresh_index"][:, g], batch["fresh_page"][:, g]
+        )
         for g, table in enumerate(rows.tables)
     )
     return replace(rows, tables=tables)
 
 
-def _slots(bucket: Bucket, batch: Batch, tokens: Int[Array, "A T"], place: Place, vocab: int) -> _Slots:
+def _slots(
+    bucket: Bucket, batch: Batch, tokens: Int[Array, "A T"], place: Place, vocab: int
+) -> _Slots:
     samples, slot = batch["samples"][..., None], jnp.arange(1 + bucket.drafts)[None, None]
     behind = jnp.maximum(samples, 1) - slot  # the chunk's end, in tokens
     token = jnp.maximum(place.starts[:, 1:, None] - behind, 0)
@@ -220,7 +279,9 @@ def _slots(bucket: Bucket, batch: Batch, tokens: Int[Array, "A T"], place: Place
 
 
 def _taken(slots: _Slots, sampled: Sampled) -> Int[Array, "A R"]:
-    """How many of a row's sampled tokens count: up to the first that is not what was drafted, or is not finite."""
+    """How many of a row's sampled tokens count: up to the first that is not what was drafted, or is
+    not finite.
+    """
     right = (sampled.tokens == slots.drafted) & sampled.finite
     return jnp.where(slots.live[..., 0], 1 + jnp.cumprod(right, axis=-1).sum(-1), 0)
 
@@ -229,7 +290,14 @@ def _newest(field: Shaped[Array, "A R S"], taken: Int[Array, "A R"]) -> Shaped[A
     return jnp.take_along_axis(field, jnp.maximum(taken - 1, 0)[..., None], axis=-1)[..., 0]
 
 
-def _advance(rows: Rows, batch: Batch, place: Place, slots: _Slots, sampled: Sampled, taken: Int[Array, "A R"]) -> Rows:
+def _advance(
+    rows: Rows,
+    batch: Batch,
+    place: Place,
+    slots: _Slots,
+    sampled: Sampled,
+    taken: Int[Array, "A R"],
+) -> Rows:
     """Rows after the step: longer, with their new tokens, and counted for penalties."""
     ids, live = batch["rows"], slots.live[..., 0]
     token = jnp.where(live, _newest(sampled.tokens, taken), take(rows.token, ids))
@@ -275,7 +343,10 @@ def admit_row(layout: Packed, state: State, packed: Int[Array, "n"]) -> State:
     at = values["lane"], values["row"]
     rows = state.rows
     sampling = RowSampling(
-        **{f.name: getattr(rows.sampling, f.name).at[at].set(values[f.name]) for f in fields(RowSampling)}
+        **{
+            f.name: getattr(rows.sampling, f.name).at[at].set(values[f.name])
+            for f in fields(RowSampling)
+        }
     )
     tables = tuple(table.at[at].set(values["table"][g]) for g, table in enumerate(rows.tables))
     length = rows.length.at[at].set(values["length"])
@@ -286,7 +357,9 @@ def set_counts(state: State, at: Int[Array, "2"], counts: Int[Array, "V"]) -> St
     return _set_fields(state, at, counts=counts)
 
 
-def set_bias(state: State, at: Int[Array, "2"], ids: Int[Array, "1024"], values: jax.Array) -> State:
+def set_bias(
+    state: State, at: Int[Array, "2"], ids: Int[Array, "1024"], values: jax.Array
+) -> State:
     return _set_fields(state, at, bias_ids=ids, bias_values=values)
 
 

@@ -19,7 +19,9 @@ class Place(NamedTuple):
 
 
 def locate(begin: Int[Array, "A R"], sizes: Int[Array, "A R"], tokens: int) -> Place:
-    """Of chunks of these sizes, 0 for padding. begin: position of each one's first token. tokens: T."""
+    """Of chunks of these sizes, 0 for padding. begin: position of each one's first token. tokens:
+    T.
+    """
     lengths = jnp.where(sizes > 0, begin, 0) + sizes
     starts = jnp.pad(jnp.cumsum(sizes, axis=-1), ((0, 0), (1, 0)))
     index = jnp.arange(tokens)
@@ -37,10 +39,12 @@ def last(hidden: Float[Array, "A T D"], place: Place) -> Float[Array, "A R D"]:
 
 
 def take(field: jax.Array, index: Int[Array, "A n"]) -> jax.Array:
-    """[A, n, ...]: field[a, index[a, i]], lane for lane; ids out of range give any entry (padding)."""
+    """[A, n, ...]: field[a, index[a, i]], lane for lane; ids out of range give any entry
+    (padding)."""
     return jax.vmap(lambda lane, ids: lane.at[ids].get(mode="clip"))(field, index)
 
 
 def put(field: jax.Array, index: Int[Array, "A n"], value: jax.Array) -> jax.Array:
-    """field[a, index[a, i]] = value[a, i], lane for lane; ids out of range are dropped (padding)."""
+    """field[a, index[a, i]] = value[a, i], lane for lane; ids out of range are dropped
+    (padding)."""
     return jax.vmap(lambda lane, ids, new: lane.at[ids].set(new, mode="drop"))(field, index, value)

@@ -11,7 +11,11 @@ Sizes = dict[str, dict[str, int]]  # part -> dtype -> bytes of one device
 
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 ORDER = ("embedding", "attention", "mlp", "experts", "norms and biases", "head")
-OUTSIDE = {"embed": "embedding", "norm": "norms and biases", "head": "head"}  # what is not in a layer
+OUTSIDE = {
+    "embed": "embedding",
+    "norm": "norms and biases",
+    "head": "head",
+}  # what is not in a layer
 MLP = ("gate_up", "down", "shared", "router", "shared_gate", "correction")
 
 

@@ -9,23 +9,32 @@ from jaxserve.structure.matcher import Matcher
 
 
 class Constraint:
-    """Follows the tokens of a choice, one behind another; the mask of the next one is always at hand."""
+    """Follows the tokens of a choice, one behind another; the mask of the next one is always at
+    hand.
+    """
 
     def __init__(self, matcher: Matcher, params: SamplingParams) -> None:
         """GrammarError where no token can begin."""
-        penalised = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        penalised = (
+            params.repetition_penalty != 1
+            or params.presence_penalty != 0
+            or params.frequency_penalty != 0
+        )
         # Penalties count on the device what it sampled, and forced tokens have no log-probability.
         self.forces = params.logprobs is None and params.allowed_token_ids is None and not penalised
         self._matcher = matcher
         self._field = params.structure.field if params.structure else "structure"
-        self._allowed = None if params.allowed_token_ids is None else _bits(params.allowed_token_ids)
+        self._allowed = (
+            None if params.allowed_token_ids is None else _bits(params.allowed_token_ids)
+        )
         self._count = 0
         self._mask = self._next_mask()
         if error := self._dead_end():
             raise error
 
     def take(self, token: int) -> Finish | None:
-        """Go on by a token that ends nothing by itself; how the choice ends if the grammar ends it."""
+        """Go on by a token that ends nothing by itself; how the choice ends if the grammar ends
+        it."""
         self._count += 1
         if not self._matcher.accept(token):
             return self._failed(f"token {token} may not come here")
@@ -42,7 +51,8 @@ class Constraint:
     def fits(self, drafted: Sequence[int]) -> int:
         """How many drafted tokens, from the first on, the grammar lets come.
 
-        None behind which tokens are forced: there nothing is sampled without drafts, and drafts change no token.
+        None behind which tokens are forced: there nothing is sampled without drafts, and drafts
+        change no token.
         """
         return self._matcher.fits(drafted, free=self.forces)
 
@@ -68,14 +78,18 @@ class Constraint:
         if self._matcher.failure:
             return self._error(self._matcher.failure)
         if self._mask == bytes(len(self._mask)):
-            return self._error("no token can follow (allowed_token_ids, or the vocabulary, leaves none)")
+            return self._error(
+                "no token can follow (allowed_token_ids, or the vocabulary, leaves none)"
+            )
         return None
 
     def _failed(self, why: str) -> Finish:
         return Finish(FinishReason.ERROR, error=self._error(self._matcher.failure or why))
 
     def _error(self, problem: str) -> GrammarError:
-        return GrammarError(self._field, f"cannot be followed beyond {self._count} tokens: {problem}")
+        return GrammarError(
+            self._field, f"cannot be followed beyond {self._count} tokens: {problem}"
+        )
 
 
 def _bits(tokens: Sequence[int]) -> int:

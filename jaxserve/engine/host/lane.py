@@ -11,17 +11,25 @@ from jaxserve.errors import EngineError
 
 
 class Lane:
-    """Owns what a sequence occupies on the device; a sequence stays in its lane, page ids are local to it."""
+    """Owns what a sequence occupies on the device; a sequence stays in its lane, page ids are local
+    to it.
+    """
 
     def __init__(self, index: int, config: EngineConfig, fingerprint: str):
         self.index = index
         self._config = config
         self._fingerprint = fingerprint
-        self.caches = [PrefixCache(pool.pages, config.page_size) for pool in config.pools]  # per page group
+        self.caches = [
+            PrefixCache(pool.pages, config.page_size) for pool in config.pools
+        ]  # per page group
         self.running: list[Sequence] = []
-        self.blocked: Sequence | None = None  # lacked pages in the step before: it goes first, nobody is admitted
+        self.blocked: Sequence | None = (
+            None  # lacked pages in the step before: it goes first, nobody is admitted
+        )
         self.has_windows = any(pool.window for pool in config.pools)
-        self._drafted = set[int]()  # pages of the group without a window that the draft model has filled as well
+        self._drafted = set[
+            int
+        ]()  # pages of the group without a window that the draft model has filled as well
         self._free_rows = list(range(config.max_batch))
         heapify(self._free_rows)
 
@@ -31,7 +39,8 @@ class Lane:
 
     @property
     def draining(self) -> bool:
-        """A sequence has ended or was preempted, and its pages come back with the step in flight."""
+        """A sequence has ended or was preempted, and its pages come back with the step in
+        flight."""
         return any(seq.preempted or seq.finish for seq in self.running)
 
     def available_pages(self) -> int:
@@ -40,50 +49,77 @@ class Lane:
     def hit(self, seq: Sequence) -> list[list[int]]:
         """Pages per group of the longest cached prefix; at least one token is left to compute.
 
-        A group with a window needs only the pages that the next token sees; NO_PAGE stands for those before.
+        A group with a window needs only the pages that the next token sees; NO_PAGE stands for
+        those before.
         """
         if not self._config.prefix_cache or seq.scores_prompt:
             return [[] for _ in self.caches]
-        self.extend_chains(seq.chains, seq.tokens, seq.request.salt, (len(seq.tokens) - 1) // self._config.page_size)
+        self.extend_chains(
+            seq.chains,
+            seq.tokens,
+            seq.request.salt,
+            (len(seq.tokens) - 1) // self._config.page_size,
+        )
         return self.cached(seq.tokens, seq.chains)
 
     def cached(self, tokens: list[int], chains: list[Chain]) -> list[list[int]]:
         """The same for tokens whose chains reach as far as a hit may."""
         full = (len(tokens) - 1) // self._config.page_size
-        found = [cache.lookup(chain.digests[:full], tokens) for cache, chain in zip(self.caches, chains, strict=True)]
-        step = self._config.chunk_border // self._config.page_size if self._config.deterministic else 1
+        found = [
+            cache.lookup(chain.digests[:full], tokens)
+            for cache, chain in zip(self.caches, chains, strict=True)
+        ]
+        step = (
+            self._config.chunk_border // self._config.page_size if self._config.deterministic else 1
+        )
         whole = min((_first_missing(pages) for pages in self._of_full_groups(found)), default=full)
-        length = next((n for n in range(whole // step * step, 0, -step) if self._covered(found, n)), 0)
-        return [self._kept(pages[:length], first) for pages, first in zip(found, self._firsts(length), strict=True)]
+        length = next(
+            (n for n in range(whole // step * step, 0, -step) if self._covered(found, n)), 0
+        )
+        return [
+            self._kept(pages[:length], first)
+            for pages, first in zip(found, self._firsts(length), strict=True)
+        ]
 
     def _firsts(self, pages: int) -> list[int]:
         """Per group the first page that the token after so many full pages sees."""
-        return [self._first_seen(pool, pages * self._config.page_size) for pool in self._config.pools]
+        return [
+            self._first_seen(pool, pages * self._config.page_size) for pool in self._config.pools
+        ]
 
     def _first_seen(self, pool: Pool, position: int) -> int:
         return pool.first_seen(position) // self._config.page_size
 
     def _of_full_groups(self, found: list[list[int]]) -> list[list[int]]:
-        return [pages for pool, pages in zip(self._config.pools, found, strict=True) if pool.window is None]
+        return [
+            pages
+            for pool, pages in zip(self._config.pools, found, strict=True)
+            if pool.window is None
+        ]
 
     def _covered(self, found: list[list[int]], length: int) -> bool:
         """Whether of a prefix of so many pages every group with a window has what will be seen."""
         return all(
             pool.window is None or NO_PAGE not in pages[first:length]
-            for pool, pages, first in zip(self._config.pools, found, self._firsts(length), strict=True)
+            for pool, pages, first in zip(
+                self._config.pools, found, self._firsts(length), strict=True
+            )
         )
 
     def _kept(self, pages: list[int], first: int) -> list[int]:
         return [NO_PAGE] * first + pages[first:]
 
     def fits(self, seq: Sequence, hit: list[list[int]], tokens: int) -> bool:
-        """Whether pages for `tokens` positions are available to a sequence that holds only `hit`."""
+        """Whether pages for `tokens` positions are available to a sequence that holds only
+        `hit`."""
         for pool, cache, pages in zip(self._config.pools, self.caches, hit, strict=True):
             held = [page for page in pages if page != NO_PAGE]
             need = self._config.pages_held(pool, tokens)
             if need - len(held) > cache.pool.available - cache.pool.idle_among(held):
                 return False
-            if pool.window and self._config.deterministic:  # its pages are not taken at admission, but are spoken for
+            if (
+                pool.window and self._config.deterministic
+            ):  # its pages are not taken at admission, but are spoken for
                 need += sum(self._config.pages_held(pool, s.limit) for s in self.running)
                 if need > pool.pages:
                     return False
@@ -101,7 +137,9 @@ class Lane:
         self.running.sort(key=lambda s: s.rank)
 
     def extend(self, seq: Sequence, tokens: int) -> list[tuple[int, int, int, int]] | None:
-        """New pages (group, row, index, page) so that the sequence can hold `tokens` positions; None: too few pages."""
+        """New pages (group, row, index, page) so that the sequence can hold `tokens` positions;
+        None: too few pages.
+        """
         return [] if tokens <= seq.room else self._extend(seq, tokens, range(len(self.caches)))
 
     def has_page_for_everyone(self, tokens: int = 1) -> bool:
@@ -118,16 +156,32 @@ class Lane:
         """The same where the pages are sure to be there."""
         fresh = self.extend(seq, tokens)
         if fresh is None:
-            raise EngineError(f"sequence {seq.id} has no page for {tokens} tokens, and there should be one")
+            raise EngineError(
+                f"sequence {seq.id} has no page for {tokens} tokens, and there should be one"
+            )
         return fresh
 
     def reserve(self, seq: Sequence, tokens: int) -> None:
-        """Pages at admission, where the pages are sure to be there, and without the groups that slide a window."""
-        if self._extend(seq, tokens, [g for g, pool in enumerate(self._config.pools) if pool.window is None]) is None:
-            raise EngineError(f"sequence {seq.id} was admitted without the pages for {tokens} tokens")
+        """Pages at admission, where the pages are sure to be there, and without the groups that
+        slide a window.
+        """
+        if (
+            self._extend(
+                seq, tokens, [g for g, pool in enumerate(self._config.pools) if pool.window is None]
+            )
+            is None
+        ):
+            raise EngineError(
+                f"sequence {seq.id} was admitted without the pages for {tokens} tokens"
+            )
 
-    def _extend(self, seq: Sequence, tokens: int, groups: Iterable[int]) -> list[tuple[int, int, int, int]] | None:
-        need = {group: max(self._config.page_span(tokens) - len(seq.pages[group]), 0) for group in groups}
+    def _extend(
+        self, seq: Sequence, tokens: int, groups: Iterable[int]
+    ) -> list[tuple[int, int, int, int]] | None:
+        need = {
+            group: max(self._config.page_span(tokens) - len(seq.pages[group]), 0)
+            for group in groups
+        }
         if any(count > self.caches[group].pool.available for group, count in need.items()):
             return None
         fresh = []
@@ -145,7 +199,9 @@ class Lane:
         seq.room = min(map(len, seq.pages)) * self._config.page_size
 
     def settle(self, seq: Sequence, position: int) -> None:
-        """The tokens before `position` are in pages for good: full pages can be found, passed ones come back."""
+        """The tokens before `position` are in pages for good: full pages can be found, passed ones
+        come back.
+        """
         filled = seq.settled // self._config.page_size < position // self._config.page_size
         seq.settled = position
         if filled:
@@ -154,8 +210,9 @@ class Lane:
             self.slide(seq)
 
     def slide(self, seq: Sequence) -> None:
-        """Give back the pages that no query sees any more: no step that is in flight or to come begins before
-        `settled`."""
+        """Give back the pages that no query sees any more: no step that is in flight or to come
+        begins before `settled`.
+        """
         for pool, cache, pages in zip(self._config.pools, self.caches, seq.pages, strict=True):
             end = self._first_seen(pool, seq.settled)
             begin = end
@@ -166,10 +223,13 @@ class Lane:
 
     def note_drafted(self, seq: Sequence, position: int) -> None:
         """The draft model has the tokens before `position` in pages for good."""
-        self._drafted.update(seq.pages[self._config.full_group][: position // self._config.page_size])
+        self._drafted.update(
+            seq.pages[self._config.full_group][: position // self._config.page_size]
+        )
 
     def skip_drafted(self, seq: Sequence) -> None:
-        """What the draft model has of a prefix that the sequence shares, it need not compute again."""
+        """What the draft model has of a prefix that the sequence shares, it need not compute
+        again."""
         pages, size = seq.pages[self._config.full_group], self._config.page_size
         index = seq.draft_computed // size
         while (index + 1) * size <= seq.num_known and pages[index] in self._drafted:
@@ -179,7 +239,9 @@ class Lane:
     def leave(self, seq: Sequence) -> None:
         """Take row and pages back. Nothing that is in flight may refer to them any more."""
         if seq.in_flight:
-            raise EngineError(f"sequence {seq.id} leaves its row with {seq.in_flight} steps in flight")
+            raise EngineError(
+                f"sequence {seq.id} leaves its row with {seq.in_flight} steps in flight"
+            )
         if seq.draft_computed:
             self.note_drafted(seq, seq.draft_computed)
         for cache, pages in zip(self.caches, seq.pages, strict=True):
@@ -198,7 +260,9 @@ class Lane:
         if not self._config.prefix_cache:
             return
         settled = seq.settled
-        if self._config.deterministic:  # only what prefill steps computed between fixed borders has known bits
+        if (
+            self._config.deterministic
+        ):  # only what prefill steps computed between fixed borders has known bits
             border = self._config.chunk_border
             settled = 0 if seq.scores_prompt else min(settled, seq.prompt_len // border * border)
         size = self._config.page_size
@@ -215,9 +279,15 @@ class Lane:
             chain.published = full
 
     def adopt(
-        self, group: int, tokens: list[int], chain: Chain, pages: range, write: Callable[[list[int]], None]
+        self,
+        group: int,
+        tokens: list[int],
+        chain: Chain,
+        pages: range,
+        write: Callable[[list[int]], None],
     ) -> int:
-        """Publish these pages of a chain, which another engine computed; how many are new here, see PrefixCache.adopt.
+        """Publish these pages of a chain, which another engine computed; how many are new here, see
+        PrefixCache.adopt.
 
         None where the chain breaks off before them: nobody would find them.
         """
@@ -242,7 +312,9 @@ class Lane:
     def check_invariants(self) -> None:
         rows = [seq.row for seq in self.running] + self._free_rows
         if sorted(rows) != list(range(self._config.max_batch)):
-            raise EngineError(f"lane {self.index}: rows {sorted(rows)} are not each free or taken once")
+            raise EngineError(
+                f"lane {self.index}: rows {sorted(rows)} are not each free or taken once"
+            )
         for group, cache in enumerate(self.caches):
             held = ([page for page in seq.pages[group] if page != NO_PAGE] for seq in self.running)
             cache.pool.check_invariants(held)

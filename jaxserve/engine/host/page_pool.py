@@ -11,8 +11,8 @@ NO_PAGE = -1  # in a sequence's table: a page that was given back, since no quer
 class PagePool:
     """Page ids 0..num_pages-1 of one page group in one lane.
 
-    Idle pages keep what the prefix cache found worth keeping and are given away when no free page is left, the least
-    recently held first; `forget` is told which.
+    Idle pages keep what the prefix cache found worth keeping and are given away when no free page
+    is left, the least recently held first; `forget` is told which.
     """
 
     def __init__(self, num_pages: int, forget: Callable[[int], None] = lambda page: None):
@@ -33,9 +33,13 @@ class PagePool:
         return sum(self._holders[page] == 0 for page in pages)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages; EngineError when so many are not available (the caller has to ask first)."""
+        """Take `count` pages; EngineError when so many are not available (the caller has to ask
+        first).
+        """
         if count > self.available:
-            raise EngineError(f"asked for {count} pages; {self.available} of {self.num_pages} are available")
+            raise EngineError(
+                f"asked for {count} pages; {self.available} of {self.num_pages} are available"
+            )
         return [self._take() for _ in range(count)]
 
     def _take(self) -> int:
@@ -57,10 +61,11 @@ class PagePool:
             self._wanted[page] = True
 
     def release(self, pages: list[int], passed: bool = False) -> None:
-        """One holder less. Later pages of a sequence go first, so that eviction shortens prefixes from their end.
+        """One holder less. Later pages of a sequence go first, so that eviction shortens prefixes
+        from their end.
 
-        passed: a window went past them in the middle of a sequence. Those that nobody ever shared are then the first
-        to be given away: one long prompt must not drive out what others share.
+        passed: a window went past them in the middle of a sequence. Those that nobody ever shared
+        are then the first to be given away: one long prompt must not drive out what others share.
         """
         for page in reversed(pages):
             if self._holders[page] < 1:
@@ -75,7 +80,9 @@ class PagePool:
                     self._free.append(page)
 
     def keep(self, page: int) -> None:
-        """The prefix cache knows this page: when nobody holds it any more it stays idle instead of free."""
+        """The prefix cache knows this page: when nobody holds it any more it stays idle instead of
+        free.
+        """
         self._cached[page] = True
 
     def drop_idle(self) -> None:
@@ -87,18 +94,23 @@ class PagePool:
             self._free.append(page)
 
     def check_invariants(self, held: Iterable[Iterable[int]]) -> None:
-        """free + idle + held = all, and every holder is a table in `held`; EngineError with the numbers otherwise."""
+        """free + idle + held = all, and every holder is a table in `held`; EngineError with the
+        numbers otherwise.
+        """
         counts = [0] * self.num_pages
         for table in held:
             for page in table:
                 counts[page] += 1
         if counts != self._holders:
             wrong = [p for p in range(self.num_pages) if counts[p] != self._holders[p]]
-            raise EngineError(f"pages {wrong[:8]} have other holders than the tables that list them")
+            raise EngineError(
+                f"pages {wrong[:8]} have other holders than the tables that list them"
+            )
         used = sum(count > 0 for count in counts)
         if len(self._free) + len(self._idle) + used != self.num_pages:
             raise EngineError(
-                f"{len(self._free)} free + {len(self._idle)} idle + {used} held is not {self.num_pages} pages"
+                f"{len(self._free)} free + {len(self._idle)} idle + {used} held is not "
+                f"{self.num_pages} pages"
             )
         if set(self._free) & set(self._idle) or any(counts[p] for p in (*self._free, *self._idle)):
             raise EngineError("a page is in two states at once")

@@ -1,4 +1,6 @@
-"""Which pages hold which tokens, so that a prompt that begins like an earlier one starts further on."""
+"""Which pages hold which tokens, so that a prompt that begins like an earlier one starts further
+on.
+"""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -9,8 +11,12 @@ from jaxserve.engine.host.page_pool import NO_PAGE, PagePool
 
 
 def root_digest(fingerprint: str, kv: str, group: int, salt: str) -> bytes:
-    """The parent of a sequence's first page: model (fingerprint), what pages hold, page group, the client's salt."""
-    return sha256(f"{len(fingerprint)}:{fingerprint}:{kv}:{group}:{salt}".encode("utf-8", "surrogatepass")).digest()
+    """The parent of a sequence's first page: model (fingerprint), what pages hold, page group, the
+    client's salt.
+    """
+    return sha256(
+        f"{len(fingerprint)}:{fingerprint}:{kv}:{group}:{salt}".encode("utf-8", "surrogatepass")
+    ).digest()
 
 
 def child_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -20,7 +26,9 @@ def child_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 @dataclass(slots=True)
 class Chain:
-    """Digests of a sequence's full pages, extended as its tokens become known, and how many of them are published."""
+    """Digests of a sequence's full pages, extended as its tokens become known, and how many of them
+    are published.
+    """
 
     digests: list[bytes] = field(default_factory=list)
     published: int = 0
@@ -38,7 +46,9 @@ class _Entry:
 
 
 class PrefixCache:
-    """Published pages of one page group in one lane, by digest. Token ids are compared too: a digest is no proof."""
+    """Published pages of one page group in one lane, by digest. Token ids are compared too: a
+    digest is no proof.
+    """
 
     def __init__(self, num_pages: int, page_size: int):
         self.page_size = page_size
@@ -51,7 +61,9 @@ class PrefixCache:
         return [self._find(digest, tokens, i * self.page_size) for i, digest in enumerate(digests)]
 
     def run(self, digests: Sequence[bytes], tokens: Sequence[int], first: int) -> list[int]:
-        """The published pages of the chain's links from `first` on, up to one that there is none of."""
+        """The published pages of the chain's links from `first` on, up to one that there is none
+        of.
+        """
         pages = []
         for i in range(first, len(digests)):
             if (page := self._find(digests[i], tokens, i * self.page_size)) == NO_PAGE:
@@ -65,7 +77,9 @@ class PrefixCache:
         return entry.page if entry and same else NO_PAGE
 
     def publish(self, digest: bytes, tokens: Sequence[int], page: int) -> None:
-        """Make a full page findable. A page with the same content that was there first stays the one to be found."""
+        """Make a full page findable. A page with the same content that was there first stays the
+        one to be found.
+        """
         if digest in self._entries or page in self._digest_of:
             return
         self._entries[digest] = _Entry(page, tuple(tokens))
@@ -73,24 +87,36 @@ class PrefixCache:
         self.pool.keep(page)
 
     def adopt(
-        self, digests: Sequence[bytes], tokens: Sequence[int], first: int, write: Callable[[list[int]], None]
+        self,
+        digests: Sequence[bytes],
+        tokens: Sequence[int],
+        first: int,
+        write: Callable[[list[int]], None],
     ) -> int:
-        """Publish the chain's links from `first` on, whose pages another engine computed; how many are new here.
+        """Publish the chain's links from `first` on, whose pages another engine computed; how many
+        are new here.
 
-        As many as there is room for, beside what sequences hold and the chain itself; nobody holds them afterwards.
-        write: called once, unless none is new, with a page to fill for each link, NO_PAGE where none is to be.
+        As many as there is room for, beside what sequences hold and the chain itself; nobody holds
+        them afterwards. write: called once, unless none is new, with a page to fill for each link,
+        NO_PAGE where none is to be.
         """
         found = self.lookup(digests, tokens)
         missing = [i for i in range(first, len(digests)) if found[i] == NO_PAGE]
         self.pool.share(page for page in found if page != NO_PAGE)
-        new = dict(zip(missing, self.pool.allocate(min(len(missing), self.pool.available)), strict=False))
+        new = dict(
+            zip(missing, self.pool.allocate(min(len(missing), self.pool.available)), strict=False)
+        )
         try:
             if new:
                 write([new.get(i, NO_PAGE) for i in range(first, len(digests))])
             for i, page in new.items():
-                self.publish(digests[i], tokens[i * self.page_size : (i + 1) * self.page_size], page)
+                self.publish(
+                    digests[i], tokens[i * self.page_size : (i + 1) * self.page_size], page
+                )
         finally:
-            self.pool.release([new.get(i, page) for i, page in enumerate(found) if new.get(i, page) != NO_PAGE])
+            self.pool.release(
+                [new.get(i, page) for i, page in enumerate(found) if new.get(i, page) != NO_PAGE]
+            )
         return len(new)
 
     def _forget(self, page: int) -> None:

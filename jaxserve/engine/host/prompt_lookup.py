@@ -1,4 +1,6 @@
-"""Drafts from the sequence itself: what came after the last occurrence of its newest tokens (Saxena 2023)."""
+"""Drafts from the sequence itself: what came after the last occurrence of its newest tokens (Saxena
+2023).
+"""
 
 from typing import Final
 
@@ -6,7 +8,9 @@ from jaxserve.engine.host.sequence import Sequence
 from jaxserve.request import Request
 
 LENGTHS: Final = (4, 3, 2)  # newest tokens that are looked for, the longest first
-SPAN: Final = 2**12  # newest tokens of a prompt that are remembered: to read them takes some milliseconds
+SPAN: Final = (
+    2**12
+)  # newest tokens of a prompt that are remembered: to read them takes some milliseconds
 
 
 class _Index:

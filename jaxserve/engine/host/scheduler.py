@@ -1,9 +1,11 @@
-"""Which tokens the next step computes. No phases: `num_computed` chases `num_tokens`, a step hands out chunks.
+"""Which tokens the next step computes. No phases: `num_computed` chases `num_tokens`, a step hands
+out chunks.
 
-A decode is a chunk of 1 (of several where decodes are launched as one, each feeding the next), a prompt is cut into
-chunks under the step's token budget, a verification of k drafted tokens is a chunk of 1 + k, a prefix hit begins
-further on, and a preempted sequence starts over from what is still cached. Pages of a sequence that ended or was
-preempted come back when the last step launched with it is committed.
+A decode is a chunk of 1 (of several where decodes are launched as one, each feeding the next), a
+prompt is cut into chunks under the step's token budget, a verification of k drafted tokens is a
+chunk of 1 + k, a prefix hit begins further on, and a preempted sequence starts over from what is
+still cached. Pages of a sequence that ended or was preempted come back when the last step launched
+with it is committed.
 """
 
 from bisect import insort
@@ -50,10 +52,17 @@ class _Draft:
         self.kind: StepKind = "decode"
         self.scheduled: set[int] = set()
         self.drafted: dict[int, list[int]] = {}  # tokens to verify, by sequence
-        self.streams = [0] * lanes  # decodes still to be scheduled: prompts and drafted tokens leave them their budget
+        self.streams = (
+            [0] * lanes
+        )  # decodes still to be scheduled: prompts and drafted tokens leave them their budget
 
     def wants(self, seq: Sequence) -> bool:
-        return seq.id not in self.scheduled and seq.row >= 0 and seq.runnable and self.only in (None, kind_of(seq))
+        return (
+            seq.id not in self.scheduled
+            and seq.row >= 0
+            and seq.runnable
+            and self.only in (None, kind_of(seq))
+        )
 
 
 def kind_of(seq: Sequence) -> StepKind:
@@ -84,7 +93,9 @@ class Scheduler:
         self._next_sequence = 0
         self._steps = 0
         self.preemptions = 0  # in all
-        self._several_since: float | None = None  # when the last plan was made, if it had several decodes
+        self._several_since: float | None = (
+            None  # when the last plan was made, if it had several decodes
+        )
         self._several_seconds = 0.0
         self._last_kind: StepKind = "decode"
         self._last_prompts: StepKind = "score"  # the kind that prompts had last
@@ -99,7 +110,9 @@ class Scheduler:
         choices: list[Sequence] = []
         for index in range(request.params.n):
             leader = choices[0] if choices else None
-            seq = Sequence(self._next_sequence, request, index, seed, max_tokens, self.config.embeds, leader)
+            seq = Sequence(
+                self._next_sequence, request, index, seed, max_tokens, self.config.embeds, leader
+            )
             seq.tokens = list(request.prompt)
             seq.chains = [Chain() for _ in self.config.pools]
             if request.grammar:
@@ -115,7 +128,8 @@ class Scheduler:
             insort(self.waiting, seq, key=lambda s: s.rank)
 
     def max_tokens(self, request: Request, name: str = "prompt") -> int:
-        """max_tokens, or all that context and page pool leave; RequestError, with `name` as the field, without room.
+        """max_tokens, or all that context and page pool leave; RequestError, with `name` as the
+        field, without room.
 
         0 for a prompt that is embedded.
         """
@@ -138,7 +152,11 @@ class Scheduler:
                 f"{what} can never fit the page pool of {self.config.capacity} tokens "
                 f"({way_out}, or raise --cache-tokens)",
             )
-        return 0 if self.config.embeds else asked or min(self.config.max_context, self.config.capacity) - prompt
+        return (
+            0
+            if self.config.embeds
+            else asked or min(self.config.max_context, self.config.capacity) - prompt
+        )
 
     def abort(self, request_id: str, now: float = 0.0) -> list[TokenEvent]:
         """End every choice of the request; unknown ids (ended already) are no error."""
@@ -164,7 +182,11 @@ class Scheduler:
 
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """The next step, or None when nothing can be launched."""
-        drafts = self.speculation is not None and not self.config.deterministic and not self._prompts_due()
+        drafts = (
+            self.speculation is not None
+            and not self.config.deterministic
+            and not self._prompts_due()
+        )
         if self.speculation:
             self.speculation.wake((seq for lane in self.lanes for seq in lane.running), drafts)
         for only in self._turns():
@@ -184,11 +206,15 @@ class Scheduler:
                 self._note_several(draft.steps, now)
                 self._last_kind = draft.kind
                 self._last_prompts = draft.kind if draft.kind != "decode" else self._last_prompts
-                return StepPlan(self._steps, draft.kind, draft.lanes, tuple(draft.admissions), draft.steps)
+                return StepPlan(
+                    self._steps, draft.kind, draft.lanes, tuple(draft.admissions), draft.steps
+                )
         return None
 
     def _prompts_due(self) -> bool:
-        """Whether somebody's chunk waits, or who could be admitted: drafts are verified in steps without prompts."""
+        """Whether somebody's chunk waits, or who could be admitted: drafts are verified in steps
+        without prompts.
+        """
         if any(seq.runnable and not seq.decoding for lane in self.lanes for seq in lane.running):
             return True
         first = next((seq for seq in self.waiting if not self._follows(seq)), None)
@@ -213,21 +239,29 @@ class Scheduler:
     def _catch_up(self, draft: _Draft, drafting: list[Sequence]) -> None:
         """A step of the draft model alone, where its pages lack tokens of those who would draft.
 
-        Every other step is another: whoever streams waits for one chunk at a time. Meanwhile those who lack many tokens
-        draft none.
+        Every other step is another: whoever streams waits for one chunk at a time. Meanwhile those
+        who lack many tokens draft none.
         """
         for seq in drafting:
             self.lanes[seq.lane].skip_drafted(seq)
-        behind = [seq for seq in drafting if seq.id in draft.drafted and seq.draft_computed < seq.num_computed]
+        behind = [
+            seq
+            for seq in drafting
+            if seq.id in draft.drafted and seq.draft_computed < seq.num_computed
+        ]
         if self._last_kind != "draft" and any(seq.draft_computed < seq.num_known for seq in behind):
             draft.kind = "draft"
             for lane in self.lanes:
-                self._add_drafted_chunks(draft, lane, [seq for seq in behind if seq.lane == lane.index])
+                self._add_drafted_chunks(
+                    draft, lane, [seq for seq in behind if seq.lane == lane.index]
+                )
         for seq in behind:
             del draft.drafted[seq.id]
 
     def _add_drafted_chunks(self, draft: _Draft, lane: Lane, seqs: list[Sequence]) -> None:
-        """Nobody reads or writes pages that another writes: who shares a prefix has its turn later, and less to do."""
+        """Nobody reads or writes pages that another writes: who shares a prefix has its turn later,
+        and less to do.
+        """
         plan, span = draft.lanes[lane.index], self.config.page_span
         seen, written = set[int](), set[int]()
         for seq in seqs:
@@ -258,22 +292,30 @@ class Scheduler:
         self._several_since = now if steps > 1 else None
 
     def _turns(self) -> tuple[StepKind | None, ...]:
-        """Kinds to try, in order. Mixed steps unless deterministic; there, prompts and decodes take turns."""
+        """Kinds to try, in order. Mixed steps unless deterministic; there, prompts and decodes take
+        turns.
+        """
         if not self.config.deterministic or self.config.embeds:
             return (None,)
-        prompts: tuple[StepKind, ...] = ("prefill", "score") if self._last_prompts == "score" else ("score", "prefill")
+        prompts: tuple[StepKind, ...] = (
+            ("prefill", "score") if self._last_prompts == "score" else ("score", "prefill")
+        )
         return (*prompts, "decode") if self._last_kind == "decode" else ("decode", *prompts)
 
     def _steps_at_once(self, now: float) -> int:
-        """How many decode steps to launch as one: several only where all rows stream and nobody else could run.
+        """How many decode steps to launch as one: several only where all rows stream and nobody
+        else could run.
 
-        And only where no row's deadline lies inside, as far as the time between the last two such launches tells.
+        And only where no row's deadline lies inside, as far as the time between the last two such
+        launches tells.
 
-        Whoever waits for a row has to wait until one of these ends: several decodes as one delay it by less than so
-        many steps, and waiting is what it does most of the time.
+        Whoever waits for a row has to wait until one of these ends: several decodes as one delay it
+        by less than so many steps, and waiting is what it does most of the time.
         """
         together = self.config.decode_steps
-        if together == 1 or any(lane.blocked or (self.waiting and lane.has_row) for lane in self.lanes):
+        if together == 1 or any(
+            lane.blocked or (self.waiting and lane.has_row) for lane in self.lanes
+        ):
             return 1
         running = [seq for lane in self.lanes for seq in lane.running]
         left = max((seq.limit - seq.num_tokens for seq in running if seq.streaming), default=0)
@@ -287,7 +329,8 @@ class Scheduler:
     def _continue_running(self, draft: _Draft, lane: Lane) -> None:
         """Decodes first: a long prompt must not hold up the streams. Then prompts, in rank order.
 
-        Before all of them who lacked pages in the step before: nobody is scheduled yet whom it could not preempt.
+        Before all of them who lacked pages in the step before: nobody is scheduled yet whom it
+        could not preempt.
         """
         if lane.blocked is None and draft.only in (None, "decode") and lane.has_page_for_everyone():
             self._decode_all(draft, lane)
@@ -302,7 +345,9 @@ class Scheduler:
                 self._schedule(draft, lane, seq)
 
     def _decode_all(self, draft: _Draft, lane: Lane) -> None:
-        """Schedule every plain decode at once, where none of them can lack a page: what most steps are made of."""
+        """Schedule every plain decode at once, where none of them can lack a page: what most steps
+        are made of.
+        """
         seqs = [seq for seq in lane.running if seq.streaming and seq.id not in draft.drafted]
         plan, ids, sizes = draft.lanes[lane.index], [seq.id for seq in seqs], [1] * len(seqs)
         if draft.steps > 1:  # otherwise it would be 1 for all: this is the hottest path of the host
@@ -326,7 +371,9 @@ class Scheduler:
             seq.unread += size
 
     def _admit(self, draft: _Draft, now: float) -> None:
-        """Waiting sequences enter in rank order while a lane has row, pages and budget for the first of them."""
+        """Waiting sequences enter in rank order while a lane has row, pages and budget for the
+        first of them.
+        """
         for seq in list(self.waiting):
             if self._follows(seq):
                 continue
@@ -347,12 +394,19 @@ class Scheduler:
         """A choice waits until choice 0 has published the prompt's pages that they share."""
         leader = seq.leader
         unit = self.config.chunk_border if self.config.deterministic else self.config.page_size
-        if leader is None or leader.finish or not self.config.prefix_cache or seq.prompt_len <= unit:
+        if (
+            leader is None
+            or leader.finish
+            or not self.config.prefix_cache
+            or seq.prompt_len <= unit
+        ):
             return False
         return leader.num_generated == 0 or leader.settled < leader.prompt_len
 
     def _choose_lane(self, draft: _Draft, seq: Sequence) -> tuple[Lane, list[list[int]]] | None:
-        """The lane with the longest cached prefix, then the most pages, among those that can take the sequence now."""
+        """The lane with the longest cached prefix, then the most pages, among those that can take
+        the sequence now.
+        """
         reserve = seq.limit if self.config.deterministic else len(seq.tokens) + 1
         best: tuple[tuple[int, int], Lane, list[list[int]]] | None = None
         for lane in self.lanes:
@@ -397,7 +451,8 @@ class Scheduler:
         self._add_chunk(draft, lane, seq, size, drafted, fresh + more)
 
     def _drafts(self, draft: _Draft, lane: Lane, seq: Sequence, size: int) -> list[int]:
-        """Proposed tokens to verify with the newest one: as many as budget and max_tokens leave use for.
+        """Proposed tokens to verify with the newest one: as many as budget and max_tokens leave use
+        for.
 
         None of who was preempted meanwhile and enters again in this step.
         """
@@ -411,7 +466,8 @@ class Scheduler:
     def _make_room(
         self, draft: _Draft, lane: Lane, seq: Sequence, tokens: int
     ) -> list[tuple[int, int, int, int]] | None:
-        """Pages for `tokens` positions, preempting sequences of lower rank; None: not in this step."""
+        """Pages for `tokens` positions, preempting sequences of lower rank; None: not in this
+        step."""
         while (fresh := lane.extend(seq, tokens)) is None:
             if lane.draining:
                 return None  # pages are on their way
@@ -450,7 +506,11 @@ class Scheduler:
         plan.sizes.append(size + len(drafted))
         plan.samples.append(samples)
         plan.tokens += known + drafted
-        plan.targets += [*seq.tokens[start + 1 : start + size], seq.tokens[start + size] if not last else 0, *drafted]
+        plan.targets += [
+            *seq.tokens[start + 1 : start + size],
+            seq.tokens[start + size] if not last else 0,
+            *drafted,
+        ]
         plan.fresh += fresh
         plan.logprobs |= seq.request.params.logprobs is not None
         if samples and seq.constraint:
@@ -486,7 +546,9 @@ class Scheduler:
             min_tokens=p.min_tokens,
             end_ids=tuple(sorted(seq.request.end_ids)),
             bias=tuple(p.logit_bias.items()),
-            allowed=None if p.allowed_token_ids is None or seq.constraint else tuple(p.allowed_token_ids),
+            allowed=None
+            if p.allowed_token_ids is None or seq.constraint
+            else tuple(p.allowed_token_ids),
             masked=p.allowed_token_ids is not None or seq.constraint is not None,
             history=tuple(seq.tokens) if penalised else None,
         )
@@ -494,15 +556,26 @@ class Scheduler:
     # ---- committing
 
     def commit(self, plan: StepPlan, output: StepOutput, now: float = 0.0) -> list[TokenEvent]:
-        """Take in what a step returned: tokens to their sequences, ends, pages to the cache and back to the pools."""
+        """Take in what a step returned: tokens to their sequences, ends, pages to the cache and
+        back to the pools.
+        """
         events = []
         for lane, lane_plan, result in zip(self.lanes, plan.lanes, output.lanes, strict=True):
             scores = self._split_scores(lane_plan, result)
-            plain = plan.kind == "decode" and plan.steps == 1 and not (result.logprobs or lane.has_windows)
+            plain = (
+                plan.kind == "decode"
+                and plan.steps == 1
+                and not (result.logprobs or lane.has_windows)
+            )
             for i, sequence_id in enumerate(lane_plan.sequences):
                 seq, samples = self._sequences[sequence_id], lane_plan.samples[i]
                 tokens = result.tokens[i]
-                if plain and tokens and result.finite[i] and seq.takes_decoded(tokens[0], self.config.page_size):
+                if (
+                    plain
+                    and tokens
+                    and result.finite[i]
+                    and seq.takes_decoded(tokens[0], self.config.page_size)
+                ):
                     events.append(TokenEvent(seq.request.id, seq.index, tokens))
                     continue
                 seq.in_flight -= 1
@@ -520,7 +593,9 @@ class Scheduler:
         return events
 
     def _learn(self, seq: Sequence, samples: int, taken: int) -> None:
-        """How many of its drafts were right; what its draft model has of the others is not what comes there."""
+        """How many of its drafts were right; what its draft model has of the others is not what
+        comes there.
+        """
         assert self.speculation
         if self.speculation.proposer.has_pages:
             seq.draft_computed -= samples - taken
@@ -531,24 +606,41 @@ class Scheduler:
         """Each chunk's share of the packed prompt log-probabilities."""
         at = 0
         for size in plan.sizes:
-            yield result.prompt_logprobs[at : at + size] if result.prompt_logprobs is not None else None
+            yield (
+                result.prompt_logprobs[at : at + size]
+                if result.prompt_logprobs is not None
+                else None
+            )
             at += size
 
     def _settle(
-        self, lane: Lane, seq: Sequence, plan: LanePlan, result: LaneOutput, i: int, scores: list | None, now: float
+        self,
+        lane: Lane,
+        seq: Sequence,
+        plan: LanePlan,
+        result: LaneOutput,
+        i: int,
+        scores: list | None,
+        now: float,
     ) -> TokenEvent | None:
         """Commit chunk i of a lane's plan."""
         size, samples, tokens = plan.sizes[i], plan.samples[i], result.tokens[i]
         start, computed = plan.starts[i], size
-        if samples:  # the chunk's known tokens end with the newest one: what `starts` says may be more
+        if (
+            samples
+        ):  # the chunk's known tokens end with the newest one: what `starts` says may be more
             start, computed = len(seq.tokens) - (1 + size - samples), size - samples + len(tokens)
         seq.num_computed -= size - computed  # rejected drafts, decodes after an end
         if seq.finish:
             return None  # ended while this step was in flight: its token is nobody's
         event = TokenEvent(seq.request.id, seq.index, [])
         if not result.finite[i]:
-            ended = self._append(seq, event, tokens[:-1], result.logprobs[i] if result.logprobs else None)
-            return self._finish(seq, event, ended or Finish(FinishReason.ERROR, error=_non_finite(seq)), now)
+            ended = self._append(
+                seq, event, tokens[:-1], result.logprobs[i] if result.logprobs else None
+            )
+            return self._finish(
+                seq, event, ended or Finish(FinishReason.ERROR, error=_non_finite(seq)), now
+            )
         if scores is not None and seq.scores_prompt and seq.scored < seq.prompt_len - 1:
             # `start` is before `scored` when a preempted prompt is computed again
             event.prompt_logprobs = scores[seq.scored - start : seq.prompt_len - 1 - start]
@@ -560,7 +652,9 @@ class Scheduler:
             finish = self._append(seq, event, forced, None)
             seq.newest_on_device = False  # the row holds the token before them
         if not seq.preempted:
-            lane.settle(seq, min(start + computed, len(seq.tokens)))  # drafts after an end are nobody's
+            lane.settle(
+                seq, min(start + computed, len(seq.tokens))
+            )  # drafts after an end are nobody's
         if result.embeddings and start + size == seq.prompt_len:
             event.embedding, finish = result.embeddings[i], Finish(FinishReason.STOP)
         if finish is not None:
@@ -568,7 +662,8 @@ class Scheduler:
         return event if event.tokens or event.prompt_logprobs else None
 
     def _forced(self, seq: Sequence) -> list[int]:
-        """Tokens that need no sampling: as a part of a prompt, they go in one chunk, with the newest one before them.
+        """Tokens that need no sampling: as a part of a prompt, they go in one chunk, with the
+        newest one before them.
 
         Not where each token has to come out of the one decode step.
         """
@@ -580,12 +675,16 @@ class Scheduler:
         event.finish, event.times = ended.finish, ended.times
         return event
 
-    def _append(self, seq: Sequence, event: TokenEvent, tokens: list[int], logprobs: list | None) -> Finish | None:
+    def _append(
+        self, seq: Sequence, event: TokenEvent, tokens: list[int], logprobs: list | None
+    ) -> Finish | None:
         """Add tokens up to the one that ends the choice, if one does."""
         request, known = seq.request, seq.tokens
         if request.params.logprobs is not None:
             event.logprobs = []
-        first_end = seq.prompt_len + request.params.min_tokens  # an end token ends only behind so many
+        first_end = (
+            seq.prompt_len + request.params.min_tokens
+        )  # an end token ends only behind so many
         for n, token in enumerate(tokens):
             known.append(token)
             event.tokens.append(token)
@@ -612,7 +711,9 @@ class Scheduler:
         return TokenEvent(seq.request.id, seq.index, [], finish=finish, times=seq.times)
 
     def _release_when_idle(self, seq: Sequence) -> None:
-        """Give row and pages back once nothing in flight refers to them; a preempted sequence queues again."""
+        """Give row and pages back once nothing in flight refers to them; a preempted sequence
+        queues again.
+        """
         if seq.in_flight or seq.row < 0 or not (seq.finish or seq.preempted):
             return
         self.lanes[seq.lane].leave(seq)
@@ -646,6 +747,7 @@ class Scheduler:
 
 def _non_finite(seq: Sequence) -> NonFiniteLogitsError:
     return NonFiniteLogitsError(
-        f"request {seq.request.id!r}, choice {seq.index}: the {'values' if seq.embeds else 'logits'} after "
+        f"request {seq.request.id!r}, choice {seq.index}: the "
+        f"{'values' if seq.embeds else 'logits'} after "
         f"{len(seq.tokens)} tokens are NaN or infinite"
     )

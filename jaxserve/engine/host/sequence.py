@@ -16,7 +16,8 @@ class Sequence:
         |-- in pages, or ------|-- next chunk ---------------|
             being written             known     | sampled, not yet read by the host
 
-    in_flight counts launched steps that are not committed yet: it alone says what the device may still touch.
+    in_flight counts launched steps that are not committed yet: it alone says what the device may
+    still touch.
     """
 
     id: int
@@ -26,8 +27,12 @@ class Sequence:
     max_tokens: int
     embeds: bool = False  # its prompt is embedded, and that is all
     leader: "Sequence | None" = None  # choice 0, whose prompt pages the other choices share
-    waits_for_host: bool = False  # its next chunk depends on what the host reads from the step before
-    constraint: Constraint | None = None  # what may come next depends on every token before: it is read first
+    waits_for_host: bool = (
+        False  # its next chunk depends on what the host reads from the step before
+    )
+    constraint: Constraint | None = (
+        None  # what may come next depends on every token before: it is read first
+    )
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
     in_flight: int = 0
@@ -76,7 +81,8 @@ class Sequence:
 
     @property
     def streaming(self) -> bool:
-        """Its next chunk is a decode, which may be launched now whatever the host has yet to read."""
+        """Its next chunk is a decode, which may be launched now whatever the host has yet to
+        read."""
         return (
             self.newest_on_device
             and self.num_computed + 1 == len(self.tokens) + self.unread < self.limit
@@ -85,7 +91,9 @@ class Sequence:
 
     @property
     def wants_single_steps(self) -> bool:
-        """Something is to be decided for it after the next step: a chunk of its prompt, a draft, its way back."""
+        """Something is to be decided for it after the next step: a chunk of its prompt, a draft,
+        its way back.
+        """
         waits = self.waits_for_host or self.constraint is not None
         return not self.streaming and (self.runnable or waits or self.preempted)
 
@@ -106,7 +114,9 @@ class Sequence:
             return False
         if self.constraint and self.unread:
             return False
-        wanted = self.embeds or self.num_tokens < self.limit  # after the last token of an output comes nothing
+        wanted = (
+            self.embeds or self.num_tokens < self.limit
+        )  # after the last token of an output comes nothing
         return wanted and self.num_computed < self.num_tokens
 
     @property
@@ -115,7 +125,9 @@ class Sequence:
         return self.request.priority, self.id
 
     def takes_decoded(self, token: int, page_size: int) -> bool:
-        """Commit a decode of which nothing comes but its token; False, and nothing is done, where more may come."""
+        """Commit a decode of which nothing comes but its token; False, and nothing is done, where
+        more may come.
+        """
         position = len(self.tokens)  # where its page is written up to
         if (
             self.finish

@@ -1,7 +1,8 @@
 """Which tokens are drafted, and how many of them a step verifies.
 
-A drafted token counts if it is the one that the model would have taken at its position anyway: the noise of a position
-is fixed by seed, choice and position. So drafts change how many steps an output takes, and never what it says.
+A drafted token counts if it is the one that the model would have taken at its position anyway: the
+noise of a position is fixed by seed, choice and position. So drafts change how many steps an output
+takes, and never what it says.
 """
 
 from bisect import bisect_left
@@ -22,8 +23,8 @@ LONGEST_PAUSE: Final = 64  # tokens that a sequence goes on without drafts, at m
 class Proposer(Protocol):
     """Drafts tokens: on the host, from what it has read so far, or by having the device do it.
 
-    waits: its sequences wait until the host has read their newest token. has_pages: the device keeps pages for it,
-    which have to be caught up with the sequence's before it drafts.
+    waits: its sequences wait until the host has read their newest token. has_pages: the device
+    keeps pages for it, which have to be caught up with the sequence's before it drafts.
     """
 
     waits: bool
@@ -44,14 +45,18 @@ class Proposer(Protocol):
 
 @dataclass
 class DeviceDrafts:
-    """The Proposer of what the device drafts itself, in the step that verifies it. most: tokens at a time."""
+    """The Proposer of what the device drafts itself, in the step that verifies it. most: tokens at
+    a time.
+    """
 
     most: int
     has_pages: bool
     waits: bool = False
 
     def takes(self, request: Request) -> bool:
-        return request.grammar is None  # nobody knows what a grammar lets come behind drafts that are not made yet
+        return (
+            request.grammar is None
+        )  # nobody knows what a grammar lets come behind drafts that are not made yet
 
     def propose(self, seq: Seq) -> list[int]:
         return [DRAFTED] * self.most
@@ -62,7 +67,9 @@ class DeviceDrafts:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of steps that decode so many rows and verify so many drafted tokens of each; 0 drafts: plain decodes."""
+    """Seconds of steps that decode so many rows and verify so many drafted tokens of each; 0
+    drafts: plain decodes.
+    """
 
     seconds: Mapping[tuple[int, int], float]
 
@@ -73,17 +80,21 @@ class Costs:
 
 
 def expected(chance: float, drafts: int) -> float:
-    """Tokens of a step that verifies so many drafts, each right with this chance if those before it are.
+    """Tokens of a step that verifies so many drafts, each right with this chance if those before it
+    are.
 
     Leviathan et al. 2023, equation 1.
     """
     return float(1 + drafts) if chance >= 1 else (1 - chance ** (1 + drafts)) / (1 - chance)
 
 
-def most_tokens_per_second(costs: Costs, rows: int, plain: int, drafted: Sequence[tuple[float, int]]) -> int:
+def most_tokens_per_second(
+    costs: Costs, rows: int, plain: int, drafted: Sequence[tuple[float, int]]
+) -> int:
     """How many drafts of a row to verify, 0 included; of equals, the fewest.
 
-    rows: of the lane that has most. plain: rows without drafts. drafted: chance and number of each other row's drafts.
+    rows: of the lane that has most. plain: rows without drafts. drafted: chance and number of each
+    other row's drafts.
     """
 
     def rate(drafts: int) -> float:
@@ -95,7 +106,9 @@ def most_tokens_per_second(costs: Costs, rows: int, plain: int, drafted: Sequenc
 
 @dataclass
 class _Record:
-    """Of one sequence: drafted tokens that were tried and that were right, fading; and when it drafts again."""
+    """Of one sequence: drafted tokens that were tried and that were right, fading; and when it
+    drafts again.
+    """
 
     tried: float = 0.0
     right: float = 0.0
@@ -105,7 +118,9 @@ class _Record:
 
 @dataclass
 class Speculation:
-    """Drafts for the sequences of a step, as many as pay. costs: None until they are measured: then all are tried."""
+    """Drafts for the sequences of a step, as many as pay. costs: None until they are measured: then
+    all are tried.
+    """
 
     proposer: Proposer
     most: int
@@ -121,7 +136,9 @@ class Speculation:
             self._records[seq.id] = _Record(until=seq.prompt_len + 1)
 
     def wake(self, seqs: Iterable[Seq], drafts: bool) -> None:
-        """Let those wait for the host whose pause is over, where the proposer needs that and steps verify drafts."""
+        """Let those wait for the host whose pause is over, where the proposer needs that and steps
+        verify drafts.
+        """
         for seq in seqs:
             if drafts:
                 seq.waits_for_host |= self.proposer.waits and self.drafts(seq)
@@ -134,9 +151,11 @@ class Speculation:
         return record is not None and seq.num_tokens >= record.until
 
     def draft(self, seqs: Iterable[Seq], rows: int, plain: int, most: int) -> dict[int, list[int]]:
-        """Tokens to verify, at most so many of each, by sequence. rows, plain: as most_tokens_per_second has them.
+        """Tokens to verify, at most so many of each, by sequence. rows, plain: as
+        most_tokens_per_second has them.
 
-        Who has none, or whose drafts do not pay, goes on for a while without any, and does not wait for the host.
+        Who has none, or whose drafts do not pay, goes on for a while without any, and does not wait
+        for the host.
         """
         found = {seq.id: self.proposer.propose(seq)[: min(self.most, most)] for seq in seqs}
         drafted = [(self._chance(id), len(tokens)) for id, tokens in found.items() if tokens]

@@ -1,10 +1,18 @@
-"""DeepSeek-V2, V3, R1: latent attention, experts chosen by groups, an MLP that all tokens take, dense first layers."""
+"""DeepSeek-V2, V3, R1: latent attention, experts chosen by groups, an MLP that all tokens take,
+dense first layers.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.models.families.hf_config import ConfigReader
-from jaxserve.models.families.hf_names import MLP, PRE_NORMS, expert_tensors, layer_tensors, outer_tensors
+from jaxserve.models.families.hf_names import (
+    MLP,
+    PRE_NORMS,
+    expert_tensors,
+    layer_tensors,
+    outer_tensors,
+)
 from jaxserve.models.families.weight_table import Family, Tensor
 from jaxserve.models.rope import YarnRope
 from jaxserve.models.spec import Latent, Mixture, ModelSpec
@@ -19,7 +27,11 @@ def spec_from_v2(config: Mapping[str, Any]) -> ModelSpec:
     read.expect("rope_interleave", True)
     limited = config.get("topk_method") == "group_limited_greedy"
     read.ignore("n_group", "topk_group")  # of a greedy choice
-    groups = dict(groups=read.integer("n_group"), groups_taken=read.integer("topk_group")) if limited else {}
+    groups = (
+        dict(groups=read.integer("n_group"), groups_taken=read.integer("topk_group"))
+        if limited
+        else {}
+    )
     routing = dict(normalized=False, scale=float(read.take("routed_scaling_factor", 1.0)), **groups)
     return _spec(read, "deepseek_v2", first_dense=0, routing=routing)
 
@@ -48,15 +60,22 @@ def _spec(read: ConfigReader, family: str, first_dense: int, routing: dict[str, 
     read.expect("attention_bias", False)
     read.expect("moe_layer_freq", 1)
     read.ignore("head_dim", "qk_head_dim")  # what others derive from the figures below
-    read.ignore("aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "output_router_logits")  # of training
-    read.ignore("num_nextn_predict_layers", "num_mtp_layers")  # layers that propose tokens: not loaded
+    read.ignore(
+        "aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "output_router_logits"
+    )  # of training
+    read.ignore(
+        "num_nextn_predict_layers", "num_mtp_layers"
+    )  # layers that propose tokens: not loaded
     heads, layers, d_expert = (
-        read.integer(name) for name in ("num_attention_heads", "num_hidden_layers", "moe_intermediate_size")
+        read.integer(name)
+        for name in ("num_attention_heads", "num_hidden_layers", "moe_intermediate_size")
     )
     read.expect("num_key_value_heads", heads, None)
     dense = read.take("first_k_dense_replace", first_dense, kind=int)
     latent = Latent(
-        query_rank=None if read.nullable("q_lora_rank", 1536) is None else read.integer("q_lora_rank", 1536),
+        query_rank=None
+        if read.nullable("q_lora_rank", 1536) is None
+        else read.integer("q_lora_rank", 1536),
         rank=read.integer("kv_lora_rank", 512),
         head=read.integer("qk_nope_head_dim", 128),
         rotated=read.integer("qk_rope_head_dim", 64),
@@ -95,7 +114,10 @@ def _spec(read: ConfigReader, family: str, first_dense: int, routing: dict[str, 
 def tensors(spec: ModelSpec) -> list[Tensor]:
     assert spec.latent
     table = {f"{name}.weight": (param, "D") for name, param in PRE_NORMS.items()}
-    table |= {"self_attn.kv_a_layernorm.weight": ("latent_norm", "m"), "self_attn.o_proj.weight": ("o", "D(Nw)")}
+    table |= {
+        "self_attn.kv_a_layernorm.weight": ("latent_norm", "m"),
+        "self_attn.o_proj.weight": ("o", "D(Nw)"),
+    }
     query = "self_attn.q_proj.weight", "(N[u|ij])D"
     if spec.latent.query_rank:
         table |= {"self_attn.q_a_layernorm.weight": ("query_norm", "y")}
@@ -103,7 +125,10 @@ def tensors(spec: ModelSpec) -> list[Tensor]:
         query = "self_attn.q_b_proj.weight", "(N[u|ij])y"
     in_two = {  # pairs of rotated dimensions lie side by side: i, then j
         query: ("query_plain", "query_rotated"),
-        ("self_attn.kv_a_proj_with_mqa.weight", "([m|ij])D"): ("compress_latent", "compress_rotated"),
+        ("self_attn.kv_a_proj_with_mqa.weight", "([m|ij])D"): (
+            "compress_latent",
+            "compress_rotated",
+        ),
         ("self_attn.kv_b_proj.weight", "(N[u|w])m"): ("key_up", "value_up"),
     }
     mlp = {f"mlp.{name}_proj.weight": (name, axes) for name, axes in MLP.items()}
@@ -121,7 +146,9 @@ def tensors(spec: ModelSpec) -> list[Tensor]:
 
 def _experts(spec: ModelSpec, layer: int) -> list[Tensor]:
     assert spec.mixture
-    correction = {"mlp.gate.e_score_correction_bias": ("correction", "O")} if spec.mixture.corrected else {}
+    correction = (
+        {"mlp.gate.e_score_correction_bias": ("correction", "O")} if spec.mixture.corrected else {}
+    )
     return expert_tensors(spec, layer, shared="shared_experts") + layer_tensors(layer, correction)
 
 

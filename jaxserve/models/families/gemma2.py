@@ -1,4 +1,6 @@
-"""Gemma 2: layers with and without a window in turn, soft caps, norms before and after attention and MLP."""
+"""Gemma 2: layers with and without a window in turn, soft caps, norms before and after attention
+and MLP.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +24,9 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     spec = ModelSpec(
         family="gemma2",
         rope=read.rope(default_theta=10000.0),
-        windows=read.windows(read.window(default=4096), [FULL if i % 2 else SLIDING for i in range(layers)]),
+        windows=read.windows(
+            read.window(default=4096), [FULL if i % 2 else SLIDING for i in range(layers)]
+        ),
         attn_softcap=softcap(read, "attn_logit_softcapping", 50.0),
         final_softcap=softcap(read, "final_logit_softcapping", 30.0),
         max_positions=read.integer("max_position_embeddings"),
@@ -37,7 +41,9 @@ def shared_fields(read: ConfigReader) -> dict[str, Any]:
     bias = read.take("attention_bias", False, kind=bool)
     read.expect("hidden_activation", "gelu_pytorch_tanh", None)
     read.expect("use_bidirectional_attention", False, None)
-    read.ignore("hidden_act", "cache_implementation", "sliding_window_size")  # said better elsewhere
+    read.ignore(
+        "hidden_act", "cache_implementation", "sliding_window_size"
+    )  # said better elsewhere
     d_model = read.integer("hidden_size", 2304)
     return dict(
         vocab_size=read.integer("vocab_size"),

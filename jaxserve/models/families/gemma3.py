@@ -1,4 +1,6 @@
-"""Gemma 3, text: five layers with a window, then one without; a rope of its own for each kind; norms of q and k."""
+"""Gemma 3, text: five layers with a window, then one without; a rope of its own for each kind;
+norms of q and k.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +33,9 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _window_rope(read: ConfigReader, config: Mapping[str, Any]) -> Rope:
-    """Of the layers with a window: its own parameters (newer), or a theta beside those of the others (older)."""
+    """Of the layers with a window: its own parameters (newer), or a theta beside those of the
+    others (older).
+    """
     theta = read.take("rope_local_base_freq", 10000.0)
     if SLIDING in (config.get("rope_parameters") or {}):
         return read.rope(default_theta=theta, layers=SLIDING)

@@ -1,4 +1,6 @@
-"""gpt-oss: attention with sinks, every other layer with a window; experts with biases and a clamped gate."""
+"""gpt-oss: attention with sinks, every other layer with a window; experts with biases and a clamped
+gate.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +24,12 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     layers, d_mlp = read.integer("num_hidden_layers"), read.integer("intermediate_size")
     heads = read.integer("num_attention_heads")
-    if not (config.get("rope_scaling") or config.get("rope_parameters")):  # others assume some of their own
-        raise ModelError("config.json lacks 'rope_scaling' (or 'rope_parameters'), which this family needs")
+    if not (
+        config.get("rope_scaling") or config.get("rope_parameters")
+    ):  # others assume some of their own
+        raise ModelError(
+            "config.json lacks 'rope_scaling' (or 'rope_parameters'), which this family needs"
+        )
     read.expect("hidden_act", "silu")
     read.expect("attention_bias", True)
     read.expect("swiglu_alpha", 1.702)
@@ -41,7 +47,9 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         norm_eps=float(read.take("rms_norm_eps", 1e-5)),
         max_positions=read.integer("max_position_embeddings"),
         rope=read.rope(default_theta=150000.0),
-        windows=read.windows(read.window(default=128), [FULL if i % 2 else SLIDING for i in range(layers)]),
+        windows=read.windows(
+            read.window(default=128), [FULL if i % 2 else SLIDING for i in range(layers)]
+        ),
         tied_head=read.take("tie_word_embeddings", False, kind=bool),
         qkv_bias=True,
         out_bias=True,

@@ -26,27 +26,40 @@ QK_NORMS = {
 
 def outer_tensors(spec: ModelSpec) -> list[Tensor]:
     """Embedding, final norm, and the head if there is one beside the embedding."""
-    rows = [Tensor("model.embed_tokens.weight", ("embed",), "VD"), Tensor("model.norm.weight", ("norm",), "D")]
+    rows = [
+        Tensor("model.embed_tokens.weight", ("embed",), "VD"),
+        Tensor("model.norm.weight", ("norm",), "D"),
+    ]
     return [*rows, Tensor("lm_head.weight", ("head",), "VD")] if spec.has_head else rows
 
 
 def tensors(
-    spec: ModelSpec, norms: Mapping[str, str] = PRE_NORMS, experts: Callable[[int], list[Tensor]] | None = None
+    spec: ModelSpec,
+    norms: Mapping[str, str] = PRE_NORMS,
+    experts: Callable[[int], list[Tensor]] | None = None,
 ) -> list[Tensor]:
     """Every tensor of a decoder with separate projections.
 
-    norms: name in the checkpoint -> parameter. experts: those that a layer has in place of an MLP, if it has.
+    norms: name in the checkpoint -> parameter. experts: those that a layer has in place of an MLP,
+    if it has.
     """
     attention = {f"{name}.weight": param for name, param in PROJECTIONS.items()}
     attention |= {f"{name}.weight": (param, "D") for name, param in norms.items()}
-    attention |= {f"self_attn.{name}.weight": (name, axes) for name, axes in QK_NORMS[spec.qk_norm].items()}
+    attention |= {
+        f"self_attn.{name}.weight": (name, axes) for name, axes in QK_NORMS[spec.qk_norm].items()
+    }
     if spec.qkv_bias:
-        attention |= {f"self_attn.{name}_proj.bias": (f"{name}_bias", axes) for name, axes in QKV_BIASES.items()}
+        attention |= {
+            f"self_attn.{name}_proj.bias": (f"{name}_bias", axes)
+            for name, axes in QKV_BIASES.items()
+        }
     if spec.out_bias:
         attention |= {"self_attn.o_proj.bias": ("o_bias", "D")}
     mlp = {f"mlp.{name}_proj.weight": (name, axes) for name, axes in MLP.items()}
     if spec.mlp_bias:
-        mlp |= {f"mlp.{name}_proj.bias": (f"{name}_bias", axes) for name, axes in MLP_BIASES.items()}
+        mlp |= {
+            f"mlp.{name}_proj.bias": (f"{name}_bias", axes) for name, axes in MLP_BIASES.items()
+        }
     rows = outer_tensors(spec)
     for layer in range(spec.num_layers):
         rows += layer_tensors(layer, attention)
@@ -55,7 +68,9 @@ def tensors(
 
 
 def layer_tensors(layer: int, table: Mapping[str, tuple[str, str]], *block: str) -> list[Tensor]:
-    """One layer's rows. table: name in the checkpoint -> parameter, axes. block: which of the layer's parameters."""
+    """One layer's rows. table: name in the checkpoint -> parameter, axes. block: which of the
+    layer's parameters.
+    """
     return [
         Tensor(f"model.layers.{layer}.{name}", ("layers", layer, *block, param), axes)
         for name, (param, axes) in table.items()
@@ -66,7 +81,9 @@ def expert_tensors(
     spec: ModelSpec,
     layer: int,
     prefix: str = "mlp",
-    names: Mapping[str, str] = MappingProxyType({"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}),
+    names: Mapping[str, str] = MappingProxyType(
+        {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+    ),
     shared: str = "",
 ) -> list[Tensor]:
     """The router, every expert's own tensors, and the MLP of that name which all tokens take.
@@ -80,5 +97,7 @@ def expert_tensors(
         table = {f"{prefix}.experts.{expert}.{name}.weight": row for name, row in axes.items()}
         rows += [replace(row, expert=expert) for row in layer_tensors(layer, table, "experts")]
     if shared:
-        rows += layer_tensors(layer, {f"{prefix}.{shared}.{name}.weight": row for name, row in axes.items()}, "shared")
+        rows += layer_tensors(
+            layer, {f"{prefix}.{shared}.{name}.weight": row for name, row in axes.items()}, "shared"
+        )
     return rows

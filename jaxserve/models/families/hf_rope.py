@@ -11,13 +11,17 @@ Take = Callable[..., Any]  # take(name): the field, KeyError without it; take(na
 
 
 def rope_of(fields: dict[str, Any], max_positions: int) -> Rope:
-    """The rope that these fields name, all of which have to be understood. ModelError says which is not."""
+    """The rope that these fields name, all of which have to be understood. ModelError says which is
+    not.
+    """
     left = dict(fields)
     take = left.pop
     kind = take("rope_type", None) or take("type", None) or "default"
     take("type", None)
     if not isinstance(kind, str) or kind not in ROPES:
-        raise ModelError(f"config.json: rope type {kind!r} is not implemented (implemented: {', '.join(ROPES)})")
+        raise ModelError(
+            f"config.json: rope type {kind!r} is not implemented (implemented: {', '.join(ROPES)})"
+        )
     try:
         theta, rotated = float(take("rope_theta")), float(take("partial_rotary_factor", 1.0))
         rope = replace(ROPES[kind](theta, take, max_positions), rotated=rotated)
@@ -26,10 +30,13 @@ def rope_of(fields: dict[str, Any], max_positions: int) -> Rope:
     except KeyError as missing:
         raise ModelError(f"config.json: rope type {kind!r} lacks {missing}") from None
     except (TypeError, ValueError, OverflowError) as wrong:
-        raise ModelError(f"config.json: rope type {kind!r} has a field of the wrong type: {wrong}") from None
+        raise ModelError(
+            f"config.json: rope type {kind!r} has a field of the wrong type: {wrong}"
+        ) from None
     if left:
         raise ModelError(
-            f"config.json: rope type {kind!r} has fields that are not understood: {', '.join(sorted(left))}"
+            f"config.json: rope type {kind!r} has fields that are not understood: "
+            f"{', '.join(sorted(left))}"
         )
     return rope
 
@@ -40,7 +47,9 @@ def _default(theta: float, take: Take, max_positions: int) -> Rope:
 
 
 def _dynamic(theta: float, take: Take, max_positions: int) -> Rope:
-    """Frequencies change only beyond max_position_embeddings, where this runtime's context ends: unscaled within."""
+    """Frequencies change only beyond max_position_embeddings, where this runtime's context ends:
+    unscaled within.
+    """
     take("original_max_position_embeddings", None)
     LinearRope(theta, factor=float(take("factor")))  # a checkpoint that is wrong there is wrong
     return Rope(theta)
@@ -79,7 +88,9 @@ def _longrope(theta: float, take: Take, max_positions: int) -> Rope:
     original = int(take("original_max_position_embeddings"))
     short, long = (tuple(map(float, take(name))) for name in ("short_factor", "long_factor"))
     if len(short) != len(long) or not all(factor > 0 for factor in short + long):
-        raise ModelError(f"rope: {len(short)} short and {len(long)} long factors; as many of each, all positive")
+        raise ModelError(
+            f"rope: {len(short)} short and {len(long)} long factors; as many of each, all positive"
+        )
     return LongRope(
         theta,
         short_factors=short,

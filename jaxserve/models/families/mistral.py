@@ -1,4 +1,6 @@
-"""Mistral 7B and what shares its config: Llama with a sliding window over every layer (from v0.2 on without)."""
+"""Mistral 7B and what shares its config: Llama with a sliding window over every layer (from v0.2 on
+without).
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -17,7 +17,9 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     heads, d_model = read.integer("num_attention_heads"), read.integer("hidden_size")
     layers, d_mlp = read.integer("num_hidden_layers"), read.integer("intermediate_size")
     read.expect("hidden_act", "silu")
-    read.ignore("router_aux_loss_coef", "router_jitter_noise", "output_router_logits")  # of training
+    read.ignore(
+        "router_aux_loss_coef", "router_jitter_noise", "output_router_logits"
+    )  # of training
     spec = ModelSpec(
         family="mixtral",
         vocab_size=read.integer("vocab_size"),
@@ -44,7 +46,9 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def mixtral_tensors(spec: ModelSpec) -> list[Tensor]:
-    return tensors(spec, experts=partial(expert_tensors, spec, prefix="block_sparse_moe", names=NAMES))
+    return tensors(
+        spec, experts=partial(expert_tensors, spec, prefix="block_sparse_moe", names=NAMES)
+    )
 
 
 FAMILY = Family(spec_from_hf, mixtral_tensors)

@@ -1,4 +1,6 @@
-"""OLMo 2: norms after attention and MLP instead of before, and norms over all query and all key heads together."""
+"""OLMo 2: norms after attention and MLP instead of before, and norms over all query and all key
+heads together.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,6 @@
-"""Phi-3 and Phi-4-mini: Llama with q, k and v in one tensor, gate and up in another, and part of a head rotated."""
+"""Phi-3 and Phi-4-mini: Llama with q, k and v in one tensor, gate and up in another, and part of a
+head rotated.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +25,9 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read.ignore("embd_pdrop", "resid_pdrop")  # dropout of training
     beside = {
         "partial_rotary_factor": read.take("partial_rotary_factor", 1.0),
-        "original_max_position_embeddings": read.integer("original_max_position_embeddings", positions),
+        "original_max_position_embeddings": read.integer(
+            "original_max_position_embeddings", positions
+        ),
     }
     rope = read.rope(default_theta=10000.0, beside=beside)
     spec = ModelSpec(
@@ -46,7 +50,9 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def tensors(spec: ModelSpec) -> list[Tensor]:
-    return outer_tensors(spec) + [row for layer in range(spec.num_layers) for row in _layer_tensors(layer)]
+    return outer_tensors(spec) + [
+        row for layer in range(spec.num_layers) for row in _layer_tensors(layer)
+    ]
 
 
 def _layer_tensors(layer: int) -> list[Tensor]:

@@ -1,4 +1,5 @@
-"""What of sentence-transformers' modules is implemented: the last token's hidden state, normalized."""
+"""What of sentence-transformers' modules is implemented: the last token's hidden state,
+normalized."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -9,8 +10,8 @@ from jaxserve.errors import ModelError
 IMPLEMENTED = "implemented: Transformer, the Pooling of the last token, Normalize"
 ANY = object()  # what makes no difference here
 
-# Module -> field of its configuration -> values that are implemented. "pooling_mode_..." is how it was published,
-# "pooling_mode" how sentence-transformers writes it from version 6 on.
+# Module -> field of its configuration -> values that are implemented. "pooling_mode_..." is how it
+# was published, "pooling_mode" how sentence-transformers writes it from version 6 on.
 FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
         "Transformer": {
@@ -23,7 +24,9 @@ FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "Pooling": {
             "word_embedding_dimension": (ANY,),
             "embedding_dimension": (ANY,),
-            "include_prompt": (ANY,),  # an instruction before the text: the last token is none of it
+            "include_prompt": (
+                ANY,
+            ),  # an instruction before the text: the last token is none of it
             "pooling_mode": ("lasttoken", ["lasttoken"]),
             "pooling_mode_lasttoken": (True,),
             "pooling_mode_cls_token": (False,),
@@ -54,15 +57,22 @@ class Module(Protocol):
 
 
 def embeds(modules: Sequence[Module]) -> bool:
-    """Whether a checkpoint with these modules embeds; one without any generates. ModelError for all others."""
+    """Whether a checkpoint with these modules embeds; one without any generates. ModelError for all
+    others.
+    """
     kinds = [module.kind for module in modules]
     if kinds and kinds != list(FIELDS):
         raise ModelError(f"modules.json: {', '.join(kinds)} is not implemented ({IMPLEMENTED})")
     for module in modules:
         for name, value in module.config.items():
             _check(module.file, name, value, FIELDS[module.kind].get(name, ()))
-        if module.kind == "Pooling" and not {"pooling_mode", "pooling_mode_lasttoken"} & module.config.keys():
-            raise ModelError(f"{module.file}: does not say that the last token is taken ({IMPLEMENTED})")
+        if (
+            module.kind == "Pooling"
+            and not {"pooling_mode", "pooling_mode_lasttoken"} & module.config.keys()
+        ):
+            raise ModelError(
+                f"{module.file}: does not say that the last token is taken ({IMPLEMENTED})"
+            )
     return bool(kinds)
 
 

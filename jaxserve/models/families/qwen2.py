@@ -1,4 +1,6 @@
-"""Qwen2 and Qwen2.5, dense: Llama's names, biases on q, k and v, and a window over the upper layers if it is in use."""
+"""Qwen2 and Qwen2.5, dense: Llama's names, biases on q, k and v, and a window over the upper layers
+if it is in use.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +38,9 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def upper_windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
-    """Without use_sliding_window the other two fields mean nothing (and published configs have them)."""
+    """Without use_sliding_window the other two fields mean nothing (and published configs have
+    them).
+    """
     in_use = read.take("use_sliding_window", False, kind=bool)
     read.ignore("sliding_window", "max_window_layers")
     window = read.window(default=4096) if in_use else None

@@ -1,4 +1,5 @@
-"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, and beside them a gated MLP that all tokens take."""
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, and beside them a gated MLP that all tokens
+take."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -30,28 +31,39 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         windows=no_windows(read, layers),
         tied_head=read.take("tie_word_embeddings", False, kind=bool),
         qkv_bias=read.take("qkv_bias", True, kind=bool),
-        mixture=mixture(read, layers, d_shared=read.integer("shared_expert_intermediate_size"), shared_gate=True),
+        mixture=mixture(
+            read, layers, d_shared=read.integer("shared_expert_intermediate_size"), shared_gate=True
+        ),
     )
     read.finish()
     return spec
 
 
 def no_windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
-    """Which layers would have one is another matter in each version of transformers, and no published one is in use."""
+    """Which layers would have one is another matter in each version of transformers, and no
+    published one is in use.
+    """
     read.expect("use_sliding_window", False)
     read.ignore("sliding_window", "max_window_layers")
     return read.windows(None, [FULL] * layers)
 
 
 def mixture(read: ConfigReader, layers: int, **more: Any) -> Mixture:
-    """What Qwen's mixtures read alike. Every decoder_sparse_step-th layer has experts but for mlp_only_layers."""
+    """What Qwen's mixtures read alike. Every decoder_sparse_step-th layer has experts but for
+    mlp_only_layers.
+    """
     read.ignore("router_aux_loss_coef", "output_router_logits")  # of training
-    step, without = read.integer("decoder_sparse_step", 1), read.take("mlp_only_layers", [], kind=list)
+    step, without = (
+        read.integer("decoder_sparse_step", 1),
+        read.take("mlp_only_layers", [], kind=list),
+    )
     return Mixture(
         experts=read.either("num_experts", "num_local_experts"),  # transformers 5 writes the latter
         taken=read.integer("num_experts_per_tok"),
         d_expert=read.integer("moe_intermediate_size"),
-        layers=tuple(layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in without),
+        layers=tuple(
+            layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in without
+        ),
         normalized=read.take("norm_topk_prob", False, kind=bool),
         **more,
     )

@@ -1,4 +1,5 @@
-"""What the compiler says of a step that it has compiled: bytes per device, what it copies, what it exchanges.
+"""What the compiler says of a step that it has compiled: bytes per device, what it copies, what it
+exchanges.
 
 Nothing has to run for it, so it serves devices that are not here (sharding/aot_devices.py) as well.
 """
@@ -17,7 +18,8 @@ from jaxserve.errors import ConfigError
 from jaxserve.plan.hlo.collectives import COLLECTIVES, bytes_sent
 from jaxserve.plan.hlo.parser import CALLED, Body, Instruction, Module, parse
 
-# Bytes. Smaller weights (norms, biases) may be copied: it costs nothing, and activations have their sizes too.
+# Bytes. Smaller weights (norms, biases) may be copied: it costs nothing, and activations have their
+# sizes too.
 LARGE = 2**20
 REDUCER = re.compile(r"to_apply=%?([\w.\-]+)|called_computations=\{%?([\w.\-]+)")
 NEAR = re.compile(r"S\([13]\)")  # in a layout: a TPU core's VMEM, a v4's CMEM
@@ -35,14 +37,18 @@ WRITES = {"scatter", "dynamic-update-slice"}  # in place, where the result is an
 
 @dataclass(frozen=True)
 class Inspection:
-    """Bytes are of one device. kernels and collectives count instructions: of a loop's body once, of every branch."""
+    """Bytes are of one device. kernels and collectives count instructions: of a loop's body once,
+    of every branch.
+    """
 
     arguments: int
     temporaries: int
     aliased: int  # of the arguments, what is updated in place
     fresh: int  # results that are no argument: the download
     program: int  # the step itself, as long as it is loaded
-    copies: tuple[str, ...]  # instructions that make a second copy of a weight or of a layer's pages
+    copies: tuple[
+        str, ...
+    ]  # instructions that make a second copy of a weight or of a layer's pages
     collectives: dict[str, int]
     sent: dict[str, int]  # bytes that a launch sends away, by collective
     kernels: int
@@ -55,7 +61,9 @@ def inspect(compiled: jax.stages.Compiled, lowering: Lowering) -> Inspection:
         raise ConfigError("the compiler reports no memory figures for this device")
     module = parse(compiled.as_text() or "")
     running = [i for body in _running(module) for i in body.values()]
-    ops = Counter(i.op for body in module.values() for i in body.values() if not i.done)  # some are fused
+    ops = Counter(
+        i.op for body in module.values() for i in body.values() if not i.done
+    )  # some are fused
     return Inspection(
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
@@ -63,7 +71,11 @@ def inspect(compiled: jax.stages.Compiled, lowering: Lowering) -> Inspection:
         fresh=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         program=memory.generated_code_size_in_bytes,
         copies=tuple(
-            find_copies(module, _sizes(lowering.params), _sizes([lowering.state.pages, lowering.state.drafter]))
+            find_copies(
+                module,
+                _sizes(lowering.params),
+                _sizes([lowering.state.pages, lowering.state.drafter]),
+            )
         ),
         collectives={op: ops[op] for op in COLLECTIVES if ops[op]},
         sent=bytes_sent(module, lowering.mesh.size),
@@ -72,11 +84,12 @@ def inspect(compiled: jax.stages.Compiled, lowering: Lowering) -> Inspection:
 
 
 def find_copies(module: Module, weights: set[int], pages: set[int]) -> list[str]:
-    """Names of the instructions that make a second copy of a weight or of pages, known by their number of elements.
+    """Names of the instructions that make a second copy of a weight or of pages, known by their
+    number of elements.
 
-    Activations may have as many as a weight, so only what merely moves numbers is a copy of one; but whatever makes an
-    array of the pages' size without writing in place is one of pages, if it is only by a select. A trip to a TPU core's
-    own memory and back is none.
+    Activations may have as many as a weight, so only what merely moves numbers is a copy of one;
+    but whatever makes an array of the pages' size without writing in place is one of pages, if it
+    is only by a select. A trip to a TPU core's own memory and back is none.
     """
 
     def copies(i: Instruction) -> bool:
@@ -93,7 +106,8 @@ def find_copies(module: Module, weights: set[int], pages: set[int]) -> list[str]
 
 
 def _running(module: Module) -> Iterator[Body]:
-    """Computations whose instructions run one by one: neither fused nor applied to single numbers."""
+    """Computations whose instructions run one by one: neither fused nor applied to single
+    numbers."""
     instructions = [i for body in module.values() for i in body.values()]
     inner = {name for i in instructions for name in CALLED.findall(i.rest)}
     for i in instructions:
@@ -111,7 +125,9 @@ def _inside(fusion: Instruction, module: Module) -> Iterator[str]:
 
 
 def _in_place(i: Instruction, pages: set[int], module: Module) -> bool:
-    """Whether a result of the pages' size is written where it lies; of a fusion, all of its results of that size."""
+    """Whether a result of the pages' size is written where it lies; of a fusion, all of its results
+    of that size.
+    """
     if i.op != "fusion":
         return i.op in WRITES
     for name in CALLED.findall(i.rest):
@@ -125,7 +141,9 @@ def _written(i: Instruction, body: Body, pages: set[int], module: Module) -> boo
     """The same of the value at a fusion's end, in the fused computation `body`."""
     if i.op in ("bitcast", "tuple"):
         ends = [body[name] for name in i.operands if name in body]
-        return all(_written(end, body, pages, module) for end in ends if pages.intersection(end.sizes))
+        return all(
+            _written(end, body, pages, module) for end in ends if pages.intersection(end.sizes)
+        )
     return _in_place(i, pages, module)
 
 

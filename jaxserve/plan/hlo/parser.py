@@ -5,21 +5,35 @@ import re
 from dataclasses import dataclass
 
 HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")  # root, name, type, op, the rest
+INSTRUCTION = re.compile(
+    r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)"
+)  # root, name, type, op, the rest
 SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 ARRAY = r"\w+\[[\d,]*\](?:\{[^}]*\})?"
 OPERANDS_OF_A_START = re.compile(r"^\(\(.*?\), (?=\w+\[|\()")
-OPERAND_OF_AN_EXCHANGE = re.compile(rf"^\({ARRAY}, (?=\w+\[)")  # of one that is started with a lone operand
+OPERAND_OF_AN_EXCHANGE = re.compile(
+    rf"^\({ARRAY}, (?=\w+\[)"
+)  # of one that is started with a lone operand
 WITH_OPERAND = {"all-gather-start", "reduce-scatter-start", "collective-permute-start"}
 CALLED = re.compile(r"calls=%?([\w.\-]+)")
-# Those that make no array of their own; of a custom call nobody can tell, and its temporaries are counted anyway.
-SILENT = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "optimization-barrier", "after-all"}
+# Those that make no array of their own; of a custom call nobody can tell, and its temporaries are
+# counted anyway.
+SILENT = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "optimization-barrier",
+    "after-all",
+}
 CALLS = {"while", "conditional", "call", "custom-call"}
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """op: without the suffix of an asynchronous one. sizes: elements of each array of the result."""
+    """op: without the suffix of an asynchronous one. sizes: elements of each array of the
+    result."""
 
     name: str
     op: str
@@ -35,7 +49,9 @@ class Instruction:
     @property
     def nbytes(self) -> int:
         """Of all arrays of the result."""
-        return sum(_elements(dims) * _bits(dtype) // 8 for dtype, dims in SHAPE.findall(self.result))
+        return sum(
+            _elements(dims) * _bits(dtype) // 8 for dtype, dims in SHAPE.findall(self.result)
+        )
 
     @property
     def operands(self) -> list[str]:
@@ -64,7 +80,9 @@ def parse(text: str) -> Module:
                 result = OPERANDS_OF_A_START.sub("(", result)
             if op in WITH_OPERAND:
                 result = OPERAND_OF_AN_EXCHANGE.sub("(", result)
-            done = op.endswith(("-done", "-update")) and plain != "dynamic"  # dynamic-update-slice ends otherwise
+            done = (
+                op.endswith(("-done", "-update")) and plain != "dynamic"
+            )  # dynamic-update-slice ends otherwise
             body[name] = Instruction(name, plain, result, rest, bool(root), done)
     return module
 

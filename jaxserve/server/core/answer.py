@@ -1,4 +1,6 @@
-"""Answer: one request that was admitted, from the engine's events to the news that its client reads."""
+"""Answer: one request that was admitted, from the engine's events to the news that its client
+reads.
+"""
 
 import time
 from collections import deque
@@ -24,9 +26,11 @@ class Engine(Protocol):
 
 
 class Answer:
-    """Iterate over it once: Started, then updates, Done at the end; or JaxserveError. Lives on the event loop.
+    """Iterate over it once: Started, then updates, Done at the end; or JaxserveError. Lives on the
+    event loop.
 
-    Use it in a `with`: leaving early aborts the request. ended: called once, with None or the error.
+    Use it in a `with`: leaving early aborts the request. ended: called once, with None or the
+    error.
     """
 
     def __init__(
@@ -51,7 +55,14 @@ class Answer:
         self._told_all = False
         self._scored = 1  # position of the next prompt token whose log-probability comes
         self._assemblers = {
-            index: Assembler(prepared.request, prepared.text, index, params.seed, tokenizer, prepared.reading.spelled)
+            index: Assembler(
+                prepared.request,
+                prepared.text,
+                index,
+                params.seed,
+                tokenizer,
+                prepared.reading.spelled,
+            )
             for index in range(params.n)
         }
         self.finished = False
@@ -142,7 +153,9 @@ class Answer:
 
     def _finish_choice(self, assembler: Assembler, event: TokenEvent, tally: Tally) -> None:
         assert event.finish
-        if event.finish.error and not assembler.stopped:  # what comes behind a stop string is nobody's
+        if (
+            event.finish.error and not assembler.stopped
+        ):  # what comes behind a stop string is nobody's
             return self.fail(presentable(event.finish.error))
         self.completions.append(assembler.completion(event))
         del self._assemblers[event.index]

@@ -11,7 +11,8 @@ from jaxserve.errors import JaxserveError, SlowConsumerError
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first: the prompt was computed, or a part of it whose log-probabilities were asked for."""
+    """The first: the prompt was computed, or a part of it whose log-probabilities were asked
+    for."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -43,7 +44,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last. padding_share: of what the engine computed while the request was there; bucket: of its last step."""
+    """The last. padding_share: of what the engine computed while the request was there; bucket: of
+    its last step.
+    """
 
     completions: tuple[Completion, ...]
     padding_share: float
@@ -58,9 +61,11 @@ News = Started | PromptScores | Update | Done
 
 
 class Outbox:
-    """News of one request for one reader. Writing never waits; updates of a choice that nobody read yet become one.
+    """News of one request for one reader. Writing never waits; updates of a choice that nobody read
+    yet become one.
 
-    Lives on the event loop. SlowConsumerError, to the writer, when more than `max_tokens` lie unread.
+    Lives on the event loop. SlowConsumerError, to the writer, when more than `max_tokens` lie
+    unread.
     """
 
     def __init__(self, max_tokens: int):
@@ -80,13 +85,16 @@ class Outbox:
         self._unread += len(piece.token_ids)
         if self._unread > self._max_tokens:
             raise SlowConsumerError(
-                f"{self._unread} tokens lie unread; the limit is {self._max_tokens} (read faster, or raise "
+                f"{self._unread} tokens lie unread; the limit is {self._max_tokens} (read "
+                f"faster, or raise "
                 "--max-unread-tokens)"
             )
         if index in self._updates:
             self._updates[index].add(piece)
         else:
-            self._updates[index] = Update(index, piece.text, list(piece.token_ids), _own(piece.logprobs))
+            self._updates[index] = Update(
+                index, piece.text, list(piece.token_ids), _own(piece.logprobs)
+            )
         self._wake()
 
     def finish(self, done: Done) -> None:
@@ -103,7 +111,9 @@ class Outbox:
             self._reader.set_result(None)
 
     async def take(self) -> list[News]:
-        """All that is there, at least one; the error that ended the request when there is nothing else."""
+        """All that is there, at least one; the error that ended the request when there is nothing
+        else.
+        """
         while not (self._first or self._updates or self._done or self._error):
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader

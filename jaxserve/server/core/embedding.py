@@ -19,7 +19,9 @@ FEW = 4  # embeddings that are written on the event loop
 
 
 def embed_calls(inputs: Sequence[tuple[Prompt, str]], request_id: str, **given: Any) -> list[Call]:
-    """One for each input, which is a prompt and its path in the client's message. given: more fields of Call."""
+    """One for each input, which is a prompt and its path in the client's message. given: more
+    fields of Call.
+    """
     ids = [request_id] if len(inputs) == 1 else [f"{request_id}-{i}" for i in range(len(inputs))]
     return [
         Call(prompt=prompt, prompt_field=path, embed=True, request_id=id, **given)
@@ -32,7 +34,10 @@ async def embed(service: Service, calls: Sequence[Call]) -> list[Completion]:
     running, tasks = _Running(), list[asyncio.Task[Completion]]()
     try:
         with ExitStack() as answers:
-            async with asyncio.timeout(service.limits.max_request_seconds), asyncio.TaskGroup() as group:
+            async with (
+                asyncio.timeout(service.limits.max_request_seconds),
+                asyncio.TaskGroup() as group,
+            ):
                 for call in calls:
                     answer = answers.enter_context(await _admit(service, call, running))
                     tasks.append(running.add(group.create_task(_embedded(answer))))
@@ -43,7 +48,9 @@ async def embed(service: Service, calls: Sequence[Call]) -> list[Completion]:
         raise DeadlineError("--max-request-seconds has passed") from None
 
 
-async def written[T](service: Service, done: Sequence[Completion], write: Callable[[int, Completion], T]) -> list[T]:
+async def written[T](
+    service: Service, done: Sequence[Completion], write: Callable[[int, Completion], T]
+) -> list[T]:
     """What `write` makes of each, by its place: beside the event loop, where there are many."""
 
     def work() -> list[T]:

@@ -1,4 +1,6 @@
-"""The one thread that touches the engine. Others leave it jobs; it hands over the news of each step at once."""
+"""The one thread that touches the engine. Others leave it jobs; it hands over the news of each step
+at once.
+"""
 
 import contextlib
 import threading
@@ -43,7 +45,9 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class StepNews:
-    """What one step brought. seconds: of the step; host_seconds: those not spent waiting for the device."""
+    """What one step brought. seconds: of the step; host_seconds: those not spent waiting for the
+    device.
+    """
 
     events: list[TokenEvent]
     loads: Loads
@@ -53,10 +57,12 @@ class StepNews:
 
 
 class EngineThread:
-    """Runs an engine. `submit`, `abort`, `stop` and `call` may be called from any thread and return at once.
+    """Runs an engine. `submit`, `abort`, `stop` and `call` may be called from any thread and return
+    at once.
 
-    deliver: called on this thread with the news of each step; it must not block. failed: called there with the
-    exception that ended the engine; nothing is delivered after it. tally: asked after each step.
+    deliver: called on this thread with the news of each step; it must not block. failed: called
+    there with the exception that ended the engine; nothing is delivered after it. tally: asked
+    after each step.
     """
 
     def __init__(
@@ -81,14 +87,17 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request. One that the engine refuses gets its error as the finish of its first choice."""
+        """Queue a request. One that the engine refuses gets its error as the finish of its first
+        choice.
+        """
         self._add(lambda: self._submit(request))
 
     def abort(self, request_id: str) -> None:
         self._add(lambda: self._engine.abort(request_id))
 
     def stop(self, request_id: str, index: int) -> None:
-        """End one choice whose text met a stop string; its last event comes with the next step's."""
+        """End one choice whose text met a stop string; its last event comes with the next
+        step's."""
         self._add(lambda: self._stop(request_id, index))
 
     def call[T](self, function: Callable[[Engine], T]) -> "Future[T]":
@@ -165,7 +174,9 @@ class EngineThread:
         try:
             self._engine.submit(request)
         except JaxserveError as error:
-            self._immediate.append(TokenEvent(request.id, 0, [], finish=Finish(FinishReason.ERROR, error=error)))
+            self._immediate.append(
+                TokenEvent(request.id, 0, [], finish=Finish(FinishReason.ERROR, error=error))
+            )
 
     def _stop(self, request_id: str, index: int) -> None:
         if event := self._engine.stop(request_id, index):

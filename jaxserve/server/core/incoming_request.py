@@ -13,11 +13,13 @@ TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A request at the door. timeout: seconds that the client will wait from now; None: as long as the limits allow.
+    """A request at the door. timeout: seconds that the client will wait from now; None: as long as
+    the limits allow.
 
-    prompt_field: the prompt's path in the client's message, for errors. embed: its embedding is wanted, and no text.
-    prefill: it comes from a server that decodes, and only its prompt is to be computed.
-    tools: that the answer to a conversation may call. trace: headers that say which trace the request belongs to.
+    prompt_field: the prompt's path in the client's message, for errors. embed: its embedding is
+    wanted, and no text. prefill: it comes from a server that decodes, and only its prompt is to be
+    computed. tools: that the answer to a conversation may call. trace: headers that say which trace
+    the request belongs to.
     """
 
     prompt: Prompt
@@ -40,5 +42,7 @@ class Call:
 
 
 def trace_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """Those of gRPC's metadata, or of HTTP's headers, that say which trace a request belongs to; names are small."""
+    """Those of gRPC's metadata, or of HTTP's headers, that say which trace a request belongs to;
+    names are small.
+    """
     return {name: str(value) for name, value in headers if name in TRACE_HEADERS}

@@ -9,7 +9,9 @@ log = logging.getLogger(__name__)
 
 
 def presentable(error: BaseException) -> JaxserveError:
-    """The error itself if it was meant for clients, else a generic one; paths and prompts stay here."""
+    """The error itself if it was meant for clients, else a generic one; paths and prompts stay
+    here.
+    """
     if isinstance(error, JaxserveError) and (not isinstance(error, EngineError) or _is_told(error)):
         return error
     incident = secrets.token_hex(6)

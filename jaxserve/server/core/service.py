@@ -1,4 +1,6 @@
-"""Service: what the server does, whatever the protocol. gRPC and HTTP are facades over one object of this class."""
+"""Service: what the server does, whatever the protocol. gRPC and HTTP are facades over one object
+of this class.
+"""
 
 import asyncio
 import itertools
@@ -12,7 +14,14 @@ from typing import Protocol
 
 from jaxserve.chat import Rendered, Tools
 from jaxserve.engine.plan import TokenEvent
-from jaxserve.errors import DeadlineError, JaxserveError, QueueFullError, RequestError, RequestIdInUseError, RoleError
+from jaxserve.errors import (
+    DeadlineError,
+    JaxserveError,
+    QueueFullError,
+    RequestError,
+    RequestIdInUseError,
+    RoleError,
+)
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.request import Request, SamplingParams
 from jaxserve.server.core.answer import Answer
@@ -54,11 +63,13 @@ class Handover(Protocol):
 
 
 class Service:
-    """Admits requests, hands them to the engine's thread and its news to them. Lives on the event loop.
+    """Admits requests, hands them to the engine's thread and its news to them. Lives on the event
+    loop.
 
     Nothing waits for a client here: what is not read lies in a bounded outbox.
 
-    handover: of a decode server. for_servers: only prompts of decode servers are computed, and clients are refused.
+    handover: of a decode server. for_servers: only prompts of decode servers are computed, and
+    clients are refused.
     """
 
     def __init__(
@@ -77,10 +88,16 @@ class Service:
         self.slow_clients = SlowClients(limits.slow_client_seconds)
         self._thread, self._forecast, self._observers = thread, forecast, observers
         self._answers: dict[str, Answer] = {}  # by the engine's id
-        self._requests: dict[str, Answer | None] = {}  # by the client's id; None before it is submitted
+        self._requests: dict[
+            str, Answer | None
+        ] = {}  # by the client's id; None before it is submitted
         self._waiting: set[str] = set()  # those of them without a first token
-        self._aborted: set[str] = set()  # those of them that were aborted while they were tokenized, or handed over
-        self._handed_over: dict[str, asyncio.Task[None]] = {}  # those whose prompts are computed elsewhere
+        self._aborted: set[str] = (
+            set()
+        )  # those of them that were aborted while they were tokenized, or handed over
+        self._handed_over: dict[
+            str, asyncio.Task[None]
+        ] = {}  # those whose prompts are computed elsewhere
         self._tokens_away = 0  # of these prompts
         self._failure: JaxserveError | None = None
         self._numbers = itertools.count(1)
@@ -88,7 +105,9 @@ class Service:
         self._events: deque[tuple[TokenEvent, Tally, float]] = deque()
         self._tokenizing = ThreadPoolExecutor(2, "tokenize")
         self._compiling = ThreadPoolExecutor(1, "grammars")
-        self._beside = ThreadPoolExecutor(1, "beside")  # what must not hold up the admission of requests
+        self._beside = ThreadPoolExecutor(
+            1, "beside"
+        )  # what must not hold up the admission of requests
         self._aside = self._uncompiled = 0
 
     # ---- requests
@@ -135,7 +154,9 @@ class Service:
             task.result()
 
     def abort(self, request_id: str) -> bool:
-        """End a request by its client's id; its answer finishes with reason abort. Whether it was in flight."""
+        """End a request by its client's id; its answer finishes with reason abort. Whether it was
+        in flight.
+        """
         if request_id not in self._requests:
             return False
         if answer := self._requests[request_id]:
@@ -153,12 +174,20 @@ class Service:
             async with asyncio.timeout(left):
                 rendered = await self.encode(call.prompt, call.prompt_field, call.tools)
                 params = self.prompts.constrain(rendered, call.params)
-                return rendered, params, await self._compiled(params.structure) if params.structure else None
+                return (
+                    rendered,
+                    params,
+                    await self._compiled(params.structure) if params.structure else None,
+                )
         except TimeoutError:
-            raise DeadlineError("the deadline passed while the prompt was tokenized or the grammar compiled") from None
+            raise DeadlineError(
+                "the deadline passed while the prompt was tokenized or the grammar compiled"
+            ) from None
 
     async def _compiled(self, structure: Structure) -> Grammar:
-        """Unknown grammars are compiled one after the other; who asks for one that is known does not wait for that."""
+        """Unknown grammars are compiled one after the other; who asks for one that is known does
+        not wait for that.
+        """
         loop, work = asyncio.get_running_loop(), partial(self.prompts.grammars.compile, structure)
         if self.prompts.grammars.knows(structure):
             return await loop.run_in_executor(self._tokenizing, work)
@@ -232,29 +261,48 @@ class Service:
 
     def _check(self, call: Call, request_id: str) -> None:
         if self._for_servers and not call.prefill:
-            raise RoleError("this server computes prompts for others (--role prefill); ask one that decodes")
+            raise RoleError(
+                "this server computes prompts for others (--role prefill); ask one that decodes"
+            )
         self.prompts.check_purpose(call.embed)
         _check_size("request_id", request_id, MAX_ID_BYTES)
         _check_size("cache_salt", call.cache_salt, MAX_SALT_BYTES)
         if abs(call.priority) > MAX_PRIORITY:
-            raise RequestError("priority", f"is {call.priority}; it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+            raise RequestError(
+                "priority",
+                f"is {call.priority}; it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}",
+            )
         if request_id in self._requests:
             raise RequestIdInUseError(f"request_id {request_id!r} is in flight already")
         if len(self._waiting) >= self.limits.max_waiting_requests:
-            raise self._full(f"{len(self._waiting)} requests wait already, as many as --max-waiting-requests allows")
+            raise self._full(
+                f"{len(self._waiting)} requests wait already, as many as --max-waiting-requests "
+                f"allows"
+            )
 
     def _check_prompt_size(self, prompt: Prompt, name: str) -> None:
-        size = len(prompt.encode("utf-8", "replace")) if isinstance(prompt, str) else _content_size(prompt)
+        size = (
+            len(prompt.encode("utf-8", "replace"))
+            if isinstance(prompt, str)
+            else _content_size(prompt)
+        )
         if size > self.limits.max_prompt_bytes:
             limit = self.limits.max_prompt_bytes
-            raise RequestError(name, f"has {size} bytes of text; the limit is {limit} (--max-prompt-bytes)")
+            raise RequestError(
+                name, f"has {size} bytes of text; the limit is {limit} (--max-prompt-bytes)"
+            )
 
     def _full(self, problem: str) -> QueueFullError:
         seconds = self._forecast.seconds_to_first_token(self.waiting_tokens, 0)
         return QueueFullError(problem, min(max(seconds, 0.1), 60.0))
 
     def _checked(
-        self, call: Call, request_id: str, rendered: Rendered, params: SamplingParams, grammar: Grammar | None
+        self,
+        call: Call,
+        request_id: str,
+        rendered: Rendered,
+        params: SamplingParams,
+        grammar: Grammar | None,
     ) -> Prepared:
         """JaxserveError where it cannot run, or not now."""
         params = params if params.seed is not None else replace(params, seed=secrets.randbits(64))
@@ -277,7 +325,14 @@ class Service:
             raise self._failure
         outbox = Outbox(self.limits.max_unread_tokens)
         answer = Answer(
-            request_id, call, prepared, self.prompts.tokenizer, self._thread, outbox, self.tally, self._on_answer_ended
+            request_id,
+            call,
+            prepared,
+            self.prompts.tokenizer,
+            self._thread,
+            outbox,
+            self.tally,
+            self._on_answer_ended,
         )
         self._answers[prepared.request.id] = self._requests[request_id] = answer
         self._start_timer(answer, call.deadline)
@@ -299,7 +354,8 @@ class Service:
         forecast = self._forecast.seconds_to_first_token(self._tokens_ahead(call.priority), tokens)
         if forecast > left:
             raise DeadlineError(
-                f"the first token would come in {forecast:.2f} s at best, the deadline leaves {left:.2f} s"
+                f"the first token would come in {forecast:.2f} s at best, the deadline leaves "
+                f"{left:.2f} s"
             )
 
     def _start_timer(self, answer: Answer, deadline: float | None) -> None:
@@ -307,7 +363,9 @@ class Service:
         seconds, what = self.limits.max_request_seconds - age, "--max-request-seconds has passed"
         if deadline is not None and deadline - time.monotonic() < seconds:
             seconds, what = deadline - time.monotonic(), "the deadline has passed"
-        self._timers[answer] = asyncio.get_running_loop().call_later(seconds, answer.fail, DeadlineError(what))
+        self._timers[answer] = asyncio.get_running_loop().call_later(
+            seconds, answer.fail, DeadlineError(what)
+        )
 
     def _forget(self, request_id: str) -> None:
         del self._requests[request_id]
@@ -333,7 +391,9 @@ class Service:
             observer.stepped(news)
 
     def _take_some(self) -> None:
-        """A slice of the events, in order; then whoever else is due on the event loop, the writers among them."""
+        """A slice of the events, in order; then whoever else is due on the event loop, the writers
+        among them.
+        """
         for _ in range(min(SLICE, len(self._events))):
             event, tally, now = self._events.popleft()
             if answer := self._answers.get(event.request_id):
@@ -380,4 +440,8 @@ def _content_size(prompt: Prompt) -> int:
     """Bytes of a conversation's values; 0 for token ids, which the context bounds."""
     if not is_conversation(prompt):
         return 0
-    return sum(len(str(value).encode("utf-8", "replace")) for message in prompt for value in message.values())  # type: ignore[union-attr]
+    return sum(
+        len(str(value).encode("utf-8", "replace"))
+        for message in prompt
+        for value in message.values()
+    )  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
 """Writes that take too long: the client does not read, and loses its stream.
 
-One look at all of them every so often, instead of a timer for each message: at ten thousand messages a second that is
-what can be afforded.
+One look at all of them every so often, instead of a timer for each message: at ten thousand
+messages a second that is what can be afforded.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ class Write:
 
 
 class SlowClients:
-    """Streams that are being written. seconds: for one message to be taken, and up to a tenth more."""
+    """Streams that are being written. seconds: for one message to be taken, and up to a tenth
+    more."""
 
     def __init__(self, seconds: float):
         self._seconds = seconds

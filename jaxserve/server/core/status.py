@@ -1,4 +1,6 @@
-"""One map from errors to what clients see of them: a gRPC status with google.rpc details, or an HTTP status."""
+"""One map from errors to what clients see of them: a gRPC status with google.rpc details, or an
+HTTP status.
+"""
 
 import math
 
@@ -30,7 +32,9 @@ def status_of(error: JaxserveError) -> Status:
 
 def trailers(error: JaxserveError) -> tuple[tuple[str, str | bytes], ...]:
     """Trailing metadata of a call that ends with this error."""
-    pairs: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", status_of(error).SerializeToString())]
+    pairs: list[tuple[str, str | bytes]] = [
+        ("grpc-status-details-bin", status_of(error).SerializeToString())
+    ]
     if error.retry_after is not None:
         pairs.append(("grpc-retry-pushback-ms", str(pushback_ms(error.retry_after))))
     return tuple(pairs)

@@ -12,7 +12,9 @@ class Forecast:
 
     step_tokens: int
     step_seconds: float = 0.0  # of a fast step: a slow one hardly counts, many of them do
-    uncached: float = 1.0  # share of prompt tokens that the prefix cache did not have, a running mean
+    uncached: float = (
+        1.0  # share of prompt tokens that the prefix cache did not have, a running mean
+    )
 
     def saw_step(self, seconds: float) -> None:
         """Of a step whose output was read."""
@@ -22,7 +24,9 @@ class Forecast:
         self.uncached += ((tokens - cached) / tokens - self.uncached) * WEIGHT
 
     def seconds_to_first_token(self, tokens_ahead: int, tokens: int) -> float:
-        """As if every step were full of prompts; 0 with nothing ahead, whose steps are few and may be fast."""
+        """As if every step were full of prompts; 0 with nothing ahead, whose steps are few and may
+        be fast.
+        """
         if not tokens_ahead:
             return 0.0
         return (tokens_ahead + tokens) * self.uncached / self.step_tokens * self.step_seconds

@@ -1,4 +1,5 @@
-"""Addresses of prefill servers: from flags, and from a file that may change while the server runs."""
+"""Addresses of prefill servers: from flags, and from a file that may change while the server
+runs."""
 
 import asyncio
 import logging
@@ -34,12 +35,16 @@ def read_addresses(path: Path) -> list[str]:
             try:
                 found.append(check_address(text))
             except ConfigError as error:
-                raise ConfigError(f"--prefill-servers-file {path}, line {number}: {error}") from None
+                raise ConfigError(
+                    f"--prefill-servers-file {path}, line {number}: {error}"
+                ) from None
     return found
 
 
 async def follow(path: Path, change: Callable[[Iterable[str]], None]) -> None:
-    """Tell of the addresses in the file, now and whenever it changes; what cannot be read changes nothing."""
+    """Tell of the addresses in the file, now and whenever it changes; what cannot be read changes
+    nothing.
+    """
     seen: object = None
     while True:
         if (stamp := _stamp(path)) != seen:

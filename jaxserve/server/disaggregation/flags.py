@@ -19,7 +19,8 @@ def role_flags(group: argparse._ArgumentGroup) -> None:
         "--prefill-mesh",
         type=int,
         metavar="N",
-        help="with --decode-mesh: long prompts are computed on a mesh of their own, the first N devices, which share "
+        help="with --decode-mesh: long prompts are computed on a mesh of their own, the first N "
+        "devices, which share "
         "the heads out",
     )
     group.add_argument(
@@ -32,7 +33,8 @@ def role_flags(group: argparse._ArgumentGroup) -> None:
         "--role",
         choices=ROLES,
         default="both",
-        help="prefill: compute prompts for decode servers only; decode: hand long prompts over to prefill servers; "
+        help="prefill: compute prompts for decode servers only; decode: hand long prompts over "
+        "to prefill servers; "
         "both: neither (default)",
     )
     group.add_argument(
@@ -43,7 +45,10 @@ def role_flags(group: argparse._ArgumentGroup) -> None:
         help="gRPC of a prefill server; may be given several times",
     )
     group.add_argument(
-        "--prefill-servers-file", type=Path, metavar="F", help="the same, one per line; read again when it changes"
+        "--prefill-servers-file",
+        type=Path,
+        metavar="F",
+        help="the same, one per line; read again when it changes",
     )
     group.add_argument(
         "--prefill-threshold",
@@ -59,7 +64,9 @@ def role_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="it is not while more tokens wait at every prefill server (32768)",
     )
-    group.add_argument("--prefill-token-file", type=Path, metavar="F", help="the token that prefill servers want")
+    group.add_argument(
+        "--prefill-token-file", type=Path, metavar="F", help="the token that prefill servers want"
+    )
     group.add_argument(
         "--prefill-tls-ca",
         type=Path,
@@ -67,7 +74,11 @@ def role_flags(group: argparse._ArgumentGroup) -> None:
         help="PEM: prefill servers need a certificate of this CA; --tls-cert is shown to them",
     )
     group.add_argument(
-        "--transfer-buffer", type=int, default=2048, metavar="MIB", help="of pages that come or leave, at most (2048)"
+        "--transfer-buffer",
+        type=int,
+        default=2048,
+        metavar="MIB",
+        help="of pages that come or leave, at most (2048)",
     )
     group.add_argument(
         "--transfer-timeout",
@@ -113,7 +124,9 @@ class Disaggregation:
 
 
 def disaggregation(args: argparse.Namespace) -> Disaggregation | None:
-    """None for --role both. ConfigError for flags that do not go together, and for files that cannot be read."""
+    """None for --role both. ConfigError for flags that do not go together, and for files that
+    cannot be read.
+    """
     _check(args)
     if args.role == "both":
         return None
@@ -152,13 +165,19 @@ def _check_alone(args: argparse.Namespace) -> None:
     """Beside --prefill-mesh and --decode-mesh."""
     both = "--prefill-mesh and --decode-mesh"
     if args.role != "both":
-        raise ConfigError(f"--role {args.role}: with {both} this server does both (leave one of them out)")
+        raise ConfigError(
+            f"--role {args.role}: with {both} this server does both (leave one of them out)"
+        )
     for axis in ("data", "expert", "tensor"):
         if (size := getattr(args, axis)) != 1:
-            raise ConfigError(f"--{axis} {size}: {both} say how many devices share the heads (leave it out)")
+            raise ConfigError(
+                f"--{axis} {size}: {both} say how many devices share the heads (leave it out)"
+            )
     for flag in ("hosts", "pod", "bundle"):
         if getattr(args, flag):
-            raise ConfigError(f"--{flag}: {both} are not built in together with it (leave one of them out)")
+            raise ConfigError(
+                f"--{flag}: {both} are not built in together with it (leave one of them out)"
+            )
 
 
 def _policy(args: argparse.Namespace) -> Policy:
@@ -168,11 +187,24 @@ def _policy(args: argparse.Namespace) -> Policy:
 def _check(args: argparse.Namespace) -> None:
     for flag in ("prefill_server", "prefill_servers_file", "prefill_token_file", "prefill_tls_ca"):
         if getattr(args, flag) and args.role != "decode":
-            raise ConfigError(f"--{flag.replace('_', '-')} is for --role decode (this is --role {args.role})")
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} is for --role decode (this is --role {args.role})"
+            )
     if args.role == "decode" and not (args.prefill_server or args.prefill_servers_file):
-        raise ConfigError("--role decode: no server computes its prompts (--prefill-server or --prefill-servers-file)")
-    for flag, least in (("prefill_threshold", 1), ("prefill_queue_tokens", 0), ("transfer_buffer", 1)):
+        raise ConfigError(
+            "--role decode: no server computes its prompts (--prefill-server or "
+            "--prefill-servers-file)"
+        )
+    for flag, least in (
+        ("prefill_threshold", 1),
+        ("prefill_queue_tokens", 0),
+        ("transfer_buffer", 1),
+    ):
         if getattr(args, flag) < least:
-            raise ConfigError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: it must be at least {least}")
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} {getattr(args, flag)}: it must be at least {least}"
+            )
     if not 0 < args.transfer_timeout < math.inf:
-        raise ConfigError(f"--transfer-timeout {args.transfer_timeout:g}: it must be above 0, and a number")
+        raise ConfigError(
+            f"--transfer-timeout {args.transfer_timeout:g}: it must be above 0, and a number"
+        )

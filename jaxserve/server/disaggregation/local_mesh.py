@@ -27,7 +27,9 @@ Bring = Callable[[Import, Outgoing, float], Iterator[Staged]]  # with the second
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model is loaded. flag: that says so. prefills: prompts are computed there, and nothing else."""
+    """Where a model is loaded. flag: that says so. prefills: prompts are computed there, and
+    nothing else.
+    """
 
     mesh: MeshSpec
     devices: Sequence[Any]
@@ -44,11 +46,14 @@ class Place:
 
 
 def places(meshes: Meshes, devices: Sequence[Any]) -> tuple[Place, Place]:
-    """For prefill the first of the devices, for decode the next. ConfigError when there are too few."""
+    """For prefill the first of the devices, for decode the next. ConfigError when there are too
+    few.
+    """
     first, second = meshes.prefill, meshes.decode
     if len(devices) < first + second:
         raise ConfigError(
-            f"--prefill-mesh {first} and --decode-mesh {second} need {first + second} devices; {len(devices)} are "
+            f"--prefill-mesh {first} and --decode-mesh {second} need {first + second} devices; "
+            f"{len(devices)} are "
             "present (lower one of them)"
         )
     return (
@@ -80,7 +85,8 @@ def through_host(arriving: Import, outgoing: Outgoing, timeout: float) -> Iterat
 class PrefillMesh:
     """The engine of the other mesh: a Prefiller, and the pool that has no other.
 
-    direct: pages go from device to device, since a shard has as many of the model's kv heads on either mesh.
+    direct: pages go from device to device, since a shard has as many of the model's kv heads on
+    either mesh.
     """
 
     name = "the prefill mesh"
@@ -93,7 +99,11 @@ class PrefillMesh:
     @property
     def way(self) -> str:
         """That pages go, in words."""
-        return "from device to device" if self.direct else "through the host: kv heads are shared out differently"
+        return (
+            "from device to device"
+            if self.direct
+            else "through the host: kv heads are shared out differently"
+        )
 
     @property
     def ready(self) -> "tuple[PrefillMesh]":
@@ -115,7 +125,9 @@ class PrefillMesh:
         """See Prefiller."""
         engine, bring = self._engine, Import.move if self.direct else through_host
         seconds = deadline - asyncio.get_running_loop().time()
-        async with departing(engine.service, engine.thread, prompt, seconds, not self.direct) as departure:
+        async with departing(
+            engine.service, engine.thread, prompt, seconds, not self.direct
+        ) as departure:
             while outgoing := await departure.next():
                 try:
                     yield Moving(outgoing, bring)
@@ -132,4 +144,6 @@ class DecodeMeshRole(Role):
 
     def handover(self, thread: EngineThread, page_size: int) -> Handover:
         meshes = self._meshes
-        return Handover(thread, page_size, self._prefill, meshes.policy, meshes.seconds, self._metrics)
+        return Handover(
+            thread, page_size, self._prefill, meshes.policy, meshes.seconds, self._metrics
+        )

@@ -23,7 +23,9 @@ class DecodeMetrics:
     """Of whoever decodes what was computed elsewhere; an `Observer` of its handovers."""
 
     def __init__(self, registry: CollectorRegistry):
-        self._decisions = Counter(NAME + "decisions", "where prompts are computed", ("decision",), registry=registry)
+        self._decisions = Counter(
+            NAME + "decisions", "where prompts are computed", ("decision",), registry=registry
+        )
         for decision in Decision:
             self._decisions.labels(decision)
         self._failures = Counter(
@@ -32,7 +34,9 @@ class DecodeMetrics:
             ("reason",),
             registry=registry,
         )
-        self._bytes = Counter(NAME + "received_bytes", "keys and values that came", registry=registry)
+        self._bytes = Counter(
+            NAME + "received_bytes", "keys and values that came", registry=registry
+        )
         self._seconds = Histogram(NAME + "seconds", SECONDS, LONG, registry)
 
     def decided(self, decision: Decision) -> None:
@@ -51,13 +55,19 @@ class DecodeMetrics:
 class ServerMetrics(Collector):
     """Of a decode server. states: of the prefill servers, asked at every scrape."""
 
-    def __init__(self, registry: CollectorRegistry, budget: Budget, states: Callable[[], Counts[State]]):
+    def __init__(
+        self, registry: CollectorRegistry, budget: Budget, states: Callable[[], Counts[State]]
+    ):
         self._states = states
-        Gauge(NAME + "buffer_bytes", "of pieces that are here", registry=registry).set_function(lambda: budget.held)
+        Gauge(NAME + "buffer_bytes", "of pieces that are here", registry=registry).set_function(
+            lambda: budget.held
+        )
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(NAME + "prefill_servers", "that are known, by their state", labels=("state",))
+        family = GaugeMetricFamily(
+            NAME + "prefill_servers", "that are known, by their state", labels=("state",)
+        )
         states = self._states()
         for state in State:
             family.add_metric((str(state),), states[state])
@@ -73,9 +83,17 @@ class PrefillMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counts = self._shelf.counts
-        pieces = CounterMetricFamily(NAME + "pieces", "that were offered, by what became of them", labels=("fate",))
-        for fate in (field.name for field in fields(counts) if field.name not in ("offered", "bytes")):
+        pieces = CounterMetricFamily(
+            NAME + "pieces", "that were offered, by what became of them", labels=("fate",)
+        )
+        for fate in (
+            field.name for field in fields(counts) if field.name not in ("offered", "bytes")
+        ):
             pieces.add_metric((fate,), getattr(counts, fate))
         yield pieces
-        yield CounterMetricFamily(NAME + "sent_bytes", "keys and values that were fetched", counts.bytes)
-        yield GaugeMetricFamily(NAME + "buffer_bytes", "of pieces that are on offer", self._shelf.budget.held)
+        yield CounterMetricFamily(
+            NAME + "sent_bytes", "keys and values that were fetched", counts.bytes
+        )
+        yield GaugeMetricFamily(
+            NAME + "buffer_bytes", "of pieces that are on offer", self._shelf.budget.held
+        )

@@ -33,7 +33,9 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """threshold: tokens that are not cached, from which on a prompt travels. queue_tokens: see Decision.BUSY."""
+    """threshold: tokens that are not cached, from which on a prompt travels. queue_tokens: see
+    Decision.BUSY.
+    """
 
     threshold: int
     queue_tokens: int

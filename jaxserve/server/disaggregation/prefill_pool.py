@@ -1,4 +1,6 @@
-"""The prefill servers that a decode server may hand prompts to: watched all the time, added and removed at any time."""
+"""The prefill servers that a decode server may hand prompts to: watched all the time, added and
+removed at any time.
+"""
 
 import asyncio
 import logging
@@ -64,13 +66,19 @@ class PrefillServer:
         self._watching = asyncio.create_task(self._watch())
 
     async def close(self, grace: float) -> None:
-        """Prompts that it computes have so many seconds. Until then its channel is open: each piece is a call."""
+        """Prompts that it computes have so many seconds. Until then its channel is open: each piece
+        is a call.
+        """
         try:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
         except TimeoutError:
             if grace:
-                log.warning("prefill server %s is removed: prompts did not come in %g s", self.address, grace)
+                log.warning(
+                    "prefill server %s is removed: prompts did not come in %g s",
+                    self.address,
+                    grace,
+                )
         finally:
             if self._watching:
                 self._watching.cancel()
@@ -89,7 +97,8 @@ class PrefillServer:
 
     @property
     def queue(self) -> int:
-        """What it told last, or what it was handed since: the one is old, the other not all of it."""
+        """What it told last, or what it was handed since: the one is old, the other not all of
+        it."""
         return max(self._waiting, self._running)
 
     def cached(self, blocks: Blocks) -> int:
@@ -107,7 +116,9 @@ class PrefillServer:
 
     @contextmanager
     def _judged(self) -> Iterator[None]:
-        """Around a prompt: who fails with one would fail with the next, and nobody has a shorter queue."""
+        """Around a prompt: who fails with one would fail with the next, and nobody has a shorter
+        queue.
+        """
         try:
             yield
         except TransferError as error:
@@ -142,9 +153,16 @@ class PrefillServer:
             try:
                 await self._listen()
             except TransferError as error:
-                refused = error.code in ("FAILED_PRECONDITION", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED")
+                refused = error.code in (
+                    "FAILED_PRECONDITION",
+                    "UNAUTHENTICATED",
+                    "PERMISSION_DENIED",
+                    "UNIMPLEMENTED",
+                )
                 self._turn(State.REFUSING if refused else State.UNREACHABLE, str(error))
-                if error.code == "DEADLINE_EXCEEDED":  # a server that drains says so, and finishes what it has
+                if (
+                    error.code == "DEADLINE_EXCEEDED"
+                ):  # a server that drains says so, and finishes what it has
                     self._end_all()
             except Exception:
                 log.exception("prefill server %s: watching it failed", self.address)
@@ -164,7 +182,9 @@ class PrefillServer:
     def _turn(self, state: State, why: str) -> None:
         if state is not self._told:
             level = logging.INFO if state is State.READY else logging.WARNING
-            log.log(level, "prefill server %s is %s%s", self.address, state, f": {why}" if why else "")
+            log.log(
+                level, "prefill server %s is %s%s", self.address, state, f": {why}" if why else ""
+            )
         if state is State.READY and self.state is not State.READY:
             self._handed = Handed()  # it may have started anew
         self.state = self._told = state
@@ -201,4 +221,6 @@ class PrefillPool:
         servers, self._servers = list(self._servers.values()), {}
         for task in self._closing:
             task.cancel()
-        await asyncio.gather(*self._closing, *(server.close(0) for server in servers), return_exceptions=True)
+        await asyncio.gather(
+            *self._closing, *(server.close(0) for server in servers), return_exceptions=True
+        )

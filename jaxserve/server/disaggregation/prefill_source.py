@@ -1,4 +1,6 @@
-"""An engine that computes prompts for another one: a prompt is a request for one token, and its pages leave."""
+"""An engine that computes prompts for another one: a prompt is a request for one token, and its
+pages leave.
+"""
 
 import asyncio
 import logging
@@ -20,7 +22,9 @@ from jaxserve.server.core.incoming_request import Call
 from jaxserve.server.core.service import Service
 from jaxserve.server.readiness import Gate
 
-ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, seed=0)  # whoever decodes draws the first token
+ONE_TOKEN = SamplingParams(
+    max_tokens=1, temperature=0.0, seed=0
+)  # whoever decodes draws the first token
 
 
 log = logging.getLogger(__name__)
@@ -45,7 +49,9 @@ class PrefillSource:
 
     async def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[Piece, None]:
         served, loop = self._gate.enter(), asyncio.get_running_loop()
-        async with departing(served.service, served.thread, prompt, seconds, to_host=True) as departure:
+        async with departing(
+            served.service, served.thread, prompt, seconds, to_host=True
+        ) as departure:
             while outgoing := await departure.next():
                 try:
                     piece = await loop.run_in_executor(self._copying, departure.to_host, outgoing)
@@ -62,7 +68,8 @@ class PrefillSource:
 async def departing(
     service: Service, thread: EngineThread, prompt: Prompt, seconds: float | None, to_host: bool
 ) -> "AsyncIterator[Departure]":
-    """While the prompt is computed. seconds: see `Source.pieces`. to_host: where its pages will go."""
+    """While the prompt is computed. seconds: see `Source.pieces`. to_host: where its pages will
+    go."""
     call = Call(
         prompt=prompt.token_ids,
         prompt_field="token_ids",
@@ -82,7 +89,9 @@ async def departing(
 
 
 class Departure:
-    """One prompt's pages, on their way from the engine's thread to the event loop. begin, next ..., and end always."""
+    """One prompt's pages, on their way from the engine's thread to the event loop. begin, next ...,
+    and end always.
+    """
 
     def __init__(self, thread: EngineThread, answer: Answer, to_host: bool):
         self._thread, self._answer, self._to_host = thread, answer, to_host
@@ -96,12 +105,15 @@ class Departure:
         request = self._answer.prepared.request
         self._watching = asyncio.create_task(self._watch())
         self._exporting = self._thread.call(
-            lambda engine: engine.transfers.export(request, prompt.start, prompt.page_size, self._deliver)
+            lambda engine: engine.transfers.export(
+                request, prompt.start, prompt.page_size, self._deliver
+            )
         )
         await asyncio.wrap_future(self._exporting)
 
     async def next(self) -> Outgoing | None:
-        """None when all have come. A JaxserveError when the rest will not, behind what came before."""
+        """None when all have come. A JaxserveError when the rest will not, behind what came
+        before."""
         arrived = await self._arrived.get()
         if isinstance(arrived, JaxserveError):
             raise arrived
@@ -113,7 +125,10 @@ class Departure:
     def _check_whole(self) -> None:
         assert self._exporting, "it has begun"
         if missing := self._exporting.result().missing:
-            problem = f"{missing} pages were evicted before they could leave (--cache-tokens of the prefill server)"
+            problem = (
+                f"{missing} pages were evicted before they could leave (--cache-tokens of "
+                f"the prefill server)"
+            )
             raise TransferError("NOT_FOUND", problem)
 
     def to_host(self, outgoing: Outgoing) -> Piece:
@@ -146,7 +161,9 @@ class Departure:
             self._arrived.put_nowait(error)
         except Exception as error:
             log.exception("a prompt of a decode server failed")
-            self._arrived.put_nowait(TransferError("INTERNAL", f"{type(error).__name__} (see this server's log)"))
+            self._arrived.put_nowait(
+                TransferError("INTERNAL", f"{type(error).__name__} (see this server's log)")
+            )
 
     def _advance(self) -> None:
         self._thread.call(lambda engine: engine.transfers.advance()).add_done_callback(_report)

@@ -1,4 +1,6 @@
-"""Handed: which prompts a prefill server was given lately, and so is likely to have in its prefix cache."""
+"""Handed: which prompts a prefill server was given lately, and so is likely to have in its prefix
+cache.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -9,7 +11,9 @@ MOST_BLOCKS = 2**14  # remembered of one server: 4 M tokens
 
 
 class Handed:
-    """Only a guess, by what one decode server gave it: others may have given it more, and it may have evicted some."""
+    """Only a guess, by what one decode server gave it: others may have given it more, and it may
+    have evicted some.
+    """
 
     def __init__(self, most: int = MOST_BLOCKS) -> None:
         self._most = most

@@ -1,7 +1,9 @@
-"""Handover: before a request is submitted, its prompt's pages are fetched from whoever computes prompts.
+"""Handover: before a request is submitted, its prompt's pages are fetched from whoever computes
+prompts.
 
-What comes lies in the prefix cache when the request is submitted, which then runs as any other does: the tokens behind
-the last whole page, and the first new one, are computed here. Whatever fails costs time alone.
+What comes lies in the prefix cache when the request is submitted, which then runs as any other
+does: the tokens behind the last whole page, and the first new one, are computed here. Whatever
+fails costs time alone.
 """
 
 import asyncio
@@ -43,9 +45,11 @@ class Prefiller(Candidate, Protocol):
     def name(self) -> str: ...
 
     def arrivals(self, prompt: Prompt, deadline: float) -> AsyncGenerator[Arrival, None]:
-        """What it computes, in order; each is staged before the next is asked for. Closing it gives the prompt up.
+        """What it computes, in order; each is staged before the next is asked for. Closing it gives
+        the prompt up.
 
-        deadline: of the event loop's clock. JaxserveError when not all of it comes; what came before is good.
+        deadline: of the event loop's clock. JaxserveError when not all of it comes; what came
+        before is good.
         """
         ...
 
@@ -96,9 +100,13 @@ class Handover:
         self._installing = ThreadPoolExecutor(PIECES_AT_ONCE, "install")
 
     async def prepare(self, request: Request) -> None:
-        """Have as much of its prompt cached as can be had. A JaxserveError only when the engine has ended."""
+        """Have as much of its prompt cached as can be had. A JaxserveError only when the engine has
+        ended.
+        """
         try:
-            async with asyncio.timeout(None if request.deadline is None else request.deadline - time.monotonic()):
+            async with asyncio.timeout(
+                None if request.deadline is None else request.deadline - time.monotonic()
+            ):
                 decision, found = await self._decide(request)
         except TimeoutError:
             return  # the engine's step outlasts its deadline: whoever submits the request ends it
@@ -119,7 +127,9 @@ class Handover:
             return Decision.SHORT, None
         if not self._pool.ready:
             return Decision.ALONE, None
-        arriving = await asyncio.wrap_future(self._thread.call(lambda engine: engine.transfers.receive(prompt, salt)))
+        arriving = await asyncio.wrap_future(
+            self._thread.call(lambda engine: engine.transfers.receive(prompt, salt))
+        )
         if self._policy.is_short(len(prompt) - arriving.cached):
             return Decision.SHORT, None
         if not (ready := self._pool.ready):
@@ -142,7 +152,8 @@ class Handover:
             log.warning(
                 LOCAL,
                 name,
-                "it fell silent, or --transfer-timeout has passed, or half of the time to the request's deadline",
+                "it fell silent, or --transfer-timeout has passed, or half of the time to the "
+                "request's deadline",
             )
         except Exception:
             failure = "internal"
@@ -153,7 +164,9 @@ class Handover:
     async def _fetch(self, request: Request, prefiller: Prefiller, arriving: Import) -> None:
         loop, seconds = asyncio.get_running_loop(), self._seconds
         if request.deadline is not None:
-            seconds = min(seconds, (request.deadline - time.monotonic()) / 2)  # the rest is for computing it here
+            seconds = min(
+                seconds, (request.deadline - time.monotonic()) / 2
+            )  # the rest is for computing it here
         deadline = loop.time() + seconds
         prompt = Prompt(
             token_ids=request.prompt,
@@ -162,16 +175,23 @@ class Handover:
             page_size=self._page_size,
             priority=request.priority,
         )
-        async with asyncio.timeout_at(deadline) as limit, aclosing(prefiller.arrivals(prompt, deadline)) as arrivals:
+        async with (
+            asyncio.timeout_at(deadline) as limit,
+            aclosing(prefiller.arrivals(prompt, deadline)) as arrivals,
+        ):
             with prefiller.ending(limit):
                 async for arrival in arrivals:
                     self._observer.received(arrival.nbytes)
-                    await loop.run_in_executor(self._installing, self._install, arriving, arrival, seconds)
+                    await loop.run_in_executor(
+                        self._installing, self._install, arriving, arrival, seconds
+                    )
 
     def _install(self, arriving: Import, arrival: Arrival, seconds: float) -> None:
         """On a thread that may wait."""
         for staged in arrival.stage(arriving, seconds):
-            _wait(self._thread.call(lambda engine, staged=staged: arriving.install(staged)), seconds)
+            _wait(
+                self._thread.call(lambda engine, staged=staged: arriving.install(staged)), seconds
+            )
 
 
 def _wait(call: "Future[int]", seconds: float) -> None:

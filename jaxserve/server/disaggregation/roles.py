@@ -25,7 +25,8 @@ from jaxserve.server.grpc.server import Face
 from jaxserve.server.readiness import Gate
 
 PREFILL = pb.DESCRIPTOR.services_by_name["PrefillService"].full_name
-# To each prefill server a connection of its own, which is found dead within seconds, and again within two.
+# To each prefill server a connection of its own, which is found dead within seconds, and again
+# within two.
 OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_send_message_length", -1),
@@ -41,7 +42,9 @@ OPTIONS = (
 
 
 class Role:
-    """Of a server that computes its own prompts, and nobody else's: nothing. Lives on the event loop."""
+    """Of a server that computes its own prompts, and nobody else's: nothing. Lives on the event
+    loop.
+    """
 
     introduction = ""  # for whoever starts the server
     faces: tuple[Face, ...] = ()  # beside InferenceService
@@ -49,7 +52,8 @@ class Role:
 
     @property
     def leaving(self) -> int:
-        """Prompts of other servers whose pages were not all fetched; their requests may have ended."""
+        """Prompts of other servers whose pages were not all fetched; their requests may have
+        ended."""
         return 0
 
     def handover(self, thread: EngineThread, page_size: int) -> Handover | None:
@@ -97,7 +101,8 @@ class DecodeRole(Role):
         self._following: asyncio.Task[None] | None = None
         whom = [*plan.servers, *([f"those in {plan.servers_file}"] if plan.servers_file else [])]
         self.introduction = (
-            f"decode: prompts with {plan.policy.threshold} uncached tokens or more are computed by {', '.join(whom)}"
+            f"decode: prompts with {plan.policy.threshold} uncached tokens or "
+            f"more are computed by {', '.join(whom)}"
         )
 
     def handover(self, thread: EngineThread, page_size: int) -> Handover:
@@ -109,7 +114,9 @@ class DecodeRole(Role):
         fixed, connect = self._plan.servers, partial(self._connect, handshake)
         if path := self._plan.servers_file:
             change = partial(self._pool.change, connect)
-            self._following = asyncio.create_task(follow(path, lambda found: change([*fixed, *found])))
+            self._following = asyncio.create_task(
+                follow(path, lambda found: change([*fixed, *found]))
+            )
         else:
             self._pool.change(connect, fixed)
 
@@ -122,7 +129,9 @@ class DecodeRole(Role):
         else:
             channel = aio.insecure_channel(address, OPTIONS)
         receiver = Receiver(channel, self._budget, metadata)
-        return PrefillServer(address, channel, PrefillClient(channel, receiver, handshake, metadata))
+        return PrefillServer(
+            address, channel, PrefillClient(channel, receiver, handshake, metadata)
+        )
 
     async def close(self) -> None:
         if self._following:

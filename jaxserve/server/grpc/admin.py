@@ -26,12 +26,18 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     @answering
     async def Abort(self, request: pb.AbortRequest, context: ServicerContext) -> pb.AbortResponse:
         if not 1 <= len(request.request_ids) <= MAX_ABORTS:
-            raise RequestError("request_ids", f"has {len(request.request_ids)} entries; give 1 to {MAX_ABORTS}")
+            raise RequestError(
+                "request_ids", f"has {len(request.request_ids)} entries; give 1 to {MAX_ABORTS}"
+            )
         service = self._gate.look().service
-        return pb.AbortResponse(aborted_request_ids=[id for id in request.request_ids if service.abort(id)])
+        return pb.AbortResponse(
+            aborted_request_ids=[id for id in request.request_ids if service.abort(id)]
+        )
 
     @answering
-    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: ServicerContext) -> pb.GetModelInfoResponse:
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: ServicerContext
+    ) -> pb.GetModelInfoResponse:
         model = self._gate.look().model
         return pb.GetModelInfoResponse(
             name=model.name,
@@ -44,7 +50,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             has_chat_template=model.has_chat_template,
             embedding_dimensions=model.embedding_dimensions,
             weights=model.weights,
-            weight_bytes={f"{part} {dtype}": n for part, held in model.sizes.items() for dtype, n in held.items()},
+            weight_bytes={
+                f"{part} {dtype}": n
+                for part, held in model.sizes.items()
+                for dtype, n in held.items()
+            },
         )
 
     @answering
@@ -69,7 +79,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         )
 
     @answering
-    async def GetLoads(self, request: pb.GetLoadsRequest, context: ServicerContext) -> pb.GetLoadsResponse:
+    async def GetLoads(
+        self, request: pb.GetLoadsRequest, context: ServicerContext
+    ) -> pb.GetLoadsResponse:
         service = self._gate.look().service
         return pb.GetLoadsResponse(
             running=service.loads.running,
@@ -81,7 +93,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         )
 
     @answering
-    async def FlushCache(self, request: pb.FlushCacheRequest, context: ServicerContext) -> pb.FlushCacheResponse:
+    async def FlushCache(
+        self, request: pb.FlushCacheRequest, context: ServicerContext
+    ) -> pb.FlushCacheResponse:
         flushed = self._gate.look().thread.call(lambda engine: engine.scheduler.flush_cache())
         await asyncio.wrap_future(flushed)
         return pb.FlushCacheResponse()
@@ -93,10 +107,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return pb.DrainResponse(requests=in_flight)
 
     @answering
-    async def StartProfile(self, request: pb.StartProfileRequest, context: ServicerContext) -> pb.StartProfileResponse:
+    async def StartProfile(
+        self, request: pb.StartProfileRequest, context: ServicerContext
+    ) -> pb.StartProfileResponse:
         seconds = request.max_seconds if request.HasField("max_seconds") else None
         return pb.StartProfileResponse(folder=await self._profiler.start(seconds))
 
     @answering
-    async def StopProfile(self, request: pb.StopProfileRequest, context: ServicerContext) -> pb.StopProfileResponse:
+    async def StopProfile(
+        self, request: pb.StopProfileRequest, context: ServicerContext
+    ) -> pb.StopProfileResponse:
         return pb.StopProfileResponse(folder=await self._profiler.stop())

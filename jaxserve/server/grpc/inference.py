@@ -57,7 +57,10 @@ async def end(context: ServicerContext, error: JaxserveError) -> None:
 
 def caller(context: ServicerContext) -> dict[str, Any]:
     """The fields of Call that are not in the request."""
-    return {"timeout": context.time_remaining(), "trace": trace_of(context.invocation_metadata() or ())}
+    return {
+        "timeout": context.time_remaining(),
+        "trace": trace_of(context.invocation_metadata() or ()),
+    }
 
 
 def _writer(answer: Answer, service: Service) -> Writer:
@@ -69,7 +72,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._gate = gate
 
     @answering
-    async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> pb.GenerateResponse:
+    async def Generate(
+        self, request: pb.GenerateRequest, context: ServicerContext
+    ) -> pb.GenerateResponse:
         return pb.GenerateResponse(**await self._whole(request, context))
 
     @answering
@@ -77,7 +82,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.ChatResponse(**await self._whole(request, context))
 
     @answering
-    async def GenerateStream(self, request: pb.GenerateStreamRequest, context: ServicerContext) -> None:
+    async def GenerateStream(
+        self, request: pb.GenerateStreamRequest, context: ServicerContext
+    ) -> None:
         await self._stream(request, context, pb.GenerateStreamResponse)
 
     @answering
@@ -104,17 +111,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         service = self._gate.enter().service
         request_id = request.request_id or new_id()
         done = await embed(service, embed_calls_of(request, request_id, **caller(context)))
-        embeddings = await written(service, done, lambda _, completion: pb.Embedding(values=completion.embedding))
+        embeddings = await written(
+            service, done, lambda _, completion: pb.Embedding(values=completion.embedding)
+        )
         return pb.EmbedResponse(request_id=request_id, embeddings=embeddings, usage=usage_of(done))
 
     @answering
-    async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext) -> pb.TokenizeResponse:
+    async def Tokenize(
+        self, request: pb.TokenizeRequest, context: ServicerContext
+    ) -> pb.TokenizeResponse:
         service = self._gate.look().service
         rendered = await service.tokenize(*input_of(request))
         return pb.TokenizeResponse(token_ids=rendered.token_ids, prompt=rendered.text)
 
     @answering
-    async def Detokenize(self, request: pb.DetokenizeRequest, context: ServicerContext) -> pb.DetokenizeResponse:
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: ServicerContext
+    ) -> pb.DetokenizeResponse:
         service = self._gate.look().service
         ids = list(request.token_ids)
         return pb.DetokenizeResponse(text=await service.detokenize(ids, "token_ids"))

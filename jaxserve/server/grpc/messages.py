@@ -22,7 +22,8 @@ from jaxserve.structure import Structure
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.v1 import common_pb2, inference_pb2
 
-ENTRIES = 16384  # log-probabilities in one message of a stream: stock clients refuse messages of more than 4 MiB
+# log-probabilities in one message of a stream: stock clients refuse messages of more than 4 MiB
+ENTRIES = 16384
 REASONS = {
     "stop": common_pb2.FINISH_REASON_STOP,
     "length": common_pb2.FINISH_REASON_LENGTH,
@@ -35,7 +36,9 @@ CHOICES = {
     inference_pb2.TOOL_CHOICE_NONE: tools.NONE,
     inference_pb2.TOOL_CHOICE_REQUIRED: tools.REQUIRED,
 }
-STRUCTURES = tuple(field.name for field in common_pb2.SamplingParams.DESCRIPTOR.oneofs_by_name["structure"].fields)
+STRUCTURES = tuple(
+    field.name for field in common_pb2.SamplingParams.DESCRIPTOR.oneofs_by_name["structure"].fields
+)
 MESSAGES = ("logit_bias", "allowed_token_ids", "stop", "stop_token_ids", *STRUCTURES)
 SAMPLING = tuple(field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields)
 SCALARS = tuple(name for name in SAMPLING if name not in MESSAGES)
@@ -58,9 +61,14 @@ class StreamEvent(Protocol):
 
 
 def check_known(message: Message, path: str = "") -> None:
-    """RequestError for a field that this server does not know: what it asks for would be dropped in silence."""
+    """RequestError for a field that this server does not know: what it asks for would be dropped in
+    silence.
+    """
     for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]
-        raise RequestError(path or "request", f"has a field of number {unknown.field_number}, which is not known here")
+        raise RequestError(
+            path or "request",
+            f"has a field of number {unknown.field_number}, which is not known here",
+        )
     for field, value in message.ListFields():
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
@@ -107,12 +115,16 @@ def score_call_of(request: inference_pb2.ScoreRequest, **given: Any) -> Call:
     )
 
 
-def embed_calls_of(request: inference_pb2.EmbedRequest, request_id: str, **given: Any) -> list[Call]:
+def embed_calls_of(
+    request: inference_pb2.EmbedRequest, request_id: str, **given: Any
+) -> list[Call]:
     """One for each input. request_id: the client's, or the server's."""
     if not 1 <= len(request.inputs) <= MAX_INPUTS:
         raise RequestError("inputs", f"has {len(request.inputs)} entries; give 1 to {MAX_INPUTS}")
     inputs = [_input(entry, f"inputs[{i}]") for i, entry in enumerate(request.inputs)]
-    return embed_calls(inputs, request_id, priority=request.priority, cache_salt=request.cache_salt, **given)
+    return embed_calls(
+        inputs, request_id, priority=request.priority, cache_salt=request.cache_salt, **given
+    )
 
 
 def _input(entry: inference_pb2.EmbedInput, path: str) -> tuple[Prompt, str]:
@@ -150,7 +162,10 @@ def _chat(request: Any) -> tuple[Prompt, str]:
 
 
 def _tools(request: Any, limits: Limits) -> Tools | None:
-    written = [{"parameters": tool.parameters, "name": tool.name + tool.description} for tool in request.tools]
+    written = [
+        {"parameters": tool.parameters, "name": tool.name + tool.description}
+        for tool in request.tools
+    ]
     tools.check_size(written, limits.max_tools, limits.max_tool_bytes)
     if request.tool_choice not in CHOICES:
         raise RequestError("tool_choice", f"is {request.tool_choice}, which is not known here")
@@ -175,10 +190,17 @@ def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
     if message.tool_calls:
         found["content"] = message.content or None
         found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
             for call in message.tool_calls
         ]
-    optional = {"tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning_content}
+    optional = {
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
+    }
     return found | {name: text for name, text in optional.items() if text}
 
 
@@ -191,7 +213,9 @@ def messages_of(messages: Iterable[inference_pb2.ChatMessage], path: str) -> lis
 
 def sampling_of(message: common_pb2.SamplingParams) -> SamplingParams:
     """What was set; the rest by default."""
-    given: dict[str, Any] = {name: getattr(message, name) for name in SCALARS if message.HasField(name)}
+    given: dict[str, Any] = {
+        name: getattr(message, name) for name in SCALARS if message.HasField(name)
+    }
     if message.logit_bias:
         given["logit_bias"] = dict(message.logit_bias)
     if message.HasField("allowed_token_ids"):
@@ -217,7 +241,9 @@ def located(error: JaxserveError) -> JaxserveError:
 
 
 class Writer:
-    """Messages of one request. id: the client's, or the server's. reading: how its answer is to be read."""
+    """Messages of one request. id: the client's, or the server's. reading: how its answer is to be
+    read.
+    """
 
     def __init__(self, id: str, tokenizer: Tokenizer, reading: answers.Reading):
         self._id, self._tokenizer, self._reading = id, tokenizer, reading
@@ -232,7 +258,9 @@ class Writer:
             case Started():
                 yield event(
                     prompt_info=inference_pb2.PromptInfo(
-                        request_id=self._id, prompt_tokens=news.prompt_tokens, cached_prompt_tokens=news.cached_tokens
+                        request_id=self._id,
+                        prompt_tokens=news.prompt_tokens,
+                        cached_prompt_tokens=news.cached_tokens,
                     )
                 )
             case PromptScores():
@@ -245,12 +273,16 @@ class Writer:
             case Done():
                 for completion in news.completions:
                     if rest := self._parser(completion.index).end():
-                        yield event(delta=inference_pb2.Delta(index=completion.index, **_told(rest)))
+                        yield event(
+                            delta=inference_pb2.Delta(index=completion.index, **_told(rest))
+                        )
                 finishes = [
                     self._finish(completion, news, self._parser(completion.index).called)
                     for completion in news.completions
                 ]
-                yield event(finish_info=inference_pb2.FinishInfo(choices=finishes, usage=self.usage(news)))
+                yield event(
+                    finish_info=inference_pb2.FinishInfo(choices=finishes, usage=self.usage(news))
+                )
 
     def whole(self, done: Done) -> dict[str, Any]:
         """The fields of a GenerateResponse or ChatResponse."""
@@ -269,13 +301,16 @@ class Writer:
     def logprobs(self, entries: Iterable[Logprob]) -> list[common_pb2.TokenLogprob]:
         return [
             common_pb2.TokenLogprob(
-                chosen=self._logprob(entry.token, entry.logprob), top=[self._logprob(*pair) for pair in entry.top]
+                chosen=self._logprob(entry.token, entry.logprob),
+                top=[self._logprob(*pair) for pair in entry.top],
             )
             for entry in entries
         ]
 
     def _logprob(self, token: int, logprob: float) -> common_pb2.Logprob:
-        return common_pb2.Logprob(token_id=token, token=self._tokenizer.token_text(token), logprob=logprob)
+        return common_pb2.Logprob(
+            token_id=token, token=self._tokenizer.token_text(token), logprob=logprob
+        )
 
     def _deltas(self, update: Update) -> Iterator[inference_pb2.Delta]:
         told = _told(self._parser(update.index).feed(update.text))
@@ -295,7 +330,9 @@ class Writer:
 
     def _choice(self, completion: Completion, done: Done) -> inference_pb2.Choice:
         answer = self._reading.read(completion.text)
-        calls = [inference_pb2.ToolCall(id=c.id, name=c.name, arguments=text) for c, text in answer.calls]
+        calls = [
+            inference_pb2.ToolCall(id=c.id, name=c.name, arguments=text) for c, text in answer.calls
+        ]
         return inference_pb2.Choice(
             index=completion.index,
             text=answer.content,
@@ -330,9 +367,13 @@ def _told(parts: Iterable[answers.Part]) -> dict[str, Any]:
             case answers.Reasoning():
                 told["reasoning_content"] += part.text
             case answers.Call():
-                told["tool_calls"].append(inference_pb2.ToolCallDelta(index=part.index, id=part.id, name=part.name))
+                told["tool_calls"].append(
+                    inference_pb2.ToolCallDelta(index=part.index, id=part.id, name=part.name)
+                )
             case answers.Arguments():
-                told["tool_calls"].append(inference_pb2.ToolCallDelta(index=part.index, arguments=part.text))
+                told["tool_calls"].append(
+                    inference_pb2.ToolCallDelta(index=part.index, arguments=part.text)
+                )
     return told
 
 

@@ -30,7 +30,9 @@ class TokenInterceptor(aio.ServerInterceptor):
     def __init__(self, tokens: Tokens):
         self._tokens = tokens
 
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
         service = handler_call_details.method.rsplit("/", 1)[0].lstrip("/")
         if service != HEALTH:
             metadata = dict(handler_call_details.invocation_metadata)
@@ -75,13 +77,20 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):
         self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
         if (status := self._statuses.get(request.service)) is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r:.80} here")
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r:.80} here"
+            )
         return health_pb2.HealthCheckResponse(status=status)
 
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext) -> None:
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext
+    ) -> None:
         told = None
         while not self._over:
-            changed, status = self._changed, self._statuses.get(request.service, Serving.SERVICE_UNKNOWN)
+            changed, status = (
+                self._changed,
+                self._statuses.get(request.service, Serving.SERVICE_UNKNOWN),
+            )
             if status == told:
                 await changed.wait()
             else:
@@ -92,14 +101,17 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):
 
 @dataclass(frozen=True)
 class Face:
-    """A service of another project's protocol. name: its full one. add: puts its servicer on a server."""
+    """A service of another project's protocol. name: its full one. add: puts its servicer on a
+    server.
+    """
 
     name: str
     add: Callable[[aio.Server], None]
 
 
 class Health:
-    """grpc.health.v1: "" says that the process lives; the names of InferenceService and of faces, whether it is ready.
+    """grpc.health.v1: "" says that the process lives; the names of InferenceService and of faces,
+    whether it is ready.
 
     inference, admin, faces: the services that the server has.
     """
@@ -146,11 +158,17 @@ def new_server(
     return server
 
 
-def bind(server: aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None, flag: str) -> int:
+def bind(
+    server: aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None, flag: str
+) -> int:
     """Listen; returns the port (0 asks for any). ConfigError when it is taken."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+        bound = (
+            server.add_secure_port(address, credentials)
+            if credentials
+            else server.add_insecure_port(address)
+        )
     except RuntimeError:
         bound = 0
     if not bound:
@@ -167,12 +185,16 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", int(limits.max_header_bytes)),
         ("grpc.max_concurrent_streams", int(limits.max_streams_per_connection)),
         ("grpc.so_reuseport", 0),  # two servers on one port would share its calls in silence
-        # Clients that ask whether the connection lives while a long prompt is computed are no attackers.
+        # Clients that ask whether the connection lives while a long prompt is computed are no
+        # attackers.
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         # A client whose machine went away says no goodbye.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.http2.ping_timeout_ms", 20_000),  # the same for gRPC's own pings, which otherwise take 60 s
+        (
+            "grpc.http2.ping_timeout_ms",
+            20_000,
+        ),  # the same for gRPC's own pings, which otherwise take 60 s
     ]

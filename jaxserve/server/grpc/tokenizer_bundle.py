@@ -12,11 +12,17 @@ from jaxserve.tokenizer import TokenizerError
 from jaxserve.tokenizer.sentencepiece_json import tokenizer_json
 from jaxserve.tokenizer.tokenizer_json import JSON_FILE
 
-SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json")
+SETTINGS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "config.json",
+    "generation_config.json",
+)
 
 
 def tokenizer_bundle(chat: Chat) -> bytes:
-    """A ZIP archive, the same for the same files: tokenizer.json, settings, and the chat template that is used here.
+    """A ZIP archive, the same for the same files: tokenizer.json, settings, and the chat template
+    that is used here.
 
     NotBuiltInError when the checkpoint has no tokenizer.json, and none can be made.
     """

@@ -1,7 +1,7 @@
 """vllm.grpc.engine.VllmEngine over grpc.aio: what routers such as smg ask of their workers.
 
-The messages are those of the package smg-grpc-proto. A router tokenizes, and applies chat templates, with the files
-that GetTokenizer hands out; prompts and completions are token ids.
+The messages are those of the package smg-grpc-proto. A router tokenizes, and applies chat
+templates, with the files that GetTokenizer hands out; prompts and completions are token ids.
 """
 
 import asyncio
@@ -32,12 +32,15 @@ from jaxserve.server.readiness import Gate, Phase
 NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 SERVER_TYPE = "jaxserve"
 CHUNK = 64 * 1024  # bytes of a message of GetTokenizer
-# smg first looks for this on its disk and on Hugging Face's hub, where something else may have the model's name.
+# smg first looks for this on its disk and on Hugging Face's hub, where something else may have the
+# model's name.
 TOKENIZER_PATH = "grpc:GetTokenizer"
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
-    """Not built in, and UNIMPLEMENTED: FlushCache and profiles, which AdminService has, and SubscribeKvEvents."""
+    """Not built in, and UNIMPLEMENTED: FlushCache and profiles, which AdminService has, and
+    SubscribeKvEvents.
+    """
 
     def __init__(self, gate: Gate):
         self._gate = gate
@@ -64,17 +67,22 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             (completion,) = await embed(service, calls)
         values = completion.embedding or ()
         return pb.EmbedResponse(
-            embedding=values, prompt_tokens=len(completion.prompt_token_ids), embedding_dim=len(values)
+            embedding=values,
+            prompt_tokens=len(completion.prompt_token_ids),
+            embedding_dim=len(values),
         )
 
     @answering
     async def Abort(self, request: pb.AbortRequest, context: ServicerContext) -> pb.AbortResponse:
-        """Their streams end with finish reason abort. Ids that are not in flight may just have ended: no error.
+        """Their streams end with finish reason abort. Ids that are not in flight may just have
+        ended: no error.
 
         A client's token is enough, so requests that came by other doors are left alone.
         """
         if len(request.request_ids) > MAX_ABORTS:
-            raise RequestError("request_ids", f"has {len(request.request_ids)} entries; the limit is {MAX_ABORTS}")
+            raise RequestError(
+                "request_ids", f"has {len(request.request_ids)} entries; the limit is {MAX_ABORTS}"
+            )
         service = self._gate.look().service
         for request_id in self._asked.keys() & request.request_ids:
             service.abort(request_id)
@@ -89,12 +97,18 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             self._asked -= Counter([request_id])  # those that have none left go
 
     @answering
-    async def HealthCheck(self, request: pb.HealthCheckRequest, context: ServicerContext) -> pb.HealthCheckResponse:
+    async def HealthCheck(
+        self, request: pb.HealthCheckRequest, context: ServicerContext
+    ) -> pb.HealthCheckResponse:
         """Healthy is who takes requests: neither loading nor draining."""
-        return pb.HealthCheckResponse(healthy=self._gate.phase is Phase.READY, message=self._gate.phase)
+        return pb.HealthCheckResponse(
+            healthy=self._gate.phase is Phase.READY, message=self._gate.phase
+        )
 
     @answering
-    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: ServicerContext) -> pb.GetModelInfoResponse:
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: ServicerContext
+    ) -> pb.GetModelInfoResponse:
         served = self._gate.look()
         model, bos_id = served.model, served.service.prompts.tokenizer.bos_id
         return pb.GetModelInfoResponse(
@@ -127,7 +141,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         )
 
     @answering
-    async def GetLoads(self, request: pb.GetLoadsRequest, context: ServicerContext) -> pb.GetLoadsResponse:
+    async def GetLoads(
+        self, request: pb.GetLoadsRequest, context: ServicerContext
+    ) -> pb.GetLoadsResponse:
         if request.dp_rank:
             raise RequestError("dp_rank", f"is {request.dp_rank}; there is rank 0 alone")
         served = self._gate.look()
@@ -151,19 +167,25 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         )
 
     @answering
-    async def GetTokenizer(self, request: common_pb2.GetTokenizerRequest, context: ServicerContext) -> None:
+    async def GetTokenizer(
+        self, request: common_pb2.GetTokenizerRequest, context: ServicerContext
+    ) -> None:
         self._gate.look()
         data = await asyncio.shield(self._bundle)
         for start in range(0, len(data), CHUNK):
             last = start + CHUNK >= len(data)
             digest = hashlib.sha256(data).hexdigest() if last else ""
-            await context.write(common_pb2.GetTokenizerChunk(data=data[start : start + CHUNK], sha256=digest))
+            await context.write(
+                common_pb2.GetTokenizerChunk(data=data[start : start + CHUNK], sha256=digest)
+            )
 
     @cached_property
     def _bundle(self) -> "asyncio.Future[bytes]":
         """Made once, beside the event loop."""
         service = self._gate.look().service
-        return asyncio.ensure_future(service.beside(partial(tokenizer_bundle, service.prompts.chat)))
+        return asyncio.ensure_future(
+            service.beside(partial(tokenizer_bundle, service.prompts.chat))
+        )
 
 
 def vllm_face(gate: Gate) -> Face:

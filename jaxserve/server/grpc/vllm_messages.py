@@ -19,13 +19,35 @@ from jaxserve.structure import Structure
 
 # Fields that are honoured: any other one that is set, one of a later version too, is an error.
 REQUEST = frozenset({"request_id", "tokenized", "text", "sampling_params", "stream"})
-SAME = frozenset(  # in the message as in SamplingParams; 0 and an empty list say nothing, as in vLLM
-    {"temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"}
-    | {"max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "n", "logprobs", "prompt_logprobs", "seed"}
-    | {"logit_bias"}
+SAME = (
+    frozenset(  # in the message as in SamplingParams; 0 and an empty list say nothing, as in vLLM
+        {
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "frequency_penalty",
+            "presence_penalty",
+            "repetition_penalty",
+        }
+        | {
+            "max_tokens",
+            "min_tokens",
+            "stop",
+            "stop_token_ids",
+            "ignore_eos",
+            "n",
+            "logprobs",
+            "prompt_logprobs",
+            "seed",
+        }
+        | {"logit_bias"}
+    )
 )
 RENAMED = {"include_stop_str_in_output": "include_stop"}
-OF_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens"})  # token ids go out, the text is theirs
+OF_TEXT = frozenset(
+    {"skip_special_tokens", "spaces_between_special_tokens"}
+)  # token ids go out, the text is theirs
 STRUCTURES: Mapping[str, str] = MappingProxyType(  # as here, by vLLM's name
     {
         "json_schema": "json_schema",
@@ -35,13 +57,20 @@ STRUCTURES: Mapping[str, str] = MappingProxyType(  # as here, by vLLM's name
         "grammar": "lark",
     }
 )
-NO_TAGS = "asks for structural tags; json_schema, json_object, regex, choice and grammar are supported (leave it out)"
+NO_TAGS = (
+    "asks for structural tags; json_schema, json_object, regex, choice and grammar are "
+    "supported (leave it out)"
+)
 ONE_PLACE = "asks for KV caches of other servers, which this server does not fetch (leave it out)"
 WHY: Mapping[str, str] = {
     "structural_tag": NO_TAGS,
     **dict.fromkeys(("kv_transfer_params", "kv_transfer_params_json"), ONE_PLACE),
-    **dict.fromkeys(("mm_inputs", "extra_mm_inputs", "media_refs"), "is no text; only text is served (leave it out)"),
-    "data_parallel_rank": "names a rank; the server spreads requests itself, and tells of one rank (leave it out)",
+    **dict.fromkeys(
+        ("mm_inputs", "extra_mm_inputs", "media_refs"),
+        "is no text; only text is served (leave it out)",
+    ),
+    "data_parallel_rank": "names a rank; the server spreads requests itself, and tells of one "
+    "rank (leave it out)",
 }
 
 
@@ -54,7 +83,9 @@ def call_of(request: pb.GenerateRequest, **given: Any) -> Call:
     prompt, field = _prompt_of(request)
     with naming():
         params = _sampling_of(request.sampling_params)
-    return Call(prompt=prompt, prompt_field=field, params=params, request_id=request.request_id, **given)
+    return Call(
+        prompt=prompt, prompt_field=field, params=params, request_id=request.request_id, **given
+    )
 
 
 def embed_input_of(request: pb.EmbedRequest) -> tuple[Prompt, str]:
@@ -88,7 +119,9 @@ def _prompt_of(request: pb.GenerateRequest) -> tuple[Prompt, str]:
 
 def _sampling_of(message: pb.SamplingParams) -> SamplingParams:
     """What was set; the rest by default."""
-    _check_honoured(message, SAME | RENAMED.keys() | OF_TEXT | STRUCTURES.keys(), "sampling_params.")
+    _check_honoured(
+        message, SAME | RENAMED.keys() | OF_TEXT | STRUCTURES.keys(), "sampling_params."
+    )
     given: dict[str, Any] = {}
     for field, value in message.ListFields():
         if field.name in OF_TEXT:
@@ -106,17 +139,21 @@ def _sampling_of(message: pb.SamplingParams) -> SamplingParams:
 def _check_honoured(message: Message, known: frozenset[str], path: str) -> None:
     for field, _ in message.ListFields():
         if field.name not in known:
-            raise RequestError(path + field.name, WHY.get(field.name, "is not honoured here (leave it out)"))
+            raise RequestError(
+                path + field.name, WHY.get(field.name, "is not honoured here (leave it out)")
+            )
 
 
 # ---- out
 
 
 class Writer:
-    """Messages of one request. streams: chunks as the tokens come; without it each choice is one message at the end.
+    """Messages of one request. streams: chunks as the tokens come; without it each choice is one
+    message at the end.
 
-    A chunk has what is new since the one before. What completes a choice has all its tokens, and in a stream no
-    log-probabilities: the chunks had them, and all of them may be too large for a message.
+    A chunk has what is new since the one before. What completes a choice has all its tokens, and in
+    a stream no log-probabilities: the chunks had them, and all of them may be too large for a
+    message.
     """
 
     def __init__(self, request: Request, streams: bool):
@@ -157,7 +194,9 @@ class Writer:
             completion_tokens=len(completion.token_ids),
             cached_tokens=completion.timings.cached_tokens,
             output_logprobs=None if self._streams else self._output_logprobs(completion.logprobs),
-            input_logprobs=None if self._streams else self._input_logprobs(completion.prompt_logprobs),
+            input_logprobs=None
+            if self._streams
+            else self._input_logprobs(completion.prompt_logprobs),
         )
         match completion.stopped_by:
             case str(text):
@@ -176,7 +215,9 @@ class Writer:
         return pb.OutputLogProbs(
             token_ids=[entry.token for entry in entries],
             token_logprobs=[entry.logprob for entry in entries],
-            top_logprobs=[_top(entry) for entry in entries] if self._request.params.logprobs else None,
+            top_logprobs=[_top(entry) for entry in entries]
+            if self._request.params.logprobs
+            else None,
         )
 
     def _input_logprobs(self, entries: Sequence[Logprob] | None) -> pb.InputLogProbs | None:
@@ -186,7 +227,10 @@ class Writer:
         top = [_top(entry) for entry in entries] if self._request.params.prompt_logprobs else None
         return pb.InputLogProbs(
             token_ids=self._request.prompt,
-            token_logprobs=[pb.InputTokenLogProb(), *(pb.InputTokenLogProb(value=entry.logprob) for entry in entries)],
+            token_logprobs=[
+                pb.InputTokenLogProb(),
+                *(pb.InputTokenLogProb(value=entry.logprob) for entry in entries),
+            ],
             top_logprobs=top and [pb.TopLogProbs(), *top],
         )
 

@@ -1,4 +1,6 @@
-"""The HTTP face: OpenAI's API, what vLLM's clients expect beside it, health, metrics and a page for people."""
+"""The HTTP face: OpenAI's API, what vLLM's clients expect beside it, health, metrics and a page for
+people.
+"""
 
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -35,7 +37,8 @@ def new_app(
 ) -> Starlette:
     """The ASGI application over what stands behind the gate.
 
-    metrics: renders Prometheus's text format. families: the same numbers for the live view, without experts' tokens.
+    metrics: renders Prometheus's text format. families: the same numbers for the live view, without
+    experts' tokens.
     """
     generation, embeddings = Generation(gate, limits), Embeddings(gate, limits)
     tokenization, info = Tokenization(gate, limits), Info(gate, metrics)
@@ -56,7 +59,11 @@ def new_app(
             Route("/", page.index),
             Route("/page/{path:path}", page.file),
         ],
-        middleware=[Middleware(EchoId), Middleware(HeaderLimit, limits), Middleware(TokenCheck, tokens)],
+        middleware=[
+            Middleware(EchoId),
+            Middleware(HeaderLimit, limits),
+            Middleware(TokenCheck, tokens),
+        ],
         exception_handlers={HTTPException: refuse_route},
     )
     app.router.redirect_slashes = False  # a path that is not there is an error, for a POST too
@@ -73,16 +80,23 @@ class HeaderLimit:
         answer = self._app
         if scope["type"] == "http":
             size = (
-                len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
+                len(scope["raw_path"])
+                + len(scope["query_string"])
+                + sum(len(k) + len(v) for k, v in scope["headers"])
             )
             if size > self._limit:
-                problem = f"path and headers have {size} bytes; the limit is {self._limit} (--max-header-bytes)"
+                problem = (
+                    f"path and headers have {size} bytes; the limit is {self._limit} "
+                    f"(--max-header-bytes)"
+                )
                 answer = refusal(HeadersTooLargeError(problem))
         await answer(scope, receive, send)
 
 
 class TokenCheck:
-    """Asks every request for its token, but health checks and for the page, which is the same everywhere."""
+    """Asks every request for its token, but health checks and for the page, which is the same
+    everywhere.
+    """
 
     def __init__(self, app: ASGIApp, tokens: Tokens):
         self._app, self._tokens = app, tokens

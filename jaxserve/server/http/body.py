@@ -8,7 +8,12 @@ from starlette.requests import Request
 
 from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.errors import BodyError, BodyTimeoutError, BodyTooLargeError, MediaTypeError
+from jaxserve.server.http.errors import (
+    BodyError,
+    BodyTimeoutError,
+    BodyTooLargeError,
+    MediaTypeError,
+)
 from jaxserve.server.http.json import loads
 from jaxserve.server.http.types import Body
 
@@ -18,14 +23,18 @@ MEDIA_TYPE = "application/json"
 async def read[T: Body](request: Request, kind: type[T], limits: Limits) -> T:
     """The body as a `kind`; JaxserveError for whatever else it is."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given != MEDIA_TYPE:  # what a web page of somebody else's could send unasked is not JSON by name
+    if (
+        given != MEDIA_TYPE
+    ):  # what a web page of somebody else's could send unasked is not JSON by name
         raise MediaTypeError(f"the content-type is {given!r:.80}; it must be {MEDIA_TYPE}")
     try:
         async with asyncio.timeout(limits.slow_client_seconds):
             data = await _bytes(request, limits)
     except TimeoutError:
         seconds = limits.slow_client_seconds
-        raise BodyTimeoutError(f"the body did not come within {seconds:g} s (--slow-client-seconds)") from None
+        raise BodyTimeoutError(
+            f"the body did not come within {seconds:g} s (--slow-client-seconds)"
+        ) from None
     return _checked(kind, _object(data))
 
 
@@ -43,7 +52,9 @@ async def _bytes(request: Request, limits: Limits) -> bytes:
 def _check_size(size: int, limits: Limits) -> None:
     limit = limits.max_body_bytes
     if size > limit:
-        raise BodyTooLargeError(f"the body has {size} bytes or more; the limit is {limit} (--max-body-bytes)")
+        raise BodyTooLargeError(
+            f"the body has {size} bytes or more; the limit is {limit} (--max-body-bytes)"
+        )
 
 
 def _object(data: bytes) -> dict[str, Any]:
@@ -76,4 +87,6 @@ def _request_error(error: ValidationError) -> RequestError:
 
 def _path(parts: tuple[int | str, ...]) -> str:
     """(messages, 2, role) as messages[2].role."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(
+        "."
+    )

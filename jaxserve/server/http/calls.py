@@ -22,8 +22,24 @@ from jaxserve.server.http.types import Body, ChatBody, CompletionBody, Sampling
 from jaxserve.server.serving_state import Served
 
 SAME = (  # in the body as in SamplingParams
-    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("logit_bias", "allowed_token_ids", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "n"),
+    *(
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ),
+    *(
+        "logit_bias",
+        "allowed_token_ids",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "min_tokens",
+        "n",
+    ),
 )
 COMPLETION_TOKENS = 16  # max_tokens that were left out, in completions: OpenAI's default
 TIMEOUT = "x-request-timeout"
@@ -31,13 +47,17 @@ TIMEOUT = "x-request-timeout"
 
 def check_model(name: str | None, served: Served) -> None:
     if name is not None and name != served.model.name:
-        raise ModelNotFoundError(f"the model {name!r:.200} does not exist; {served.model.name!r} is served here")
+        raise ModelNotFoundError(
+            f"the model {name!r:.200} does not exist; {served.model.name!r} is served here"
+        )
 
 
 def completion_calls(body: CompletionBody, request_id: str, timeout: float | None) -> list[Call]:
     """One for each prompt."""
     if body.best_of not in (None, body.n):
-        raise UnsupportedError("best_of", f"is {body.best_of}; only the same as n ({body.n}) is accepted")
+        raise UnsupportedError(
+            "best_of", f"is {body.best_of}; only the same as n ({body.n}) is accepted"
+        )
     _check_stream(body)
     params = _completion_sampling(body)
     if len(body.prompt) == 1:
@@ -48,7 +68,9 @@ def completion_calls(body: CompletionBody, request_id: str, timeout: float | Non
     ]
 
 
-def chat_calls(body: ChatBody, request_id: str, timeout: float | None, limits: Limits) -> list[Call]:
+def chat_calls(
+    body: ChatBody, request_id: str, timeout: float | None, limits: Limits
+) -> list[Call]:
     _check_stream(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs", "is given without logprobs; set logprobs to true")
@@ -63,7 +85,12 @@ def chat_calls(body: ChatBody, request_id: str, timeout: float | None, limits: L
 
 
 def _call(
-    body: Sampling, prompt: Prompt, field: str, request_id: str, timeout: float | None, params: SamplingParams
+    body: Sampling,
+    prompt: Prompt,
+    field: str,
+    request_id: str,
+    timeout: float | None,
+    params: SamplingParams,
 ) -> Call:
     return Call(
         prompt=prompt,
@@ -77,7 +104,9 @@ def _call(
 
 
 def scores_only(body: Sampling) -> bool:
-    """max_tokens 0: one token is generated, and forgotten, as the prompt's log-probabilities come with it."""
+    """max_tokens 0: one token is generated, and forgotten, as the prompt's log-probabilities come
+    with it.
+    """
     return isinstance(body, CompletionBody) and _max_tokens(body) == 0
 
 
@@ -111,7 +140,9 @@ def sampling_of(body: Sampling, **given: Any) -> SamplingParams:
 def _max_tokens(body: Sampling) -> int | None:
     older, newer = body.max_tokens, body.max_completion_tokens
     if older is not None and newer is not None and older != newer:
-        raise RequestError("max_completion_tokens", f"is {newer}, and max_tokens is {older}; give one of them")
+        raise RequestError(
+            "max_completion_tokens", f"is {newer}, and max_tokens is {older}; give one of them"
+        )
     return newer if older is None else older
 
 
@@ -119,7 +150,9 @@ def _check_stream(body: Sampling) -> None:
     if body.stream_options and not body.stream:
         raise RequestError("stream_options", "is given without stream; set stream to true")
     if body.stream and body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs", "come with whole answers only; leave out stream, or see echo")
+        raise RequestError(
+            "prompt_logprobs", "come with whole answers only; leave out stream, or see echo"
+        )
 
 
 @contextmanager
@@ -157,16 +190,22 @@ def _joined(parts: list[Any], path: str) -> str:
         if not isinstance(part, dict):
             raise RequestError(where, 'is no object; give {"type": "text", "text": ...}')
         if part.get("type") != "text":
-            raise UnsupportedError(f"{where}.type", f"is {part.get('type')!r:.80}; only text is supported")
+            raise UnsupportedError(
+                f"{where}.type", f"is {part.get('type')!r:.80}; only text is supported"
+            )
         if not isinstance(part.get("text"), str):
             raise RequestError(f"{where}.text", "is no string")
         for name in part.keys() - {"type", "text"}:
             if part[name] is not None:
-                raise UnknownFieldError(f"{where}.{name:.80}", "is not a field of a text; leave it out")
+                raise UnknownFieldError(
+                    f"{where}.{name:.80}", "is not a field of a text; leave it out"
+                )
     return "".join(part["text"] for part in parts)
 
 
-async def body_of[T: Body](request: Request, kind: type[T], limits: Limits) -> tuple[T, float | None]:
+async def body_of[T: Body](
+    request: Request, kind: type[T], limits: Limits
+) -> tuple[T, float | None]:
     """The body, and the seconds that the client still waits."""
     timeout, began = timeout_of(request), time.monotonic()
     body = await read(request, kind, limits)

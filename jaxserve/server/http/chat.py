@@ -19,7 +19,9 @@ ROLE = "assistant"
 class ChatWriter:
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, body: ChatBody, reading: Reading, tokenizer: Tokenizer, eos_ids: tuple[int, ...]):
+    def __init__(
+        self, body: ChatBody, reading: Reading, tokenizer: Tokenizer, eos_ids: tuple[int, ...]
+    ):
         self._body, self._tokenizer, self._eos_ids = body, tokenizer, eos_ids
         self._reading = reading if body.separate_reasoning else replace(reading, thinks=False)
         self._parsers = [AnswerParser(self._reading) for _ in range(body.n)]
@@ -53,10 +55,14 @@ class ChatWriter:
 
     def whole(self, dones: Sequence[Done]) -> dict[str, Any]:
         (done,) = dones
-        fields: dict[str, Any] = {"choices": [self._whole(completion) for completion in done.completions]}
+        fields: dict[str, Any] = {
+            "choices": [self._whole(completion) for completion in done.completions]
+        }
         if self._body.prompt_logprobs is not None:
             scores = done.completions[0].prompt_logprobs
-            fields["prompt_logprobs"] = prompt_logprobs(self._tokenizer, scores, self._body.prompt_logprobs)
+            fields["prompt_logprobs"] = prompt_logprobs(
+                self._tokenizer, scores, self._body.prompt_logprobs
+            )
         return fields
 
     def _whole(self, completion: Completion) -> Choice:
@@ -66,14 +72,18 @@ class ChatWriter:
             message["reasoning_content"] = answer.reasoning
         if answer.calls:
             message["content"] = answer.content or None
-            message["tool_calls"] = [_call(call.id, call.name, arguments) for call, arguments in answer.calls]
+            message["tool_calls"] = [
+                _call(call.id, call.name, arguments) for call, arguments in answer.calls
+            ]
         return {
             "index": completion.index,
             "message": message,
             "logprobs": self._logprobs(completion.logprobs),
         } | ending(completion, self._eos_ids, bool(answer.calls))
 
-    def _piece(self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> Choice:
+    def _piece(
+        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None
+    ) -> Choice:
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
     def _logprobs(self, entries: Sequence[Logprob] | None) -> dict[str, Any] | None:

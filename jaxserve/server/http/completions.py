@@ -19,11 +19,22 @@ class CompletionWriter:
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self, body: CompletionBody, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer, eos_ids: tuple[int, ...]
+        self,
+        body: CompletionBody,
+        prompts: Sequence[Sequence[int]],
+        tokenizer: Tokenizer,
+        eos_ids: tuple[int, ...],
     ):
-        self._body, self._prompts, self._tokenizer, self._eos_ids = body, prompts, tokenizer, eos_ids
+        self._body, self._prompts, self._tokenizer, self._eos_ids = (
+            body,
+            prompts,
+            tokenizer,
+            eos_ids,
+        )
         self._scores: list[list[Logprob]] = [[] for _ in prompts]
-        self._held: list[list[Update]] = [[] for _ in prompts]  # until the prompt's own log-probabilities are there
+        self._held: list[list[Update]] = [
+            [] for _ in prompts
+        ]  # until the prompt's own log-probabilities are there
         self._texts: dict[int, TextLogprobs] = {}  # by choice
 
     # ---- a stream
@@ -47,7 +58,9 @@ class CompletionWriter:
                 yield self._choice(index, "", None) | ending(completion, self._eos_ids)
 
     def _scored(self, prompt: int) -> bool:
-        return not self._echoes_scores or len(self._scores[prompt]) == len(self._prompts[prompt]) - 1
+        return (
+            not self._echoes_scores or len(self._scores[prompt]) == len(self._prompts[prompt]) - 1
+        )
 
     def _piece(self, prompt: int, update: Update) -> Iterator[Choice]:
         index = self._index(prompt, update.index)
@@ -73,7 +86,9 @@ class CompletionWriter:
         logprobs = self._logprobs(prompt, index, completion.logprobs or (), scores)
         choice = self._choice(index, completion.text, logprobs)
         if self._body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, scores, self._body.prompt_logprobs)
+            choice["prompt_logprobs"] = prompt_logprobs(
+                self._tokenizer, scores, self._body.prompt_logprobs
+            )
         return choice | ending(completion, self._eos_ids)
 
     # ---- both
@@ -86,7 +101,13 @@ class CompletionWriter:
         return prompt * self._body.n + choice
 
     def _choice(self, index: int, text: str, logprobs: dict[str, Any] | None) -> Choice:
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, "stop_reason": None}
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": None,
+            "stop_reason": None,
+        }
 
     def _logprobs(
         self, prompt: int, index: int, own: Sequence[Logprob], scores: Sequence[Logprob]
@@ -106,4 +127,6 @@ class CompletionWriter:
 def _emptied(completion: Completion) -> Completion:
     """Of max_tokens 0: what was generated goes, the prompt that is echoed stays."""
     reason = completion.finish_reason if completion.finish_reason == "abort" else "length"
-    return replace(completion, text=completion.prompt, logprobs=(), finish_reason=reason, stopped_by=None)
+    return replace(
+        completion, text=completion.prompt, logprobs=(), finish_reason=reason, stopped_by=None
+    )

@@ -7,7 +7,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class Connection(H11Protocol):
-    """head_seconds: from a connection's beginning, or from the first byte of a later request, to its last header.
+    """head_seconds: from a connection's beginning, or from the first byte of a later request, to
+    its last header.
 
     uvicorn times only the pause between requests, and the application only a body.
     """

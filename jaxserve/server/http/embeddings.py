@@ -39,7 +39,9 @@ class Embeddings:
         calls = _calls(body, id, timeout=timeout, trace=trace_of(request.headers.items()))
         _check_dimensions(body, served)
         done = await while_connected(request, embed(served.service, calls))
-        return Response(await _content(body, served, done), headers=id_header(id), media_type=MEDIA_TYPE)
+        return Response(
+            await _content(body, served, done), headers=id_header(id), media_type=MEDIA_TYPE
+        )
 
 
 def _calls(body: EmbeddingBody, id: str, **given: Any) -> list[Call]:
@@ -52,7 +54,10 @@ def _calls(body: EmbeddingBody, id: str, **given: Any) -> list[Call]:
 def _check_dimensions(body: EmbeddingBody, served: Served) -> None:
     made = served.model.embedding_dimensions
     if made and body.dimensions not in (None, made):
-        problem = f"is {body.dimensions}; embeddings of this model have {made}, and are not cut (leave it out)"
+        problem = (
+            f"is {body.dimensions}; embeddings of this model have {made}, and are not cut "
+            f"(leave it out)"
+        )
         raise RequestError("dimensions", problem)
 
 
@@ -66,7 +71,9 @@ async def _content(body: EmbeddingBody, served: Served, done: Sequence[Completio
 
     entries = await written(served.service, done, entry)
     tokens = sum(len(completion.prompt_token_ids) for completion in done)
-    rest = dumps({"model": served.model.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
+    rest = dumps(
+        {"model": served.model.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    )
     return b'{"object":"list","data":[' + b",".join(entries) + b"]," + rest[1:]
 
 

@@ -1,4 +1,5 @@
-"""Errors as OpenAI's clients know them: {"error": {"message", "type", "param", "code"}}, and when to try again.
+"""Errors as OpenAI's clients know them: {"error": {"message", "type", "param", "code"}}, and when
+to try again.
 
 JaxserveError                  and, of HTTP alone:
 ├── BodyError               400  not JSON, not an object, a header that says nothing
@@ -90,12 +91,17 @@ def error_body(error: JaxserveError) -> dict[str, Any]:
 def refusal(error: JaxserveError, headers: Mapping[str, str] | None = None) -> Response:
     """The error as a response."""
     return Response(
-        dumps(error_body(error)), error.http_status, {**_headers(error), **(headers or {})}, "application/json"
+        dumps(error_body(error)),
+        error.http_status,
+        {**_headers(error), **(headers or {})},
+        "application/json",
     )
 
 
 def _headers(error: JaxserveError) -> dict[str, str]:
-    """OpenAI's clients try again after any 408, 409, 429 and 5xx, unless x-should-retry says that it is no use."""
+    """OpenAI's clients try again after any 408, 409, 429 and 5xx, unless x-should-retry says that
+    it is no use.
+    """
     headers = {"x-should-retry": "false" if error.retry_after is None else "true"}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
@@ -128,5 +134,7 @@ async def refuse_route(request: Request, problem: Exception) -> Response:
     asked = f"{request.method} {request.url.path:.200}"
     if problem.status_code == 405:
         allowed = (problem.headers or {}).get("Allow", "")
-        return refusal(MethodError(f"{asked}: the method is not allowed here; use {allowed}"), problem.headers)
+        return refusal(
+            MethodError(f"{asked}: the method is not allowed here; use {allowed}"), problem.headers
+        )
     return refusal(UnknownUrlError(f"{asked}: there is nothing at this path"))

@@ -12,13 +12,15 @@ IGNORED: Mapping[str, str] = MappingProxyType(
         "user": "who asks: nothing here counts or bills by person",
         "safety_identifier": "the same",
         "metadata": "labels of a stored completion: nothing is stored",
-        "prompt_cache_key": "a hint about which prompts share a beginning: the cache finds that out (cache_salt parts)",
+        "prompt_cache_key": "a hint about which prompts share a beginning: the cache finds that "
+        "out (cache_salt parts)",
         "prompt_cache_options": "how to cache prompts: pages are shared whenever they can be",
         "prompt_cache_retention": "how long prompts stay cached: as long as there is room",
     }
 )
 
-# Values that ask for what happens anyway; any other is refused. Without a value: only null is accepted.
+# Values that ask for what happens anyway; any other is refused. Without a value: only null is
+# accepted.
 ONLY: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "audio": (),

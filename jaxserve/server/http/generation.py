@@ -56,7 +56,9 @@ class Generation:
         self._gate.enter()
         return await body_of(request, kind, self._limits)
 
-    async def _reply(self, request: Request, body: Sampling, id: str, calls: list[Call]) -> Response:
+    async def _reply(
+        self, request: Request, body: Sampling, id: str, calls: list[Call]
+    ) -> Response:
         served = self._gate.enter()  # the body may have taken its time
         check_model(body.model, served)
         trace = trace_of(request.headers.items())
@@ -66,7 +68,9 @@ class Generation:
             return await while_connected(request, work(served, body, id, calls, stack))
 
 
-async def _whole(served: Served, body: Sampling, id: str, calls: list[Call], stack: AsyncExitStack) -> Response:
+async def _whole(
+    served: Served, body: Sampling, id: str, calls: list[Call], stack: AsyncExitStack
+) -> Response:
     answers = await _admit(served.service, body, calls, stack)
     meter, dones = _meter(body), dict[int, Done]()
     async for prompt, news in await stack.enter_async_context(aclosing(together(answers))):
@@ -77,7 +81,13 @@ async def _whole(served: Served, body: Sampling, id: str, calls: list[Call], sta
     head = envelope(writer.whole_object, writer, id, int(time.time()), served.model.name)
 
     def render() -> bytes:
-        return dumps({**head, **writer.whole([dones[i] for i in range(len(answers))]), "usage": meter.total()})
+        return dumps(
+            {
+                **head,
+                **writer.whole([dones[i] for i in range(len(answers))]),
+                "usage": meter.total(),
+            }
+        )
 
     params = answers[0].prepared.request.params
     scored = params.logprobs is not None or params.prompt_logprobs is not None  # many numbers
@@ -85,7 +95,9 @@ async def _whole(served: Served, body: Sampling, id: str, calls: list[Call], sta
     return Response(content, headers=id_header(id), media_type=MEDIA_TYPE)
 
 
-async def _stream(served: Served, body: Sampling, id: str, calls: list[Call], stack: AsyncExitStack) -> Response:
+async def _stream(
+    served: Served, body: Sampling, id: str, calls: list[Call], stack: AsyncExitStack
+) -> Response:
     """The response begins with the first news: what goes wrong before is an error of its own."""
     answers = await _admit(served.service, body, calls, stack)
     arriving = await stack.enter_async_context(aclosing(together(answers)))
@@ -97,7 +109,9 @@ async def _stream(served: Served, body: Sampling, id: str, calls: list[Call], st
     return EventStream(chunks.events(first, arriving), stack.pop_all(), seconds, id_header(id))
 
 
-async def _admit(service: Service, body: Sampling, calls: list[Call], stack: AsyncExitStack) -> list[Answer]:
+async def _admit(
+    service: Service, body: Sampling, calls: list[Call], stack: AsyncExitStack
+) -> list[Answer]:
     """All of them, or an error; those that were admitted end with the stack."""
     with naming(body):
         return [stack.enter_context(await service.answer(call)) for call in calls]
@@ -112,4 +126,6 @@ def _writer(served: Served, body: Sampling, answers: Sequence[Answer]) -> Writer
     if isinstance(body, ChatBody):
         return ChatWriter(body, answers[0].prepared.reading, tokenizer, eos_ids)
     assert isinstance(body, CompletionBody)
-    return CompletionWriter(body, [answer.prepared.request.prompt for answer in answers], tokenizer, eos_ids)
+    return CompletionWriter(
+        body, [answer.prepared.request.prompt for answer in answers], tokenizer, eos_ids
+    )

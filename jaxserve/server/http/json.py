@@ -5,13 +5,17 @@ from typing import Any, NoReturn
 
 
 def dumps(value: Any) -> bytes:
-    """One line of UTF-8. Half a surrogate pair, which a client may have sent, is written as an escape."""
+    """One line of UTF-8. Half a surrogate pair, which a client may have sent, is written as an
+    escape.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "backslashreplace")
 
 
 def loads(data: bytes) -> Any:
-    """ValueError for what is not JSON, NaN and Infinity among it, and for a name given twice in one object."""
+    """ValueError for what is not JSON, NaN and Infinity among it, and for a name given twice in one
+    object.
+    """
     return json.loads(data.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=_unique)
 
 

@@ -1,4 +1,6 @@
-"""GET /live: the engine as it is, once a second, as server-sent events; for the page, and for whoever likes JSON."""
+"""GET /live: the engine as it is, once a second, as server-sent events; for the page, and for
+whoever likes JSON.
+"""
 
 import asyncio
 import time
@@ -25,7 +27,8 @@ NOTICE = 0.2  # seconds until a new phase is told
 
 
 class Live:
-    """A message is made once for all who watch; while nobody does, nothing is made and nothing waits.
+    """A message is made once for all who watch; while nobody does, nothing is made and nothing
+    waits.
 
     families: of the metrics, so that /metrics says the same.
     """
@@ -43,10 +46,14 @@ class Live:
             return Response(media_type=EventStream.media_type)
         limit = self._limits.max_watchers
         if self.watchers >= limit:
-            raise QueueFullError(f"{self.watchers} watch already, as many as --max-watchers {limit} allows", EVERY)
+            raise QueueFullError(
+                f"{self.watchers} watch already, as many as --max-watchers {limit} allows", EVERY
+            )
         async with AsyncExitStack() as stack:
             stack.enter_context(self._counted())
-            return EventStream(self._events(), stack.pop_all(), self._limits.slow_client_seconds, {})
+            return EventStream(
+                self._events(), stack.pop_all(), self._limits.slow_client_seconds, {}
+            )
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -110,7 +117,10 @@ def _plain(family: Metric) -> Any:
     samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     if family.type == "histogram":
         counts = {sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels}
-        return {"le": counts, "sum": next(sample.value for sample in samples if sample.name.endswith("_sum"))}
+        return {
+            "le": counts,
+            "sum": next(sample.value for sample in samples if sample.name.endswith("_sum")),
+        }
     if len(samples) == 1 and not samples[0].labels:
         return samples[0].value
     return {",".join(sample.labels.values()): sample.value for sample in samples}

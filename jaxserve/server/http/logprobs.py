@@ -9,18 +9,23 @@ from jaxserve.tokenizer import Tokenizer
 
 LEAST = -9999.0  # in place of minus infinity, which JSON cannot write
 
-Scored = tuple[int, Logprob | None]  # a token of a text, and what is known of it: nothing of a prompt's first
+Scored = tuple[
+    int, Logprob | None
+]  # a token of a text, and what is known of it: nothing of a prompt's first
 
 
 def candidates(entry: Logprob, alternatives: int) -> dict[int, float]:
-    """By token: so many of the most probable, and the chosen one, which has one value wherever it stands."""
+    """By token: so many of the most probable, and the chosen one, which has one value wherever it
+    stands.
+    """
     return {**dict(entry.top[:alternatives]), entry.token: entry.logprob}
 
 
 class TextLogprobs:
     """Of one choice of a text completion, in pieces as they come.
 
-    prompt: its token ids. echo: the text begins with it. Offsets count the characters of the text before a token.
+    prompt: its token ids. echo: the text begins with it. Offsets count the characters of the text
+    before a token.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], echo: bool, alternatives: int):
@@ -31,11 +36,18 @@ class TextLogprobs:
             self._skip(prompt)
 
     def of(self, scored: Iterable[Scored]) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        found: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
         for token, entry in scored:
             found["tokens"].append(self._tokenizer.token_text(token))
             found["token_logprobs"].append(entry and max(entry.logprob, LEAST))
-            found["top_logprobs"].append(entry and self._by_text(candidates(entry, self._alternatives)))
+            found["top_logprobs"].append(
+                entry and self._by_text(candidates(entry, self._alternatives))
+            )
             found["text_offset"].append(self._offset)
             self._pass(token)
         return found
@@ -83,7 +95,9 @@ class ChatLogprobs:
 def prompt_logprobs(
     tokenizer: Tokenizer, entries: Sequence[Logprob] | None, alternatives: int
 ) -> list[dict[str, Any] | None]:
-    """As vLLM has them: by token id, nothing for the first token; the rank only of those among the most probable."""
+    """As vLLM has them: by token id, nothing for the first token; the rank only of those among the
+    most probable.
+    """
 
     def of(entry: Logprob) -> dict[str, Any]:
         ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}

@@ -18,7 +18,9 @@ async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, News]
         async for news in answers[0]:
             yield 0, news
         return
-    arrived: asyncio.Queue[Arrived] = asyncio.Queue(1)  # a slow reader is felt in the answers' own boxes
+    arrived: asyncio.Queue[Arrived] = asyncio.Queue(
+        1
+    )  # a slow reader is felt in the answers' own boxes
     tasks = [asyncio.create_task(_forward(i, answer, arrived)) for i, answer in enumerate(answers)]
     going = len(answers)
     try:
@@ -41,7 +43,9 @@ async def _forward(i: int, answer: Answer, arrived: asyncio.Queue[Arrived]) -> N
 
 
 async def while_connected[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; ClientDisconnect, and the work is cancelled, when the client goes away before."""
+    """The work's result; ClientDisconnect, and the work is cancelled, when the client goes away
+    before.
+    """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnect(request))
     try:

@@ -1,6 +1,7 @@
 """GET / and /page/...: a playground and the live view for people, as static files.
 
-Nothing in them is secret: the page loads without a token, asks for it, and sends it as any other client does.
+Nothing in them is secret: the page loads without a token, asks for it, and sends it as any other
+client does.
 """
 
 from pathlib import Path
@@ -11,10 +12,12 @@ from starlette.staticfiles import StaticFiles
 
 FOLDER = Path(__file__).parent.parent / "page"
 HEADERS = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # kept, and asked for again by its ETag: the server may be a newer one by then
+    # kept, and asked for again by its ETag: the server may be a newer one by then
+    "cache-control": "no-cache",
 }
 
 

@@ -1,4 +1,5 @@
-"""What both kinds of completion have: the envelope, the choices' numbers, and the count of tokens."""
+"""What both kinds of completion have: the envelope, the choices' numbers, and the count of
+tokens."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,8 +50,12 @@ class Meter:
         elif isinstance(news, Update) and self.counts_output:
             self.made[prompt * self.n + news.index] += len(news.token_ids)
         elif isinstance(news, Done):
-            self.drafted += sum(completion.timings.drafted_tokens for completion in news.completions)
-            self.accepted += sum(completion.timings.accepted_tokens for completion in news.completions)
+            self.drafted += sum(
+                completion.timings.drafted_tokens for completion in news.completions
+            )
+            self.accepted += sum(
+                completion.timings.accepted_tokens for completion in news.completions
+            )
 
     def total(self) -> dict[str, Any]:
         """With drafted tokens, in OpenAI's words for predictions, where there were any."""
@@ -58,7 +63,10 @@ class Meter:
         if not self.drafted:
             return usage
         rejected = self.drafted - self.accepted
-        predicted = {"accepted_prediction_tokens": self.accepted, "rejected_prediction_tokens": rejected}
+        predicted = {
+            "accepted_prediction_tokens": self.accepted,
+            "rejected_prediction_tokens": rejected,
+        }
         return {**usage, "completion_tokens_details": predicted}
 
     def of_choice(self, index: int) -> dict[str, Any]:
@@ -72,18 +80,31 @@ def _usage(prompts: list[Started], made: int) -> dict[str, Any]:
         "prompt_tokens": tokens,
         "completion_tokens": made,
         "total_tokens": tokens + made,
-        "prompt_tokens_details": {"cached_tokens": sum(started.cached_tokens for started in prompts)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(started.cached_tokens for started in prompts)
+        },
     }
 
 
 def ending(completion: Completion, eos_ids: Sequence[int], called: bool = False) -> dict[str, Any]:
-    """Why a choice ended. stop_reason, as vLLM has it: the stop string or token id, null for the model's own end.
+    """Why a choice ended. stop_reason, as vLLM has it: the stop string or token id, null for the
+    model's own end.
 
     called: it has calls of functions.
     """
     by = completion.stopped_by
-    return {"finish_reason": ended_by(completion.finish_reason, called), "stop_reason": None if by in eos_ids else by}
+    return {
+        "finish_reason": ended_by(completion.finish_reason, called),
+        "stop_reason": None if by in eos_ids else by,
+    }
 
 
-def envelope(kind: str, writer: Writer, request_id: str, created: int, model: str) -> Mapping[str, Any]:
-    return {"id": f"{writer.prefix}-{request_id}", "object": kind, "created": created, "model": model}
+def envelope(
+    kind: str, writer: Writer, request_id: str, created: int, model: str
+) -> Mapping[str, Any]:
+    return {
+        "id": f"{writer.prefix}-{request_id}",
+        "object": kind,
+        "created": created,
+        "model": model,
+    }

@@ -67,12 +67,16 @@ class HttpServer:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # or asyncio leaves TCP_NODELAY off
+    listener = socket.socket(
+        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )  # or asyncio leaves TCP_NODELAY off
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"--http-port {port}: cannot listen on {host}:{port}: {error.strerror}") from None
+        raise ConfigError(
+            f"--http-port {port}: cannot listen on {host}:{port}: {error.strerror}"
+        ) from None
     listener.setblocking(False)
     return listener

@@ -17,17 +17,24 @@ from jaxserve.server.http.replies import Choice, Meter, Writer
 from jaxserve.server.http.types import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
-HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # for proxies, which would collect the events
+HEADERS = {
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}  # for proxies, which would collect the events
 log = logging.getLogger(__name__)
 
 
 class Chunks:
     """The events of one stream. head: what every chunk has."""
 
-    def __init__(self, head: Mapping[str, Any], writer: Writer, meter: Meter, options: StreamOptions):
+    def __init__(
+        self, head: Mapping[str, Any], writer: Writer, meter: Meter, options: StreamOptions
+    ):
         self._head, self._writer, self._meter, self._options = head, writer, meter, options
 
-    async def events(self, first: tuple[int, News], rest: AsyncIterator[tuple[int, News]]) -> AsyncGenerator[bytes]:
+    async def events(
+        self, first: tuple[int, News], rest: AsyncIterator[tuple[int, News]]
+    ) -> AsyncGenerator[bytes]:
         """From the first news to [DONE], or to an error."""
         try:
             yield self._frames(self._writer.opening()) + self._tell(*first)
@@ -44,7 +51,10 @@ class Chunks:
 
     def _frames(self, choices: Iterable[Choice]) -> bytes:
         """An event for each of the choices."""
-        return b"".join(_frame({**self._head, "choices": [choice], **self._so_far(choice)}) for choice in choices)
+        return b"".join(
+            _frame({**self._head, "choices": [choice], **self._so_far(choice)})
+            for choice in choices
+        )
 
     def _so_far(self, choice: Choice) -> dict[str, Any]:
         if self._options.continuous_usage_stats:
@@ -62,12 +72,18 @@ def _frame(value: Mapping[str, Any]) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Closes the events and what is `owned`, the answers, however it ends. seconds: for a client to take a piece."""
+    """Closes the events and what is `owned`, the answers, however it ends. seconds: for a client to
+    take a piece.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes], owned: AsyncExitStack, seconds: float, headers: Mapping[str, str]
+        self,
+        events: AsyncGenerator[bytes],
+        owned: AsyncExitStack,
+        seconds: float,
+        headers: Mapping[str, str],
     ):
         super().__init__(events, headers={**HEADERS, **headers})
         self._events, self._owned, self._seconds = events, owned, seconds
@@ -86,4 +102,6 @@ class EventStream(StreamingResponse):
         try:
             await super().stream_response(bounded)
         except TimeoutError:  # returning early breaks the connection off
-            log.info("a stream ends: nothing was read for %g s (--slow-client-seconds)", self._seconds)
+            log.info(
+                "a stream ends: nothing was read for %g s (--slow-client-seconds)", self._seconds
+            )

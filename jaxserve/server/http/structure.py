@@ -10,18 +10,29 @@ from jaxserve.structure import Structure
 
 FIELD = "response_format"
 TYPES: Mapping[str, str] = MappingProxyType(  # and what beside the type each has
-    {"text": "", "json_object": "", "json_schema": "json_schema", "regex": "regex", "choice": "choice", "lark": "lark"}
+    {
+        "text": "",
+        "json_object": "",
+        "json_schema": "json_schema",
+        "regex": "regex",
+        "choice": "choice",
+        "lark": "lark",
+    }
 )
 SCHEMA_FIELDS = frozenset({"name", "description", "schema", "strict"})
 
 
 def structure_in(given: Mapping[str, Any] | None) -> Structure | None:
-    """None for text. A schema is always followed, whatever `strict` says: OpenAI does the same where it is true."""
+    """None for text. A schema is always followed, whatever `strict` says: OpenAI does the same
+    where it is true.
+    """
     if given is None:
         return None
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in TYPES:
-        raise UnsupportedError(f"{FIELD}.type", f"is {kind!r:.80}; only {', '.join(TYPES)} are supported")
+        raise UnsupportedError(
+            f"{FIELD}.type", f"is {kind!r:.80}; only {', '.join(TYPES)} are supported"
+        )
     member = TYPES[kind]
     _check_fields(given, frozenset({"type", member} - {""}), FIELD)
     if kind == "text":
@@ -41,7 +52,9 @@ def _schema(given: Any, path: str) -> Any:
         raise RequestError(path, f"is {given!r:.80}; give an object with name and schema")
     _check_fields(given, SCHEMA_FIELDS, path)
     if not isinstance(given.get("strict"), bool | None):
-        raise RequestError(f"{path}.strict", f"is {given['strict']!r:.80}; it must be true or false")
+        raise RequestError(
+            f"{path}.strict", f"is {given['strict']!r:.80}; it must be true or false"
+        )
     schema = given.get("schema")
     if not isinstance(schema, Mapping):
         raise RequestError(f"{path}.schema", f"is {schema!r:.80}; give a JSON schema, an object")

@@ -33,12 +33,21 @@ def _choice(given: Any) -> Choice:
 
 def _function(tool: dict[str, Any], path: str) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise UnsupportedError(f"{path}.type", f'is {tool.get("type")!r:.80}; only "function" is supported')
+        raise UnsupportedError(
+            f"{path}.type", f'is {tool.get("type")!r:.80}; only "function" is supported'
+        )
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise RequestError(f"{path}.function", "is no object; give name, description and parameters")
-    for where, given, known in ((path, tool, {"type", "function"}), (f"{path}.function", function, FIELDS)):
+        raise RequestError(
+            f"{path}.function", "is no object; give name, description and parameters"
+        )
+    for where, given, known in (
+        (path, tool, {"type", "function"}),
+        (f"{path}.function", function, FIELDS),
+    ):
         for name, value in given.items():
             if name not in known and value is not None:
-                raise UnknownFieldError(f"{where}.{name:.80}", "is not a field of a function; leave it out")
+                raise UnknownFieldError(
+                    f"{where}.{name:.80}", "is not a field of a function; leave it out"
+                )
     return function

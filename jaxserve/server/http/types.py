@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    model_validator,
+)
 
 from jaxserve.request import MAX_BIASES
 from jaxserve.server.core.embedding import MAX_INPUTS
@@ -20,7 +28,9 @@ def _whole(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start} is half a surrogate pair; send both halves") from None
+        raise ValueError(
+            f"character {error.start} is half a surrogate pair; send both halves"
+        ) from None
     return text
 
 
@@ -30,16 +40,23 @@ def _listed(value: Any) -> Any:
 
 def _prompts(value: Any, limit: int) -> list[str | list[int]]:
     """One or several, as text or as token ids; the service looks at each id."""
-    if isinstance(value, str) or (isinstance(value, list) and value and not isinstance(value[0], str | list)):
+    if isinstance(value, str) or (
+        isinstance(value, list) and value and not isinstance(value[0], str | list)
+    ):
         value = [value]
     if not isinstance(value, list) or not value:
-        raise ValueError("give a string, a list of strings, a list of token ids, or a list of such lists")
+        raise ValueError(
+            "give a string, a list of strings, a list of token ids, or a list of such lists"
+        )
     if len(value) > limit:
         raise ValueError(f"has {len(value)} entries; the limit is {limit}")
     kind = type(value[0])
     for i, prompt in enumerate(value):
         if type(prompt) is not kind:
-            raise ValueError(f"entry {i} is of another kind than the first (all strings, or all lists of token ids)")
+            raise ValueError(
+                f"entry {i} is of another kind than the first (all strings, or all lists of "
+                f"token ids)"
+            )
     return [_whole(prompt) if isinstance(prompt, str) else prompt for prompt in value]
 
 
@@ -63,7 +80,9 @@ Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class Body(BaseModel):
-    """ignored, only: see fields.py. Types are never converted, but for integers where a number is asked for."""
+    """ignored, only: see fields.py. Types are never converted, but for integers where a number is
+    asked for.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -78,7 +97,11 @@ class Body(BaseModel):
         for name, value in given.items():
             if value is not None and name not in cls.model_fields and name not in cls.ignored:
                 cls._check_only(name, value)
-        return {name: value for name, value in given.items() if value is not None and name in cls.model_fields}
+        return {
+            name: value
+            for name, value in given.items()
+            if value is not None and name in cls.model_fields
+        }
 
     @classmethod
     def _check_only(cls, name: str, value: Any) -> None:
@@ -97,7 +120,9 @@ class StreamOptions(Body):
 
 
 class Sampling(Body):
-    """What both kinds of completion have; bounds are those of SamplingParams. Some fields are vLLM's."""
+    """What both kinds of completion have; bounds are those of SamplingParams. Some fields are
+    vLLM's.
+    """
 
     ignored: ClassVar[Mapping[str, str]] = IGNORED
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = ONLY
@@ -144,7 +169,9 @@ class ChatBody(Sampling):
     tools: Objects | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool = True
-    separate_reasoning: bool = True  # SGLang's: otherwise thoughts are a part of the content, marks and all
+    separate_reasoning: bool = (
+        True  # SGLang's: otherwise thoughts are a part of the content, marks and all
+    )
 
 
 class EmbeddingBody(Body):

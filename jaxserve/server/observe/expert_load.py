@@ -1,4 +1,6 @@
-"""How many tokens every expert has answered, as metrics: read from the device now and then, between two steps."""
+"""How many tokens every expert has answered, as metrics: read from the device now and then, between
+two steps.
+"""
 
 import asyncio
 import logging
@@ -18,14 +20,17 @@ EVERY = 10.0  # seconds; a device counts modulo 2^32
 
 
 class ExpertLoad(Collector):
-    """expert_tokens by layer and expert; expert_imbalance by layer: the busiest expert's share of the latest tokens,
-    times the experts. 1 is even, and where every expert has a device of its own, so many times longer it takes.
+    """expert_tokens by layer and expert; expert_imbalance by layer: the busiest expert's share of
+    the latest tokens, times the experts. 1 is even, and where every expert has a device of its own,
+    so many times longer it takes.
     """
 
     def __init__(self, registry: CollectorRegistry, layers: Sequence[int]):
         self._layers = layers
         self._seen: np.ndarray | None = None  # as the device counts
-        self._told: tuple[np.ndarray, np.ndarray] | None = None  # in all, and lately; replaced as one
+        self._told: tuple[np.ndarray, np.ndarray] | None = (
+            None  # in all, and lately; replaced as one
+        )
         registry.register(self)
 
     def take(self, load: np.ndarray) -> None:
@@ -38,7 +43,9 @@ class ExpertLoad(Collector):
         if self._told is None:
             return
         tokens = CounterMetricFamily(
-            PREFIX + "expert_tokens", "tokens that an expert has answered", labels=("layer", "expert")
+            PREFIX + "expert_tokens",
+            "tokens that an expert has answered",
+            labels=("layer", "expert"),
         )
         for layer, total in zip(self._layers, self._told[0], strict=True):
             for expert, count in enumerate(total.tolist()):
@@ -51,13 +58,17 @@ class ExpertLoad(Collector):
         if self._told is None:
             return
         imbalance = GaugeMetricFamily(
-            PREFIX + "expert_imbalance", "tokens of a layer's busiest expert beside the mean", labels=("layer",)
+            PREFIX + "expert_imbalance",
+            "tokens of a layer's busiest expert beside the mean",
+            labels=("layer",),
         )
         for layer, latest in zip(self._layers, self._told[1], strict=True):
             imbalance.add_metric((str(layer),), float(latest.max() / max(latest.mean(), 1e-9)))
         yield imbalance
 
-    async def watch(self, thread: EngineThread, read: Callable[[], np.ndarray], every: float = EVERY) -> None:
+    async def watch(
+        self, thread: EngineThread, read: Callable[[], np.ndarray], every: float = EVERY
+    ) -> None:
         """Until the engine ends. read: asks the device; it runs between two steps."""
         while True:
             await asyncio.sleep(every)

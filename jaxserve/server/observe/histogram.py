@@ -1,4 +1,6 @@
-"""A histogram that is cheap to fill: at ten thousand tokens a second prometheus_client's locks are too dear."""
+"""A histogram that is cheap to fill: at ten thousand tokens a second prometheus_client's locks are
+too dear.
+"""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -23,7 +25,9 @@ class Histogram:
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """For the registry: Prometheus's buckets are cumulative."""
         total, buckets = 0, []
-        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
+        for bound, count in zip(
+            (*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True
+        ):
             total += count
             buckets.append((bound, float(total)))
         yield HistogramMetricFamily(self._name, self._what, buckets=buckets, sum_value=self._sum)

@@ -1,4 +1,6 @@
-"""Logs: one line per event, as text or JSON, on standard error. Prompts and completions are never in them."""
+"""Logs: one line per event, as text or JSON, on standard error. Prompts and completions are never
+in them.
+"""
 
 import json
 import logging
@@ -16,11 +18,14 @@ log = logging.getLogger("jaxserve.requests")
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line; what a call gives as extra={"fields": ...} stands beside message and level."""
+    """One object per line; what a call gives as extra={"fields": ...} stands beside message and
+    level.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -50,7 +55,9 @@ def _one_line(value: object) -> str:
 
 
 def configure(format: Format, level: str) -> None:
-    """For the server's process: everything of jaxserve, and errors of uvicorn and OpenTelemetry, to standard error."""
+    """For the server's process: everything of jaxserve, and errors of uvicorn and OpenTelemetry, to
+    standard error.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     for name in ("jaxserve", "uvicorn.error", "opentelemetry"):
@@ -60,7 +67,9 @@ def configure(format: Format, level: str) -> None:
 
 
 class RequestLog:
-    """An observer of the service: a line for every request that ended, and for every one that was refused."""
+    """An observer of the service: a line for every request that ended, and for every one that was
+    refused.
+    """
 
     def refused(self, call: Call, error: JaxserveError) -> None:
         log.info("refused", extra={"fields": {"reason": error.reason}})
@@ -77,7 +86,9 @@ class RequestLog:
         fields: dict[str, object] = {
             "request_id": answer.id,
             "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": sum(len(completion.token_ids) for completion in answer.completions),
+            "completion_tokens": sum(
+                len(completion.token_ids) for completion in answer.completions
+            ),
         }
         if answer.completions:
             times = answer.completions[0].timings

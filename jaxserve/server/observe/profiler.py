@@ -18,9 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class Profiler:
-    """One profile at a time, into folders of their own under `folder`; None: the operator allows none.
+    """One profile at a time, into folders of their own under `folder`; None: the operator allows
+    none.
 
-    Lives on the event loop. What a call has begun is not interrupted when its client goes away: it has to end.
+    Lives on the event loop. What a call has begun is not interrupted when its client goes away: it
+    has to end.
     """
 
     def __init__(self, folder: Path | None):
@@ -34,7 +36,9 @@ class Profiler:
         """Begin; it ends by itself after so many seconds. Returns its folder."""
         seconds = DEFAULT_SECONDS if seconds is None else seconds
         if not 0 < seconds <= MAX_SECONDS:
-            raise RequestError("max_seconds", f"is {seconds:g}; it must be above 0 and at most {MAX_SECONDS:g}")
+            raise RequestError(
+                "max_seconds", f"is {seconds:g}; it must be above 0 and at most {MAX_SECONDS:g}"
+            )
         if self._folder is None:
             raise ConfigError("this server writes no profiles (start it with --profile-dir DIR)")
         return str(await asyncio.shield(self._task(self._start(self._folder, seconds))))
@@ -63,7 +67,9 @@ class Profiler:
     async def _start(self, parent: Path, seconds: float) -> Path:
         async with self._lock:
             if self._current:
-                raise ConfigError(f"a profile is being written to {self._current} (StopProfile ends it)")
+                raise ConfigError(
+                    f"a profile is being written to {self._current} (StopProfile ends it)"
+                )
             folder = await asyncio.to_thread(_begin, parent)
             self._current = folder
             self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, folder)
@@ -89,7 +95,8 @@ def _begin(parent: Path) -> Path:
         parent.mkdir(parents=True, exist_ok=True)
         if (profiles := len(list(parent.iterdir()))) >= MAX_PROFILES:
             raise ConfigError(
-                f"--profile-dir {parent} has {profiles} entries; the limit is {MAX_PROFILES} (remove some)"
+                f"--profile-dir {parent} has {profiles} entries; the limit is {MAX_PROFILES} "
+                f"(remove some)"
             )
         folder.mkdir()
     except OSError as error:

@@ -1,7 +1,9 @@
-"""OpenTelemetry traces: a span for every request, made when it has ended. Prompts and completions are never in them.
+"""OpenTelemetry traces: a span for every request, made when it has ended. Prompts and completions
+are never in them.
 
-Names are those of the semantic conventions for generative AI, where they have one: gen_ai.* of spans, and
-gen_ai.server.* of metrics for the two times that they measure. The rest are jaxserve.*; times are seconds.
+Names are those of the semantic conventions for generative AI, where they have one: gen_ai.* of
+spans, and gen_ai.server.* of metrics for the two times that they measure. The rest are jaxserve.*;
+times are seconds.
 """
 
 import os
@@ -39,7 +41,9 @@ def open_provider() -> "TracerProvider":
 
         exporter = import_module(EXPORTERS[protocol]).OTLPSpanExporter()
     except ImportError as error:
-        raise ConfigError(f"--otel needs OpenTelemetry: {error} (pip install 'jaxserve[otel]')") from None
+        raise ConfigError(
+            f"--otel needs OpenTelemetry: {error} (pip install 'jaxserve[otel]')"
+        ) from None
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
@@ -96,7 +100,9 @@ class Traces:
             span.set_attributes({**dict(_asked_for(call)), **outcome})
             if error:
                 span.set_attribute("error.type", error.reason)
-                span.set_status(self._failed(error.reason))  # the message may have words of the prompt
+                span.set_status(
+                    self._failed(error.reason)
+                )  # the message may have words of the prompt
         span.end(ended)
 
 

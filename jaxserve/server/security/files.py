@@ -20,6 +20,11 @@ def read_token(path: Path | None, flag: str) -> str | None:
     if path is None:
         return None
     token = read_file(path, flag).decode("utf-8", "replace").strip()
-    if not (token.isascii() and token.isprintable() and 1 <= len(token) <= MAX_TOKEN_BYTES) or " " in token:
-        raise ConfigError(f"{flag} {path}: holds no token (one line of 1 to {MAX_TOKEN_BYTES} ASCII letters)")
+    if (
+        not (token.isascii() and token.isprintable() and 1 <= len(token) <= MAX_TOKEN_BYTES)
+        or " " in token
+    ):
+        raise ConfigError(
+            f"{flag} {path}: holds no token (one line of 1 to {MAX_TOKEN_BYTES} ASCII letters)"
+        )
     return token

@@ -23,7 +23,9 @@ class Tls:
         if not (cert or key or client_ca):
             return None
         if not (cert and key):
-            raise ConfigError("--tls-cert and --tls-key go together (and --tls-client-ca only with them)")
+            raise ConfigError(
+                "--tls-cert and --tls-key go together (and --tls-client-ca only with them)"
+            )
         tls = Tls(cert, key, client_ca)
         try:
             tls.context()

@@ -1,4 +1,6 @@
-"""Arrivals of the load generator: drawn, or of traces as they were published; and the tokens of their prompts."""
+"""Arrivals of the load generator: drawn, or of traces as they were published; and the tokens of
+their prompts.
+"""
 
 from pathlib import Path
 
@@ -40,8 +42,12 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def poisson(rate: float, requests: int, prompt: Lengths, output: Lengths, seed: int) -> list[Arrival]:
-    return drawn(due_times(Process("poisson", rate).gaps(seed), requests, None), prompt, output, seed)
+def poisson(
+    rate: float, requests: int, prompt: Lengths, output: Lengths, seed: int
+) -> list[Arrival]:
+    return drawn(
+        due_times(Process("poisson", rate).gaps(seed), requests, None), prompt, output, seed
+    )
 
 
 def test_poisson_has_exponential_gaps_of_the_rate() -> None:
@@ -51,7 +57,9 @@ def test_poisson_has_exponential_gaps_of_the_rate() -> None:
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
     assert (gaps > 0.25).mean() == pytest.approx(np.exp(-1), abs=0.01)
     assert gaps.std() == pytest.approx(0.25, rel=0.03)
-    assert {a.prompt_tokens for a in arrivals} == set(range(10, 21)) and {a.output_tokens for a in arrivals} == {7}
+    assert {a.prompt_tokens for a in arrivals} == set(range(10, 21)) and {
+        a.output_tokens for a in arrivals
+    } == {7}
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
@@ -81,7 +89,9 @@ def test_a_duration_has_all_that_are_due_before_its_end(kind: str) -> None:
 def test_a_seed_gives_the_same_requests_at_every_rate() -> None:
     slow, fast = (poisson(rate, 50, Lengths(1, 99), Lengths(1, 99), seed=1) for rate in (1.0, 10.0))
     np.testing.assert_allclose([a.due for a in slow], [10 * a.due for a in fast])
-    assert [(a.prompt_tokens, a.output_tokens) for a in slow] == [(a.prompt_tokens, a.output_tokens) for a in fast]
+    assert [(a.prompt_tokens, a.output_tokens) for a in slow] == [
+        (a.prompt_tokens, a.output_tokens) for a in fast
+    ]
     assert slow != poisson(1.0, 50, Lengths(1, 99), Lengths(1, 99), seed=2)
 
 
@@ -116,9 +126,15 @@ def test_azure_in_the_order_of_time(tmp_path: Path) -> None:
         ("time,tokens\n1,2\n", "neither Mooncake"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2\n", "line 2: ValueError"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,0\n", "line 2: ValueError: a length below 1"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,0\n",
+            "line 2: ValueError: a length below 1",
+        ),
         (MOONCAKE + '{"timestamp": 1}\n', "line 4: KeyError"),
-        (MOONCAKE.replace("[0, 1]", "[0]"), "line 1: ValueError: 1 hash_ids for 700 tokens in blocks of 512"),
+        (
+            MOONCAKE.replace("[0, 1]", "[0]"),
+            "line 1: ValueError: 1 hash_ids for 700 tokens in blocks of 512",
+        ),
         ("{nonsense\n", "line 1: JSONDecodeError"),
     ],
 )
@@ -143,9 +159,15 @@ def test_times_are_scaled(tmp_path: Path) -> None:
 
 
 def test_blocks_are_resized_as_wholes(tmp_path: Path) -> None:
-    """A hundredth: blocks of 5 tokens. 700 = 512 + 188 become 5 + 2, 1,030 = 2 * 512 + 6 become 2 * 5 + 1."""
+    """A hundredth: blocks of 5 tokens. 700 = 512 + 188 become 5 + 2, 1,030 = 2 * 512 + 6 become 2 *
+    5 + 1.
+    """
     small = resized(read_trace(written(tmp_path, MOONCAKE), None), 0.01)
-    assert [(a.prompt_tokens, a.output_tokens, a.block_tokens) for a in small] == [(7, 1, 5), (11, 1, 5), (5, 1, 5)]
+    assert [(a.prompt_tokens, a.output_tokens, a.block_tokens) for a in small] == [
+        (7, 1, 5),
+        (11, 1, 5),
+        (5, 1, 5),
+    ]
     assert resized([Arrival(0, 250, 30)], 0.1) == [Arrival(0, 25, 3)]
 
 
@@ -164,13 +186,24 @@ def test_prompts_share_what_their_blocks_share() -> None:
     assert (len(a), len(b)) == (25, 30)
     assert a[:20] == b[:20] and a[20:] != b[20:25]
     alone = [prompts.of(number, Arrival(0, 25, 1)) for number in range(2)]
-    assert alone[0] != alone[1] and alone[0] == RandomPrompts(1000, (3, 7), seed=5).of(0, Arrival(0, 25, 1))
+    assert alone[0] != alone[1] and alone[0] == RandomPrompts(1000, (3, 7), seed=5).of(
+        0, Arrival(0, 25, 1)
+    )
     assert alone[0] != RandomPrompts(1000, (3, 7), seed=6).of(0, Arrival(0, 25, 1))
     assert alone[0] != RandomPrompts(1000, (3, 7), seed=5, run=1).of(0, Arrival(0, 25, 1))
 
 
 def test_prompts_have_every_token_but_the_end_tokens() -> None:
-    assert set(RandomPrompts(10, (3, 7), seed=0).of(0, Arrival(0, 500, 1))) == {0, 1, 2, 4, 5, 6, 8, 9}
+    assert set(RandomPrompts(10, (3, 7), seed=0).of(0, Arrival(0, 500, 1))) == {
+        0,
+        1,
+        2,
+        4,
+        5,
+        6,
+        8,
+        9,
+    }
 
 
 def test_published_traces_are_read_whole(data_folder: Path) -> None:
@@ -184,4 +217,10 @@ def test_published_traces_are_read_whole(data_folder: Path) -> None:
 
 def test_texts_are_asked_in_their_order_again_and_again() -> None:
     prompts = TextPrompts(["a", "b"])
-    assert [prompts.of(number, Arrival(0, 0, 1)) for number in range(5)] == ["a", "b", "a", "b", "a"]
+    assert [prompts.of(number, Arrival(0, 0, 1)) for number in range(5)] == [
+        "a",
+        "b",
+        "a",
+        "b",
+        "a",
+    ]

@@ -10,10 +10,20 @@ from jaxserve.errors import ConfigError
 
 
 def outcome(
-    sent: float, *messages: tuple[float, int], ended: float = 0.0, status: str = "OK", due: float = 0.0
+    sent: float,
+    *messages: tuple[float, int],
+    ended: float = 0.0,
+    status: str = "OK",
+    due: float = 0.0,
 ) -> Outcome:
     """messages: clock and tokens."""
-    made = Outcome(due or sent, prompt_tokens=10, output_tokens=sum(n for _, n in messages), sent=sent, status=status)
+    made = Outcome(
+        due or sent,
+        prompt_tokens=10,
+        output_tokens=sum(n for _, n in messages),
+        sent=sent,
+        status=status,
+    )
     for message in messages:
         made.saw(*message)
     made.ended = ended or (messages[-1][0] if messages else sent)
@@ -47,7 +57,9 @@ def test_spread_against_numpy() -> None:
     spread = Spread.of(samples)
     assert spread and spread.mean == pytest.approx(1e3 * samples.mean(), abs=1e-3)
     for name, percentile in (("p50", 50), ("p90", 90), ("p99", 99)):
-        assert getattr(spread, name) == pytest.approx(1e3 * np.percentile(samples, percentile), abs=1e-3)
+        assert getattr(spread, name) == pytest.approx(
+            1e3 * np.percentile(samples, percentile), abs=1e-3
+        )
 
 
 def test_summary() -> None:
@@ -61,7 +73,11 @@ def test_summary() -> None:
     outcomes[1].cached_tokens, outcomes[2].error = 7, "gone"
     s = summarize(outcomes, Objective(ttft=600))
     assert (s.requests, s.ok, s.unfinished, s.busy_seconds) == (4, 2, 1, 4.0)
-    assert (s.requests_per_second, s.output_tokens_per_second, s.prompt_tokens_per_second) == (0.5, 2.0, 5.0)
+    assert (s.requests_per_second, s.output_tokens_per_second, s.prompt_tokens_per_second) == (
+        0.5,
+        2.0,
+        5.0,
+    )
     assert (s.prompt_tokens, s.cached_prompt_tokens) == (20, 7)
     assert s.failures.keys() == {"UNAVAILABLE"}
     assert (s.failures["UNAVAILABLE"].count, s.failures["UNAVAILABLE"].example) == (1, "gone")
@@ -75,7 +91,13 @@ def test_summary() -> None:
 
 def test_summary_of_nothing() -> None:
     s = summarize([], Objective())
-    assert (s.requests, s.busy_seconds, s.requests_per_second, s.ttft, s.goodput) == (0, 0.0, 0.0, None, None)
+    assert (s.requests, s.busy_seconds, s.requests_per_second, s.ttft, s.goodput) == (
+        0,
+        0.0,
+        0.0,
+        None,
+        None,
+    )
     refused = summarize([outcome(1.0, status="UNAVAILABLE", ended=2.0)], Objective(ttft=1))
     assert (refused.ok, refused.goodput, refused.goodput_share, refused.e2e) == (0, 0.0, 0.0, None)
 

@@ -25,7 +25,9 @@ SMALL = "--step-tokens 32 --page-size 16".split()
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs main() with the tests' compilation cache; returns exit code, standard output, standard error."""
+    """Runs main() with the tests' compilation cache; returns exit code, standard output, standard
+    error.
+    """
 
     def run(*flags: str) -> tuple[int, str, str]:
         cache = ["--compilation-cache", jax.config.jax_compilation_cache_dir]
@@ -67,7 +69,9 @@ def test_rates_against_numpy() -> None:
 
 
 def test_what_is_run(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each case once more than asked for, the first time for nothing; prompts of the asked-for size, all different."""
+    """Each case once more than asked for, the first time for nothing; prompts of the asked-for
+    size, all different.
+    """
     jobs = list[tuple[list[list[int]], list[int]]]()
 
     def counted(engine, prompts, lengths) -> float:
@@ -82,12 +86,20 @@ def test_what_is_run(call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0
     sizes = [(len(prompts), len(prompts[0]), lengths[0]) for prompts, lengths in jobs]
     assert sizes == [
-        size for batch in (1, 2) for size in ((batch, 20, 1), (batch, 1, 3), (batch, 20, 3)) for _ in range(3)
+        size
+        for batch in (1, 2)
+        for size in ((batch, 20, 1), (batch, 1, 3), (batch, 20, 3))
+        for _ in range(3)
     ]
     texts = [tuple(prompt) for prompts, _ in jobs for prompt in prompts if len(prompt) == 20]
     assert len(set(texts)) == len(texts)
-    assert [row["seconds"] for row in found["results"]] == [[3 * i + 2.0, 3 * i + 3.0] for i in range(6)]
-    assert found["benchmark"] == "offline" and found["environment"]["device"] == jax.devices()[0].device_kind
+    assert [row["seconds"] for row in found["results"]] == [
+        [3 * i + 2.0, 3 * i + 3.0] for i in range(6)
+    ]
+    assert (
+        found["benchmark"] == "offline"
+        and found["environment"]["device"] == jax.devices()[0].device_kind
+    )
     assert found["environment"]["command"].startswith("python -m jaxserve.bench offline --model")
 
 
@@ -113,8 +125,21 @@ def test_the_table(call) -> None:
     lines = out.splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:5]]
     assert code == 0
-    assert cells[0] == ["model", "params", "size", "dtype", "device", "mesh", "jax", "batch", "test", "tokens/s"]
-    assert [row[8] for row in cells[2:]] == ["pp16", "tg2", "pp16+tg2"] and all("±" in row[9] for row in cells[2:])
+    assert cells[0] == [
+        "model",
+        "params",
+        "size",
+        "dtype",
+        "device",
+        "mesh",
+        "jax",
+        "batch",
+        "test",
+        "tokens/s",
+    ]
+    assert [row[8] for row in cells[2:]] == ["pp16", "tg2", "pp16+tg2"] and all(
+        "±" in row[9] for row in cells[2:]
+    )
     assert lines[6].startswith(f"{jax.devices()[0].device_kind}, jaxserve")
 
 
@@ -135,7 +160,9 @@ def test_a_compile_while_measuring_is_an_error(call, monkeypatch: pytest.MonkeyP
     assert code == 2 and not out and "1 compiles while it was measured" in err
 
 
-def test_what_was_measured_before_an_interruption_is_told(call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_before_an_interruption_is_told(
+    call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = iter([0.5, 0.5])
 
     def interrupted(*_) -> float:
@@ -144,7 +171,9 @@ def test_what_was_measured_before_an_interruption_is_told(call, monkeypatch: pyt
         return seconds
 
     monkeypatch.setattr(offline, "timed", interrupted)
-    code, out, _ = call(*"--prompt-tokens 16 --output-tokens 2 --repetitions 1 --output json".split())
+    code, out, _ = call(
+        *"--prompt-tokens 16 --output-tokens 2 --repetitions 1 --output json".split()
+    )
     assert code == 130 and [row["test"] for row in json.loads(out)["results"]] == ["pp16"]
 
 
@@ -175,8 +204,12 @@ def test_what_cannot_be_done_is_one_line(call, flags: str, problem: str) -> None
 
 @pytest.mark.slow
 def test_a_batch_runs_together() -> None:
-    """Four rows: as many launches as a single sequence of eight tokens needs, not four times as many."""
-    options = EngineOptions(max_batch=4, step_tokens=64, page_size=16, max_context=64, decode_steps=1)
+    """Four rows: as many launches as a single sequence of eight tokens needs, not four times as
+    many.
+    """
+    options = EngineOptions(
+        max_batch=4, step_tokens=64, page_size=16, max_context=64, decode_steps=1
+    )
     with LLM(BUNDLED, options=options) as llm:
         llm.warm_up()
         timed(llm.engine, [[5]] * 4, [8] * 4)

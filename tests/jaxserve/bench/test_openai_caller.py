@@ -24,7 +24,12 @@ def event(text: str = "", completion_tokens: int | None = None, **more: Any) -> 
 
 
 def answered(
-    body: Sequence[str] | str, status: int = 200, *, asked: int = 4, may_end_early: bool = False, strict: bool = False
+    body: Sequence[str] | str,
+    status: int = 200,
+    *,
+    asked: int = 4,
+    may_end_early: bool = False,
+    strict: bool = False,
 ) -> tuple[Outcome, dict[str, Any]]:
     """What became of a request for so many tokens, and what was sent."""
     sent = list[bytes]()
@@ -37,7 +42,10 @@ def answered(
     async def run() -> Outcome:
         transport = httpx.MockTransport(handle)
         async with httpx.AsyncClient(transport=transport, base_url="http://test/v1/") as client:
-            caller, outcome = OpenAICaller(client, "theirs", True, strict), Outcome(0.0, 2, asked, may_end_early)
+            caller, outcome = (
+                OpenAICaller(client, "theirs", True, strict),
+                Outcome(0.0, 2, asked, may_end_early),
+            )
             await call(caller, caller.prepare([1, 2], asked, "salt"), outcome, 60.0)
             return outcome
 
@@ -46,7 +54,9 @@ def answered(
 
 def test_a_server_that_counts_with_every_chunk() -> None:
     """An empty chunk in between, and the last usage once more at the end."""
-    outcome, _ = answered([event("a", 1), event("", 1), event("bc", 3), event("d", 4), event("", 4), DONE])
+    outcome, _ = answered(
+        [event("a", 1), event("", 1), event("bc", 3), event("d", 4), event("", 4), DONE]
+    )
     assert (outcome.status, outcome.counts.tolist(), outcome.shared_out) == (OK, [1, 2, 1], False)
     assert outcome.prompt_tokens == 7  # theirs, not ours
 
@@ -60,7 +70,12 @@ def test_a_server_that_counts_in_the_end() -> None:
 
 def test_a_server_that_never_counts() -> None:
     outcome, _ = answered([event("ab"), event("cd"), DONE], asked=2)
-    assert (outcome.status, outcome.received, outcome.shared_out, outcome.prompt_tokens) == (OK, 2, True, 2)
+    assert (outcome.status, outcome.received, outcome.shared_out, outcome.prompt_tokens) == (
+        OK,
+        2,
+        True,
+        2,
+    )
 
 
 def test_a_server_that_says_no_done() -> None:
@@ -88,11 +103,19 @@ def test_an_answer_that_ends_early() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "counted"),
     [
-        (429, '{"error": {"code": "rate_limit_exceeded", "message": "slow\\ndown"}}', "rate_limit_exceeded"),
+        (
+            429,
+            '{"error": {"code": "rate_limit_exceeded", "message": "slow\\ndown"}}',
+            "rate_limit_exceeded",
+        ),
         (429, '{"error": {"message": "slow down"}}', "HTTP 429"),
         (400, '{"error": "no"}', "HTTP 400"),
         (502, "<html>Bad Gateway</html>", "HTTP 502"),
-        (200, event("a", 1) + 'data: {"error": {"code": "overloaded", "message": "later"}}\n\n', "overloaded"),
+        (
+            200,
+            event("a", 1) + 'data: {"error": {"code": "overloaded", "message": "later"}}\n\n',
+            "overloaded",
+        ),
         (200, event("a", 1), CUT),
         (200, event("a", 1) + "data: {nonsense\n\n" + DONE, MALFORMED),
         (200, "data: [1]\n\n" + DONE, MALFORMED),
@@ -102,7 +125,12 @@ def test_an_answer_that_ends_early() -> None:
 )
 def test_what_went_wrong_is_counted_by_its_status(status: int, body: str, counted: str) -> None:
     outcome, _ = answered(body, status)
-    assert outcome.status == counted and outcome.error and "\n" not in outcome.error and outcome.ended > outcome.sent
+    assert (
+        outcome.status == counted
+        and outcome.error
+        and "\n" not in outcome.error
+        and outcome.ended > outcome.sent
+    )
 
 
 def test_a_server_that_never_answers() -> None:
@@ -111,7 +139,9 @@ def test_a_server_that_never_answers() -> None:
         raise AssertionError
 
     async def run() -> Outcome:
-        async with httpx.AsyncClient(transport=httpx.MockTransport(silent), base_url="http://test/v1/") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.MockTransport(silent), base_url="http://test/v1/"
+        ) as client:
             caller, outcome = OpenAICaller(client, "theirs", True, False), Outcome(0.0, 2, 4)
             await call(caller, caller.prepare("a text", 4, "salt"), outcome, 0.05)
             return outcome
@@ -127,7 +157,9 @@ def test_strict_sends_only_what_openai_knows() -> None:
     _, strict = answered(body, strict=True)
     assert extensions.items() <= sent.items() and not extensions.keys() & strict.keys()
     assert strict["stream_options"] == {"include_usage": True}
-    assert sent == strict | extensions | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    assert sent == strict | extensions | {
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True}
+    }
 
 
 def found(response: httpx.Response, wanted: str | None, monkeypatch: pytest.MonkeyPatch) -> Model:
@@ -138,12 +170,18 @@ def found(response: httpx.Response, wanted: str | None, monkeypatch: pytest.Monk
         return response
 
     new = httpx.AsyncClient
-    monkeypatch.setattr(httpx, "AsyncClient", lambda **options: new(transport=httpx.MockTransport(handle), **options))
+    monkeypatch.setattr(
+        httpx,
+        "AsyncClient",
+        lambda **options: new(transport=httpx.MockTransport(handle), **options),
+    )
     return asyncio.run(find_model("http://test/v1/", Credentials(), wanted))
 
 
 def test_models_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = httpx.Response(200, json={"data": [{"id": "theirs"}, {"id": "big", "max_model_len": 99}]})
+    listed = httpx.Response(
+        200, json={"data": [{"id": "theirs"}, {"id": "big", "max_model_len": 99}]}
+    )
     assert found(listed, None, monkeypatch) == Model("theirs", None)
     monkeypatch.undo()
     assert found(listed, "big", monkeypatch) == Model("big", 99)

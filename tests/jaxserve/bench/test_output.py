@@ -16,13 +16,19 @@ def test_markdown_is_a_table_whatever_stands_in_it() -> None:
     lines = markdown(grid).splitlines()
     assert len(lines) == 4 and len({len(line) for line in lines}) == 1
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["name", "value"] and cells[2:] == [["[bold]x[/bold]", "1"], ["y" * 400, "22.5"]]
+    assert cells[0] == ["name", "value"] and cells[2:] == [
+        ["[bold]x[/bold]", "1"],
+        ["y" * 400, "22.5"],
+    ]
     assert set(lines[1]) == {"|", "-"}
     assert lines[2].endswith("    1 |")  # numbers end at the right
 
 
 def test_csv_is_read_back() -> None:
-    rows = [{"a": "x,y", "b": {"p50": 1.5, "p99": None}, "c": [1, 2]}, {"a": 'q"', "b": {"p50": 2, "p99": 3}, "c": []}]
+    rows = [
+        {"a": "x,y", "b": {"p50": 1.5, "p99": None}, "c": [1, 2]},
+        {"a": 'q"', "b": {"p50": 2, "p99": 3}, "c": []},
+    ]
     read = list(csv.DictReader(io.StringIO(comma_separated(rows))))
     assert read == [
         {"a": "x,y", "b_p50": "1.5", "b_p99": "", "c": "1 2"},

@@ -33,11 +33,22 @@ from tests.jaxserve.server.http import harness as http_harness
 from tests.jaxserve.server.security.test_tls import listening
 
 STEP = 0.004  # seconds of the device
-ENVIRONMENT = {"load_before": 0.0, "cores": 2, "jaxserve": "1", "jax": "2", "python": "3", "date": "2026-01-01"}
+ENVIRONMENT = {
+    "load_before": 0.0,
+    "cores": 2,
+    "jaxserve": "1",
+    "jax": "2",
+    "python": "3",
+    "date": "2026-01-01",
+}
 
 
-async def measured(flags: Sequence[str], report: Report, words: io.StringIO | None = None) -> Report:
-    """As `main` does it, on this event loop; cancelled, it returns. words: what goes to standard error."""
+async def measured(
+    flags: Sequence[str], report: Report, words: io.StringIO | None = None
+) -> Report:
+    """As `main` does it, on this event loop; cancelled, it returns. words: what goes to standard
+    error.
+    """
     args = parser().parse_args(["serve", *flags])
     check(args)
     report.objective = Objective.parse(args.slo) if args.slo else Objective()
@@ -51,11 +62,15 @@ def empty() -> Report:
 
 
 def test_rates_over_grpc(tmp_path: Path) -> None:
-    flags = "--rate 100,200 --requests 12 --prompt-tokens 5-40 --output-tokens 6 --slo ttft=10000".split()
+    flags = (
+        "--rate 100,200 --requests 12 --prompt-tokens 5-40 --output-tokens 6 --slo ttft=10000"
+    ).split()
 
     async def run() -> Report:
         async with harness.running(tmp_path, seconds=STEP) as server:
-            report = await measured([*flags, "--target", f"grpc://{server.address}", "--repetitions", "2"], empty())
+            report = await measured(
+                [*flags, "--target", f"grpc://{server.address}", "--repetitions", "2"], empty()
+            )
             await server.at_rest()
             return report
 
@@ -65,7 +80,13 @@ def test_rates_over_grpc(tmp_path: Path) -> None:
     ]
     for point in report.points:
         s = point.summary
-        assert (s.requests, s.ok, s.unfinished, s.failures, point.interrupted) == (12, 12, 0, {}, False)
+        assert (s.requests, s.ok, s.unfinished, s.failures, point.interrupted) == (
+            12,
+            12,
+            0,
+            {},
+            False,
+        )
         assert s.ttft and s.tpot and s.itl and s.e2e
         assert s.ttft.p50 >= 1e3 * STEP and s.tpot.p50 >= 0.9e3 * STEP and s.e2e.p50 >= 6e3 * STEP
         assert s.output_tokens_per_second == pytest.approx(12 * 6 / s.busy_seconds, rel=0.05)
@@ -81,13 +102,18 @@ def test_rates_over_grpc(tmp_path: Path) -> None:
     ]
     assert latencies.count("| TTFT |") == 2 and "±" in latencies
     lines = list(csv.DictReader(io.StringIO(report.text("csv"))))
-    assert [(line["load"], line["ok"]) for line in lines] == [(point.load, "12") for point in report.points]
+    assert [(line["load"], line["ok"]) for line in lines] == [
+        (point.load, "12") for point in report.points
+    ]
     assert float(lines[0]["ttft_p90"]) == written["results"][0]["summary"]["ttft"]["p90"]
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "openai"])
 def test_a_closed_loop_keeps_so_many_running(tmp_path: Path, protocol: str) -> None:
-    flags = "--concurrency 1,3 --requests 9 --prompt-tokens 5 --output-tokens 4 --warm-up 0 --vocab-size 200".split()
+    flags = (
+        "--concurrency 1,3 --requests 9 --prompt-tokens 5 --output-tokens 4 --warm-up 0 "
+        "--vocab-size 200"
+    ).split()
 
     async def run() -> Report:
         async with http_harness.serving(tmp_path, seconds=STEP) as http:
@@ -103,7 +129,9 @@ def test_a_closed_loop_keeps_so_many_running(tmp_path: Path, protocol: str) -> N
 
 
 def test_a_closed_loop_of_some_seconds_sends_nothing_after_them(tmp_path: Path) -> None:
-    """At least two rounds, then what runs is waited for; the same lengths again and again, with other prompts."""
+    """At least two rounds, then what runs is waited for; the same lengths again and again, with
+    other prompts.
+    """
 
     async def run() -> Report:
         async with harness.running(tmp_path, seconds=STEP) as server:
@@ -120,8 +148,13 @@ def test_runs_find_nothing_of_each_other_cached(tmp_path: Path) -> None:
 
     async def run() -> Report:
         async with http_harness.serving(tmp_path) as http:
-            flags = "--rate inf,1000 --requests 5 --prompt-tokens 20 --output-tokens 3 --repetitions 2 --strict".split()
-            return await measured([*flags, "--vocab-size", "200", "--target", address(http, "openai")], empty())
+            flags = (
+                "--rate inf,1000 --requests 5 --prompt-tokens 20 --output-tokens 3 "
+                "--repetitions 2 --strict"
+            ).split()
+            return await measured(
+                [*flags, "--vocab-size", "200", "--target", address(http, "openai")], empty()
+            )
 
     summaries = [point.summary for point in asyncio.run(run()).points]
     assert [(s.ok, s.prompt_tokens, s.cached_prompt_tokens) for s in summaries] == [(5, 100, 0)] * 4
@@ -131,7 +164,11 @@ def test_runs_find_nothing_of_each_other_cached(tmp_path: Path) -> None:
 def test_texts_of_a_file(tmp_path: Path) -> None:
     """The server counts their tokens, and needs to tell nothing about its vocabulary."""
     (tmp_path / "prompts").write_text("fox\n\nThe quick brown fox\n")
-    flags = ["--prompts-file", str(tmp_path / "prompts"), *"--rate inf --requests 4 --output-tokens 3".split()]
+    flags = [
+        "--prompts-file",
+        str(tmp_path / "prompts"),
+        *"--rate inf --requests 4 --output-tokens 3".split(),
+    ]
 
     async def run() -> list[Report]:
         async with http_harness.serving(tmp_path) as http:
@@ -141,7 +178,9 @@ def test_texts_of_a_file(tmp_path: Path) -> None:
     over_grpc, over_http = (report.points[0].summary for report in asyncio.run(run()))
     assert over_grpc.ok == over_http.ok == 4
     assert (
-        over_grpc.prompt_tokens == over_http.prompt_tokens == 2 * (len("fox") + len("The quick brown fox")) + 4
+        over_grpc.prompt_tokens
+        == over_http.prompt_tokens
+        == 2 * (len("fox") + len("The quick brown fox")) + 4
     )  # and BOS
 
 
@@ -151,22 +190,40 @@ def address(http: http_harness.Http, protocol: str) -> str:
 
 @pytest.mark.parametrize("protocol", ["grpc", "openai"])
 def test_a_trace_with_shared_blocks(tmp_path: Path, protocol: str) -> None:
-    """Blocks of 16 tokens in pages of 4: the second request finds the 32 tokens that it shares with the first."""
+    """Blocks of 16 tokens in pages of 4: the second request finds the 32 tokens that it shares with
+    the first.
+    """
     rows = [
         {"timestamp": 0, "input_length": 1200, "output_length": 96, "hash_ids": [0, 1, 2]},
         {"timestamp": 9000, "input_length": 1400, "output_length": 320, "hash_ids": [0, 1, 3]},
     ]
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(map(json.dumps, rows)))
-    flags = ["--trace", str(trace), "--time-scale", "0.05", "--token-scale", str(16 / 512), "--max-output-tokens", "8"]
+    flags = [
+        "--trace",
+        str(trace),
+        "--time-scale",
+        "0.05",
+        "--token-scale",
+        str(16 / 512),
+        "--max-output-tokens",
+        "8",
+    ]
 
     async def run() -> Report:
         async with http_harness.serving(tmp_path) as http:
-            return await measured([*flags, "--vocab-size", "200", "--target", address(http, protocol)], empty())
+            return await measured(
+                [*flags, "--vocab-size", "200", "--target", address(http, protocol)], empty()
+            )
 
     (point,) = asyncio.run(run()).points
     s = point.summary
-    assert (s.ok, point.capped, s.prompt_tokens, s.cached_prompt_tokens) == (2, 1, 32 + 6 + 32 + 12, 32)
+    assert (s.ok, point.capped, s.prompt_tokens, s.cached_prompt_tokens) == (
+        2,
+        1,
+        32 + 6 + 32 + 12,
+        32,
+    )
     assert s.busy_seconds == pytest.approx(0.45, abs=0.2)
 
 
@@ -183,9 +240,12 @@ def test_a_server_with_certificates_and_a_token(tmp_path: Path, protocol: str) -
             harness.running(tmp_path) as server,
             listening(server, "secret", tls_cert=cert, tls_key=key, tls_client_ca=own) as found,
         ):
-            where = f"grpc://{found['gRPC']}" if protocol == "grpc" else f"https://{found['HTTP']}/v1"
+            where = (
+                f"grpc://{found['gRPC']}" if protocol == "grpc" else f"https://{found['HTTP']}/v1"
+            )
             flags = [
-                *"--rate 100 --requests 5 --prompt-tokens 5 --output-tokens 5 --vocab-size 200 --target".split(),
+                *"--rate 100 --requests 5 --prompt-tokens 5 --output-tokens 5 --vocab-size 200 "
+                "--target".split(),
                 where,
             ]
             for wrong in (tls, [*tls, "--token-file", str(tmp_path / "wrong")]):
@@ -202,28 +262,46 @@ def test_a_server_that_tells_only_admins(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with harness.running(tmp_path, tokens=Tokens("secret", None)) as server:
-            flags = ["--rate", "1", "--target", f"grpc://{server.address}", "--token-file", str(tmp_path / "token")]
+            flags = [
+                "--rate",
+                "1",
+                "--target",
+                f"grpc://{server.address}",
+                "--token-file",
+                str(tmp_path / "token"),
+            ]
             await measured(flags, empty())
 
-    with pytest.raises(ConfigError, match=r"tells only admins what it serves \(give --vocab-size\)"):
+    with pytest.raises(
+        ConfigError, match=r"tells only admins what it serves \(give --vocab-size\)"
+    ):
         asyncio.run(run())
 
 
 def test_refused_requests_are_counted(tmp_path: Path) -> None:
-    """Sixty in a moment, four rows and eight places to wait in: some are served, some refused, none is lost."""
+    """Sixty in a moment, four rows and eight places to wait in: some are served, some refused, none
+    is lost.
+    """
 
     words = io.StringIO()
 
     async def run() -> Report:
         limits = Limits(max_waiting_requests=8)
         async with harness.running(tmp_path, seconds=STEP, limits=limits) as server:
-            flags = "--rate 10000 --requests 60 --prompt-tokens 5 --output-tokens 5 --slo ttft=10000".split()
+            flags = (
+                "--rate 10000 --requests 60 --prompt-tokens 5 --output-tokens 5 --slo ttft=10000"
+            ).split()
             return await measured([*flags, "--target", f"grpc://{server.address}"], empty(), words)
 
     report = asyncio.run(run())
     (point,) = report.points
     s, refused = point.summary, point.summary.failures["RESOURCE_EXHAUSTED"]
-    assert s.ok > 0 and refused.count > 0 and s.ok + refused.count == 60 and list(s.failures) == ["RESOURCE_EXHAUSTED"]
+    assert (
+        s.ok > 0
+        and refused.count > 0
+        and s.ok + refused.count == 60
+        and list(s.failures) == ["RESOURCE_EXHAUSTED"]
+    )
     assert s.goodput_share == round(s.ok / 60, 4)
     said = f"{refused.count} x RESOURCE_EXHAUSTED: {refused.example}"
     assert said in words.getvalue() and said in report.text("md")
@@ -235,8 +313,12 @@ def test_refused_requests_are_counted(tmp_path: Path) -> None:
 def test_cancelled_it_reports_what_it_has(tmp_path: Path) -> None:
     async def run() -> Report:
         async with harness.running(tmp_path, seconds=0.02) as server:
-            flags = "--rate 40 --requests 400 --prompt-tokens 5 --output-tokens 10 --warm-up 1".split()
-            measuring = asyncio.create_task(measured([*flags, "--target", f"grpc://{server.address}"], empty()))
+            flags = (
+                "--rate 40 --requests 400 --prompt-tokens 5 --output-tokens 10 --warm-up 1".split()
+            )
+            measuring = asyncio.create_task(
+                measured([*flags, "--target", f"grpc://{server.address}"], empty())
+            )
             await asyncio.sleep(1.2)
             measuring.cancel()
             report = await measuring
@@ -252,8 +334,17 @@ def test_cancelled_it_reports_what_it_has(tmp_path: Path) -> None:
 def test_a_signal_ends_the_program_with_a_report(tmp_path: Path) -> None:
     async def run() -> tuple[int, bytes, bytes]:
         async with harness.running(tmp_path, seconds=0.002) as server:
-            flags = "serve --rate 20 --requests 4000 --prompt-tokens 5 --output-tokens 2 --output json".split()
-            command = [sys.executable, "-m", "jaxserve.bench", *flags, "--target", f"grpc://{server.address}"]
+            flags = (
+                "serve --rate 20 --requests 4000 --prompt-tokens 5 --output-tokens 2 --output json"
+            ).split()
+            command = [
+                sys.executable,
+                "-m",
+                "jaxserve.bench",
+                *flags,
+                "--target",
+                f"grpc://{server.address}",
+            ]
             process = await asyncio.create_subprocess_exec(
                 *command, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
@@ -276,8 +367,12 @@ def test_a_server_that_is_lost(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with harness.running(tmp_path, seconds=0.02) as server:
-            flags = "--rate 40 --requests 40 --prompt-tokens 5 --output-tokens 10 --warm-up 1".split()
-            measuring = asyncio.create_task(measured([*flags, "--target", f"grpc://{server.address}"], report))
+            flags = (
+                "--rate 40 --requests 40 --prompt-tokens 5 --output-tokens 10 --warm-up 1".split()
+            )
+            measuring = asyncio.create_task(
+                measured([*flags, "--target", f"grpc://{server.address}"], report)
+            )
             while server.runner.steps < 40:
                 await asyncio.sleep(0.01)
             await server.stop(0)
@@ -287,7 +382,11 @@ def test_a_server_that_is_lost(tmp_path: Path) -> None:
     asyncio.run(run())
     (point,) = report.points
     s = point.summary
-    assert s.ok > 0 and s.ok + sum(failure.count for failure in s.failures.values()) == 40 and not point.interrupted
+    assert (
+        s.ok > 0
+        and s.ok + sum(failure.count for failure in s.failures.values()) == 40
+        and not point.interrupted
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,8 +414,14 @@ def test_a_server_that_is_lost(tmp_path: Path) -> None:
         ("--trace {folder}/odd --time-scale 2 --rate 1", "both say how fast"),
         ("--trace {folder}/odd --prompts-file {folder}/odd", "both say what is sent"),
         ("--rate 1 --prompts-file {folder}/none", "No such file"),
-        ("--rate 1 --target grpc://127.0.0.1:{port} -- --dtype float32", "'--dtype' is for a server of our own"),
-        ("--rate 1 --target grpc://127.0.0.1:{port} --model DIR", "--model is for a server of our own"),
+        (
+            "--rate 1 --target grpc://127.0.0.1:{port} -- --dtype float32",
+            "'--dtype' is for a server of our own",
+        ),
+        (
+            "--rate 1 --target grpc://127.0.0.1:{port} --model DIR",
+            "--model is for a server of our own",
+        ),
         ("--rate 1 --tls-ca {folder}/odd", "for a server that is there"),
         ("--rate 1 --target grpc://127.0.0.1:{port} --token-file {folder}/none", "No such file"),
         ("--rate 1 --target 127.0.0.1:{port}", "give grpc://HOST:PORT or http://HOST:PORT/v1"),
@@ -348,7 +453,9 @@ def test_requests_that_do_not_fit(tmp_path: Path) -> None:
             flags = "--rate 1 --requests 2 --prompt-tokens 500 --output-tokens 100".split()
             await measured([*flags, "--target", f"grpc://{server.address}"], empty())
 
-    with pytest.raises(ConfigError, match=r"2 of 2 requests do not fit .* 512 tokens, the first with 500 \+ 100"):
+    with pytest.raises(
+        ConfigError, match=r"2 of 2 requests do not fit .* 512 tokens, the first with 500 \+ 100"
+    ):
         asyncio.run(run())
 
 
@@ -358,7 +465,9 @@ def test_requests_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_a_target_a_server_is_started(capsys: pytest.CaptureFixture[str]) -> None:
     model = Path(__file__).parents[3] / "checkpoints" / "bundled" / "tiny-chat-draft"
-    flags = "serve --concurrency 2 --requests 4 --prompt-tokens 8 --output-tokens 4 --output json".split()
+    flags = (
+        "serve --concurrency 2 --requests 4 --prompt-tokens 8 --output-tokens 4 --output json"
+    ).split()
     cache = ["--compilation-cache", jax.config.jax_compilation_cache_dir]
     sizes = "--max-batch 2 --step-tokens 16 --page-size 16 --max-context 32".split()
     assert main([*flags, "--model", str(model), "--", *sizes, *cache]) == 0
@@ -369,7 +478,10 @@ def test_without_a_target_a_server_is_started(capsys: pytest.CaptureFixture[str]
 
 def test_a_server_that_ends_before_it_is_ready() -> None:
     async def run() -> None:
-        words = "import sys; print('first', file=sys.stderr); print('error: --model X: no such folder'); sys.exit(3)"
+        words = (
+            "import sys; print('first', file=sys.stderr); print('error: --model X: no such "
+            "folder'); sys.exit(3)"
+        )
         async with running([sys.executable, "-c", words], f"127.0.0.1:{free_ports(1)[0]}", 60):
             pytest.fail("it was never ready")
 
@@ -383,7 +495,10 @@ def test_a_server_always_ends(tmp_path: Path, deaf: bool, monkeypatch: pytest.Mo
     monkeypatch.setattr("jaxserve.bench.own_server.END_SECONDS", 0.2)
     here = tmp_path / "pid"
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if deaf else ""
-    script = f"import os, pathlib, signal, time; {ignore} pathlib.Path({str(here)!r}).write_text(str(os.getpid())); "
+    script = (
+        f"import os, pathlib, signal, time; {ignore} "
+        f"pathlib.Path({str(here)!r}).write_text(str(os.getpid())); "
+    )
     command = [sys.executable, "-c", script + "time.sleep(600)"]
 
     async def start() -> None:

@@ -13,8 +13,18 @@ from jaxserve.bench.startup import Start, grid, start, text
 from jaxserve.errors import ConfigError
 
 BUNDLED = Path(__file__).parents[3] / "checkpoints" / "bundled" / "tiny-chat-draft"
-FLAGS = ["--model", str(BUNDLED), *"--max-batch 1 --step-tokens 16 --page-size 16 --max-context 16".split()]
-MODEL = {"model": "tiny", "parameters": 2_000_000, "dtype": "float32", "device": "cpu", "mesh": "1x1x1"}
+FLAGS = [
+    "--model",
+    str(BUNDLED),
+    *"--max-batch 1 --step-tokens 16 --page-size 16 --max-context 16".split(),
+]
+MODEL = {
+    "model": "tiny",
+    "parameters": 2_000_000,
+    "dtype": "float32",
+    "device": "cpu",
+    "mesh": "1x1x1",
+}
 
 
 @pytest.mark.slow
@@ -44,12 +54,16 @@ def test_every_repetition_begins_with_an_empty_cache(
         )
         (folder / "x").touch()
         asked.append((kind, repetition, flags[-1]))
-        return Start(kind, repetition, dict.fromkeys(STAGES, 1.0), MODEL, 12, 12 if kind == "cold" else 0)
+        return Start(
+            kind, repetition, dict.fromkeys(STAGES, 1.0), MODEL, 12, 12 if kind == "cold" else 0
+        )
 
     monkeypatch.setattr(startup, "start", fake)
     assert main(["startup", "--repetitions", "2"]) == 0
     assert [kind for kind, _, _ in asked] == ["cold", "cached"] * 2
-    assert len({folder for _, _, folder in asked}) == 2 and not any(Path(folder).exists() for _, _, folder in asked)
+    assert len({folder for _, _, folder in asked}) == 2 and not any(
+        Path(folder).exists() for _, _, folder in asked
+    )
     rows = capsys.readouterr().out.splitlines()
     assert rows[2].split("|")[1:4] == [" cold   ", "      2 ", " 1.00 ± 0.00 "]
 
@@ -65,13 +79,16 @@ def test_tables() -> None:
     assert cached[-3:] == ["7.50 ± 3.54", "12", "0"]
     header, *lines = text("csv", starts, {}).splitlines()
     assert header.endswith(
-        "seconds_import,seconds_device,seconds_load,seconds_compile,seconds_first token,seconds_total"
+        "seconds_import,seconds_device,seconds_load,seconds_compile,seconds_first "
+        "token,seconds_total"
     )
     assert [line.split(",")[2] for line in lines] == ["cold", "cached"] * 2
 
 
 def test_a_program_that_ends_early_says_why() -> None:
-    with pytest.raises(ConfigError, match=r"ended with exit code 2: --max-batch 0: it must be between"):
+    with pytest.raises(
+        ConfigError, match=r"ended with exit code 2: --max-batch 0: it must be between"
+    ):
         start("cold", 0, [*FLAGS, "--max-batch", "0"])
 
 

@@ -1,4 +1,6 @@
-"""Chat templates: the published renderings, and templates that try to escape, to run for ever, or to eat the memory."""
+"""Chat templates: the published renderings, and templates that try to escape, to run for ever, or
+to eat the memory.
+"""
 
 import json
 import os
@@ -38,11 +40,13 @@ ENDLESS = [
     "{% macro m(n) %}{% for i in range(99999) %}{{ m(n) }}{% endfor %}{% endmacro %}"
     "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = m %}{% endfor %}{% endfor %}",
     "{{ 7 ** 99999999 % 2 }}",
-    "{% set ns = namespace(x='x') %}{% for i in range(99999) %}{% set ns.x = (ns.x * 2)[:9999999] %}{% endfor %}",
+    "{% set ns = namespace(x='x') %}{% for i in range(99999) %}{% set ns.x = (ns.x * "
+    "2)[:9999999] %}{% endfor %}",
 ]
 TOO_MUCH = {
     "{{ 'x' * 10**9 }}": "too much memory",
-    "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}": "memory",
+    "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% "
+    "endfor %}": "memory",
     "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}": "writes more than",
     "{{ 'é' * 9000000 }}": "writes more than",
     "{{ range(10**9)|list|length }}": "Range too big",
@@ -63,7 +67,11 @@ def renderer() -> Iterator[TemplateRenderer]:
 
 
 def golden(data_folder: Path) -> list[dict]:
-    lines = (data_folder / "chat_templates" / "tgi_golden.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (data_folder / "chat_templates" / "tgi_golden.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     return [json.loads(line) for line in lines]
 
 
@@ -75,7 +83,9 @@ def test_published_renderings(renderer: TemplateRenderer, data_folder: Path) -> 
         if case["template_lines_trimmed_and_joined_before_rendering"]:
             template = "".join(line.strip() for line in template.splitlines())
         names = ("messages", "bos_token", "eos_token", "add_generation_prompt")
-        assert renderer.render(template, {name: case[name] for name in names}) == case["expected"], case["name"]
+        assert (
+            renderer.render(template, {name: case[name] for name in names}) == case["expected"]
+        ), case["name"]
 
 
 @pytest.mark.parametrize(
@@ -127,21 +137,31 @@ def test_template_that_fails_says_why(template: str, message: str) -> None:
     patient = TemplateRenderer(20)  # these are bounded by other things than time
     with pytest.raises(ChatError) as caught:
         patient.render(template, {})
-    assert message in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 600
+    assert (
+        message in str(caught.value)
+        and "\n" not in str(caught.value)
+        and len(str(caught.value)) < 600
+    )
     assert still_renders(patient)
     patient.close()
 
 
 def test_what_the_template_says_reaches_the_client(renderer: TemplateRenderer) -> None:
-    with pytest.raises(ChatError, match=r"^messages: the chat template refuses: roles must alternate!$"):
+    with pytest.raises(
+        ChatError, match=r"^messages: the chat template refuses: roles must alternate!$"
+    ):
         renderer.render("{{ raise_exception('roles\nmust  alternate!') }}", {})
 
 
-def test_bounds_of_what_is_sent(renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_of_what_is_sent(
+    renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ChatError, match="the chat template has more than 262144 bytes"):
         renderer.render("é" * 131073, {})
     monkeypatch.setattr(module, "MAX_REQUEST_BYTES", 100)
-    with pytest.raises(ChatError, match=r"the conversation has [0-9]+ bytes as JSON; the limit is 100"):
+    with pytest.raises(
+        ChatError, match=r"the conversation has [0-9]+ bytes as JSON; the limit is 100"
+    ):
         renderer.render("", {"x": "x" * 100})
 
 
@@ -152,10 +172,22 @@ def test_a_long_conversation_is_rendered(renderer: TemplateRenderer) -> None:
 
 def test_strings_of_a_template(renderer: TemplateRenderer) -> None:
     look = renderer.look(
-        "{% if message.role in ['user', 'x'] and '</think>' in c %}{{ c.split('</t>')[-1] + '<|user|>' }}{% endif %}"
+        "{% if message.role in ['user', 'x'] and '</think>' in c %}{{ c.split('</t>')[-1] + "
+        "'<|user|>' }}{% endif %}"
         "{{ m('arg') | replace('a', 'b') }}literal"
     )
-    assert look.words == {"role", "split", "user", "x", "</think>", "</t>", "<|user|>", "arg", "a", "b"}
+    assert look.words == {
+        "role",
+        "split",
+        "user",
+        "x",
+        "</think>",
+        "</t>",
+        "<|user|>",
+        "arg",
+        "a",
+        "b",
+    }
     assert look.sought == {"user", "x", "</think>", "</t>"}
 
 
@@ -192,7 +224,9 @@ def test_several_threads(renderer: TemplateRenderer) -> None:
             renderer.render(ENDLESS[0], {})
         results[-1] = []
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)] + [threading.Thread(target=ask_for_trouble)]
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)] + [
+        threading.Thread(target=ask_for_trouble)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -201,14 +235,17 @@ def test_several_threads(renderer: TemplateRenderer) -> None:
 
 
 def test_the_process_ends_with_its_parent() -> None:
-    """Idle it sees the end of its input; at work the processor time that the kernel allows it runs out."""
+    """Idle it sees the end of its input; at work the processor time that the kernel allows it runs
+    out.
+    """
     script = (
         "import os, sys, threading\n"
         "from jaxserve.chat.renderer import TemplateRenderer\n"
         "renderer = TemplateRenderer(1)\n"
         "renderer.render('', {})\n"
         "print(renderer._process._process.pid, flush=True)\n"
-        "if sys.argv[1:]: threading.Timer(0.3, os._exit, [0]).start(); renderer.render(sys.argv[1], {})\n"
+        "if sys.argv[1:]: threading.Timer(0.3, os._exit, [0]).start(); "
+        "renderer.render(sys.argv[1], {})\n"
         "os._exit(0)\n"
     )
     root = Path(__file__).parents[3]
@@ -230,6 +267,8 @@ def is_zombie(process: int) -> bool:
 
 def test_the_process_imports_nothing_of_ours_and_no_jax() -> None:
     script = f"import runpy, sys; runpy.run_path({str(module.WORKER)!r}); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
+    )
     loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert "jinja2" in loaded and not loaded & {"jax", "jaxserve", "numpy", "tokenizers"}

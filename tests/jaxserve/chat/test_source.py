@@ -15,7 +15,9 @@ NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "templat
 def write(folder: Path, **files: object) -> None:
     for name, content in files.items():
         file = folder / name.replace("__", ".")
-        file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        file.write_text(
+            content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
+        )
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,13 @@ def write(folder: Path, **files: object) -> None:
     [
         ({"tokenizer_config__json": {"chat_template": "config"}}, "config"),
         ({"tokenizer_config__json": {"chat_template": NAMED}}, "listed"),
-        ({"chat_template__json": {"chat_template": "json"}, "tokenizer_config__json": {"chat_template": "c"}}, "json"),
+        (
+            {
+                "chat_template__json": {"chat_template": "json"},
+                "tokenizer_config__json": {"chat_template": "c"},
+            },
+            "json",
+        ),
         ({"chat_template__jinja": "é\n", "chat_template__json": {"chat_template": "json"}}, "é\n"),
     ],
 )
@@ -36,14 +44,21 @@ def test_places(files: dict, source: str, tmp_path: Path) -> None:
 
 def test_tokens(tmp_path: Path) -> None:
     write(tmp_path, chat_template__jinja="")
-    assert read_template(tmp_path, ByteTokenizer()).tokens == {"bos_token": "<bos>", "eos_token": "<eos>"}
+    assert read_template(tmp_path, ByteTokenizer()).tokens == {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+    }
     settings = {
         "eos_token": {"content": "</s>", "lstrip": False},
         "pad_token": None,
         "add_bos_token": True,
         "x_token": "x",
     }
-    write(tmp_path, tokenizer_config__json=settings, special_tokens_map__json={"eos_token": "old", "sep_token": "|"})
+    write(
+        tmp_path,
+        tokenizer_config__json=settings,
+        special_tokens_map__json={"eos_token": "old", "sep_token": "|"},
+    )
     tokens = {"bos_token": "<bos>", "eos_token": "</s>", "x_token": "x", "sep_token": "|"}
     assert read_template(tmp_path, ByteTokenizer()).tokens == tokens
 
@@ -61,10 +76,16 @@ def test_tokens(tmp_path: Path) -> None:
             r"none of the chat templates \['tool_use'\] is called",
         ),
         ({"tokenizer_config__json": {"chat_template": 7}}, "is 7; expected a string, or a list"),
-        ({"tokenizer_config__json": {"chat_template": "x" * 262145}}, "has 262145 bytes; the limit is 262144"),
+        (
+            {"tokenizer_config__json": {"chat_template": "x" * 262145}},
+            "has 262145 bytes; the limit is 262144",
+        ),
         ({"chat_template__jinja": "x" * 262145}, "has 262145 bytes; the limit is 262144"),
         ({"chat_template__json": "{"}, "chat_template.json: not readable as JSON"),
-        ({"chat_template__json": "[]"}, "chat_template.json: holds list where an object is expected"),
+        (
+            {"chat_template__json": "[]"},
+            "chat_template.json: holds list where an object is expected",
+        ),
     ],
 )
 def test_what_is_refused(files: dict, message: str, tmp_path: Path) -> None:

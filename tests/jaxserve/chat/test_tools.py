@@ -1,4 +1,6 @@
-"""Tools in templates: as transformers renders them, arguments in both shapes, and clients who forge turns."""
+"""Tools in templates: as transformers renders them, arguments in both shapes, and clients who forge
+turns.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,13 +14,17 @@ from jaxserve.chat.tools import with_arguments
 from jaxserve.errors import ChatError, RequestError
 from tests.byte_tokenizer import ByteTokenizer
 
-GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "chat_tools.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads(
+    (Path(__file__).parents[2] / "golden" / "chat_tools.json").read_text(encoding="utf-8")
+)
 OpenChat = Callable[..., Chat]
 
 
 @pytest.fixture
 def chat_of(tmp_path: Path) -> Iterator[OpenChat]:
-    """A Chat with a template of its own and ByteTokenizer, whose special tokens are <bos> and <eos>."""
+    """A Chat with a template of its own and ByteTokenizer, whose special tokens are <bos> and
+    <eos>.
+    """
     chats = []
 
     def opened(template: str, **parsers: str) -> Chat:
@@ -38,7 +44,9 @@ def test_the_text_is_that_of_transformers(chat_of: OpenChat) -> None:
             chats[case["template"]] = chat_of(case["template"])
             _ = chats[case["template"]].template  # before the file is another one
         chat = chats[case["template"]]
-        rendered = chat.render(case["messages"], tools=Tools(tuple(case["tools"])) if case["tools"] else None)
+        rendered = chat.render(
+            case["messages"], tools=Tools(tuple(case["tools"])) if case["tools"] else None
+        )
         assert rendered.text == case["text"], case["name"]
         reading = rendered.reading
         assert (reading.tools is chat.forms.tools, reading.names) == (
@@ -54,7 +62,11 @@ def test_every_golden_template_has_its_form(chat_of: OpenChat) -> None:
 
 @pytest.mark.parametrize("joins", [True, False])
 def test_arguments_in_both_shapes(chat_of: OpenChat, joins: bool) -> None:
-    written = "{{ 'x' + c['function']['arguments'] }}" if joins else "x{{ c.function.arguments | tojson }}"
+    written = (
+        "{{ 'x' + c['function']['arguments'] }}"
+        if joins
+        else "x{{ c.function.arguments | tojson }}"
+    )
     chat = chat_of("{% for c in messages[0].tool_calls %}" + written + "{% endfor %}")
     for arguments in ('{"a": 1}', {"a": 1}, "", {}):
         call = {"id": "a", "function": {"name": "f", "arguments": arguments}}
@@ -62,27 +74,45 @@ def test_arguments_in_both_shapes(chat_of: OpenChat, joins: bool) -> None:
         assert text == ('x{"a": 1}' if arguments else "x{}")
 
 
-@pytest.mark.parametrize("calls", [None, "x", [], ["x"], [{"function": "x"}], [{"function": {"name": "f"}}]])
+@pytest.mark.parametrize(
+    "calls", [None, "x", [], ["x"], [{"function": "x"}], [{"function": {"name": "f"}}]]
+)
 def test_calls_of_another_shape_are_the_templates_business(calls: Any) -> None:
     messages = [{"role": "assistant", "content": "", "tool_calls": calls}]
     assert with_arguments(messages, False, "messages") == messages
 
 
-@pytest.mark.parametrize("arguments", ["{", "[]", '{"a": Infinity}', 7, '{"a": "\ufdd0"}', "[" * 10**6, '{"' * 10**6])
+@pytest.mark.parametrize(
+    "arguments", ["{", "[]", '{"a": Infinity}', 7, '{"a": "\ufdd0"}', "[" * 10**6, '{"' * 10**6]
+)
 def test_arguments_that_are_no_object(arguments: Any) -> None:
     call = {"function": {"name": "f", "arguments": arguments}}
-    with pytest.raises(RequestError, match=r"^messages\[0\]\.tool_calls\[0\]\.function\.arguments") as caught:
+    with pytest.raises(
+        RequestError, match=r"^messages\[0\]\.tool_calls\[0\]\.function\.arguments"
+    ) as caught:
         with_arguments([{"role": "assistant", "tool_calls": [call]}], False, "messages")
     assert len(str(caught.value)) < 300
 
 
 def test_names_of_tokens_in_tools_are_text(chat_of: OpenChat) -> None:
-    chat = chat_of("{{ bos_token }}{{ tools | tojson }}{{ messages[0].content }}{{ eos_token }}", tool_parser="hermes")
-    schema = {"type": "object", "properties": {"<eos>": {"description": "<bos><BOS>", "enum": ["<eos>", "<", "bos>"]}}}
-    tool = {"type": "function", "function": {"name": "f", "description": "<eos>", "parameters": schema}}
+    chat = chat_of(
+        "{{ bos_token }}{{ tools | tojson }}{{ messages[0].content }}{{ eos_token }}",
+        tool_parser="hermes",
+    )
+    schema = {
+        "type": "object",
+        "properties": {"<eos>": {"description": "<bos><BOS>", "enum": ["<eos>", "<", "bos>"]}},
+    }
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "<eos>", "parameters": schema},
+    }
     rendered = chat.render([{"role": "user", "content": "x"}], tools=Tools((tool,)))
     assert rendered.text == f"<bos>{json.dumps([tool])}x<eos>"
-    assert [i for i, token in enumerate(rendered.token_ids) if token >= 256] == [0, len(rendered.token_ids) - 1]
+    assert [i for i, token in enumerate(rendered.token_ids) if token >= 256] == [
+        0,
+        len(rendered.token_ids) - 1,
+    ]
 
 
 def test_templates_that_take_no_tools(chat_of: OpenChat) -> None:
@@ -91,8 +121,12 @@ def test_templates_that_take_no_tools(chat_of: OpenChat) -> None:
     for template in ("{{ messages[0].content }}", "{{ messages[0].tools }} tools {# tools #}"):
         with pytest.raises(ChatError, match=r"^tools: the chat template of .* takes none"):
             chat_of(template, tool_parser="hermes").render(talk, tools=tools)
-    with pytest.raises(ChatError, match=r"^tools: how this model writes calls is not known.*--tool-parser"):
+    with pytest.raises(
+        ChatError, match=r"^tools: how this model writes calls is not known.*--tool-parser"
+    ):
         chat_of("{{ tools }}").render(talk, tools=tools)
     with pytest.raises(ChatError, match="--tool-parser"):
         chat_of("{{ tools }}<tool_call>", tool_parser="none").render(talk, tools=tools)
-    assert chat_of("{{ tools }}", tool_parser="llama").render(talk, tools=tools).reading.names == {"f"}
+    assert chat_of("{{ tools }}", tool_parser="llama").render(talk, tools=tools).reading.names == {
+        "f"
+    }

@@ -12,9 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.client import AsyncClient, Client, Delta, Finish, PromptInfo, PromptLogprobs, join, results
+from jaxserve.client import (
+    AsyncClient,
+    Client,
+    Delta,
+    Finish,
+    PromptInfo,
+    PromptLogprobs,
+    join,
+    results,
+)
 from jaxserve.client.requests import HEADER, ChatOptions, Options
-from jaxserve.errors import AdminOnlyError, CredentialError, DrainingError, NotBuiltInError, RequestError
+from jaxserve.errors import (
+    AdminOnlyError,
+    CredentialError,
+    DrainingError,
+    NotBuiltInError,
+    RequestError,
+)
 from jaxserve.request import SamplingParams
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.readiness import Phase
@@ -66,7 +81,9 @@ both = pytest.mark.parametrize("kind", [Waiting, Looping], ids=["sync", "async"]
 
 def expected(prompt: list[int] = IDS, n: int = 8, index: int = 0) -> tuple[int, ...]:
     """What the fake device answers, by its arithmetic over a plain list."""
-    return tuple(naive(engine_request(prompt=tuple(prompt), max_tokens=n, temperature=0), index, 1, n))
+    return tuple(
+        naive(engine_request(prompt=tuple(prompt), max_tokens=n, temperature=0), index, 1, n)
+    )
 
 
 @both
@@ -77,7 +94,12 @@ def test_generate(tmp_path: Path, kind: type) -> None:
             (choice,) = result.choices
             assert (result.request_id, choice.token_ids) == ("mine", expected())
             assert choice.text == ByteTokenizer().decode(expected())
-            assert (choice.index, choice.finish_reason, choice.stopped_by, choice.seed) == (0, "length", None, 1)
+            assert (choice.index, choice.finish_reason, choice.stopped_by, choice.seed) == (
+                0,
+                "length",
+                None,
+                1,
+            )
             assert (choice.logprobs, result.prompt_logprobs) == ((), ())
             assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (len(IDS), 8)
             assert 0 < choice.timings.first_token_seconds <= choice.timings.total_seconds
@@ -96,9 +118,15 @@ def test_prompts_and_parameters_in_every_form(tmp_path: Path, kind: type) -> Non
                 assert result.choices[0].token_ids == expected()
             stop, bias = expected()[4], expected()[2]
             result = await client.generate(
-                TEXT, params, stop_token_ids=[stop], allowed_token_ids=range(97), logit_bias={bias: 0.0}
+                TEXT,
+                params,
+                stop_token_ids=[stop],
+                allowed_token_ids=range(97),
+                logit_bias={bias: 0.0},
             )
-            assert result.choices[0].stopped_by == stop and result.choices[0].finish_reason == "stop"
+            assert (
+                result.choices[0].stopped_by == stop and result.choices[0].finish_reason == "stop"
+            )
             text = ByteTokenizer().decode(expected(n=20))
             result = await client.generate(TEXT, params, stop=[text[7:9]], include_stop=True)
             assert (
@@ -113,7 +141,14 @@ def test_prompts_and_parameters_in_every_form(tmp_path: Path, kind: type) -> Non
 def test_a_stream_is_the_unary_answer_in_parts(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
         async with running(tmp_path) as server, opened(kind, server.address) as client:
-            asked = {"seed": 1, "n": 2, "logprobs": 1, "prompt_logprobs": 0, "request_id": "mine", **GREEDY}
+            asked = {
+                "seed": 1,
+                "n": 2,
+                "logprobs": 1,
+                "prompt_logprobs": 0,
+                "request_id": "mine",
+                **GREEDY,
+            }
             events = await client.events("stream", TEXT, **asked)
             whole = await client.generate(TEXT, **asked)
             kinds = [type(event) for event in events]
@@ -122,8 +157,13 @@ def test_a_stream_is_the_unary_answer_in_parts(tmp_path: Path, kind: type) -> No
             joined = join(events)
             assert without_times(joined) == without_times(whole)
             assert [entry.token_id for entry in joined.prompt_logprobs] == IDS[1:]
-            assert [entry.logprob for entry in joined.prompt_logprobs] == [-float(p) for p in range(len(TEXT))]
-            assert [choice.token_ids for choice in joined.choices] == [expected(index=0), expected(index=1)]
+            assert [entry.logprob for entry in joined.prompt_logprobs] == [
+                -float(p) for p in range(len(TEXT))
+            ]
+            assert [choice.token_ids for choice in joined.choices] == [
+                expected(index=0),
+                expected(index=1),
+            ]
             assert all(len(choice.logprobs) == 8 for choice in joined.choices)
             with pytest.raises(ValueError, match="not read"):
                 join(events[:-1])
@@ -134,7 +174,8 @@ def test_a_stream_is_the_unary_answer_in_parts(tmp_path: Path, kind: type) -> No
 
 def without_times(result: results.Result) -> Any:
     choices = [
-        (c.index, c.text, c.token_ids, c.logprobs, c.finish_reason, c.stopped_by, c.seed) for c in result.choices
+        (c.index, c.text, c.token_ids, c.logprobs, c.finish_reason, c.stopped_by, c.seed)
+        for c in result.choices
     ]
     usage = (result.usage.prompt_tokens, result.usage.completion_tokens)
     return result.request_id, choices, usage, result.prompt_logprobs
@@ -179,10 +220,15 @@ def test_embed(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
         async with running(tmp_path, embeds=True) as server, opened(kind, server.address) as client:
             done = await client.embed([TEXT, IDS[:3]], request_id="e", priority=2, cache_salt="s")
-            assert done.embeddings == (tuple(naive_embedding(tuple(IDS))), tuple(naive_embedding(tuple(IDS[:3]))))
+            assert done.embeddings == (
+                tuple(naive_embedding(tuple(IDS))),
+                tuple(naive_embedding(tuple(IDS[:3]))),
+            )
             assert (done.request_id, done.usage.prompt_tokens) == ("e", len(IDS) + 3)
             assert (await client.model_info()).embedding_dimensions == 2
-            with pytest.raises(NotBuiltInError, match="this model makes embeddings and generates no text"):
+            with pytest.raises(
+                NotBuiltInError, match="this model makes embeddings and generates no text"
+            ):
                 await client.generate(TEXT)
             with pytest.raises(RequestError, match=r"inputs\[1\]\.token_ids\.ids: entry 0 is 999"):
                 await client.embed([TEXT, [999]])
@@ -194,9 +240,14 @@ def test_embed(tmp_path: Path, kind: type) -> None:
 @both
 def test_for_operators(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
-        async with running(tmp_path, seconds=0.01) as server, opened(kind, server.address) as client:
+        async with (
+            running(tmp_path, seconds=0.01) as server,
+            opened(kind, server.address) as client,
+        ):
             server.drain = server.gate.drain
-            running_one = asyncio.create_task(client.generate(TEXT, request_id="a", **GREEDY | {"max_tokens": 400}))
+            running_one = asyncio.create_task(
+                client.generate(TEXT, request_id="a", **GREEDY | {"max_tokens": 400})
+            )
             while not (await client.loads()).running:
                 await asyncio.sleep(0.005)
             loads = await client.loads()
@@ -206,9 +257,20 @@ def test_for_operators(tmp_path: Path, kind: type) -> None:
             (choice,) = (await running_one).choices
             assert choice.finish_reason == "abort" and len(choice.token_ids) < 400
             model, info = await client.model_info(), await client.server_info()
-            assert (model.name, model.vocab_size, model.eos_token_ids) == ("fake", MODEL.vocab_size, (257,))
-            assert (info.versions, info.mesh, info.page_size) == ({"jaxserve": "0"}, {"data": 1}, ENGINE.page_size)
-            assert info.limits["max_waiting_requests"] == Limits().max_waiting_requests and info.uptime_seconds > 0
+            assert (model.name, model.vocab_size, model.eos_token_ids) == (
+                "fake",
+                MODEL.vocab_size,
+                (257,),
+            )
+            assert (info.versions, info.mesh, info.page_size) == (
+                {"jaxserve": "0"},
+                {"data": 1},
+                ENGINE.page_size,
+            )
+            assert (
+                info.limits["max_waiting_requests"] == Limits().max_waiting_requests
+                and info.uptime_seconds > 0
+            )
             assert await client.flush_cache() is None
             assert await client.drain() == 0 and server.gate.phase is Phase.DRAINING
             with pytest.raises(DrainingError):
@@ -265,7 +327,10 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 def test_what_is_wrong_by_itself_is_not_sent(
     method: str, args: tuple[Any, ...], given: dict[str, Any], field: str
 ) -> None:
-    with Client("127.0.0.1:1") as client, pytest.raises(RequestError) as caught:  # where nobody listens
+    with (
+        Client("127.0.0.1:1") as client,
+        pytest.raises(RequestError) as caught,
+    ):  # where nobody listens
         getattr(client, method)(*args, **given)
     assert caught.value.field == field and "\n" not in str(caught.value)
 
@@ -278,7 +343,11 @@ def test_an_unknown_option_is_a_type_error() -> None:
 def test_nothing_of_the_api_is_missing() -> None:
     sampling = {field.name for field in fields(SamplingParams)}
     assert set(Options.__annotations__) == {*HEADER, "timeout", *sampling}
-    chat = set(inference_pb2.ChatRequest.DESCRIPTOR.fields_by_name) - {*HEADER, "messages", "sampling"}
+    chat = set(inference_pb2.ChatRequest.DESCRIPTOR.fields_by_name) - {
+        *HEADER,
+        "messages",
+        "sampling",
+    }
     assert set(ChatOptions.__annotations__) - set(Options.__annotations__) == chat
     for message, kind in {
         admin_pb2.GetModelInfoResponse: results.ModelInfo,
@@ -299,7 +368,9 @@ def test_nothing_of_the_api_is_missing() -> None:
         inference_pb2.EmbedResponse: results.Embedded,
         inference_pb2.TokenizeResponse: results.Tokenized,
     }.items():
-        assert {field.name for field in fields(kind)} == set(message.DESCRIPTOR.fields_by_name), kind
+        assert {field.name for field in fields(kind)} == set(message.DESCRIPTOR.fields_by_name), (
+            kind
+        )
     public = {name for name in dir(Client) if not name.startswith("_")}
     assert public == {name for name in dir(AsyncClient) if not name.startswith("_")}
 
@@ -313,5 +384,7 @@ import jaxserve.client
 
 def test_it_imports_where_there_is_no_jax() -> None:
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", WITHOUT_ENGINE], cwd=root, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ENGINE], cwd=root, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

@@ -28,7 +28,9 @@ PING, ACK = 6, 1
 class Large(inference_pb2_grpc.InferenceServiceServicer):
     """Answers with as many bytes of text as the prompt says."""
 
-    def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> pb.GenerateResponse:
+    def Generate(
+        self, request: pb.GenerateRequest, context: grpc.ServicerContext
+    ) -> pb.GenerateResponse:
         finish = common_pb2.ChoiceFinish(reason=common_pb2.FINISH_REASON_STOP)
         return pb.GenerateResponse(choices=[pb.Choice(text="x" * int(request.text), finish=finish)])
 
@@ -39,7 +41,11 @@ def serving(credentials: grpc.ServerCredentials | None = None) -> Iterator[int]:
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool, options=[("grpc.max_send_message_length", -1)])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(Large(), server)
-        add = (lambda a: server.add_secure_port(a, credentials)) if credentials else server.add_insecure_port
+        add = (
+            (lambda a: server.add_secure_port(a, credentials))
+            if credentials
+            else server.add_insecure_port
+        )
         port = add("127.0.0.1:0")
         server.start()
         try:
@@ -65,7 +71,9 @@ class Wire:
         self.address = ""
         self._pumps: list[asyncio.Task[None]] = []
 
-    async def connect(self, client: asyncio.StreamReader, back: asyncio.StreamWriter, port: int) -> None:
+    async def connect(
+        self, client: asyncio.StreamReader, back: asyncio.StreamWriter, port: int
+    ) -> None:
         server, there = await asyncio.open_connection("127.0.0.1", port)
         self._pumps += [
             asyncio.create_task(self._pump(client, there, self.sent.extend)),
@@ -73,7 +81,10 @@ class Wire:
         ]
 
     async def _pump(
-        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, note: Callable[[bytes], object]
+        self,
+        source: asyncio.StreamReader,
+        target: asyncio.StreamWriter,
+        note: Callable[[bytes], object],
     ) -> None:
         try:
             while data := await source.read(65536):
@@ -92,7 +103,11 @@ class Wire:
         """Of the client: PING frames that are no answers."""
         count, at = 0, PREFACE
         while at + 9 <= len(self.sent):
-            length, kind, flags = int.from_bytes(self.sent[at : at + 3]), self.sent[at + 3], self.sent[at + 4]
+            length, kind, flags = (
+                int.from_bytes(self.sent[at : at + 3]),
+                self.sent[at + 3],
+                self.sent[at + 4],
+            )
             count += kind == PING and not flags & ACK
             at += 9 + length
         return count
@@ -101,7 +116,9 @@ class Wire:
 @asynccontextmanager
 async def wired(address: str) -> AsyncIterator[Wire]:
     wire, port = Wire(), int(address.rpartition(":")[2])
-    server = await asyncio.start_server(lambda reader, writer: wire.connect(reader, writer, port), "127.0.0.1", 0)
+    server = await asyncio.start_server(
+        lambda reader, writer: wire.connect(reader, writer, port), "127.0.0.1", 0
+    )
     wire.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield wire
@@ -113,7 +130,11 @@ async def wired(address: str) -> AsyncIterator[Wire]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same options, with another idea of time."""
-    fast = {"grpc.keepalive_time_ms": 100, "grpc.keepalive_timeout_ms": 300, "grpc.http2.ping_timeout_ms": 300}
+    fast = {
+        "grpc.keepalive_time_ms": 100,
+        "grpc.keepalive_timeout_ms": 300,
+        "grpc.http2.ping_timeout_ms": 300,
+    }
     assert fast.keys() <= dict(base.OPTIONS).keys()
     monkeypatch.setattr(base, "OPTIONS", tuple((dict(base.OPTIONS) | fast).items()))
 
@@ -124,7 +145,9 @@ def test_pings_go_on_while_nothing_comes(tmp_path: Path, impatient: None) -> Non
             async with Looping(wire.address) as client:
                 events = await client.events("stream", "x", **GREEDY | {"max_tokens": 1})
                 assert isinstance(events[-1], Finish)
-            assert wire.pings() >= 4  # one a second, which is gRPC's bound; without max_pings_without_data: 3 for ever
+            assert (
+                wire.pings() >= 4
+            )  # one a second, which is gRPC's bound; without max_pings_without_data: 3 for ever
 
     asyncio.run(main())
 
@@ -133,7 +156,9 @@ def test_a_silent_connection_is_noticed(tmp_path: Path, impatient: None) -> None
     async def main() -> None:
         async with running(tmp_path, seconds=0.02) as server, wired(server.address) as wire:
             async with Looping(wire.address, retries=0) as client:
-                call = asyncio.create_task(client.events("stream", "x", **GREEDY | {"max_tokens": 400}))
+                call = asyncio.create_task(
+                    client.events("stream", "x", **GREEDY | {"max_tokens": 400})
+                )
                 await asyncio.sleep(0.1)
                 wire.cut, began = True, time.monotonic()
                 with pytest.raises(CallError, match="ping timeout") as caught:
@@ -148,7 +173,10 @@ def test_a_silent_connection_is_noticed(tmp_path: Path, impatient: None) -> None
 @both
 def test_wait_ready(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
-        async with running(tmp_path, opened=False) as server, opened(kind, server.address) as client:
+        async with (
+            running(tmp_path, opened=False) as server,
+            opened(kind, server.address) as client,
+        ):
             with pytest.raises(CallError, match=r"not ready within 0.2 s: NOT_SERVING") as caught:
                 await client.wait_ready(0.2)
             assert caught.value.code == "DEADLINE_EXCEEDED"
@@ -183,7 +211,9 @@ def test_wait_ready_for_a_server_that_is_not_there_yet(tmp_path: Path, kind: typ
 async def relayed(port: int, address: str) -> AsyncIterator[None]:
     """The server at `address`, on another port too."""
     wire, there = Wire(), int(address.rpartition(":")[2])
-    server = await asyncio.start_server(lambda reader, writer: wire.connect(reader, writer, there), "127.0.0.1", port)
+    server = await asyncio.start_server(
+        lambda reader, writer: wire.connect(reader, writer, there), "127.0.0.1", port
+    )
     try:
         yield
     finally:
@@ -209,7 +239,9 @@ def signed(folder: Path, name: str) -> tuple[Path, Path]:
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", "req", "-x509", *curve, *subject, *files], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "req", "-x509", *curve, *subject, *files], check=True, capture_output=True
+    )
     return certificate, key
 
 

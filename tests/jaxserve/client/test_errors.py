@@ -65,7 +65,10 @@ def test_every_error_crosses_the_wire(kind: type[JaxserveError]) -> None:
     assert type(got) is kind
     assert str(got) == str(sent) and got.retry_after == sent.retry_after and got.code == sent.code
     if isinstance(sent, RequestError):
-        assert isinstance(got, RequestError) and (got.field, got.problem) == (sent.field, sent.problem)
+        assert isinstance(got, RequestError) and (got.field, got.problem) == (
+            sent.field,
+            sent.problem,
+        )
 
 
 def test_the_table_has_no_other_classes() -> None:
@@ -94,13 +97,21 @@ def status(domain: str, reason: str) -> bytes:
 def test_without_a_word_of_jaxserve(trailing: Any) -> None:
     got = error_of(Failure("INVALID_ARGUMENT", "two\nlines", trailing))
     assert isinstance(got, CallError) and isinstance(got, JaxserveError)
-    assert (got.code, got.details, str(got)) == ("INVALID_ARGUMENT", "two\nlines", "INVALID_ARGUMENT: two lines")
+    assert (got.code, got.details, str(got)) == (
+        "INVALID_ARGUMENT",
+        "two\nlines",
+        "INVALID_ARGUMENT: two lines",
+    )
 
 
 def test_a_request_error_without_a_field() -> None:
     trailing = (("grpc-status-details-bin", status("jaxserve", "INVALID_FIELD")),)
     got = error_of(Failure("INVALID_ARGUMENT", "bad", trailing))
-    assert isinstance(got, RequestError) and (got.field, got.problem, str(got)) == ("request", "bad", "bad")
+    assert isinstance(got, RequestError) and (got.field, got.problem, str(got)) == (
+        "request",
+        "bad",
+        "bad",
+    )
 
 
 @both
@@ -109,10 +120,14 @@ def test_over_a_socket(tmp_path: Path, kind: type) -> None:
         async with running(tmp_path) as server, opened(kind, server.address) as client:
             with pytest.raises(ContextLengthError, match="512") as caught:
                 await client.generate("x" * 600)
-            assert caught.value.field == "text" and isinstance(caught.value.__cause__, grpc.RpcError)
+            assert caught.value.field == "text" and isinstance(
+                caught.value.__cause__, grpc.RpcError
+            )
             with pytest.raises(RequestError) as bad:
                 await client.events("stream", "x", stop_token_ids=[999])
-            assert bad.value.field == "sampling.stop_token_ids" and isinstance(bad.value.__cause__, grpc.RpcError)
+            assert bad.value.field == "sampling.stop_token_ids" and isinstance(
+                bad.value.__cause__, grpc.RpcError
+            )
             with pytest.raises(RequestError) as empty:
                 await client.chat([])
             assert empty.value.field == "messages"
@@ -154,7 +169,9 @@ def test_nobody_listens(kind: type) -> None:
         async with opened(kind, "127.0.0.1:1", retries=0) as client:
             with pytest.raises(CallError) as caught:
                 await client.generate("x")
-            assert caught.value.code == "UNAVAILABLE" and isinstance(caught.value.__cause__, grpc.RpcError)
+            assert caught.value.code == "UNAVAILABLE" and isinstance(
+                caught.value.__cause__, grpc.RpcError
+            )
 
     asyncio.run(main())
 
@@ -162,7 +179,10 @@ def test_nobody_listens(kind: type) -> None:
 @both
 def test_deadlines(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
-        async with running(tmp_path, seconds=0.02) as server, opened(kind, server.address, timeout=0.15) as client:
+        async with (
+            running(tmp_path, seconds=0.02) as server,
+            opened(kind, server.address, timeout=0.15) as client,
+        ):
             long = {**GREEDY, "max_tokens": 400}
             for call in (client.generate("x", **long), client.events("stream", "x", **long)):
                 with pytest.raises(JaxserveError) as caught:
@@ -171,7 +191,9 @@ def test_deadlines(tmp_path: Path, kind: type) -> None:
                 await server.at_rest(1.0)
             some = {**GREEDY, "max_tokens": 10}  # 0.2 s
             for seconds in (30, float("inf")):
-                assert (await client.generate("x", timeout=seconds, **some)).usage.completion_tokens == 10
+                assert (
+                    await client.generate("x", timeout=seconds, **some)
+                ).usage.completion_tokens == 10
 
     asyncio.run(main())
 

@@ -27,7 +27,9 @@ Story = Callable[[Running, Call], Coroutine[Any, Any, None]]
 
 @pytest.fixture
 def tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
-    """Runs a story with a server, and with a way to call the program: exit code, standard output, standard error."""
+    """Runs a story with a server, and with a way to call the program: exit code, standard output,
+    standard error.
+    """
 
     def run(story: Story, **config: Any) -> None:
         async def main() -> None:
@@ -64,7 +66,8 @@ def test_a_conversation_and_stats(tell: Callable[..., None]) -> None:
         rendered = list(b"system: Be brief.\nuser: hi\n")
         assert (code, out) == (0, ByteTokenizer().decode(expected(rendered)) + "\n")
         line = (
-            rf"{len(rendered)} tokens in, 8 out \| TTFT [\d.]+ ms \| [\d.]+ ms per token \| \d+ tokens/s \| 0 cached\n"
+            rf"{len(rendered)} tokens in, 8 out \| TTFT [\d.]+ ms \| [\d.]+ ms per token \| "
+            rf"\d+ tokens/s \| 0 cached\n"
         )
         assert re.fullmatch(line, err)
         rate = float(err.split(" | ")[3].split()[0])
@@ -78,8 +81,14 @@ def test_json(tell: Callable[..., None]) -> None:
         code, out, err = await call(TEXT, "--json", "--n", "2", "--logprobs", "0", *FLAGS)
         assert (code, err) == (0, "")
         answer = json.loads(out)
-        assert [tuple(choice["token_ids"]) for choice in answer["choices"]] == [expected(index=0), expected(index=1)]
-        assert answer["usage"]["completion_tokens"] == 16 and len(answer["choices"][1]["logprobs"]) == 8
+        assert [tuple(choice["token_ids"]) for choice in answer["choices"]] == [
+            expected(index=0),
+            expected(index=1),
+        ]
+        assert (
+            answer["usage"]["completion_tokens"] == 16
+            and len(answer["choices"][1]["logprobs"]) == 8
+        )
         assert {"request_id", "choices", "usage", "prompt_logprobs"} == set(answer)
 
     tell(story)
@@ -88,8 +97,14 @@ def test_json(tell: Callable[..., None]) -> None:
 def test_standard_input(tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(server: Running, call: Call) -> None:
         for arguments in ((), ("-",)):
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode() + b"\n"), encoding="ascii"))
-            assert await call(*arguments, *FLAGS) == (0, ByteTokenizer().decode(expected()) + "\n", "")
+            monkeypatch.setattr(
+                sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode() + b"\n"), encoding="ascii")
+            )
+            assert await call(*arguments, *FLAGS) == (
+                0,
+                ByteTokenizer().decode(expected()) + "\n",
+                "",
+            )
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="ascii"))
         code, out, err = await call(*FLAGS)
         assert (code, out) == (2, "") and "UTF-8" in err
@@ -106,7 +121,12 @@ def test_a_token_file(tell: Callable[..., None], tmp_path: Path) -> None:
         assert (await call(TEXT, "--token-file", str(file), *FLAGS))[0] == 0
         for arguments, problem in (((), "token"), (("--token-file", str(empty)), "empty")):
             code, out, err = await call(TEXT, *arguments, *FLAGS)
-            assert (code, out) == (2, "") and problem in err and err.startswith("error: ") and err.count("\n") == 1
+            assert (
+                (code, out) == (2, "")
+                and problem in err
+                and err.startswith("error: ")
+                and err.count("\n") == 1
+            )
 
     tell(story, tokens=Tokens("secret"))
 
@@ -129,7 +149,12 @@ def test_what_cannot_be_done_is_one_line(tell: Callable[..., None]) -> None:
     async def story(server: Running, call: Call) -> None:
         for arguments, problem in WRONG:
             code, _, err = await call(TEXT, *arguments)
-            assert code == 2 and problem in err.lower() and err.startswith("error: ") and err.count("\n") == 1, err
+            assert (
+                code == 2
+                and problem in err.lower()
+                and err.startswith("error: ")
+                and err.count("\n") == 1
+            ), err
 
     tell(story, seconds=0.01)
 
@@ -149,7 +174,16 @@ def test_an_aborted_answer_is_no_success(tell: Callable[..., None]) -> None:
 async def started(address: str, *arguments: str) -> asyncio.subprocess.Process:
     """The program in a process of its own, which has written something."""
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    command = [sys.executable, "-m", "jaxserve.client", "--address", address, TEXT, *LONG, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxserve.client",
+        "--address",
+        address,
+        TEXT,
+        *LONG,
+        *arguments,
+    ]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, **pipes)
     assert process.stdout and await process.stdout.read(1)
     return process

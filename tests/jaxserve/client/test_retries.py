@@ -55,7 +55,9 @@ AWAY = bare(grpc.StatusCode.UNAVAILABLE)
 
 @dataclass
 class Scripted(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.AdminServiceServicer):
-    """first: what happens to the calls, one after the other. then: what happens to a stream after its first message."""
+    """first: what happens to the calls, one after the other. then: what happens to a stream after
+    its first message.
+    """
 
     first: list[Fails]
     then: Fails | None = None
@@ -67,7 +69,9 @@ class Scripted(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Admin
         if len(self.times) <= len(self.first):
             self.first[len(self.times) - 1](context)
 
-    def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> pb.GenerateResponse:
+    def Generate(
+        self, request: pb.GenerateRequest, context: grpc.ServicerContext
+    ) -> pb.GenerateResponse:
         self._enter(context)
         return pb.GenerateResponse(request_id="done")
 
@@ -88,7 +92,9 @@ class Scripted(inference_pb2_grpc.InferenceServiceServicer, admin_pb2_grpc.Admin
 def served(*first: Fails, then: Fails | None = None, **options: int) -> Iterator[Scripted]:
     servicer = Scripted(list(first), then)
     with ThreadPoolExecutor(4) as pool:
-        server = grpc.server(pool, options=[(f"grpc.{name}", value) for name, value in options.items()])
+        server = grpc.server(
+            pool, options=[(f"grpc.{name}", value) for name, value in options.items()]
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
         servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -184,7 +190,9 @@ def test_never_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("client", [Waiting, Looping], ids=["sync", "async"])
-@pytest.mark.parametrize("then", [refuse(SlowConsumerError("is slow")), FULL, AWAY], ids=["slow", "full", "away"])
+@pytest.mark.parametrize(
+    "then", [refuse(SlowConsumerError("is slow")), FULL, AWAY], ids=["slow", "full", "away"]
+)
 def test_not_after_the_first_message(client: type, then: Fails) -> None:
     async def main() -> None:
         with served(then=then) as server:
@@ -235,7 +243,10 @@ def test_a_deadline_bounds_it_all(kind: Any) -> None:
 
 
 def test_drain_is_asked_once() -> None:
-    with served(refuse(DrainingError("is about to end")), AWAY) as server, Client(server.address) as client:
+    with (
+        served(refuse(DrainingError("is about to end")), AWAY) as server,
+        Client(server.address) as client,
+    ):
         with pytest.raises(DrainingError):
             client.drain()
         with pytest.raises(CallError):
@@ -243,12 +254,17 @@ def test_drain_is_asked_once() -> None:
         assert len(server.times) == 2
 
 
-def test_long_prompts_are_retried_and_too_long_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_are_retried_and_too_long_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """gRPC's own policy does the opposite."""
     calls, call = [], Connection.call
     monkeypatch.setattr(Connection, "call", lambda *given: calls.append(given) or call(*given))
     with served(FULL, max_receive_message_length=2**20) as server, Client(server.address) as client:
-        assert client.generate("x" * 600_000).request_id == "done" and len(server.times) == len(calls) == 2
+        assert (
+            client.generate("x" * 600_000).request_id == "done"
+            and len(server.times) == len(calls) == 2
+        )
         with pytest.raises(CallError, match="larger than max") as caught:
             client.generate("x" * 2_000_000)
         assert caught.value.code == "RESOURCE_EXHAUSTED" and len(calls) == 3
@@ -256,7 +272,10 @@ def test_long_prompts_are_retried_and_too_long_ones_are_not(monkeypatch: pytest.
 
 def test_a_stream_that_is_closed_while_it_waits_ends() -> None:
     async def main() -> None:
-        with served(*[refuse(LoadingError("is loading"))] * 2) as server, Client(server.address) as client:
+        with (
+            served(*[refuse(LoadingError("is loading"))] * 2) as server,
+            Client(server.address) as client,
+        ):
             async with Looping(server.address) as other:
                 streams = client.stream("x"), other.stream("x", SamplingParams())
 

@@ -62,7 +62,9 @@ def leave_unread(stream: Stream) -> None:
     time.sleep(3 * STEP)
 
 
-@pytest.mark.parametrize("leave", [leave_by_break, leave_by_exception, leave_by_close, leave_with, leave_unread])
+@pytest.mark.parametrize(
+    "leave", [leave_by_break, leave_by_exception, leave_by_close, leave_with, leave_unread]
+)
 def test_sync(tmp_path: Path, leave: Callable[[Stream], None]) -> None:
     async def main() -> None:
         async with freeing(tmp_path) as server:
@@ -114,7 +116,8 @@ async def async_cancelled(stream: AsyncStream) -> None:
 
 
 @pytest.mark.parametrize(
-    "leave", [async_by_break, async_by_exception, async_by_close, async_with, async_unread, async_cancelled]
+    "leave",
+    [async_by_break, async_by_exception, async_by_close, async_with, async_unread, async_cancelled],
 )
 def test_async(tmp_path: Path, leave: Callable[[AsyncStream], Any]) -> None:
     async def main() -> None:
@@ -157,7 +160,8 @@ def test_closed_by_somebody_else_a_stream_just_ends(tmp_path: Path) -> None:
                 streams = client.stream("hello", **LONG), waiting.stream("hello", **LONG)
                 heard: tuple[list[Any], list[Any]] = [], []
                 readers = asyncio.gather(
-                    hear(streams[0], heard[0].append), asyncio.to_thread(hear_waiting, streams[1], heard[1].append)
+                    hear(streams[0], heard[0].append),
+                    asyncio.to_thread(hear_waiting, streams[1], heard[1].append),
                 )
                 while not all(heard):
                     await asyncio.sleep(STEP)
@@ -186,7 +190,9 @@ def test_closed_clients_end_their_calls(tmp_path: Path) -> None:
             await client.close()
             waiting.close()
             errors = await asyncio.gather(*calls, return_exceptions=True)
-            assert [(type(error), getattr(error, "code", None)) for error in errors] == [(CallError, "CANCELLED")] * 4
+            assert [(type(error), getattr(error, "code", None)) for error in errors] == [
+                (CallError, "CANCELLED")
+            ] * 4
 
     asyncio.run(main())
 

@@ -1,4 +1,6 @@
-"""A pod on one machine: processes with two CPU devices each, as an operator would start them on hosts."""
+"""A pod on one machine: processes with two CPU devices each, as an operator would start them on
+hosts.
+"""
 
 import os
 import socket
@@ -12,7 +14,18 @@ from typing import IO
 
 ROOT = Path(__file__).parents[3]
 DRAFT = ROOT / "checkpoints" / "bundled" / "tiny-chat-draft"
-SMALL = ["--max-batch", "2", "--step-tokens", "32", "--page-size", "16", "--max-context", "512", "--dtype", "float32"]
+SMALL = [
+    "--max-batch",
+    "2",
+    "--step-tokens",
+    "32",
+    "--page-size",
+    "16",
+    "--max-context",
+    "512",
+    "--dtype",
+    "float32",
+]
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
 CACHE = ["--compilation-cache", str(ROOT / ".pytest_cache" / "xla-pods" / WORKER)]
 
@@ -33,10 +46,21 @@ class Host:
 
     @staticmethod
     def start(program: str, *flags: str, **variables: str) -> "Host":
-        command = [sys.executable, "-m", f"jaxserve.{program}", "--model", str(DRAFT), *SMALL, *CACHE, *flags]
+        command = [
+            sys.executable,
+            "-m",
+            f"jaxserve.{program}",
+            "--model",
+            str(DRAFT),
+            *SMALL,
+            *CACHE,
+            *flags,
+        ]
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"} | variables
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (closed with the pod)
-        return Host(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, env=environment), out, err)
+        return Host(
+            subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, env=environment), out, err
+        )
 
     @property
     def output(self) -> str:
@@ -63,7 +87,14 @@ class Pod:
     port: int = field(default_factory=free_port)
 
     def start(self, index: int, *flags: str) -> Host:
-        place = ["--hosts", str(self.size), "--host-index", str(index), "--coordinator", f"127.0.0.1:{self.port}"]
+        place = [
+            "--hosts",
+            str(self.size),
+            "--host-index",
+            str(index),
+            "--coordinator",
+            f"127.0.0.1:{self.port}",
+        ]
         self.hosts[index] = Host.start(self.program, *place, *flags)
         return self.hosts[index]
 
@@ -75,12 +106,16 @@ class Pod:
     def wait(self, seconds: float = 240) -> list[int]:
         """Exit codes by host."""
         until = time.monotonic() + seconds
-        return [self.hosts[i].popen.wait(max(0.1, until - time.monotonic())) for i in sorted(self.hosts)]
+        return [
+            self.hosts[i].popen.wait(max(0.1, until - time.monotonic())) for i in sorted(self.hosts)
+        ]
 
     @property
     def everything(self) -> str:
         """What all hosts wrote, to show when a test fails."""
-        return "".join(f"--- host {i}\n{host.output}{host.errors}" for i, host in sorted(self.hosts.items()))
+        return "".join(
+            f"--- host {i}\n{host.output}{host.errors}" for i, host in sorted(self.hosts.items())
+        )
 
     def __enter__(self) -> "Pod":
         return self

@@ -7,17 +7,26 @@ from jaxserve.cluster.bootstrap import Alone, Hosts, join
 from jaxserve.errors import ConfigError
 from jaxserve.server.flags import parser as serve_parser
 
-WORKER_SET = {"LWS_LEADER_ADDRESS": "llm-0.llm.default", "LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "2"}
+WORKER_SET = {
+    "LWS_LEADER_ADDRESS": "llm-0.llm.default",
+    "LWS_GROUP_SIZE": "4",
+    "LWS_WORKER_INDEX": "2",
+}
 
 
 def hosts(*flags: str, **environment: str) -> Hosts:
-    found = [Hosts.of(parser().parse_args(flags), environment) for parser in (generate_parser, serve_parser)]
+    found = [
+        Hosts.of(parser().parse_args(flags), environment)
+        for parser in (generate_parser, serve_parser)
+    ]
     assert found[0] == found[1]
     return found[0]
 
 
 def test_without_flags_there_is_one_host() -> None:
-    assert hosts().alone and hosts("--hosts", "1", "--host-index", "0", "--coordinator", "x:1").alone
+    assert (
+        hosts().alone and hosts("--hosts", "1", "--host-index", "0", "--coordinator", "x:1").alone
+    )
     with join(hosts(**WORKER_SET)) as pod:
         assert isinstance(pod, Alone) and pod.leads, "the environment is asked by --pod alone"
 
@@ -43,19 +52,43 @@ def test_on_a_tpu_slice_jax_knows_by_itself() -> None:
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--hosts 2", "--host-index is missing: --hosts, --host-index and --coordinator go together"),
+        (
+            "--hosts 2",
+            "--host-index is missing: --hosts, --host-index and --coordinator go together",
+        ),
         ("--hosts 2 --host-index 0", "--coordinator is missing"),
         ("--host-index 1 --coordinator a:1", "--hosts is missing"),
-        ("--hosts 2 --host-index 2 --coordinator a:1", "--host-index 2: with --hosts 2 it is 0 to 1"),
-        ("--hosts 2 --host-index -1 --coordinator a:1", "--host-index -1: with --hosts 2 it is 0 to 1"),
+        (
+            "--hosts 2 --host-index 2 --coordinator a:1",
+            "--host-index 2: with --hosts 2 it is 0 to 1",
+        ),
+        (
+            "--hosts 2 --host-index -1 --coordinator a:1",
+            "--host-index -1: with --hosts 2 it is 0 to 1",
+        ),
         ("--hosts 0 --host-index 0 --coordinator a:1", "--hosts 0: it must be at least 1"),
-        ("--hosts 2 --host-index 0 --coordinator a", "--coordinator a: it must be HOST:PORT of host 0"),
-        ("--pod --hosts 2 --host-index 0 --coordinator a:1", "--pod asks the environment for what --hosts says"),
-        ("--hosts 2 --host-index 0 --coordinator a:99999", "--coordinator a:99999: it must be HOST:PORT of host 0"),
-        ("--hosts 2 --host-index 0 --coordinator :1", "--coordinator :1: it must be HOST:PORT of host 0"),
+        (
+            "--hosts 2 --host-index 0 --coordinator a",
+            "--coordinator a: it must be HOST:PORT of host 0",
+        ),
+        (
+            "--pod --hosts 2 --host-index 0 --coordinator a:1",
+            "--pod asks the environment for what --hosts says",
+        ),
+        (
+            "--hosts 2 --host-index 0 --coordinator a:99999",
+            "--coordinator a:99999: it must be HOST:PORT of host 0",
+        ),
+        (
+            "--hosts 2 --host-index 0 --coordinator :1",
+            "--coordinator :1: it must be HOST:PORT of host 0",
+        ),
         ("--pod --control-port 65536", "--control-port 65536: it must be 0 to 65535"),
         ("--pod --join-timeout 0", "--join-timeout 0: it must be above 0"),
-        ("--pod --join-timeout nan", "--join-timeout nan: it must be above 0 and at most 86400 seconds"),
+        (
+            "--pod --join-timeout nan",
+            "--join-timeout nan: it must be above 0 and at most 86400 seconds",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_one_line(flags: str, message: str) -> None:

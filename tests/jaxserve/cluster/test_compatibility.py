@@ -1,4 +1,5 @@
-"""What two servers compare of their weights: the same on every mesh, and another for other weights."""
+"""What two servers compare of their weights: the same on every mesh, and another for other
+weights."""
 
 from pathlib import Path
 
@@ -33,4 +34,7 @@ def test_other_forms_and_other_weights_say_something_else() -> None:
         tuned = {**params, "layers": [{**layer, name: layer[name] * 1.01}, *others]}
         assert digest_of(tuned) == digest_of(params)
         assert facts_of_weights(tuned) != facts_of_weights(params)
-    assert len({str(facts_of_weights(params_on(1, form))) for form in ("auto", "int8", "int4", "fp8")}) == 4
+    assert (
+        len({str(facts_of_weights(params_on(1, form))) for form in ("auto", "int8", "int4", "fp8")})
+        == 4
+    )

@@ -1,4 +1,6 @@
-"""The stream between a leader and its followers, in one process: joining, agreeing, orders, losses and farewells."""
+"""The stream between a leader and its followers, in one process: joining, agreeing, orders, losses
+and farewells.
+"""
 
 import threading
 import time
@@ -47,7 +49,8 @@ class Pod:
     def agree(self, stage: str, *facts: Facts) -> "list[Future[None]]":
         hosts = [self.leader, *self.followers]
         return [
-            self.pool.submit(host.agree, stage, lambda own=own: own) for host, own in zip(hosts, facts, strict=True)
+            self.pool.submit(host.agree, stage, lambda own=own: own)
+            for host, own in zip(hosts, facts, strict=True)
         ]
 
 
@@ -63,7 +66,10 @@ def pod(capfd: pytest.CaptureFixture[str]) -> Iterator[Pod]:
     leader = Leader(3, 0, SECRET, exits[0])
     followers = [Follower(f"127.0.0.1:{leader.port}", host, SECRET, exits[host]) for host in (1, 2)]
     with ThreadPoolExecutor() as pool:
-        joining = [pool.submit(leader.wait_for_followers), *(pool.submit(follower.call) for follower in followers)]
+        joining = [
+            pool.submit(leader.wait_for_followers),
+            *(pool.submit(follower.call) for follower in followers),
+        ]
         for future in joining:
             future.result(20)
         yield Pod(leader, followers, exits, pool)
@@ -93,7 +99,9 @@ def test_one_that_differs_is_refused_on_all_hosts_in_one_line(pod: Pod) -> None:
     for future in pod.agree("start", FACTS, FACTS, differing):
         with pytest.raises(ConfigError) as caught:
             future.result(10)
-        assert str(caught.value) == "host 2 differs from the leader in the model: xyz there, abc here"
+        assert (
+            str(caught.value) == "host 2 differs from the leader in the model: xyz there, abc here"
+        )
 
 
 def test_the_first_difference_is_named() -> None:
@@ -110,15 +118,24 @@ def test_orders_come_to_all_in_their_order(pod: Pod) -> None:
         assert [next_order(follower).plan.number for _ in range(50)] == list(range(50))
 
 
-def test_an_order_that_was_changed_ends_the_follower_and_the_pod(pod: Pod, capfd: pytest.CaptureFixture[str]) -> None:
-    response = pb.FollowResponse(number=1, order=pb.Order(plan=pb.StepPlan()).SerializeToString(), digest=b"?" * 32)
+def test_an_order_that_was_changed_ends_the_follower_and_the_pod(
+    pod: Pod, capfd: pytest.CaptureFixture[str]
+) -> None:
+    response = pb.FollowResponse(
+        number=1, order=pb.Order(plan=pb.StepPlan()).SerializeToString(), digest=b"?" * 32
+    )
     pod.leader._outboxes[1].put(response)
     assert [ended.wait() for ended in pod.exits] == [FAILED] * 3
     assert pod.followers[0]._orders.empty()
-    assert "error: host 1 has ended: order 1 is not the one that the leader sent" in capfd.readouterr().err
+    assert (
+        "error: host 1 has ended: order 1 is not the one that the leader sent"
+        in capfd.readouterr().err
+    )
 
 
-@pytest.mark.parametrize("host, secret", [(3, SECRET), (0, SECRET), (1, SECRET), (1, b"y" * SECRET_BYTES)])
+@pytest.mark.parametrize(
+    "host, secret", [(3, SECRET), (0, SECRET), (1, SECRET), (1, b"y" * SECRET_BYTES)]
+)
 def test_strangers_and_doubles_are_turned_away(pod: Pod, host: int, secret: bytes) -> None:
     ended = Exit()
     stranger = Follower(f"127.0.0.1:{pod.leader.port}", host, secret, ended)
@@ -128,7 +145,9 @@ def test_strangers_and_doubles_are_turned_away(pod: Pod, host: int, secret: byte
     assert next_order(pod.followers[0]).plan.number == 7 and not pod.exits[0].codes
 
 
-def test_a_broken_stream_ends_everybody_at_once(pod: Pod, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_stream_ends_everybody_at_once(
+    pod: Pod, capfd: pytest.CaptureFixture[str]
+) -> None:
     told: list[Loss] = []
     pod.leader.watch(told.append, lambda reason: None, grace=0.2)
     pod.followers[0]._leaving = True
@@ -214,7 +233,10 @@ def test_a_follower_that_fails_says_why(pod: Pod, capfd: pytest.CaptureFixture[s
     with pytest.raises(ConfigError), pod.followers[0]:
         raise ConfigError("--model /nowhere: there is no such folder")
     assert pod.exits[0].wait() == pod.exits[2].wait() == FAILED
-    assert "error: host 1 has ended: --model /nowhere: there is no such folder\n" in capfd.readouterr().err
+    assert (
+        "error: host 1 has ended: --model /nowhere: there is no such folder\n"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_taken_port_is_one_line(pod: Pod) -> None:

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.cluster.encoding import buckets_from_proto, buckets_to_proto, plan_from_proto, plan_to_proto
+from jaxserve.cluster.encoding import (
+    buckets_from_proto,
+    buckets_to_proto,
+    plan_from_proto,
+    plan_to_proto,
+)
 from jaxserve.cluster.message_auth import Chain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.config import EngineOptions, resolve
@@ -83,14 +88,20 @@ def test_any_plan_comes_back(plan: StepPlan) -> None:
 @pytest.mark.parametrize("kind", [StepPlan, LanePlan, Admission])
 def test_every_field_travels(kind: type) -> None:
     """A field that somebody adds to a plan has to be added to the message."""
-    message = {StepPlan: pb.StepPlan, LanePlan: pb.LanePlan, Admission: pb.Admission}[kind].DESCRIPTOR
+    message = {StepPlan: pb.StepPlan, LanePlan: pb.LanePlan, Admission: pb.Admission}[
+        kind
+    ].DESCRIPTOR
     names = {field.name for field in message.fields} - {"bias_ids", "bias_values"}
-    assert names | ({"bias"} if kind is Admission else set()) == {field.name for field in fields(kind)}
+    assert names | ({"bias"} if kind is Admission else set()) == {
+        field.name for field in fields(kind)
+    }
 
 
 def test_buckets_come_back() -> None:
     options = EngineOptions(prefer="throughput")
-    buckets = BucketPlan.of(resolve(options, max_positions=4096, lanes=2, affordable_tokens=10**6)).buckets
+    buckets = BucketPlan.of(
+        resolve(options, max_positions=4096, lanes=2, affordable_tokens=10**6)
+    ).buckets
     assert len(buckets) > 10 and buckets_from_proto(buckets_to_proto(buckets)) == buckets
 
 
@@ -122,13 +133,17 @@ def test_a_device_that_knows_the_bytes_alone_gives_the_same_tokens() -> None:
     )
     told = []
     for wrap in (lambda runner: runner, Replaying):
-        engine = Engine(Scheduler(config, fingerprint="x"), wrap(FakeRunner(config)), clock=lambda: 1.0)
+        engine = Engine(
+            Scheduler(config, fingerprint="x"), wrap(FakeRunner(config)), clock=lambda: 1.0
+        )
         for i, changes in enumerate(params):
             engine.submit(request(f"r{i}", prompt=tuple(range(i, i + 9)), **changes))
         events = []
         while engine.has_work:
             events += engine.step()
-        assert {event.request_id for event in events if event.finish} == {f"r{i}" for i in range(len(params))}
+        assert {event.request_id for event in events if event.finish} == {
+            f"r{i}" for i in range(len(params))
+        }
         told.append(events)
     assert told[0] == told[1]
 
@@ -146,7 +161,9 @@ def test_what_was_sent_passes(orders: list[bytes]) -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=2, max_size=5, unique=True), st.data())
-def test_a_changed_lost_repeated_or_foreign_order_is_noticed(orders: list[bytes], data: st.DataObject) -> None:
+def test_a_changed_lost_repeated_or_foreign_order_is_noticed(
+    orders: list[bytes], data: st.DataObject
+) -> None:
     leader, follower = Chain(SECRET), Chain(SECRET)
     sealed = [(*leader.add(order), order) for order in orders]
     at = data.draw(st.integers(0, len(orders) - 2))
@@ -179,8 +196,12 @@ def test_a_proof_is_of_one_host_and_secret() -> None:
 
 
 def test_the_size_of_a_decode_step() -> None:
-    """256 rows that decode at positions of a few thousand, 4 of which begin a page: what docs/pods.md says of it."""
+    """256 rows that decode at positions of a few thousand, 4 of which begin a page: what
+    docs/pods.md says of it.
+    """
     rows = list(range(256))
     lane = LanePlan(rows, rows, [4000 + row for row in rows], [1] * 256, [1] * 256, [-1] * 256)
     lane = replace(lane, fresh=[(0, row, 63, 10_000 + row) for row in range(4)])
-    assert 1500 < len(plan_to_proto(StepPlan(10**6, "decode", (lane,), ())).SerializeToString()) < 2500
+    assert (
+        1500 < len(plan_to_proto(StepPlan(10**6, "decode", (lane,), ())).SerializeToString()) < 2500
+    )

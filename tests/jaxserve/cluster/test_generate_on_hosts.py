@@ -1,4 +1,6 @@
-"""python -m jaxserve.generate as one program on several processes: the tokens of one, and what cannot be a pod."""
+"""python -m jaxserve.generate as one program on several processes: the tokens of one, and what
+cannot be a pod.
+"""
 
 import json
 import shutil
@@ -21,7 +23,16 @@ GOLDEN = ROOT / "tests" / "golden" / "qwen3_moe_gqa"
 BOUND = 1e-4  # on log-probabilities, between executables: the one of the README
 PROMPTS = ("Once upon a time", "The dog", "What is 7 plus 5?")
 TOKENS = 24
-GREEDY = ["--temperature", "0", "--max-tokens", str(TOKENS), "--ignore-eos", "--json", "--logprobs", "20"]
+GREEDY = [
+    "--temperature",
+    "0",
+    "--max-tokens",
+    str(TOKENS),
+    "--ignore-eos",
+    "--json",
+    "--logprobs",
+    "20",
+]
 GREEDY += [part for prompt in PROMPTS for part in ("--prompt", prompt)]
 
 
@@ -29,11 +40,15 @@ GREEDY += [part for prompt in PROMPTS for part in ("--prompt", prompt)]
 def on_one_device() -> list[Completion]:
     options = EngineOptions(max_batch=2, step_tokens=32, page_size=16, max_context=512)
     with LLM(DRAFT, dtype="float32", options=options) as llm:
-        return llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=20))
+        return llm.generate(
+            PROMPTS, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=20)
+        )
 
 
 def check(found: dict[str, Any], expected: Completion) -> int:
-    """Log-probabilities within the bound, tokens equal up to the first gap below it; how many tokens were compared."""
+    """Log-probabilities within the bound, tokens equal up to the first gap below it; how many
+    tokens were compared.
+    """
     assert expected.logprobs is not None
     for step, (entry, truth) in enumerate(zip(found["logprobs"], expected.logprobs, strict=True)):
         best, second = truth.top[0][1], truth.top[1][1]
@@ -52,7 +67,9 @@ def check(found: dict[str, Any], expected: Completion) -> int:
     [
         (2, ("--data", "2", "--tensor", "2", "--deterministic")),  # two steps to compile
         pytest.param(2, ("--data", "2", "--tensor", "2"), marks=pytest.mark.slow),
-        pytest.param(2, ("--data", "2", "--tensor", "2", "--speculate", "ngram"), marks=pytest.mark.slow),
+        pytest.param(
+            2, ("--data", "2", "--tensor", "2", "--speculate", "ngram"), marks=pytest.mark.slow
+        ),
         pytest.param(2, ("--data", "4"), marks=pytest.mark.slow),
         pytest.param(2, ("--tensor", "4"), marks=pytest.mark.slow),
         pytest.param(4, ("--data", "4", "--tensor", "2"), marks=pytest.mark.slow),
@@ -66,7 +83,9 @@ def test_the_tokens_of_one_process(hosts: int, mesh: tuple[str, ...]) -> None:
         found = [json.loads(line) for line in pod.hosts[0].output.splitlines()]
         assert [len(pod.hosts[i].output) for i in range(1, hosts)] == [0] * (hosts - 1)
         assert ("--tensor 4 spans hosts" in pod.hosts[0].errors) == (mesh == ("--tensor", "4"))
-    compared = [check(completion, truth) for completion, truth in zip(found, on_one_device(), strict=True)]
+    compared = [
+        check(completion, truth) for completion, truth in zip(found, on_one_device(), strict=True)
+    ]
     assert sum(compared) > TOKENS * len(PROMPTS) / 2
 
 
@@ -83,12 +102,21 @@ def mixture(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [("--expert", "4"), ("--expert", "2", "--tensor", "2")], ids="-".join)
+@pytest.mark.parametrize(
+    "mesh", [("--expert", "4"), ("--expert", "2", "--tensor", "2")], ids="-".join
+)
 def test_experts_across_hosts(mixture: Path, mesh: tuple[str, ...]) -> None:
     """The tokens that transformers answered, by gaps of 5e-3 or more."""
     golden = np.load(GOLDEN / "golden.npz")
     prompts = [" ".join(f"w{token}" for token in prompt) for prompt in golden["prompts"].tolist()]
-    flags = ["--temperature", "0", "--max-tokens", str(golden["tokens"].shape[1]), "--ignore-eos", "--json"]
+    flags = [
+        "--temperature",
+        "0",
+        "--max-tokens",
+        str(golden["tokens"].shape[1]),
+        "--ignore-eos",
+        "--json",
+    ]
     flags += [part for prompt in prompts * 2 for part in ("--prompt", prompt)]
     with Pod(2).start_all("--model", str(mixture), "--max-context", "60", *mesh, *flags) as pod:
         assert pod.wait() == [0, 0], pod.everything
@@ -98,11 +126,39 @@ def test_experts_across_hosts(mixture: Path, mesh: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_what_admissions_carry_reaches_every_host() -> None:
-    """Seeds, penalties, biases, masks and prompt log-probabilities: two runs over two processes and one over one."""
-    flags = ["--seed", "11", "--temperature", "0.8", "--top-p", "0.9", "--repetition-penalty", "1.2", "--n", "2"]
-    flags += ["--presence-penalty", "0.3", "--logit-bias", '{"30": 2.0, "5": -3}', "--min-tokens", "3", "--json"]
+    """Seeds, penalties, biases, masks and prompt log-probabilities: two runs over two processes and
+    one over one.
+    """
+    flags = [
+        "--seed",
+        "11",
+        "--temperature",
+        "0.8",
+        "--top-p",
+        "0.9",
+        "--repetition-penalty",
+        "1.2",
+        "--n",
+        "2",
+    ]
+    flags += [
+        "--presence-penalty",
+        "0.3",
+        "--logit-bias",
+        '{"30": 2.0, "5": -3}',
+        "--min-tokens",
+        "3",
+        "--json",
+    ]
     flags += ["--allowed-token-ids", ",".join(map(str, range(0, 500, 2))), "--max-tokens", "12"]
-    flags += ["--prompt-logprobs", "1", "--prompt", "Once upon a time", "--prompt", "Once upon a dog"]
+    flags += [
+        "--prompt-logprobs",
+        "1",
+        "--prompt",
+        "Once upon a time",
+        "--prompt",
+        "Once upon a dog",
+    ]
     told = []
     with Pod(2).start_all("--data", "2", "--tensor", "2", *flags) as pod:
         assert pod.wait() == [0, 0], pod.everything
@@ -117,8 +173,14 @@ def test_what_admissions_carry_reaches_every_host() -> None:
 @pytest.mark.parametrize(
     "theirs, problem",
     [
-        (("--max-context", "256"), "host 1 differs from the leader in --max-context: 256 there, 512 here"),
-        (("--tensor", "1", "--data", "4"), "host 1 differs from the leader in --data: 4 there, 2 here"),
+        (
+            ("--max-context", "256"),
+            "host 1 differs from the leader in --max-context: 256 there, 512 here",
+        ),
+        (
+            ("--tensor", "1", "--data", "4"),
+            "host 1 differs from the leader in --data: 4 there, 2 here",
+        ),
     ],
 )
 def test_a_host_with_other_flags_is_refused(theirs: tuple[str, ...], problem: str) -> None:
@@ -143,7 +205,11 @@ def test_a_host_with_other_weights_is_refused(tmp_path: Path) -> None:
         pod.start(0, *common)
         pod.start(1, *common, "--model", str(copy))
         assert pod.wait() == [2, 2], pod.everything
-        assert pod.hosts[0].error_lines[0].startswith("error: host 1 differs from the leader in the model's weights: ")
+        assert (
+            pod.hosts[0]
+            .error_lines[0]
+            .startswith("error: host 1 differs from the leader in the model's weights: ")
+        )
 
 
 def test_hosts_that_do_not_come_are_waited_for_only_so_long() -> None:
@@ -153,7 +219,8 @@ def test_hosts_that_do_not_come_are_waited_for_only_so_long() -> None:
         assert pod.wait() == [70]
         assert time.monotonic() - began < 60
         assert pod.hosts[0].errors == (
-            "error: not all of the 2 hosts came within 3 s (start the others, or raise --join-timeout)\n"
+            "error: not all of the 2 hosts came within 3 s (start the others, or raise "
+            "--join-timeout)\n"
         )
 
 
@@ -170,14 +237,20 @@ def test_a_port_that_is_taken_is_one_line() -> None:
         pod.start(0, "--prompt", "x")
         assert pod.wait() == [2], pod.everything
         assert pod.hosts[0].errors == (
-            f"error: --coordinator 127.0.0.1:{pod.port}: host 0 cannot listen there: Address already in use\n"
+            f"error: --coordinator 127.0.0.1:{pod.port}: host 0 cannot listen there: Address "
+            f"already in use\n"
         )
 
 
 @pytest.mark.slow
 def test_an_environment_that_knows_the_hosts() -> None:
     """As Slurm would start them. Nobody says where host 0 is: it says so itself."""
-    slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+    slurm = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_NODES": "1",
+    }
     flags = ("--pod", "--data", "2", "--tensor", "2", "--deterministic", *GREEDY)
     with Pod(2) as pod:
         slurm["JAX_COORDINATOR_PORT"] = str(pod.port)
@@ -192,7 +265,18 @@ def test_an_environment_that_knows_the_hosts() -> None:
 @pytest.mark.slow
 def test_a_late_host_is_waited_for() -> None:
     with Pod(2) as pod:
-        flags = ("--data", "2", "--tensor", "2", "--max-tokens", "3", "--temperature", "0", "--prompt", PROMPTS[0])
+        flags = (
+            "--data",
+            "2",
+            "--tensor",
+            "2",
+            "--max-tokens",
+            "3",
+            "--temperature",
+            "0",
+            "--prompt",
+            PROMPTS[0],
+        )
         pod.start(0, *flags)
         time.sleep(12)
         assert pod.hosts[0].popen.poll() is None

@@ -1,4 +1,6 @@
-"""python -m jaxserve.serve on two processes: clients talk to host 0, and no host outlives another for long."""
+"""python -m jaxserve.serve on two processes: clients talk to host 0, and no host outlives another
+for long.
+"""
 
 import contextlib
 import signal
@@ -42,14 +44,18 @@ def served(*flags: str) -> Iterator[Served]:
 
 def health(port: int) -> str:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        found = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        found = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=20
+        )
         return health_pb2.HealthCheckResponse.ServingStatus.Name(found.status)
 
 
 def stream_and(served: Served, number: int, host: int, tokens: int = 300) -> int:
     """Read a stream, send a host a signal after its first tokens; how many came in all."""
     came = 0
-    with served.client.stream("Once upon a time", max_tokens=tokens, ignore_eos=True, temperature=0) as stream:
+    with served.client.stream(
+        "Once upon a time", max_tokens=tokens, ignore_eos=True, temperature=0
+    ) as stream:
         for event in stream:
             came += len(getattr(event, "token_ids", ()))
             if came == 3:
@@ -60,10 +66,15 @@ def stream_and(served: Served, number: int, host: int, tokens: int = 300) -> int
 def test_a_follower_that_is_killed_ends_the_pod_within_ten_seconds() -> None:
     with served() as s:
         text = s.client.generate("Once upon a time", max_tokens=12, temperature=0).choices[0].text
-        assert s.client.generate("Once upon a time", max_tokens=12, temperature=0).choices[0].text == text
+        assert (
+            s.client.generate("Once upon a time", max_tokens=12, temperature=0).choices[0].text
+            == text
+        )
         assert s.client.server_info().compiles_after_ready == 0
         assert s.client.server_info().mesh == {"data": 2, "expert": 1, "tensor": 2}
-        assert [health(port) for port in s.ports] == ["SERVING"] * 2  # what probes of both kinds of pods ask
+        assert [health(port) for port in s.ports] == [
+            "SERVING"
+        ] * 2  # what probes of both kinds of pods ask
         began = time.monotonic()
         with pytest.raises(RestartingError):
             stream_and(s, signal.SIGKILL, host=1)
@@ -92,7 +103,8 @@ def test_followers_do_not_outlive_their_leader(number: int) -> None:
         s.pod.hosts[0].popen.send_signal(number)
         code = s.pod.hosts[1].popen.wait(20)
         assert time.monotonic() - began < 10
-        # Where the leader's machine closes its connections, jax's own abort may be faster than the exit of ours.
+        # Where the leader's machine closes its connections, jax's own abort may be faster than the
+        # exit of ours.
         assert code == 70 or (code == -signal.SIGABRT and number == signal.SIGKILL)
 
 

@@ -1,4 +1,6 @@
-"""An oracle without cache, batch or jit: the decoder in numpy over the whole sequence, and a sampler that sorts."""
+"""An oracle without cache, batch or jit: the decoder in numpy over the whole sequence, and a
+sampler that sorts.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,19 +18,30 @@ def to_numpy(params: dict) -> dict:
 
 
 def forward(
-    weights: dict, spec: ModelSpec, tokens: list[int], kept: Callable[[np.ndarray], np.ndarray] = lambda x: x
+    weights: dict,
+    spec: ModelSpec,
+    tokens: list[int],
+    kept: Callable[[np.ndarray], np.ndarray] = lambda x: x,
 ) -> np.ndarray:
     """Logits of every position, [T, V], in the weights' precision.
 
-    kept: what attention gets to see of keys and values [T, K, H], called for those of the first layer, then the next.
+    kept: what attention gets to see of keys and values [T, K, H], called for those of the first
+    layer, then the next.
     """
     x = weights["embed"][tokens]
     angles = np.outer(np.arange(len(tokens)), spec.rope.inverse_frequencies(spec.head_dim))
-    cos, sin = np.cos(angles)[:, None].astype(np.float32), np.sin(angles)[:, None].astype(np.float32)
+    cos, sin = (
+        np.cos(angles)[:, None].astype(np.float32),
+        np.sin(angles)[:, None].astype(np.float32),
+    )
     for w, window in zip(weights["layers"], spec.windows or (None,) * spec.num_layers, strict=True):
         h = _norm(x, w["attn_norm"], spec.norm_eps)
         heads = np.einsum("td,dkqh->tkqh", h, w["qkv"])
-        q, k, v = heads[:, :, :-2].reshape(len(x), -1, spec.head_dim), heads[:, :, -2], heads[:, :, -1]
+        q, k, v = (
+            heads[:, :, :-2].reshape(len(x), -1, spec.head_dim),
+            heads[:, :, -2],
+            heads[:, :, -1],
+        )
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         k, v = kept(k), kept(v)
         x = x + np.einsum("tnh,nhd->td", _attention(q, k, v, window, spec.attn_softcap), w["o"])
@@ -48,7 +61,9 @@ def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def _attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None, softcap: float | None) -> np.ndarray:
+def _attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None, softcap: float | None
+) -> np.ndarray:
     k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
     scores = np.einsum("tnh,snh->nts", q, k) / np.sqrt(np.float32(q.shape[-1]))
     if softcap is not None:
@@ -63,7 +78,9 @@ def _attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None, 
 
 @dataclass
 class Answer:
-    """gaps: how far the chosen token was ahead of the next best one, per step. scores: log-softmax of raw logits."""
+    """gaps: how far the chosen token was ahead of the next best one, per step. scores: log-softmax
+    of raw logits.
+    """
 
     tokens: list[int] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -72,8 +89,12 @@ class Answer:
     finish: str = "length"
 
 
-def generate(weights: dict, spec: ModelSpec, request: Request, seed: int, choice: int, max_tokens: int) -> Answer:
-    """What one choice of the request has to come to (stop strings left out: those are text's business)."""
+def generate(
+    weights: dict, spec: ModelSpec, request: Request, seed: int, choice: int, max_tokens: int
+) -> Answer:
+    """What one choice of the request has to come to (stop strings left out: those are text's
+    business).
+    """
     answer, tokens = Answer(), list(request.prompt)
     while len(answer.tokens) < max_tokens:
         logits = forward(weights, spec, tokens)
@@ -97,7 +118,9 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def process(logits: np.ndarray, request: Request, tokens: list[int], seed: int, choice: int) -> np.ndarray:
+def process(
+    logits: np.ndarray, request: Request, tokens: list[int], seed: int, choice: int
+) -> np.ndarray:
     """Logits after every processor in the documented order, with the noise added."""
     p, prompt_len = request.params, len(request.prompt)
     output = tokens[prompt_len:]
@@ -113,7 +136,9 @@ def process(logits: np.ndarray, request: Request, tokens: list[int], seed: int, 
         logits[token] -= p.presence_penalty + p.frequency_penalty * output.count(token)
     if p.temperature == 0:
         return logits
-    return _truncate(logits / p.temperature, request) + _noise(seed, choice, len(tokens), len(logits))
+    return _truncate(logits / p.temperature, request) + _noise(
+        seed, choice, len(tokens), len(logits)
+    )
 
 
 def _truncate(logits: np.ndarray, request: Request) -> np.ndarray:

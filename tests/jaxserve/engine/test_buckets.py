@@ -1,4 +1,6 @@
-"""Every step that an engine can plan has a shape; what is compiled for some prompts holds all of their steps."""
+"""Every step that an engine can plan has a shape; what is compiled for some prompts holds all of
+their steps.
+"""
 
 import dataclasses
 
@@ -31,12 +33,18 @@ def test_the_smallest_engine_has_one_of_each() -> None:
 
 
 def test_no_step_has_fewer_rows_than_asked() -> None:
-    assert [str(b) for b in BucketPlan.of(config_of(max_batch=1, step_tokens=1, min_rows=2)).buckets] == [
+    assert [
+        str(b) for b in BucketPlan.of(config_of(max_batch=1, step_tokens=1, min_rows=2)).buckets
+    ] == [
         "decode[2]",
         "prefill[2x16]",
         "score[2x16]",
     ]
-    assert kinds(BucketPlan.of(config_of(max_batch=6, min_rows=2)), "decode") == [(2, 2), (4, 4), (6, 6)]
+    assert kinds(BucketPlan.of(config_of(max_batch=6, min_rows=2)), "decode") == [
+        (2, 2),
+        (4, 4),
+        (6, 6),
+    ]
 
 
 def test_deterministic_engines_have_one_of_each() -> None:
@@ -46,7 +54,9 @@ def test_deterministic_engines_have_one_of_each() -> None:
 
 def test_models_that_embed_have_nothing_else() -> None:
     plan = BucketPlan.of(config_of(max_batch=6, step_tokens=100, embeds=True))
-    assert [str(b) for b in plan.buckets] == [f"embed[6x{tokens}]" for tokens in (16, 32, 64, 96, 100)]
+    assert [str(b) for b in plan.buckets] == [
+        f"embed[6x{tokens}]" for tokens in (16, 32, 64, 96, 100)
+    ]
     plan = BucketPlan.of(config_of(max_batch=64, step_tokens=2048, deterministic=True, embeds=True))
     assert [str(b) for b in plan.buckets] == ["embed[64x2048]"]
 
@@ -69,7 +79,9 @@ def test_the_smallest_bucket_that_holds_a_step_is_chosen() -> None:
 @pytest.mark.parametrize(("rows", "tokens"), [(9, 9), (1, 65)])
 def test_a_step_that_no_bucket_holds_is_an_error(rows: int, tokens: int) -> None:
     buckets = BucketPlan.of(config_of(max_batch=8, step_tokens=64)).buckets
-    with pytest.raises(EngineError, match=f"no compiled prefill step holds {rows} rows and {tokens} tokens"):
+    with pytest.raises(
+        EngineError, match=f"no compiled prefill step holds {rows} rows and {tokens} tokens"
+    ):
         choose(buckets, "prefill", rows, tokens)
 
 
@@ -79,7 +91,9 @@ def test_every_size_up_to_the_limits_has_a_bucket(
     rows: int, tokens: int, deterministic: bool, data: st.DataObject
 ) -> None:
     tokens = max(rows, tokens)
-    buckets = BucketPlan.of(config_of(max_batch=rows, step_tokens=tokens, deterministic=deterministic)).buckets
+    buckets = BucketPlan.of(
+        config_of(max_batch=rows, step_tokens=tokens, deterministic=deterministic)
+    ).buckets
     r = data.draw(st.integers(1, rows))
     t = data.draw(st.integers(r, tokens))
     step_kinds: tuple[StepKind, ...] = ("prefill", "score")
@@ -91,7 +105,9 @@ def test_every_size_up_to_the_limits_has_a_bucket(
 
 def test_how_many_decodes_are_launched_as_one() -> None:
     def steps(**options: object) -> int:
-        resolved = resolve(EngineOptions(**options), max_positions=64, lanes=1, affordable_tokens=10**5)  # type: ignore[arg-type]
+        resolved = resolve(
+            EngineOptions(**options), max_positions=64, lanes=1, affordable_tokens=10**5
+        )  # type: ignore[arg-type]
         return resolved.decode_steps
 
     assert [steps(prefer=prefer) for prefer in ("latency", "balanced", "throughput")] == [1, 1, 8]
@@ -104,7 +120,9 @@ def test_how_many_decodes_are_launched_as_one() -> None:
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 9), st.integers(0, 8))
 def test_fresh_pages_hold_the_worst_chunks(sizes: list[int], page_size: int, offset: int) -> None:
     """Chunks that each begin at the last position of a page but one, or anywhere else."""
-    begun = sum(-(-(offset % page_size + size) // page_size) - (offset % page_size > 0) for size in sizes)
+    begun = sum(
+        -(-(offset % page_size + size) // page_size) - (offset % page_size > 0) for size in sizes
+    )
     assert begun <= Bucket("prefill", len(sizes), sum(sizes)).fresh_pages(page_size)
     rows = len(sizes)
     assert begun <= Bucket("decode", rows, rows, steps=max(sizes)).fresh_pages(page_size)
@@ -139,7 +157,9 @@ def test_reachable_leaves_out_what_cannot_happen() -> None:
 
 
 PROMPTS = st.lists(
-    st.tuples(st.integers(1, 24), st.integers(1, 12), st.sampled_from([None, None, 0])), min_size=1, max_size=5
+    st.tuples(st.integers(1, 24), st.integers(1, 12), st.sampled_from([None, None, 0])),
+    min_size=1,
+    max_size=5,
 )
 
 
@@ -163,13 +183,17 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 def test_prompts_never_leave_what_is_reachable_for_them(
     config: EngineConfig, prompts: list[tuple[int, int, int | None]]
 ) -> None:
-    """Preempted, chunked, mixed and scored: every step finds a bucket among those compiled for these prompts."""
+    """Preempted, chunked, mixed and scored: every step finds a bucket among those compiled for
+    these prompts.
+    """
     driver = Driver(config)
     if config.embeds:
         prompts = [(length, 0, None) for length, _, _ in prompts]
     for number, (length, most, scores) in enumerate(prompts):
         params = SamplingParams(max_tokens=most or None, prompt_logprobs=scores, seed=number)
-        driver.submit(Request(id=str(number), prompt=tuple(range(number, number + length)), params=params))
+        driver.submit(
+            Request(id=str(number), prompt=tuple(range(number, number + length)), params=params)
+        )
     driver.run()
     score = any(scores is not None for _, _, scores in prompts)
     buckets = BucketPlan.of(config).reachable([p[:2] for p in prompts], config=config, score=score)

@@ -1,4 +1,6 @@
-"""What the device drafts never changes what is said: any draft model, on any mesh, whatever the load and the number."""
+"""What the device drafts never changes what is said: any draft model, on any mesh, whatever the
+load and the number.
+"""
 
 import random
 from collections.abc import Iterable
@@ -32,22 +34,38 @@ from sharding.mesh import MeshSpec
 from sharding.params import random_params
 from sharding.rules import LANES
 from tests.jaxserve.engine.test_speculation import Answers, check, requests
-from tests.jaxserve.engine.tiny import BASE, EXPERTS, LATENT, SPEC, WINDOWED, NewDrafter, make_engine, make_params, run
+from tests.jaxserve.engine.tiny import (
+    BASE,
+    EXPERTS,
+    LATENT,
+    SPEC,
+    WINDOWED,
+    NewDrafter,
+    make_engine,
+    make_params,
+    run,
+)
 
 MOST = 3
 COUNT = 16  # requests
 DRAFTING = replace(BASE, step_tokens=16, speculate="draft", draft_tokens=MOST)
-OTHER = replace(SPEC, num_layers=1, d_model=16, d_mlp=24, vocab_size=16, windows=(5,))  # knows fewer tokens, sees less
+OTHER = replace(
+    SPEC, num_layers=1, d_model=16, d_mlp=24, vocab_size=16, windows=(5,)
+)  # knows fewer tokens, sees less
 
 
 class Moody(Speculation):
-    """Another number of drafts in every step, for another part of the sequences; now and then none at all."""
+    """Another number of drafts in every step, for another part of the sequences; now and then none
+    at all.
+    """
 
     def __init__(self, has_pages: bool = True, always: bool = False):
         super().__init__(DeviceDrafts(MOST, has_pages), MOST)
         self._draw, self._always = random.Random(5), always
 
-    def draft(self, seqs: Iterable[Sequence], rows: int, plain: int, most: int) -> dict[int, list[int]]:
+    def draft(
+        self, seqs: Iterable[Sequence], rows: int, plain: int, most: int
+    ) -> dict[int, list[int]]:
         if self._always:
             return {seq.id: [DRAFTED] * MOST for seq in seqs}
         count = self._draw.randrange(MOST + 1)
@@ -75,7 +93,9 @@ def engine_of(
     drafter: NewDrafter | None = None,
     speculation: Speculation | None = None,
 ) -> tuple[Engine, DeviceRunner]:
-    engine, runner = make_engine(options, mesh, spec=spec, speculation=speculation, new_drafter=drafter)
+    engine, runner = make_engine(
+        options, mesh, spec=spec, speculation=speculation, new_drafter=drafter
+    )
     warm(runner)
     return engine, runner
 
@@ -99,7 +119,9 @@ def plain() -> Answers:
 
 
 def test_a_draft_model_that_is_the_model_is_always_right(plain: Answers) -> None:
-    """Whatever the temperature, penalties, bias, allowed tokens and minimum: it samples with the same noise."""
+    """Whatever the temperature, penalties, bias, allowed tokens and minimum: it samples with the
+    same noise.
+    """
     speculation = Moody(always=True)
     found = answers(DRAFTING, apart=0, drafter=drafter_of(SPEC, 1), speculation=speculation)
     check(found, plain)
@@ -130,7 +152,9 @@ def test_any_number_in_any_step(spec: ModelSpec, seed: int, plain: Answers) -> N
     ],
     ids=["chunks", "preempted", "several", "int8", "1x1x2", "2x1x2"],
 )
-def test_cut_preempted_and_sharded(options: EngineOptions, mesh: MeshSpec, spec: ModelSpec, plain: Answers) -> None:
+def test_cut_preempted_and_sharded(
+    options: EngineOptions, mesh: MeshSpec, spec: ModelSpec, plain: Answers
+) -> None:
     speculation = Moody()
     found = answers(options, mesh=mesh, drafter=drafter_of(spec, 1), speculation=speculation)
     if options.kv == "auto":
@@ -150,8 +174,13 @@ def test_cut_preempted_and_sharded(options: EngineOptions, mesh: MeshSpec, spec:
 )
 def test_other_models(spec: ModelSpec, other: ModelSpec) -> None:
     speculation = Moody()
-    check(answers(DRAFTING, spec=spec, drafter=drafter_of(other, 1), speculation=speculation), plain_answers(spec))
-    assert speculation.drafted > 50 and (spec != other or speculation.accepted > speculation.drafted * 0.9)
+    check(
+        answers(DRAFTING, spec=spec, drafter=drafter_of(other, 1), speculation=speculation),
+        plain_answers(spec),
+    )
+    assert speculation.drafted > 50 and (
+        spec != other or speculation.accepted > speculation.drafted * 0.9
+    )
 
 
 def test_cached_prompts_are_caught_up_anew(plain: Answers) -> None:
@@ -174,8 +203,9 @@ def test_cached_prompts_are_caught_up_anew(plain: Answers) -> None:
 
 @dataclass(frozen=True)
 class Echo:
-    """Keeps the hidden state after which each row's newest token was sampled, and drafts what the model's head says of
-    it: at temperature 0, that token again."""
+    """Keeps the hidden state after which each row's newest token was sampled, and drafts what the
+    model's head says of it: at temperature 0, that token again.
+    """
 
     config: EngineConfig
     mesh: jax.sharding.Mesh
@@ -192,24 +222,43 @@ class Echo:
         self, params: dict, state: State, ids: jax.Array, tokens: jax.Array, place: Place
     ) -> tuple[Any, jax.Array]:
         network = Network(
-            SPEC, self.mesh, dispatch.IMPLEMENTATIONS["reference"], dispatch.GROUPED["reference"], {}, 4, jnp.float32
+            SPEC,
+            self.mesh,
+            dispatch.IMPLEMENTATIONS["reference"],
+            dispatch.GROUPED["reference"],
+            {},
+            4,
+            jnp.float32,
         )
-        return state.drafter, network.logits(params, take(state.drafter, ids).reshape(-1, SPEC.d_model))
+        return state.drafter, network.logits(
+            params, take(state.drafter, ids).reshape(-1, SPEC.d_model)
+        )
 
     def read(self, params: dict, state: State, computed: Computed) -> Any:
-        ids = jnp.where(computed.samples, computed.ids, self.config.max_batch)  # out of range: nothing to keep
+        ids = jnp.where(
+            computed.samples, computed.ids, self.config.max_batch
+        )  # out of range: nothing to keep
         return put(state.drafter, ids, take(computed.hidden, computed.newest))
 
     def catch_up(self, *_: Any) -> tuple[Any, jax.Array]:
         raise AssertionError("it learns of every token by reading")
 
 
-@pytest.mark.parametrize("mesh", [MeshSpec(), pytest.param(MeshSpec(data=2, tensor=2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mesh", [MeshSpec(), pytest.param(MeshSpec(data=2, tensor=2), marks=pytest.mark.slow)]
+)
 def test_a_head_reads_the_hidden_state_of_the_newest_token(mesh: MeshSpec) -> None:
-    """Of prefills, decodes, and verifications whatever they accept: after each, the kept state says the token."""
-    engine, runner = make_engine(DRAFTING, mesh, speculation=Moody(has_pages=False), new_drafter=Echo)
+    """Of prefills, decodes, and verifications whatever they accept: after each, the kept state says
+    the token.
+    """
+    engine, runner = make_engine(
+        DRAFTING, mesh, speculation=Moody(has_pages=False), new_drafter=Echo
+    )
     runner.warm_up(
-        [max(b for b in runner.buckets.buckets if b.kind == kind) for kind in ("decode", "prefill", "verify")]
+        [
+            max(b for b in runner.buckets.buckets if b.kind == kind)
+            for kind in ("decode", "prefill", "verify")
+        ]
     )
     head = np.asarray(runner._params["head"])
     norm = np.asarray(runner._params["norm"])
@@ -256,7 +305,11 @@ def test_state_is_aliased_and_never_copied(kind: str) -> None:
     """The draft model's pages too, through the scan that drafts."""
     options = replace(DRAFTING, page_size=16, cache_tokens=2**18)
     engine, runner = make_engine(options, speculation=Moody(), new_drafter=drafter_of(SPEC, 1))
-    memory = runner.lowering.step(max(b for b in runner.buckets.buckets if b.kind == kind)).compile().memory_analysis()
+    memory = (
+        runner.lowering.step(max(b for b in runner.buckets.buckets if b.kind == kind))
+        .compile()
+        .memory_analysis()
+    )
     state = runner.lowering.state
     assert memory.alias_size_in_bytes == nbytes(state)
     assert memory.temp_size_in_bytes < nbytes(state.pages[0]) / 10

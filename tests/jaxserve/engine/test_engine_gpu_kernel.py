@@ -1,4 +1,5 @@
-"""The engine with the Hopper kernel, interpreted: the loop without cache again, within bfloat16's rounding.
+"""The engine with the Hopper kernel, interpreted: the loop without cache again, within bfloat16's
+rounding.
 
 Every kind of page group that a model has today. In float32 the loop has the same weights, rounded.
 """

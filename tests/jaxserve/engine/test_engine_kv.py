@@ -1,4 +1,6 @@
-"""Engines over pages of 8 bits: cut, shared, preempted and spread over devices they say what a plain one says."""
+"""Engines over pages of 8 bits: cut, shared, preempted and spread over devices they say what a
+plain one says.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -14,12 +16,24 @@ from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
 from tests.jaxserve.eight_bits import rounded
 from tests.jaxserve.engine import naive
-from tests.jaxserve.engine.tiny import BASE, SPEC, WINDOWED, Outcome, distribution, make_engine, make_params, run
+from tests.jaxserve.engine.tiny import (
+    BASE,
+    SPEC,
+    WINDOWED,
+    Outcome,
+    distribution,
+    make_engine,
+    make_params,
+    run,
+)
 
-# Executables differ by float32's rounding, and a key that lies between two numbers of 8 bits may become the other one.
+# Executables differ by float32's rounding, and a key that lies between two numbers of 8 bits may
+# become the other one.
 ONE_STEP = {"int8": 0.05, "fp8": 0.2}
 SAME = 1e-4
-PLAIN = EngineOptions(max_batch=1, page_size=64, step_tokens=96, cache_tokens=1024, prefix_cache=False)
+PLAIN = EngineOptions(
+    max_batch=1, page_size=64, step_tokens=96, cache_tokens=1024, prefix_cache=False
+)
 Answers = dict[str, Outcome]
 
 
@@ -29,14 +43,20 @@ def requests(count: int = 16) -> list[Request]:
     prefixes = rng.integers(0, SPEC.vocab_size, (2, 21)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=20)
     return [
-        Request(id=str(i), prompt=(*prefixes[i % 2], *rng.integers(0, SPEC.vocab_size, 3 + i).tolist()), params=params)
+        Request(
+            id=str(i),
+            prompt=(*prefixes[i % 2], *rng.integers(0, SPEC.vocab_size, 3 + i).tolist()),
+            params=params,
+        )
         for i in range(count)
     ]
 
 
 def answers(options: EngineOptions, mesh: MeshSpec | None = None, spaced: int = 3) -> Answers:
     engine, runner = make_engine(options, mesh, spec=WINDOWED)
-    assert {str(pages.k.dtype) for pages in runner.lowering.state.pages} == {runner.config.page_dtype}
+    assert {str(pages.k.dtype) for pages in runner.lowering.state.pages} == {
+        runner.config.page_dtype
+    }
     warm_up(runner)
     found = run(engine, [(spaced * i, request) for i, request in enumerate(requests())])
     engine.close()
@@ -45,7 +65,12 @@ def answers(options: EngineOptions, mesh: MeshSpec | None = None, spaced: int = 
 
 def warm_up(runner: DeviceRunner, *more: str) -> None:
     """The widest step of each kind does for all."""
-    runner.warm_up([max(b for b in runner.buckets.buckets if b.kind == kind) for kind in ("decode", "prefill", *more)])
+    runner.warm_up(
+        [
+            max(b for b in runner.buckets.buckets if b.kind == kind)
+            for kind in ("decode", "prefill", *more)
+        ]
+    )
 
 
 @pytest.fixture(scope="module", params=["int8", "fp8"])
@@ -64,10 +89,14 @@ def plain(request: pytest.FixtureRequest) -> tuple[str, Answers]:
     ],
     ids=["chunks and prefix hits", "preempted", "1x1x2", "2x1x2"],
 )
-def test_the_same_tokens(plain: tuple[str, Answers], options: EngineOptions, mesh: MeshSpec) -> None:
+def test_the_same_tokens(
+    plain: tuple[str, Answers], options: EngineOptions, mesh: MeshSpec
+) -> None:
     kv, expected = plain
     found = answers(replace(options, kv=kv), mesh, spaced=1)
-    differences = np.concatenate([differing(found[name], expected[name], ONE_STEP[kv]) for name in expected])
+    differences = np.concatenate(
+        [differing(found[name], expected[name], ONE_STEP[kv]) for name in expected]
+    )
     assert np.median(differences) < SAME
     assert len(differences) > 0.9 * 16 * len(expected), "and few of them end early"
     times = [outcome.last.times for outcome in found.values() if outcome.last]
@@ -76,7 +105,9 @@ def test_the_same_tokens(plain: tuple[str, Answers], options: EngineOptions, mes
 
 
 def differing(one: Outcome, other: Outcome, bound: float) -> np.ndarray:
-    """By how much the log-probabilities of each step differ, up to a token that both chose by less than the bound."""
+    """By how much the log-probabilities of each step differ, up to a token that both chose by less
+    than the bound.
+    """
     found = []
     for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
         scores = distribution(theirs)
@@ -100,7 +131,9 @@ def test_deterministic_whatever_the_load(kv: str) -> None:
 
 @pytest.mark.parametrize(("kv", "dtype"), [("int8", "int8"), ("fp8", "float8_e4m3fn")])
 def test_prompts_are_scored_by_what_pages_hold(kv: str, dtype: str) -> None:
-    """As by the naive decoder that sees rounded keys and values, and far from the one that sees them whole."""
+    """As by the naive decoder that sees rounded keys and values, and far from the one that sees
+    them whole.
+    """
     weights = naive.to_numpy(make_params(MeshSpec().build(jax.devices()), spec=WINDOWED))
     engine, runner = make_engine(replace(BASE, kv=kv), spec=WINDOWED)
     warm_up(runner, "score")
@@ -120,19 +153,32 @@ def test_prompts_are_scored_by_what_pages_hold(kv: str, dtype: str) -> None:
 def test_auto_is_the_dtype_of_the_weights() -> None:
     def kv_of(asked: str, weights: str) -> str:
         return resolve(
-            EngineOptions(kv=asked), max_positions=64, lanes=1, affordable_tokens=1024, weights=weights
+            EngineOptions(kv=asked),
+            max_positions=64,
+            lanes=1,
+            affordable_tokens=1024,
+            weights=weights,
         ).page_dtype
 
-    assert [kv_of("auto", weights) for weights in ("float32", "bfloat16")] == ["float32", "bfloat16"]
+    assert [kv_of("auto", weights) for weights in ("float32", "bfloat16")] == [
+        "float32",
+        "bfloat16",
+    ]
     assert kv_of("bfloat16", "float32") == "bfloat16"
     assert kv_of("fp8", "bfloat16") == "float8_e4m3fn"
-    with pytest.raises(ConfigError, match=r"--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8$"):
+    with pytest.raises(
+        ConfigError, match=r"--kv 'int4': choose one of auto, float32, bfloat16, int8, fp8$"
+    ):
         kv_of("int4", "float32")
-    with pytest.raises(ConfigError, match="--kv float32: keys and values of bfloat16 weights have no more digits"):
+    with pytest.raises(
+        ConfigError, match="--kv float32: keys and values of bfloat16 weights have no more digits"
+    ):
         kv_of("float32", "bfloat16")
 
 
-@pytest.mark.parametrize(("kv", "size"), [("auto", 64), ("bfloat16", 64), ("int8", 128), ("fp8", 128)])
+@pytest.mark.parametrize(
+    ("kv", "size"), [("auto", 64), ("bfloat16", 64), ("int8", 128), ("fp8", 128)]
+)
 def test_pages_of_8_bits_are_longer(kv: str, size: int) -> None:
     def page_size(options: EngineOptions) -> int:
         return resolve(options, max_positions=512, lanes=1, affordable_tokens=1024).page_size

@@ -1,4 +1,6 @@
-"""The engine with everything on, against a loop without cache: tier (b) of the promise that neighbours are not felt."""
+"""The engine with everything on, against a loop without cache: tier (b) of the promise that
+neighbours are not felt.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +14,16 @@ from jaxserve.request import Request, SamplingParams
 from sharding import params
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine import naive
-from tests.jaxserve.engine.tiny import BASE, SPEC, WINDOWED, Outcome, distribution, make_engine, make_params, run
+from tests.jaxserve.engine.tiny import (
+    BASE,
+    SPEC,
+    WINDOWED,
+    Outcome,
+    distribution,
+    make_engine,
+    make_params,
+    run,
+)
 
 BOUND = 1e-4
 EOS = (3,)
@@ -33,8 +44,12 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
         repetition_penalty=sometimes(float(rng.uniform(0.8, 1.6)), 1.0),
         presence_penalty=sometimes(float(rng.uniform(-1, 2)), 0.0),
         frequency_penalty=sometimes(float(rng.uniform(-1, 2)), 0.0),
-        logit_bias=sometimes({int(t): float(rng.uniform(-5, 5)) for t in rng.integers(0, vocab, 3)}, {}),
-        allowed_token_ids=sometimes(tuple(int(t) for t in {*rng.integers(4, vocab, 8)} | {3}), None),
+        logit_bias=sometimes(
+            {int(t): float(rng.uniform(-5, 5)) for t in rng.integers(0, vocab, 3)}, {}
+        ),
+        allowed_token_ids=sometimes(
+            tuple(int(t) for t in {*rng.integers(4, vocab, 8)} | {3}), None
+        ),
         seed=int(rng.integers(0, 2**63)),
         stop_token_ids=sometimes((int(rng.integers(4, vocab)),), ()),
         ignore_eos=bool(sometimes(True, False)),
@@ -57,7 +72,9 @@ def random_requests(seed: int, count: int) -> list[tuple[int, Request]]:
         prompt = shared + rng.integers(0, SPEC.vocab_size, rng.integers(1, 45)).tolist()
         params = random_params(rng)
         priority = int(rng.integers(0, 3))
-        request = Request(id=f"r{i}", prompt=tuple(prompt), params=params, eos_ids=EOS, priority=priority)
+        request = Request(
+            id=f"r{i}", prompt=tuple(prompt), params=params, eos_ids=EOS, priority=priority
+        )
         requests.append((int(rng.integers(0, 60)), request))
     return requests
 
@@ -71,7 +88,9 @@ def ask_the_oracle(spec: ModelSpec) -> Answers:
     for _, request in random_requests(0, 64):
         for i in range(request.params.n):
             p = request.params
-            found[request.id, i] = naive.generate(weights, spec, request, p.seed or 0, i, p.max_tokens or 0)
+            found[request.id, i] = naive.generate(
+                weights, spec, request, p.seed or 0, i, p.max_tokens or 0
+            )
     return found
 
 
@@ -85,10 +104,16 @@ def windowed_answers() -> Answers:
     return ask_the_oracle(WINDOWED)
 
 
-def check(outcome: Outcome, answer: naive.Answer, request: Request, index: int, bound: float = BOUND) -> None:
+def check(
+    outcome: Outcome, answer: naive.Answer, request: Request, index: int, bound: float = BOUND
+) -> None:
     """Logits within the bound; tokens equal until a step whose top-two gap is below it."""
-    for step, (token, expected, gap) in enumerate(zip(outcome.tokens, answer.tokens, answer.gaps, strict=False)):
-        np.testing.assert_allclose(distribution(outcome.logprobs[step]), answer.scores[step], atol=bound)
+    for step, (token, expected, gap) in enumerate(
+        zip(outcome.tokens, answer.tokens, answer.gaps, strict=False)
+    ):
+        np.testing.assert_allclose(
+            distribution(outcome.logprobs[step]), answer.scores[step], atol=bound
+        )
         if gap < bound and token != expected:
             return
         assert token == expected, f"{request.id}[{index}] step {step}, gap {gap}"
@@ -98,7 +123,9 @@ def check(outcome: Outcome, answer: naive.Answer, request: Request, index: int, 
     assert outcome.last.finish.reason == answer.finish
     if request.params.prompt_logprobs is not None and index == 0:
         assert [entry.token for entry in outcome.prompt_logprobs] == list(request.prompt[1:])
-        for entry, expected_scores in zip(outcome.prompt_logprobs, answer.prompt_scores, strict=True):
+        for entry, expected_scores in zip(
+            outcome.prompt_logprobs, answer.prompt_scores, strict=True
+        ):
             np.testing.assert_allclose(distribution(entry), expected_scores, atol=bound)
             np.testing.assert_allclose(entry.logprob, expected_scores[entry.token], atol=bound)
 
@@ -124,15 +151,20 @@ def run_and_check(
     assert runner.compiles_after_ready == 0
     unused = [str(bucket) for bucket, use in runner.padding.items() if use.launches == 0]
     together = sum(use.launches for bucket, use in runner.padding.items() if bucket.steps > 1)
-    # Decodes in twos and threes are rarely alone: with several as one, no traffic of this kind meets all their buckets.
-    assert together > 10 if options.decode_steps else not unused, "this run is meant to visit every bucket"
+    # Decodes in twos and threes are rarely alone: with several as one, no traffic of this kind
+    # meets all their buckets.
+    assert together > 10 if options.decode_steps else not unused, (
+        "this run is meant to visit every bucket"
+    )
     engine.close()
     times = [outcome.last.times for outcome in outcomes.values() if outcome.last]
     return Run(sum(t.preemptions for t in times), sum(t.cached for t in times))
 
 
 def test_chunked_cached_overlapped(answers: Answers) -> None:
-    """Prompts of up to 65 tokens under a budget of 32, shared prefixes, arrivals while others decode."""
+    """Prompts of up to 65 tokens under a budget of 32, shared prefixes, arrivals while others
+    decode.
+    """
     done = run_and_check(BASE, answers)
     assert done.cached_tokens > 100
     assert done.preemptions == 0
@@ -182,8 +214,12 @@ def test_two_page_groups_with_prefix_hits(windowed_answers: Answers) -> None:
     assert done.cached_tokens > 100 and done.preemptions == 0
 
 
-def test_two_page_groups_over_lanes_and_shards_with_several_decodes_as_one(windowed_answers: Answers) -> None:
-    run_and_check(replace(BASE, decode_steps=3), windowed_answers, MeshSpec(data=2, tensor=2), spec=WINDOWED)
+def test_two_page_groups_over_lanes_and_shards_with_several_decodes_as_one(
+    windowed_answers: Answers,
+) -> None:
+    run_and_check(
+        replace(BASE, decode_steps=3), windowed_answers, MeshSpec(data=2, tensor=2), spec=WINDOWED
+    )
 
 
 def test_two_page_groups_preempted(windowed_answers: Answers) -> None:

@@ -1,7 +1,9 @@
-"""The engine with the kernels for int4 in groups, interpreted: the loop without cache again, to bfloat16's rounding.
+"""The engine with the kernels for int4 in groups, interpreted: the loop without cache again, to
+bfloat16's rounding.
 
-The loop has what the numbers stand for, in float32. Scales differ from group to group, so that no shard may be taken
-for another. On two devices `o` and `down` are split along what they sum over; the GPU's interpreter has memory for one.
+The loop has what the numbers stand for, in float32. Scales differ from group to group, so that no
+shard may be taken for another. On two devices `o` and `down` are split along what they sum over;
+the GPU's interpreter has memory for one.
 """
 
 from collections.abc import Iterator
@@ -32,14 +34,18 @@ from tests.jaxserve.engine.tiny import BASE, SPEC, run
 from tests.pallas_kernels.registers import multiply_from_registers
 
 REQUESTS = 2
-BOUND = 0.3  # logits reach 12, and gaps between the best two are about one; twice as wide, it is twice that of SPEC
+# logits reach 12, and gaps between the best two are about one; twice as wide, it is twice that of
+# SPEC
+BOUND = 0.3
 WIDE = replace(SPEC, d_model=64, head_dim=64, d_mlp=256)
 FORM = FORMS["int4-g32"]
 
 
 @pytest.fixture
 def tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Interpreted on a CPU, where nobody would get this kernel, with weights in the order that a TPU keeps them in."""
+    """Interpreted on a CPU, where nobody would get this kernel, with weights in the order that a
+    TPU keeps them in.
+    """
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     monkeypatch.setattr(declared, "REORDERED", {"cpu"})
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
@@ -57,14 +63,18 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def quantized_params(mesh: Mesh) -> dict:
-    louder = map_specs(lambda param: replace(param, std=0.25), param_specs(WIDE, jnp.dtype(jnp.bfloat16)))
+    louder = map_specs(
+        lambda param: replace(param, std=0.25), param_specs(WIDE, jnp.dtype(jnp.bfloat16))
+    )
     found = random_params(quantized_specs(WIDE, louder, FORM), mesh, seed=1)
     rng = np.random.default_rng(2)
 
     def vary(leaf: jax.Array | Quantized) -> jax.Array | Quantized:
         if not isinstance(leaf, Quantized):
             return leaf
-        scales = np.asarray(leaf.scales) * rng.uniform(0.5, 1.5, leaf.scales.shape).astype(np.float32)
+        scales = np.asarray(leaf.scales) * rng.uniform(0.5, 1.5, leaf.scales.shape).astype(
+            np.float32
+        )
         return replace(leaf, scales=jax.device_put(scales, leaf.scales.format))
 
     return jax.tree.map(vary, found, is_leaf=is_quantized)
@@ -80,16 +90,23 @@ def stands_for(params: dict) -> dict:
         assert isinstance(spec, Quantized)
         at = contracted(path[-1].key, spec.values.axes)
         numbers, scales = np.asarray(leaf.values, np.float32), np.asarray(leaf.scales)
-        apart = numbers.reshape(*numbers.shape[: at.start], scales.shape[at.start], -1, *numbers.shape[at.stop :])
+        apart = numbers.reshape(
+            *numbers.shape[: at.start], scales.shape[at.start], -1, *numbers.shape[at.stop :]
+        )
         return (apart * np.expand_dims(scales, at.start + 1)).reshape(numbers.shape)
 
     return jax.tree_util.tree_map_with_path(
-        widen, params, specs, is_leaf=lambda leaf: is_quantized(leaf) or isinstance(leaf, declared.ParamSpec)
+        widen,
+        params,
+        specs,
+        is_leaf=lambda leaf: is_quantized(leaf) or isinstance(leaf, declared.ParamSpec),
     )
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("mesh_spec", [pytest.param(MeshSpec(), marks=pytest.mark.slow), MeshSpec(tensor=2)], ids=str)
+@pytest.mark.parametrize(
+    "mesh_spec", [pytest.param(MeshSpec(), marks=pytest.mark.slow), MeshSpec(tensor=2)], ids=str
+)
 @pytest.mark.usefixtures("tpu")
 def test_tokens_and_logits_of_the_tpu_kernel(mesh_spec: MeshSpec) -> None:
     check_tokens_and_logits("tpu", mesh_spec)
@@ -106,12 +123,21 @@ def check_tokens_and_logits(kernel: str, mesh_spec: MeshSpec) -> None:
     mesh, dtype = mesh_spec.build(jax.devices()), jnp.dtype(jnp.bfloat16)
     params = quantized_params(mesh)
     options = replace(BASE, quantized_matmul=kernel)
-    config = resolve(options, max_positions=96, lanes=1, affordable_tokens=10**6, weights=str(dtype))
-    assert set(choose_quantized_matmul(WIDE, config, mesh, dtype, FORM)) == {"qkv", "o", "gate_up", "down"}
+    config = resolve(
+        options, max_positions=96, lanes=1, affordable_tokens=10**6, weights=str(dtype)
+    )
+    assert set(choose_quantized_matmul(WIDE, config, mesh, dtype, FORM)) == {
+        "qkv",
+        "o",
+        "gate_up",
+        "down",
+    }
     runner = DeviceRunner(WIDE, params, config, mesh)
     engine = Engine(Scheduler(config, fingerprint="tiny"), runner)
     buckets = runner.buckets.buckets
-    runner.warm_up([max(b for b in buckets if b.kind == kind) for kind in ("decode", "prefill", "score")])
+    runner.warm_up(
+        [max(b for b in buckets if b.kind == kind) for kind in ("decode", "prefill", "score")]
+    )
     arrivals = random_requests(0, REQUESTS)
     outcomes = run(engine, [(step // 10, request) for step, request in arrivals])
     weights = stands_for(quantized_params(MeshSpec().build(jax.devices())))

@@ -1,4 +1,5 @@
-"""The engine with the TPU's attention kernel, interpreted: the loop without cache again, by tier (b).
+"""The engine with the TPU's attention kernel, interpreted: the loop without cache again, by tier
+(b).
 
 Every kind of page group that a model has today, and heads split over two devices.
 """
@@ -23,7 +24,9 @@ OPTIONS = replace(BASE, page_size=8, attention="tpu")
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """On a CPU, where nobody would get this kernel. The interpreter compiles while it runs: nobody counts that."""
+    """On a CPU, where nobody would get this kernel. The interpreter compiles while it runs: nobody
+    counts that.
+    """
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
         yield

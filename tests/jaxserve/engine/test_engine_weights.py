@@ -1,4 +1,6 @@
-"""Engines over quantized weights: chunked, shared, preempted and spread over devices they say what one device says."""
+"""Engines over quantized weights: chunked, shared, preempted and spread over devices they say what
+one device says.
+"""
 
 from collections.abc import Iterator
 from functools import cache
@@ -25,7 +27,9 @@ from tests.jaxserve.engine.tiny import Outcome, run
 GOLDEN = Path(__file__).parents[2] / "golden"
 BOUND = 1e-4  # of log-probabilities, on any mesh
 MESHES = ((1, 1, 2), (1, 1, 4), (2, 1, 4), (1, 4, 2), (1, 8, 1))  # data, expert, tensor
-WHOLE = EngineOptions(max_batch=1, step_tokens=64, page_size=4, cache_tokens=256, max_context=60, prefix_cache=False)
+WHOLE = EngineOptions(
+    max_batch=1, step_tokens=64, page_size=4, cache_tokens=256, max_context=60, prefix_cache=False
+)
 # Chunks of 16 tokens; pages for less than the two sequences that a lane has at a time.
 CUT = EngineOptions(max_batch=2, step_tokens=16, page_size=4, cache_tokens=60, max_context=60)
 # Not w8a8: activations that differ by a hair may be rounded to numbers that differ by a step.
@@ -41,10 +45,15 @@ def answer(case: str, weights: str, options: EngineOptions, mesh_spec: MeshSpec)
     config = plan_config(spec, params, mesh, options)
     runner = DeviceRunner(spec, params, config, mesh)
     engine = Engine(Scheduler(config, fingerprint=case), runner)
-    runner.warm_up([max(b for b in runner.buckets.buckets if b.kind == kind) for kind in ("decode", "prefill")])
+    runner.warm_up(
+        [max(b for b in runner.buckets.buckets if b.kind == kind) for kind in ("decode", "prefill")]
+    )
     prompts = np.load(GOLDEN / case / "golden.npz")["prompts"].tolist()
     params_of = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=20)
-    asked = [Request(id=str(i), prompt=tuple(prompts[i % 2]), params=params_of) for i in range(4 * mesh_spec.lanes)]
+    asked = [
+        Request(id=str(i), prompt=tuple(prompts[i % 2]), params=params_of)
+        for i in range(4 * mesh_spec.lanes)
+    ]
     found = run(engine, [(0, request) for request in asked])
     engine.close()
     return [found[request.id, 0] for request in asked]
@@ -64,7 +73,10 @@ def cases() -> Iterator[ParameterSet]:
 
 @pytest.mark.parametrize(("weights", "mesh"), list(cases()))
 def test_the_same_on_every_mesh(weights: str, mesh: tuple[int, int, int]) -> None:
-    found, expected = answer("llama_gqa", weights, CUT, MeshSpec(*mesh)), alone("llama_gqa", weights)
+    found, expected = (
+        answer("llama_gqa", weights, CUT, MeshSpec(*mesh)),
+        alone("llama_gqa", weights),
+    )
     for i, outcome in enumerate(found):
         same(outcome, expected[i % 2])
     times = [outcome.last.times for outcome in found if outcome.last]
@@ -77,7 +89,9 @@ def same(one: Outcome, other: Outcome) -> None:
     for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
         scores, expected = dict(mine.top), dict(theirs.top)
         both = scores.keys() & expected.keys()
-        np.testing.assert_allclose([scores[i] for i in both], [expected[i] for i in both], atol=BOUND)
+        np.testing.assert_allclose(
+            [scores[i] for i in both], [expected[i] for i in both], atol=BOUND
+        )
         compared += 1
         if mine.token != theirs.token:
             assert abs(expected[mine.token] - expected[theirs.token]) < 2 * BOUND

@@ -1,4 +1,6 @@
-"""Every family, whole engines over meshes: what transformers answered, with chunks, prefix hits and preemption."""
+"""Every family, whole engines over meshes: what transformers answered, with chunks, prefix hits and
+preemption.
+"""
 
 from collections.abc import Iterator
 from itertools import product
@@ -61,7 +63,9 @@ def test_tokens_and_log_probabilities(family: str, mesh: tuple[int, int, int]) -
         check(outcome, golden, int(name) % 2)
     times = [outcome.last.times for outcome in outcomes.values() if outcome.last]
     assert sum(t.cached for t in times) >= 8 * len(times), "the later half finds its prompts' pages"
-    if any(group.window is None for group in spec.page_groups()):  # pages behind a window are given back in time
+    if any(
+        group.window is None for group in spec.page_groups()
+    ):  # pages behind a window are given back in time
         assert sum(t.preemptions for t in times) > 0
     if spec.mixture:
         check_load(runner, spec, golden, outcomes)
@@ -78,12 +82,17 @@ def answer(
     config = plan_config(spec, params, mesh, OPTIONS)
     runner = DeviceRunner(spec, params, config, mesh)
     engine = Engine(Scheduler(config, fingerprint=case), runner)
-    runner.warm_up([max(b for b in runner.buckets.buckets if b.kind == kind) for kind in ("decode", "prefill")])
+    runner.warm_up(
+        [max(b for b in runner.buckets.buckets if b.kind == kind) for kind in ("decode", "prefill")]
+    )
     golden = np.load(GOLDEN / case / "golden.npz")
     steps = golden["tokens"].shape[1]
     params_of = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True, logprobs=20)
     prompts = [tuple(golden["prompts"][i % 2].tolist()) for i in range(4 * mesh_spec.lanes)]
-    requests = [Request(id=str(i), prompt=prompt, params=params_of, eos_ids=()) for i, prompt in enumerate(prompts)]
+    requests = [
+        Request(id=str(i), prompt=prompt, params=params_of, eos_ids=())
+        for i, prompt in enumerate(prompts)
+    ]
     outcomes = run(engine, [(0, request) for request in requests])
     assert runner.compiles_after_ready == 0
     return outcomes, runner, spec
@@ -91,7 +100,9 @@ def answer(
 
 def check(outcome: Outcome, golden: dict[str, np.ndarray], prompt: int) -> None:
     assert outcome.tokens == golden["tokens"][prompt].tolist()
-    logits = np.concatenate([golden["prompt_logits"][prompt, -1:], golden["decode_logits"][prompt, :-1]])
+    logits = np.concatenate(
+        [golden["prompt_logits"][prompt, -1:], golden["decode_logits"][prompt, :-1]]
+    )
     expected = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
     for entry, scores in zip(outcome.logprobs, expected, strict=True):
         ids = [token for token, _ in entry.top]
@@ -99,7 +110,10 @@ def check(outcome: Outcome, golden: dict[str, np.ndarray], prompt: int) -> None:
 
 
 def check_load(
-    runner: DeviceRunner, spec: ModelSpec, golden: dict[str, np.ndarray], outcomes: dict[tuple[str, int], Outcome]
+    runner: DeviceRunner,
+    spec: ModelSpec,
+    golden: dict[str, np.ndarray],
+    outcomes: dict[tuple[str, int], Outcome],
 ) -> None:
     """Every layer has answered as many tokens, and no expert one that nobody sent to it."""
     assert spec.mixture

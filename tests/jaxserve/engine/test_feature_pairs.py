@@ -1,7 +1,8 @@
-"""Any two features together change no token: each pair against an engine that has only what they mean.
+"""Any two features together change no token: each pair against an engine that has only what they
+mean.
 
-What a feature means (other weights, 8-bit pages, a grammar, log-probabilities, several choices) the plain engine has
-too: one row at a time, prompts whole, nothing shared, on one device.
+What a feature means (other weights, 8-bit pages, a grammar, log-probabilities, several choices) the
+plain engine has too: one row at a time, prompts whole, nothing shared, on one device.
 """
 
 import random
@@ -37,7 +38,9 @@ from tests.outcome_tables import FEATURE_PAIRS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "llama_gqa"
 MOST, TOKENS, VOCAB = 3, 24, 96
-ALONE = EngineOptions(max_batch=1, step_tokens=64, page_size=4, cache_tokens=256, max_context=60, prefix_cache=False)
+ALONE = EngineOptions(
+    max_batch=1, step_tokens=64, page_size=4, cache_tokens=256, max_context=60, prefix_cache=False
+)
 BOUNDS = {"auto": 1e-4, "int8": 0.05}  # of log-probabilities between executables, by pages
 type Answers = dict[tuple[str, int], Outcome]
 
@@ -77,14 +80,22 @@ FEATURES: dict[str, Callable[[Setup], Setup]] = {
     "log-probabilities": lambda setup: replace(setup, asked=(*setup.asked, ("logprobs", 20))),
     "two choices": lambda setup: replace(setup, asked=(*setup.asked, ("n", 2))),
 }
-QUICK = (("drafts of the host", "grammar"), ("draft model", "preemption"), ("grammar", "prefix cache"))
+QUICK = (
+    ("drafts of the host", "grammar"),
+    ("draft model", "preemption"),
+    ("grammar", "prefix cache"),
+)
 
 
 def pairs() -> Iterator[ParameterSet]:
-    """All that are not refused; `make test` runs a few, `make feature-pairs` all, and writes the table."""
+    """All that are not refused; `make test` runs a few, `make feature-pairs` all, and writes the
+    table.
+    """
     for pair in combinations(FEATURES, 2):
         if pair not in FEATURE_PAIRS.refused:
-            yield pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow], id=" + ".join(pair))
+            yield pytest.param(
+                *pair, marks=[] if pair in QUICK else [pytest.mark.slow], id=" + ".join(pair)
+            )
 
 
 @pytest.mark.parametrize(("one", "other"), list(pairs()))
@@ -120,7 +131,9 @@ def answers(setup: Setup, said: Answers) -> tuple[Answers, Engine]:
     speculation = Speculation(proposers[setup.drafter], MOST) if setup.drafter else None
     drafter = ModelDrafter(draft, config, mesh) if draft else None
     runner = DeviceRunner(spec, params, config, mesh, drafter)
-    runner.warm_up({b.kind: b for b in sorted(runner.buckets.buckets) if b.kind != "score"}.values())
+    runner.warm_up(
+        {b.kind: b for b in sorted(runner.buckets.buckets) if b.kind != "score"}.values()
+    )
     engine = Engine(Scheduler(config, fingerprint="pairs", speculation=speculation), runner)
     found = run(engine, [(3 * i, request) for i, request in enumerate(requests(setup))])
     assert runner.compiles_after_ready == 0
@@ -135,12 +148,17 @@ def requests(setup: Setup) -> list[Request]:
     sampling = SamplingParams(**asked | dict(setup.asked))
     grammar = Steps() if setup.grammar else None
     return [
-        Request(id=str(i), prompt=tuple(prompts[i % 2]), params=sampling, eos_ids=(), grammar=grammar) for i in range(8)
+        Request(
+            id=str(i), prompt=tuple(prompts[i % 2]), params=sampling, eos_ids=(), grammar=grammar
+        )
+        for i in range(8)
     ]
 
 
 class Knowing:
-    """An engine.speculation.Proposer that knows what the plain engine said, and spoils a token now and then."""
+    """An engine.speculation.Proposer that knows what the plain engine said, and spoils a token now
+    and then.
+    """
 
     waits, has_pages = True, False
 
@@ -159,8 +177,9 @@ class Knowing:
 
 
 class Steps:
-    """A structure.Grammar, and the Matcher of a text: token t may be the nth where (t + n) % 3 > 0; every fifth one is
-    prescribed, and the 20th is the last."""
+    """A structure.Grammar, and the Matcher of a text: token t may be the nth where (t + n) % 3 > 0;
+    every fifth one is prescribed, and the 20th is the last.
+    """
 
     failure = ""
 
@@ -200,17 +219,28 @@ class Steps:
         return self._length == 20
 
     def _allowed(self, n: int) -> list[int]:
-        return [7 * n % VOCAB] if n % 5 == 4 else [token for token in range(VOCAB) if (token + n) % 3]
+        return (
+            [7 * n % VOCAB] if n % 5 == 4 else [token for token in range(VOCAB) if (token + n) % 3]
+        )
 
     def _mask(self, n: int) -> bytes:
         return sum(1 << token for token in self._allowed(n)).to_bytes(VOCAB // 8, "little")
 
 
 def same(one: Outcome, other: Outcome, bound: float, exact: bool) -> None:
-    """The same tokens and end, log-probabilities within the bound; of 8-bit pages, up to a choice by less than that."""
+    """The same tokens and end, log-probabilities within the bound; of 8-bit pages, up to a choice
+    by less than that.
+    """
     if exact:
         assert one.tokens == other.tokens
-    shared = next((n for n, pair in enumerate(zip(one.tokens, other.tokens, strict=False)) if pair[0] != pair[1]), None)
+    shared = next(
+        (
+            n
+            for n, pair in enumerate(zip(one.tokens, other.tokens, strict=False))
+            if pair[0] != pair[1]
+        ),
+        None,
+    )
     assert shared is None or shared >= TOKENS // 2, "8 bits change few tokens"
     assert shared is not None or len(one.tokens) == len(other.tokens)
     assert one.last and other.last and one.last.finish and other.last.finish
@@ -223,10 +253,14 @@ def same(one: Outcome, other: Outcome, bound: float, exact: bool) -> None:
 
 
 def check_they_were_at_work(setup: Setup, found: Answers, engine: Engine) -> None:
-    times = [outcome.last.times for outcome in found.values() if outcome.last and outcome.last.times]
+    times = [
+        outcome.last.times for outcome in found.values() if outcome.last and outcome.last.times
+    ]
     scheduler, options = engine.scheduler, setup.options
     assert len(times) == len(found)
-    if setup.drafter and not (setup.grammar and setup.drafter == "model"):  # nobody knows its masks ahead
+    if setup.drafter and not (
+        setup.grammar and setup.drafter == "model"
+    ):  # nobody knows its masks ahead
         assert sum(t.accepted for t in times) > 20
     if setup.drafter == "host":
         assert sum(t.accepted for t in times) < sum(t.drafted for t in times)
@@ -234,6 +268,8 @@ def check_they_were_at_work(setup: Setup, found: Answers, engine: Engine) -> Non
     assert (scheduler.preemptions > 0) == (options.cache_tokens == 72)
     if setup.grammar:
         assert {len(outcome.tokens) for outcome in found.values()} == {20}
-        assert all(outcome.last and outcome.last.finish.reason == "stop" for outcome in found.values())  # type: ignore[union-attr]
+        assert all(
+            outcome.last and outcome.last.finish.reason == "stop" for outcome in found.values()
+        )  # type: ignore[union-attr]
     if ("logprobs", 20) in setup.asked:
         assert all(len(outcome.logprobs) == len(outcome.tokens) for outcome in found.values())

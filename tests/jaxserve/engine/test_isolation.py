@@ -9,25 +9,49 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.plan import Admission, LaneOutput, LanePlan, StepPlan
 from jaxserve.request import Request, SamplingParams
-from tests.jaxserve.engine.tiny import BASE, EXPERTS, LATENT, SPEC, WINDOWED, distribution, make_engine, run
+from tests.jaxserve.engine.tiny import (
+    BASE,
+    EXPERTS,
+    LATENT,
+    SPEC,
+    WINDOWED,
+    distribution,
+    make_engine,
+    run,
+)
 
-PROMPTS = [[5, 1, 7, 7, 2, 9, 0, 4, 11], [8, 8, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13], [19]]
+PROMPTS = [
+    [5, 1, 7, 7, 2, 9, 0, 4, 11],
+    [8, 8, 3],
+    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
+    [19],
+]
 
 
-KINDS = {"one page group": SPEC, "two page groups": WINDOWED, "experts": EXPERTS, "latent pages": LATENT}
+KINDS = {
+    "one page group": SPEC,
+    "two page groups": WINDOWED,
+    "experts": EXPERTS,
+    "latent pages": LATENT,
+}
 
 
 @pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
 def runner(request: pytest.FixtureRequest):
-    """Only the largest bucket of each kind, so that every arrangement below runs the same executable."""
+    """Only the largest bucket of each kind, so that every arrangement below runs the same
+    executable.
+    """
     engine, runner = make_engine(BASE, spec=request.param)
-    runner.warm_up([Bucket("decode", 4, 4), Bucket("decode", 4, 4, steps=3), Bucket("prefill", 4, 32)])
+    runner.warm_up(
+        [Bucket("decode", 4, 4), Bucket("decode", 4, 4, steps=3), Bucket("prefill", 4, 32)]
+    )
     yield runner
     engine.close()
 
 
 def admission(row: int, sequence: int, groups: int) -> Admission:
-    """Pages 5s.. of a sequence are its own whatever its row; neighbours use every optional feature."""
+    """Pages 5s.. of a sequence are its own whatever its row; neighbours use every optional
+    feature."""
     busy = sequence != 0
     return Admission(
         lane=0,
@@ -57,7 +81,8 @@ def admission(row: int, sequence: int, groups: int) -> Admission:
 def arrange(
     runner: DeviceRunner, order: list[int], rows: list[int], together: int = 1
 ) -> dict[int, list[tuple[int, bytes]]]:
-    """Prefill and six decode steps of these sequences in this packing order and these rows: token and bits per step.
+    """Prefill and six decode steps of these sequences in this packing order and these rows: token
+    and bits per step.
 
     together: decodes per launch.
     """
@@ -72,13 +97,19 @@ def arrange(
     for launch in range(1 + 6 // together):
         output = runner.collect(plan, runner.launch(plan)).lanes[0]
         record(seen, plan.lanes[0].sequences, output)
-        decodes = lane_plan(order, rows, [together] * len(order), [-1] * together * len(order), together)
+        decodes = lane_plan(
+            order, rows, [together] * len(order), [-1] * together * len(order), together
+        )
         plan = StepPlan(launch + 2, "decode", (decodes,), (), together)
     return seen
 
 
-def lane_plan(order: list[int], rows: list[int], sizes: list[int], tokens: list[int], samples: int = 1) -> LanePlan:
-    columns = [list(column) for column in (order, rows, [0] * len(order), sizes, [samples] * len(order))]
+def lane_plan(
+    order: list[int], rows: list[int], sizes: list[int], tokens: list[int], samples: int = 1
+) -> LanePlan:
+    columns = [
+        list(column) for column in (order, rows, [0] * len(order), sizes, [samples] * len(order))
+    ]
     return LanePlan(*columns, tokens, [0] * len(tokens), [], logprobs=True)
 
 
@@ -95,7 +126,9 @@ def record(seen: dict[int, list[tuple[int, bytes]]], order: list[int], output: L
 def test_a_row_does_not_feel_its_neighbours(runner: DeviceRunner, decodes: int) -> None:
     """Any subset, order and row of the same bucket: bit-identical distributions and tokens."""
     together = arrange(runner, [0, 1, 2, 3], [0, 1, 2, 3], decodes)
-    assert len({bits for _, bits in together[0]}) > 1, "the model says the same thing whatever happens"
+    assert len({bits for _, bits in together[0]}) > 1, (
+        "the model says the same thing whatever happens"
+    )
     assert max(map(len, together.values())) == 7
     arrangements = [
         ([0], [0]),
@@ -115,17 +148,31 @@ def seeded_requests(count: int) -> list[tuple[int, Request]]:
     common = rng.integers(0, SPEC.vocab_size, 20).tolist()
     requests = []
     for i in range(count):
-        prompt = (common if i % 2 else []) + rng.integers(0, SPEC.vocab_size, int(rng.integers(1, 40))).tolist()
+        prompt = (common if i % 2 else []) + rng.integers(
+            0, SPEC.vocab_size, int(rng.integers(1, 40))
+        ).tolist()
         params = SamplingParams(
-            temperature=1.2, top_p=0.95, frequency_penalty=0.3, seed=i, max_tokens=20, logprobs=20, ignore_eos=True
+            temperature=1.2,
+            top_p=0.95,
+            frequency_penalty=0.3,
+            seed=i,
+            max_tokens=20,
+            logprobs=20,
+            ignore_eos=True,
         )
-        requests.append((int(rng.integers(0, 12)), Request(id=f"r{i}", prompt=tuple(prompt), params=params)))
+        requests.append(
+            (int(rng.integers(0, 12)), Request(id=f"r{i}", prompt=tuple(prompt), params=params))
+        )
     return requests
 
 
-@pytest.mark.parametrize("kind", ["one page group", pytest.param("latent pages", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["one page group", pytest.param("latent pages", marks=pytest.mark.slow)]
+)
 def test_deterministic_mode_is_bit_identical_whatever_the_load(kind: str) -> None:
-    """One request alone, among 7 and among 16, arriving together or not, with or without prefix hits."""
+    """One request alone, among 7 and among 16, arriving together or not, with or without prefix
+    hits.
+    """
     options = replace(BASE, max_batch=16, deterministic=True, cache_tokens=4096)
     requests = seeded_requests(16)
 
@@ -134,9 +181,14 @@ def test_deterministic_mode_is_bit_identical_whatever_the_load(kind: str) -> Non
         runner.warm_up(runner.buckets.buckets)
         done = run(engine, some)
         engine.close()
-        assert sum(o.last.times.cached for o in done.values() if o.last) > 0 or not prefix_cache or len(some) == 1
+        assert (
+            sum(o.last.times.cached for o in done.values() if o.last) > 0
+            or not prefix_cache
+            or len(some) == 1
+        )
         return {
-            key[0]: [(entry.token, distribution(entry).tobytes()) for entry in o.logprobs] for key, o in done.items()
+            key[0]: [(entry.token, distribution(entry).tobytes()) for entry in o.logprobs]
+            for key, o in done.items()
         }
 
     everyone = outcomes(requests)

@@ -41,5 +41,8 @@ SCALE = np.zeros(SHAPE[:-1], np.float32)
 )
 def test_what_is_none(fields: dict) -> None:
     start = fields.get("start", 4)
-    with pytest.raises(EngineError, match=f"from token {start} on, these are no keys and values of a page group: k "):
+    with pytest.raises(
+        EngineError,
+        match=f"from token {start} on, these are no keys and values of a page group: k ",
+    ):
         Piece(**{"group": 0, "start": start} | fields)

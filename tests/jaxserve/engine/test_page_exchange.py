@@ -1,4 +1,6 @@
-"""One engine computes a prompt, another one generates: what transformers answered, whatever each of the two is like."""
+"""One engine computes a prompt, another one generates: what transformers answered, whatever each of
+the two is like.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +25,9 @@ from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_families_on_meshes import GOLDEN, check
 from tests.jaxserve.engine.tiny import Outcome, run
 
-OPTIONS = EngineOptions(max_batch=2, step_tokens=16, page_size=4, cache_tokens=128, max_context=60, page_exchange=True)
+OPTIONS = EngineOptions(
+    max_batch=2, step_tokens=16, page_size=4, cache_tokens=128, max_context=60, page_exchange=True
+)
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,25 @@ class House:
     def __init__(self, case: str, side: Side):
         self.golden = np.load(GOLDEN / case / "golden.npz")
         self.prompt = tuple(self.golden["prompts"][0].tolist())
-        mesh, checkpoint = MeshSpec(*side.mesh).build(jax.devices()[side.first :]), HFCheckpoint.open(GOLDEN / case)
+        mesh, checkpoint = (
+            MeshSpec(*side.mesh).build(jax.devices()[side.first :]),
+            HFCheckpoint.open(GOLDEN / case),
+        )
         spec = read_spec(checkpoint.config)[1].on(side.mesh[2])
         params = load_params(checkpoint, mesh, "float32")
-        self.config = plan_config(spec, params, mesh, replace(OPTIONS, page_size=side.page_size, kv=side.kv))
+        self.config = plan_config(
+            spec, params, mesh, replace(OPTIONS, page_size=side.page_size, kv=side.kv)
+        )
         self.runner = DeviceRunner(spec, params, self.config, mesh)
-        buckets = {b.kind: b for b in sorted(self.runner.buckets.buckets) if b.kind in ("decode", "prefill")}
+        buckets = {
+            b.kind: b
+            for b in sorted(self.runner.buckets.buckets)
+            if b.kind in ("decode", "prefill")
+        }
         self.runner.warm_up(buckets.values())
-        self.engine = Engine(Scheduler(self.config, fingerprint=str(side)), self.runner, pages=self.runner)
+        self.engine = Engine(
+            Scheduler(self.config, fingerprint=str(side)), self.runner, pages=self.runner
+        )
 
     def request(self, name: str, prompt: tuple[int, ...], **params: Any) -> Request:
         asked = SamplingParams(temperature=0, ignore_eos=True, **params)
@@ -63,7 +78,9 @@ class House:
         """What the prompt's request publishes, or what is cached of it."""
         return [outgoing.to_host() for outgoing in self.parts(name, start, page_size, compute)]
 
-    def parts(self, name: str, start: int, page_size: int, compute: bool = True) -> Iterator[Outgoing]:
+    def parts(
+        self, name: str, start: int, page_size: int, compute: bool = True
+    ) -> Iterator[Outgoing]:
         """The same, each to be taken before the next."""
         found, asked = list[Outgoing | None](), self.request(name, self.prompt, max_tokens=1)
         if compute:
@@ -90,7 +107,9 @@ def move(case: str, here: Side, there: Side) -> tuple[House, list[Piece]]:
     """The engine where the prompt has arrived, and what came. Nothing was compiled for it."""
     one, other = House(case, here), House(case, there)
     compiles = one.runner.compiles_after_ready
-    pieces = one.pieces("prefill", other.engine.transfers.receive(other.prompt).cached, there.page_size)
+    pieces = one.pieces(
+        "prefill", other.engine.transfers.receive(other.prompt).cached, there.page_size
+    )
     other.install(pieces)
     assert (one.runner.compiles_after_ready, other.runner.compiles_after_ready) == (compiles, 0)
     one.engine.close()
@@ -105,14 +124,22 @@ def cases() -> Iterator[ParameterSet]:
             (Side((1, 1, 2), page_size=8), Side((1, 1, 4))),
             (Side(), Side(page_size=3)),
         ],
-        "gpt_oss_head_dim": [(Side((1, 1, 2)), Side(page_size=8)), (Side((1, 2, 1), page_size=6), Side((1, 1, 4)))],
+        "gpt_oss_head_dim": [
+            (Side((1, 1, 2)), Side(page_size=8)),
+            (Side((1, 2, 1), page_size=6), Side((1, 1, 4))),
+        ],
         "mistral_window": [(Side(page_size=2), Side((1, 1, 4), page_size=8))],
-        "deepseek_v2_lite": [(Side((1, 1, 2)), Side((2, 1, 1), page_size=2)), (Side(), Side((1, 4, 2)))],
+        "deepseek_v2_lite": [
+            (Side((1, 1, 2)), Side((2, 1, 1), page_size=2)),
+            (Side(), Side((1, 4, 2))),
+        ],
     }
     for case, pairs in sides.items():
         for i, (here, there) in enumerate(pairs):
             marks = [] if i == 0 else [pytest.mark.slow]
-            yield pytest.param(case, here, there, marks=marks, id=f"{case}-{here.mesh}-{there.mesh}")
+            yield pytest.param(
+                case, here, there, marks=marks, id=f"{case}-{here.mesh}-{there.mesh}"
+            )
 
 
 @pytest.mark.parametrize(("case", "here", "there"), list(cases()))
@@ -128,15 +155,22 @@ def test_tokens_are_those_of_one_engine(case: str, here: Side, there: Side) -> N
 
 @pytest.mark.parametrize("kv", ["auto", "int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_what_arrives_is_what_was_sent(kv: str) -> None:
-    """Bit for bit, numbers and scales: read again where it arrived, on four devices with two copies of each head."""
+    """Bit for bit, numbers and scales: read again where it arrived, on four devices with two copies
+    of each head.
+    """
     other, sent = move("gpt_oss_head_dim", Side(kv=kv), Side((1, 1, 4), page_size=2, kv=kv))
     again = other.pieces("again", 0, 2, compute=False)
     for group in (0, 1):
         one, two = ([piece for piece in pieces if piece.group == group] for pieces in (sent, again))
         assert one[0].start == two[0].start and two[-1].stop == 22
         for name in sent[0].arrays:
-            mine, theirs = (np.concatenate([piece.arrays[name] for piece in pieces], axis=1) for pieces in (one, two))
-            np.testing.assert_array_equal(theirs.view(np.uint8), mine[:, : theirs.shape[1]].view(np.uint8))
+            mine, theirs = (
+                np.concatenate([piece.arrays[name] for piece in pieces], axis=1)
+                for pieces in (one, two)
+            )
+            np.testing.assert_array_equal(
+                theirs.view(np.uint8), mine[:, : theirs.shape[1]].view(np.uint8)
+            )
     assert other.runner.compiles_after_ready == 0
 
 
@@ -145,7 +179,9 @@ def test_narrowed_on_the_way(kv: str) -> None:
     """What an engine with such pages has of the prompt when it computes it itself."""
     other, _ = move("llama_gqa", Side(), Side(kv=kv, page_size=8))
     alone = House("llama_gqa", Side(kv=kv, page_size=8))
-    outcomes = [house.ask("decode", house.prompt, max_tokens=4, logprobs=20) for house in (other, alone)]
+    outcomes = [
+        house.ask("decode", house.prompt, max_tokens=4, logprobs=20) for house in (other, alone)
+    ]
     assert outcomes[0].last and outcomes[0].last.times and outcomes[0].last.times.cached == 16
     one, two = (dict(outcome.logprobs[0].top) for outcome in outcomes)
     both = one.keys() & two.keys()
@@ -153,7 +189,8 @@ def test_narrowed_on_the_way(kv: str) -> None:
 
 
 def test_while_others_run_on_both_sides() -> None:
-    """A prompt arrives, part after part, between the steps of an engine that decodes another one."""
+    """A prompt arrives, part after part, between the steps of an engine that decodes another
+    one."""
     one, other = House("llama_gqa", Side((1, 1, 2))), House("llama_gqa", Side(page_size=8))
     second = tuple(other.golden["prompts"][1].tolist())
     other.engine.submit(other.request("runs", second, max_tokens=32, logprobs=20))

@@ -28,7 +28,14 @@ def test_single_tokens_come_first_and_take_their_columns_along() -> None:
 
 
 def test_what_is_in_order_stays() -> None:
-    plan = LanePlan(sequences=[1, 2], rows=[0, 1], starts=[4, 0], sizes=[1, 2], samples=[1, 1], tokens=[-1, 5, 6])
+    plan = LanePlan(
+        sequences=[1, 2],
+        rows=[0, 1],
+        starts=[4, 0],
+        sizes=[1, 2],
+        samples=[1, 1],
+        tokens=[-1, 5, 6],
+    )
     rows = plan.rows
     plan.put_single_tokens_first()
     assert plan.rows is rows and plan.tokens == [-1, 5, 6]

@@ -1,4 +1,6 @@
-"""Quantized mixtures of experts, whole engines over meshes: the tokens of one device, up to the first near-tie."""
+"""Quantized mixtures of experts, whole engines over meshes: the tokens of one device, up to the
+first near-tie.
+"""
 
 from collections.abc import Iterator
 from functools import cache
@@ -25,7 +27,8 @@ MESHES = ((1, 4, 2), (2, 1, 4), (1, 1, 2))
 
 
 def cases() -> Iterator[ParameterSet]:
-    """One family on all of them, and each of the others on one; `make test` runs the first of all."""
+    """One family on all of them, and each of the others on one; `make test` runs the first of
+    all."""
     for (i, case), (j, mesh) in product(enumerate(CASES), enumerate(MESHES)):
         if i == 0 or j == (i + 1) % 2:
             marks = [pytest.mark.slow] if i + j else []
@@ -46,7 +49,9 @@ def test_tokens_are_those_of_one_device(case: str, mesh: tuple[int, int, int]) -
 
 
 def agreeing(outcome: Outcome, expected: Outcome) -> int:
-    """How many tokens are the same, until the two best are nearly as good; with their log-probabilities."""
+    """How many tokens are the same, until the two best are nearly as good; with their
+    log-probabilities.
+    """
     for step, (ours, theirs) in enumerate(zip(outcome.logprobs, expected.logprobs, strict=True)):
         scores = dict(ours.top)
         for token, score in theirs.top[:10]:

@@ -1,4 +1,6 @@
-"""Several decodes as one launch, beside the same decodes one by one: on the device, and as the device reports them."""
+"""Several decodes as one launch, beside the same decodes one by one: on the device, and as the
+device reports them.
+"""
 
 from dataclasses import replace
 
@@ -19,7 +21,9 @@ BOUND = 1e-4
 @pytest.fixture(scope="module")
 def runner():
     engine, runner = make_engine(BASE)
-    runner.warm_up([Bucket("decode", 4, 4), Bucket("decode", 4, 4, steps=4), Bucket("prefill", 4, 32)])
+    runner.warm_up(
+        [Bucket("decode", 4, 4), Bucket("decode", 4, 4, steps=4), Bucket("prefill", 4, 32)]
+    )
     yield runner
     engine.close()
 
@@ -33,9 +37,14 @@ def start(runner: DeviceRunner, admissions: list[Admission]) -> LaneOutput:
 
 
 def decode(runner: DeviceRunner, sizes: list[int], steps: int) -> LaneOutput:
-    rows, count = [row for row, size in zip(ROWS, sizes, strict=True) if size], [size for size in sizes if size]
+    rows, count = (
+        [row for row, size in zip(ROWS, sizes, strict=True) if size],
+        [size for size in sizes if size],
+    )
     starts = [0] * len(rows)
-    plan = LanePlan(rows, rows, starts, count, count, [-1] * sum(count), [0] * sum(count), [], logprobs=True)
+    plan = LanePlan(
+        rows, rows, starts, count, count, [-1] * sum(count), [0] * sum(count), [], logprobs=True
+    )
     return collect(runner, StepPlan(2, "decode", (plan,), (), steps))
 
 
@@ -44,8 +53,12 @@ def collect(runner: DeviceRunner, plan: StepPlan) -> LaneOutput:
 
 
 def test_rows_end_by_a_token_by_their_size_or_not_at_all(runner: DeviceRunner) -> None:
-    """What is left out of a launch is not there for the next one either: pages and tokens go on as one by one."""
-    plain = [replace(admission(row, row, 1), end_ids=(), allowed=None, min_tokens=0) for row in ROWS]
+    """What is left out of a launch is not there for the next one either: pages and tokens go on as
+    one by one.
+    """
+    plain = [
+        replace(admission(row, row, 1), end_ids=(), allowed=None, min_tokens=0) for row in ROWS
+    ]
     start(runner, plain)
     single = [decode(runner, [1, 1, 1], 1) for _ in range(8)]
     expected = [[step.tokens[row][0] for step in single] for row in ROWS]
@@ -58,25 +71,44 @@ def test_rows_end_by_a_token_by_their_size_or_not_at_all(runner: DeviceRunner) -
     second = decode(runner, [0, 4, 3], 4)
     assert second.tokens == [expected[1][2:6], expected[2][4:7]]
     assert first.logprobs is not None and second.logprobs is not None
-    for row, entries in ((1, first.logprobs[1] + second.logprobs[0]), (2, first.logprobs[2] + second.logprobs[1])):
+    for row, entries in (
+        (1, first.logprobs[1] + second.logprobs[0]),
+        (2, first.logprobs[2] + second.logprobs[1]),
+    ):
         for step, entry in zip(single, entries, strict=False):
             assert step.logprobs is not None
-            np.testing.assert_allclose(distribution(entry), distribution(step.logprobs[row][0]), atol=BOUND)
+            np.testing.assert_allclose(
+                distribution(entry), distribution(step.logprobs[row][0]), atol=BOUND
+            )
 
 
 def test_an_end_token_before_min_tokens_does_not_end(runner: DeviceRunner) -> None:
     """Nothing but end tokens is allowed, so they come before they may end anything."""
-    only = replace(admission(0, 0, 1), end_ids=(0,), allowed=(0,), masked=True, bias=(), history=None, min_tokens=3)
+    only = replace(
+        admission(0, 0, 1),
+        end_ids=(0,),
+        allowed=(0,),
+        masked=True,
+        bias=(),
+        history=None,
+        min_tokens=3,
+    )
     others = [admission(row, row, 1) for row in ROWS[1:]]
     start(runner, [only, *others])
-    assert decode(runner, [4, 1, 1], 4).tokens[0] == [0, 0, 0], "the prompt's step gave the first, the fourth ends"
+    assert decode(runner, [4, 1, 1], 4).tokens[0] == [0, 0, 0], (
+        "the prompt's step gave the first, the fourth ends"
+    )
 
 
-@pytest.mark.parametrize(("sizes", "samples", "steps"), [([5, 1, 1], [5, 1, 1], 4), ([2], [1], 4), ([2], [2], 1)])
+@pytest.mark.parametrize(
+    ("sizes", "samples", "steps"), [([5, 1, 1], [5, 1, 1], 4), ([2], [1], 4), ([2], [2], 1)]
+)
 def test_a_plan_that_does_not_fit_is_refused(
     runner: DeviceRunner, sizes: list[int], samples: list[int], steps: int
 ) -> None:
     rows = ROWS[: len(sizes)]
-    plan = LanePlan(rows, rows, [0] * len(rows), sizes, samples, [-1] * sum(sizes), [0] * sum(sizes))
+    plan = LanePlan(
+        rows, rows, [0] * len(rows), sizes, samples, [-1] * sum(sizes), [0] * sum(sizes)
+    )
     with pytest.raises(EngineError, match=f"a decode step of {steps} takes rows of"):
         runner.launch(StepPlan(3, "decode", (plan,), (), steps))

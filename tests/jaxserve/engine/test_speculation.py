@@ -1,4 +1,6 @@
-"""Drafts change how many steps an output takes, and never what it says: tokens, log-probabilities, penalties, ends."""
+"""Drafts change how many steps an output takes, and never what it says: tokens, log-probabilities,
+penalties, ends.
+"""
 
 import random
 from dataclasses import replace
@@ -14,7 +16,17 @@ from jaxserve.engine.host.speculation import Proposer, Speculation
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
-from tests.jaxserve.engine.tiny import BASE, EXPERTS, LATENT, SPEC, WINDOWED, Outcome, distribution, make_engine, run
+from tests.jaxserve.engine.tiny import (
+    BASE,
+    EXPERTS,
+    LATENT,
+    SPEC,
+    WINDOWED,
+    Outcome,
+    distribution,
+    make_engine,
+    run,
+)
 
 BOUND = 1e-4
 MOST = 7
@@ -30,7 +42,12 @@ def requests(count: int = 24) -> list[Request]:
         {"temperature": 0.0},
         {"temperature": 1.0},
         {"temperature": 0.7, "top_k": 5, "min_p": 0.02},
-        {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4},
+        {
+            "temperature": 0.0,
+            "repetition_penalty": 1.3,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.4,
+        },
         {"temperature": 1.0, "frequency_penalty": 1.0, "n": 2},
         {"temperature": 0.0, "min_tokens": 9, "stop_token_ids": (1, 2, 3, 4, 5)},
         {"temperature": 0.0, "stop_token_ids": (1, 7, 9)},
@@ -40,13 +57,18 @@ def requests(count: int = 24) -> list[Request]:
     for i in range(count):
         own = [draw.randrange(SPEC.vocab_size) for _ in range(draw.randrange(1, 14))]
         prompt = (*shared, *own) if i % 3 else (own * 4)[:20]
-        params = SamplingParams(**{"max_tokens": 20, "logprobs": 20, "seed": i, "ignore_eos": True} | kinds[i % 8])
+        params = SamplingParams(
+            **{"max_tokens": 20, "logprobs": 20, "seed": i, "ignore_eos": True} | kinds[i % 8]
+        )
         found.append(Request(id=str(i), prompt=tuple(prompt), params=params))
     return found
 
 
 def answers(
-    options: EngineOptions, mesh: MeshSpec | None = None, spec: ModelSpec = SPEC, proposer: Proposer | None = None
+    options: EngineOptions,
+    mesh: MeshSpec | None = None,
+    spec: ModelSpec = SPEC,
+    proposer: Proposer | None = None,
 ) -> tuple[Answers, Speculation | None]:
     speculation = Speculation(proposer, MOST) if proposer else None
     engine, runner = make_engine(options, mesh, spec=spec, speculation=speculation)
@@ -58,7 +80,9 @@ def answers(
 
 
 class Drafter:
-    """Knows what a plain engine said, and drafts it with so many tokens wrong; as many as it likes, anew every step."""
+    """Knows what a plain engine said, and drafts it with so many tokens wrong; as many as it likes,
+    anew every step.
+    """
 
     waits = True
     has_pages = False
@@ -87,7 +111,9 @@ def plain() -> Answers:
 
 
 def check(found: Answers, expected: Answers) -> None:
-    """The same tokens and ends, log-probabilities but for float32's rounding: seeds leave no doubtful choice."""
+    """The same tokens and ends, log-probabilities but for float32's rounding: seeds leave no
+    doubtful choice.
+    """
     assert found.keys() == expected.keys()
     for key, outcome in found.items():
         other = expected[key]
@@ -98,7 +124,8 @@ def check(found: Answers, expected: Answers) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [pytest.param(0.0, marks=pytest.mark.slow), 0.3, pytest.param(1.0, marks=pytest.mark.slow)]
+    "wrong",
+    [pytest.param(0.0, marks=pytest.mark.slow), 0.3, pytest.param(1.0, marks=pytest.mark.slow)],
 )
 def test_any_drafter(wrong: float, plain: Answers) -> None:
     found, speculation = answers(SPECULATING, proposer=Drafter(plain, wrong))
@@ -122,7 +149,9 @@ def test_cut_preempted_and_sharded(options: EngineOptions, mesh: MeshSpec, plain
     found, _ = answers(options, mesh, proposer=Drafter(plain, 0.3))
     check(found, plain)
     preemptions = sum(
-        outcome.last.times.preemptions for outcome in found.values() if outcome.last and outcome.last.times
+        outcome.last.times.preemptions
+        for outcome in found.values()
+        if outcome.last and outcome.last.times
     )
     assert (preemptions > 0) == (options.cache_tokens == 80)
 

@@ -1,4 +1,6 @@
-"""A random decoder whose whole vocabulary fits into the reported log-probabilities, and engines around it."""
+"""A random decoder whose whole vocabulary fits into the reported log-probabilities, and engines
+around it.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,15 +38,21 @@ SPEC = ModelSpec(
     rope=Rope(10000.0),
 )
 WINDOWED = replace(SPEC, windows=(7, None), attn_softcap=3.0)  # two page groups
-EXPERTS = replace(SPEC, mixture=Mixture(experts=8, taken=3, d_expert=16, layers=(0, 1), d_shared=12))
-LATENT = replace(EXPERTS, num_kv_heads=1, head_dim=12, latent=Latent(None, rank=16, head=8, rotated=4, value=8))
+EXPERTS = replace(
+    SPEC, mixture=Mixture(experts=8, taken=3, d_expert=16, layers=(0, 1), d_shared=12)
+)
+LATENT = replace(
+    EXPERTS, num_kv_heads=1, head_dim=12, latent=Latent(None, rank=16, head=8, rotated=4, value=8)
+)
 BASE = EngineOptions(max_batch=4, page_size=4, step_tokens=32, cache_tokens=1024)
 
 
 NewDrafter = Callable[[EngineConfig, jax.sharding.Mesh], Drafter]
 
 
-def make_params(mesh: jax.sharding.Mesh, dtype: jnp.dtype = jnp.float32, spec: ModelSpec = SPEC, seed: int = 1) -> dict:
+def make_params(
+    mesh: jax.sharding.Mesh, dtype: jnp.dtype = jnp.float32, spec: ModelSpec = SPEC, seed: int = 1
+) -> dict:
     """Weights spread so widely that the model has opinions: top-two gaps of about one."""
     louder = map_specs(lambda param: replace(param, std=0.25), param_specs(spec, jnp.dtype(dtype)))
     return random_params(louder, mesh, seed=seed)
@@ -103,8 +111,12 @@ class Outcome:
             self.last = event
 
 
-def run(engine: Engine, arrivals: list[tuple[int, Request]], limit: int = 5000) -> dict[tuple[str, int], Outcome]:
-    """Submit each request at its step, run until everything ended, check the invariants after every step."""
+def run(
+    engine: Engine, arrivals: list[tuple[int, Request]], limit: int = 5000
+) -> dict[tuple[str, int], Outcome]:
+    """Submit each request at its step, run until everything ended, check the invariants after every
+    step.
+    """
     outcomes = {(r.id, i): Outcome() for _, r in arrivals for i in range(r.params.n)}
     waiting = sorted(arrivals, key=lambda a: a[0])
     for step in range(limit):
@@ -119,7 +131,8 @@ def run(engine: Engine, arrivals: list[tuple[int, Request]], limit: int = 5000) 
 
 
 def distribution(entry: Logprob) -> np.ndarray:
-    """The reported alternatives as log-probabilities by token id, [V]: all of them, since V = 20."""
+    """The reported alternatives as log-probabilities by token id, [V]: all of them, since V =
+    20."""
     values = np.empty(SPEC.vocab_size, np.float32)
     for token, logprob in entry.top:
         values[token] = logprob

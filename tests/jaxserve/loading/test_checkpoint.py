@@ -33,10 +33,14 @@ LLAMA = ModelSpec("llama", 96, 48, 1, 32, 8, 8, 96, 1e-5, 64)
 
 
 def folder_with(folder: Path, tokens: int, special: tuple[str, ...] = ()) -> Path:
-    """The golden checkpoint with a tokenizer of so many plain tokens and some special ones behind them."""
+    """The golden checkpoint with a tokenizer of so many plain tokens and some special ones behind
+    them.
+    """
     for name in ("config.json", "model.safetensors"):
         shutil.copy(GOLDEN / name, folder / name)
-    tokenizer = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(tokens)}, unk_token="w0"))
+    tokenizer = tokenizers.Tokenizer(
+        models.WordLevel({f"w{i}": i for i in range(tokens)}, unk_token="w0")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in special])
     tokenizer.decoder = tokenizers.decoders.Metaspace()
@@ -50,7 +54,9 @@ def test_a_tokenizer_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_special_tokens_beyond_the_embedding_are_harmless(tmp_path: Path) -> None:
-    """Gemma 3's text models share a tokenizer with those that see: its token for an image has no row."""
+    """Gemma 3's text models share a tokenizer with those that see: its token for an image has no
+    row.
+    """
     model = load(folder_with(tmp_path, 96, ("<image>",)), one_device_mesh())
     assert model.tokenizer.vocab_size == 97 and model.spec.vocab_size == 96
     assert max(model.tokenizer.encode("w95 <image>")) < 96, "its name in a text is text"
@@ -64,9 +70,12 @@ def test_end_tokens_that_are_none(tmp_path: Path, eos: object) -> None:
         load(folder, one_device_mesh())
 
 
-@pytest.mark.parametrize("name", ["phi3_window", "qwen3_attention_bias", "llama_mlp_bias", "olmo2_gqa"])
+@pytest.mark.parametrize(
+    "name", ["phi3_window", "qwen3_attention_bias", "llama_mlp_bias", "olmo2_gqa"]
+)
 def test_shards_hold_what_one_device_holds(name: str) -> None:
-    """Fused from separate tensors and from fused ones, weights and biases: every leaf bit for bit."""
+    """Fused from separate tensors and from fused ones, weights and biases: every leaf bit for
+    bit."""
     checkpoint = HFCheckpoint.open(GOLDEN.parent / name)
     whole = load_params(checkpoint, one_device_mesh())
     halves = load_params(checkpoint, MeshSpec(tensor=2).build(jax.devices()))
@@ -78,36 +87,55 @@ def test_shards_hold_what_one_device_holds(name: str) -> None:
         np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.parametrize(("name", "tensor"), [("llama_mqa", 2), ("llama_mqa", 4), ("qwen2_gqa", 4), ("phi3_window", 4)])
+@pytest.mark.parametrize(
+    ("name", "tensor"), [("llama_mqa", 2), ("llama_mqa", 4), ("qwen2_gqa", 4), ("phi3_window", 4)]
+)
 def test_kv_heads_that_several_devices_need(name: str, tensor: int) -> None:
-    """Each device has its queries in their order, and the key and value of the kv head that they belong to."""
+    """Each device has its queries in their order, and the key and value of the kv head that they
+    belong to.
+    """
     checkpoint = HFCheckpoint.open(GOLDEN.parent / name)
-    one, spread = (load_params(checkpoint, MeshSpec(tensor=n).build(jax.devices())) for n in (1, tensor))
+    one, spread = (
+        load_params(checkpoint, MeshSpec(tensor=n).build(jax.devices())) for n in (1, tensor)
+    )
     for whole, split in zip(one["layers"], spread["layers"], strict=True):
         whole, split = np.asarray(whole["qkv"]), np.asarray(split["qkv"])  # [D, K, Q, H]
         assert split.shape[1] == tensor
-        queries = [weights[:, :, :-2].reshape(len(whole), -1, whole.shape[-1]) for weights in (whole, split)]
+        queries = [
+            weights[:, :, :-2].reshape(len(whole), -1, whole.shape[-1])
+            for weights in (whole, split)
+        ]
         np.testing.assert_array_equal(*queries)
-        np.testing.assert_array_equal(split[:, :, -2:], whole[:, :, -2:].repeat(tensor // whole.shape[1], axis=1))
+        np.testing.assert_array_equal(
+            split[:, :, -2:], whole[:, :, -2:].repeat(tensor // whole.shape[1], axis=1)
+        )
 
 
 def test_copies_are_no_parameters(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, 96)
     one, four = (load(folder, MeshSpec(tensor=n).build(jax.devices())) for n in (1, 4))
     assert (one.spec.kv_copies, four.spec.kv_copies) == (1, 2)
-    assert one.parameters == four.parameters == sum(leaf.size for leaf in jax.tree.leaves(one.params))
+    assert (
+        one.parameters == four.parameters == sum(leaf.size for leaf in jax.tree.leaves(one.params))
+    )
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "tensor", "held"), [(32, 8, 8, 8), (32, 8, 16, 16), (32, 1, 4, 4)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tensor", "held"), [(32, 8, 8, 8), (32, 8, 16, 16), (32, 1, 4, 4)]
+)
 def test_kv_heads_on_devices(heads: int, kv_heads: int, tensor: int, held: int) -> None:
     assert replace(LLAMA, num_heads=heads, num_kv_heads=kv_heads).on(tensor).num_kv_heads == held
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "tensor"), [(30, 3, 4), (24, 8, 16), (32, 8, 6)])
-def test_kv_heads_that_do_not_come_out_even_are_refused(heads: int, kv_heads: int, tensor: int) -> None:
+def test_kv_heads_that_do_not_come_out_even_are_refused(
+    heads: int, kv_heads: int, tensor: int
+) -> None:
     spec = replace(LLAMA, num_heads=heads, num_kv_heads=kv_heads).on(tensor)
     assert spec.num_kv_heads == kv_heads
-    with pytest.raises(ShardingError, match=f"axis [KN] .* does not divide by mesh axis 'tensor' of size {tensor}"):
+    with pytest.raises(
+        ShardingError, match=f"axis [KN] .* does not divide by mesh axis 'tensor' of size {tensor}"
+    ):
         map_specs(
             lambda param: param.abstract(MeshSpec(tensor=tensor).build(jax.devices() * 2)),
             param_specs(spec, jnp.dtype(jnp.float32)),
@@ -115,13 +143,16 @@ def test_kv_heads_that_do_not_come_out_even_are_refused(heads: int, kv_heads: in
 
 
 def test_every_tensor_of_deepseek_r1_has_its_parameter(data_folder: Path) -> None:
-    """All 91,991 names and shapes, scales and the layer that proposes tokens included; nothing is left over."""
+    """All 91,991 names and shapes, scales and the layer that proposes tokens included; nothing is
+    left over.
+    """
     folder = data_folder / "shapes" / "deepseek_r1"
     config = json.loads((folder / "config.json").read_text())
     names = json.loads((folder / "r1_hf_ckpt_params_map.json").read_text())
     dtypes = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "F8_E4M3": ml_dtypes.float8_e4m3fn}
     stored = {
-        name: np.broadcast_to(np.zeros((), dtypes[entry["dtype"]]), entry["shape"]) for name, entry in names.items()
+        name: np.broadcast_to(np.zeros((), dtypes[entry["dtype"]]), entry["shape"])
+        for name, entry in names.items()
     }
     family, spec = read_spec(config)
     table = loading._match(family, spec, dequantized(stored, config))
@@ -130,7 +161,9 @@ def test_every_tensor_of_deepseek_r1_has_its_parameter(data_folder: Path) -> Non
     params = param_specs(spec, jnp.dtype(jnp.bfloat16))
     for path, rows in loading.by_parameter(table).items():
         param = functools.reduce(lambda holder, step: holder[step], path, params)
-        assert sum(row.size(param.axes, spec.sizes(row.block)) for row in rows) == math.prod(param.shape), path
+        assert sum(row.size(param.axes, spec.sizes(row.block)) for row in rows) == math.prod(
+            param.shape
+        ), path
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params, is_leaf=is_param_spec))
     assert count == 671_026_419_200  # as published
 

@@ -19,7 +19,9 @@ from tests.byte_tokenizer import ByteTokenizer
 
 FOLDER = Path(__file__).parents[3] / "checkpoints" / "bundled"
 MODEL, DRAFT = FOLDER / "tiny-chat", FOLDER / "tiny-chat-draft"
-OPTIONS = EngineOptions(max_batch=2, step_tokens=16, page_size=16, cache_tokens=1024, max_context=256)
+OPTIONS = EngineOptions(
+    max_batch=2, step_tokens=16, page_size=16, cache_tokens=1024, max_context=256
+)
 SPECULATING = replace(OPTIONS, speculate="draft", draft_tokens=3)
 PROMPTS = ["Once upon a time", "The dragon", "Tom and his dog", "One day, a girl named Lily"]
 PARAMS = [SamplingParams(max_tokens=60, temperature=t, seed=7) for t in (0.0, 0.0, 0.7, 1.0)]
@@ -28,7 +30,9 @@ PARAMS = [SamplingParams(max_tokens=60, temperature=t, seed=7) for t in (0.0, 0.
 @pytest.fixture(scope="module")
 def pair() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxserve.llm.measure", lambda *_, **__: None)  # costs unknown: everything is tried
+        patch.setattr(
+            "jaxserve.llm.measure", lambda *_, **__: None
+        )  # costs unknown: everything is tried
         with LLM(MODEL, dtype="float32", options=SPECULATING, draft_model=DRAFT) as llm:
             yield llm
 
@@ -39,23 +43,63 @@ def test_the_bundled_pair_says_what_the_model_says(pair: LLM) -> None:
     for _ in range(2):  # prompts are cached the second time
         found = pair.generate(PROMPTS, PARAMS)
         assert [c.token_ids for c in found] == expected
-    drafted, accepted = (sum(getattr(c.timings, f"{n}_tokens") for c in found) for n in ("drafted", "accepted"))
+    drafted, accepted = (
+        sum(getattr(c.timings, f"{n}_tokens") for c in found) for n in ("drafted", "accepted")
+    )
     assert drafted > 100 and accepted > drafted / 2
 
 
 def test_generate_says_what_the_draft_model_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--max-batch", "1", "--step-tokens", "16", "--page-size", "16", "--cache-tokens", "512"]
-    draft = ["--speculate", "draft", "--draft-model", str(DRAFT), "--draft-tokens", "1", "--temperature", "0"]
+    sizes = [
+        "--max-batch",
+        "1",
+        "--step-tokens",
+        "16",
+        "--page-size",
+        "16",
+        "--cache-tokens",
+        "512",
+    ]
+    draft = [
+        "--speculate",
+        "draft",
+        "--draft-model",
+        str(DRAFT),
+        "--draft-tokens",
+        "1",
+        "--temperature",
+        "0",
+    ]
     cache = ["--compilation-cache", str(jax.config.jax_compilation_cache_dir)]
-    assert main(["--model", str(DRAFT), "--prompt", PROMPTS[0], "--max-tokens", "90", *sizes, *draft, *cache]) == 0
+    assert (
+        main(
+            [
+                "--model",
+                str(DRAFT),
+                "--prompt",
+                PROMPTS[0],
+                "--max-tokens",
+                "90",
+                *sizes,
+                *draft,
+                *cache,
+            ]
+        )
+        == 0
+    )
     assert "draft model 781.31 KiB on each device" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_weights_and_pages_of_the_draft_model_are_counted(pair: LLM) -> None:
-    """Three layers, K and V, 2 heads of 16 and float32, beside the model's pages and under their numbers."""
+    """Three layers, K and V, 2 heads of 16 and float32, beside the model's pages and under their
+    numbers.
+    """
     state, config = pair.runner.lowering.state, pair.runner.config
     pages = jax.tree.leaves(state.drafter)
-    assert sum(leaf.size for leaf in pages) == 3 * 2 * 2 * 16 * config.pools[0].pages * config.page_size
+    assert (
+        sum(leaf.size for leaf in pages)
+        == 3 * 2 * 2 * 16 * config.pools[0].pages * config.page_size
+    )
     assert pair.draft and pair.draft.parameters < pair.model.parameters / 5
 
 
@@ -65,16 +109,24 @@ def test_weights_and_pages_of_the_draft_model_are_counted(pair: LLM) -> None:
         (SPECULATING, None, "--speculate draft: there is no draft model"),
         (OPTIONS, DRAFT, "drafts nothing .add --speculate draft"),
         (replace(OPTIONS, speculate="ngram"), DRAFT, "drafts nothing .add --speculate draft"),
-        (replace(SPECULATING, deterministic=True), DRAFT, "--speculate draft: --deterministic runs one kind of decode"),
+        (
+            replace(SPECULATING, deterministic=True),
+            DRAFT,
+            "--speculate draft: --deterministic runs one kind of decode",
+        ),
     ],
 )
-def test_choices_that_contradict_each_other(options: EngineOptions, draft: Path | None, message: str) -> None:
+def test_choices_that_contradict_each_other(
+    options: EngineOptions, draft: Path | None, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(DRAFT, options=options, draft_model=draft)
 
 
 def test_several_hosts_are_refused() -> None:
-    args = parser().parse_args(["--speculate", "draft", "--draft-model", str(DRAFT), "--hosts", "2"])
+    args = parser().parse_args(
+        ["--speculate", "draft", "--draft-model", str(DRAFT), "--hosts", "2"]
+    )
     with pytest.raises(ConfigError, match="draft models are not built in for several hosts"):
         draft_model(args)
 

@@ -1,7 +1,8 @@
-"""Loading reads each tensor straight into its place, quantized or not: no second copy of the checkpoint in memory.
+"""Loading reads each tensor straight into its place, quantized or not: no second copy of the
+checkpoint in memory.
 
-What it may take beside the arrays is one tensor, or one device's part of a parameter where that is larger: all experts
-of a layer are one parameter. Converting holds one layer.
+What it may take beside the arrays is one tensor, or one device's part of a parameter where that is
+larger: all experts of a layer are one parameter. Converting holds one layer.
 """
 
 import json
@@ -33,8 +34,8 @@ MIXTURE = DENSE | {
 }
 ALLOWANCE = 512 * 2**20  # the interpreter and jax are in it
 
-# Prints the most that /proc/self/status had of anonymous memory beside live arrays, the bytes of the parameters, and of
-# the largest part of one that a device has.
+# Prints the most that /proc/self/status had of anonymous memory beside live arrays, the bytes of
+# the parameters, and of the largest part of one that a device has.
 PROBE = """
 import math, sys, threading
 from pathlib import Path
@@ -48,7 +49,8 @@ def anonymous():
     return int(fields["RssAnon"].split()[0]) * 1024
 
 def held(x):  # on all devices: what several of them hold is there several times
-    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize * len(x.sharding.device_set)
+    shard = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    return shard * len(x.sharding.device_set)
 
 def live():
     return sum(map(held, jax.live_arrays()))
@@ -73,13 +75,18 @@ else:
 done.set()
 watcher.join()
 leaves = jax.tree.leaves(params)
-print(most, sum(x.nbytes for x in leaves), max((held(x) // len(x.sharding.device_set) for x in leaves), default=0))
+largest = max((held(x) // len(x.sharding.device_set) for x in leaves), default=0)
+print(most, sum(x.nbytes for x in leaves), largest)
 """
 
 
 def shapes_of(config: dict) -> dict[str, list[int]]:
     d, mlp, vocab = (config[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
-    shapes = {"model.embed_tokens.weight": [vocab, d], "lm_head.weight": [vocab, d], "model.norm.weight": [d]}
+    shapes = {
+        "model.embed_tokens.weight": [vocab, d],
+        "lm_head.weight": [vocab, d],
+        "model.norm.weight": [d],
+    }
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         shapes |= {f"{prefix}self_attn.{name}_proj.weight": [d, d] for name in "qkvo"}
@@ -88,7 +95,11 @@ def shapes_of(config: dict) -> dict[str, list[int]]:
             shapes |= {f"{prefix}block_sparse_moe.gate.weight": [experts, d]}
             for expert in range(experts):
                 own = f"{prefix}block_sparse_moe.experts.{expert}."
-                shapes |= {f"{own}w1.weight": [mlp, d], f"{own}w3.weight": [mlp, d], f"{own}w2.weight": [d, mlp]}
+                shapes |= {
+                    f"{own}w1.weight": [mlp, d],
+                    f"{own}w3.weight": [mlp, d],
+                    f"{own}w2.weight": [d, mlp],
+                }
         else:
             shapes |= {f"{prefix}mlp.{name}_proj.weight": [mlp, d] for name in ("gate", "up")}
             shapes |= {f"{prefix}mlp.down_proj.weight": [d, mlp]}
@@ -96,7 +107,9 @@ def shapes_of(config: dict) -> dict[str, list[int]]:
 
 
 def write_sparse_checkpoint(folder: Path, config: dict) -> tuple[int, int]:
-    """A checkpoint of zeros in bfloat16 that takes no room on the disk; bytes in all, and of the largest tensor."""
+    """A checkpoint of zeros in bfloat16 that takes no room on the disk; bytes in all, and of the
+    largest tensor.
+    """
     header, end, largest = {}, 0, 0
     for name, shape in shapes_of(config).items():
         size = 2 * math.prod(shape)
@@ -134,22 +147,30 @@ def test_loading_gigabytes_takes_one_tensor_more(
     beside, parameters, part = map(int, done.stdout.split())
     assert parameters == pytest.approx(total * share, rel=0 if share == 1 else 0.02)
     most = max(largest, part)
-    assert beside < most + ALLOWANCE, f"{beside / 2**20:.0f} MiB beside the arrays, the largest part {most / 2**20:.0f}"
+    assert beside < most + ALLOWANCE, (
+        f"{beside / 2**20:.0f} MiB beside the arrays, the largest part {most / 2**20:.0f}"
+    )
 
 
 @pytest.mark.slow
 def test_converting_takes_a_layer_and_restoring_a_tensor_more(tmp_path: Path) -> None:
-    """Of weights that are no zeros: chunks of those are not stored. Orbax's and TensorStore's buffers are as large."""
+    """Of weights that are no zeros: chunks of those are not stored. Orbax's and TensorStore's
+    buffers are as large.
+    """
     (tmp_path / "source").mkdir()
     total, largest = write_sparse_checkpoint(tmp_path / "source", DENSE)
     fill(tmp_path / "source" / "model.safetensors", total)
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # with which glibc gives back what is freed
+    environment = os.environ | {
+        "MALLOC_MMAP_THRESHOLD_": "1000000"
+    }  # with which glibc gives back what is freed
     for folder, target in (("source", [str(tmp_path / "orbax")]), ("orbax", [])):
         command = [sys.executable, "-c", PROBE, str(tmp_path / folder), "1", "1", "int8", *target]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         beside = int(done.stdout.split()[0])
-        assert beside < 2 * largest + ALLOWANCE < total / 2, f"{folder}: {beside / 2**20:.0f} MiB beside the arrays"
+        assert beside < 2 * largest + ALLOWANCE < total / 2, (
+            f"{folder}: {beside / 2**20:.0f} MiB beside the arrays"
+        )
 
 
 def fill(path: Path, size: int) -> None:

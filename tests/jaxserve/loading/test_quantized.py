@@ -1,4 +1,6 @@
-"""Tiny models quantized by other people's libraries: the weights, logits and shards that they load to."""
+"""Tiny models quantized by other people's libraries: the weights, logits and shards that they load
+to.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +39,9 @@ def test_weights_are_those_of_the_library_bit_for_bit(case: str) -> None:
 def test_logits_are_those_of_the_dequantized_model(case: str) -> None:
     golden = np.load(GOLDEN / case / "golden.npz")
     prompts = golden["prompts"]
-    decoder = Decoder(GOLDEN / case, one_device_mesh(), rows=len(prompts), context=prompts.shape[1], page_size=8)
+    decoder = Decoder(
+        GOLDEN / case, one_device_mesh(), rows=len(prompts), context=prompts.shape[1], page_size=8
+    )
     np.testing.assert_allclose(decoder(prompts, 0), golden["logits"], rtol=0, atol=1e-4)
 
 
@@ -45,13 +49,21 @@ def test_logits_are_those_of_the_dequantized_model(case: str) -> None:
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 def test_every_mesh_loads_what_it_loads_of_the_dequantized_model(case: str, tensor: int) -> None:
     """Each shard dequantizes its part alone; 4 devices have copies of the 2 kv heads."""
-    checkpoint, mesh = HFCheckpoint.open(GOLDEN / case), MeshSpec(tensor=tensor).build(jax.devices())
+    checkpoint, mesh = (
+        HFCheckpoint.open(GOLDEN / case),
+        MeshSpec(tensor=tensor).build(jax.devices()),
+    )
     whole = {
         name: weight[(slice(None),) * len(weight.shape)].astype(ml_dtypes.bfloat16)
         for name, weight in dequantized(checkpoint.tensors, checkpoint.config).items()
     }
-    config = {name: value for name, value in checkpoint.config.items() if name != "quantization_config"}
-    ours, plain = (load_params(each, mesh) for each in (checkpoint, replace(checkpoint, tensors=whole, config=config)))
+    config = {
+        name: value for name, value in checkpoint.config.items() if name != "quantization_config"
+    }
+    ours, plain = (
+        load_params(each, mesh)
+        for each in (checkpoint, replace(checkpoint, tensors=whole, config=config))
+    )
     assert ours["layers"][0]["qkv"].dtype == ml_dtypes.bfloat16
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -66,13 +78,20 @@ def test_two_devices_hold_what_one_holds(case: str) -> None:
 
 
 def test_a_bias_of_zeros_adds_nothing() -> None:
-    """AutoGPTQ of old gave every layer one, whether the model has it or not; one that is not zero is not left out."""
-    checkpoint, name = HFCheckpoint.open(GOLDEN / "gptq_4bit"), "model.layers.0.self_attn.o_proj.bias"
+    """AutoGPTQ of old gave every layer one, whether the model has it or not; one that is not zero
+    is not left out.
+    """
+    checkpoint, name = (
+        HFCheckpoint.open(GOLDEN / "gptq_4bit"),
+        "model.layers.0.self_attn.o_proj.bias",
+    )
     bias = np.zeros(64, np.float16)
     load_params(replace(checkpoint, tensors={**checkpoint.tensors, name: bias}), one_device_mesh())
     bias[3] = 1
     with pytest.raises(ModelError, match=f"does not account for: {name}"):
-        load_params(replace(checkpoint, tensors={**checkpoint.tensors, name: bias}), one_device_mesh())
+        load_params(
+            replace(checkpoint, tensors={**checkpoint.tensors, name: bias}), one_device_mesh()
+        )
 
 
 def test_nothing_of_the_libraries_is_forgotten() -> None:

@@ -24,7 +24,8 @@ def one_device_mesh() -> Mesh:
 
 
 class Decoder:
-    """A checkpoint with pages for `rows` sequences of up to `context` tokens, pages in shuffled order.
+    """A checkpoint with pages for `rows` sequences of up to `context` tokens, pages in shuffled
+    order.
 
     kv: dtype of pages, if it is not that of the weights.
     """
@@ -50,13 +51,19 @@ class Decoder:
         self.stored = jnp.dtype(kv) if kv else self.params["embed"].dtype
         group = self.spec.page_groups()[0]
         one = reference.allocate(rows * width, group.layout(page_size, self.stored))
-        self.pages = tuple(jax.tree.map(lambda x: x[None], one) for _ in range(self.spec.num_layers))
+        self.pages = tuple(
+            jax.tree.map(lambda x: x[None], one) for _ in range(self.spec.num_layers)
+        )
         self._step = jax.jit(self._run, static_argnames="decode")
 
     def __call__(self, tokens: np.ndarray, start: int) -> np.ndarray:
         """tokens [R, C] at positions start..start+C-1 of every row -> logits [R, C, V]."""
         values, self.pages, self.load = self._step(
-            self.params, self.pages, jnp.asarray(tokens), jnp.int32(start), decode=tokens.shape[1] == 1
+            self.params,
+            self.pages,
+            jnp.asarray(tokens),
+            jnp.int32(start),
+            decode=tokens.shape[1] == 1,
         )
         return np.asarray(values)
 
@@ -76,10 +83,16 @@ class Decoder:
         for group in self.spec.page_groups():
             layout = group.layout(self.page_size, self.stored, self.mesh.shape["tensor"])
             options = Options(
-                layout, self.spec.score_scale, group.window, self.spec.attn_softcap, 1 if decode else None
+                layout,
+                self.spec.score_scale,
+                group.window,
+                self.spec.attn_softcap,
+                1 if decode else None,
             )
             attends |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, reference, options))
         by_layer = tuple(attends[layer] for layer in range(self.spec.num_layers))
         experts = Experts(jnp.ones(tokens.size, bool), self.spec, self.mesh, grouped)
-        done = forward(params, self.spec, pages, tokens.reshape(-1), positions.reshape(-1), by_layer, experts)
+        done = forward(
+            params, self.spec, pages, tokens.reshape(-1), positions.reshape(-1), by_layer, experts
+        )
         return logits(params, self.spec, done.hidden).reshape(rows, size, -1), done.pages, done.load

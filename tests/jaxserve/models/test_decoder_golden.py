@@ -35,7 +35,14 @@ def test_logits(case: str) -> None:
 
 
 OVER_TWO = (
-    *("llama_gqa", "llama_mlp_bias", "mistral_window", "qwen2_gqa", "qwen3_head_dim", "gemma2_caps"),
+    *(
+        "llama_gqa",
+        "llama_mlp_bias",
+        "mistral_window",
+        "qwen2_gqa",
+        "qwen3_head_dim",
+        "gemma2_caps",
+    ),
     *("gemma3_two_ropes", "phi3_mha_tied", "olmo2_mha_tied"),
     *("mixtral_gqa", "qwen2_moe_sparse_step", "qwen3_moe_mlp_only_layers", "deepseek_v2_groups"),
     *("deepseek_v3_fp8", "gpt_oss_head_dim", "gpt_oss_mxfp4"),
@@ -43,7 +50,8 @@ OVER_TWO = (
 
 
 @pytest.mark.parametrize(
-    "case", some(OVER_TWO, ("llama_mlp_bias", "gemma2_caps", "qwen2_moe_sparse_step", "deepseek_v3_fp8"))
+    "case",
+    some(OVER_TWO, ("llama_mlp_bias", "gemma2_caps", "qwen2_moe_sparse_step", "deepseek_v3_fp8")),
 )
 def test_logits_over_two_devices(case: str) -> None:
     """Every family, whatever is split of it."""
@@ -52,23 +60,39 @@ def test_logits_over_two_devices(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["llama_mqa", "qwen2_gqa", "olmo2_gqa", "phi3_window"])
 def test_logits_where_kv_heads_are_fewer_than_devices(case: str) -> None:
-    """One or two kv heads, four query heads on four devices; biases, norms of all heads, and one fused tensor."""
+    """One or two kv heads, four query heads on four devices; biases, norms of all heads, and one
+    fused tensor.
+    """
     check_logits(case, MeshSpec(tensor=4).build(jax.devices()))
 
 
 IN_BFLOAT16 = (
-    *("llama_gqa", "mistral_window", "qwen2_gqa", "qwen3_gqa", "gemma2_caps", "gemma3_two_ropes", "phi3_longrope"),
+    *(
+        "llama_gqa",
+        "mistral_window",
+        "qwen2_gqa",
+        "qwen3_gqa",
+        "gemma2_caps",
+        "gemma3_two_ropes",
+        "phi3_longrope",
+    ),
     *("olmo2_gqa", "mixtral_gqa", "qwen2_moe_shared_expert", "qwen3_moe_gqa", "deepseek_v2_groups"),
     *("deepseek_v3_fp8", "gpt_oss_mxfp4"),
 )
 
 
-@pytest.mark.parametrize("case", some(IN_BFLOAT16, ("gemma3_two_ropes", "mixtral_gqa", "deepseek_v3_fp8")))
+@pytest.mark.parametrize(
+    "case", some(IN_BFLOAT16, ("gemma3_two_ropes", "mixtral_gqa", "deepseek_v3_fp8"))
+)
 def test_logits_in_bfloat16(case: str) -> None:
-    """By the median, of logits that spread by 2: where rounding sends a token to other experts, it is off by more."""
+    """By the median, of logits that spread by 2: where rounding sends a token to other experts, it
+    is off by more.
+    """
     golden = np.load(GOLDEN / case / "golden.npz")
     prompts, tokens = golden["prompts"], golden["tokens"]
-    decoder = Decoder(GOLDEN / case, one_device_mesh(), rows=2, context=64, page_size=8, dtype="bfloat16")
+    decoder = Decoder(
+        GOLDEN / case, one_device_mesh(), rows=2, context=64, page_size=8, dtype="bfloat16"
+    )
     assert np.median(np.abs(decoder(prompts, 0) - golden["prompt_logits"])) < 0.1
     decoded = decoder(tokens[:, :1], prompts.shape[1])[:, 0]
     assert np.median(np.abs(decoded - golden["decode_logits"][:, 0])) < 0.2
@@ -83,7 +107,9 @@ def test_every_token_goes_to_the_same_experts(case: str) -> None:
     for position, token in enumerate(tokens):
         decoder(np.array([[token]]), position)
         taken = [np.flatnonzero(layer).tolist() for layer in np.asarray(decoder.load)[0]]
-        assert taken == [sorted(layer) for layer in golden["experts"][:, 1, position].tolist()], position
+        assert taken == [sorted(layer) for layer in golden["experts"][:, 1, position].tolist()], (
+            position
+        )
 
 
 def check_logits(case: str, mesh: Mesh) -> None:

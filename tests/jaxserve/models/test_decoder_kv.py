@@ -1,4 +1,6 @@
-"""The decoder over pages of 8 bits: what they hold, what comes of it, and how far that is from transformers."""
+"""The decoder over pages of 8 bits: what they hold, what comes of it, and how far that is from
+transformers.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +18,20 @@ from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BOUND = 1e-4
-TIE = 1e-5  # of a vector's largest number: what float32 may be off, so that the other neighbour is the nearest
-# Of logits that spread by 2, in root mean square. float8_e4m3fn has 4 significant bits, int8 up to 7, bfloat16 8.
+# of a vector's largest number: what float32 may be off, so that the other neighbour is the nearest
+TIE = 1e-5
+# Of logits that spread by 2, in root mean square. float8_e4m3fn has 4 significant bits, int8 up to
+# 7, bfloat16 8.
 OFF = {"float8_e4m3fn": 0.5, "int8": 0.12, "bfloat16": 0.03}
 FAMILIES = ("llama_gqa", "gemma3_two_ropes", "deepseek_v2_legacy", "gpt_oss_head_dim")
-OTHERS = ("mistral_window", "qwen2_gqa", "qwen3_head_dim", "gemma2_caps", "phi3_mha_tied", "olmo2_mha_tied")
+OTHERS = (
+    "mistral_window",
+    "qwen2_gqa",
+    "qwen3_head_dim",
+    "gemma2_caps",
+    "phi3_mha_tied",
+    "olmo2_mha_tied",
+)
 
 
 def test_the_grids() -> None:
@@ -32,9 +43,11 @@ def test_the_grids() -> None:
 
 
 class Held:
-    """Keys and values of one row as the decoder's pages hold them, for the naive decoder to attend to.
+    """Keys and values of one row as the decoder's pages hold them, for the naive decoder to attend
+    to.
 
-    Given the numbers before they were rounded, it checks that the pages hold their nearest neighbours.
+    Given the numbers before they were rounded, it checks that the pages hold their nearest
+    neighbours.
     """
 
     def __init__(self, decoder: Decoder, row: int, tokens: int):
@@ -47,7 +60,9 @@ class Held:
                 one_lane = jax.tree.map(lambda x: x[0], decoder.pages[layer])
                 pages = reference.read(one_lane, decoder.tables[0, row], layout)
                 for numbers, scale in ((pages.k, pages.k_scale), (pages.v, pages.v_scale)):
-                    values = np.asarray(numbers, np.float64) * np.asarray(scale, np.float64)[..., None]
+                    values = (
+                        np.asarray(numbers, np.float64) * np.asarray(scale, np.float64)[..., None]
+                    )
                     yield values.reshape(-1, *values.shape[2:])[:tokens]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -76,17 +91,25 @@ def test_it_is_the_decoder_that_sees_rounded_keys_and_values(case: str, kv: str)
 def run(decoder: Decoder, tokens: np.ndarray) -> np.ndarray:
     """Logits [R, T, V]: of two chunks, then of single tokens."""
     parts = [decoder(tokens[:, :10], 0), decoder(tokens[:, 10:17], 10)]
-    return np.concatenate(parts + [decoder(tokens[:, i : i + 1], i) for i in range(17, tokens.shape[1])], axis=1)
+    return np.concatenate(
+        parts + [decoder(tokens[:, i : i + 1], i) for i in range(17, tokens.shape[1])], axis=1
+    )
 
 
 @pytest.mark.parametrize("kv", GRIDS)
-@pytest.mark.parametrize("case", [*FAMILIES, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)])
+@pytest.mark.parametrize(
+    "case", [*FAMILIES, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
+)
 def test_it_is_near_transformers(case: str, kv: str) -> None:
-    check_near(case, kv, Decoder(GOLDEN / case, one_device_mesh(), rows=2, context=64, page_size=8, kv=kv))
+    check_near(
+        case, kv, Decoder(GOLDEN / case, one_device_mesh(), rows=2, context=64, page_size=8, kv=kv)
+    )
 
 
 @pytest.mark.parametrize("kv", GRIDS)
-@pytest.mark.parametrize("case", ["llama_gqa", pytest.param("deepseek_v2_legacy", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case", ["llama_gqa", pytest.param("deepseek_v2_legacy", marks=pytest.mark.slow)]
+)
 def test_the_same_over_two_devices(case: str, kv: str) -> None:
     mesh = MeshSpec(tensor=2).build(jax.devices())
     check_near(case, kv, Decoder(GOLDEN / case, mesh, rows=2, context=64, page_size=8, kv=kv))
@@ -95,12 +118,16 @@ def test_the_same_over_two_devices(case: str, kv: str) -> None:
 def check_near(case: str, kv: str, decoder: Decoder) -> None:
     golden = np.load(GOLDEN / case / "golden.npz")
     tokens = np.concatenate([golden["prompts"], golden["tokens"]], axis=1)[:, :-1]
-    expected = np.concatenate([golden["prompt_logits"], golden["decode_logits"]], axis=1)[:, : tokens.shape[1]]
+    expected = np.concatenate([golden["prompt_logits"], golden["decode_logits"]], axis=1)[
+        :, : tokens.shape[1]
+    ]
     off = np.sqrt(np.mean((run(decoder, tokens) - expected) ** 2))
     assert 1e-3 < off < OFF[kv]
 
 
 def test_bfloat16_pages_of_float32_weights() -> None:
-    decoder = Decoder(GOLDEN / "llama_gqa", one_device_mesh(), rows=2, context=64, page_size=8, kv="bfloat16")
+    decoder = Decoder(
+        GOLDEN / "llama_gqa", one_device_mesh(), rows=2, context=64, page_size=8, kv="bfloat16"
+    )
     assert decoder.pages[0].k.dtype == jnp.bfloat16 and decoder.pages[0].k_scale is None
     check_near("llama_gqa", "bfloat16", decoder)

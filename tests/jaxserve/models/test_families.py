@@ -53,24 +53,57 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": "64"}, "hidden_size is '64'"),
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be an integer of at least 1"),
     ({"num_attention_heads": 3}, "3 query heads do not divide by 2 kv heads"),
-    ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "rope type 'spiral' is not implemented"),
-    ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8}}, "rope type 'llama3' lacks"),
+    (
+        {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}},
+        "rope type 'spiral' is not implemented",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8}},
+        "rope type 'llama3' lacks",
+    ),
     ({"rope_parameters": {"rope_theta": 1e4, "wobble": 2}}, "not understood: wobble"),
     ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, "wrong type"),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "wrong type"),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "config.json: rope: theta is 0.0"),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1}}, "theta is 1.0; it must be more than 1"),
-    ({"rope_parameters": {"rope_type": ["linear"], "factor": 2}}, r"rope type \['linear'\] is not implemented"),
-    ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "rope: factor is 0.0; it must be a positive number"),
+    (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+        "config.json: rope: theta is 0.0",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1}},
+        "theta is 1.0; it must be more than 1",
+    ),
+    (
+        {"rope_parameters": {"rope_type": ["linear"], "factor": 2}},
+        r"rope type \['linear'\] is not implemented",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "linear", "factor": 0}},
+        "rope: factor is 0.0; it must be a positive number",
+    ),
     ({"rope_parameters": {"rope_type": "dynamic", "factor": -2}}, "rope: factor is -2.0"),
-    ({"rope_parameters": {"rope_type": "dynamic", "factor": [2]}}, "rope type 'dynamic' has a field of the wrong type"),
-    ({"rope_parameters": LLAMA3 | {"high_freq_factor": 1}}, "low_freq_factor 1.0 is not below high_freq_factor 1.0"),
-    ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "beta_fast": float("inf")}}, "beta_fast is inf"),
+    (
+        {"rope_parameters": {"rope_type": "dynamic", "factor": [2]}},
+        "rope type 'dynamic' has a field of the wrong type",
+    ),
+    (
+        {"rope_parameters": LLAMA3 | {"high_freq_factor": 1}},
+        "low_freq_factor 1.0 is not below high_freq_factor 1.0",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2, "beta_fast": float("inf")}},
+        "beta_fast is inf",
+    ),
     ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; it must be an object or null"),
     ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; it must be an object or null"),
     ({"rms_norm_eps": 0}, "norm_eps is 0.0; it must be a small positive number"),
-    ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list of names"),
-    ({"vocab_size": 97}, r"tensor .*embed_tokens.* has shape \[96, 32\]; config.json makes it \[97, 32\]"),
+    (
+        {"architectures": "LlamaForCausalLM"},
+        "architectures is 'LlamaForCausalLM'; it must be a list of names",
+    ),
+    (
+        {"vocab_size": 97},
+        r"tensor .*embed_tokens.* has shape \[96, 32\]; config.json makes it \[97, 32\]",
+    ),
     ({"num_hidden_layers": 99}, "lacks .* tensors: model.layers"),
     ({"num_hidden_layers": 1}, "tensors that config.json does not account for: model.layers.1"),
     ({"attention_bias": True}, "lacks .* tensors: .*bias"),
@@ -89,7 +122,9 @@ def test_parts_of_a_fused_tensor_must_fit(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         shutil.copy(GOLDEN / "phi3_window" / name, tmp_path / name)
     change_config(tmp_path, num_key_value_heads=4)
-    with pytest.raises(ModelError, match=r"qkv_proj\.weight has shape \[64, 32\]; config\.json makes it \[96, 32\]"):
+    with pytest.raises(
+        ModelError, match=r"qkv_proj\.weight has shape \[64, 32\]; config\.json makes it \[96, 32\]"
+    ):
         load_params(HFCheckpoint.open(tmp_path), one_device_mesh())
 
 
@@ -106,7 +141,9 @@ def test_tensor_left_over(folder: Path) -> None:
 
 
 def test_inverse_frequencies_of_old_checkpoints_are_ignored(folder: Path) -> None:
-    change_tensors(folder, **{"model__layers__0__self_attn__rotary_emb__inv_freq": np.zeros(4, np.float32)})
+    change_tensors(
+        folder, **{"model__layers__0__self_attn__rotary_emb__inv_freq": np.zeros(4, np.float32)}
+    )
     load_params(HFCheckpoint.open(folder), one_device_mesh())
 
 
@@ -146,11 +183,16 @@ def test_head_stored_beside_a_tied_embedding(folder: Path) -> None:
 )
 def test_dtype(folder: Path, stored: type, asked: str, kept: str) -> None:
     original = load_file(folder / "model.safetensors")
-    save_file({name: value.astype(stored) for name, value in original.items()}, folder / "model.safetensors")
+    save_file(
+        {name: value.astype(stored) for name, value in original.items()},
+        folder / "model.safetensors",
+    )
     params = load_params(HFCheckpoint.open(folder), one_device_mesh(), dtype=asked)
     assert str(params["embed"].dtype) == kept
     embedding = original["model.embed_tokens.weight"].astype(stored)
-    np.testing.assert_array_equal(np.asarray(params["embed"]), embedding.astype(params["embed"].dtype))
+    np.testing.assert_array_equal(
+        np.asarray(params["embed"]), embedding.astype(params["embed"].dtype)
+    )
 
 
 def test_unknown_dtype(folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""Products of 8-bit numbers with each other against NumPy's float64, which is exact; meshes, and chips without them."""
+"""Products of 8-bit numbers with each other against NumPy's float64, which is exact; meshes, and
+chips without them.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,26 +29,39 @@ from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 W8A8 = ("w8a8-int8", "w8a8-fp8")
-PRODUCTS = [("qkv", "DKQH", "TD,DKQH->TKQH", (128, 2, 4, 16)), ("down", "FD", "TF,FD->TD", (256, 48))]
+PRODUCTS = [
+    ("qkv", "DKQH", "TD,DKQH->TKQH", (128, 2, 4, 16)),
+    ("down", "FD", "TF,FD->TD", (256, 48)),
+]
 TOKENS = 16
 PROMPTS = ["What is 7 plus 5?", "Once upon a time"]
 
 
-def quantized(name: str, axes: str, shape: tuple[int, ...], form: Form, rng: np.random.Generator) -> Quantized:
+def quantized(
+    name: str, axes: str, shape: tuple[int, ...], form: Form, rng: np.random.Generator
+) -> Quantized:
     weight, at = rng.normal(0, 0.1, shape).astype(np.float32), contracted(name, axes)
     scales = find_scales(weight, at, 1, form.largest)
-    return Quantized(jnp.asarray(round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form)
+    return Quantized(
+        jnp.asarray(round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form
+    )
 
 
 def expected(subscripts: str, x: np.ndarray, weight: Quantized) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the rows, and their products exactly. And the products of their absolute values."""
+    """The numbers of the rows, and their products exactly. And the products of their absolute
+    values.
+    """
     form, wide = weight.form, x.astype(np.float32)
     scales = np.abs(wide).max(axis=1, keepdims=True) * np.float32(1 / form.largest)
     numbers = wide * (np.float32(1) / scales)
     numbers = (np.rint(numbers) if "int8" in form.name else numbers).astype(form.dtype)
     left, right = (np.asarray(each).astype(np.float64) for each in (numbers, weight.values))
-    scales = scales.reshape(-1, *(1,) * (right.ndim - 1)).astype(np.float64) * np.asarray(weight.scales, np.float64)
-    sums = [np.einsum(subscripts, a, b) * scales for a, b in ((left, right), (abs(left), abs(right)))]
+    scales = scales.reshape(-1, *(1,) * (right.ndim - 1)).astype(np.float64) * np.asarray(
+        weight.scales, np.float64
+    )
+    sums = [
+        np.einsum(subscripts, a, b) * scales for a, b in ((left, right), (abs(left), abs(right)))
+    ]
     return sums[0], sums[1]
 
 
@@ -55,23 +70,37 @@ def expected(subscripts: str, x: np.ndarray, weight: Quantized) -> tuple[np.ndar
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [1, 7])
 def test_products(
-    weights: str, name: str, axes: str, subscripts: str, shape: tuple[int, ...], dtype: str, rows: int
+    weights: str,
+    name: str,
+    axes: str,
+    subscripts: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    rows: int,
 ) -> None:
-    """To the last digits of float32, of int8 whatever the terms of the sum; and not what weights alone would give."""
+    """To the last digits of float32, of int8 whatever the terms of the sum; and not what weights
+    alone would give.
+    """
     rng = np.random.default_rng(5)
     weight = quantized(name, axes, shape, FORMS[weights], rng)
-    x = jnp.asarray(rng.normal(0, 1, (rows, shape[0])) * 10.0 ** rng.integers(-3, 3, (rows, 1)), dtype)
+    x = jnp.asarray(
+        rng.normal(0, 1, (rows, shape[0])) * 10.0 ** rng.integers(-3, 3, (rows, 1)), dtype
+    )
     found = np.asarray(jax.jit(einsum, static_argnums=0)(subscripts, x, weight))
     exact, terms = expected(subscripts, np.asarray(x), weight)
     assert found.dtype == np.float32 and found.shape == exact.shape
-    assert (np.abs(found - exact) <= 4e-7 * (np.abs(exact) if weights == "w8a8-int8" else terms)).all()
+    assert (
+        np.abs(found - exact) <= 4e-7 * (np.abs(exact) if weights == "w8a8-int8" else terms)
+    ).all()
     alone = Quantized(weight.values, weight.scales, FORMS[FORMS[weights].weights_alone])
     assert np.abs(found - einsum(subscripts, x, alone)).max() > 1e-4 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("weights", W8A8)
 def test_rows_do_not_feel_each_other(weights: str) -> None:
-    """A row of zeros is zeros; one with something that is not finite has nothing finite, and is alone with it."""
+    """A row of zeros is zeros; one with something that is not finite has nothing finite, and is
+    alone with it.
+    """
     rng = np.random.default_rng(1)
     weight = quantized("down", "FD", (64, 16), FORMS[weights], rng)
     x = rng.normal(0, 1, (6, 64)).astype(np.float32)
@@ -84,7 +113,9 @@ def test_rows_do_not_feel_each_other(weights: str) -> None:
 
 @pytest.mark.parametrize("weights", W8A8)
 def test_what_is_summed_may_be_split(weights: str) -> None:
-    """The scale of a token is that of the whole row; sums of int8 are the same bit for bit, being sent as integers."""
+    """The scale of a token is that of the whole row; sums of int8 are the same bit for bit, being
+    sent as integers.
+    """
     rng = np.random.default_rng(2)
     weight = quantized("down", "FD", (256, 48), FORMS[weights], rng)
     x = jnp.asarray(rng.normal(0, 1, (5, 256)), jnp.float32)
@@ -93,24 +124,41 @@ def test_what_is_summed_may_be_split(weights: str) -> None:
         mesh = MeshSpec(tensor=tensor).build(jax.devices())
         split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("tensor",), ()))
         rows = NamedSharding(mesh, PartitionSpec(None, "tensor"))
-        spread = Quantized(jax.device_put(weight.values, split), jax.device_put(weight.scales, whole), weight.form)
-        compiled = jax.jit(einsum, static_argnums=0).lower("TF,FD->TD", jax.device_put(x, rows), spread).compile()
+        spread = Quantized(
+            jax.device_put(weight.values, split), jax.device_put(weight.scales, whole), weight.form
+        )
+        compiled = (
+            jax.jit(einsum, static_argnums=0)
+            .lower("TF,FD->TD", jax.device_put(x, rows), spread)
+            .compile()
+        )
         found = compiled(jax.device_put(x, rows), spread)
         module = parse(compiled.as_text() or "")
-        sent = [i.result.partition("{")[0] for body in module.values() for i in body.values() if i.op == "all-reduce"]
-        assert sent == ["f32[5]", "s32[5,48]" if weights == "w8a8-int8" else "f32[5,48]"], "scales, then sums"
+        sent = [
+            i.result.partition("{")[0]
+            for body in module.values()
+            for i in body.values()
+            if i.op == "all-reduce"
+        ]
+        assert sent == ["f32[5]", "s32[5,48]" if weights == "w8a8-int8" else "f32[5,48]"], (
+            "scales, then sums"
+        )
         np.testing.assert_allclose(found, one, rtol=0, atol=0 if weights == "w8a8-int8" else 1e-5)
 
 
 @pytest.mark.parametrize("weights", [*W8A8, "w8a8-int8+head"])
 def test_logits_on_meshes(weights: str) -> None:
-    """Near full precision, and on two devices near one: what is a hair apart may be rounded to another number."""
+    """Near full precision, and on two devices near one: what is a hair apart may be rounded to
+    another number.
+    """
     folder, prompts = GOLDEN / "llama_gqa", np.random.default_rng(0).integers(0, 64, (2, 12))
     exact = Decoder(folder, one_device_mesh(), rows=2, context=32, page_size=8)(prompts, 0)
     found = []
     for tensor in (1, 2):
         mesh = MeshSpec(tensor=tensor).build(jax.devices())
-        found.append(Decoder(folder, mesh, rows=2, context=32, page_size=8, weights=weights)(prompts, 0))
+        found.append(
+            Decoder(folder, mesh, rows=2, context=32, page_size=8, weights=weights)(prompts, 0)
+        )
     spread = np.asarray(exact).std()
     off = np.sqrt(np.mean((np.asarray(found[0]) - exact) ** 2)) / spread
     assert 1e-4 < off < (0.06 if "int8" in weights else 0.2)
@@ -134,8 +182,17 @@ def tokens(weights: str, axes: MeshSpec) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("chip", "weights", "problem"),
     [
-        ("v4", "w8a8-int8", "--weights w8a8-int8: TPU v4 does not multiply int8 numbers with each other .choose int8,"),
-        ("v6e", "w8a8-fp8+head", "w8a8-fp8.head: TPU v6 lite does not multiply fp8 numbers .* .choose fp8.head,"),
+        (
+            "v4",
+            "w8a8-int8",
+            "--weights w8a8-int8: TPU v4 does not multiply int8 numbers with each other .choose "
+            "int8,",
+        ),
+        (
+            "v6e",
+            "w8a8-fp8+head",
+            "w8a8-fp8.head: TPU v6 lite does not multiply fp8 numbers .* .choose fp8.head,",
+        ),
         ("7x", "w8a8-int8", "TPU7x does not multiply int8"),
     ],
 )
@@ -150,7 +207,9 @@ def test_chips_without_such_products(chip: str, weights: str, problem: str) -> N
 
 def test_sums_that_int32_does_not_hold() -> None:
     spec = ModelSpec("llama", 64, 64, 1, 4, 2, 16, 133_145, 1e-5, 64, Rope(1e4))
-    with pytest.raises(ModelError, match="w8a8-int8: down sums 133145 products, more than int32 holds"):
+    with pytest.raises(
+        ModelError, match="w8a8-int8: down sums 133145 products, more than int32 holds"
+    ):
         param_specs(spec, jnp.dtype("float32"), FORMS["w8a8-int8"])
     param_specs(replace(spec, d_mlp=133_144), jnp.dtype("float32"), FORMS["w8a8-int8"])
     param_specs(spec, jnp.dtype("float32"), FORMS["w8a8-fp8"])
@@ -158,5 +217,8 @@ def test_sums_that_int32_does_not_hold() -> None:
 
 def test_one_row_on_a_cpu_is_two() -> None:
     """XLA:CPU takes ten times as long for one."""
-    rows = [min_rows(one_device_mesh(), jnp.dtype("float32"), form_of(weights)) for weights in ("int8", "w8a8-int8")]
+    rows = [
+        min_rows(one_device_mesh(), jnp.dtype("float32"), form_of(weights))
+        for weights in ("int8", "w8a8-int8")
+    ]
     assert rows == [1, 2]

@@ -21,17 +21,25 @@ TOKENS = 64  # of a lane
 
 
 def weights_on(mesh: jax.sharding.Mesh, spec: ModelSpec) -> dict:
-    specs = map_specs(lambda param: replace(param, std=0.5), param_specs(spec, jnp.dtype(jnp.float32)))
+    specs = map_specs(
+        lambda param: replace(param, std=0.5), param_specs(spec, jnp.dtype(jnp.float32))
+    )
     return random_params(specs, mesh, seed=3)["layers"][0]
 
 
-def dense(mixture: Mixture, weights: dict, x: np.ndarray, live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What each token's experts say, one token after the other; and how many each expert has answered."""
+def dense(
+    mixture: Mixture, weights: dict, x: np.ndarray, live: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """What each token's experts say, one token after the other; and how many each expert has
+    answered.
+    """
     w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
     x = x.astype(np.float64)
 
     def mlp(own: dict, v: np.ndarray) -> np.ndarray:
-        both = np.einsum("d,...cdf->...cf" if own["gate_up"].shape[0] == 2 else "d,dcf->cf", v, own["gate_up"])
+        both = np.einsum(
+            "d,...cdf->...cf" if own["gate_up"].shape[0] == 2 else "d,dcf->cf", v, own["gate_up"]
+        )
         return (both[0] / (1 + np.exp(-both[0])) * both[1]) @ own["down"]
 
     out, load = np.zeros_like(x), np.zeros(mixture.experts, int)
@@ -69,7 +77,9 @@ def test_every_token_gets_its_experts_answers(mesh: tuple[int, int, int]) -> Non
 
 
 @pytest.mark.parametrize("mesh", [(1, 4, 1), (1, 4, 2), (2, 4, 1)])
-def test_tokens_travel_by_all_to_all(mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_travel_by_all_to_all(
+    mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert room(MIXTURE, TOKENS, 4) in range(TOKENS // 2, TOKENS)
 
     def gather(*_: object) -> jax.Array:
@@ -97,7 +107,9 @@ def test_more_than_is_expected_is_computed_in_turns(
 
 
 def test_room_is_left_where_it_saves_something() -> None:
-    """By the formula for evenly routed tokens: T (1 - (1 - 1/n)^X), four standard deviations and a multiple of 8."""
+    """By the formula for evenly routed tokens: T (1 - (1 - 1/n)^X), four standard deviations and a
+    multiple of 8.
+    """
     eight_of_256 = replace(MIXTURE, experts=256, taken=8)
     assert room(eight_of_256, 1024, 1) is None  # nobody to send to
     assert room(eight_of_256, 1024, 4) is None  # a token goes to 90 % of the shards
@@ -105,7 +117,9 @@ def test_room_is_left_where_it_saves_something() -> None:
     assert room(MIXTURE, 8, 4) is None  # few tokens vary too much
 
 
-def test_a_token_s_answer_is_the_same_whichever_way_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_s_answer_is_the_same_whichever_way_it_went(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Bit for bit: the others decide the way."""
     mesh = MeshSpec(expert=4).build(jax.devices())
     weights, rng = weights_on(mesh, SPEC), np.random.default_rng(0)
@@ -117,7 +131,9 @@ def test_a_token_s_answer_is_the_same_whichever_way_it_went(monkeypatch: pytest.
     np.testing.assert_array_equal(travelled, gathered)
 
 
-def test_a_token_s_answer_is_the_same_however_many_turns_its_neighbours_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_s_answer_is_the_same_however_many_turns_its_neighbours_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Bit for bit: of its experts the same numbers are added one by one, wherever a turn ends."""
     mixture = replace(MIXTURE, taken=5)
     spec, mesh = replace(SPEC, mixture=mixture), MeshSpec(expert=2).build(jax.devices())
@@ -127,7 +143,9 @@ def test_a_token_s_answer_is_the_same_however_many_turns_its_neighbours_take(mon
     experts = Experts(jnp.ones(len(x), bool), spec, mesh, reference)
     answer = jax.jit(lambda w, x: experts(w, x))
     among_others, _ = answer(weights, jnp.asarray(x))
-    alike = np.broadcast_to(x[1] + 0.01 * x, x.shape).copy()  # the neighbours all want the same experts
+    alike = np.broadcast_to(
+        x[1] + 0.01 * x, x.shape
+    ).copy()  # the neighbours all want the same experts
     alike[0] = x[0]
     among_alike, _ = answer(weights, jnp.asarray(alike))
     np.testing.assert_array_equal(among_others[0], among_alike[0])

@@ -12,7 +12,11 @@ from jaxserve.models.families.pooling import embeds
 from tests.embedding_model import FOLDER
 
 PUBLISHED: dict[str, Any] = json.loads((FOLDER / "1_Pooling" / "config.json").read_text())
-RESAVED = {"embedding_dimension": 32, "pooling_mode": "lasttoken", "include_prompt": True}  # by version 6
+RESAVED = {
+    "embedding_dimension": 32,
+    "pooling_mode": "lasttoken",
+    "include_prompt": True,
+}  # by version 6
 TRANSFORMER = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
@@ -38,7 +42,11 @@ def test_the_published_folder() -> None:
     [
         {},
         {"first": {"max_seq_length": 32768, "do_lower_case": False}},
-        {"first": TRANSFORMER, "pooling": RESAVED, "last": {"module_input_name": "sentence_embedding"}},
+        {
+            "first": TRANSFORMER,
+            "pooling": RESAVED,
+            "last": {"module_input_name": "sentence_embedding"},
+        },
         {"pooling": RESAVED | {"pooling_mode": ["lasttoken"]}},
     ],
 )
@@ -49,15 +57,24 @@ def test_what_is_understood(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"pooling": PUBLISHED | {"pooling_mode_mean_tokens": True}}, "pooling_mode_mean_tokens = True"),
-        ({"pooling": PUBLISHED | {"pooling_mode_lasttoken": False}}, "pooling_mode_lasttoken = False"),
+        (
+            {"pooling": PUBLISHED | {"pooling_mode_mean_tokens": True}},
+            "pooling_mode_mean_tokens = True",
+        ),
+        (
+            {"pooling": PUBLISHED | {"pooling_mode_lasttoken": False}},
+            "pooling_mode_lasttoken = False",
+        ),
         ({"pooling": RESAVED | {"pooling_mode": "cls"}}, "pooling_mode = 'cls'"),
         ({"pooling": RESAVED | {"pooling_mode": ["lasttoken", "mean"]}}, "pooling_mode = "),
         ({"pooling": PUBLISHED | {"pooling_mode_other": False}}, "pooling_mode_other = False"),
         ({"pooling": {"embedding_dimension": 32}}, "does not say that the last token is taken"),
         ({"pooling": {}}, "does not say that the last token is taken"),
         ({"first": {"do_lower_case": True}}, "sentence_bert_config.json: do_lower_case = True"),
-        ({"last": {"module_input_name": "token_embeddings"}}, "module_input_name = 'token_embeddings'"),
+        (
+            {"last": {"module_input_name": "token_embeddings"}},
+            "module_input_name = 'token_embeddings'",
+        ),
     ],
 )
 def test_what_is_not(given: dict[str, Any], message: str) -> None:
@@ -67,7 +84,9 @@ def test_what_is_not(given: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kinds", [("Transformer",), ("Transformer", "Pooling"), ("Transformer", "Pooling", "Dense")])
+@pytest.mark.parametrize(
+    "kinds", [("Transformer",), ("Transformer", "Pooling"), ("Transformer", "Pooling", "Dense")]
+)
 def test_other_modules(kinds: tuple[str, ...]) -> None:
     with pytest.raises(ModelError, match=f"modules.json: {', '.join(kinds)} is not implemented"):
         embeds([Module(kind, "", {}) for kind in kinds])

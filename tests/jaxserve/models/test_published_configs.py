@@ -1,4 +1,6 @@
-"""config.json of published checkpoints: understood to the last field, and the published number of parameters."""
+"""config.json of published checkpoints: understood to the last field, and the published number of
+parameters.
+"""
 
 import json
 import math
@@ -17,10 +19,17 @@ from jaxserve.models.rope import LongRope
 from jaxserve.models.spec import ModelSpec
 from sharding.params import is_param_spec, map_specs
 
-COMMON = {"initializer_range": 0.02, "use_cache": True, "attention_dropout": 0.0, "transformers_version": "4.44.0"}
+COMMON = {
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "attention_dropout": 0.0,
+    "transformers_version": "4.44.0",
+}
 
 
-def sizes(d: int, mlp: int, layers: int, heads: int, kv: int, vocab: int, positions: int) -> dict[str, Any]:
+def sizes(
+    d: int, mlp: int, layers: int, heads: int, kv: int, vocab: int, positions: int
+) -> dict[str, Any]:
     return {
         "hidden_size": d,
         "intermediate_size": mlp,
@@ -82,7 +91,12 @@ MISTRAL_7B_V01 = {
     "sliding_window": 4096,
     "tie_word_embeddings": False,
 }
-MISTRAL_7B_V03 = {**MISTRAL_7B_V01, "vocab_size": 32768, "rope_theta": 1000000.0, "sliding_window": None}
+MISTRAL_7B_V03 = {
+    **MISTRAL_7B_V01,
+    "vocab_size": 32768,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+}
 QWEN25_7B = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -146,7 +160,11 @@ PHI_3_MINI_4K = {
     "sliding_window": 2047,
     "tie_word_embeddings": False,
 }
-LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + i for i in range(48)]}
+LONG_ROPE = {
+    "type": "longrope",
+    "short_factor": [1.0] * 48,
+    "long_factor": [1.0 + i for i in range(48)],
+}
 PHI_4_MINI = {
     **PHI_3_MINI_4K,
     **sizes(3072, 8192, 32, 24, 8, 200064, 131072),
@@ -190,7 +208,9 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
 
 
 @pytest.mark.parametrize(("config", "parameters"), PUBLISHED.values(), ids=PUBLISHED)
-def test_every_field_is_understood_and_the_parameters_are_as_published(config: dict[str, Any], parameters: int) -> None:
+def test_every_field_is_understood_and_the_parameters_are_as_published(
+    config: dict[str, Any], parameters: int
+) -> None:
     counted = 0
 
     def count(param) -> None:
@@ -208,13 +228,20 @@ def test_page_groups() -> None:
     assert groups(MISTRAL_7B_V01) == [(4096, 32)] and groups(MISTRAL_7B_V03) == [(None, 32)]
     assert groups(GEMMA_2_2B) == [(4096, 13), (None, 13)]
     assert groups(GEMMA_3_1B) == [(512, 22), (None, 4)]
-    assert groups(PHI_3_MINI_4K) == [(2047, 32)] and groups(PHI_4_MINI) == [(None, 32)], "a window over all is none"
+    assert groups(PHI_3_MINI_4K) == [(2047, 32)] and groups(PHI_4_MINI) == [(None, 32)], (
+        "a window over all is none"
+    )
     assert groups(QWEN25_7B) == [(None, 28)], "a window that is not in use"
 
 
 def test_null_and_absent_kv_heads() -> None:
-    absent = {name: value for name, value in MISTRAL_7B_V01.items() if name != "num_key_value_heads"}
-    assert spec_of(absent).num_kv_heads == 8 and spec_of(absent | {"num_key_value_heads": None}).num_kv_heads == 32
+    absent = {
+        name: value for name, value in MISTRAL_7B_V01.items() if name != "num_key_value_heads"
+    }
+    assert (
+        spec_of(absent).num_kv_heads == 8
+        and spec_of(absent | {"num_key_value_heads": None}).num_kv_heads == 32
+    )
 
 
 def test_long_rope_ends_at_the_original_context() -> None:
@@ -225,13 +252,29 @@ def test_long_rope_ends_at_the_original_context() -> None:
 
 REFUSED = [
     (QWEN25_7B, {"use_mrope": True}, "use_mrope = True is not implemented"),
-    (QWEN25_7B, {"layer_types": ["linear_attention"] * 28}, "layer_types has linear_attention; implemented are"),
+    (
+        QWEN25_7B,
+        {"layer_types": ["linear_attention"] * 28},
+        "layer_types has linear_attention; implemented are",
+    ),
     (QWEN25_7B, {"layer_types": ["full_attention"] * 27}, "27 windows for 28 layers"),
     (SMOLLM2_135M, {"rope_interleaved": True}, "rope_interleaved = True is not implemented"),
-    (LLAMA_3_8B, {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not implemented"),
+    (
+        LLAMA_3_8B,
+        {"rope_parameters": {"partial_rotary_factor": 0.5}},
+        "partial_rotary_factor is not implemented",
+    ),
     (GEMMA_2_2B, {"hidden_activation": "relu"}, "hidden_activation = 'relu' is not implemented"),
-    (GEMMA_2_2B, {"final_logit_softcapping": -1.0}, "final_softcap is -1.0; it must be a positive number"),
-    (GEMMA_3_1B, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not implemented"),
+    (
+        GEMMA_2_2B,
+        {"final_logit_softcapping": -1.0},
+        "final_softcap is -1.0; it must be a positive number",
+    ),
+    (
+        GEMMA_3_1B,
+        {"attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping = 50.0 is not implemented",
+    ),
     (GEMMA_3_1B, {"sliding_window": 0}, "sliding_window is 0; it must be an integer of at least 1"),
     (PHI_4_MINI, {"partial_rotary_factor": 1.5}, "it must be at most 1"),
     (PHI_4_MINI, {"partial_rotary_factor": 0.5}, "48 factors for 32 pairs of rotated dimensions"),
@@ -241,20 +284,48 @@ REFUSED = [
         "1 short and 0 long",
     ),
     (OLMO_2_7B, {"attention_bias": True}, "attention_bias = True is not implemented"),
-    (LLAMA_3_8B, {"num_hidden_layers": 10**18}, "num_hidden_layers is 1000000000000000000; at most 1024 are supported"),
-    (LLAMA_3_8B, {"num_attention_heads": 2**30}, "num_attention_heads is 1073741824; at most 4096 are supported"),
-    (LLAMA_3_8B, {"vocab_size": 2**63}, "vocab_size is 9223372036854775808; at most 2147483647 are supported"),
-    (GEMMA_2_2B, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must be a positive number"),
-    (GEMMA_3_1B, {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar is -1; it must be a positive number"),
     (
         LLAMA_3_8B,
-        {"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": float("inf")}},
+        {"num_hidden_layers": 10**18},
+        "num_hidden_layers is 1000000000000000000; at most 1024 are supported",
+    ),
+    (
+        LLAMA_3_8B,
+        {"num_attention_heads": 2**30},
+        "num_attention_heads is 1073741824; at most 4096 are supported",
+    ),
+    (
+        LLAMA_3_8B,
+        {"vocab_size": 2**63},
+        "vocab_size is 9223372036854775808; at most 2147483647 are supported",
+    ),
+    (
+        GEMMA_2_2B,
+        {"query_pre_attn_scalar": 0},
+        "query_pre_attn_scalar is 0; it must be a positive number",
+    ),
+    (
+        GEMMA_3_1B,
+        {"query_pre_attn_scalar": -1},
+        "query_pre_attn_scalar is -1; it must be a positive number",
+    ),
+    (
+        LLAMA_3_8B,
+        {
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 4,
+                "original_max_position_embeddings": float("inf"),
+            }
+        },
         "has a field of the wrong type: cannot convert float infinity to integer",
     ),
 ]
 
 
-@pytest.mark.parametrize(("config", "fields", "message"), REFUSED, ids=[message for *_, message in REFUSED])
+@pytest.mark.parametrize(
+    ("config", "fields", "message"), REFUSED, ids=[message for *_, message in REFUSED]
+)
 def test_refused(config: dict[str, Any], fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         spec_of(config | fields)
@@ -266,7 +337,11 @@ MIXTURES_REFUSED = [
     ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not implemented"),
     ("deepseek-v3", {"n_group": 3}, "256 experts do not divide into 3 groups"),
     ("deepseek-v3", {"topk_group": 9}, "9 of 8 groups of experts are taken"),
-    ("deepseek-v3", {"num_experts_per_tok": 200}, "200 experts per token are more than 4 of 8 groups of 256"),
+    (
+        "deepseek-v3",
+        {"num_experts_per_tok": 200},
+        "200 experts per token are more than 4 of 8 groups of 256",
+    ),
     ("deepseek-v3", {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
     ("deepseek-v3", {"num_key_value_heads": 8}, "num_key_value_heads = 8 is not implemented"),
     ("deepseek-v3", {"rope_scaling": {"type": "yarn", "factor": 4, "wobble": 1}}, "wobble"),
@@ -276,14 +351,28 @@ MIXTURES_REFUSED = [
     ("gpt-oss-20b", {"rope_scaling": None}, "lacks 'rope_scaling'"),
     ("deepseek-v3", {"first_k_dense_replace": -1}, "have experts, of 61 layers"),
     ("deepseek-v3", {"norm_topk_prob": None}, "norm_topk_prob = None is not implemented"),
-    ("mixtral-8x7b", {"num_experts_per_tok": 9}, "9 experts per token are more than 1 of 1 groups of 8"),
-    ("mixtral-8x7b", {"num_local_experts": 2**20}, "num_local_experts is 1048576; at most 16384 are supported"),
+    (
+        "mixtral-8x7b",
+        {"num_experts_per_tok": 9},
+        "9 experts per token are more than 1 of 1 groups of 8",
+    ),
+    (
+        "mixtral-8x7b",
+        {"num_local_experts": 2**20},
+        "num_local_experts is 1048576; at most 16384 are supported",
+    ),
     ("qwen3-30b-a3b", {"use_sliding_window": True}, "use_sliding_window = True is not implemented"),
-    ("qwen3-30b-a3b", {"decoder_sparse_step": 100}, "a mixture with experts of size 768 in 0 layers"),
+    (
+        "qwen3-30b-a3b",
+        {"decoder_sparse_step": 100},
+        "a mixture with experts of size 768 in 0 layers",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "fields", "message"), MIXTURES_REFUSED, ids=[m for *_, m in MIXTURES_REFUSED])
+@pytest.mark.parametrize(
+    ("name", "fields", "message"), MIXTURES_REFUSED, ids=[m for *_, m in MIXTURES_REFUSED]
+)
 def test_mixtures_that_are_refused(name: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         spec_of(shipped(name) | fields)
@@ -310,9 +399,13 @@ def shipped(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_configs_have_the_published_number_of_parameters(name: str) -> None:
     config = shipped(name)
-    leaves = jax.tree.leaves(param_specs(spec_of(config), jnp.dtype(jnp.bfloat16)), is_leaf=is_param_spec)
+    leaves = jax.tree.leaves(
+        param_specs(spec_of(config), jnp.dtype(jnp.bfloat16)), is_leaf=is_param_spec
+    )
     assert sum(math.prod(leaf.shape) for leaf in leaves) == SHIPPED[name]
 
 
 def test_every_shipped_config_is_looked_at() -> None:
-    assert {path.stem for path in (Path(plan.__file__).parent / "configs").glob("*.json")} == set(SHIPPED)
+    assert {path.stem for path in (Path(plan.__file__).parent / "configs").glob("*.json")} == set(
+        SHIPPED
+    )

@@ -1,4 +1,6 @@
-"""Quantized weights against NumPy, which rounds the rows of a checkpoint's own tensors: output channels."""
+"""Quantized weights against NumPy, which rounds the rows of a checkpoint's own tensors: output
+channels.
+"""
 
 import json
 import shutil
@@ -27,10 +29,22 @@ from sharding.rules import ShardingError
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-DENSE = ("llama_gqa", "llama_tied", "qwen3_attention_bias", "llama_mlp_bias", "gemma2_caps", "phi3_window", "olmo2_gqa")
+DENSE = (
+    "llama_gqa",
+    "llama_tied",
+    "qwen3_attention_bias",
+    "llama_mlp_bias",
+    "gemma2_caps",
+    "phi3_window",
+    "olmo2_gqa",
+)
 LARGEST = {"int8": 127, "fp8": 448, "int4": 7}
 NUMBERS = {"int8": np.int8, "fp8": ml_dtypes.float8_e4m3fn, "int4": ml_dtypes.int4}
-STEPS = {"int8": 127, "fp8": 14, "int4": 7}  # that the largest number is long; of fp8 the longest: 448 = 14 * 32
+STEPS = {
+    "int8": 127,
+    "fp8": 14,
+    "int4": 7,
+}  # that the largest number is long; of fp8 the longest: 448 = 14 * 32
 MESHES = ((1, 1, 2), (1, 1, 4), (2, 1, 2))
 BOUND = 1e-4
 WEIGHTS_ALONE = [name for name, form in FORMS.items() if not form.activations]
@@ -38,21 +52,34 @@ WEIGHTS_ALONE = [name for name, form in FORMS.items() if not form.activations]
 
 @pytest.fixture(scope="session")
 def divisible(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama whose every sum is of a multiple of 128 numbers, on four devices too; random, with a head of its own."""
+    """A Llama whose every sum is of a multiple of 128 numbers, on four devices too; random, with a
+    head of its own.
+    """
     folder = tmp_path_factory.mktemp("divisible")
     config = json.loads((GOLDEN / "llama_gqa" / "config.json").read_text())
-    config |= {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    config |= {
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    }
     config |= {"head_dim": 64, "num_hidden_layers": 2, "vocab_size": 64}
     (folder / "config.json").write_text(json.dumps(config))
     draw = np.random.default_rng(3)
     shapes = {"model.embed_tokens": (64, 128), "lm_head": (64, 128), "model.norm": (128,)}
     for layer in range(2):
         at = f"model.layers.{layer}."
-        shapes |= {f"{at}self_attn.{name}_proj": (rows, 128) for name, rows in (("q", 512), ("k", 256), ("v", 256))}
+        shapes |= {
+            f"{at}self_attn.{name}_proj": (rows, 128)
+            for name, rows in (("q", 512), ("k", 256), ("v", 256))
+        }
         shapes |= {f"{at}self_attn.o_proj": (128, 512), f"{at}mlp.down_proj": (128, 512)}
         shapes |= {f"{at}mlp.{name}_proj": (512, 128) for name in ("gate", "up")}
         shapes |= {f"{at}{name}_layernorm": (128,) for name in ("input", "post_attention")}
-    tensors = {f"{name}.weight": draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {
+        f"{name}.weight": draw.normal(0, 0.1, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -78,7 +105,9 @@ def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
 
 
 def load(folder: Path, weights: str = "auto", mesh: Mesh | None = None) -> dict:
-    return load_params(HFCheckpoint.open(folder), mesh or one_device_mesh(), "float32", weights=weights)
+    return load_params(
+        HFCheckpoint.open(folder), mesh or one_device_mesh(), "float32", weights=weights
+    )
 
 
 def stands_for(name: str, weight: Quantized, axes: str) -> np.ndarray:
@@ -97,13 +126,19 @@ def leaves(params: dict, folder: Path) -> Iterator[tuple[str, jax.Array | Quanti
 
 
 @pytest.mark.parametrize("weights", [*FORMS, "int8+head", "int4-g64+head"])
-def test_numbers_times_scales_are_the_rounded_checkpoint(weights: str, divisible: Path, tmp_path: Path) -> None:
-    """Bit for bit, and no further from the weight than half a step, in whatever order memory has the dimensions."""
+def test_numbers_times_scales_are_the_rounded_checkpoint(
+    weights: str, divisible: Path, tmp_path: Path
+) -> None:
+    """Bit for bit, and no further from the weight than half a step, in whatever order memory has
+    the dimensions.
+    """
     expected = load(rounded_checkpoint(divisible, weights, tmp_path))
     plain, quantized = load(divisible), load(divisible, weights)
     whole = leaves(expected, divisible), leaves(plain, divisible)
     kinds = set[str]()
-    for (name, weight, axes), (_, rounded, _), (_, exact, _) in zip(leaves(quantized, divisible), *whole, strict=True):
+    for (name, weight, axes), (_, rounded, _), (_, exact, _) in zip(
+        leaves(quantized, divisible), *whole, strict=True
+    ):
         if not isinstance(weight, Quantized):
             np.testing.assert_array_equal(weight, exact)
             continue
@@ -112,17 +147,22 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(weights: str, divisible
         np.testing.assert_array_equal(found, rounded)
         step = np.abs(exact).max() / STEPS[weights.removeprefix("w8a8-")[:4].removesuffix("+")]
         assert 0 < np.abs(found - exact).max() <= step / 2 * 1.0001
-    assert kinds == {"qkv", "o", "gate_up", "down"} | ({"head"} if weights.endswith("+head") else set())
+    assert kinds == {"qkv", "o", "gate_up", "down"} | (
+        {"head"} if weights.endswith("+head") else set()
+    )
 
 
 @pytest.mark.parametrize("weights", WEIGHTS_ALONE)
 @pytest.mark.parametrize("tensor", [4])
-def test_logits_of_a_quantized_model(weights: str, tensor: int, divisible: Path, tmp_path: Path) -> None:
+def test_logits_of_a_quantized_model(
+    weights: str, tensor: int, divisible: Path, tmp_path: Path
+) -> None:
     check_logits(divisible, weights, MeshSpec(tensor=tensor).build(jax.devices()), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("case", "weights"), [*((case, "int8") for case in DENSE), ("phi3_window", "int4"), ("llama_tied", "fp8")]
+    ("case", "weights"),
+    [*((case, "int8") for case in DENSE), ("phi3_window", "int4"), ("llama_tied", "fp8")],
 )
 def test_logits_of_every_dense_family(case: str, weights: str, tmp_path: Path) -> None:
     """Tied embeddings, biases, tensors that are fused in the checkpoint."""
@@ -136,7 +176,13 @@ def test_kv_heads_that_several_devices_hold(tmp_path: Path) -> None:
 def check_logits(folder: Path, weights: str, mesh: Mesh, target: Path) -> None:
     prompts = np.random.default_rng(0).integers(0, 64, (2, 12))
     quantized = Decoder(folder, mesh, rows=2, context=32, page_size=8, weights=weights)
-    plain = Decoder(rounded_checkpoint(folder, weights, target), one_device_mesh(), rows=2, context=32, page_size=8)
+    plain = Decoder(
+        rounded_checkpoint(folder, weights, target),
+        one_device_mesh(),
+        rows=2,
+        context=32,
+        page_size=8,
+    )
     np.testing.assert_allclose(quantized(prompts, 0), plain(prompts, 0), atol=BOUND)
     np.testing.assert_allclose(quantized(prompts[:, :1], 12), plain(prompts[:, :1], 12), atol=BOUND)
 
@@ -146,18 +192,32 @@ def check_logits(folder: Path, weights: str, mesh: Mesh, target: Path) -> None:
     ("name", "axes", "subscripts", "shape"),
     [("qkv", "DKQH", "TD,DKQH->TKQH", (128, 2, 4, 16)), ("down", "FD", "TF,FD->TD", (256, 48))],
 )
-@pytest.mark.parametrize(("dtype", "rows"), [("float32", 5), ("float32", 65), ("bfloat16", 5), ("bfloat16", 65)])
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [("float32", 5), ("float32", 65), ("bfloat16", 5), ("bfloat16", 65)]
+)
 def test_products(
-    weights: str, name: str, axes: str, subscripts: str, shape: tuple[int, ...], dtype: str, rows: int
+    weights: str,
+    name: str,
+    axes: str,
+    subscripts: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    rows: int,
 ) -> None:
-    """Against float64 with the numbers that the weight stands for; in bfloat16 groups of many rows are rounded."""
+    """Against float64 with the numbers that the weight stands for; in bfloat16 groups of many rows
+    are rounded.
+    """
     form, draw = FORMS[weights], np.random.default_rng(5)
     at = contracted(name, axes)
     weight = draw.normal(0, 0.1, shape).astype(np.float32)
     scales = quant.find_scales(weight, at, shape[0] // (form.group or shape[0]), form.largest)
-    held = Quantized(jnp.asarray(quant.round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form)
+    held = Quantized(
+        jnp.asarray(quant.round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form
+    )
     x = jnp.asarray(draw.normal(0, 1, (rows, shape[0])), dtype)
-    exact = np.einsum(subscripts, np.asarray(x, np.float64), stands_for(name, held, axes).astype(np.float64))
+    exact = np.einsum(
+        subscripts, np.asarray(x, np.float64), stands_for(name, held, axes).astype(np.float64)
+    )
     rounded = form.group and 2 * rows > form.group and dtype == "bfloat16"
     found = jax.jit(einsum, static_argnums=0)(subscripts, x, held)
     np.testing.assert_allclose(found, exact, atol=0.03 if rounded else 3e-5)
@@ -173,10 +233,15 @@ def test_shards_hold_what_one_device_holds(
     monkeypatch.setattr(quant, "PIECE", 1000)
     mesh = MeshSpec(*axes).build(jax.devices())
     spread = load(divisible, weights, mesh)
-    assert spread["layers"][0]["down"].values.sharding.shard_shape((512, 128)) == (512 // axes[2], 128)
+    assert spread["layers"][0]["down"].values.sharding.shard_shape((512, 128)) == (
+        512 // axes[2],
+        128,
+    )
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(spread), strict=True):
         assert a.dtype == b.dtype
-        np.testing.assert_array_equal(np.asarray(a).astype(np.float32), np.asarray(b).astype(np.float32))
+        np.testing.assert_array_equal(
+            np.asarray(a).astype(np.float32), np.asarray(b).astype(np.float32)
+        )
 
 
 def test_channels_of_zeros_stay_zeros(divisible: Path, tmp_path: Path) -> None:
@@ -188,25 +253,53 @@ def test_channels_of_zeros_stay_zeros(divisible: Path, tmp_path: Path) -> None:
     assert not np.asarray(down.values)[:, 3].any() and np.asarray(down.scales)[0, 3] == 1
 
 
-@pytest.mark.parametrize(("weights", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4), ("int4-g32", 5)])
+@pytest.mark.parametrize(
+    ("weights", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4), ("int4-g32", 5)]
+)
 def test_bytes(weights: str, bits: int) -> None:
     """Two int4 in a byte; a float32 scale for 32 of them is a bit for each."""
-    specs = param_specs(read_spec(read_config("llama3.1-8b")[1])[1], jnp.dtype(jnp.bfloat16), FORMS[weights])
+    specs = param_specs(
+        read_spec(read_config("llama3.1-8b")[1])[1], jnp.dtype(jnp.bfloat16), FORMS[weights]
+    )
     down = specs["layers"][0]["down"]
     assert abs(down.values.nbytes + down.scales.nbytes - 14336 * 4096 * bits // 8) <= 4096 * 4
     array = jax.device_put(np.zeros((64, 63), FORMS[weights].dtype))
-    assert array.on_device_size_in_bytes() == stored_bytes(array.shape, array.dtype) == 64 * 63 // (8 // (bits & 12))
+    assert (
+        array.on_device_size_in_bytes()
+        == stored_bytes(array.shape, array.dtype)
+        == 64 * 63 // (8 // (bits & 12))
+    )
 
 
 @pytest.mark.parametrize(
     ("case", "weights", "problem"),
     [
-        ("mixtral_gqa", "int4-g32", "down sums 12 numbers, no multiple of 32 .choose one without groups"),
-        ("gpt_oss_mxfp4", "int4-g128", "sums 64 numbers, no multiple of 128 .groups of 32 or 64 do"),
-        ("mixtral_gqa", "w8a8-int8", "--weights w8a8-int8 is not built in for mixtures of experts .choose int8"),
+        (
+            "mixtral_gqa",
+            "int4-g32",
+            "down sums 12 numbers, no multiple of 32 .choose one without groups",
+        ),
+        (
+            "gpt_oss_mxfp4",
+            "int4-g128",
+            "sums 64 numbers, no multiple of 128 .groups of 32 or 64 do",
+        ),
+        (
+            "mixtral_gqa",
+            "w8a8-int8",
+            "--weights w8a8-int8 is not built in for mixtures of experts .choose int8",
+        ),
         ("llama_tied", "int8+head", "no head beside its embedding"),
-        ("llama_gqa", "int4-g32", "down sums 24 numbers, no multiple of 32 .choose one without groups"),
-        ("llama_gqa", "int3", "--weights int3: choose auto, int8, fp8, int4, int4-g32, int4-g64, int4-g128"),
+        (
+            "llama_gqa",
+            "int4-g32",
+            "down sums 24 numbers, no multiple of 32 .choose one without groups",
+        ),
+        (
+            "llama_gqa",
+            "int3",
+            "--weights int3: choose auto, int8, fp8, int4, int4-g32, int4-g64, int4-g128",
+        ),
         ("llama_gqa", "int8 ", "--weights int8 : choose"),
     ],
 )
@@ -218,5 +311,8 @@ def test_what_cannot_be_quantized(case: str, weights: str, problem: str) -> None
 def test_groups_that_shards_would_cut(divisible: Path) -> None:
     spec = read_spec(HFCheckpoint.open(divisible).config)[1]
     down = param_specs(spec, jnp.dtype(jnp.float32), FORMS["int4-g128"])["layers"][0]["down"]
-    with pytest.raises(ShardingError, match=r"axis F .mlp. of size 4 does not divide by mesh axis 'tensor' of size 8"):
+    with pytest.raises(
+        ShardingError,
+        match=r"axis F .mlp. of size 4 does not divide by mesh axis 'tensor' of size 8",
+    ):
         down.scales.sharding(MeshSpec(tensor=8).build(jax.devices()))

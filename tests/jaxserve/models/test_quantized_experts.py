@@ -1,4 +1,6 @@
-"""Quantized mixtures of experts against NumPy, which rounds the checkpoint's own tensors along their inputs."""
+"""Quantized mixtures of experts against NumPy, which rounds the checkpoint's own tensors along
+their inputs.
+"""
 
 import json
 import re
@@ -22,7 +24,14 @@ from pallas_kernels.grouped_matmul import reference
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 from tests.jaxserve.models.test_moe import TOKENS, dense
-from tests.jaxserve.models.test_quant import STEPS, WEIGHTS_ALONE, leaves, load, rounded_rows, stands_for
+from tests.jaxserve.models.test_quant import (
+    STEPS,
+    WEIGHTS_ALONE,
+    leaves,
+    load,
+    rounded_rows,
+    stands_for,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BOUND = 3e-4  # of logits around 5: numbers are multiplied by their scale after they are summed up
@@ -31,7 +40,11 @@ WIDE = {
     "mixtral_gqa": {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64},
     "qwen2_moe_shared_expert": {"hidden_size": 256, "moe_intermediate_size": 256}
     | {"shared_expert_intermediate_size": 256, "intermediate_size": 256},
-    "deepseek_v3_legacy": {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 256}
+    "deepseek_v3_legacy": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "moe_intermediate_size": 256,
+    }
     | {"q_lora_rank": 128, "v_head_dim": 64},
     "gpt_oss_head_dim": {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64},
 }
@@ -52,17 +65,28 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (folder / "config.json").write_text(json.dumps(config))
         family, spec = read_spec(config)
         rows = {row.name: row.shape(spec.sizes(row.block)) for row in family.tensors(spec)}
-        tensors = {name: draw.normal(name.endswith("norm.weight"), 0.1, shape) for name, shape in rows.items()}
-        save_file({n: tensor.astype(np.float32) for n, tensor in tensors.items()}, folder / "model.safetensors")
+        tensors = {
+            name: draw.normal(name.endswith("norm.weight"), 0.1, shape)
+            for name, shape in rows.items()
+        }
+        save_file(
+            {n: tensor.astype(np.float32) for n, tensor in tensors.items()},
+            folder / "model.safetensors",
+        )
     return found
 
 
 def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
     """A folder of what the quantized weights stand for, in float32."""
     checkpoint = HFCheckpoint.open(folder)
-    config = {name: value for name, value in checkpoint.config.items() if name != "quantization_config"}
+    config = {
+        name: value for name, value in checkpoint.config.items() if name != "quantization_config"
+    }
     stored = dequantized(checkpoint.tensors, checkpoint.config)
-    tensors = {n: np.asarray(t[(slice(None),) * len(t.shape)]).astype(np.float32) for n, t in stored.items()}
+    tensors = {
+        n: np.asarray(t[(slice(None),) * len(t.shape)]).astype(np.float32)
+        for n, t in stored.items()
+    }
     for name, tensor in tensors.items():
         if BY_EXPERT.search(name):
             turned = np.ascontiguousarray(tensor.swapaxes(1, 2))
@@ -83,16 +107,23 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(
     """Bit for bit, and no further from the weight than half a step."""
     folder = wide[case]
     plain, quantized = load(folder), load(folder, weights)
-    whole = leaves(load(rounded_checkpoint(folder, weights, tmp_path)), folder), leaves(plain, folder)
+    whole = (
+        leaves(load(rounded_checkpoint(folder, weights, tmp_path)), folder),
+        leaves(plain, folder),
+    )
     kinds = set[str]()
-    for (name, weight, axes), (_, rounded, _), (_, exact, _) in zip(leaves(quantized, folder), *whole, strict=True):
+    for (name, weight, axes), (_, rounded, _), (_, exact, _) in zip(
+        leaves(quantized, folder), *whole, strict=True
+    ):
         if not isinstance(weight, Quantized):
             np.testing.assert_array_equal(weight, exact)
             continue
         kinds.add(name)
         found, exact = stands_for(name, weight, axes), np.asarray(exact)
         np.testing.assert_array_equal(found, rounded)
-        assert 0 < np.abs(found - exact).max() <= np.abs(exact).max() / STEPS[weights[:4]] / 2 * 1.0001
+        assert (
+            0 < np.abs(found - exact).max() <= np.abs(exact).max() / STEPS[weights[:4]] / 2 * 1.0001
+        )
     assert kinds == (LATENT if "deepseek" in case else KINDS)
     last = quantized["layers"][-1]
     assert all(isinstance(last["experts"][name], Quantized) for name in ("gate_up", "down"))
@@ -122,7 +153,9 @@ def test_logits(case: str, weights: str, wide: dict[str, Path], tmp_path: Path) 
         pytest.param("qwen3_moe_tied", "fp8", marks=pytest.mark.slow),
     ],
 )
-def test_logits_of_checkpoints_that_are_quantized_themselves(case: str, weights: str, tmp_path: Path) -> None:
+def test_logits_of_checkpoints_that_are_quantized_themselves(
+    case: str, weights: str, tmp_path: Path
+) -> None:
     """In blocks and in groups, which are dequantized first; and one whose head is its embedding."""
     check_logits(GOLDEN / case, weights, tmp_path)
 
@@ -131,17 +164,28 @@ def check_logits(folder: Path, weights: str, target: Path) -> None:
     prompts = np.random.default_rng(0).integers(0, 96, (2, 12))
     mesh = MeshSpec(tensor=2).build(jax.devices())
     quantized = Decoder(folder, mesh, rows=2, context=32, page_size=8, weights=weights)
-    plain = Decoder(rounded_checkpoint(folder, weights, target), one_device_mesh(), rows=2, context=32, page_size=8)
+    plain = Decoder(
+        rounded_checkpoint(folder, weights, target),
+        one_device_mesh(),
+        rows=2,
+        context=32,
+        page_size=8,
+    )
     np.testing.assert_allclose(quantized(prompts, 0), plain(prompts, 0), atol=BOUND)
     np.testing.assert_allclose(quantized(prompts[:, :1], 12), plain(prompts[:, :1], 12), atol=BOUND)
 
 
 @pytest.mark.parametrize("axes", [(1, 4, 2), (1, 8, 1), (2, 1, 2)])
 @pytest.mark.parametrize(
-    ("case", "weights"), [("mixtral_gqa", "int4-g128"), ("gpt_oss_head_dim", "int8"), ("deepseek_v3_legacy", "fp8")]
+    ("case", "weights"),
+    [("mixtral_gqa", "int4-g128"), ("gpt_oss_head_dim", "int8"), ("deepseek_v3_legacy", "fp8")],
 )
 def test_shards_hold_what_one_device_holds(
-    case: str, weights: str, axes: tuple[int, int, int], wide: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    case: str,
+    weights: str,
+    axes: tuple[int, int, int],
+    wide: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bit for bit, in however many pieces each was read."""
     one = load(wide[case], weights)
@@ -151,7 +195,9 @@ def test_shards_hold_what_one_device_holds(
     assert down.sharding.shard_shape(down.shape) == (8 // axes[1], 256 // axes[2], 128)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(spread), strict=True):
         assert a.dtype == b.dtype
-        np.testing.assert_array_equal(np.asarray(a).astype(np.float32), np.asarray(b).astype(np.float32))
+        np.testing.assert_array_equal(
+            np.asarray(a).astype(np.float32), np.asarray(b).astype(np.float32)
+        )
 
 
 def test_a_piece_is_of_one_expert_before_it_is_a_part_of_one(
@@ -159,7 +205,11 @@ def test_a_piece_is_of_one_expert_before_it_is_a_part_of_one(
 ) -> None:
     """Each has tensors of its own, that are read once for a piece."""
     asked, at = tuple(map(range, (8, 2, 128, 256))), contracted("gate_up", "ECDF")
-    for size, expected in [(2**20, (8, 2, 128, 256)), (2**17, (2, 2, 128, 256)), (2**16, (1, 2, 128, 256))]:
+    for size, expected in [
+        (2**20, (8, 2, 128, 256)),
+        (2**17, (2, 2, 128, 256)),
+        (2**16, (1, 2, 128, 256)),
+    ]:
         monkeypatch.setattr(quant, "PIECE", size)
         assert {tuple(map(len, piece)) for piece, _ in quant._pieces(asked, at)} == {expected}
     monkeypatch.setattr(quant, "PIECE", 2**13)
@@ -198,8 +248,13 @@ def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
 
     held, exact = dict(declared), dict(declared)
     for block in ("experts", "shared"):
-        pairs = {name: place(name, param, places[block][name].axes) for name, param in declared[block].items()}
-        held[block], exact[block] = ({name: pair[i] for name, pair in pairs.items()} for i in range(2))
+        pairs = {
+            name: place(name, param, places[block][name].axes)
+            for name, param in declared[block].items()
+        }
+        held[block], exact[block] = (
+            {name: pair[i] for name, pair in pairs.items()} for i in range(2)
+        )
     for name in ("router", "shared_gate"):
         exact[name] = draw.normal(0, 0.5, declared[name].shape).astype(np.float32)
         held[name] = jax.device_put(exact[name], declared[name].sharding(mesh))
@@ -208,9 +263,14 @@ def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
 
 
 def test_what_is_asked_of_a_kernel() -> None:
-    """The dtype of numbers, and one scale for a whole sum or for each group of it, of a shard's columns."""
+    """The dtype of numbers, and one scale for a whole sum or for each group of it, of a shard's
+    columns.
+    """
     mesh, dtype = MeshSpec(expert=2, tensor=4).build(jax.devices()), jnp.dtype("bfloat16")
-    asked = {form: products(SPEC, 16, mesh, reference, dtype, FORMS.get(form)) for form in ("", "int8", "int4-g32")}
+    asked = {
+        form: products(SPEC, 16, mesh, reference, dtype, FORMS.get(form))
+        for form in ("", "int8", "int4-g32")
+    }
     assert [(up.numbers, up.scales, down.scales) for (_, up), (_, down) in asked.values()] == [
         (None, 0, 0),
         (jnp.int8, 1, 1),
@@ -226,7 +286,12 @@ def test_every_token_gets_its_experts_answers(weights: str, axes: tuple[int, int
     mesh = mesh_spec.build(jax.devices())
     held, exact = quantized_layer(weights, mesh)
     draw, count = np.random.default_rng(0), TOKENS * mesh_spec.lanes
-    x, live = draw.standard_normal((count, SPEC.d_model)).astype(np.float32), draw.random(count) < 0.9
-    out, _ = jax.jit(lambda w, x: Experts(jnp.asarray(live), SPEC, mesh, reference)(w, x))(held, jnp.asarray(x))
+    x, live = (
+        draw.standard_normal((count, SPEC.d_model)).astype(np.float32),
+        draw.random(count) < 0.9,
+    )
+    out, _ = jax.jit(lambda w, x: Experts(jnp.asarray(live), SPEC, mesh, reference)(w, x))(
+        held, jnp.asarray(x)
+    )
     expected, _ = dense(MIXTURE, exact, x, live)
     np.testing.assert_allclose(out, expected, atol=2e-4 * np.abs(expected).max())

@@ -29,7 +29,9 @@ from tests.jaxserve.engine.tiny import SPEC
 
 ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "checkpoints" / "bundled" / "tiny-chat-draft")
-CONFIG = resolve(EngineOptions(max_batch=2, cache_tokens=4096), max_positions=96, lanes=1, affordable_tokens=0)
+CONFIG = resolve(
+    EngineOptions(max_batch=2, cache_tokens=4096), max_positions=96, lanes=1, affordable_tokens=0
+)
 
 
 @pytest.fixture
@@ -68,11 +70,15 @@ def test_a_whole_bundle_opens_and_leads_to_the_same_engine(bundle: Path) -> None
 
 def test_the_pages_are_part_of_it(bundle: Path) -> None:
     manifest = open_bundle(bundle)
-    other = resolve(replace(manifest.options(), kv="int8"), max_positions=96, lanes=1, affordable_tokens=0)
+    other = resolve(
+        replace(manifest.options(), kv="int8"), max_positions=96, lanes=1, affordable_tokens=0
+    )
     with pytest.raises(ConfigError, match="is for kv float32; the engine has int8"):
         check_engine(manifest, SPEC, "float32", "cpu", other)
     args = parser().parse_args(["--kv", "int8"])
-    with pytest.raises(ConfigError, match=r"--kv int8: the bundle was compiled for float32 \(leave it out\)"):
+    with pytest.raises(
+        ConfigError, match=r"--kv int8: the bundle was compiled for float32 \(leave it out\)"
+    ):
         check_bundle(args, manifest)
     check_bundle(parser().parse_args(["--kv", "auto"]), manifest)
 
@@ -110,10 +116,16 @@ def test_a_manifest_that_is_none(bundle: Path) -> None:
     assert "of another version of bundles" in refused(bundle)
     told = json.loads(whole)
     of_engine = [
-        told["engine"] | change for change in ({"max_batch": "four"}, {"pools": [3]}, {"pools": [{}]}, {"pools": []})
+        told["engine"] | change
+        for change in ({"max_batch": "four"}, {"pools": [3]}, {"pools": [{}]}, {"pools": []})
     ]
     for broken in (
-        *({"entries": []}, {"mesh": {"data": 1}}, {"mesh": told["mesh"] | {"tensor": "2"}}, {"more": 1}),
+        *(
+            {"entries": []},
+            {"mesh": {"data": 1}},
+            {"mesh": told["mesh"] | {"tensor": "2"}},
+            {"more": 1},
+        ),
         *({"device_kind": 3}, {"engine": {}}, *({"engine": engine} for engine in of_engine)),
     ):
         (bundle / MANIFEST).write_text(json.dumps(told | broken))
@@ -126,7 +138,12 @@ def test_a_manifest_that_is_none(bundle: Path) -> None:
 
 def test_another_engine(bundle: Path) -> None:
     manifest = open_bundle(bundle)
-    other = resolve(EngineOptions(max_batch=4, cache_tokens=4096), max_positions=96, lanes=1, affordable_tokens=0)
+    other = resolve(
+        EngineOptions(max_batch=4, cache_tokens=4096),
+        max_positions=96,
+        lanes=1,
+        affordable_tokens=0,
+    )
     for arguments, problem in (
         ((SPEC, "bfloat16", "cpu", CONFIG), "is for weights in float32"),
         ((SPEC.on(4), "float32", "cpu", CONFIG), "is for a model with the hash"),
@@ -160,7 +177,9 @@ def test_bundles_that_are_not_made(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "is not tuned for it" in capsys.readouterr().err
     assert main(("--model", "llama3.1-8b", "--topology", "v5e:2x2", "--no-compile", *out)) == 2
     assert "leave --out out" in capsys.readouterr().err
-    assert main(("--model", "llama3.1-8b", "--topology", "v5e:2x2", "--buckets", "largest", *out)) == 2
+    assert (
+        main(("--model", "llama3.1-8b", "--topology", "v5e:2x2", "--buckets", "largest", *out)) == 2
+    )
     assert "--out keeps every step" in capsys.readouterr().err
 
 
@@ -182,7 +201,16 @@ def serve(bundle: Path) -> list[str]:
 def test_compiled_in_one_process_and_found_in_another(tmp_path: Path) -> None:
     """All of it; but for an entry that somebody took out, which is named and not put back."""
     folder = tmp_path / "bundle"
-    sizes = ("--max-batch", "2", "--step-tokens", "32", "--max-context", "128", "--weights", "float32")
+    sizes = (
+        "--max-batch",
+        "2",
+        "--step-tokens",
+        "32",
+        "--max-context",
+        "128",
+        "--weights",
+        "float32",
+    )
     command = (sys.executable, "-m", "jaxserve.plan", "--model", MODEL, "--topology", "cpu", *sizes)
     subprocess.run((*command, "--out", str(folder)), cwd=ROOT, check=True, capture_output=True)
     lines = serve(folder)
@@ -191,10 +219,14 @@ def test_compiled_in_one_process_and_found_in_another(tmp_path: Path) -> None:
     told = json.loads((folder / MANIFEST).read_text())
     taken = next(name for name in told["entries"] if name.startswith("jit_admit_row"))
     (folder / CACHE / taken).unlink()
-    edit(folder, entries={name: digest for name, digest in told["entries"].items() if name != taken})
+    edit(
+        folder, entries={name: digest for name, digest in told["entries"].items() if name != taken}
+    )
     lines = serve(folder)
     assert "8 of 9 steps and writers of rows found in the bundle" in lines
     assert "not found in the bundle, so compiled here: admit_row" in lines
     assert not (folder / CACHE / taken).exists()
-    again = subprocess.run((*command, "--out", str(folder)), cwd=ROOT, capture_output=True, text=True, check=False)
+    again = subprocess.run(
+        (*command, "--out", str(folder)), cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert again.returncode == 2 and "there is a bundle or a file already" in again.stderr

@@ -1,4 +1,6 @@
-"""Prompts that are handed over: bytes against counts by hand and against what an engine exports, seconds by hand."""
+"""Prompts that are handed over: bytes against counts by hand and against what an engine exports,
+seconds by hand.
+"""
 
 import json
 import re
@@ -25,17 +27,25 @@ BF16 = jnp.dtype("bfloat16")
 # L 3, N 4, K 2, H 8.
 SPEC = ModelSpec("llama", 128, 32, 3, 4, 2, 8, 48, 1e-5, 4096)
 WINDOWED = replace(SPEC, windows=(20, None, 20))
-LATENT = replace(SPEC, num_kv_heads=1, head_dim=12, latent=Latent(None, rank=16, head=8, rotated=4, value=8))
-SIZES = EngineOptions(max_batch=4, step_tokens=40, page_size=16, cache_tokens=16384, max_context=2000)
+LATENT = replace(
+    SPEC, num_kv_heads=1, head_dim=12, latent=Latent(None, rank=16, head=8, rotated=4, value=8)
+)
+SIZES = EngineOptions(
+    max_batch=4, step_tokens=40, page_size=16, cache_tokens=16384, max_context=2000
+)
 FLAGS = ("--model", "llama3.1-8b", "--no-compile", "--topology")
 
 
 def deployed(spec: ModelSpec = SPEC, tensor: int = 1, options: EngineOptions = SIZES) -> Deployment:
     axes = MeshSpec(tensor=tensor)
-    return deploy(Target("random", spec, parse(f"h200x{tensor}"), options), axes, BF16, footprint=None)
+    return deploy(
+        Target("random", spec, parse(f"h200x{tensor}"), options), axes, BF16, footprint=None
+    )
 
 
-@pytest.mark.parametrize(("tokens", "pages"), [(100, 6), (97, 6), (96, 5), (17, 1), (16, 0), (1, 0)])
+@pytest.mark.parametrize(
+    ("tokens", "pages"), [(100, 6), (97, 6), (96, 5), (17, 1), (16, 0), (1, 0)]
+)
 def test_whole_pages_travel_and_not_the_last_token(tokens: int, pages: int) -> None:
     """K and V of 2 heads of 8 numbers in 3 layers, of 16 tokens a page."""
     assert parts_of(deployed(), tokens, [tokens]) == [pages * 16 * 3 * 2 * 2 * 8 * 2]
@@ -53,7 +63,9 @@ def test_copies_of_kv_heads_do_not_travel() -> None:
 
 
 def test_of_a_window_what_the_last_token_sees() -> None:
-    """Token 96 sees those from 77 on: pages 4 and 5 of two layers, the first when 80 are computed; all of the third."""
+    """Token 96 sees those from 77 on: pages 4 and 5 of two layers, the first when 80 are computed;
+    all of the third.
+    """
     page = 16 * 2 * 2 * 8 * 2
     found = parts_of(deployed(WINDOWED), 100, [40, 80, 100])
     assert found == [2 * page, 3 * page + 2 * page, page + 2 * page]
@@ -64,9 +76,13 @@ def test_latent_pages() -> None:
     assert parts_of(deployed(LATENT), 100, [100]) == [96 * 3 * 20 * 2]
 
 
-@pytest.mark.parametrize(("spec", "token"), [(SPEC, 2 * 2 * (8 + 4)), (LATENT, 20 + 4)], ids=["heads", "latent"])
+@pytest.mark.parametrize(
+    ("spec", "token"), [(SPEC, 2 * 2 * (8 + 4)), (LATENT, 20 + 4)], ids=["heads", "latent"]
+)
 def test_pages_of_8_bits_have_scales(spec: ModelSpec, token: int) -> None:
-    assert parts_of(deployed(spec, options=replace(SIZES, kv="int8")), 100, [100]) == [96 * 3 * token]
+    assert parts_of(deployed(spec, options=replace(SIZES, kv="int8")), 100, [100]) == [
+        96 * 3 * token
+    ]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +119,9 @@ LIMITS = Limits(bandwidth=1e9, flops=1e10)
 
 
 def test_a_trip_by_hand() -> None:
-    """512 tokens: 12 chunks of 40 and one of 32 alone; of 37 beside three streams there, 14. 496 tokens travel."""
+    """512 tokens: 12 chunks of 40 and one of 32 alone; of 37 beside three streams there, 14. 496
+    tokens travel.
+    """
     plan = deployed()
     account = Account(plan, 64, LIMITS)
 
@@ -117,7 +135,9 @@ def test_a_trip_by_hand() -> None:
     tail = seconds(Case("prefill", 1, 496, 16), streams)
     assert fast.prefill == pytest.approx(sum(alone)) and fast.steps == 14 and fast.tail == tail
     assert fast.added == pytest.approx(tail) and fast.slowest == max(there)
-    assert fast.spared == pytest.approx(sum(there) - 14 * seconds(streams) - (tail - seconds(streams)))
+    assert fast.spared == pytest.approx(
+        sum(there) - 14 * seconds(streams) - (tail - seconds(streams))
+    )
     assert fast.spared > 0 and fast.hidden == pytest.approx(12 / 13, abs=0.05)
     nbytes = 496 * 3 * 2 * 2 * 8 * 2
     assert slow.nbytes == nbytes and slow.transfer == pytest.approx(nbytes / 1e3)
@@ -127,12 +147,17 @@ def test_a_trip_by_hand() -> None:
 
 
 def test_a_step_with_a_chunk_and_streams() -> None:
-    """Weights once, attention of each, and an embedding's row for every token; the logits of four rows are sent."""
+    """Weights once, attention of each, and an embedding's row for every token; the logits of four
+    rows are sent.
+    """
     plan = deployed(tensor=2)
     chunk, streams = Case("prefill", 1, 80, 40), Case("decode", 3, 64, 3)
     both, one, other = plan.work(chunk, streams), plan.work(chunk), plan.work(streams)
     assert both.flops == one.flops + other.flops
-    position, row = 3 * 2 * 8 * 2, 32 * 2 / 2  # bytes of one of the heads, and of half of the embedding's row
+    position, row = (
+        3 * 2 * 8 * 2,
+        32 * 2 / 2,
+    )  # bytes of one of the heads, and of half of the embedding's row
     weights = plan.work(Case("decode", 1, 64, 1)).bytes - 65 * position - row
     assert both.bytes == weights + 43 * row + (120 + 3 * 65) * position
     assert plan.sent(chunk, streams) == plan.sent(chunk) + plan.sent(streams)
@@ -141,19 +166,25 @@ def test_a_step_with_a_chunk_and_streams() -> None:
 def test_lanes_share_the_link() -> None:
     axes = MeshSpec(data=2)
     plan = deploy(Target("random", SPEC, parse("h200x2"), SIZES), axes, BF16, footprint=None)
-    two, one = (Handover(Account(each, 64, LIMITS), LIMITS, 1e6).trips[-1] for each in (plan, deployed()))
+    two, one = (
+        Handover(Account(each, 64, LIMITS), LIMITS, 1e6).trips[-1] for each in (plan, deployed())
+    )
     assert two.nbytes == one.nbytes and two.transfer == pytest.approx(2 * one.transfer)
 
 
 def test_nobody_else_is_spared_anything() -> None:
-    alone = Handover(Account(deployed(options=replace(SIZES, max_batch=1)), 64, LIMITS), LIMITS, 1e15)
+    alone = Handover(
+        Account(deployed(options=replace(SIZES, max_batch=1)), 64, LIMITS), LIMITS, 1e15
+    )
     assert alone.streams == 0 and alone.tpot == 0 and {trip.spared for trip in alone.trips} == {0}
     assert alone.pays_from is None
 
 
 def test_what_pays() -> None:
     """It adds at most a tenth of the prefill, and less than it spares."""
-    trip = Trip(512, 1, transfer=1, prefill=10, arrival=10.5, tail=0.25, steps=3, slowest=1, spared=2)
+    trip = Trip(
+        512, 1, transfer=1, prefill=10, arrival=10.5, tail=0.25, steps=3, slowest=1, spared=2
+    )
     assert trip.added == 0.75 and trip.hidden == 0.5 and trip.pays
     assert not replace(trip, arrival=11).pays and not replace(trip, spared=0.75).pays
     assert replace(trip, arrival=9).hidden == 1
@@ -175,7 +206,9 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert prompts[2048]["transfer"] == pytest.approx((2048 - 64) * 2**17 / 25e9)
     assert prompts[2048]["prefill"] == pytest.approx(found["floors"]["ttft"])
     paying = [tokens for tokens, prompt in prompts.items() if prompt["pays"]]
-    assert handover["pays_from"] == paying[0] > 512 and paying == [t for t in prompts if t >= paying[0]]
+    assert handover["pays_from"] == paying[0] > 512 and paying == [
+        t for t in prompts if t >= paying[0]
+    ]
     slower = told(capsys, "h200", "--link", "0.1")["handover"]
     assert slower["pays_from"] is None
     pairs = zip(handover["prompts"], slower["prompts"], strict=True)
@@ -185,7 +218,8 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("link", "verdict"), [("25", "It pays from "), ("0.1", "It does not pay at this link: at 131,072")]
+    ("link", "verdict"),
+    [("25", "It pays from "), ("0.1", "It does not pay at this link: at 131,072")],
 )
 def test_the_table(link: str, verdict: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main((*FLAGS, "h200", "--link", link)) == 0
@@ -199,7 +233,9 @@ def test_links_that_are_none_are_one_line(link: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as ended:
         main((*FLAGS, "h200", f"--link={link}"))
     err = capsys.readouterr().err
-    assert ended.value.code == 2 and err.startswith(f"error: argument --link: '{link}' is not a number above 0")
+    assert ended.value.code == 2 and err.startswith(
+        f"error: argument --link: '{link}' is not a number above 0"
+    )
     assert err.count("\n") == 1
 
 
@@ -212,7 +248,9 @@ def test_links_that_are_none_are_one_line(link: str, capsys: pytest.CaptureFixtu
         (("h200", "--no-prefix-cache"), "--no-prefix-cache: pages of another engine"),
     ],
 )
-def test_what_cannot_be_handed_over(flags: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_handed_over(
+    flags: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main((*FLAGS, *flags, "--link", "25")) == 2
     err = capsys.readouterr().err
     assert problem in err and err.count("\n") == 1
@@ -223,6 +261,8 @@ def test_a_model_that_embeds(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         if file.suffix == ".json":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     assert (tmp_path / "modules.json").exists()
-    assert main(("--model", str(tmp_path), "--no-compile", "--topology", "h200", "--link", "25")) == 2
+    assert (
+        main(("--model", str(tmp_path), "--no-compile", "--topology", "h200", "--link", "25")) == 2
+    )
     err = capsys.readouterr().err
     assert f"--link: {tmp_path.name} embeds" in err and err.count("\n") == 1

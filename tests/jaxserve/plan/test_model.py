@@ -45,8 +45,12 @@ def test_every_shipped_model_is_the_published_one(name: str) -> None:
         with pytest.raises(ModelError, match="are not implemented"):
             read_spec(config)
         return
-    leaves = jax.tree.leaves(param_specs(read_spec(config)[1], jnp.dtype("bfloat16")), is_leaf=is_param_spec)
-    assert sum(math.prod(leaf.shape) for leaf in leaves) == pytest.approx(PARAMETERS[name], rel=1e-3)
+    leaves = jax.tree.leaves(
+        param_specs(read_spec(config)[1], jnp.dtype("bfloat16")), is_leaf=is_param_spec
+    )
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == pytest.approx(
+        PARAMETERS[name], rel=1e-3
+    )
 
 
 def test_a_folder_and_a_file(tmp_path: Path) -> None:
@@ -72,5 +76,8 @@ def test_dtypes() -> None:
     assert weights_dtype("int8", {"dtype": "float16"}) == jnp.bfloat16
     assert weights_form("auto") is None and weights_form("float32") is None
     assert weights_form("int4-g64+head") == replace(FORMS["int4-g64"], head=True)
-    with pytest.raises(ConfigError, match="--weights int3: is not served; choose one of auto, float32, bfloat16, int8"):
+    with pytest.raises(
+        ConfigError,
+        match="--weights int3: is not served; choose one of auto, float32, bfloat16, int8",
+    ):
         weights_form("int3")

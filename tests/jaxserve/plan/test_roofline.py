@@ -21,14 +21,18 @@ NORMS = (2 * 3 + 1) * 32
 
 
 def test_a_decode_step() -> None:
-    """Two rows that see 11 positions each: weights, two rows of the embedding, 22 positions of K and V in 3 layers."""
+    """Two rows that see 11 positions each: weights, two rows of the embedding, 22 positions of K
+    and V in 3 layers.
+    """
     work = work_of(SPEC, BF16, Case("decode", 2, 10, 2))
     assert work.bytes == 2 * (3 * LAYER + NORMS + 32 * 100 + 2 * 32 + 22 * 3 * 2 * 2 * 8)
     assert work.flops == 2 * 2 * (3 * LAYER + 32 * 100) + 22 * 3 * 4 * 4 * 8
 
 
 def test_pages_of_8_bits() -> None:
-    """22 positions in 3 layers: K and V of 2 heads have 8 bytes and a scale of 4, instead of 16 bytes."""
+    """22 positions in 3 layers: K and V of 2 heads have 8 bytes and a scale of 4, instead of 16
+    bytes.
+    """
     case = Case("decode", 2, 10, 2)
     whole, less = work_of(SPEC, BF16, case), work_of(SPEC, BF16, case, pages=jnp.dtype("int8"))
     assert whole.bytes - less.bytes == 22 * 3 * 2 * 2 * (16 - 12)
@@ -36,7 +40,8 @@ def test_pages_of_8_bits() -> None:
 
 
 def test_a_prompt() -> None:
-    """Five tokens see 1 + ... + 5 positions; the head reads the last of them, in a score step all."""
+    """Five tokens see 1 + ... + 5 positions; the head reads the last of them, in a score step
+    all."""
     work, score = (work_of(SPEC, BF16, Case(kind, 1, 0, 5)) for kind in ("prefill", "score"))
     assert work.bytes == 2 * (3 * LAYER + NORMS + 32 * 100 + 5 * 32 + 5 * 3 * 2 * 2 * 8)
     assert work.flops == 2 * (5 * 3 * LAYER + 32 * 100) + 15 * 3 * 4 * 4 * 8
@@ -44,9 +49,13 @@ def test_a_prompt() -> None:
 
 
 def test_quantized_weights() -> None:
-    """A byte for each number of the layers, and four for a scale: of every output channel, or of every 32 numbers."""
+    """A byte for each number of the layers, and four for a scale: of every output channel, or of
+    every 32 numbers.
+    """
     case = Case("decode", 1, 0, 1)
-    whole, int8, int4 = (work_of(SPEC, BF16, case, form=form) for form in (None, FORMS["int8"], FORMS["int4"]))
+    whole, int8, int4 = (
+        work_of(SPEC, BF16, case, form=form) for form in (None, FORMS["int8"], FORMS["int4"])
+    )
     channels = 2 * 4 * 8 + 32 + 2 * 48 + 32
     assert int8.flops == whole.flops and int8.bytes == whole.bytes - 3 * (LAYER - 4 * channels)
     assert int4.bytes == int8.bytes - 3 * LAYER / 2
@@ -57,13 +66,19 @@ def test_quantized_weights() -> None:
 
 
 def test_quantized_experts() -> None:
-    """Of 8 experts one token hits 2: a byte for each of their numbers, and 4 for each of their output channels' scales.
+    """Of 8 experts one token hits 2: a byte for each of their numbers, and 4 for each of their
+    output channels' scales.
 
     The router and the shared gate keep their two bytes; the shared MLP is read whole.
     """
-    mixture = Mixture(experts=8, taken=2, d_expert=64, layers=(0, 1, 2), d_shared=32, shared_gate=True)
+    mixture = Mixture(
+        experts=8, taken=2, d_expert=64, layers=(0, 1, 2), d_shared=32, shared_gate=True
+    )
     spec, case = replace(SPEC, mixture=mixture), Case("decode", 1, 0, 1)
-    whole, int8, int4 = (work_of(spec, BF16, case, form=FORMS[name] if name else None) for name in ("", "int8", "int4"))
+    whole, int8, int4 = (
+        work_of(spec, BF16, case, form=FORMS[name] if name else None)
+        for name in ("", "int8", "int4")
+    )
     numbers = ATTENTION + 2 * 3 * 32 * 64 + 3 * 32 * 32
     channels = 2 * 4 * 8 + 32 + 2 * (2 * 64 + 32) + 2 * 32 + 32
     assert int8.flops == whole.flops
@@ -75,18 +90,26 @@ def test_quantized_experts() -> None:
     same = work_of(spec, BF16, case, MeshSpec(expert=4, tensor=2))
     hit = (1 - 0.75**4) * 2  # of its two experts, by four lanes' tokens
     of_experts, rest = hit * 3 * 32 * 64 / 2, (ATTENTION + 3 * 32 * 32) / 2
-    sums = hit * (2 * 64 / 2 + 32) + (2 * 4 * 8 / 2 + 32) + (2 * 32 / 2 + 32)  # `down` and `o` scale whole sums
+    sums = (
+        hit * (2 * 64 / 2 + 32) + (2 * 4 * 8 / 2 + 32) + (2 * 32 / 2 + 32)
+    )  # `down` and `o` scale whole sums
     assert same.bytes - shared.bytes == pytest.approx(3 * (of_experts + rest - 4 * sums))
 
 
 def test_products_of_8_bits() -> None:
-    """Those of quantized weights are as fast as such products are; attention and the head are not."""
+    """Those of quantized weights are as fast as such products are; attention and the head are
+    not."""
     case, limits = Case("prefill", 1, 0, 500), Limits(bandwidth=1e9, flops=1e9, int8=2e9, fp8=4e9)
     whole, alone, both, other = (
-        work_of(SPEC, BF16, case, form=form and FORMS[form]) for form in (None, "int8", "w8a8-int8", "w8a8-fp8")
+        work_of(SPEC, BF16, case, form=form and FORMS[form])
+        for form in (None, "int8", "w8a8-int8", "w8a8-fp8")
     )
     narrow = 2 * 500 * 3 * LAYER
-    assert both == alone._replace(int8=narrow) and other == alone._replace(fp8=narrow) and alone.int8 == 0
+    assert (
+        both == alone._replace(int8=narrow)
+        and other == alone._replace(fp8=narrow)
+        and alone.int8 == 0
+    )
     assert whole.floor(limits) == alone.floor(limits) == pytest.approx(whole.flops / 1e9)
     assert both.floor(limits) == pytest.approx((whole.flops - narrow / 2) / 1e9)
     assert other.floor(limits) == pytest.approx((whole.flops - narrow * 3 / 4) / 1e9)
@@ -95,12 +118,16 @@ def test_products_of_8_bits() -> None:
 
 
 def test_a_tied_head_is_read_once() -> None:
-    tied, apart = (work_of(replace(SPEC, tied_head=head), BF16, Case("decode", 1, 0, 1)) for head in (True, False))
+    tied, apart = (
+        work_of(replace(SPEC, tied_head=head), BF16, Case("decode", 1, 0, 1))
+        for head in (True, False)
+    )
     assert tied.flops == apart.flops and tied.bytes == apart.bytes - 2 * 32
 
 
 @pytest.mark.parametrize(
-    ("context", "tokens", "seen", "live"), [(2, 1, 3, 3), (20, 1, 4, 4), (0, 6, 18, 6), (20, 3, 12, 6)]
+    ("context", "tokens", "seen", "live"),
+    [(2, 1, 3, 3), (20, 1, 4, 4), (0, 6, 18, 6), (20, 3, 12, 6)],
 )
 def test_a_window(context: int, tokens: int, seen: int, live: int) -> None:
     """Of four positions, the own among them."""
@@ -123,7 +150,9 @@ def test_copies_of_kv_heads_are_read_by_every_device() -> None:
     """Two kv heads on four devices: each reads one head's pages, where two devices read as much."""
     four = work_of(SPEC.on(4), BF16, Case("decode", 1, 1000, 1), MeshSpec(tensor=4))
     two = work_of(SPEC, BF16, Case("decode", 1, 1000, 1), MeshSpec(tensor=2))
-    weights = [work_of(SPEC.on(n), BF16, Case("decode", 1, 0, 1), MeshSpec(tensor=n)).bytes for n in (4, 2)]
+    weights = [
+        work_of(SPEC.on(n), BF16, Case("decode", 1, 0, 1), MeshSpec(tensor=n)).bytes for n in (4, 2)
+    ]
     assert four.bytes - weights[0] == two.bytes - weights[1] == 1000 * 3 * 2 * 8 * 2
 
 
@@ -133,7 +162,9 @@ def test_lanes_repeat_the_work() -> None:
 
 
 def test_experts_that_are_hit() -> None:
-    """Of 8 experts with 2 each, a token hits 2, two tokens 3.5 of them, many all; every token computes 2."""
+    """Of 8 experts with 2 each, a token hits 2, two tokens 3.5 of them, many all; every token
+    computes 2.
+    """
     spec = SimpleNamespace(mixture=SimpleNamespace(experts=8, taken=2))
     weight = Weight("gate_up", "layers", ParamSpec("EDCF", (8, 32, 2, 48), BF16))
     one = 32 * 2 * 48
@@ -146,7 +177,9 @@ def test_experts_that_are_hit() -> None:
     assert of(2, alone).bytes == pytest.approx(3.5 * 2 * one)
     assert of(1000, alone).bytes == pytest.approx(8 * 2 * one)
     assert of(3, alone).flops == pytest.approx(2 * 3 * 2 * one)
-    shared = MeshSpec(expert=4, tensor=2)  # 4 lanes of one token each meet at each device's two experts
+    shared = MeshSpec(
+        expert=4, tensor=2
+    )  # 4 lanes of one token each meet at each device's two experts
     assert of(1, shared).bytes == pytest.approx((1 - 0.75**4) * 2 * 2 * one / 2)
     assert of(1, shared).flops == pytest.approx(2 * 4 * 2 * one / 4 / 2)
 

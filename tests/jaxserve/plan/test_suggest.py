@@ -21,15 +21,23 @@ def suggest(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 0) -> l
 def test_all_meshes_are_tried_once(devices: int) -> None:
     found = list(meshes(devices))
     assert len(set(found)) == len(found) and all(axes.size == devices for axes in found)
-    ways = sum(math.prod((d, e)) <= devices and devices % (d * e) == 0 for d in range(1, 13) for e in range(1, 13))
+    ways = sum(
+        math.prod((d, e)) <= devices and devices % (d * e) == 0
+        for d in range(1, 13)
+        for e in range(1, 13)
+    )
     assert len(found) == ways
 
 
 def test_a_large_model_has_one_way(capsys: pytest.CaptureFixture[str]) -> None:
-    """140 GB on 16 chips of 16 GiB: only all together hold it; the rest is told what it lacks, the least first."""
+    """140 GB on 16 chips of 16 GiB: only all together hold it; the rest is told what it lacks, the
+    least first.
+    """
     flags = ("--model", "llama3.1-70b", "--topology", "v5e:4x4", "--price", "1.2")
     first, *rest = suggest(capsys, *flags, "--weights", "bfloat16", "--kv", "bfloat16")
-    assert first["mesh"] == {"data": 1, "expert": 1, "tensor": 16} and first["weights"] == "bfloat16"
+    assert (
+        first["mesh"] == {"data": 1, "expert": 1, "tensor": 16} and first["weights"] == "bfloat16"
+    )
     assert first["usd"] == pytest.approx(1.2 * 16 / 3600 / first["tokens_per_second"] * 1e6)
     assert len(rest) == 4 and not any(choice["fits"] for choice in rest)
     assert [choice["missing"] for choice in rest] == sorted(choice["missing"] for choice in rest)
@@ -37,22 +45,46 @@ def test_a_large_model_has_one_way(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_quantized_weights_are_tried_too(capsys: pytest.CaptureFixture[str]) -> None:
     """Where nothing is asked for: half the bytes, and a quarter, of what is bound by them."""
-    flags = ("--model", "llama3.1-70b", "--topology", "v5e:4x4", "--kv", "bfloat16", "--prefer", "latency")
+    flags = (
+        "--model",
+        "llama3.1-70b",
+        "--topology",
+        "v5e:4x4",
+        "--kv",
+        "bfloat16",
+        "--prefer",
+        "latency",
+    )
     found = suggest(capsys, *flags)
-    tpot = {choice["weights"]: choice["tpot"] for choice in found if choice["fits"] and choice["mesh"]["tensor"] == 16}
+    tpot = {
+        choice["weights"]: choice["tpot"]
+        for choice in found
+        if choice["fits"] and choice["mesh"]["tensor"] == 16
+    }
     assert list(tpot) == ["int4-g128", "int8", "bfloat16"]
     assert tpot["int8"] < 0.6 * tpot["bfloat16"] and tpot["int4-g128"] < 0.7 * tpot["int8"]
 
 
 def test_pages_of_8_bits_are_tried_too(capsys: pytest.CaptureFixture[str]) -> None:
     """Nearly twice the tokens in the same memory, unless pages were asked for."""
-    flags = ("--model", "llama3.1-8b", "--topology", "h200", "--weights", "bfloat16", "--max-batch", "512")
+    flags = (
+        "--model",
+        "llama3.1-8b",
+        "--topology",
+        "h200",
+        "--weights",
+        "bfloat16",
+        "--max-batch",
+        "512",
+    )
     tokens = {choice["kv"]: choice["tokens_per_lane"] for choice in suggest(capsys, *flags)}
     assert tokens["int8"] / tokens["bfloat16"] == pytest.approx(256 / 132, rel=0.01)
     assert {choice["kv"] for choice in suggest(capsys, *flags, "--kv", "fp8")} == {"fp8"}
 
 
-def test_latency_splits_the_model_and_throughput_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_latency_splits_the_model_and_throughput_the_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     flags = ("--model", "llama3.1-8b", "--topology", "h200x8", "--weights", "bfloat16")
     quick = suggest(capsys, *flags, "--prefer", "latency")
     assert quick[0]["mesh"]["tensor"] == 8
@@ -64,14 +96,20 @@ def test_latency_splits_the_model_and_throughput_the_rows(capsys: pytest.Capture
 
 
 def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    found = suggest(capsys, "--model", "llama3.1-70b", "--topology", "v5e:2x2", "--weights", "int8", code=1)
+    found = suggest(
+        capsys, "--model", "llama3.1-70b", "--topology", "v5e:2x2", "--weights", "int8", code=1
+    )
     assert found and not any(choice["fits"] for choice in found)
 
 
 def test_no_mesh_divides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "odd.json"
-    path.write_text(json.dumps(read_config("llama3.1-8b")[1] | {"num_attention_heads": 7, "head_dim": 128}))
-    path.write_text(path.read_text().replace('"num_key_value_heads": 8', '"num_key_value_heads": 7'))
+    path.write_text(
+        json.dumps(read_config("llama3.1-8b")[1] | {"num_attention_heads": 7, "head_dim": 128})
+    )
+    path.write_text(
+        path.read_text().replace('"num_key_value_heads": 8', '"num_key_value_heads": 7')
+    )
     flags = ("--topology", "h200x8", "--suggest", "--no-compile")
     assert main(("--model", str(path), *flags)) == 0, "lanes need no division"
     capsys.readouterr()
@@ -98,7 +136,9 @@ def test_flags_that_a_ranking_has_no_use_for(capsys: pytest.CaptureFixture[str])
         assert f"leave {flags[0]} out" in capsys.readouterr().err
 
 
-def test_a_cpu_has_no_published_speed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_has_no_published_speed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("jaxserve.plan.__main__.prepare_platform", lambda topology: None)
     assert main(("--model", "llama3.1-8b", "--topology", "cpux2", "--suggest")) == 2
     assert "nobody publishes" in capsys.readouterr().err

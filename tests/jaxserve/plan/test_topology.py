@@ -52,7 +52,9 @@ def test_what_does_not(name: str, problem: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x4", "v5p:2x2x2", "v6e:2x4", "7x:2x2x1", "h200x8"])
+@pytest.mark.parametrize(
+    "name", ["v4:2x2x1", "v5e:2x4", "v5p:2x2x2", "v6e:2x4", "7x:2x2x1", "h200x8"]
+)
 def test_a_mesh_without_devices(name: str) -> None:
     """It says what its devices are, and shards shapes."""
     topology = parse(name)
@@ -74,6 +76,8 @@ def test_memory_that_programs_may_use() -> None:
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
 def test_figures_are_of_one_device(chip) -> None:
-    """Ridges of published chips lie between 150 and 700 FLOP a byte; nobody gives programs all of the memory."""
+    """Ridges of published chips lie between 150 and 700 FLOP a byte; nobody gives programs all of
+    the memory.
+    """
     assert 150 < chip.flops / chip.bandwidth < 700
     assert 0.9 * chip.memory < (chip.usable or 0.95 * chip.memory) <= 1.01 * chip.memory

@@ -1,4 +1,6 @@
-"""The planner against truth, on this machine's CPU: what it says of memory and time, and what an engine takes there."""
+"""The planner against truth, on this machine's CPU: what it says of memory and time, and what an
+engine takes there.
+"""
 
 import time
 from dataclasses import replace
@@ -30,7 +32,9 @@ HEAVY = ModelSpec("llama", 4096, 1024, 3, 16, 8, 64, 4864, 1e-5, 1024, Rope(1000
 
 
 def taken(tree: object) -> int:
-    """Bytes of the first device's memory that arrays take: a shard that is looked at is another array of the same."""
+    """Bytes of the first device's memory that arrays take: a shard that is looked at is another
+    array of the same.
+    """
     first = jax.devices()[0]
     shards = [shard for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards]
     there = [shard.data for shard in shards if shard.device == first]
@@ -55,7 +59,9 @@ def deployed(spec: ModelSpec, axes: MeshSpec) -> Deployment:
 def test_memory_is_as_predicted(spec: ModelSpec, axes: MeshSpec) -> None:
     """Within 5 %: weights, state, and for every kind of step its arguments and temporaries."""
     plan = deployed(spec, axes)
-    account = Account(plan, 256, None, steps=compile_steps(plan, plan.largest(), lambda done, total, what: None))
+    account = Account(
+        plan, 256, None, steps=compile_steps(plan, plan.largest(), lambda done, total, what: None)
+    )
     mesh, held = axes.build(jax.devices()), spec.on(axes.tensor)
     before = taken(jax.live_arrays())
     params = random_params(param_specs(held, F32), mesh)
@@ -74,7 +80,9 @@ def test_memory_is_as_predicted(spec: ModelSpec, axes: MeshSpec) -> None:
         assert memory.argument_size_in_bytes == pytest.approx(found.arguments, rel=0.05), name
         assert memory.temp_size_in_bytes == pytest.approx(found.temporaries, rel=0.05), name
         assert memory.argument_size_in_bytes == pytest.approx(whole, rel=0.05), name
-    assert account.budget.temporaries == pytest.approx(max(m.temp_size_in_bytes for m in measured.values()), rel=0.05)
+    assert account.budget.temporaries == pytest.approx(
+        max(m.temp_size_in_bytes for m in measured.values()), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("axes", [MeshSpec(), MeshSpec(tensor=2)], ids=["1", "2"])
@@ -84,7 +92,9 @@ def test_pages_take_what_is_predicted(kv: str, token: int, axes: MeshSpec) -> No
     options = replace(OPTIONS, kv=kv)
     plan = deploy(Target("random", SPEC, parse(f"cpux{axes.size}"), options), axes, F32)
     mesh = axes.build(jax.devices())
-    engine, runner = build_engine(SPEC, random_params(param_specs(SPEC, F32), mesh), mesh, options, "truth")
+    engine, runner = build_engine(
+        SPEC, random_params(param_specs(SPEC, F32), mesh), mesh, options, "truth"
+    )
     assert runner.config == plan.config
     pages = taken(runner._state.pages)
     engine.close()
@@ -102,17 +112,24 @@ def test_what_is_counted_without_a_compiler() -> None:
 
 
 class Calls:
-    """What this machine does with the very weights of a model, and one step of it, each timed by its fastest call.
+    """What this machine does with the very weights of a model, and one step of it, each timed by
+    its fastest call.
 
     Whoever else uses the machine slows single calls; in many turns each meets a quiet moment.
     """
 
     def __init__(self, spec: ModelSpec, case: Case):
         params = random_params(param_specs(spec, F32), MeshSpec().build(jax.devices()))
-        matrices = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(params) if leaf.ndim > 1]
+        matrices = [
+            leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(params) if leaf.ndim > 1
+        ]
         longest, self.size = max(map(len, matrices)), sum(leaf.size for leaf in matrices)
-        products = jax.jit(lambda rows: [jnp.dot(rows[:, : len(m)], m, precision="highest") for m in matrices])
-        one, all_rows, square = (jnp.ones(shape) for shape in ((1, longest), (case.tokens, longest), (1024, 1024)))
+        products = jax.jit(
+            lambda rows: [jnp.dot(rows[:, : len(m)], m, precision="highest") for m in matrices]
+        )
+        one, all_rows, square = (
+            jnp.ones(shape) for shape in ((1, longest), (case.tokens, longest), (1024, 1024))
+        )
         self.case, self.steps = case, Steps(spec, params, case, launches=4)
         self.calls = {
             "step": self.steps.launch,
@@ -131,14 +148,22 @@ class Calls:
 
     @property
     def limits(self) -> Limits:
-        flops = (2 * self.case.tokens * self.size / self.seconds["multiply"], 2 * 1024**3 / self.seconds["square"])
+        flops = (
+            2 * self.case.tokens * self.size / self.seconds["multiply"],
+            2 * 1024**3 / self.seconds["square"],
+        )
         return Limits(4 * self.size / self.seconds["read"], max(flops))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    [Case("decode", 1, 64, 1), Case("decode", 8, 512, 8), Case("prefill", 1, 0, 128), Case("prefill", 8, 0, 512)],
+    [
+        Case("decode", 1, 64, 1),
+        Case("decode", 8, 512, 8),
+        Case("prefill", 1, 0, 128),
+        Case("prefill", 8, 0, 512),
+    ],
     ids=lambda case: f"{case.kind} of {case.tokens}",
 )
 def test_a_floor_is_never_above_the_measured_time(case: Case) -> None:

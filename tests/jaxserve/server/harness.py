@@ -40,7 +40,9 @@ from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.driver import DRAFTED, config_of
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-MODEL = ModelCard("fake", "Fake", 0, "int32", ByteTokenizer.vocab_size, 512, ByteTokenizer.eos_ids, True)
+MODEL = ModelCard(
+    "fake", "Fake", 0, "int32", ByteTokenizer.vocab_size, 512, ByteTokenizer.eos_ids, True
+)
 ENGINE = EngineCard({"jaxserve": "0"}, {"data": 1}, "fake", [], 4, 16, 4, 2048)
 
 
@@ -56,7 +58,9 @@ class SlowRunner(FakeRunner):
 
     def launch(self, plan: StepPlan) -> StepOutput:
         self.steps += 1
-        self.launches.update(self.names(sequence) for lane in plan.lanes for sequence in lane.sequences)
+        self.launches.update(
+            self.names(sequence) for lane in plan.lanes for sequence in lane.sequences
+        )
         self.hook(self.steps)
         return super().launch(plan)
 
@@ -95,7 +99,11 @@ class Running:
         """Wait until nothing runs, and check that everything was given back."""
         until = time.monotonic() + seconds
         while self.service.in_flight or self.engine.has_work or self.service.loads.pages_used:
-            assert time.monotonic() < until, (self.service.in_flight, self.engine.has_work, self.service.loads)
+            assert time.monotonic() < until, (
+                self.service.in_flight,
+                self.engine.has_work,
+                self.service.loads,
+            )
             await asyncio.sleep(0.002)
         self.engine.scheduler.check_invariants()
         assert not (self.service.waiting_tokens or self.service._waiting or self.service._timers)
@@ -116,18 +124,28 @@ async def running(
     proposer: Proposer | None = None,
     **config: Any,
 ) -> AsyncIterator[Running]:
-    """folder: an empty one. seconds: of one step of the device. config: of the engine (see `config_of`).
+    """folder: an empty one. seconds: of one step of the device. config: of the engine (see
+    `config_of`).
 
     proposer: of drafts. handshake: of an engine that exchanges pages.
     """
     limits = limits or Limits()
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    sizes = {"max_context": 512, "num_pages": 512, "step_tokens": 64, "page_exchange": handshake is not None}
+    sizes = {
+        "max_context": 512,
+        "num_pages": 512,
+        "step_tokens": 64,
+        "page_exchange": handshake is not None,
+    }
     configured = config_of(**sizes | config)
     if proposer:
         configured = replace(configured, speculate="ngram", draft_tokens=DRAFTED)
-    runner = SlowRunner(configured, seconds=seconds, mask_bytes=-(-ByteTokenizer.vocab_size // 32) * 4)
-    scheduler = Scheduler(configured, speculation=Speculation(proposer, DRAFTED) if proposer else None)
+    runner = SlowRunner(
+        configured, seconds=seconds, mask_bytes=-(-ByteTokenizer.vocab_size // 32) * 4
+    )
+    scheduler = Scheduler(
+        configured, speculation=Speculation(proposer, DRAFTED) if proposer else None
+    )
     runner.names = lambda sequence: scheduler._sequences[sequence].request.id.split("#")[0]
     engine = Engine(scheduler, runner, pages=runner if handshake else None)
     loop = asyncio.get_running_loop()
@@ -160,7 +178,10 @@ async def running(
     )
     gate = Gate()
     role = new_role(gate)
-    handover, forecast = role.handover(thread, configured.page_size), Forecast(configured.step_tokens)
+    handover, forecast = (
+        role.handover(thread, configured.page_size),
+        Forecast(configured.step_tokens),
+    )
     service = Service(prompts, thread, forecast, limits, observers, handover, role.for_servers)
     others = (*faces(gate), *role.faces)
     health = Health(True, True, *others)
@@ -184,7 +205,9 @@ async def running(
     address = f"127.0.0.1:{port}"
     try:
         async with aio.insecure_channel(address) as channel:
-            found = Running(service, engine, runner, gate, address, channel, served, health, stop, open_gate)
+            found = Running(
+                service, engine, runner, gate, address, channel, served, health, stop, open_gate
+            )
             if opened:
                 open_gate()
             yield found

@@ -1,4 +1,6 @@
-"""Every field of every request of jaxserve.v1, at, below and above its bounds; a canary is served alike after each."""
+"""Every field of every request of jaxserve.v1, at, below and above its bounds; a canary is served
+alike after each.
+"""
 
 import asyncio
 import json
@@ -58,7 +60,14 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {  # field of SamplingParams ->
     "echo": ([True, False], []),
     "jsonSchema": (
         ['{"type": "integer"}', "{}", '{"enum": [1, "a"]}'],
-        ["", "{", "[]", '{"not": {}}', '{"type": "string", "format": "none"}', json.dumps({"const": "x" * 2**16})],
+        [
+            "",
+            "{",
+            "[]",
+            '{"not": {}}',
+            '{"type": "string", "format": "none"}',
+            json.dumps({"const": "x" * 2**16}),
+        ],
     ),
     "jsonObject": ([True], [False]),
     "regex": (["[0-9]+", "x" * 2**15], ["", "(", "x" * (2**16 + 1)]),
@@ -68,7 +77,10 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {  # field of SamplingParams ->
     ),
     "lark": (['start: "a"'], ["", "start: b", "start: " + "(" * 30000 + '"a"' + ")" * 30000]),
 }
-TOKEN_IDS = ([{"ids": [0, 257]}, {"ids": [1] * 500}], [{"ids": []}, {"ids": [258]}, {"ids": [1] * 512}])
+TOKEN_IDS = (
+    [{"ids": [0, 257]}, {"ids": [1] * 500}],
+    [{"ids": []}, {"ids": [258]}, {"ids": [1] * 512}],
+)
 PROMPTS = {"text": (["", "x" * 500], ["x" * 512]), "tokenIds": TOKEN_IDS}
 COMMON = {
     "requestId": (["", "r" * 128], ["r" * 129, "é" * 65]),
@@ -76,7 +88,10 @@ COMMON = {
     "cacheSalt": (["", "s" * 128], ["s" * 129]),
     "sampling": ([{}], []),
 }
-MESSAGES = ([[{"role": "user", "content": "x" * 400}]], [[], [{"role": "u", "content": "x" * 512}], [{}] * 4097])
+MESSAGES = (
+    [[{"role": "user", "content": "x" * 400}]],
+    [[], [{"role": "u", "content": "x" * 512}], [{}] * 4097],
+)
 INPUTS = (
     [
         [{"text": "x"}] * 130,
@@ -95,7 +110,9 @@ INPUTS = (
         [{"text": "x"}] * 2049,
     ],
 )
-TOOLS: dict[str, tuple[list[Any], list[Any]]] = {  # the template of the tests takes none: none may be called there
+TOOLS: dict[
+    str, tuple[list[Any], list[Any]]
+] = {  # the template of the tests takes none: none may be called there
     "tools": (
         [[]],
         [
@@ -122,24 +139,41 @@ FIELDS: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
     "Chat": {"messages": MESSAGES} | COMMON | TOOLS,
     "ChatStream": {"messages": MESSAGES} | COMMON | TOOLS,
     "Score": PROMPTS
-    | {"requestId": COMMON["requestId"], "priority": COMMON["priority"], "topLogprobs": ([0, 20], [-1, 21])},
-    "Tokenize": {"text": (["", "x" * 9000], []), "conversation": ([{"messages": [{"role": "u"}]}], [{}])},
+    | {
+        "requestId": COMMON["requestId"],
+        "priority": COMMON["priority"],
+        "topLogprobs": ([0, 20], [-1, 21]),
+    },
+    "Tokenize": {
+        "text": (["", "x" * 9000], []),
+        "conversation": ([{"messages": [{"role": "u"}]}], [{}]),
+    },
     "Detokenize": {"tokenIds": ([[], [0, 257], [1] * 10_000], [[258], [2**32 - 1]])},
     "Abort": {"requestIds": ([["a"], ["a"] * 4096], [[], ["a"] * 4097])},
-    "Embed": {name: COMMON[name] for name in ("requestId", "priority", "cacheSalt")} | {"inputs": INPUTS},
+    "Embed": {name: COMMON[name] for name in ("requestId", "priority", "cacheSalt")}
+    | {"inputs": INPUTS},
     "StartProfile": {"maxSeconds": ([], [0, -1, 60.1, "NaN"])},
 }
-FORBIDDEN_TOGETHER = {"text", "tokenIds", "conversation"}  # of a oneof: setting one takes the other out
+FORBIDDEN_TOGETHER = {
+    "text",
+    "tokenIds",
+    "conversation",
+}  # of a oneof: setting one takes the other out
 
 
 def cases(embeds: bool) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Method, request as JSON, and whether it is accepted: of a server that embeds, or generates."""
+    """Method, request as JSON, and whether it is accepted: of a server that embeds, or
+    generates."""
     for method, fields in FIELDS.items():
         if (method == "Embed") != embeds:
             continue
         base = BASES.get(method, {})
         for field, (accepted, refused) in fields.items():
-            kept = {k: v for k, v in base.items() if not (field in FORBIDDEN_TOGETHER and k in FORBIDDEN_TOGETHER)}
+            kept = {
+                k: v
+                for k, v in base.items()
+                if not (field in FORBIDDEN_TOGETHER and k in FORBIDDEN_TOGETHER)
+            }
             for values, fine in ((accepted, True), (refused, False)):
                 for value in values:
                     yield method, kept | {field: value}, fine
@@ -204,7 +238,9 @@ def violation(error: aio.AioRpcError) -> str:
 async def embedding_canary(server: Running) -> tuple[int, bytes]:
     """Engine steps that had it, and the answer."""
     before = server.runner.launches["canary"]
-    message = inference_pb2.EmbedRequest(inputs=[inference_pb2.EmbedInput(text="canary")], request_id="canary")
+    message = inference_pb2.EmbedRequest(
+        inputs=[inference_pb2.EmbedInput(text="canary")], request_id="canary"
+    )
     response = await server.inference.Embed(message)
     response.usage.ClearField("cached_prompt_tokens")
     return server.runner.launches["canary"] - before, response.SerializeToString(deterministic=True)

@@ -1,4 +1,5 @@
-"""Embed over a socket, with the fake device: several inputs as one request, and however that ends."""
+"""Embed over a socket, with the fake device: several inputs as one request, and however that
+ends."""
 
 import asyncio
 import threading
@@ -27,7 +28,9 @@ TEXT = "The quick brown fox"
 LONG = "x" * 200
 
 
-def ask(server: Running, inputs: Sequence[str | list[int]], timeout: float | None = None, **given: Any) -> Any:
+def ask(
+    server: Running, inputs: Sequence[str | list[int]], timeout: float | None = None, **given: Any
+) -> Any:
     """The call, under way."""
     entries = [
         inference_pb2.EmbedInput(text=each)
@@ -35,11 +38,15 @@ def ask(server: Running, inputs: Sequence[str | list[int]], timeout: float | Non
         else inference_pb2.EmbedInput(token_ids=common_pb2.TokenIds(ids=each))
         for each in inputs
     ]
-    return server.inference.Embed(inference_pb2.EmbedRequest(inputs=entries, **given), timeout=timeout)
+    return server.inference.Embed(
+        inference_pb2.EmbedRequest(inputs=entries, **given), timeout=timeout
+    )
 
 
 def expected(prompt: str | list[int]) -> list[float]:
-    return naive_embedding(tuple(ByteTokenizer().encode(prompt) if isinstance(prompt, str) else prompt))
+    return naive_embedding(
+        tuple(ByteTokenizer().encode(prompt) if isinstance(prompt, str) else prompt)
+    )
 
 
 async def failure(call: Any, code: str) -> tuple[str, str]:
@@ -61,7 +68,11 @@ def test_texts_and_token_ids(tmp_path: Path) -> None:
             done = await ask(server, inputs, request_id="mine")
             assert [list(e.values) for e in done.embeddings] == [expected(each) for each in inputs]
             tokens = 2 * (len(TEXT) + 1) + 3 + len(LONG) + 1 + 1
-            assert (done.request_id, done.usage.prompt_tokens, done.usage.completion_tokens) == ("mine", tokens, 0)
+            assert (done.request_id, done.usage.prompt_tokens, done.usage.completion_tokens) == (
+                "mine",
+                tokens,
+                0,
+            )
             again = await ask(server, [LONG])
             assert again.embeddings[0] == done.embeddings[2] and again.request_id.startswith("req-")
             assert again.usage.cached_prompt_tokens == len(LONG)
@@ -81,7 +92,10 @@ def test_texts_and_token_ids(tmp_path: Path) -> None:
 
 def test_each_model_does_one_thing(tmp_path: Path) -> None:
     metrics = Metrics(lambda: 0)
-    refusal = "NOT_IMPLEMENTED", "this model makes embeddings and generates no text (ask for embeddings)"
+    refusal = (
+        "NOT_IMPLEMENTED",
+        "this model makes embeddings and generates no text (ask for embeddings)",
+    )
     messages = [inference_pb2.ChatMessage(role="u", content="hi")]
 
     async def main() -> None:
@@ -114,9 +128,16 @@ def test_one_wrong_input_ends_them_all(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with running(tmp_path, embeds=True, seconds=0.002) as server:
-            for wrong, field in (([1, 258], "inputs[4].token_ids.ids"), ("y" * 600, "inputs[4].text")):
-                reason, text = await failure(ask(server, [LONG] * 4 + [wrong, TEXT]), "INVALID_ARGUMENT")
-                assert reason in ("INVALID_FIELD", "CONTEXT_LENGTH_EXCEEDED") and text.startswith(f"{field}: ")
+            for wrong, field in (
+                ([1, 258], "inputs[4].token_ids.ids"),
+                ("y" * 600, "inputs[4].text"),
+            ):
+                reason, text = await failure(
+                    ask(server, [LONG] * 4 + [wrong, TEXT]), "INVALID_ARGUMENT"
+                )
+                assert reason in ("INVALID_FIELD", "CONTEXT_LENGTH_EXCEEDED") and text.startswith(
+                    f"{field}: "
+                )
                 await server.at_rest()
             assert list((await ask(server, [TEXT])).embeddings[0].values) == expected(TEXT)
 
@@ -149,7 +170,9 @@ def test_a_request_waits_for_room_that_it_takes_itself(tmp_path: Path, limits: L
     metrics = Metrics(lambda: 0)
 
     async def main() -> None:
-        async with running(tmp_path, embeds=True, limits=limits, seconds=0.001, observers=(metrics,)) as server:
+        async with running(
+            tmp_path, embeds=True, limits=limits, seconds=0.001, observers=(metrics,)
+        ) as server:
             inputs = [f"{i}{LONG}" for i in range(12)]
             done = await ask(server, inputs)
             assert [list(e.values) for e in done.embeddings] == [expected(each) for each in inputs]
@@ -196,7 +219,11 @@ def test_the_last_of_its_own_may_end_before_the_queue_says_no(tmp_path: Path) ->
 
             server.service.answer = answering  # type: ignore[method-assign]
             reason, text = await failure(ask(server, [TEXT, LONG], timeout=5), "RESOURCE_EXHAUSTED")
-            assert (reason, text) == ("QUEUE_FULL", "others were quicker") and asked == [False, True, False]
+            assert (reason, text) == ("QUEUE_FULL", "others were quicker") and asked == [
+                False,
+                True,
+                False,
+            ]
             await server.at_rest()
 
     asyncio.run(main())
@@ -207,7 +234,9 @@ def test_however_it_ends_everything_comes_back(tmp_path: Path, ending: str) -> N
     limits = Limits(max_request_seconds=0.2) if ending == "age" else Limits()
 
     async def main() -> None:
-        async with running(tmp_path, embeds=True, limits=limits, seconds=0.01, step_tokens=16) as server:
+        async with running(
+            tmp_path, embeds=True, limits=limits, seconds=0.01, step_tokens=16
+        ) as server:
             timeout = 0.2 if ending == "deadline" else None
             call = ask(server, [f"{i}{LONG}" for i in range(200)], timeout, request_id="a")
             while ending in ("cancelled", "abort") and server.service.in_flight < 100:
@@ -220,7 +249,10 @@ def test_however_it_ends_everything_comes_back(tmp_path: Path, ending: str) -> N
                 ended = await server.admin.Abort(admin_pb2.AbortRequest(request_ids=["a-7", "a"]))
                 assert list(ended.aborted_request_ids) == ["a-7"]
                 reason, text = await failure(call, "CANCELLED")
-                assert (reason, text) == ("ABORTED", "request 'a-7' was aborted before it was embedded")
+                assert (reason, text) == (
+                    "ABORTED",
+                    "request 'a-7' was aborted before it was embedded",
+                )
             else:
                 with pytest.raises(aio.AioRpcError) as caught:
                     await call
@@ -254,7 +286,10 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
                 await asyncio.sleep(0.001)
             go.set()
             reason, text = await failure(bad, "INTERNAL")
-            assert reason == "NON_FINITE_LOGITS" and "the values after 4 tokens are NaN or infinite" in text
+            assert (
+                reason == "NON_FINITE_LOGITS"
+                and "the values after 4 tokens are NaN or infinite" in text
+            )
             assert list((await good).embeddings[0].values) == expected("good")
             await first
             await server.at_rest()

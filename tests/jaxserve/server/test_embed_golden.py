@@ -38,7 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def serving(llm: LLM) -> AsyncIterator[tuple[Gate, str]]:
     """What is behind the gate, and the address of gRPC."""
     failures: list[BaseException] = []
-    service, thread = assemble(llm, Limits(), (), asyncio.get_running_loop(), failures.append, Role())
+    service, thread = assemble(
+        llm, Limits(), (), asyncio.get_running_loop(), failures.append, Role()
+    )
     gate = Gate()
     gate.open(Served(service, thread, model_card(llm, "tiny"), engine_card(llm), lambda: 0))
     server = new_server(Limits(), Tokens(), Health(), InferenceServicer(gate), None)
@@ -55,7 +57,9 @@ async def serving(llm: LLM) -> AsyncIterator[tuple[Gate, str]]:
 
 async def over_http(gate: Gate, body: dict[str, Any]) -> list[list[float]]:
     app = new_app(gate, Tokens(), Limits(), fake_metrics)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://here"
+    ) as client:
         answer = (await client.post("/v1/embeddings", json=body)).json()
     return [entry["embedding"] for entry in answer["data"]]
 
@@ -64,7 +68,9 @@ def check(found: object) -> None:
     np.testing.assert_allclose(np.array(found, np.float32), EXPECTED, atol=BOUND, rtol=0)
 
 
-@pytest.mark.parametrize(("mesh", "step_tokens"), [((1, 1, 2), 16), ((2, 1, 1), 64)], ids=["1x1x2", "2x1x1"])
+@pytest.mark.parametrize(
+    ("mesh", "step_tokens"), [((1, 1, 2), 16), ((2, 1, 1), 64)], ids=["1x1x2", "2x1x1"]
+)
 def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_tokens: int) -> None:
     """Alone, from the prefix cache, and with others beside it in one request and in several."""
 
@@ -72,9 +78,14 @@ def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_toke
         async with serving(llm) as (gate, address), AsyncClient(address) as client:
             done = await client.embed(PROMPTS)
             check(done.embeddings)
-            assert done.usage.prompt_tokens == sum(map(len, PROMPTS)) and not done.usage.cached_prompt_tokens
+            assert (
+                done.usage.prompt_tokens == sum(map(len, PROMPTS))
+                and not done.usage.cached_prompt_tokens
+            )
             again, beside, *_ = await asyncio.gather(
-                client.embed(PROMPTS), client.embed([*OTHERS, *PROMPTS]), *(client.embed([each]) for each in OTHERS)
+                client.embed(PROMPTS),
+                client.embed([*OTHERS, *PROMPTS]),
+                *(client.embed([each]) for each in OTHERS),
             )
             check(again.embeddings)
             assert again.usage.cached_prompt_tokens >= 32
@@ -83,7 +94,9 @@ def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_toke
             np.testing.assert_allclose(*np.array(of_text.embeddings), atol=BOUND)
             check(await over_http(gate, {"input": PROMPTS}))
             texts = [text_of([5, 17]), text_of([8])]
-            found = np.array(await over_http(gate, {"input": texts, "dimensions": EXPECTED.shape[1]}), np.float32)
+            found = np.array(
+                await over_http(gate, {"input": texts, "dimensions": EXPECTED.shape[1]}), np.float32
+            )
             assert found.tolist() == [list(e) for e in (await client.embed(texts)).embeddings]
 
     options = EngineOptions(max_batch=4, page_size=4, step_tokens=step_tokens)

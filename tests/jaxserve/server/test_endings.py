@@ -30,10 +30,16 @@ def sampling(n: int, **given: Any) -> common_pb2.SamplingParams:
 def start(server: Running, kind: str, **options: Any) -> Any:
     """The call, under way."""
     params, timeout = sampling(KINDS[kind]), options.pop("timeout", None)
-    fields: dict[str, Any] = {"text": "hello there", "sampling": params, "request_id": "one"} | options
+    fields: dict[str, Any] = {
+        "text": "hello there",
+        "sampling": params,
+        "request_id": "one",
+    } | options
     if kind == "unary":
         return server.inference.Generate(inference_pb2.GenerateRequest(**fields), timeout=timeout)
-    return server.inference.GenerateStream(inference_pb2.GenerateStreamRequest(**fields), timeout=timeout)
+    return server.inference.GenerateStream(
+        inference_pb2.GenerateStreamRequest(**fields), timeout=timeout
+    )
 
 
 async def outcome(call: Any, kind: str) -> str:
@@ -111,7 +117,9 @@ async def engine_fails(server: Running, kind: str) -> str:
 async def client_killed(server: Running, kind: str) -> str:
     """The connection goes away, without a goodbye of the call."""
     server.runner.seconds = 0.005
-    async with aio.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+    async with aio.insecure_channel(
+        server.address, options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
         alone = replace(server, channel=channel)
         call = start(alone, kind)
         while server.runner.steps < 5:
@@ -160,7 +168,9 @@ def test_ending(tmp_path: Path, kind: str, name: str) -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_cancels(tmp_path: Path) -> None:
-    """Rapid resets: nothing of ours stays behind. (grpc.aio itself keeps a few hundred bytes of each.)"""
+    """Rapid resets: nothing of ours stays behind. (grpc.aio itself keeps a few hundred bytes of
+    each.)
+    """
 
     def memory() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -171,7 +181,9 @@ def test_ten_thousand_cancels(tmp_path: Path) -> None:
             await asyncio.sleep(0)
             for call in calls:
                 call.cancel()
-            while len(asyncio.all_tasks()) > 100:  # a cancelled call is over for its client long before grpc is done
+            while (
+                len(asyncio.all_tasks()) > 100
+            ):  # a cancelled call is over for its client long before grpc is done
                 await asyncio.sleep(0.001)
         await server.at_rest(30)
         assert not server.service._answers and not server.service._requests
@@ -202,7 +214,9 @@ def test_an_id_in_flight_is_refused(tmp_path: Path) -> None:
 
 
 async def refused_of(server: Running, texts: list[str], refused: int) -> list[Any]:
-    """The calls that were refused: so many, while the device holds its first step; all others are OK in the end."""
+    """The calls that were refused: so many, while the device holds its first step; all others are
+    OK in the end.
+    """
     hold = threading.Event()
     server.runner.hook = lambda number: hold.wait(20) and None
     calls = [start(server, "unary", request_id="", text=text) for text in texts]
@@ -235,7 +249,9 @@ def test_waiting_tokens_are_limited(tmp_path: Path) -> None:
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> None:
-    """Behind prompts of 18 steps at least; one that goes before them is not refused, nor one with nobody ahead."""
+    """Behind prompts of 18 steps at least; one that goes before them is not refused, nor one with
+    nobody ahead.
+    """
 
     async def main() -> None:
         async with running(tmp_path, seconds=0.05, max_batch=1, prefix_cache=False) as server:
@@ -256,7 +272,9 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> Non
 
 
 def test_aborted_while_it_is_tokenized(tmp_path: Path) -> None:
-    """A conversation is rendered beside the event loop; it ends as any other that was aborted, and never runs."""
+    """A conversation is rendered beside the event loop; it ends as any other that was aborted, and
+    never runs.
+    """
     release = threading.Event()
 
     async def main() -> None:
@@ -265,7 +283,9 @@ def test_aborted_while_it_is_tokenized(tmp_path: Path) -> None:
             encode = tokenizer.encode_special
             tokenizer.encode_special = lambda text: (release.wait(20), encode(text))[1]  # type: ignore[method-assign]
             messages = [inference_pb2.ChatMessage(role="u", content="hi")]
-            request = inference_pb2.ChatStreamRequest(request_id="one", messages=messages, sampling=sampling(1))
+            request = inference_pb2.ChatStreamRequest(
+                request_id="one", messages=messages, sampling=sampling(1)
+            )
             call = server.inference.ChatStream(request)
             while not server.service.in_flight:
                 await asyncio.sleep(0.001)
@@ -274,7 +294,10 @@ def test_aborted_while_it_is_tokenized(tmp_path: Path) -> None:
             release.set()
             events = [event async for event in call]
             (choice,) = events[-1].finish_info.choices
-            assert choice.reason == common_pb2.FINISH_REASON_ABORTED and not server.runner.launches["one"]
+            assert (
+                choice.reason == common_pb2.FINISH_REASON_ABORTED
+                and not server.runner.launches["one"]
+            )
             await server.at_rest()
 
     asyncio.run(main())
@@ -283,7 +306,9 @@ def test_aborted_while_it_is_tokenized(tmp_path: Path) -> None:
 def test_a_score_that_is_aborted_has_no_total(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, seconds=0.02, step_tokens=16) as server:
-            call = server.inference.Score(inference_pb2.ScoreRequest(text="x" * 200, request_id="one"))
+            call = server.inference.Score(
+                inference_pb2.ScoreRequest(text="x" * 200, request_id="one")
+            )
             while server.runner.steps < 3:
                 await asyncio.sleep(0.001)
             await server.admin.Abort(admin_pb2.AbortRequest(request_ids=["one"]))

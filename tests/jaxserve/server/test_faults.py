@@ -1,4 +1,6 @@
-"""Faults put in where a server has them: what each does to the request, to others, and to the server."""
+"""Faults put in where a server has them: what each does to the request, to others, and to the
+server.
+"""
 
 import asyncio
 import time
@@ -37,14 +39,20 @@ def dawdle() -> None:
     time.sleep(0.1)
 
 
-PLACES: dict[str, Callable[[Running], tuple[Any, str, int]]] = {  # whose method, and which of its calls
+PLACES: dict[
+    str, Callable[[Running], tuple[Any, str, int]]
+] = {  # whose method, and which of its calls
     "launch": lambda server: (server.runner, "launch", 4),
     "collect": lambda server: (server.runner, "collect", 4),
     "commit": lambda server: (server.engine.scheduler, "commit", 4),
     "page.alloc": lambda server: (server.engine.scheduler.lanes[0].caches[0].pool, "allocate", 2),
     "tokenizer.encode": lambda server: (server.service.prompts.tokenizer, "encode", 1),
     **{  # the prompt's two ends are read first, then the first token, and so on
-        f"tokenizer.decode, call {n}": lambda server, n=n: (server.service.prompts.tokenizer, "token_bytes", n)
+        f"tokenizer.decode, call {n}": lambda server, n=n: (
+            server.service.prompts.tokenizer,
+            "token_bytes",
+            n,
+        )
         for n in (1, 2, 3, 4, 5, 6, 7, 8, 20)
     },
 }
@@ -53,8 +61,12 @@ OF_THE_REQUEST = tuple(place for place in PLACES if place.startswith("tokenizer"
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_exception(tmp_path: Path, kind: str, place: str, caplog: pytest.LogCaptureFixture) -> None:
-    """In the tokenizer: INTERNAL for this request, others go on. In the engine: UNAVAILABLE for all, and the end."""
+def test_an_exception(
+    tmp_path: Path, kind: str, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the tokenizer: INTERNAL for this request, others go on. In the engine: UNAVAILABLE for
+    all, and the end.
+    """
 
     async def main() -> None:
         async with running(tmp_path, max_batch=8, prefix_cache=False) as server:
@@ -100,7 +112,9 @@ def test_an_observer_that_fails_costs_one_request_at_most(tmp_path: Path) -> Non
 
     async def main() -> None:
         async with running(tmp_path, max_batch=8, observers=(Bad(),)) as server:
-            other = asyncio.create_task(outcome(start(server, "stream", request_id="other"), "stream"))
+            other = asyncio.create_task(
+                outcome(start(server, "stream", request_id="other"), "stream")
+            )
             assert await ok(server, "unary") == "INTERNAL"
             assert await other == "OK"
             await server.at_rest()

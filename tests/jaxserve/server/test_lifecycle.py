@@ -32,7 +32,9 @@ async def health(server: Running, service: str = INFERENCE) -> str:
 
 
 @contextlib.asynccontextmanager
-async def living(server: Running, **times: float) -> AsyncIterator[tuple[Lifecycle, "asyncio.Task[int]"]]:
+async def living(
+    server: Running, **times: float
+) -> AsyncIterator[tuple[Lifecycle, "asyncio.Task[int]"]]:
     """The lifecycle of a server that is loaded; its task returns the exit code."""
 
     lifecycle = Lifecycle(server.gate, server.stop, **times)
@@ -61,9 +63,14 @@ def test_loading_is_unavailable(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["signal", "Drain"])
 @pytest.mark.parametrize("kind", ["unary", "stream", "n=4"])
-def test_draining_finishes_what_runs_and_refuses_the_rest(tmp_path: Path, kind: str, by: str) -> None:
+def test_draining_finishes_what_runs_and_refuses_the_rest(
+    tmp_path: Path, kind: str, by: str
+) -> None:
     async def main() -> None:
-        async with running(tmp_path, seconds=0.01, opened=False) as server, living(server) as (lifecycle, task):
+        async with (
+            running(tmp_path, seconds=0.01, opened=False) as server,
+            living(server) as (lifecycle, task),
+        ):
             call = start(server, kind)
             while server.runner.steps < 3:
                 await asyncio.sleep(0.001)
@@ -102,12 +109,16 @@ def test_watches_that_have_just_been_told_something_end_with_the_server(tmp_path
     async def main() -> None:
         async with running(tmp_path) as server:
             stub = health_pb2_grpc.HealthStub(server.channel)
-            watches = [stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE)) for _ in range(50)]
+            watches = [
+                stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE)) for _ in range(50)
+            ]
             assert {(await watch.read()).status for watch in watches} == {Status.SERVING}
             server.health.tell(Phase.DRAINING)
             assert {(await watch.read()).status for watch in watches} == {Status.NOT_SERVING}
             await asyncio.wait_for(server.stop(600), 60)
-            assert {await asyncio.wait_for(watch.code(), 60) for watch in watches} == {grpc.StatusCode.UNAVAILABLE}
+            assert {await asyncio.wait_for(watch.code(), 60) for watch in watches} == {
+                grpc.StatusCode.UNAVAILABLE
+            }
 
     asyncio.run(main())
 
@@ -130,7 +141,9 @@ def test_what_does_not_finish_in_time_is_told_so(tmp_path: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["unary", "stream", "n=4"])
-def test_a_step_that_hangs_ends_the_server(tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_hangs_ends_the_server(
+    tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     release = threading.Event()
 
     def hang(number: int) -> None:

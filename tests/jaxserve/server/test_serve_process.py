@@ -1,4 +1,6 @@
-"""python -m jaxserve.serve as an operator runs it: a process, its signals, and clients that nobody here wrote."""
+"""python -m jaxserve.serve as an operator runs it: a process, its signals, and clients that nobody
+here wrote.
+"""
 
 import contextlib
 import json
@@ -49,7 +51,9 @@ class Process:
                 client.wait_ready(timeout=2)
                 return client
 
-    def logged(self, wanted: Callable[[dict[str, Any]], bool], seconds: float = 30) -> dict[str, Any]:
+    def logged(
+        self, wanted: Callable[[dict[str, Any]], bool], seconds: float = 30
+    ) -> dict[str, Any]:
         """The first such entry of its log, which may come after the answer that it speaks of."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -111,9 +115,17 @@ def get(url: str) -> bytes:
 
 def buf(server: Process, method: str, message: dict[str, Any]) -> list[dict[str, Any]]:
     """What buf curl says, which learns the messages by reflection."""
-    command = [str(Path(sys.executable).parent / "buf"), "curl", "--http2-prior-knowledge", "--protocol", "grpc"]
+    command = [
+        str(Path(sys.executable).parent / "buf"),
+        "curl",
+        "--http2-prior-knowledge",
+        "--protocol",
+        "grpc",
+    ]
     url = f"http://{server.grpc}/jaxserve.v1.{method}"
-    done = subprocess.run([*command, "-d", json.dumps(message), url], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "-d", json.dumps(message), url], capture_output=True, text=True, check=False
+    )
     text, found = done.stdout + done.stderr, []
     decoder = json.JSONDecoder()
     while text := text.lstrip():
@@ -129,18 +141,32 @@ def test_every_client_gets_the_same_text(server: Process) -> None:
     text = expected.choices[0].text
     assert len(text) > 20
     sampling = {"temperature": 0, "maxTokens": 24}
-    (unary,) = buf(server, "InferenceService/Generate", {"text": "Once upon a time", "sampling": sampling})
+    (unary,) = buf(
+        server, "InferenceService/Generate", {"text": "Once upon a time", "sampling": sampling}
+    )
     assert unary["choices"][0]["text"] == text
-    events = buf(server, "InferenceService/GenerateStream", {"text": "Once upon a time", "sampling": sampling})
+    events = buf(
+        server,
+        "InferenceService/GenerateStream",
+        {"text": "Once upon a time", "sampling": sampling},
+    )
     assert "promptInfo" in events[0] and "finishInfo" in events[-1]
     assert "".join(event.get("delta", {}).get("text", "") for event in events) == text
     with openai.OpenAI(base_url=f"{server.http}/v1", api_key="-", max_retries=0) as sdk:
         completion = sdk.completions.create(
-            model="tiny-chat-draft", prompt="Once upon a time", temperature=0, max_tokens=24, logprobs=2
+            model="tiny-chat-draft",
+            prompt="Once upon a time",
+            temperature=0,
+            max_tokens=24,
+            logprobs=2,
         )
         assert completion.choices[0].text == text
         pieces = sdk.completions.create(
-            model="tiny-chat-draft", prompt="Once upon a time", temperature=0, max_tokens=24, stream=True
+            model="tiny-chat-draft",
+            prompt="Once upon a time",
+            temperature=0,
+            max_tokens=24,
+            stream=True,
         )
         assert "".join(piece.choices[0].text for piece in pieces) == text
         chat = sdk.chat.completions.create(
@@ -150,14 +176,22 @@ def test_every_client_gets_the_same_text(server: Process) -> None:
             max_tokens=16,
         )
     with server.client() as client:
-        answer = client.chat([{"role": "user", "content": "What is 7 plus 5?"}], temperature=0, max_tokens=16)
+        answer = client.chat(
+            [{"role": "user", "content": "What is 7 plus 5?"}], temperature=0, max_tokens=16
+        )
     assert chat.choices[0].message.content == answer.choices[0].text
 
 
 def test_metrics_and_nothing_compiled_while_serving(server: Process) -> None:
     with server.client() as client:
         client.generate(
-            "x", max_tokens=8, n=2, logprobs=3, prompt_logprobs=2, logit_bias={5: 1.0}, repetition_penalty=1.2
+            "x",
+            max_tokens=8,
+            n=2,
+            logprobs=3,
+            prompt_logprobs=2,
+            logit_bias={5: 1.0},
+            repetition_penalty=1.2,
         )
         assert client.server_info().compiles_after_ready == 0
     metrics = get(f"{server.http}/metrics").decode()
@@ -184,7 +218,9 @@ def test_sigterm_lets_a_stream_finish() -> None:
     process = launch()
     with process.client() as client:
         pieces = []
-        with client.stream("Once upon a time", max_tokens=300, ignore_eos=True, temperature=0) as stream:
+        with client.stream(
+            "Once upon a time", max_tokens=300, ignore_eos=True, temperature=0
+        ) as stream:
             for event in stream:
                 if not pieces:
                     process.popen.send_signal(signal.SIGTERM)
@@ -221,5 +257,7 @@ def test_what_cannot_be_done_is_one_line(flags: list[str], message: str) -> None
     process = launch(*flags)
     code, text = process.wait(120)
     assert code == 2
-    assert [line for line in text.splitlines() if line.startswith("error: ")][-1].find(message) > 0, text
+    assert [line for line in text.splitlines() if line.startswith("error: ")][-1].find(
+        message
+    ) > 0, text
     assert "Traceback" not in text and "ERROR" not in text

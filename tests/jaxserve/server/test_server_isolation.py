@@ -1,4 +1,6 @@
-"""One client misbehaves; the others' requests take the same number of engine steps, counted, not timed."""
+"""One client misbehaves; the others' requests take the same number of engine steps, counted, not
+timed.
+"""
 
 import asyncio
 import resource
@@ -41,7 +43,9 @@ def stream_request(tokens: int) -> inference_pb2.GenerateStreamRequest:
 
 
 async def stopped_reader(server: Running) -> None:
-    """Streams that are opened and never read: what grpc does not buffer piles up in outboxes, within their bound."""
+    """Streams that are opened and never read: what grpc does not buffer piles up in outboxes,
+    within their bound.
+    """
     calls = [server.inference.GenerateStream(stream_request(400)) for _ in range(4)]
     await calls[0].read()
     await asyncio.sleep(0.3)
@@ -60,7 +64,9 @@ async def resets(server: Running) -> None:
 
 async def invalid_flood(server: Running) -> None:
     bad = inference_pb2.GenerateRequest(text="x", sampling=common_pb2.SamplingParams(temperature=9))
-    await asyncio.gather(*(server.inference.Generate(bad) for _ in range(200)), return_exceptions=True)
+    await asyncio.gather(
+        *(server.inference.Generate(bad) for _ in range(200)), return_exceptions=True
+    )
 
 
 async def too_large(server: Running) -> None:
@@ -72,7 +78,11 @@ async def too_large(server: Running) -> None:
 
 async def garbage(server: Running) -> None:
     host, port = server.address.split(":")
-    for data in (b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096):
+    for data in (
+        b"\x00" * 4096,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096,
+    ):
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(data)
         await writer.drain()
@@ -105,7 +115,9 @@ TROUBLES = (stopped_reader, resets, invalid_flood, too_large, garbage, half_open
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
 def test_others_do_not_feel(tmp_path: Path, trouble: Trouble) -> None:
     async def main() -> None:
-        async with running(tmp_path, limits=LIMITS, seconds=0.002, max_batch=8, prefix_cache=False) as server:
+        async with running(
+            tmp_path, limits=LIMITS, seconds=0.002, max_batch=8, prefix_cache=False
+        ) as server:
             alone = await canary(server)
             await server.at_rest()
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -113,22 +125,34 @@ def test_others_do_not_feel(tmp_path: Path, trouble: Trouble) -> None:
                 beside = [await canary(server) for _ in range(3)]
             assert beside == [alone] * 3
             await server.at_rest(10)
-            limit = 50 * 1024 + (3 * 40 * 1024 if trouble is too_large else 0)  # the client's own messages
+            limit = 50 * 1024 + (
+                3 * 40 * 1024 if trouble is too_large else 0
+            )  # the client's own messages
             assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < limit
 
     asyncio.run(main())
 
 
 def test_a_stopped_reader_is_told_so_in_the_end(tmp_path: Path) -> None:
-    """RESOURCE_EXHAUSTED once more lies unread than may; the engine gave up on it long before it would have ended."""
-    narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024), ("grpc.use_local_subchannel_pool", 1)]
+    """RESOURCE_EXHAUSTED once more lies unread than may; the engine gave up on it long before it
+    would have ended.
+    """
+    narrow = [
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 1024),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
 
     async def main() -> None:
         async with (
-            running(tmp_path, limits=LIMITS, max_batch=16, max_context=30_000, windows=(32,)) as server,
+            running(
+                tmp_path, limits=LIMITS, max_batch=16, max_context=30_000, windows=(32,)
+            ) as server,
             aio.insecure_channel(server.address, options=narrow) as channel,
         ):
-            sampling = common_pb2.SamplingParams(max_tokens=20_000, logprobs=0, ignore_eos=True, n=16)
+            sampling = common_pb2.SamplingParams(
+                max_tokens=20_000, logprobs=0, ignore_eos=True, n=16
+            )
             request = inference_pb2.GenerateStreamRequest(text="x", sampling=sampling)
             call = InferenceServiceStub(channel).GenerateStream(request)
             await call.read()

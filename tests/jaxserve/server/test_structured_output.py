@@ -1,4 +1,6 @@
-"""Structured output through both doors: what is asked for comes, what cannot be had is refused, and nobody waits."""
+"""Structured output through both doors: what is asked for comes, what cannot be had is refused, and
+nobody waits.
+"""
 
 import asyncio
 import json
@@ -26,7 +28,10 @@ from tests.jaxserve.server.http.harness import serving
 
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"enum": ["Rosie", "Max"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "properties": {
+        "name": {"enum": ["Rosie", "Max"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -55,8 +60,12 @@ def test_every_kind_over_grpc(tmp_path: Path, kind: str) -> None:
             for choice in answer.choices:
                 assert choice.finish.reason == common_pb2.FINISH_REASON_STOP
                 assert choice.finish.WhichOneof("stopped_by") is None  # the grammar has ended it
-            request = inference_pb2.GenerateStreamRequest(text="hi", sampling=asked(**{kind: value}).sampling)
-            deltas = [message.delta.text async for message in server.inference.GenerateStream(request)]
+            request = inference_pb2.GenerateStreamRequest(
+                text="hi", sampling=asked(**{kind: value}).sampling
+            )
+            deltas = [
+                message.delta.text async for message in server.inference.GenerateStream(request)
+            ]
             assert "".join(deltas) == texts[0]  # of the same seed
             await server.at_rest()
 
@@ -66,7 +75,10 @@ def test_every_kind_over_grpc(tmp_path: Path, kind: str) -> None:
 def test_a_text_that_may_go_on_ends_with_an_end_token(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as server:
-            answers = [await server.inference.Generate(asked(regex="[a-c]{1,3}", seed=seed)) for seed in range(20)]
+            answers = [
+                await server.inference.Generate(asked(regex="[a-c]{1,3}", seed=seed))
+                for seed in range(20)
+            ]
             ends = set()
             for answer in answers:
                 (choice,) = answer.choices
@@ -91,7 +103,9 @@ def test_our_own_client_asks_for_every_kind(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as server, AsyncClient(server.address) as client:
             for (kind, value), pattern in zip(values.items(), patterns, strict=True):
-                result = await client.generate("hi", structure=Structure.of(kind, value), max_tokens=40, seed=2)
+                result = await client.generate(
+                    "hi", structure=Structure.of(kind, value), max_tokens=40, seed=2
+                )
                 assert re.fullmatch(pattern, result.choices[0].text), (kind, result.choices[0].text)
             with pytest.raises(GrammarError) as caught:
                 await client.generate("hi", structure=Structure.of("regex", "("))
@@ -101,11 +115,23 @@ def test_our_own_client_asks_for_every_kind(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "keyword": ({"json_schema": '{"not": {}}'}, "sampling.json_schema", 'Unimplemented keys: ["not"]'),
+    "keyword": (
+        {"json_schema": '{"not": {}}'},
+        "sampling.json_schema",
+        'Unimplemented keys: ["not"]',
+    ),
     "no JSON": ({"json_schema": "{"}, "sampling.json_schema", "EOF while parsing"),
     "no grammar": ({"lark": "start: nothing"}, "sampling.lark", "cannot be used"),
-    "min_tokens": ({"regex": "a+", "min_tokens": 2}, "sampling.min_tokens", "regex says where the text ends"),
-    "ignore_eos": ({"regex": "a+", "ignore_eos": True}, "sampling.ignore_eos", "regex says where the text ends"),
+    "min_tokens": (
+        {"regex": "a+", "min_tokens": 2},
+        "sampling.min_tokens",
+        "regex says where the text ends",
+    ),
+    "ignore_eos": (
+        {"regex": "a+", "ignore_eos": True},
+        "sampling.ignore_eos",
+        "regex says where the text ends",
+    ),
     "dead end": (
         {"regex": "a+", "allowed_token_ids": common_pb2.TokenIds(ids=[66])},
         "sampling.regex",
@@ -132,7 +158,10 @@ def test_what_cannot_be_had_is_an_error_with_the_fields_path(tmp_path: Path, cas
             status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
             assert status
             bad = error_details_pb2.BadRequest()
-            assert any(detail.Unpack(bad) for detail in status.details) and bad.field_violations[0].field == field
+            assert (
+                any(detail.Unpack(bad) for detail in status.details)
+                and bad.field_violations[0].field == field
+            )
             await server.at_rest()
 
     asyncio.run(main())
@@ -158,13 +187,17 @@ BOMBS: dict[str, dict[str, Any]] = {
     "parentheses": {"regex": "(" * 30_000 + "a" + ")" * 30_000},
     "more parentheses": {"lark": "start: " + "(" * 30_000 + '"a"' + ")" * 30_000},
     "patterns": {
-        "json_schema": json.dumps({"allOf": [{"type": "string", "pattern": f".*{c}.*"} for c in "abcdefghij"]})
+        "json_schema": json.dumps(
+            {"allOf": [{"type": "string", "pattern": f".*{c}.*"} for c in "abcdefghij"]}
+        )
     },
     "many patterns": {
         "json_schema": json.dumps(
             {
                 "type": "object",
-                "properties": {f"p{i}": {"type": "string", "pattern": f".*x{{{i}}}.*"} for i in range(500)},
+                "properties": {
+                    f"p{i}": {"type": "string", "pattern": f".*x{{{i}}}.*"} for i in range(500)
+                },
             }
         )
     },
@@ -180,7 +213,9 @@ def test_bombs_are_refused_or_served_and_others_do_not_feel_them(tmp_path: Path)
             alone = await steps_of(server)
             for name, sampling in BOMBS.items():
                 began = time.monotonic()
-                bomb = asyncio.ensure_future(server.inference.Generate(asked(max_tokens=8, **sampling)))
+                bomb = asyncio.ensure_future(
+                    server.inference.Generate(asked(max_tokens=8, **sampling))
+                )
                 assert await steps_of(server) == alone, name
                 try:
                     await bomb
@@ -205,7 +240,10 @@ def test_a_grammar_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with running(tmp_path, limits=Limits(grammar_seconds=0.1)) as server:
-            with pytest.raises(aio.AioRpcError, match=r"takes more than 0.1 s .--grammar-seconds. or too much memory"):
+            with pytest.raises(
+                aio.AioRpcError,
+                match=r"takes more than 0.1 s .--grammar-seconds. or too much memory",
+            ):
                 await server.inference.Generate(asked(json_schema=json.dumps(slow)))
             answer = await server.inference.Generate(asked(regex="ab"))  # by another process
             assert answer.choices[0].text == "ab"
@@ -215,16 +253,24 @@ def test_a_grammar_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
 
 def test_a_grammar_that_is_known_waits_for_no_other(tmp_path: Path) -> None:
-    slow = json.dumps({"allOf": [{"type": "string", "pattern": f".*{c}.*"} for c in "abcdefghijklmnop"]})
+    slow = json.dumps(
+        {"allOf": [{"type": "string", "pattern": f".*{c}.*"} for c in "abcdefghijklmnop"]}
+    )
 
     def is_turned_away(call: "asyncio.Future[Any]") -> bool:
         error = call.exception() if call.done() else None
-        return isinstance(error, aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return (
+            isinstance(error, aio.AioRpcError)
+            and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        )
 
     async def main() -> None:
         async with running(tmp_path, limits=Limits(grammar_seconds=1.0)) as server:
             await server.inference.Generate(asked(regex="ab"))
-            bombs = [asyncio.ensure_future(server.inference.Generate(asked(json_schema=slow))) for _ in range(70)]
+            bombs = [
+                asyncio.ensure_future(server.inference.Generate(asked(json_schema=slow)))
+                for _ in range(70)
+            ]
             async with asyncio.timeout(10):
                 while sum(map(is_turned_away, bombs)) < 70 - MAX_UNCOMPILED:
                     await asyncio.sleep(0.01)
@@ -244,12 +290,17 @@ class Person(BaseModel):
 
 def test_openais_client(tmp_path: Path) -> None:
     messages: Any = [{"role": "user", "content": "who?"}]
-    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    wanted = {
+        "type": "json_schema",
+        "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
+    }
 
     async def main() -> None:
         async with serving(tmp_path) as http:
             chats = http.client.chat.completions
-            made = await chats.create(model="fake", messages=messages, response_format=wanted, seed=4)  # type: ignore[arg-type]
+            made = await chats.create(
+                model="fake", messages=messages, response_format=wanted, seed=4
+            )  # type: ignore[arg-type]
             jsonschema.validate(json.loads(made.choices[0].message.content or ""), SCHEMA)
             assert made.choices[0].finish_reason == "stop"
             stream: Any = await chats.create(
@@ -261,10 +312,14 @@ def test_openais_client(tmp_path: Path) -> None:
             )
             pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
             assert "".join(pieces) == made.choices[0].message.content
-            parsed = await chats.parse(model="fake", messages=messages, response_format=Person, seed=5, max_tokens=400)
+            parsed = await chats.parse(
+                model="fake", messages=messages, response_format=Person, seed=5, max_tokens=400
+            )
             assert isinstance(parsed.choices[0].message.parsed, Person)
             whole: Any = {"type": "json_object"}
-            made = await chats.create(model="fake", messages=messages, response_format=whole, seed=4, max_tokens=60)
+            made = await chats.create(
+                model="fake", messages=messages, response_format=whole, seed=4, max_tokens=60
+            )
             assert (made.choices[0].message.content or "").startswith("{")
             for kind, (value, pattern) in {
                 "regex": ("[0-9]{4}", "[0-9]{4}"),
@@ -282,7 +337,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "type": ({"type": "xml"}, "response_format.type"),
     "no type": ({}, "response_format.type"),
     "no schema": ({"type": "json_schema"}, "response_format.json_schema"),
-    "an empty schema": ({"type": "json_schema", "json_schema": {"name": "x"}}, "response_format.json_schema.schema"),
+    "an empty schema": (
+        {"type": "json_schema", "json_schema": {"name": "x"}},
+        "response_format.json_schema.schema",
+    ),
     "keyword": (
         {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}},
         "response_format.json_schema.schema",

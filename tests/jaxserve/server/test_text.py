@@ -24,7 +24,9 @@ def speak(server: Running, data: bytes) -> None:
         for lane, result in zip(plan.lanes, output.lanes, strict=True):
             for i, sequence in enumerate(lane.sequences):
                 first = said[sequence]
-                result.tokens[i] = [data[(first + n) % len(data)] for n in range(len(result.tokens[i]))]
+                result.tokens[i] = [
+                    data[(first + n) % len(data)] for n in range(len(result.tokens[i]))
+                ]
                 said[sequence] += len(result.tokens[i])
         return output
 
@@ -34,7 +36,9 @@ def speak(server: Running, data: bytes) -> None:
 async def both(server: Running, **sampling: Any) -> tuple[str, list[str], common_pb2.ChoiceFinish]:
     """The unary text, the streamed pieces, and how it ended (alike in both)."""
     params = common_pb2.SamplingParams(seed=1, ignore_eos=True, **sampling)
-    whole = await server.inference.Generate(inference_pb2.GenerateRequest(text="x", sampling=params))
+    whole = await server.inference.Generate(
+        inference_pb2.GenerateRequest(text="x", sampling=params)
+    )
     request = inference_pb2.GenerateStreamRequest(text="x", sampling=params)
     events = [event async for event in server.inference.GenerateStream(request)]
     pieces = [event.delta.text for event in events[1:-1]]
@@ -48,7 +52,9 @@ async def both(server: Running, **sampling: Any) -> tuple[str, list[str], common
 
 
 def test_every_cut(tmp_path: Path) -> None:
-    """max_tokens cuts after every byte; of a character that is cut, U+FFFD is left, and never half of it in a piece."""
+    """max_tokens cuts after every byte; of a character that is cut, U+FFFD is left, and never half
+    of it in a piece.
+    """
 
     async def main() -> None:
         async with running(tmp_path, prefix_cache=False) as server:
@@ -69,7 +75,9 @@ def test_every_stop_string(tmp_path: Path, stop: str, include: bool) -> None:
     async def main() -> None:
         async with running(tmp_path, prefix_cache=False, decode_steps=4) as server:
             speak(server, DATA)
-            text, pieces, finish = await both(server, max_tokens=len(DATA), stop=[stop, "zzz"], include_stop=include)
+            text, pieces, finish = await both(
+                server, max_tokens=len(DATA), stop=[stop, "zzz"], include_stop=include
+            )
             at = TEXT.find(stop)
             expected = TEXT if at < 0 else TEXT[: at + len(stop)] if include else TEXT[:at]
             assert text == "".join(pieces) == expected

@@ -1,4 +1,6 @@
-"""Compiled grammars by themselves: what a matcher says is checked by walking texts that fit, and others."""
+"""Compiled grammars by themselves: what a matcher says is checked by walking texts that fit, and
+others.
+"""
 
 import json
 import os
@@ -31,7 +33,9 @@ def compiler() -> Iterator[Grammars]:
 
 
 def tokens_of(mask: bytes) -> set[int]:
-    return set(np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist())
+    return set(
+        np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
+    )
 
 
 def matcher_of(compiler: Grammars, kind: str, value: object) -> Matcher:
@@ -39,7 +43,8 @@ def matcher_of(compiler: Grammars, kind: str, value: object) -> Matcher:
 
 
 def accepts(matcher: Matcher, text: bytes) -> bool:
-    """Whether this is a whole text: each byte is in the mask before it, and at its end it may end."""
+    """Whether this is a whole text: each byte is in the mask before it, and at its end it may
+    end."""
     for byte in text:
         if matcher.ended or byte not in tokens_of(matcher.masks()[0]):
             return False
@@ -61,7 +66,11 @@ def accepts(matcher: Matcher, text: bytes) -> bool:
         ),
         (
             "json_schema",
-            {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["x", 2]}}, "required": ["a"]},
+            {
+                "type": "object",
+                "properties": {"b": {"type": "integer"}, "a": {"enum": ["x", 2]}},
+                "required": ["a"],
+            },
             ['{"a": "x"}', '{"b": -3,"a": 2}', '{ "a": 2, "more": [true] }'],
             ["{}", '{"b": 1.5, "a": 2}', '{"a": 3}'],
         ),
@@ -112,7 +121,10 @@ class Spelled:
 def published() -> list[Spelled]:
     folders = [BUNDLED]
     if data := os.environ.get("JAXSERVE_TEST_DATA"):
-        folders += [Path(data) / "tokenizers" / name for name in ("deepseek_r1", "gpt2", "gpt_neox_20b", "open_llama")]
+        folders += [
+            Path(data) / "tokenizers" / name
+            for name in ("deepseek_r1", "gpt2", "gpt_neox_20b", "open_llama")
+        ]
     return [Spelled(folder.name, load_tokenizer(folder)) for folder in folders]
 
 
@@ -150,13 +162,19 @@ def accepts_all(matcher: Matcher, text: bytes) -> bool:
 
 
 def test_grammars_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = Grammars(ByteTokenizer(), (END,), 258, Bounds(cache_bytes=3 * getsizeof(definition("regex", "a"))))
+    compiler = Grammars(
+        ByteTokenizer(), (END,), 258, Bounds(cache_bytes=3 * getsizeof(definition("regex", "a")))
+    )
     checked = list[str]()
     once = compiler._checked
-    monkeypatch.setattr(compiler, "_checked", lambda asked: checked.append(asked.text) or once(asked))
+    monkeypatch.setattr(
+        compiler, "_checked", lambda asked: checked.append(asked.text) or once(asked)
+    )
     for text in "abcacdab":
         compiler.compile(Structure.of("regex", text))
-    assert "".join(checked) == "abcdb"  # d took the place of b, which was used longest ago, and b that of c
+    assert (
+        "".join(checked) == "abcdb"
+    )  # d took the place of b, which was used longest ago, and b that of c
     compiler.compile(Structure.of("regex", "x" * 60_000))
     assert len(compiler._kept) == 1
     compiler.close()
@@ -165,10 +183,20 @@ def test_grammars_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_one_answer_took_of_the_lexer_is_not_missing_for_the_next(compiler: Grammars) -> None:
     """Six fields, each of which takes a fifth of the states that a lexer may have."""
     fields = [f"field{i}" for i in range(6)]
-    lengths = {name: {"type": "string", "maxLength": 1400 + 100 * i} for i, name in enumerate(fields)}
-    schema = {"type": "object", "properties": lengths, "required": fields, "additionalProperties": False}
+    lengths = {
+        name: {"type": "string", "maxLength": 1400 + 100 * i} for i, name in enumerate(fields)
+    }
+    schema = {
+        "type": "object",
+        "properties": lengths,
+        "required": fields,
+        "additionalProperties": False,
+    }
     for long in fields:
-        text = json.dumps({name: "x" * 1350 if name == long else "short" for name in fields}, separators=(",", ":"))
+        text = json.dumps(
+            {name: "x" * 1350 if name == long else "short" for name in fields},
+            separators=(",", ":"),
+        )
         matcher = matcher_of(compiler, "json_schema", schema)
         assert accepts(matcher, text.encode()), matcher.failure
 
@@ -178,19 +206,29 @@ def test_what_a_thread_has_no_stack_for_is_refused(compiler: Grammars) -> None:
 
     def chain(length: int) -> Structure:
         links = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {}]} for i in range(length)}
-        return Structure.of("json_schema", {"$ref": "#/$defs/d0", "$defs": links | {f"d{length}": {"type": "null"}}})
+        return Structure.of(
+            "json_schema", {"$ref": "#/$defs/d0", "$defs": links | {f"d{length}": {"type": "null"}}}
+        )
 
     with pytest.raises(GrammarError, match="or nests too deep"):
         compiler.compile(chain(1200))
     compiler.compile(chain(80))
 
 
-def test_many_threads_ask_for_few_grammars(compiler: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_threads_ask_for_few_grammars(
+    compiler: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each is checked once, and followed by itself."""
     checked, once = list[str](), compiler._checked
-    monkeypatch.setattr(compiler, "_checked", lambda asked: checked.append(asked.text) or once(asked))
+    monkeypatch.setattr(
+        compiler, "_checked", lambda asked: checked.append(asked.text) or once(asked)
+    )
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda i: compiler.compile(Structure.of("regex", f"[ab]{{{i % 3}}}c")), range(48)))
+        found = list(
+            threads.map(
+                lambda i: compiler.compile(Structure.of("regex", f"[ab]{{{i % 3}}}c")), range(48)
+            )
+        )
     assert len(checked) == 3 and len({id(grammar) for grammar in found}) == 48
 
 
@@ -203,9 +241,13 @@ def test_a_worker_that_dies_is_replaced(compiler: Grammars) -> None:
     compiler.compile(Structure.of("regex", "b"))
 
 
-def test_without_the_library_it_is_named(compiler: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_it_is_named(
+    compiler: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grammars, "find_spec", lambda name: None)
-    with pytest.raises(NotBuiltInError, match="needs the package llguidance, which is not installed here"):
+    with pytest.raises(
+        NotBuiltInError, match="needs the package llguidance, which is not installed here"
+    ):
         compiler.compile(Structure.of("regex", "a"))
 
 
@@ -242,7 +284,9 @@ def test_what_is_no_structure(kind: str, value: object, problem: str) -> None:
         ({"type": "integer", "minimum": 3, "maximum": 2}, "cannot be used"),
     ],
 )
-def test_schemas_that_cannot_be_followed_are_refused(compiler: Grammars, schema: dict, words: str) -> None:
+def test_schemas_that_cannot_be_followed_are_refused(
+    compiler: Grammars, schema: dict, words: str
+) -> None:
     with pytest.raises(GrammarError) as caught:
         compiler.compile(Structure.of("json_schema", json.dumps(schema), "sampling.json_schema"))
     assert caught.value.field == "sampling.json_schema" and words in str(caught.value)

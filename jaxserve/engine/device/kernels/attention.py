@@ -16,16 +16,24 @@ log = logging.getLogger("jaxserve.engine")
 
 
 def attention_options(
-    spec: ModelSpec, group: PageGroup, mesh: Mesh, page_size: int, dtype: jnp.dtype, most: int | None
+    spec: ModelSpec,
+    group: PageGroup,
+    mesh: Mesh,
+    page_size: int,
+    dtype: jnp.dtype,
+    most: int | None,
 ) -> Options:
     """Of one shard's heads. dtype: of pages. most: tokens per row, see Options."""
     layout = group.layout(page_size, dtype, shards=mesh.shape["tensor"])
     kind = device_kind(mesh)
-    return Options(layout, spec.score_scale, group.window, spec.attn_softcap, most, device_kind=kind)
+    return Options(
+        layout, spec.score_scale, group.window, spec.attn_softcap, most, device_kind=kind
+    )
 
 
 def choose_attention(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype) -> str:
-    """The name of an implementation that can run every step of this engine; KernelError when the one asked for cannot.
+    """The name of an implementation that can run every step of this engine; KernelError when the
+    one asked for cannot.
 
     dtype: of queries. config.attention: a name, or auto. What auto passes over is logged.
     """

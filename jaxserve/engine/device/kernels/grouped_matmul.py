@@ -22,9 +22,11 @@ log = logging.getLogger("jaxserve.engine")
 def choose_grouped_matmul(
     spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, form: Form | None = None
 ) -> str:
-    """The name of an implementation that can run every step of this engine; KernelError when the one asked for cannot.
+    """The name of an implementation that can run every step of this engine; KernelError when the
+    one asked for cannot.
 
-    config.grouped_matmul: a name, or auto. What auto passes over is logged. form: of quantized weights.
+    config.grouped_matmul: a name, or auto. What auto passes over is logged. form: of quantized
+    weights.
     """
 
     asked = partial(products_of_steps, spec, config, mesh, dtype=dtype, form=form)
@@ -32,13 +34,22 @@ def choose_grouped_matmul(
 
 
 def products_of_steps(
-    spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: GroupedMatmul, dtype: jnp.dtype, form: Form | None
+    spec: ModelSpec,
+    config: EngineConfig,
+    mesh: Mesh,
+    kernel: GroupedMatmul,
+    dtype: jnp.dtype,
+    form: Form | None,
 ) -> list[tuple[Options, Demand]]:
     """What all steps of the engine ask of an implementation; nothing of a model without experts."""
     if spec.mixture is None:
         return []
     sizes = {bucket.tokens for bucket in BucketPlan.of(config).buckets}
-    return [each for tokens in sorted(sizes) for each in products(spec, tokens, mesh, kernel, dtype, form)]
+    return [
+        each
+        for tokens in sorted(sizes)
+        for each in products(spec, tokens, mesh, kernel, dtype, form)
+    ]
 
 
 def _log_refusal(name: str, error: KernelError) -> None:

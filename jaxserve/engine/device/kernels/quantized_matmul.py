@@ -22,9 +22,11 @@ log = logging.getLogger("jaxserve.engine")
 def choose_quantized_matmul(
     spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, form: Form | None
 ) -> Mapping[str, Placed]:
-    """By name, the weights whose products are a kernel's; KernelError when the one that is asked for cannot.
+    """By name, the weights whose products are a kernel's; KernelError when the one that is asked
+    for cannot.
 
-    dtype: of activations. config.quantized_matmul: a name, or auto. What auto passes over is logged.
+    dtype: of activations. config.quantized_matmul: a name, or auto. What auto passes over is
+    logged.
     """
     found: dict[str, Placed] = {}
     for name, weight in _in_groups(spec, dtype, form).items():
@@ -34,7 +36,9 @@ def choose_quantized_matmul(
             log.warning("quantized-matmul %r is passed over for %s: %s", kernel, name, error)
 
         asked = Options(device_kind(mesh)), demand
-        kernel = dispatch.choose_quantized(config.quantized_matmul, platform(mesh), asked, log_refusal)
+        kernel = dispatch.choose_quantized(
+            config.quantized_matmul, platform(mesh), asked, log_refusal
+        )
         if kernel != "reference":
             found[name] = Placed(weight.values.axes, mesh, dispatch.QUANTIZED[kernel], demand)
     return found
@@ -46,7 +50,11 @@ def _in_groups(spec: ModelSpec, dtype: jnp.dtype, form: Form | None) -> dict[str
     def declared() -> Iterator[tuple[str, Quantized]]:
         specs = param_specs(spec, dtype, form)
         for weights in (specs, *specs["layers"]):
-            yield from ((name, leaf) for name, leaf in weights.items() if is_quantized(leaf) and leaf.form.group)
+            yield from (
+                (name, leaf)
+                for name, leaf in weights.items()
+                if is_quantized(leaf) and leaf.form.group
+            )
 
     return dict(declared())
 

@@ -1,4 +1,5 @@
-"""Answers of every form: what is a call, what is not, and that no cut of the text changes anything."""
+"""Answers of every form: what is a call, what is not, and that no cut of the text changes
+anything."""
 
 import itertools
 import json
@@ -21,7 +22,9 @@ GOLDEN: list[dict[str, Any]] = json.loads(
 NAMES = frozenset({"add", "get_weather", "get.time-now"})
 
 
-def reading_of(form: str, thinks: bool = False, opened: bool = False, parallel: bool = True) -> Reading:
+def reading_of(
+    form: str, thinks: bool = False, opened: bool = False, parallel: bool = True
+) -> Reading:
     return Reading(TOOL_FORMS.get(form), NAMES, parallel, thinks, opened)
 
 
@@ -54,7 +57,12 @@ def expected(case: dict[str, Any]) -> list[Part]:
 
 
 def case_reading(case: dict[str, Any]) -> Reading:
-    return reading_of(case["form"], case.get("thinks", False), case.get("opened", False), case.get("parallel", True))
+    return reading_of(
+        case["form"],
+        case.get("thinks", False),
+        case.get("opened", False),
+        case.get("parallel", True),
+    )
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{case['form']}: {case['name']}")
@@ -83,13 +91,25 @@ def test_the_golden_answers_are_not_all_alike() -> None:
 @settings(max_examples=60, deadline=None)
 def test_text_without_marks_passes_unchanged(form: str, thinks: bool, pieces: list[str]) -> None:
     text = "".join(pieces)
-    if any(mark in text for mark in ("<think>", "</think>", "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")):
+    if any(
+        mark in text
+        for mark in ("<think>", "</think>", "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+    ):
         return
     assert parts_of(reading_of(form, thinks), pieces) == ([Content(text)] if text else [])
 
 
 FRAGMENTS = (
-    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>"),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "<|python_tag|>",
+        "<think>",
+        "</think>",
+    ),
     *(
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁calls▁end｜>",
@@ -97,15 +117,39 @@ FRAGMENTS = (
         "<｜tool▁call▁end｜>",
         "<｜tool▁sep｜>",
     ),
-    *('{"name": "add", "arguments": {"a": 1}}', '{"name": "add", "parameters": {}}', '{"a": "</tool_call>"}'),
-    *("add", "function", "\n```json\n", "\n```", "[", "]", "{", "}", '"', "\\", ";", ",", " ", "\n", "x", "<", "<tool"),
+    *(
+        '{"name": "add", "arguments": {"a": 1}}',
+        '{"name": "add", "parameters": {}}',
+        '{"a": "</tool_call>"}',
+    ),
+    *(
+        "add",
+        "function",
+        "\n```json\n",
+        "\n```",
+        "[",
+        "]",
+        "{",
+        "}",
+        '"',
+        "\\",
+        ";",
+        ",",
+        " ",
+        "\n",
+        "x",
+        "<",
+        "<tool",
+    ),
 )
 
 
 @pytest.mark.parametrize("form", list(TOOL_FORMS))
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14), data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_cuts_change_nothing_of_anything(form: str, fragments: list[str], data: st.DataObject) -> None:
+def test_cuts_change_nothing_of_anything(
+    form: str, fragments: list[str], data: st.DataObject
+) -> None:
     text, reading = "".join(fragments), reading_of(form, thinks=data.draw(st.booleans()))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
@@ -123,7 +167,10 @@ DEEP = {
     "hermes": '<tool_call>{"name": "add", "arguments": %s}</tool_call>',
     "llama": '{"name": "add", "parameters": %s}',
     "mistral": '[TOOL_CALLS]add[ARGS]{"x": %s}',
-    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add"
+        "<｜tool▁sep｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
 }
 
 
@@ -138,11 +185,20 @@ def test_depth_is_bounded(form: str) -> None:
 @pytest.mark.parametrize("form", list(TOOL_FORMS))
 @pytest.mark.parametrize(
     "text",
-    ['<tool_call>{"', "[TOOL_CALLS] [", '<|python_tag|>{"\\"', "<｜tool▁calls▁begin｜>{", "\n", '{"a": "'],
+    [
+        '<tool_call>{"',
+        "[TOOL_CALLS] [",
+        '<|python_tag|>{"\\"',
+        "<｜tool▁calls▁begin｜>{",
+        "\n",
+        '{"a": "',
+    ],
     ids=repr,
 )
 def test_time_is_linear(form: str, text: str) -> None:
-    """A text that looks like calls all over; reading or moving any of it again and again would take minutes."""
+    """A text that looks like calls all over; reading or moving any of it again and again would take
+    minutes.
+    """
     long, began = text * (400_000 // len(text)), time.monotonic()
     pieces = [long[at : at + 4000] for at in range(0, len(long), 4000)]
     assert parts_of(reading_of(form), pieces) == [Content(long)]

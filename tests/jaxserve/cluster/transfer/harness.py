@@ -1,4 +1,5 @@
-"""Two servers' halves of a transfer in one process, with an engine that only has what it is given."""
+"""Two servers' halves of a transfer in one process, with an engine that only has what it is
+given."""
 
 import asyncio
 import contextlib
@@ -49,7 +50,9 @@ def piece_of(
     number = np.dtype(getattr(ml_dtypes, dtype, dtype))
 
     def bits(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return rng.integers(256, size=(*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8).view(dtype)
+        return rng.integers(
+            256, size=(*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8
+        ).view(dtype)
 
     scaled, single = number.itemsize == 1, np.dtype(np.float32)
     return Piece(
@@ -77,7 +80,9 @@ def same(a: Piece, b: Piece) -> bool:
 
 
 PIECES = [
-    piece_of(64 * (i + 1), 64 * i * (i + 1) // 2, group=i % 2, dtype=dtype, latent=i % 3 == 2, seed=i)
+    piece_of(
+        64 * (i + 1), 64 * i * (i + 1) // 2, group=i % 2, dtype=dtype, latent=i % 3 == 2, seed=i
+    )
     for i, dtype in enumerate(DTYPES * 2)
 ]
 
@@ -95,7 +100,9 @@ def asking_for(token_ids: tuple[int, ...]) -> Prompt:
 
 @dataclass
 class FakeSource:
-    """Gives the pieces that it was given. before: awaited before each, with its number; open: prompts at work."""
+    """Gives the pieces that it was given. before: awaited before each, with its number; open:
+    prompts at work.
+    """
 
     given: Sequence[Piece] = ()
     handshake: Handshake = field(default_factory=lambda: HANDSHAKE)
@@ -142,10 +149,17 @@ class Servers:
             assert time.monotonic() < until, held
             await asyncio.sleep(0.002)
         self.shelf.check_invariants()
-        assert not (self.shelf._lots or self.shelf._taken or self.shelf.budget.waiting or self.budget.waiting)
+        assert not (
+            self.shelf._lots
+            or self.shelf._taken
+            or self.shelf.budget.waiting
+            or self.budget.waiting
+        )
 
 
-async def fetch_all(client: PrefillClient, seconds: float = 10.0, prompt: Prompt | None = None) -> list[Piece]:
+async def fetch_all(
+    client: PrefillClient, seconds: float = 10.0, prompt: Prompt | None = None
+) -> list[Piece]:
     async with aclosing(client.pieces(prompt or asking_for((1, 2, 3)), now() + seconds)) as pieces:
         return [piece async for piece in pieces]
 
@@ -200,20 +214,29 @@ class Proxy:
     port: int = 0
     frozen: asyncio.Event = field(default_factory=asyncio.Event)
     came: int = 0  # bytes from the server
-    limits: Callable[[], float] = lambda: float("inf")  # bytes of a connection, from the server, after which it is cut
+    limits: Callable[[], float] = lambda: float(
+        "inf"
+    )  # bytes of a connection, from the server, after which it is cut
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back, forth = await asyncio.open_connection("127.0.0.1", self.target)
         self._writers |= {writer, forth}
-        for way in (self._pump(reader, forth, float("inf")), self._pump(back, writer, self.limits(), True)):
+        for way in (
+            self._pump(reader, forth, float("inf")),
+            self._pump(back, writer, self.limits(), True),
+        ):
             task = asyncio.create_task(way)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: float, counted: bool = False
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        limit: float,
+        counted: bool = False,
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(2**16):

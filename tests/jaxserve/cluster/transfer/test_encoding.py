@@ -77,7 +77,10 @@ def test_messages_are_protobufs(size: int) -> None:
         assert message == pb.FetchResponse(data=data).SerializeToString()
 
 
-@given(st.binary(max_size=40) | st.binary(max_size=40).map(lambda data: b"\n" + bytes([len(data)]) + data))
+@given(
+    st.binary(max_size=40)
+    | st.binary(max_size=40).map(lambda data: b"\n" + bytes([len(data)]) + data)
+)
 def test_any_bytes_as_a_message(message: bytes) -> None:
     """What is taken is what protobuf takes for the same."""
     try:
@@ -91,7 +94,9 @@ def test_any_bytes_as_a_message(message: bytes) -> None:
 def test_messages_that_are_cut_off_or_go_on() -> None:
     whole = message_of(memoryview(bytes(300)))
     for message in (b"", b"\n", b"\n" + b"\xff" * 6, whole[:-1], whole + b"x", b"\x12" + whole[1:]):
-        with pytest.raises(TransferError, match=f"a message of {len(message)} bytes is none of a piece") as caught:
+        with pytest.raises(
+            TransferError, match=f"a message of {len(message)} bytes is none of a piece"
+        ) as caught:
             data_of(message)
         assert caught.value.code == "DATA_LOSS"
 
@@ -121,7 +126,11 @@ def test_arrays_that_no_piece_has(array: pb.Array) -> None:
 
 def test_arrays_that_contradict_each_other() -> None:
     ticket = Ticket.of(KEY, piece_of(4, dtype="int8"))
-    for arrays in (ticket.arrays[1:], ticket.arrays[:2], (replace(ticket.arrays[0], shape=(1, 2)), *ticket.arrays[1:])):
+    for arrays in (
+        ticket.arrays[1:],
+        ticket.arrays[:2],
+        (replace(ticket.arrays[0], shape=(1, 2)), *ticket.arrays[1:]),
+    ):
         blank = Blank(replace(ticket, arrays=arrays))
         blank.fill(bytes(sum(array.nbytes for array in arrays)))
         with pytest.raises(TransferError) as caught:

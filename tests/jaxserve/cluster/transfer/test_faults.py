@@ -52,7 +52,10 @@ def fetch(s: Servers, ticket: bytes, seconds: float = 10.0) -> aio.UnaryStreamCa
 
 @asynccontextmanager
 async def behind_a_proxy(s: Servers) -> AsyncIterator[tuple[Proxy, PrefillClient]]:
-    async with Proxy.before(s.port) as proxy, aio.insecure_channel(f"127.0.0.1:{proxy.port}", OPTIONS) as channel:
+    async with (
+        Proxy.before(s.port) as proxy,
+        aio.insecure_channel(f"127.0.0.1:{proxy.port}", OPTIONS) as channel,
+    ):
         yield proxy, s.asking(channel)
 
 
@@ -73,10 +76,15 @@ def test_an_engine_that_stalls() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_network_that_stalls(begun: bool) -> None:
-    """Before the first byte of a piece, or in the midst of it: no connection is closed, nothing comes."""
+    """Before the first byte of a piece, or in the midst of it: no connection is closed, nothing
+    comes.
+    """
 
     async def main() -> None:
-        async with servers(piece_of(), large(40 * MEBI), seconds=0.5) as s, behind_a_proxy(s) as (proxy, client):
+        async with (
+            servers(piece_of(), large(40 * MEBI), seconds=0.5) as s,
+            behind_a_proxy(s) as (proxy, client),
+        ):
             async with aclosing(client.pieces(asking_for((1,)), now() + 0.5)) as pieces:
                 await anext(pieces)
                 second = asyncio.create_task(anext(pieces))
@@ -91,8 +99,12 @@ def test_a_network_that_stalls(begun: bool) -> None:
     asyncio.run(main())
 
 
-def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sender has sent no more than what connections buffer, and its memory is free after the deadline."""
+def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sender has sent no more than what connections buffer, and its memory is free after the
+    deadline.
+    """
     sent = [0]
 
     def counted(piece: Piece) -> Iterator[memoryview]:
@@ -150,7 +162,9 @@ def test_a_receiver_that_fetches_nothing() -> None:
             with pytest.raises(aio.AioRpcError) as caught:
                 while await offers.read() is not aio.EOF:
                     pass
-            assert caught.value.code().name in ("DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"), "whichever comes first"
+            assert caught.value.code().name in ("DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"), (
+                "whichever comes first"
+            )
             assert "--transfer-" in (caught.value.details() or "")
             await s.at_rest()
             with pytest.raises(aio.AioRpcError) as caught:
@@ -207,7 +221,9 @@ def test_a_server_that_ends() -> None:
 
 
 def test_a_channel_that_is_closed() -> None:
-    """By its owner, who was told that this server is none any more: an error, no cancellation of whoever waits."""
+    """By its owner, who was told that this server is none any more: an error, no cancellation of
+    whoever waits.
+    """
 
     async def main() -> None:
         async with servers(piece_of()) as s:
@@ -258,7 +274,13 @@ async def with_a_piece_in_hand(s: Servers, work: "asyncio.Task[None]") -> None:
         await asyncio.sleep(0.001)
 
 
-STAGES = (before_the_first, waiting_for_room_there, waiting_for_room_here, while_fetching, with_a_piece_in_hand)
+STAGES = (
+    before_the_first,
+    waiting_for_room_there,
+    waiting_for_room_here,
+    while_fetching,
+    with_a_piece_in_hand,
+)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -304,8 +326,12 @@ def test_wrong_tickets() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("sent", [piece_of(3), piece_of(5), large(4)], ids=["less", "more", "other"])
-def test_a_sender_that_sends_something_else_than_it_offered(sent: Piece, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "sent", [piece_of(3), piece_of(5), large(4)], ids=["less", "more", "other"]
+)
+def test_a_sender_that_sends_something_else_than_it_offered(
+    sent: Piece, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetching, "chunks", lambda piece: chunks(sent))
 
     async def main() -> None:
@@ -321,7 +347,9 @@ def test_a_sender_that_sends_something_else_than_it_offered(sent: Piece, monkeyp
 
 @pytest.mark.parametrize("batches", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) -> None:
-    """Through a network that cuts and stalls, with engines that fail and stall, and receivers that do likewise."""
+    """Through a network that cuts and stalls, with engines that fail and stall, and receivers that
+    do likewise.
+    """
 
     async def main() -> None:
         rng = random.Random(7)
@@ -372,7 +400,13 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
             s.source.before = nothing
             await s.at_rest(10)
             assert sum(told.values()) == 100 * batches and told["OK"] > 10 * batches, told
-            kinds = {"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ZeroDivisionError", "CancelledError"}
+            kinds = {
+                "INTERNAL",
+                "UNAVAILABLE",
+                "DEADLINE_EXCEEDED",
+                "ZeroDivisionError",
+                "CancelledError",
+            }
             assert kinds <= told.keys(), told
             assert len(await s.fetch_all()) == len(pieces), "it serves on"
             await s.at_rest()

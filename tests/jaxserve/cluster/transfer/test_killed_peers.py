@@ -44,7 +44,9 @@ def line(process: Process) -> str:
     return process.stdout.readline()
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGKILL, "UNAVAILABLE"), (signal.SIGSTOP, "DEADLINE_EXCEEDED")])
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGKILL, "UNAVAILABLE"), (signal.SIGSTOP, "DEADLINE_EXCEEDED")]
+)
 @pytest.mark.parametrize("stage", ["before", "between two pieces", "in the midst of one", "after"])
 def test_a_sender(stage: str, number: signal.Signals, code: str) -> None:
     async def main(sender: Process) -> None:
@@ -85,7 +87,9 @@ async def _all(first: "asyncio.Task[object]", rest: object) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_receiver(number: signal.Signals) -> None:
-    """Of three pieces it holds the first. Killed, it is missed at once; stopped, when the second one's time is over."""
+    """Of three pieces it holds the first. Killed, it is missed at once; stopped, when the second
+    one's time is over.
+    """
 
     async def main() -> None:
         pieces = [large(40 * MEBI)] * 3
@@ -100,7 +104,9 @@ def test_a_receiver(number: signal.Signals) -> None:
                 if number == signal.SIGKILL:
                     assert took < 1 and counts.withdrawn == 2
                 else:
-                    assert took < 3 and counts.expired >= 1 and counts.expired + counts.withdrawn == 2
+                    assert (
+                        took < 3 and counts.expired >= 1 and counts.expired + counts.withdrawn == 2
+                    )
             assert len(await s.fetch_all()) == 3
 
     asyncio.run(main())

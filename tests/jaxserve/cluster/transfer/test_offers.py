@@ -37,7 +37,9 @@ def test_a_budget_serves_whoever_came_first() -> None:
             order.append(name)
 
         await budget.take(8, now())
-        asking = [asyncio.create_task(ask(*one)) for one in (("large", 9), ("small", 1), ("other", 1))]
+        asking = [
+            asyncio.create_task(ask(*one)) for one in (("large", 9), ("small", 1), ("other", 1))
+        ]
         await settled()
         assert budget.held == 8 and budget.waiting == 3 and not order
         budget.give(8)
@@ -86,7 +88,8 @@ def test_no_room_by_the_deadline() -> None:
             late = await refusal(budget.take(4, now() + 0.02))
             assert (late.code, str(late)) == (
                 "RESOURCE_EXHAUSTED",
-                "no room for 4 bytes in time: 7 of 10 (--transfer-buffer of the decode server) are held",
+                "no room for 4 bytes in time: 7 of 10 (--transfer-buffer of the decode server) "
+                "are held",
             )
             never = await refusal(budget.take(11, now() + 99))
             assert (
@@ -109,7 +112,10 @@ def test_a_ticket_is_good_once() -> None:
                 assert lot.piece is piece and shelf.budget.held == piece.nbytes
                 shelf.check_invariants()
                 for key in (ticket.key, b"", b"x" * 16):
-                    with pytest.raises(TransferError, match="no piece is on offer") as caught, shelf.taking(key):
+                    with (
+                        pytest.raises(TransferError, match="no piece is on offer") as caught,
+                        shelf.taking(key),
+                    ):
                         pass
                     assert caught.value.code == "NOT_FOUND"
             await offering.fetched()
@@ -217,7 +223,9 @@ def test_whatever_happens_the_books_are_right(seed: int) -> None:
             with suppress(TransferError):
                 async with shelf.offering() as offering:
                     for _ in range(rng.randrange(5)):
-                        ticket = await offering.offer(piece_of(rng.choice((1, 2, 3, 6))), now() + rng.random() / 10)
+                        ticket = await offering.offer(
+                            piece_of(rng.choice((1, 2, 3, 6))), now() + rng.random() / 10
+                        )
                         await asyncio.sleep(rng.random() / 100)
                         if rng.random() < 0.7:
                             with shelf.taking(ticket.key):

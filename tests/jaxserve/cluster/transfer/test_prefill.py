@@ -1,4 +1,6 @@
-"""One server asks another for a prompt: what comes over, what is held meanwhile, and who is refused."""
+"""One server asks another for a prompt: what comes over, what is held meanwhile, and who is
+refused.
+"""
 
 import asyncio
 from contextlib import aclosing
@@ -38,7 +40,9 @@ from tests.jaxserve.cluster.transfer.harness import (
 def test_pieces_come_bit_for_bit_and_in_order() -> None:
     async def main() -> None:
         async with servers(*PIECES) as s:
-            prompt = Prompt(token_ids=tuple(range(5000)), salt="salt", start=32, page_size=16, priority=-3)
+            prompt = Prompt(
+                token_ids=tuple(range(5000)), salt="salt", start=32, page_size=16, priority=-3
+            )
             found = await s.fetch_all(prompt=prompt)
             assert len(found) == len(PIECES) and all(map(same, found, PIECES))
             assert s.source.prompts == [prompt]
@@ -130,7 +134,8 @@ def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, ro
             whose = "prefill" if buffer < room else "decode"
             assert (error.code, str(error)) == (
                 "RESOURCE_EXHAUSTED",
-                f"a piece of 1000 bytes needs a larger --transfer-buffer of the {whose} server (now 999 bytes)",
+                f"a piece of 1000 bytes needs a larger --transfer-buffer of the {whose} server "
+                f"(now 999 bytes)",
             )
             assert error.remote == (whose == "prefill")
             await s.at_rest()
@@ -152,7 +157,10 @@ def test_servers_that_differ_part_with_both_values(theirs: dict[str, str], probl
     async def main() -> None:
         async with servers(*PIECES, handshake=replace(HANDSHAKE, model=MODEL | theirs)) as s:
             error = await refusal(s.fetch_all())
-            assert (error.code, str(error)) == ("FAILED_PRECONDITION", f"the two servers differ in {problem}")
+            assert (error.code, str(error)) == (
+                "FAILED_PRECONDITION",
+                f"the two servers differ in {problem}",
+            )
             assert not s.source.prompts and s.shelf.counts == Counts()
 
     asyncio.run(main())
@@ -161,10 +169,15 @@ def test_servers_that_differ_part_with_both_values(theirs: dict[str, str], probl
 def test_a_caller_that_states_nothing_is_refused() -> None:
     async def main() -> None:
         async with servers(*PIECES) as s:
-            call = rpc.PrefillServiceStub(s.channel).Prefill(pb.PrefillRequest(token_ids=[1]), timeout=10)
+            call = rpc.PrefillServiceStub(s.channel).Prefill(
+                pb.PrefillRequest(token_ids=[1]), timeout=10
+            )
             with pytest.raises(aio.AioRpcError) as caught:
                 await call.read()
-            assert caught.value.details() == "the two servers differ in the protocol: 1 there, none here"
+            assert (
+                caught.value.details()
+                == "the two servers differ in the protocol: 1 there, none here"
+            )
 
     asyncio.run(main())
 
@@ -199,7 +212,9 @@ def test_pages_that_cannot_be_made_of_theirs() -> None:
                 if message:
                     error = await refusal(s.fetch_all())
                     assert error.code == "FAILED_PRECONDITION"
-                    assert str(error) == f"--kv: pages hold int8 there, and those here are {message}"
+                    assert (
+                        str(error) == f"--kv: pages hold int8 there, and those here are {message}"
+                    )
                 else:
                     assert len(await s.fetch_all()) == 1
 
@@ -210,7 +225,11 @@ def test_what_the_engine_refuses_is_said_and_a_bug_is_not(caplog: pytest.LogCapt
     async def main() -> None:
         async with servers(*PIECES) as s:
             for error, code, text in (
-                (QueueFullError("1024 requests wait", 1.0), "RESOURCE_EXHAUSTED", "1024 requests wait"),
+                (
+                    QueueFullError("1024 requests wait", 1.0),
+                    "RESOURCE_EXHAUSTED",
+                    "1024 requests wait",
+                ),
                 (RuntimeError("/etc/keys"), "INTERNAL", "RuntimeError (see this server's log)"),
             ):
 
@@ -238,12 +257,19 @@ def test_it_stands_behind_the_servers_tokens() -> None:
             TransferServicer(shelf).add_to(server)
 
         face = Face("jaxserve.cluster.v1.PrefillService", add)
-        server = new_server(Limits(), Tokens(client="secret"), Health(False, False, face), None, None, face)
+        server = new_server(
+            Limits(), Tokens(client="secret"), Health(False, False, face), None, None, face
+        )
         port = bind(server, "127.0.0.1", 0, None, "--port")
         await server.start()
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             with_token = (("authorization", "Bearer secret"),)
-            for metadata, receiving in (((), ()), (with_token, ()), ((), with_token), (with_token, with_token)):
+            for metadata, receiving in (
+                ((), ()),
+                (with_token, ()),
+                ((), with_token),
+                (with_token, with_token),
+            ):
                 receiver = Receiver(channel, Budget(MEBI), receiving)
                 client = PrefillClient(channel, receiver, HANDSHAKE, metadata)
                 if metadata and receiving:
@@ -259,5 +285,8 @@ def test_it_stands_behind_the_servers_tokens() -> None:
 def test_the_handshake_states_what_it_checks() -> None:
     request = pb.PrefillRequest(**HANDSHAKE.fields())
     HANDSHAKE.check(request)
-    assert dict(zip(request.facts.names, request.facts.values, strict=True)) == {"the protocol": "1"} | MODEL
+    assert (
+        dict(zip(request.facts.names, request.facts.values, strict=True))
+        == {"the protocol": "1"} | MODEL
+    )
     assert request.dtypes == ["float32"] and request.transports == ["grpc"]

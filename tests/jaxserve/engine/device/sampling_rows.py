@@ -1,11 +1,18 @@
-"""Rows for the sampler, packed on the host as the engine packs them, and what a sampler that sorts makes of them."""
+"""Rows for the sampler, packed on the host as the engine packs them, and what a sampler that sorts
+makes of them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import numpy as np
 
-from jaxserve.engine.device.batch import admission_layout, allowed_bits, pack_admission, token_counts
+from jaxserve.engine.device.batch import (
+    admission_layout,
+    allowed_bits,
+    pack_admission,
+    token_counts,
+)
 from jaxserve.engine.device.sampling import RowFields, RowSampling
 from jaxserve.engine.plan import Admission
 from jaxserve.request import MAX_BIASES
@@ -60,10 +67,14 @@ def row_sampling(admissions: Sequence[Admission], vocab: int) -> RowSampling:
     """The scalars of rows, through the engine's own packing; fields [B, ...]."""
     layout = admission_layout(page_groups=1, pages_per_row=1)
     packed = [layout.unpack_on_host(pack_admission(a, layout, 1, vocab)) for a in admissions]
-    return RowSampling(**{f.name: np.stack([one[f.name] for one in packed]) for f in fields(RowSampling)})
+    return RowSampling(
+        **{f.name: np.stack([one[f.name] for one in packed]) for f in fields(RowSampling)}
+    )
 
 
-def row_fields(admissions: Sequence[Admission], vocab: int, lanes: int = 1) -> tuple[RowFields, np.ndarray]:
+def row_fields(
+    admissions: Sequence[Admission], vocab: int, lanes: int = 1
+) -> tuple[RowFields, np.ndarray]:
     """The large fields, and [A, r] where each row stands: in reverse order, behind an unused row.
 
     What nobody asked for is what the row's last user left there: anything.
@@ -101,7 +112,9 @@ def edited(logits: np.ndarray, a: Admission, position: int) -> np.ndarray:
 
 
 def penalised(logits: np.ndarray, a: Admission) -> np.ndarray:
-    """Repetition penalty for tokens of prompt and output, then presence and frequency penalty for the output's."""
+    """Repetition penalty for tokens of prompt and output, then presence and frequency penalty for
+    the output's.
+    """
     result = logits.astype(np.float64)
     history = a.history or ()
     for token in set(history):
@@ -114,9 +127,11 @@ def penalised(logits: np.ndarray, a: Admission) -> np.ndarray:
 
 
 def probabilities(logits: np.ndarray, a: Admission) -> tuple[np.ndarray, float]:
-    """What min_p, top_k and top_p leave of softmax(logits / temperature), ties included; [V] float64.
+    """What min_p, top_k and top_p leave of softmax(logits / temperature), ties included; [V]
+    float64.
 
-    And how close a sum of probabilities came to top_p: below the rounding error, either answer is right.
+    And how close a sum of probabilities came to top_p: below the rounding error, either answer is
+    right.
     """
     p = np.exp((logits - logits.max()) / np.float64(a.temperature))
     p[p < np.float32(a.min_p)] = 0

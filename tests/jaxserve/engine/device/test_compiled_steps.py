@@ -1,4 +1,6 @@
-"""What the compiler says of the steps: the state is updated in place, and nothing large stands beside it."""
+"""What the compiler says of the steps: the state is updated in place, and nothing large stands
+beside it.
+"""
 
 import math
 
@@ -38,7 +40,9 @@ def runner():
 
 @pytest.mark.parametrize("bucket", [*BUCKETS, *ALONE], ids=str)
 def test_state_is_aliased_and_never_copied(runner, bucket: Bucket) -> None:
-    """Aliased bytes are the state's bytes; temporaries stay under a tenth of one layer's pages (34 MB)."""
+    """Aliased bytes are the state's bytes; temporaries stay under a tenth of one layer's pages (34
+    MB).
+    """
     memory = runner.lowering.step(bucket).compile().memory_analysis()
     state = runner.lowering.state
     assert memory.alias_size_in_bytes == nbytes(state)
@@ -56,7 +60,10 @@ def test_writers_alias_the_state_too(runner) -> None:
 def test_pages_take_what_the_spec_says(runner) -> None:
     config = runner.config
     token = 2 * SPEC.num_kv_heads * SPEC.head_dim * 4
-    assert nbytes(runner.lowering.state.pages) == config.pools[0].pages * config.page_size * SPEC.num_layers * token
+    assert (
+        nbytes(runner.lowering.state.pages)
+        == config.pools[0].pages * config.page_size * SPEC.num_layers * token
+    )
 
 
 def test_a_compile_after_warm_up_is_counted(runner) -> None:
@@ -76,6 +83,13 @@ def test_where_the_tokens_of_a_step_lie() -> None:
 
 
 def test_a_plan_out_of_order_is_refused(runner) -> None:
-    lane = LanePlan(sequences=[1, 2], rows=[0, 1], starts=[0, 4], sizes=[3, 1], samples=[1, 1], tokens=[5, 6, 7, -1])
+    lane = LanePlan(
+        sequences=[1, 2],
+        rows=[0, 1],
+        starts=[0, 4],
+        sizes=[3, 1],
+        samples=[1, 1],
+        tokens=[5, 6, 7, -1],
+    )
     with pytest.raises(EngineError, match="chunks of one token have to come first"):
         runner.launch(StepPlan(1, "prefill", (lane,), ()))

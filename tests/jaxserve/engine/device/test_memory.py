@@ -29,7 +29,9 @@ MESH = MeshSpec()
 
 
 def test_bytes_of_the_cache() -> None:
-    """Two layers, K and V, 2 heads of 8, float32; half of it on each of two tensor-parallel devices."""
+    """Two layers, K and V, 2 heads of 8, float32; half of it on each of two tensor-parallel
+    devices.
+    """
     config = resolve(BASE, max_positions=96, lanes=1, affordable_tokens=0)
     assert cache_bytes(SPEC, config, reference, tensor=1) == 1024 * 2 * 2 * 2 * 8 * 4
     assert cache_bytes(SPEC, config, reference, tensor=2) == 1024 * 2 * 2 * 8 * 4
@@ -46,17 +48,25 @@ def test_pages_of_8_bits_carry_scales(kv: str) -> None:
 def test_a_full_device_holds_more_tokens_of_8_bits(kv: str, head: int) -> None:
     """head: bytes of a token's key or value."""
     mesh = MESH.build(jax.devices())
-    params, options = make_params(mesh), EngineOptions(max_batch=64, step_tokens=64, page_size=16, kv=kv)
+    params, options = (
+        make_params(mesh),
+        EngineOptions(max_batch=64, step_tokens=64, page_size=16, kv=kv),
+    )
     state = abstract_state(SPEC, build.plan_config(SPEC, params, mesh, options), mesh, reference)
     limit = bytes_per_device(params) + bytes_per_device(state.rows) + 2**16
-    planned = build.plan_config(SPEC, params, mesh, options, limit, lambda lowering, bucket: Footprint(0, 0))
+    planned = build.plan_config(
+        SPEC, params, mesh, options, limit, lambda lowering, bucket: Footprint(0, 0)
+    )
     assert planned.pools[0].pages == 2**16 // (2 * 2 * 2 * head * 16)
 
 
 def test_a_window_takes_what_its_rows_can_hold() -> None:
     """2 x 4 rows of 3 pages and one, and in two steps 8 whole pages and one begun by each row."""
     config = resolve(BASE, max_positions=10**6, lanes=1, affordable_tokens=0, windows=(None, 10))
-    assert [(pool.pages, pool.window) for pool in config.pools] == [(256, None), (2 * 4 * (3 + 1) + 2 * (8 + 4), 10)]
+    assert [(pool.pages, pool.window) for pool in config.pools] == [
+        (256, None),
+        (2 * 4 * (3 + 1) + 2 * (8 + 4), 10),
+    ]
     assert config.pages_held(config.pools[0], 1000) == 250
     assert config.pages_held(config.pools[1], 1000) == 20 == -(-(10 + 2 * 32) // 4) + 1
     assert config.capacity == 1024
@@ -74,7 +84,9 @@ def test_affordable_pages() -> None:
     budget = Budget(limit=1000, weights=500, rows=100, temporaries=30, programs=20)
     assert affordable_pages(budget, cache=lambda pages: 10 * pages, wanted=99) == 35
     assert affordable_pages(budget, cache=lambda pages: 10 * pages, wanted=9) == 9
-    assert affordable_pages(budget, cache=lambda pages: 10 * min(pages, 20) + pages, wanted=999) == 150
+    assert (
+        affordable_pages(budget, cache=lambda pages: 10 * min(pages, 20) + pages, wanted=999) == 150
+    )
     with pytest.raises(MemoryLimitError, match="no memory is left for the KV cache") as caught:
         affordable_pages(replace(budget, limit=655), cache=lambda pages: 10 * pages, wanted=99)
     assert caught.value.missing == 5
@@ -85,7 +97,9 @@ def test_the_host_lends_half_of_its_memory() -> None:
 
 
 def test_a_small_device_gets_a_smaller_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights, rows, cache and the largest step's temporaries stay within the limit, and nearly fill it."""
+    """Weights, rows, cache and the largest step's temporaries stay within the limit, and nearly
+    fill it.
+    """
     mesh = MESH.build(jax.devices())
     params = make_params(mesh)
     options = EngineOptions(max_batch=64, step_tokens=64, page_size=16)
@@ -103,7 +117,11 @@ def test_a_small_device_gets_a_smaller_cache(monkeypatch: pytest.MonkeyPatch) ->
 def test_steps_are_asked_about_with_a_cache_that_nearly_fills_the_device() -> None:
     """Or with one page, where the compiler refuses that."""
     mesh = MESH.build(jax.devices())
-    params, options, asked = make_params(mesh), EngineOptions(max_batch=64, step_tokens=64, page_size=16), []
+    params, options, asked = (
+        make_params(mesh),
+        EngineOptions(max_batch=64, step_tokens=64, page_size=16),
+        [],
+    )
     limit = bytes_per_device(params) + 2**20
 
     def footprint(lowering: Lowering, bucket: Bucket) -> Footprint:
@@ -117,7 +135,9 @@ def test_steps_are_asked_about_with_a_cache_that_nearly_fills_the_device() -> No
     assert first > 0.8 * planned.pools[0].pages and [pages for _, pages in rest] == [1, 1, 1]
     assert {kind for kind, _ in rest} == {"decode", "prefill", "score"}
     steps = len(BucketPlan.of(planned).buckets)
-    page = 2 * 2 * 2 * 8 * 4 * 16  # bytes: layers, K and V, heads and their numbers, float32, tokens
+    page = (
+        2 * 2 * 2 * 8 * 4 * 16
+    )  # bytes: layers, K and V, heads and their numbers, float32, tokens
     state = abstract_state(SPEC, planned, mesh, reference)
     left = 2**20 - bytes_per_device(state.rows) - 1000 - 10 * steps
     assert planned.pools[0].pages == left // page
@@ -130,14 +150,20 @@ def test_pieces_for_other_engines_take_their_share_of_the_memory() -> None:
 
     def pages(options: EngineOptions) -> int:
         limit = bytes_per_device(params) + 2**20
-        return build.plan_config(SPEC, params, mesh, options, limit, lambda *_: Footprint(0, 0)).pools[0].pages
+        return (
+            build.plan_config(SPEC, params, mesh, options, limit, lambda *_: Footprint(0, 0))
+            .pools[0]
+            .pages
+        )
 
     assert pages(options) - pages(replace(options, page_exchange=True)) == 4 * 96 // 16
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_draft_model_takes_its_share_of_the_memory(tensor: int) -> None:
-    """Its weights, and of every page of the model as much again for its layers: one, of half the heads' size."""
+    """Its weights, and of every page of the model as much again for its layers: one, of half the
+    heads' size.
+    """
     mesh = MeshSpec(tensor=tensor).build(jax.devices())
     small = replace(SPEC, num_layers=1, head_dim=4)
     params, draft = make_params(mesh), DraftModel(small, make_params(mesh, spec=small))
@@ -145,8 +171,12 @@ def test_a_draft_model_takes_its_share_of_the_memory(tensor: int) -> None:
     wish = build.plan_config(SPEC, params, mesh, options, draft=draft)
     rows = bytes_per_device(abstract_state(SPEC, wish, mesh, reference).rows)
     limit = bytes_per_device([params, draft.params]) + rows + 2**16
-    planned = build.plan_config(SPEC, params, mesh, options, limit, lambda *_: Footprint(0, 0), draft)
-    token = 2 * (2 * 8 * 2 + 2 * 4) * 4 // tensor  # bytes: K and V, heads and their numbers of each layer, float32
+    planned = build.plan_config(
+        SPEC, params, mesh, options, limit, lambda *_: Footprint(0, 0), draft
+    )
+    token = (
+        2 * (2 * 8 * 2 + 2 * 4) * 4 // tensor
+    )  # bytes: K and V, heads and their numbers of each layer, float32
     assert planned.pools[0].pages == 2**16 // (token * 16) < wish.pools[0].pages
     drafter = ModelDrafter(draft, planned, mesh)
     assert drafter.cache_bytes(planned) == bytes_per_device(drafter.kept)
@@ -156,10 +186,14 @@ def test_a_draft_model_takes_its_share_of_the_memory(tensor: int) -> None:
 
 def test_a_compiler_that_refuses_is_quoted() -> None:
     with (
-        pytest.raises(MemoryLimitError, match=r"decode\[4\]: the compiler says RESOURCE_EXHAUSTED") as caught,
+        pytest.raises(
+            MemoryLimitError, match=r"decode\[4\]: the compiler says RESOURCE_EXHAUSTED"
+        ) as caught,
         memory_errors("decode[4]"),
     ):
-        raise JaxRuntimeError("RESOURCE_EXHAUSTED: temporaries (17.25G) exceed available HBM (15.75G).\nAnd more.")
+        raise JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: temporaries (17.25G) exceed available HBM (15.75G).\nAnd more."
+        )
     assert caught.value.missing == 1.5 * 2**30 and "\n" not in str(caught.value)
     with pytest.raises(JaxRuntimeError, match="INTERNAL"), memory_errors("decode[4]"):
         raise JaxRuntimeError("INTERNAL: a bug")

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from jaxserve.engine.device.batch import allowed_bits
-from jaxserve.engine.device.sampling import _ordered, choose, edit, log_probabilities, penalise, sample, truncate
+from jaxserve.engine.device.sampling import (
+    _ordered,
+    choose,
+    edit,
+    log_probabilities,
+    penalise,
+    sample,
+    truncate,
+)
 from jaxserve.engine.plan import Admission
 from tests.jaxserve.engine.device.sampling_rows import (
     EVERYTHING,
@@ -52,7 +60,9 @@ def test_truncation_keeps_what_sorting_keeps(step: float) -> None:
     asked = [random_truncation(rng) for _ in range(512)]
     logits = sharp_logits(512)
     logits = np.round(logits / step) * np.float32(step) if step else logits
-    below_peak = (logits - logits.max(-1, keepdims=True)) / np.float32([[a.temperature] for a in asked])
+    below_peak = (logits - logits.max(-1, keepdims=True)) / np.float32(
+        [[a.temperature] for a in asked]
+    )
     found = np.isfinite(jax.jit(truncate)(below_peak, row_sampling(asked, VOCAB)))
     skipped = 0
     for a, row, kept in zip(asked, below_peak, found, strict=True):
@@ -69,7 +79,12 @@ def test_ties_stay_in() -> None:
     tied[:, [5, 9, 40]] = 0.0
     tied[:, 9] = -0.0
     draw = replace(PLAIN, temperature=1.0)
-    asked = [replace(draw, top_k=1), replace(draw, top_p=0.01), replace(draw, min_p=1.0), replace(draw, top_k=4)]
+    asked = [
+        replace(draw, top_k=1),
+        replace(draw, top_p=0.01),
+        replace(draw, min_p=1.0),
+        replace(draw, top_k=4),
+    ]
     kept = np.isfinite(jax.jit(truncate)(tied, row_sampling(asked, VOCAB)))
     assert kept.sum(-1).tolist() == [3, 3, 3, VOCAB]
 
@@ -77,7 +92,18 @@ def test_ties_stay_in() -> None:
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=16, max_size=16))
 @settings(max_examples=200, deadline=None)
 def test_ordered_has_the_order_of_the_floats(values: list[float]) -> None:
-    special = [0.0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 1.1754944e-38, -1.1754944e-38, 3.4028235e38, -3.4028235e38]
+    special = [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        1e-45,
+        -1e-45,
+        1.1754944e-38,
+        -1.1754944e-38,
+        3.4028235e38,
+        -3.4028235e38,
+    ]
     floats = np.array(values + special, np.float32)
     order = np.asarray(ORDERED(floats))
     np.testing.assert_array_equal(order[:, None] < order, floats[:, None] < floats)
@@ -110,10 +136,16 @@ def test_the_lowest_temperatures_are_greedy(temperature: float) -> None:
 
 
 def random_processors(rng: np.random.Generator) -> Admission:
-    """Each processor on or off; history with repeats, an allowed set that holds some biased and some end tokens."""
+    """Each processor on or off; history with repeats, an allowed set that holds some biased and
+    some end tokens.
+    """
     history = tuple(rng.integers(0, VOCAB, rng.integers(1, 40)).tolist())
     biased = rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist()
-    allowed = tuple(rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist()) if rng.random() < 0.5 else None
+    allowed = (
+        tuple(rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist())
+        if rng.random() < 0.5
+        else None
+    )
     return replace(
         PLAIN,
         prompt_tokens=int(rng.integers(0, len(history) + 1)),
@@ -121,7 +153,9 @@ def random_processors(rng: np.random.Generator) -> Admission:
         repetition_penalty=float(rng.choice([0.5, 1.0, 1.7])),
         presence_penalty=float(rng.choice([0.0, -2.0, 1.5])),
         frequency_penalty=float(rng.choice([0.0, -0.3, 2.0])),
-        bias=tuple((t, float(b)) for t, b in zip(biased, rng.uniform(-100, 100, len(biased)), strict=True))
+        bias=tuple(
+            (t, float(b)) for t, b in zip(biased, rng.uniform(-100, 100, len(biased)), strict=True)
+        )
         if rng.random() < 0.5
         else (),
         allowed=allowed,
@@ -140,8 +174,12 @@ def test_edits_and_penalties_are_those_of_the_docstring() -> None:
     after_edits = jax.jit(edit)(logits, p, fields, rows, np.zeros(64, np.int32), position)
     after_penalties = jax.jit(penalise)(after_edits, p, fields, rows, np.zeros((64, 0), np.int32))
     for i, a in enumerate(asked):
-        np.testing.assert_array_equal(after_edits[i], edited(logits[i], a, int(position[i])), err_msg=str(a))
-        np.testing.assert_allclose(after_penalties[i], penalised(np.asarray(after_edits[i]), a), rtol=1e-6, atol=1e-5)
+        np.testing.assert_array_equal(
+            after_edits[i], edited(logits[i], a, int(position[i])), err_msg=str(a)
+        )
+        np.testing.assert_allclose(
+            after_penalties[i], penalised(np.asarray(after_edits[i]), a), rtol=1e-6, atol=1e-5
+        )
     tokens = SAMPLE(logits, p, fields, rows, position).tokens
     np.testing.assert_array_equal(tokens, np.asarray(after_penalties).argmax(-1))
 
@@ -151,7 +189,9 @@ def test_a_place_behind_drafted_tokens_has_a_mask_of_its_own() -> None:
     fields.mask[0, 1] = [allowed_bits((token,), VOCAB) for token in (5, 7, 66)]
     p = row_sampling([replace(PLAIN, masked=True)] * SLOTS, VOCAB)
     drafted = np.array([[VOCAB, VOCAB], [5, VOCAB], [5, 7]], np.int32)
-    found = jax.jit(sample)(sharp_logits(SLOTS), p, fields, np.repeat(rows, SLOTS, axis=1), np.arange(SLOTS), drafted)
+    found = jax.jit(sample)(
+        sharp_logits(SLOTS), p, fields, np.repeat(rows, SLOTS, axis=1), np.arange(SLOTS), drafted
+    )
     assert found.tokens.tolist() == [5, 7, 66]
 
 
@@ -159,7 +199,9 @@ def test_end_tokens_are_out_for_exactly_min_tokens_tokens() -> None:
     asked = [replace(PLAIN, prompt_tokens=10, min_tokens=2, end_ids=(7, 66))] * 4
     logits, position = np.zeros((4, VOCAB), np.float32), np.arange(10, 14, dtype=np.int32)
     slot = np.zeros(4, np.int32)
-    result = jax.jit(edit)(logits, row_sampling(asked, VOCAB), *row_fields(asked, VOCAB), slot, position)
+    result = jax.jit(edit)(
+        logits, row_sampling(asked, VOCAB), *row_fields(asked, VOCAB), slot, position
+    )
     assert [np.flatnonzero(np.isinf(row)).tolist() for row in result] == [[7, 66], [7, 66], [], []]
 
 
@@ -178,7 +220,9 @@ def test_log_probabilities_are_those_of_the_logits(vocab: int) -> None:
     np.testing.assert_allclose(chosen, expected[np.arange(6), tokens], rtol=2e-6, atol=2e-6)
     best = np.argsort(-expected, axis=-1, kind="stable")[:, :20]
     np.testing.assert_array_equal(ids[:, : best.shape[1]], best)
-    np.testing.assert_allclose(top[:, : best.shape[1]], np.take_along_axis(expected, best, -1), rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(
+        top[:, : best.shape[1]], np.take_along_axis(expected, best, -1), rtol=2e-6, atol=2e-6
+    )
     assert (ids[:, vocab:] == -1).all() and np.isneginf(top[:, vocab:]).all()
 
 
@@ -188,7 +232,9 @@ def test_log_probabilities_precede_the_processors() -> None:
     fields, rows = row_fields(asked, VOCAB)
     result = SAMPLE(logits, row_sampling(asked, VOCAB), fields, rows, np.full(8, 8, np.int32))
     expected = log_softmax(logits.astype(np.float64), axis=-1)
-    np.testing.assert_allclose(result.logprob, expected[np.arange(8), result.tokens], rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(
+        result.logprob, expected[np.arange(8), result.tokens], rtol=2e-6, atol=2e-6
+    )
     np.testing.assert_array_equal(result.top_ids, np.argsort(-logits, axis=-1)[:, :20])
 
 
@@ -198,7 +244,13 @@ def test_log_probabilities_precede_the_processors() -> None:
 def test_no_sort_of_the_vocabulary() -> None:
     asked = [EVERYTHING] * 4
     fields, rows = row_fields(asked, 1000)
-    arguments = sharp_logits(4, 1000), row_sampling(asked, 1000), fields, rows, np.zeros(4, np.int32)
+    arguments = (
+        sharp_logits(4, 1000),
+        row_sampling(asked, 1000),
+        fields,
+        rows,
+        np.zeros(4, np.int32),
+    )
     compiled = SAMPLE.lower(*arguments).compile().as_text()
     assert " sort(" not in compiled and 'custom_call_target="TopK"' in compiled
     assert " sort(" in jax.jit(jnp.sort).lower(arguments[0]).compile().as_text()

@@ -1,4 +1,6 @@
-"""Whom a draw depends on: its distribution, its seed, choice and position, and none of its neighbours."""
+"""Whom a draw depends on: its distribution, its seed, choice and position, and none of its
+neighbours.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +31,9 @@ def logits_of(rows: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 2, (rows, VOCAB)).astype(np.float32)
 
 
-def run(logits: np.ndarray, asked: list[Admission], position: np.ndarray, lanes: int = 1) -> Sampled:
+def run(
+    logits: np.ndarray, asked: list[Admission], position: np.ndarray, lanes: int = 1
+) -> Sampled:
     fields, rows = row_fields(asked, VOCAB, lanes)
     result = SAMPLE(logits, row_sampling(asked, VOCAB), fields, rows, position.astype(np.int32))
     return jax.tree.map(np.asarray, result)
@@ -47,10 +51,14 @@ def many_draws(logits: np.ndarray, a: Admission, vary: str) -> np.ndarray:
     if vary == "seed":
         p = p.replace(key=np.stack([number * 0, number], axis=-1).astype(np.uint32))
     if vary == "choice":
-        p = p.replace(key=np.stack([number // 16, number * 0], axis=-1).astype(np.uint32), choice=number % 16)
+        p = p.replace(
+            key=np.stack([number // 16, number * 0], axis=-1).astype(np.uint32), choice=number % 16
+        )
     fields, rows = row_fields([a], VOCAB)
     everywhere = np.repeat(rows, DRAWS, axis=1)
-    return np.asarray(SAMPLE(np.repeat(logits[None], DRAWS, axis=0), p, fields, everywhere, position).tokens)
+    return np.asarray(
+        SAMPLE(np.repeat(logits[None], DRAWS, axis=0), p, fields, everywhere, position).tokens
+    )
 
 
 def p_value(tokens: np.ndarray, expected: np.ndarray) -> float:
@@ -109,7 +117,9 @@ def noise(*triples: tuple[int, int, int]) -> np.ndarray:
 def test_noise_is_the_documented_fold() -> None:
     """fold_in(fold_in(fold_in(seed, choice), position), 0) of jax.random, seeds of 64 bits."""
     for seed, choice, position in ((0, 0, 0), (2**64 - 1, 15, 2**31 - 1), (2**40 + 1, 3, 1000)):
-        key = jax.random.wrap_key_data(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), impl="threefry2x32")
+        key = jax.random.wrap_key_data(
+            np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), impl="threefry2x32"
+        )
         for data in (choice, position, 0):
             key = jax.random.fold_in(key, data)
         expected = jax.random.gumbel(key, (NOISE_VOCAB,), np.float32, mode="high")
@@ -117,8 +127,18 @@ def test_noise_is_the_documented_fold() -> None:
 
 
 def test_noise_of_other_triples_is_independent() -> None:
-    """Neighbouring seeds, both halves of a seed, choices, positions, and triples with the same sum."""
-    found = noise((1, 0, 0), (2, 0, 0), (2**32, 0, 0), (2**32 + 1, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 1), (0, 0, 2))
+    """Neighbouring seeds, both halves of a seed, choices, positions, and triples with the same
+    sum."""
+    found = noise(
+        (1, 0, 0),
+        (2, 0, 0),
+        (2**32, 0, 0),
+        (2**32 + 1, 0, 0),
+        (1, 1, 0),
+        (1, 0, 1),
+        (0, 1, 1),
+        (0, 0, 2),
+    )
     off_diagonal = np.corrcoef(found) - np.eye(len(found))
     assert np.abs(off_diagonal).max() < 5 / np.sqrt(NOISE_VOCAB)
     for row in found:
@@ -167,7 +187,9 @@ NEIGHBOURS: dict[str, Callable[[int], Admission]] = {
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_row_does_not_feel_its_neighbours(name: str) -> None:
-    """Bit for bit: neighbours that ask for nothing, for all, or whose logits are not numbers; any slot."""
+    """Bit for bit: neighbours that ask for nothing, for all, or whose logits are not numbers; any
+    slot.
+    """
     target, mine = TARGETS[name], -np.abs(logits_of(1, seed=5)[0])
     mine[:9], mine[5] = -0.0, 0.0  # -0.0 is what adding 0 changes
     seen = []
@@ -179,7 +201,9 @@ def test_a_row_does_not_feel_its_neighbours(name: str) -> None:
                 asked = [make(i) for i in range(8)]
                 asked[slot] = target
                 result = run(logits, asked, np.full(8, 8))
-                assert result.finite.tolist() == [i == slot or not np.isnan(poison) for i in range(8)]
+                assert result.finite.tolist() == [
+                    i == slot or not np.isnan(poison) for i in range(8)
+                ]
                 parts = list(result) if target.logprobs >= 0 else [result.tokens]
                 seen.append(b"".join(part[slot].tobytes() for part in parts))
     assert len(set(seen)) == 1

@@ -27,7 +27,9 @@ PADDED = SimpleNamespace(allocate=allocate_padded, axes=lambda layout: Pages("PZ
 
 
 @pytest.mark.parametrize("kernel", [reference, PADDED], ids=["reference", "padded"])
-@pytest.mark.parametrize("mesh_spec", [MeshSpec(), MeshSpec(tensor=2), MeshSpec(data=2, tensor=2)], ids=str)
+@pytest.mark.parametrize(
+    "mesh_spec", [MeshSpec(), MeshSpec(tensor=2), MeshSpec(data=2, tensor=2)], ids=str
+)
 def test_every_shard_has_what_the_implementation_allocates(kernel, mesh_spec: MeshSpec) -> None:
     mesh = mesh_spec.build(jax.devices())
     config = resolve(BASE, max_positions=96, lanes=mesh_spec.data, affordable_tokens=0)
@@ -36,5 +38,7 @@ def test_every_shard_has_what_the_implementation_allocates(kernel, mesh_spec: Me
     one = jax.eval_shape(lambda: kernel.allocate(config.pools[0].pages, layout))
     for pages in state.pages:
         shards = jax.tree.map(lambda x: x.sharding.shard_shape(x.shape), pages)
-        assert jax.tree.leaves(shards) == jax.tree.leaves(jax.tree.map(lambda x: (1, *x.shape), one))
+        assert jax.tree.leaves(shards) == jax.tree.leaves(
+            jax.tree.map(lambda x: (1, *x.shape), one)
+        )
     assert bytes_per_device(state.pages) == cache_bytes(SPEC, config, kernel, mesh_spec.tensor)

@@ -29,8 +29,14 @@ def test_a_dense_model(name: str, bits: int, tensor: int) -> None:
     columns = 6144 // tensor + 4096  # scales of o are of its output, which every device has
     assert sizes_of(params) == {
         "embedding": {"bfloat16": 2 * 128256 * 4096 // tensor},
-        "attention": {str(form.dtype): 32 * attention * bits // 8 // tensor, "float32": 32 * 4 * columns},
-        "mlp": {str(form.dtype): 32 * mlp * bits // 8 // tensor, "float32": 32 * 4 * (2 * 14336 // tensor + 4096)},
+        "attention": {
+            str(form.dtype): 32 * attention * bits // 8 // tensor,
+            "float32": 32 * 4 * columns,
+        },
+        "mlp": {
+            str(form.dtype): 32 * mlp * bits // 8 // tensor,
+            "float32": 32 * 4 * (2 * 14336 // tensor + 4096),
+        },
         "norms and biases": {"bfloat16": 2 * 65 * 4096},
         "head": {"bfloat16": 2 * 128256 * 4096 // tensor},
     }
@@ -46,5 +52,8 @@ def test_a_mixture() -> None:
 
 def test_in_words() -> None:
     sizes = {"embedding": {"bfloat16": 2**30}, "mlp": {"int8": 2**31, "float32": 2**20}}
-    assert describe(sizes) == "3.00 GiB on each device: embedding 1.00 bfloat16, mlp 2.00 int8 + 0.00 float32"
+    assert (
+        describe(sizes)
+        == "3.00 GiB on each device: embedding 1.00 bfloat16, mlp 2.00 int8 + 0.00 float32"
+    )
     assert describe({"mlp": {"int8": 512}}) == "0.50 KiB on each device: mlp 0.50 int8"

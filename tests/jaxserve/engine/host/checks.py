@@ -1,4 +1,5 @@
-"""What must hold of every plan, of the cache against the device's memory, and of what a client got."""
+"""What must hold of every plan, of the cache against the device's memory, and of what a client
+got."""
 
 import dataclasses
 import json
@@ -7,7 +8,16 @@ from dataclasses import dataclass, field
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import BucketPlan, choose
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, Logprob, StepKind, StepPlan, Times
+from jaxserve.engine.plan import (
+    FED_BACK,
+    Finish,
+    FinishReason,
+    LanePlan,
+    Logprob,
+    StepKind,
+    StepPlan,
+    Times,
+)
 from jaxserve.request import Request
 from jaxserve.structure import Matcher
 from tests.fake_runner import FakeRunner, naive, naive_embedding
@@ -33,7 +43,9 @@ class Result:
     cuts: list[Cut] = field(default_factory=list)
 
 
-def truth(request: Request, index: int, seed: int, max_tokens: int, window: int | None) -> tuple[list[int], Finish]:
+def truth(
+    request: Request, index: int, seed: int, max_tokens: int, window: int | None
+) -> tuple[list[int], Finish]:
     """All tokens of a choice that nobody disturbs, and why it ends."""
     tokens = naive(request, index, seed, max_tokens, window)
     for n, token in enumerate(tokens):
@@ -51,7 +63,9 @@ def follows(matcher: Matcher, tokens: list[int]) -> Matcher:
 
 
 def check_result(result: Result, max_tokens: int, window: int | None) -> None:
-    """The right end, and the tokens of the naive loop: all of them, or those before it was ended from outside."""
+    """The right end, and the tokens of the naive loop: all of them, or those before it was ended
+    from outside.
+    """
     finish = result.finish
     assert finish is not None
     tokens, end = truth(result.request, result.index, result.seed, max_tokens, window)
@@ -86,28 +100,43 @@ def _check_logprobs(result: Result, whole: bool) -> None:
     assert result.logprobs == (chosen if params.logprobs is not None else [])
     wanted = params.prompt_logprobs is not None and result.index == 0
     scores = [Logprob(t, -float(p), ()) for p, t in enumerate(prompt[1:])] if wanted else []
-    assert result.prompt_logprobs == (scores if whole or result.tokens else scores[: len(result.prompt_logprobs)])
+    assert result.prompt_logprobs == (
+        scores if whole or result.tokens else scores[: len(result.prompt_logprobs)]
+    )
 
 
 def check_plan(plan: StepPlan, config: EngineConfig) -> None:
     """Plain data of columns that fit together, the budget and a bucket."""
     json.dumps(dataclasses.asdict(plan), default=bytes.hex)
-    assert len(plan.lanes) == config.lanes and 0 < plan.num_tokens <= config.step_tokens * plan.steps
+    assert (
+        len(plan.lanes) == config.lanes and 0 < plan.num_tokens <= config.step_tokens * plan.steps
+    )
     assert plan.steps in (1, config.decode_steps) and (plan.steps == 1 or plan.kind == "decode")
     assert (plan.kind == "embed") == config.embeds
-    bucket = choose(BucketPlan.of(config).buckets, plan.kind, plan.num_rows, plan.num_tokens, plan.steps)
+    bucket = choose(
+        BucketPlan.of(config).buckets, plan.kind, plan.num_rows, plan.num_tokens, plan.steps
+    )
     for lane in plan.lanes:
-        assert len({len(c) for c in (lane.sequences, lane.rows, lane.starts, lane.sizes, lane.samples)}) == 1
+        assert (
+            len(
+                {len(c) for c in (lane.sequences, lane.rows, lane.starts, lane.sizes, lane.samples)}
+            )
+            == 1
+        )
         assert sum(lane.sizes) == len(lane.tokens) == len(lane.targets)
         assert min(lane.sizes, default=1) > 0
         assert plan.kind == "decode" or lane.sizes == sorted(lane.sizes, key=lambda size: size != 1)
         assert max(lane.sizes, default=1) <= plan.steps or plan.kind != "decode"
         for group in range(len(config.pools)):
-            assert sum(fresh[0] == group for fresh in lane.fresh) <= bucket.fresh_pages(config.page_size)
+            assert sum(fresh[0] == group for fresh in lane.fresh) <= bucket.fresh_pages(
+                config.page_size
+            )
 
 
 def check_deterministic(kind: StepKind, lane: LanePlan, config: EngineConfig) -> None:
-    """Never a mixed step, chunks cut at borders only, and every page taken at admission, but where a window slides."""
+    """Never a mixed step, chunks cut at borders only, and every page taken at admission, but where
+    a window slides.
+    """
     border = config.chunk_border
     assert all(config.pools[group].window for group, *_ in lane.fresh)
     assert all((token == FED_BACK) == (kind == "decode") for token in lane.tokens), "mixed"
@@ -117,11 +146,17 @@ def check_deterministic(kind: StepKind, lane: LanePlan, config: EngineConfig) ->
 
 
 def check_order(plan: StepPlan, scheduler: Scheduler) -> None:
-    """No waiting sequence is overtaken at admission by one of lower rank, unless it waits for its leader."""
+    """No waiting sequence is overtaken at admission by one of lower rank, unless it waits for its
+    leader.
+    """
     entered = {(a.lane, a.row) for a in plan.admissions}
-    ranks = [s.rank for lane in scheduler.lanes for s in lane.running if (lane.index, s.row) in entered]
+    ranks = [
+        s.rank for lane in scheduler.lanes for s in lane.running if (lane.index, s.row) in entered
+    ]
     for seq in scheduler.waiting:
-        assert scheduler._follows(seq) or all(rank < seq.rank for rank in ranks), f"sequence {seq.id} was overtaken"
+        assert scheduler._follows(seq) or all(rank < seq.rank for rank in ranks), (
+            f"sequence {seq.id} was overtaken"
+        )
 
 
 def check_published(scheduler: Scheduler, runner: FakeRunner) -> None:
@@ -130,7 +165,9 @@ def check_published(scheduler: Scheduler, runner: FakeRunner) -> None:
         for cache, pages in zip(lane.caches, device.pages, strict=True):
             for entry in cache._entries.values():
                 slots = pages[entry.page]
-                assert tuple(slot[1] for slot in slots) == entry.tokens, f"page {entry.page} is not as published"
+                assert tuple(slot[1] for slot in slots) == entry.tokens, (
+                    f"page {entry.page} is not as published"
+                )
                 assert all(slot[2] == slot[2] for slot in slots), f"page {entry.page} is not finite"
                 assert [slot[0] - slots[0][0] for slot in slots] == list(range(cache.page_size))
 
@@ -138,7 +175,12 @@ def check_published(scheduler: Scheduler, runner: FakeRunner) -> None:
 def check_rest(scheduler: Scheduler) -> None:
     """An engine that has nothing to do holds nothing."""
     scheduler.check_invariants()
-    assert not scheduler.has_work and not scheduler.waiting and not scheduler._requests and not scheduler._sequences
+    assert (
+        not scheduler.has_work
+        and not scheduler.waiting
+        and not scheduler._requests
+        and not scheduler._sequences
+    )
     for lane in scheduler.lanes:
         assert not lane.running and len(lane._free_rows) == scheduler.config.max_batch
         assert all(cache.pool.available == cache.pool.num_pages for cache in lane.caches)

@@ -1,4 +1,6 @@
-"""Drives an engine over a FakeRunner as a server would, and checks every promise of the host half at every step."""
+"""Drives an engine over a FakeRunner as a server would, and checks every promise of the host half
+at every step.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -31,7 +33,9 @@ DRAFTED = 7
 PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
 
 
-def config_of(*, num_pages: int = 32, windows: tuple[int | None, ...] = (None,), **changes: int | bool) -> EngineConfig:
+def config_of(
+    *, num_pages: int = 32, windows: tuple[int | None, ...] = (None,), **changes: int | bool
+) -> EngineConfig:
     """A small engine's configuration; every page group has so many pages."""
     base = EngineConfig(
         lanes=1,
@@ -53,7 +57,11 @@ def config_of(*, num_pages: int = 32, windows: tuple[int | None, ...] = (None,),
 
 
 def request(
-    name: str = "a", prompt: tuple[int, ...] = PROMPT, priority: int = 0, salt: str = "", **params: Any
+    name: str = "a",
+    prompt: tuple[int, ...] = PROMPT,
+    priority: int = 0,
+    salt: str = "",
+    **params: Any,
 ) -> Request:
     """A request of seed 1 for 4 tokens, unless said otherwise."""
     chosen: dict[str, Any] = {"seed": 1, "max_tokens": 4} | params
@@ -67,7 +75,9 @@ def request(
 
 
 class ScriptedProposer:
-    """Drafts for requests whose salt has a "w": up to `most` tokens, right ones but for every so many."""
+    """Drafts for requests whose salt has a "w": up to `most` tokens, right ones but for every so
+    many.
+    """
 
     waits = True
     has_pages = False
@@ -84,15 +94,20 @@ class ScriptedProposer:
     def propose(self, seq: Sequence) -> list[int]:
         known = len(seq.tokens)
         generated = seq.num_generated
-        right = naive(seq.request, seq.index, seq.seed, generated + self.most, self.window)[generated:]
+        right = naive(seq.request, seq.index, seq.seed, generated + self.most, self.window)[
+            generated:
+        ]
         drafts = [
-            token if (known + n + seq.id) % self.wrong_every else (token + 1) % VOCAB for n, token in enumerate(right)
+            token if (known + n + seq.id) % self.wrong_every else (token + 1) % VOCAB
+            for n, token in enumerate(right)
         ]
         return drafts[: (known + seq.id) % (self.most + 1)]
 
 
 class ScriptedSpeculation(Speculation):
-    """The device drafts for requests whose salt has a "w", as many tokens as a checksum of the plan says."""
+    """The device drafts for requests whose salt has a "w", as many tokens as a checksum of the plan
+    says.
+    """
 
     def __init__(self, most: int):
         super().__init__(DeviceDrafts(most, has_pages=True), most)
@@ -101,7 +116,9 @@ class ScriptedSpeculation(Speculation):
     def drafts(self, seq: Sequence) -> bool:
         return "w" in seq.request.salt
 
-    def draft(self, seqs: Iterable[Sequence], rows: int, plain: int, most: int) -> dict[int, list[int]]:
+    def draft(
+        self, seqs: Iterable[Sequence], rows: int, plain: int, most: int
+    ) -> dict[int, list[int]]:
         self._plans += 1
         counts = {seq.id: (self._plans * 7 + seq.id * 3) % (self.most + 1) for seq in seqs}
         return {id: [BY_DEVICE] * count for id, count in counts.items() if count}
@@ -115,7 +132,9 @@ class EagerProposer(ScriptedProposer):
 
 
 class Driver:
-    """An engine, its device, and what its clients saw. Stands between the two as the engine's runner."""
+    """An engine, its device, and what its clients saw. Stands between the two as the engine's
+    runner.
+    """
 
     def __init__(
         self,
@@ -132,7 +151,9 @@ class Driver:
         self.config = config
         self.scheduler = Scheduler(config, fingerprint="fake", speculation=speculation)
         self.runner = FakeRunner(config, **runner_options)
-        self.engine = Engine(self.scheduler, self, lambda: 1.0, pages=self if config.page_exchange else None)
+        self.engine = Engine(
+            self.scheduler, self, lambda: 1.0, pages=self if config.page_exchange else None
+        )
         self.results: dict[tuple[str, int], Result] = {}  # by request id and choice
         self.plans: list[StepPlan] = []
         self.outputs: list[StepOutput] = []
@@ -174,11 +195,15 @@ class Driver:
         for seq in (s for lane in self.scheduler.lanes for s in lane.running):
             waits = seq.waits_for_host or seq.constraint
             assert seq.streaming == (seq.runnable and seq.decoding and not waits)
-        self._leaving = {s.id for lane in self.scheduler.lanes for s in lane.running if s.finish or s.preempted}
+        self._leaving = {
+            s.id for lane in self.scheduler.lanes for s in lane.running if s.finish or s.preempted
+        }
         busy, in_flight, launched = self.engine.has_work, self.engine._in_flight, len(self.plans)
         events = self.engine.step()
         self.steps += 1
-        assert not busy or in_flight or events or len(self.plans) > launched, "work, but nothing runs or was launched"
+        assert not busy or in_flight or events or len(self.plans) > launched, (
+            "work, but nothing runs or was launched"
+        )
         self.scheduler.check_invariants()
         check_published(self.scheduler, self.runner)
         for event in events:
@@ -227,11 +252,15 @@ class Driver:
         for index, lane in enumerate(plan.lanes):
             if self.config.deterministic:
                 check_deterministic(plan.kind, lane, self.config)
-            for sequence, row, start, size in zip(lane.sequences, lane.rows, lane.starts, lane.sizes, strict=True):
+            for sequence, row, start, size in zip(
+                lane.sequences, lane.rows, lane.starts, lane.sizes, strict=True
+            ):
                 seq = self.scheduler._sequences[sequence]
                 assert not (self.config.deterministic and seq.times.preemptions)
                 assert seq.id not in self._leaving, "a sequence that leaves is given another step"
-                computed = seq.limit if seq.embeds else seq.limit - 1  # the last token of an output is not
+                computed = (
+                    seq.limit if seq.embeds else seq.limit - 1
+                )  # the last token of an output is not
                 assert start + size <= computed, "more tokens than are of use"
                 self._owners[seq.id] = seq.request.id
                 result = self.results[seq.request.id, seq.index]

@@ -1,4 +1,6 @@
-"""Rows that follow a grammar, on the fake device: every answer is that of a naive loop that masks and samples."""
+"""Rows that follow a grammar, on the fake device: every answer is that of a naive loop that masks
+and samples.
+"""
 
 import dataclasses
 from itertools import pairwise
@@ -28,7 +30,11 @@ def mixed(driver: Driver, count: int = 12) -> None:
         if i % 3 == 2:
             driver.submit(request(f"plain{i}", prompt=prompt, salt=salt, seed=i, max_tokens=9))
         else:
-            driver.submit(constrained(f"g{i}", TableGrammar.random(i), prompt=prompt, salt=salt, seed=i, n=1 + i % 2))
+            driver.submit(
+                constrained(
+                    f"g{i}", TableGrammar.random(i), prompt=prompt, salt=salt, seed=i, n=1 + i % 2
+                )
+            )
         driver.step()
 
 
@@ -49,7 +55,9 @@ def mixed(driver: Driver, count: int = 12) -> None:
 def test_every_row_is_as_the_naive_loop_says(changes: dict[str, Any], drafts: bool) -> None:
     """The driver compares each answer, and checks pages and plans at every step."""
     window = changes.get("windows", (None,))[0]
-    driver = Driver(config_of(**changes), proposer=ScriptedProposer(window=window) if drafts else None)
+    driver = Driver(
+        config_of(**changes), proposer=ScriptedProposer(window=window) if drafts else None
+    )
     mixed(driver)
     driver.run()
     reasons = {result.finish.reason for result in driver.results.values() if result.finish}
@@ -72,7 +80,9 @@ def test_what_the_grammar_forces_is_not_sampled() -> None:
     driver.submit(constrained("a", chain(20, 9)))
     driver.run()
     sampled = sum(sum(lane.samples) for plan in driver.plans for lane in plan.lanes)
-    assert sampled == 2 and len(driver.results["a", 0].tokens) == 20  # the first, and the one with two ways
+    assert (
+        sampled == 2 and len(driver.results["a", 0].tokens) == 20
+    )  # the first, and the one with two ways
 
 
 @pytest.mark.parametrize(
@@ -107,19 +117,27 @@ def test_a_row_with_a_grammar_delays_nobody() -> None:
 
 
 def test_a_dead_end_ends_the_choice_with_an_error() -> None:
-    driver = Driver(config_of(), executables_differ=True)  # which turns the driver's own comparison off
+    driver = Driver(
+        config_of(), executables_differ=True
+    )  # which turns the driver's own comparison off
     driver.submit(constrained("a", chain(4, 0), allowed_token_ids=(10, 50, 11)))
     driver.submit(constrained("b", chain(4, 0)))
     driver.run()
     finish = driver.results["a", 0].finish
-    assert finish and finish.reason is FinishReason.ERROR and driver.results["a", 0].tokens[-1] == 11
-    assert isinstance(finish.error, GrammarError) and "json_object: cannot be followed beyond 2" in str(finish.error)
+    assert (
+        finish and finish.reason is FinishReason.ERROR and driver.results["a", 0].tokens[-1] == 11
+    )
+    assert isinstance(
+        finish.error, GrammarError
+    ) and "json_object: cannot be followed beyond 2" in str(finish.error)
     assert driver.results["b", 0].tokens[-1] == 13
 
 
 def test_a_grammar_that_cannot_begin_is_refused() -> None:
     driver = Driver(config_of())
-    with pytest.raises(GrammarError, match=r"json_object: cannot be followed beyond 0 tokens: no token can follow"):
+    with pytest.raises(
+        GrammarError, match=r"json_object: cannot be followed beyond 0 tokens: no token can follow"
+    ):
         driver.engine.submit(constrained("a", chain(4, 0), allowed_token_ids=(11, 12)))
     assert not driver.engine.has_work
 
@@ -129,6 +147,10 @@ def test_what_is_forced_is_cut_anywhere(step_tokens: int) -> None:
     """The driver compares pages and tokens; the last forced token may have a step of its own."""
     free = dict.fromkeys(range(90), 10)
     driver = Driver(config_of(step_tokens=step_tokens))
-    driver.submit(constrained("a", TableGrammar((*({10 + i: i + 1} for i in range(9)), free, free)), max_tokens=16))
+    driver.submit(
+        constrained(
+            "a", TableGrammar((*({10 + i: i + 1} for i in range(9)), free, free)), max_tokens=16
+        )
+    )
     driver.run()
     assert driver.results["a", 0].tokens[:9] == list(range(10, 19))

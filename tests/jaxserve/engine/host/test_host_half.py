@@ -30,9 +30,13 @@ STEPS = 100_000
 
 def test_the_host_half_imports_where_there_is_no_jax() -> None:
     root = Path(__file__).parents[4]
-    done = subprocess.run([sys.executable, "-c", WITHOUT_JAX, *HOST_HALF], cwd=root, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JAX, *HOST_HALF], cwd=root, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    probe = subprocess.run([sys.executable, "-c", WITHOUT_JAX, "jax"], cwd=root, capture_output=True, text=True)
+    probe = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JAX, "jax"], cwd=root, capture_output=True, text=True
+    )
     assert probe.returncode != 0, "the probe would not have noticed"
 
 
@@ -46,7 +50,10 @@ class Traffic:
 
     def arrive(self) -> None:
         draw = self.draw
-        prompt = (*range(draw.choice((3, 4, 8))), *(draw.randrange(97) for _ in range(draw.randrange(1, 4))))
+        prompt = (
+            *range(draw.choice((3, 4, 8))),
+            *(draw.randrange(97) for _ in range(draw.randrange(1, 4))),
+        )
         params = SamplingParams(
             seed=self.submitted,
             n=draw.choice((1, 1, 1, 2)),
@@ -56,7 +63,14 @@ class Traffic:
         )
         name, salt = str(self.submitted), draw.choice(("", "", "w"))
         self.engine.submit(
-            Request(id=name, prompt=prompt, params=params, eos_ids=(7, 55), salt=salt, priority=draw.randrange(2))
+            Request(
+                id=name,
+                prompt=prompt,
+                params=params,
+                eos_ids=(7, 55),
+                salt=salt,
+                priority=draw.randrange(2),
+            )
         )
         self.live |= {(name, index): 0 for index in range(params.n)}
         self.submitted += 1
@@ -76,7 +90,9 @@ def test_a_hundred_thousand_steps_leak_nothing() -> None:
     config = config_of(max_batch=3, step_tokens=8, page_size=2, num_pages=16, max_context=24)
     scheduler = Scheduler(config, speculation=Speculation(ScriptedProposer(2), most=2))
     engine = Engine(
-        scheduler, FakeRunner(config, spoils=lambda number, lane, row: number % 997 == row), clock=lambda: 1.0
+        scheduler,
+        FakeRunner(config, spoils=lambda number, lane, row: number % 997 == row),
+        clock=lambda: 1.0,
     )
     traffic = Traffic(engine)
     for number in range(STEPS):

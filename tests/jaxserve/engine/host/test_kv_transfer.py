@@ -17,11 +17,19 @@ LONG = tuple(range(30, 70))  # 40 tokens
 Windows = tuple[int | None, ...]
 
 
-def engine(page_size: int = 4, windows: Windows = (None,), num_pages: int = 64, **changes: int) -> Driver:
-    return Driver(config_of(num_pages=num_pages, windows=windows, page_size=page_size, page_exchange=True, **changes))
+def engine(
+    page_size: int = 4, windows: Windows = (None,), num_pages: int = 64, **changes: int
+) -> Driver:
+    return Driver(
+        config_of(
+            num_pages=num_pages, windows=windows, page_size=page_size, page_exchange=True, **changes
+        )
+    )
 
 
-def export(here: Driver, asked: Request, start: int = 0, page_size: int = 4) -> tuple[Export, list[Outgoing | None]]:
+def export(
+    here: Driver, asked: Request, start: int = 0, page_size: int = 4
+) -> tuple[Export, list[Outgoing | None]]:
     """What comes of the request's prompt, still on the devices."""
     delivered: list[Outgoing | None] = []
     return here.engine.transfers.export(asked, start, page_size, delivered.append), delivered
@@ -89,9 +97,18 @@ def test_cached_is_what_admission_finds_and_changes_nothing() -> None:
     assert driver.engine.transfers.receive(LONG).cached == 0
     hit_of(driver, LONG[:21], "one")
     idle = [list(cache.pool._idle) for lane in driver.scheduler.lanes for cache in lane.caches]
-    assert [driver.engine.transfers.receive(LONG[:n]).cached for n in (1, 4, 5, 20, 21, 40)] == [0, 0, 4, 16, 20, 20]
+    assert [driver.engine.transfers.receive(LONG[:n]).cached for n in (1, 4, 5, 20, 21, 40)] == [
+        0,
+        0,
+        4,
+        16,
+        20,
+        20,
+    ]
     assert driver.engine.transfers.receive(LONG, salt="another").cached == 0
-    assert idle == [list(cache.pool._idle) for lane in driver.scheduler.lanes for cache in lane.caches]
+    assert idle == [
+        list(cache.pool._idle) for lane in driver.scheduler.lanes for cache in lane.caches
+    ]
     assert hit_of(driver, LONG, "two") == 20
 
 
@@ -99,7 +116,10 @@ def test_a_salt_is_kept_apart() -> None:
     here, there = engine(), engine()
     pieces = pieces_of(here, request("a", LONG, salt="x", max_tokens=1))
     install(there, there.engine.transfers.receive(LONG, "x"), pieces)
-    assert (there.engine.transfers.receive(LONG, "x").cached, there.engine.transfers.receive(LONG).cached) == (36, 0)
+    assert (
+        there.engine.transfers.receive(LONG, "x").cached,
+        there.engine.transfers.receive(LONG).cached,
+    ) == (36, 0)
 
 
 def test_only_what_the_other_side_lacks_is_read() -> None:
@@ -119,7 +139,9 @@ def test_nothing_is_read_where_nothing_is_lacking() -> None:
 
 
 def test_of_a_window_what_the_next_token_sees() -> None:
-    """Pages of 4 here, of 8 there: it begins at token 32, which sees 24 and on; the other group is whole."""
+    """Pages of 4 here, of 8 there: it begins at token 32, which sees 24 and on; the other group is
+    whole.
+    """
     here = engine(4, windows=(None, 9))
     pieces = pieces_of(here, request("a", LONG, max_tokens=1), page_size=8)
     assert {piece.group: piece.start for piece in reversed(pieces)} == {0: 0, 1: 24}
@@ -157,7 +179,9 @@ def test_few_pieces_are_on_the_devices_at_once() -> None:
     assert exported.missing == 2
     taken = delivered[1]
     assert taken and taken.to_host().stop == 32
-    with pytest.raises(EngineError, match="at token 16 of page group 0 was taken or dropped before"):
+    with pytest.raises(
+        EngineError, match="at token 16 of page group 0 was taken or dropped before"
+    ):
         taken.to_host()
     taken.drop()
     here.engine.transfers.advance()
@@ -177,12 +201,19 @@ def test_windows_leave_before_other_pages_whoever_came_first() -> None:
         hit_of(here, prompt, str(prompt))
     _, one = export(here, request("a", first), page_size=1)
     exported, other = export(here, request("b", second), page_size=1)
-    assert [(o.group, o.start) for o in one if o] == [(1, 31), (1, 35), (0, 0), (0, 16)] and not other
+    assert [(o.group, o.start) for o in one if o] == [
+        (1, 31),
+        (1, 35),
+        (0, 0),
+        (0, 16),
+    ] and not other
     for outgoing in list(one):
         assert outgoing
         outgoing.drop()
         here.engine.transfers.advance()
-    assert [(o.group, o.start) for o in other if o] == [(1, 31), (1, 35)], "before what is left of the first"
+    assert [(o.group, o.start) for o in other if o] == [(1, 31), (1, 35)], (
+        "before what is left of the first"
+    )
     assert [(o.group, o.start) for o in one[4:] if o] == [(0, 32), (0, 36)]
     assert exported.missing == 39
 
@@ -219,7 +250,10 @@ def test_a_closed_export_reads_no_more() -> None:
     here.engine.transfers.close(exported)
     here.engine.transfers.close(exported)
     here.run()
-    assert [outgoing.start for outgoing in delivered if outgoing] == [0, 4] and None not in delivered
+    assert [outgoing.start for outgoing in delivered if outgoing] == [
+        0,
+        4,
+    ] and None not in delivered
 
 
 # ---- what arrives
@@ -241,7 +275,9 @@ def test_idle_pages_make_room_and_a_sequence_s_do_not() -> None:
 
 
 def test_a_full_pool_takes_the_beginning() -> None:
-    """8 pages, 4 of them of somebody who is running: what arrived first stays, however much more there is."""
+    """8 pages, 4 of them of somebody who is running: what arrived first stays, however much more
+    there is.
+    """
     here, there = engine(), engine(num_pages=8)
     there.submit(request("runs", tuple(range(70, 84)), max_tokens=2))
     there.step()
@@ -306,14 +342,18 @@ def test_an_upload_waits_for_its_place_and_gives_it_back() -> None:
     under_way = [arriving.stage(piece, timeout=0) for _ in range(PIECES_AT_ONCE)]
     for stage in under_way:
         next(stage)
-    with pytest.raises(DeadlineError, match=r"4 pieces were on the devices for 0\.01 s, which is the most"):
+    with pytest.raises(
+        DeadlineError, match=r"4 pieces were on the devices for 0\.01 s, which is the most"
+    ):
         next(arriving.stage(piece, timeout=0.01))
     under_way[0].close()
     assert next(arriving.stage(piece, timeout=0)).pages.start == 0
 
 
 def test_drafts_of_the_device_do_not_trust_what_arrived() -> None:
-    """The draft model has filled every page before, with something else: it says where it lacks a token."""
+    """The draft model has filled every page before, with something else: it says where it lacks a
+    token.
+    """
     here, there = engine(), Driver(engine(num_pages=12).config, speculation=ScriptedSpeculation(3))
     for name, prompt in (("before", tuple(range(40))), ("after", tuple(range(50, 70)))):
         there.submit(request(name, prompt, salt="w", max_tokens=6))
@@ -340,21 +380,35 @@ def test_an_engine_that_exchanges_none() -> None:
 
 @pytest.mark.parametrize(("start", "page_size"), [(-1, 4), (0, 0)])
 def test_an_export_of_nonsense(start: int, page_size: int) -> None:
-    with pytest.raises(EngineError, match=f"an export from token {start} on, to pages of {page_size} tokens"):
+    with pytest.raises(
+        EngineError, match=f"an export from token {start} on, to pages of {page_size} tokens"
+    ):
         export(engine(), request(), start, page_size)
 
 
 @pytest.mark.parametrize(
     ("options", "embeds", "problem"),
     [
-        (EngineOptions(deterministic=True), False, "--deterministic: pages of another engine have the bits"),
-        (EngineOptions(prefix_cache=False), False, "--no-prefix-cache: pages of another engine are found"),
+        (
+            EngineOptions(deterministic=True),
+            False,
+            "--deterministic: pages of another engine have the bits",
+        ),
+        (
+            EngineOptions(prefix_cache=False),
+            False,
+            "--no-prefix-cache: pages of another engine are found",
+        ),
         (EngineOptions(), True, "a model that embeds exchanges no pages"),
     ],
 )
-def test_what_pages_cannot_be_exchanged_with(options: EngineOptions, embeds: bool, problem: str) -> None:
+def test_what_pages_cannot_be_exchanged_with(
+    options: EngineOptions, embeds: bool, problem: str
+) -> None:
     def resolved(options: EngineOptions) -> bool:
-        return resolve(options, max_positions=64, lanes=1, affordable_tokens=4096, embeds=embeds).page_exchange
+        return resolve(
+            options, max_positions=64, lanes=1, affordable_tokens=4096, embeds=embeds
+        ).page_exchange
 
     assert not resolved(options)
     with pytest.raises(ConfigError, match=problem):
@@ -366,14 +420,26 @@ def test_what_pages_cannot_be_exchanged_with(options: EngineOptions, embeds: boo
 
 @pytest.mark.parametrize(
     ("page_size", "context", "counts"),
-    [(64, 8192, (8, 2, 1)), (128, 8192, (4, 1)), (1024, 8192, (1,)), (16, 8192, (32, 8, 2, 1)), (16, 60, (4, 1))],
+    [
+        (64, 8192, (8, 2, 1)),
+        (128, 8192, (4, 1)),
+        (1024, 8192, (1,)),
+        (16, 8192, (32, 8, 2, 1)),
+        (16, 60, (4, 1)),
+    ],
 )
-def test_numbers_of_pages_that_add_up_to_any(page_size: int, context: int, counts: tuple[int, ...]) -> None:
+def test_numbers_of_pages_that_add_up_to_any(
+    page_size: int, context: int, counts: tuple[int, ...]
+) -> None:
     config = replace(config_of(), page_size=page_size, max_context=context, pools=(Pool(8),))
     assert page_counts(config) == counts
     for pages in range(100):
         parts = list(in_counts(pages, config))
-        assert sum(parts) == pages and set(parts) <= set(counts) and parts == sorted(parts, reverse=True)
+        assert (
+            sum(parts) == pages
+            and set(parts) <= set(counts)
+            and parts == sorted(parts, reverse=True)
+        )
 
 
 def test_what_is_left_of_a_piece_does_not_keep_it_alive() -> None:

@@ -1,4 +1,6 @@
-"""Any traffic on two engines, and any piece of any prompt that comes from one to the other or is lost on the way."""
+"""Any traffic on two engines, and any piece of any prompt that comes from one to the other or is
+lost on the way.
+"""
 
 from collections import deque
 from contextlib import suppress
@@ -14,7 +16,13 @@ from jaxserve.engine.host.kv_transfer import Export, Import, Outgoing
 from jaxserve.errors import DeadlineError
 from jaxserve.request import Request, SamplingParams
 from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation
-from tests.jaxserve.engine.host.test_scheduler_properties import BASES, ODD_ENDS, WINDOWS, requests, submit
+from tests.jaxserve.engine.host.test_scheduler_properties import (
+    BASES,
+    ODD_ENDS,
+    WINDOWS,
+    requests,
+    submit,
+)
 
 Windows = tuple[int | None, ...]
 
@@ -30,7 +38,13 @@ def configs(draw: st.DrawFn, windows: Windows) -> EngineConfig:
         max_context=draw(st.integers(20, 40)),
         page_exchange=True,
     )
-    return resolve(options, max_positions=40, lanes=draw(st.integers(1, 3)), affordable_tokens=1000, windows=windows)
+    return resolve(
+        options,
+        max_positions=40,
+        lanes=draw(st.integers(1, 3)),
+        affordable_tokens=1000,
+        windows=windows,
+    )
 
 
 @dataclass
@@ -57,7 +71,9 @@ class Transfer:
                 outgoing.drop()
                 continue
             piece = outgoing.to_host()
-            with suppress(DeadlineError):  # what the other engine sends has all places on its devices
+            with suppress(
+                DeadlineError
+            ):  # what the other engine sends has all places on its devices
                 for staged in self.arriving.stage(piece, timeout=0):
                     self.arriving.install(staged)
                     self.there.scheduler.check_invariants()
@@ -70,8 +86,16 @@ ACTIONS = st.one_of(
     st.tuples(st.just("submit"), SIDES, requests()),
     st.tuples(st.just("steps"), SIDES, st.integers(1, 6)),
     st.tuples(st.just("flush"), SIDES, st.none()),
-    st.tuples(st.just("prefill"), SIDES, st.tuples(PROMPTS, st.sampled_from(["", "", "w"]), st.integers(0, 3))),
-    st.tuples(st.just("prefill"), SIDES, st.tuples(PROMPTS, st.sampled_from(["", "", "w"]), st.integers(0, 3))),
+    st.tuples(
+        st.just("prefill"),
+        SIDES,
+        st.tuples(PROMPTS, st.sampled_from(["", "", "w"]), st.integers(0, 3)),
+    ),
+    st.tuples(
+        st.just("prefill"),
+        SIDES,
+        st.tuples(PROMPTS, st.sampled_from(["", "", "w"]), st.integers(0, 3)),
+    ),
     st.tuples(st.just("pass on"), SIDES, st.integers(1, 5)),
     st.tuples(st.just("pass on"), SIDES, st.integers(1, 5)),
     st.tuples(st.just("close"), SIDES, st.none()),
@@ -91,7 +115,9 @@ class Pair:
         if action == "submit":
             params = SamplingParams(**argument["params"])
             name = f"r{next(self._names)}"
-            submit(driver, Request(**{**argument, "id": name, "params": params, "eos_ids": ODD_ENDS}))
+            submit(
+                driver, Request(**{**argument, "id": name, "params": params, "eos_ids": ODD_ENDS})
+            )
         elif action == "steps":
             for _ in range(argument):
                 driver.step()
@@ -108,11 +134,17 @@ class Pair:
     def _prefill(self, side: int, prompt: tuple[int, ...], salt: str, lost: int) -> Transfer:
         here, there = self.drivers[side], self.drivers[1 - side]
         params = SamplingParams(seed=1, max_tokens=1)
-        request = Request(id=f"p{next(self._names)}", prompt=prompt, params=params, salt=salt, eos_ids=ODD_ENDS)
+        request = Request(
+            id=f"p{next(self._names)}", prompt=prompt, params=params, salt=salt, eos_ids=ODD_ENDS
+        )
         submit(here, request)
-        transfer = Transfer(here, there, there.engine.transfers.receive(prompt, salt), lost, deque())
+        transfer = Transfer(
+            here, there, there.engine.transfers.receive(prompt, salt), lost, deque()
+        )
         cached, size = transfer.arriving.cached, there.config.page_size
-        transfer.exported = here.engine.transfers.export(request, cached, size, transfer.delivered.append)
+        transfer.exported = here.engine.transfers.export(
+            request, cached, size, transfer.delivered.append
+        )
         return transfer
 
     def finish(self) -> None:
@@ -125,10 +157,14 @@ class Pair:
             driver.run()
             assert not driver.engine.transfers._exports
             room = driver.engine.transfers.room
-            assert [room.acquire(blocking=False) for _ in range(PIECES_AT_ONCE + 1)].count(True) == PIECES_AT_ONCE
+            assert [room.acquire(blocking=False) for _ in range(PIECES_AT_ONCE + 1)].count(
+                True
+            ) == PIECES_AT_ONCE
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(
     st.sampled_from(WINDOWS).flatmap(lambda windows: st.tuples(configs(windows), configs(windows))),
     st.sampled_from([0, 23]),
@@ -136,9 +172,13 @@ class Pair:
     st.lists(ACTIONS, min_size=4, max_size=24),
 )
 def test_any_traffic(
-    configs: tuple[EngineConfig, EngineConfig], spoilt_step: int, drafts: int, actions: list[tuple[str, int, Any]]
+    configs: tuple[EngineConfig, EngineConfig],
+    spoilt_step: int,
+    drafts: int,
+    actions: list[tuple[str, int, Any]],
 ) -> None:
-    """Drivers check every page that can be found against the device's memory, and every token against the naive loop.
+    """Drivers check every page that can be found against the device's memory, and every token
+    against the naive loop.
 
     Salts with a "w" draft on the device, and some steps are not finite.
     """
@@ -148,7 +188,9 @@ def test_any_traffic(
 
     def driver(config: EngineConfig) -> Driver:
         by_device = drafts and any(pool.window is None for pool in config.pools)
-        return Driver(config, speculation=ScriptedSpeculation(drafts) if by_device else None, spoils=spoils)
+        return Driver(
+            config, speculation=ScriptedSpeculation(drafts) if by_device else None, spoils=spoils
+        )
 
     pair = Pair(list(map(driver, configs)))
     for action in actions:

@@ -96,23 +96,33 @@ def test_invariants_see_holders_that_do_not_match(held: list[list[int]]) -> None
 
 
 OPERATIONS = st.tuples(
-    st.sampled_from("allocate share release keep drop".split()), st.integers(0, 9), st.integers(0, 9)
+    st.sampled_from("allocate share release keep drop".split()),
+    st.integers(0, 9),
+    st.integers(0, 9),
 )
 
 
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(st.integers(1, 6), st.lists(OPERATIONS, max_size=60))
 def test_pool_against_a_model(size: int, operations: list[tuple[str, int, int]]) -> None:
-    """The model: tables of pages, and which pages are kept. A page never changes hands while anybody holds it."""
+    """The model: tables of pages, and which pages are kept. A page never changes hands while
+    anybody holds it.
+    """
     cached: set[int] = set()
-    pool = PagePool(size, cached.remove)  # KeyError for a page that was not kept, or is forgotten twice
+    pool = PagePool(
+        size, cached.remove
+    )  # KeyError for a page that was not kept, or is forgotten twice
     tables: list[list[int]] = []
     for name, number, other in operations:
         held = Counter(page for table in tables for page in table)
         assert pool.available == size - len(held)
         if name == "allocate" and number <= pool.available:
             taken = pool.allocate(number)
-            assert len(set(taken)) == number and not held.keys() & set(taken) and not cached & set(taken)
+            assert (
+                len(set(taken)) == number
+                and not held.keys() & set(taken)
+                and not cached & set(taken)
+            )
             tables.append(taken)
         elif name == "share" and cached:
             table = sorted(cached)[: number + 1]

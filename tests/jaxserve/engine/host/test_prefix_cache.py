@@ -56,7 +56,9 @@ def test_digests_are_sha256_of_parent_and_tokens() -> None:
         max_size=2,
     )
 )
-def test_roots_of_different_models_pages_groups_and_salts_differ(names: list[tuple[str, str, int, str]]) -> None:
+def test_roots_of_different_models_pages_groups_and_salts_differ(
+    names: list[tuple[str, str, int, str]],
+) -> None:
     assert (names[0] == names[1]) == (root_digest(*names[0]) == root_digest(*names[1]))
 
 
@@ -66,7 +68,11 @@ def test_any_string_is_a_salt() -> None:
 
 
 @settings(max_examples=100, derandomize=True)
-@given(st.lists(st.integers(0, 2**32 - 1), max_size=24), st.integers(1, 5), st.lists(st.integers(0, 24), max_size=5))
+@given(
+    st.lists(st.integers(0, 2**32 - 1), max_size=24),
+    st.integers(1, 5),
+    st.lists(st.integers(0, 24), max_size=5),
+)
 def test_a_chain_grows_to_the_same_digests_however_it_is_extended(
     tokens: list[int], size: int, stops: list[int]
 ) -> None:
@@ -102,7 +108,9 @@ def test_other_salts_find_nothing() -> None:
 
 def test_a_digest_is_no_proof() -> None:
     cache = PrefixCache(8, 2)
-    cache.publish(chain_of([1, 2], 2).digests[0], [7, 7], cache.pool.allocate(1)[0])  # as if sha256 had collided
+    cache.publish(
+        chain_of([1, 2], 2).digests[0], [7, 7], cache.pool.allocate(1)[0]
+    )  # as if sha256 had collided
     assert found(cache, [1, 2]) == []
 
 
@@ -112,7 +120,9 @@ def test_the_first_page_with_a_content_stays_the_one_to_be_found() -> None:
     assert found(cache, [1, 2]) == first and len(cache) == 1
     cache.pool.release(second)
     cache.pool.release(first)
-    assert cache.pool.allocate(7) and found(cache, [1, 2]) == first  # the second is free, the first idle
+    assert (
+        cache.pool.allocate(7) and found(cache, [1, 2]) == first
+    )  # the second is free, the first idle
     cache.pool.allocate(1)
     assert found(cache, [1, 2]) == [] and len(cache) == 0
 

@@ -1,4 +1,6 @@
-"""Single situations, each small enough to follow by hand. Any traffic at all: test_scheduler_properties.py."""
+"""Single situations, each small enough to follow by hand. Any traffic at all:
+test_scheduler_properties.py.
+"""
 
 import dataclasses
 import itertools
@@ -10,7 +12,13 @@ from jaxserve.config import Pool
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.page_pool import NO_PAGE
 from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, StepPlan
-from jaxserve.errors import CapacityError, ContextLengthError, NonFiniteLogitsError, RequestError, RequestIdInUseError
+from jaxserve.errors import (
+    CapacityError,
+    ContextLengthError,
+    NonFiniteLogitsError,
+    RequestError,
+    RequestIdInUseError,
+)
 from jaxserve.request import Request, SamplingParams
 from tests.fake_runner import naive
 from tests.jaxserve.engine.host.driver import PROMPT, Driver, ScriptedProposer, config_of, request
@@ -51,7 +59,16 @@ def test_a_prompt_is_cut_by_the_budget_and_decodes_run_ahead() -> None:
     chunks = []
     while plan := launched(driver):
         lane = plan.lanes[0]
-        chunks.append((plan.kind, lane.starts, lane.sizes, lane.samples, lane.tokens, [f[2] for f in lane.fresh]))
+        chunks.append(
+            (
+                plan.kind,
+                lane.starts,
+                lane.sizes,
+                lane.samples,
+                lane.tokens,
+                [f[2] for f in lane.fresh],
+            )
+        )
     assert chunks == [
         ("prefill", [0], [4], [0], [5, 6, 7, 8], [0]),
         ("prefill", [4], [4], [0], [9, 10, 11, 12], [1]),
@@ -80,14 +97,25 @@ def test_an_end_that_is_read_late_wastes_one_token_and_frees_its_pages_after_it(
     assert driver.step() == []
     events = driver.step()  # launches the decode after it, then reads the end token
     assert events[0].finish == Finish(FinishReason.STOP, stopped_by=first)
-    assert len(driver.scheduler.lanes[0].running) == 1 and driver.scheduler.lanes[0].available_pages() == 32 - 3
+    assert (
+        len(driver.scheduler.lanes[0].running) == 1
+        and driver.scheduler.lanes[0].available_pages() == 32 - 3
+    )
     assert driver.step() == [] and not driver.scheduler.has_work
     assert driver.scheduler.lanes[0].available_pages() == 32
 
 
 def test_columns_are_plain_data() -> None:
     driver = Driver(config_of())
-    driver.submit(request(logit_bias={3: 1.5}, allowed_token_ids=[1, 2], n=2, seed=2**64 - 1, repetition_penalty=1.2))
+    driver.submit(
+        request(
+            logit_bias={3: 1.5},
+            allowed_token_ids=[1, 2],
+            n=2,
+            seed=2**64 - 1,
+            repetition_penalty=1.2,
+        )
+    )
     driver.run()
     for plan in driver.plans:
         text = json.dumps(dataclasses.asdict(plan), default=bytes.hex)
@@ -120,9 +148,12 @@ def test_an_admission_says_all_that_the_device_must_keep() -> None:
     (admission,) = plan.admissions
     kept = dataclasses.asdict(admission)
     same = (
-        "temperature top_k top_p min_p presence_penalty frequency_penalty repetition_penalty logprobs min_tokens seed"
+        "temperature top_k top_p min_p presence_penalty frequency_penalty repetition_penalty "
+        "logprobs min_tokens seed"
     )
-    assert {name: kept.pop(name) for name in same.split()} == {name: params[name] for name in same.split()}
+    assert {name: kept.pop(name) for name in same.split()} == {
+        name: params[name] for name in same.split()
+    }
     assert kept == {
         "lane": 0,
         "row": 0,
@@ -147,7 +178,11 @@ def test_a_cached_prefix_leaves_at_least_one_token_to_compute() -> None:
     driver.submit(request("other salt", prompt=PROMPT[:8], salt="x"))
     plan = launched(driver)
     assert plan is not None and [a.length for a in plan.admissions] == [4, 8, 0]
-    assert plan.lanes[0].starts == [8, 4, 0] and plan.lanes[0].sizes == [1, 4, 8]  # single tokens first
+    assert plan.lanes[0].starts == [8, 4, 0] and plan.lanes[0].sizes == [
+        1,
+        4,
+        8,
+    ]  # single tokens first
     driver.run()
 
 
@@ -155,8 +190,14 @@ def test_choices_share_the_pages_of_the_prompt() -> None:
     driver = Driver(config_of())
     driver.submit(request(n=3))
     driver.run()
-    assert [(a.choice, a.length) for plan in driver.plans for a in plan.admissions] == [(0, 0), (1, 8), (2, 8)]
-    assert driver.results["a", 1].tokens == naive(request(), 1, 1, 4) != driver.results["a", 0].tokens
+    assert [(a.choice, a.length) for plan in driver.plans for a in plan.admissions] == [
+        (0, 0),
+        (1, 8),
+        (2, 8),
+    ]
+    assert (
+        driver.results["a", 1].tokens == naive(request(), 1, 1, 4) != driver.results["a", 0].tokens
+    )
 
 
 def test_choices_do_not_wait_for_a_leader_that_was_stopped() -> None:
@@ -223,11 +264,16 @@ def test_the_last_in_rank_gives_way_first_and_the_first_never() -> None:
 
 @pytest.mark.parametrize("pages", [8, 9, 10, 11])
 def test_one_that_waits_for_the_host_does_not_give_way_to_the_last_in_rank(pages: int) -> None:
-    driver = Driver(config_of(page_size=1, num_pages=pages, prefix_cache=False), proposer=ScriptedProposer(most=0))
+    driver = Driver(
+        config_of(page_size=1, num_pages=pages, prefix_cache=False),
+        proposer=ScriptedProposer(most=0),
+    )
     driver.submit(request("first", prompt=(1,), salt="w", max_tokens=7))
     driver.submit(request("last", prompt=(1,), max_tokens=7))
     driver.run()
-    assert driver.results["first", 0].cuts == [("prefill", 0, 1)] + [("decode", n, 1) for n in range(1, 7)]
+    assert driver.results["first", 0].cuts == [("prefill", 0, 1)] + [
+        ("decode", n, 1) for n in range(1, 7)
+    ]
 
 
 def test_what_was_evicted_while_it_was_preempted_is_published_again() -> None:
@@ -262,20 +308,26 @@ def test_scores_of_a_prompt_that_starts_over_are_reported_once() -> None:
         driver.step()
     assert 0 < len(driver.results["scored", 0].prompt_logprobs) < 11
     driver.run()
-    assert [entry.token for entry in driver.results["scored", 0].prompt_logprobs] == list(range(1, 12))
+    assert [entry.token for entry in driver.results["scored", 0].prompt_logprobs] == list(
+        range(1, 12)
+    )
 
 
 # ---- windows
 
 
 def test_a_window_holds_what_it_sees_and_no_more() -> None:
-    """Pages of 2, a window of 5: the token at position p sees p - 4 to p, which lie in three pages."""
+    """Pages of 2, a window of 5: the token at position p sees p - 4 to p, which lie in three
+    pages."""
     driver = Driver(config_of(page_size=2, num_pages=32, windows=(5,), prefix_cache=False))
     driver.submit(request(max_tokens=30))
     held = []
     while driver.engine.has_work:
         driver.step()
-        held += [len([p for p in seq.pages[0] if p != NO_PAGE]) for seq in driver.scheduler.lanes[0].running]
+        held += [
+            len([p for p in seq.pages[0] if p != NO_PAGE])
+            for seq in driver.scheduler.lanes[0].running
+        ]
     assert set(held[2:]) == {3}
 
 
@@ -289,7 +341,9 @@ def test_a_prompt_longer_than_a_window_s_pool_runs() -> None:
 
 
 @pytest.mark.parametrize(("lost", "hit"), [(0, 8), (1, 8), (2, 4), (3, 6)])
-def test_a_hit_needs_the_whole_prefix_of_one_group_and_what_a_window_sees_of_the_other(lost: int, hit: int) -> None:
+def test_a_hit_needs_the_whole_prefix_of_one_group_and_what_a_window_sees_of_the_other(
+    lost: int, hit: int
+) -> None:
     """After 8 tokens in pages of 2 a window of 4 sees 5 to 8, in pages 2, 3 and the next."""
     driver = Driver(config_of(page_size=2, windows=(None, 4)))
     driver.submit(request("a", prompt=PROMPT, max_tokens=1))
@@ -323,10 +377,15 @@ def test_end_tokens_before_min_tokens_do_not_end() -> None:
     """The device keeps them out; one more token than min_tokens may be the end."""
     plain = naive(request(), 0, 1, 4)
     driver = Driver(config_of())
-    driver.submit(dataclasses.replace(request(min_tokens=2, max_tokens=30), eos_ids=tuple(range(97))))
+    driver.submit(
+        dataclasses.replace(request(min_tokens=2, max_tokens=30), eos_ids=tuple(range(97)))
+    )
     driver.run()
     result = driver.results["a", 0]
-    assert result.finish == Finish(FinishReason.STOP, stopped_by=plain[2]) and result.tokens == plain[:3]
+    assert (
+        result.finish == Finish(FinishReason.STOP, stopped_by=plain[2])
+        and result.tokens == plain[:3]
+    )
 
 
 def test_abort_ends_every_choice_once_wherever_it_is() -> None:
@@ -349,8 +408,15 @@ def test_a_row_that_is_not_finite_ends_alone_and_is_not_cached() -> None:
     driver.submit(request("good", prompt=PROMPT[::-1]))
     driver.run()
     finish = driver.results["bad", 0].finish
-    assert finish is not None and finish.reason == FinishReason.ERROR and isinstance(finish.error, NonFiniteLogitsError)
-    assert str(finish.error) == "request 'bad', choice 0: the logits after 10 tokens are NaN or infinite"
+    assert (
+        finish is not None
+        and finish.reason == FinishReason.ERROR
+        and isinstance(finish.error, NonFiniteLogitsError)
+    )
+    assert (
+        str(finish.error)
+        == "request 'bad', choice 0: the logits after 10 tokens are NaN or infinite"
+    )
     assert driver.results["good", 0].finish == Finish(FinishReason.LENGTH)
     driver.submit(request("again"))
     driver.run()
@@ -367,7 +433,9 @@ def test_an_id_is_free_again_when_its_last_event_was_handed_out() -> None:
     driver.submit(dataclasses.replace(request(), eos_ids=(first,)))
     while not driver.results["a", 0].finish:
         driver.step()
-    driver.submit(request())  # the client may well know of the end before the step launched with it is through
+    driver.submit(
+        request()
+    )  # the client may well know of the end before the step launched with it is through
     driver.run()
 
 
@@ -394,7 +462,10 @@ def test_times_are_in_order_and_say_what_happened() -> None:
     driver.run()
     for name, cached, preempted in (("a", 0, False), ("b", 0, True), ("like b", 4, False)):
         times = driver.results[name, 0].times
-        assert times is not None and 0 < times.submitted < times.admitted < times.first_token < times.finished
+        assert (
+            times is not None
+            and 0 < times.submitted < times.admitted < times.first_token < times.finished
+        )
         assert times.cached == cached and (times.preemptions > 0) == preempted
 
 
@@ -407,12 +478,29 @@ def test_times_are_in_order_and_say_what_happened() -> None:
         (0, 1, RequestError, "prompt: has no tokens"),
         (16, 1, ContextLengthError, "prompt: 16 tokens and max_tokens 1 exceed the context of 16"),
         (10, 7, ContextLengthError, "prompt: 10 tokens and max_tokens 7 exceed the context of 16"),
-        (16, None, ContextLengthError, "prompt: 16 tokens and max_tokens 1 exceed the context of 16"),
-        (10, 3, CapacityError, "prompt: 10 tokens and max_tokens 3 can never fit the page pool of 12"),
-        (12, None, CapacityError, "prompt: 12 tokens and max_tokens 1 can never fit the page pool of 12"),
+        (
+            16,
+            None,
+            ContextLengthError,
+            "prompt: 16 tokens and max_tokens 1 exceed the context of 16",
+        ),
+        (
+            10,
+            3,
+            CapacityError,
+            "prompt: 10 tokens and max_tokens 3 can never fit the page pool of 12",
+        ),
+        (
+            12,
+            None,
+            CapacityError,
+            "prompt: 12 tokens and max_tokens 1 can never fit the page pool of 12",
+        ),
     ],
 )
-def test_what_can_never_run_is_refused(length: int, most: int | None, error: type[RequestError], text: str) -> None:
+def test_what_can_never_run_is_refused(
+    length: int, most: int | None, error: type[RequestError], text: str
+) -> None:
     driver = Driver(config_of(max_context=16, num_pages=3))
     with pytest.raises(error) as caught:
         driver.submit(request(prompt=tuple(range(length)), max_tokens=most))
@@ -421,7 +509,9 @@ def test_what_can_never_run_is_refused(length: int, most: int | None, error: typ
 
 
 @pytest.mark.parametrize(("length", "most", "made"), [(11, None, 1), (4, None, 8), (4, 8, 8)])
-def test_max_tokens_left_open_takes_what_context_and_pool_leave(length: int, most: int | None, made: int) -> None:
+def test_max_tokens_left_open_takes_what_context_and_pool_leave(
+    length: int, most: int | None, made: int
+) -> None:
     driver = Driver(config_of(max_context=16, num_pages=3))
     driver.submit(request(prompt=tuple(range(length)), max_tokens=most))
     driver.run()
@@ -429,11 +519,16 @@ def test_max_tokens_left_open_takes_what_context_and_pool_leave(length: int, mos
 
 
 def test_plain_decodes_are_planned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hot path: no sequence is looked at by itself once all of them stream, page borders included."""
+    """The hot path: no sequence is looked at by itself once all of them stream, page borders
+    included.
+    """
     driver = Driver(config_of())
     for name in "abc":
         driver.submit(request(name, max_tokens=20))
-    while not all(seq.streaming for seq in driver.scheduler.lanes[0].running) or driver.scheduler.waiting:
+    while (
+        not all(seq.streaming for seq in driver.scheduler.lanes[0].running)
+        or driver.scheduler.waiting
+    ):
         driver.step()
     monkeypatch.setattr(driver.scheduler, "_schedule", lambda *arguments: pytest.fail("one by one"))
     driver.run()

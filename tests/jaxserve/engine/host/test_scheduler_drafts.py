@@ -1,4 +1,6 @@
-"""Drafts that the device makes: the host runs ahead with upper bounds, and keeps the draft model's pages caught up."""
+"""Drafts that the device makes: the host runs ahead with upper bounds, and keeps the draft model's
+pages caught up.
+"""
 
 import dataclasses
 import random
@@ -80,9 +82,11 @@ def test_a_long_prompt_is_caught_up_in_every_other_step() -> None:
 
 
 def test_choices_that_share_a_prompt_are_caught_up_one_after_the_other() -> None:
-    """The fake device fails where two rows of a step write a page, or one reads what the other writes.
+    """The fake device fails where two rows of a step write a page, or one reads what the other
+    writes.
 
-    Whoever comes later finds the pages of what they share filled: two of four tokens each, of a prompt of ten.
+    Whoever comes later finds the pages of what they share filled: two of four tokens each, of a
+    prompt of ten.
     """
     d = driver(num_pages=64, step_tokens=64)
     d.submit(request(salt="w", n=4, max_tokens=12))
@@ -108,11 +112,18 @@ def test_a_model_whose_every_layer_has_a_window_is_refused() -> None:
     options = EngineOptions(speculate="draft")
     with pytest.raises(ConfigError, match="every layer of the model has one"):
         resolve(options, max_positions=64, lanes=1, affordable_tokens=1000, windows=(5, 9))
-    assert resolve(options, max_positions=64, lanes=1, affordable_tokens=1000, windows=(5, None)).full_group == 1
+    assert (
+        resolve(
+            options, max_positions=64, lanes=1, affordable_tokens=1000, windows=(5, None)
+        ).full_group
+        == 1
+    )
 
 
 def test_what_a_draft_model_lacks_always_has_a_compiled_step() -> None:
-    config = dataclasses.replace(config_of(max_batch=4, step_tokens=300), speculate="draft", draft_tokens=3)
+    config = dataclasses.replace(
+        config_of(max_batch=4, step_tokens=300), speculate="draft", draft_tokens=3
+    )
     plan = BucketPlan.of(config)
     assert [b.tokens for b in plan.buckets if b.kind == "draft"] == [16, 64, 256, 300]
     reachable = plan.reachable([(20, 10)], config=config, score=False)
@@ -126,7 +137,8 @@ def test_what_a_draft_model_lacks_always_has_a_compiled_step() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_busy_traffic(seed: int) -> None:
-    """Shared prompts, few pages, ends at any time; the driver and the fake device check every step."""
+    """Shared prompts, few pages, ends at any time; the driver and the fake device check every
+    step."""
     draw = random.Random(seed)
     windows = draw.choice([(None,), (None,), (None, 5), (6, None)])
     d = driver(
@@ -141,11 +153,24 @@ def test_busy_traffic(seed: int) -> None:
     ends = tuple(range(3, VOCAB, 19))
     base = [draw.randrange(VOCAB) for _ in range(9)]
     for number in range(14):
-        prompt = (*base[: draw.randrange(1, 10)], *(draw.randrange(4) for _ in range(draw.randrange(3))))
+        prompt = (
+            *base[: draw.randrange(1, 10)],
+            *(draw.randrange(4) for _ in range(draw.randrange(3))),
+        )
         n, tokens, salt = draw.choice([1, 1, 2, 4]), draw.randrange(1, 16), draw.choice("wwx")
         if len(prompt) + tokens <= d.config.capacity:
             stop = ends if draw.random() < 0.5 else ()
-            d.submit(request(str(number), prompt, salt=salt, n=n, max_tokens=tokens, seed=number, stop_token_ids=stop))
+            d.submit(
+                request(
+                    str(number),
+                    prompt,
+                    salt=salt,
+                    n=n,
+                    max_tokens=tokens,
+                    seed=number,
+                    stop_token_ids=stop,
+                )
+            )
         for _ in range(draw.randrange(8)):
             d.step()
         if draw.random() < 0.15:

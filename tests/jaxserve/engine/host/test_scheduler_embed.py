@@ -1,4 +1,6 @@
-"""Prompts that are embedded, in single situations: a sequence ends with its prompt, and needs no place behind it."""
+"""Prompts that are embedded, in single situations: a sequence ends with its prompt, and needs no
+place behind it.
+"""
 
 import pytest
 
@@ -18,7 +20,9 @@ def test_a_prompt_that_is_embedded_whole() -> None:
     driver.submit(request())
     driver.run()
     result = driver.results["a", 0]
-    assert result.embedding == naive_embedding(PROMPT) and result.finish == Finish(FinishReason.STOP)
+    assert result.embedding == naive_embedding(PROMPT) and result.finish == Finish(
+        FinishReason.STOP
+    )
     assert cuts(driver) == [("embed", 0, 10)] and result.times and not result.times.first_token
     assert [plan.lanes[0].samples for plan in driver.plans] == [[0]]
 
@@ -38,22 +42,30 @@ def test_of_a_prompt_that_was_there_before_the_last_page_is_computed() -> None:
     for name, prompt in (("first", PROMPT[:8]), ("same", PROMPT[:8]), ("longer", PROMPT)):
         driver.submit(request(name, prompt=prompt))
         driver.run()
-    assert [cuts(driver, name) for name in ("same", "longer")] == [[("embed", 4, 4)], [("embed", 8, 2)]]
+    assert [cuts(driver, name) for name in ("same", "longer")] == [
+        [("embed", 4, 4)],
+        [("embed", 8, 2)],
+    ]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_prompt_may_fill_the_context_and_the_cache(deterministic: bool) -> None:
     """To the last position of the last page."""
-    config = config_of(embeds=True, deterministic=deterministic, max_context=16, num_pages=4, prefix_cache=False)
+    config = config_of(
+        embeds=True, deterministic=deterministic, max_context=16, num_pages=4, prefix_cache=False
+    )
     driver = Driver(config)
     driver.submit(request(prompt=tuple(range(16))))
     driver.run()
     with pytest.raises(
-        ContextLengthError, match=r"prompt: 17 tokens exceed the context of 16 \(shorten the prompt, or"
+        ContextLengthError,
+        match=r"prompt: 17 tokens exceed the context of 16 \(shorten the prompt, or",
     ):
         driver.submit(request(prompt=tuple(range(17))))
     small = Driver(config_of(embeds=True, num_pages=2))
-    with pytest.raises(CapacityError, match="prompt: 9 tokens can never fit the page pool of 8 tokens"):
+    with pytest.raises(
+        CapacityError, match="prompt: 9 tokens can never fit the page pool of 8 tokens"
+    ):
         small.submit(request(prompt=tuple(range(9))))
 
 
@@ -79,7 +91,10 @@ def test_values_that_are_not_finite_end_that_request_alone(spoilt: int) -> None:
     driver.run()
     finish = driver.results["bad", 0].finish
     assert finish is not None and isinstance(finish.error, NonFiniteLogitsError)
-    assert str(finish.error) == "request 'bad', choice 0: the values after 20 tokens are NaN or infinite"
+    assert (
+        str(finish.error)
+        == "request 'bad', choice 0: the values after 20 tokens are NaN or infinite"
+    )
     assert driver.results["good", 0].embedding == naive_embedding(tuple(range(3)))
     driver.submit(request("again", prompt=tuple(range(50, 70))))
     driver.run()
@@ -89,8 +104,12 @@ def test_values_that_are_not_finite_end_that_request_alone(spoilt: int) -> None:
 def test_decodes_are_not_to_be_launched_together() -> None:
     def steps(prefer: str, decode_steps: int | None = None) -> int:
         options = EngineOptions(prefer=prefer, decode_steps=decode_steps)  # type: ignore[arg-type]
-        return resolve(options, max_positions=64, lanes=1, affordable_tokens=10**5, embeds=True).decode_steps
+        return resolve(
+            options, max_positions=64, lanes=1, affordable_tokens=10**5, embeds=True
+        ).decode_steps
 
     assert steps("throughput") == steps("latency", 1) == 1
-    with pytest.raises(ConfigError, match=r"--decode-steps 4: a model that embeds decodes nothing \(leave it out\)"):
+    with pytest.raises(
+        ConfigError, match=r"--decode-steps 4: a model that embeds decodes nothing \(leave it out\)"
+    ):
         steps("balanced", 4)

@@ -14,7 +14,9 @@ STEPS = 120
 
 
 class SteadyLoad:
-    """An engine of random shape in which somebody always waits; a few sorts of requests come again and again."""
+    """An engine of random shape in which somebody always waits; a few sorts of requests come again
+    and again.
+    """
 
     def __init__(self, seed: int, deterministic: bool):
         self.draw = random.Random(seed)
@@ -29,7 +31,9 @@ class SteadyLoad:
             prefix_cache=draw.random() < 0.5,
             deterministic=deterministic,
         )
-        config = resolve(options, max_positions=40, lanes=draw.choice((1, 1, 2)), affordable_tokens=100)
+        config = resolve(
+            options, max_positions=40, lanes=draw.choice((1, 1, 2)), affordable_tokens=100
+        )
         proposer = ScriptedProposer(draw.choice((1, 4))) if draw.random() < 0.5 else None
         self.driver = Driver(config, proposer=proposer)
         self.most = min(config.max_context, config.capacity)
@@ -57,7 +61,9 @@ class SteadyLoad:
 
     @property
     def patience(self) -> int:
-        """Steps that the oldest may take: three turns for each of its tokens, and as long for a step in flight."""
+        """Steps that the oldest may take: three turns for each of its tokens, and as long for a
+        step in flight.
+        """
         seq = self.driver.scheduler._sequences.get(self.oldest)
         return 3 * (seq.prompt_len + seq.max_tokens + 6) if seq else 1
 
@@ -77,8 +83,12 @@ def late(driver: Driver, **changes: Any) -> Request:
 
 
 def test_a_blocked_prompt_is_not_starved_by_later_ones() -> None:
-    """Two streams grow while "a" is half way: its second chunk lacks a page. Then short requests come without end."""
-    driver = Driver(config_of(max_batch=8, step_tokens=8, page_size=1, num_pages=15, prefix_cache=False))
+    """Two streams grow while "a" is half way: its second chunk lacks a page. Then short requests
+    come without end.
+    """
+    driver = Driver(
+        config_of(max_batch=8, step_tokens=8, page_size=1, num_pages=15, prefix_cache=False)
+    )
     driver.submit(request("s1", prompt=(1,)))
     driver.submit(request("s2", prompt=(1,)))
     driver.submit(request("a", prompt=tuple(range(12)), max_tokens=1))
@@ -89,7 +99,9 @@ def test_a_blocked_prompt_is_not_starved_by_later_ones() -> None:
 
 
 def test_a_stream_that_needs_no_page_is_not_held_up_by_a_prompt_that_did() -> None:
-    driver = Driver(config_of(max_batch=3, step_tokens=5, page_size=4, num_pages=5, prefix_cache=False))
+    driver = Driver(
+        config_of(max_batch=3, step_tokens=5, page_size=4, num_pages=5, prefix_cache=False)
+    )
     driver.submit(request("stream", prompt=(1,), max_tokens=12))
     for name, length, most in (("short", 1, 5), ("shorter", 2, 2), ("long", 10, 2)):
         driver.submit(request(name, prompt=tuple(range(length)), max_tokens=most))
@@ -98,7 +110,9 @@ def test_a_stream_that_needs_no_page_is_not_held_up_by_a_prompt_that_did() -> No
 
 
 def test_drafts_do_not_take_the_budget_of_other_streams() -> None:
-    driver = Driver(config_of(max_batch=3, step_tokens=3, prefix_cache=False), proposer=ScriptedProposer())
+    driver = Driver(
+        config_of(max_batch=3, step_tokens=3, prefix_cache=False), proposer=ScriptedProposer()
+    )
     for name, salt in (("d1", "w"), ("d2", "w"), ("plain", "")):
         driver.submit(request(name, prompt=(1,), salt=salt, max_tokens=20))
     driver.run()
@@ -126,7 +140,8 @@ def test_deterministic_scores_are_admitted_while_prompts_keep_coming() -> None:
 
 
 def test_deterministic_scores_go_on_while_prompts_keep_coming() -> None:
-    """Four chunks to score, beside a stream, while every step that takes prompts finds a new one."""
+    """Four chunks to score, beside a stream, while every step that takes prompts finds a new
+    one."""
     driver = Driver(config_of(deterministic=True))
     driver.submit(request("stream", max_tokens=50))
     driver.submit(request("scored", prompt=tuple(range(13)), prompt_logprobs=0))

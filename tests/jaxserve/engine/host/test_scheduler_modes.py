@@ -1,4 +1,6 @@
-"""The scheduler's special modes in single situations: drafts, decodes launched together, the same bits at any load."""
+"""The scheduler's special modes in single situations: drafts, decodes launched together, the same
+bits at any load.
+"""
 
 import dataclasses
 
@@ -28,8 +30,13 @@ def test_accepted_drafts_after_an_end_token_are_not_published() -> None:
 
 
 def test_drafts_do_not_preempt() -> None:
-    """The second is through before the first has tokens that need its pages; no draft of the first is ever right."""
-    driver = Driver(config_of(page_size=1, num_pages=17, prefix_cache=False), proposer=ScriptedProposer(wrong_every=1))
+    """The second is through before the first has tokens that need its pages; no draft of the first
+    is ever right.
+    """
+    driver = Driver(
+        config_of(page_size=1, num_pages=17, prefix_cache=False),
+        proposer=ScriptedProposer(wrong_every=1),
+    )
     driver.submit(request("drafts", prompt=(1, 2, 3, 4), salt="w", max_tokens=13))
     driver.submit(request("plain", prompt=(5, 6, 7, 8), max_tokens=7))
     driver.run()
@@ -46,7 +53,14 @@ def test_decodes_are_launched_together_while_nobody_waits() -> None:
     driver.submit(request(max_tokens=12))
     driver.run()
     assert [plan.steps for plan in driver.plans] == [1, 4, 4, 1, 1, 1]
-    assert [cut[1:] for cut in driver.results["a", 0].cuts] == [(0, 10), (10, 4), (14, 4), (18, 1), (19, 1), (20, 1)]
+    assert [cut[1:] for cut in driver.results["a", 0].cuts] == [
+        (0, 10),
+        (10, 4),
+        (14, 4),
+        (18, 1),
+        (19, 1),
+        (20, 1),
+    ]
 
 
 def test_a_row_takes_no_more_of_them_than_it_has_tokens_left() -> None:
@@ -89,13 +103,17 @@ def test_good_tokens_before_one_that_is_not_finite_are_delivered() -> None:
     result = driver.results["a", 0]
     assert [plan.steps for plan in driver.plans] == [1, 4, 4, 4]
     assert (
-        result.finish is not None and result.finish.error is not None and "after 18 tokens" in str(result.finish.error)
+        result.finish is not None
+        and result.finish.error is not None
+        and "after 18 tokens" in str(result.finish.error)
     )
     assert result.tokens == naive(request(max_tokens=20), 0, 1, 8)
 
 
 def test_a_deadline_that_lies_inside_has_single_steps() -> None:
-    """A launch of several takes 10 s here; one is in flight when the next is planned, so 20 s are kept free."""
+    """A launch of several takes 10 s here; one is in flight when the next is planned, so 20 s are
+    kept free.
+    """
     scheduler, now, steps = Scheduler(config_of(decode_steps=4)), 0.0, []
     runner = FakeRunner(scheduler.config)
     timed = dataclasses.replace(request(max_tokens=40), deadline=55.0)
@@ -144,12 +162,18 @@ def test_deterministic_engines_reserve_and_cut_at_borders() -> None:
     driver = Driver(config_of(deterministic=True, step_tokens=32))  # chunk_border 8
     driver.submit(request("a", prompt=tuple(range(19)), max_tokens=6))
     driver.run()
-    assert driver.results["a", 0].cuts[:3] == [("prefill", 0, 8), ("prefill", 8, 8), ("prefill", 16, 3)]
+    assert driver.results["a", 0].cuts[:3] == [
+        ("prefill", 0, 8),
+        ("prefill", 8, 8),
+        ("prefill", 16, 3),
+    ]
     (admission,) = driver.plans[0].admissions
     assert len(admission.tables[0]) == 7  # 25 tokens in pages of 4
     driver.submit(request("b", prompt=(*range(13), 50, 51), max_tokens=1))
     driver.run()
-    assert driver.results["b", 0].cuts == [("prefill", 8, 7)]  # 12 tokens in full pages, down to the border
+    assert driver.results["b", 0].cuts == [
+        ("prefill", 8, 7)
+    ]  # 12 tokens in full pages, down to the border
 
 
 def test_deterministic_engines_admit_into_a_window_what_it_holds_at_its_most() -> None:
@@ -164,7 +188,9 @@ def test_deterministic_engines_admit_into_a_window_what_it_holds_at_its_most() -
 
 
 def test_deterministic_engines_take_prompts_longer_than_a_window_s_pool() -> None:
-    config = config_of(deterministic=True, page_size=2, num_pages=10, windows=(5,), step_tokens=6, max_batch=1)
+    config = config_of(
+        deterministic=True, page_size=2, num_pages=10, windows=(5,), step_tokens=6, max_batch=1
+    )
     driver = Driver(config)
     driver.submit(request(prompt=tuple(range(50)), max_tokens=8))
     driver.run()
@@ -172,7 +198,9 @@ def test_deterministic_engines_take_prompts_longer_than_a_window_s_pool() -> Non
 
 
 def test_deterministic_engines_publish_no_pages_of_decode_steps() -> None:
-    """Whoever comes with prompt and output as its prompt computes the output's positions by prefill."""
+    """Whoever comes with prompt and output as its prompt computes the output's positions by
+    prefill.
+    """
     driver = Driver(config_of(deterministic=True, step_tokens=16))  # chunk_border 4
     driver.submit(request("a", prompt=PROMPT[:6], max_tokens=8))
     driver.run()
@@ -189,7 +217,9 @@ def test_deterministic_engines_do_not_draft() -> None:
 
 
 def test_deterministic_scores_come_from_the_same_steps_whatever_runs_beside_them() -> None:
-    """The last chunk, of one token, must not change its executable because the chunk before was read meanwhile."""
+    """The last chunk, of one token, must not change its executable because the chunk before was
+    read meanwhile.
+    """
     cuts = []
     for others in (0, 1):
         driver = Driver(config_of(deterministic=True, step_tokens=16))  # chunk_border 4
@@ -203,7 +233,9 @@ def test_deterministic_scores_come_from_the_same_steps_whatever_runs_beside_them
 
 
 def test_deterministic_engines_publish_no_pages_of_score_steps() -> None:
-    """Another executable wrote them: whoever found them would get other bits than from its own prefill."""
+    """Another executable wrote them: whoever found them would get other bits than from its own
+    prefill.
+    """
     driver = Driver(config_of(deterministic=True, step_tokens=16))
     driver.submit(request("scored", prompt_logprobs=0))
     driver.run()

@@ -1,4 +1,6 @@
-"""Any traffic on any small engine: every choice ends once and rightly, with the naive tokens, and leaves nothing."""
+"""Any traffic on any small engine: every choice ends once and rightly, with the naive tokens, and
+leaves nothing.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +18,10 @@ from tests.jaxserve.engine.host.driver import Driver, ScriptedProposer, Scripted
 ODD_ENDS = tuple(range(3, VOCAB, 9))  # one token in nine ends a choice
 FEW_TOKENS = (1, 10, 11, 12, 13, 50, 60, 66)
 WINDOWS = ((None,), (None,), (None, None), (6,), (None, 5), (3, None), (9, 1))  # of the page groups
-BASES = ((5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20), (5, 6, 7, 8, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4))
+BASES = (
+    (5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20),
+    (5, 6, 7, 8, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4),
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,9 @@ def configs(draw: st.DrawFn, deterministic: bool, embeds: bool = False) -> Engin
     options = EngineOptions(
         max_batch=max_batch,
         step_tokens=step_tokens,
-        decode_steps=None if deterministic or embeds else min(draw(st.sampled_from([1, 1, 2, 3, 5])), step_tokens),
+        decode_steps=None
+        if deterministic or embeds
+        else min(draw(st.sampled_from([1, 1, 2, 3, 5])), step_tokens),
         page_size=page_size,
         cache_tokens=draw(st.integers(page_size, 40)),
         max_context=draw(st.integers(2, 40)),
@@ -54,7 +61,14 @@ def configs(draw: st.DrawFn, deterministic: bool, embeds: bool = False) -> Engin
         deterministic=deterministic,
     )
     lanes, windows = draw(st.integers(1, 3)), draw(st.sampled_from(WINDOWS))
-    return resolve(options, max_positions=40, lanes=lanes, affordable_tokens=1000, windows=windows, embeds=embeds)
+    return resolve(
+        options,
+        max_positions=40,
+        lanes=lanes,
+        affordable_tokens=1000,
+        windows=windows,
+        embeds=embeds,
+    )
 
 
 @st.composite
@@ -109,7 +123,10 @@ def play(driver: Driver, actions: list[tuple[str, Any]]) -> None:
         choices = list(driver.results)
         if action == "submit":
             params = SamplingParams(**argument["params"])
-            submit(driver, Request(**{**argument, "id": f"r{number}", "params": params, "eos_ids": ODD_ENDS}))
+            submit(
+                driver,
+                Request(**{**argument, "id": f"r{number}", "params": params, "eos_ids": ODD_ENDS}),
+            )
         elif action == "steps":
             for _ in range(argument):
                 driver.step()
@@ -135,51 +152,78 @@ def submit(driver: Driver, request: Request) -> None:
         assert fits
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(houses(), st.lists(ACTIONS, min_size=3, max_size=16))
 def test_any_traffic(house: House, actions: list[tuple[str, Any]]) -> None:
     play(house.driver(), actions)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(houses(), st.integers(1, 7), st.lists(ACTIONS, min_size=6, max_size=16))
-def test_any_traffic_whose_drafts_the_device_makes(house: House, drafts: int, actions: list[tuple[str, Any]]) -> None:
+def test_any_traffic_whose_drafts_the_device_makes(
+    house: House, drafts: int, actions: list[tuple[str, Any]]
+) -> None:
     """Of every request."""
     assume(any(pool.window is None for pool in house.config.pools))
-    everybody = [(what, argument | {"salt": "w"} if what == "submit" else argument) for what, argument in actions]
+    everybody = [
+        (what, argument | {"salt": "w"} if what == "submit" else argument)
+        for what, argument in actions
+    ]
     play(replace(house, drafts=drafts, by_device=True).driver(), everybody)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(configs(deterministic=True), st.lists(ACTIONS, min_size=3, max_size=16))
 def test_any_traffic_deterministic(config: EngineConfig, actions: list[tuple[str, Any]]) -> None:
-    """The driver checks that no step is mixed, chunks keep to borders, nothing is preempted and pages are reserved."""
+    """The driver checks that no step is mixed, chunks keep to borders, nothing is preempted and
+    pages are reserved.
+    """
     play(Driver(config), actions)
 
 
-@settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=150, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(houses(embeds=True), st.lists(ACTIONS, min_size=3, max_size=16))
 def test_any_traffic_of_embeddings(house: House, actions: list[tuple[str, Any]]) -> None:
     """Whatever the parameters of sampling are: nobody heeds them."""
     play(house.driver(), actions)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=100, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(configs(deterministic=True, embeds=True), st.lists(ACTIONS, min_size=3, max_size=16))
-def test_any_traffic_of_embeddings_deterministic(config: EngineConfig, actions: list[tuple[str, Any]]) -> None:
+def test_any_traffic_of_embeddings_deterministic(
+    config: EngineConfig, actions: list[tuple[str, Any]]
+) -> None:
     play(Driver(config), actions)
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(
     st.booleans().flatmap(lambda embeds: configs(deterministic=True, embeds=embeds)),
     st.lists(ACTIONS, min_size=3, max_size=16),
 )
-def test_deterministic_bits_do_not_depend_on_load(config: EngineConfig, actions: list[tuple[str, Any]]) -> None:
-    """On a device whose last bits depend on executable and chunk borders, tokens are those of a run alone."""
+def test_deterministic_bits_do_not_depend_on_load(
+    config: EngineConfig, actions: list[tuple[str, Any]]
+) -> None:
+    """On a device whose last bits depend on executable and chunk borders, tokens are those of a run
+    alone.
+    """
     loaded = Driver(config, executables_differ=True)
     play(loaded, actions)
-    for request in {result.request.id: result.request for result in loaded.results.values()}.values():
+    for request in {
+        result.request.id: result.request for result in loaded.results.values()
+    }.values():
         alone = Driver(replace(config, prefix_cache=False), executables_differ=True)
         alone.submit(request)
         alone.run()
@@ -188,7 +232,9 @@ def test_deterministic_bits_do_not_depend_on_load(config: EngineConfig, actions:
 
 
 def check_same_bits(got: Result, alone: Result) -> None:
-    """The same tokens and end, from the same chunks after the cached prefix, as far as it was left to run."""
+    """The same tokens and end, from the same chunks after the cached prefix, as far as it was left
+    to run.
+    """
     ended_early = got.asked_to_end is not None
     assert got.tokens == (alone.tokens[: len(got.tokens)] if ended_early else alone.tokens)
     assert got.embedding == (None if ended_early else alone.embedding)
@@ -197,4 +243,6 @@ def check_same_bits(got: Result, alone: Result) -> None:
     cuts = [cut for cut in alone.cuts if cut[1] >= first]
     common = min(len(cuts), len(got.cuts))
     assert got.cuts[:common] == cuts[:common]
-    assert ended_early or abs(len(cuts) - len(got.cuts)) <= 1, "more than the step launched before the end was known"
+    assert ended_early or abs(len(cuts) - len(got.cuts)) <= 1, (
+        "more than the step launched before the end was known"
+    )

@@ -37,7 +37,9 @@ def sequence(tokens: list[int], id: int = 1) -> Sequence:
 def test_expected_tokens_are_a_geometric_series() -> None:
     for chance in (0.0, 0.3, 0.99, 1.0):
         for drafts in range(9):
-            assert expected(chance, drafts) == pytest.approx(sum(chance**i for i in range(drafts + 1)))
+            assert expected(chance, drafts) == pytest.approx(
+                sum(chance**i for i in range(drafts + 1))
+            )
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -114,7 +116,9 @@ class Turning(EagerProposer):
 
     def propose(self, seq: Sequence) -> list[int]:
         right = naive(seq.request, seq.index, seq.seed, seq.num_generated + 7)[seq.num_generated :]
-        return right if seq.num_generated >= self._wrong else [(token + 1) % VOCAB for token in right]
+        return (
+            right if seq.num_generated >= self._wrong else [(token + 1) % VOCAB for token in right]
+        )
 
 
 def test_wrong_drafts_are_forgotten() -> None:
@@ -138,7 +142,9 @@ def test_wrong_drafts_are_forgotten() -> None:
 def test_there_is_room_for_every_row_s_drafts(step_tokens: int) -> None:
     """Where rows fill the budget nothing is drafted, and no step of a draft model comes between."""
     drafter = Speculation(DeviceDrafts(7, has_pages=True), 7, costs(1, 0.01))
-    driver = Driver(config_of(step_tokens=step_tokens, num_pages=200, max_context=128), speculation=drafter)
+    driver = Driver(
+        config_of(step_tokens=step_tokens, num_pages=200, max_context=128), speculation=drafter
+    )
     governed(driver, 4)
     driver.run()
     kinds = Counter(plan.kind for plan in driver.plans)
@@ -148,15 +154,26 @@ def test_there_is_room_for_every_row_s_drafts(step_tokens: int) -> None:
 
 def test_rows_do_not_wait_for_drafts_that_nobody_verifies() -> None:
     """Beside prompts that go on coming, a row of prompt lookup has every step."""
-    driver = Driver(config_of(num_pages=400, max_context=128, max_batch=3), proposer=PromptLookup(7))
+    driver = Driver(
+        config_of(num_pages=400, max_context=128, max_batch=3), proposer=PromptLookup(7)
+    )
     driver.submit(request("s", max_tokens=40))
     prompts = 0
     while driver.results["s", 0].finish is None:
         if len(driver.scheduler.waiting) < 2:
-            driver.submit(request(f"p{prompts}", prompt=tuple((7 * prompts + i) % 90 for i in range(60)), max_tokens=1))
+            driver.submit(
+                request(
+                    f"p{prompts}",
+                    prompt=tuple((7 * prompts + i) % 90 for i in range(60)),
+                    max_tokens=1,
+                )
+            )
             prompts += 1
         driver.step()
-    assert prompts > 8 and sum("s" in driver.names(plan) for plan in driver.plans) > len(driver.plans) - 4
+    assert (
+        prompts > 8
+        and sum("s" in driver.names(plan) for plan in driver.plans) > len(driver.plans) - 4
+    )
 
 
 def test_what_is_not_finite_behind_an_end_is_nobodys() -> None:

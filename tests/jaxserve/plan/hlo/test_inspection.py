@@ -1,4 +1,6 @@
-"""What the compiler's account of a step is read for: copies are found, and what is none is not called one."""
+"""What the compiler's account of a step is read for: copies are found, and what is none is not
+called one.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +25,9 @@ WEIGHT, PAGES = (640, 512), (1031, 2, 16, 64)  # more than a mebibyte each
 def inspected(step: Callable) -> Inspection:
     """Of step(weight, pages, x), the pages donated."""
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    weight, pages, x = (jax.ShapeDtypeStruct(s, np.float32, sharding=one) for s in (WEIGHT, PAGES, (3, WEIGHT[0])))
+    weight, pages, x = (
+        jax.ShapeDtypeStruct(s, np.float32, sharding=one) for s in (WEIGHT, PAGES, (3, WEIGHT[0]))
+    )
     compiled = jax.jit(step, donate_argnums=1).lower(weight, pages, x).compile()
     state = SimpleNamespace(pages=pages, drafter=None)
     lowering = SimpleNamespace(params={"w": weight}, state=state, mesh=SimpleNamespace(size=1))
@@ -39,8 +43,13 @@ def test_a_product_and_a_write_in_place_are_no_copies() -> None:
     "step",
     [
         pytest.param(lambda w, pages, x: (jnp.sort(w.T, axis=0), pages), id="a weight turned over"),
-        pytest.param(lambda w, pages, x: (x, jnp.where(x[0, 0] > 0, pages, 1.0)[::-1]), id="pages selected"),
-        pytest.param(lambda w, pages, x: (jnp.sort(pages.swapaxes(1, 2), axis=0), pages), id="pages turned over"),
+        pytest.param(
+            lambda w, pages, x: (x, jnp.where(x[0, 0] > 0, pages, 1.0)[::-1]), id="pages selected"
+        ),
+        pytest.param(
+            lambda w, pages, x: (jnp.sort(pages.swapaxes(1, 2), axis=0), pages),
+            id="pages turned over",
+        ),
     ],
 )
 def test_copies_are_found(step: Callable) -> None:
@@ -49,7 +58,9 @@ def test_copies_are_found(step: Callable) -> None:
 
 def test_a_step_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "LARGE", 4096)
-    spec = replace(SPEC, num_kv_heads=4)  # two on each device: of a lone one XLA:CPU copies the pages
+    spec = replace(
+        SPEC, num_kv_heads=4
+    )  # two on each device: of a lone one XLA:CPU copies the pages
     engine, runner = make_engine(replace(BASE, cache_tokens=4 * 1031), MeshSpec(tensor=2), spec)
     found = inspect(runner.lowering.step(Bucket("decode", 4, 4)).compile(), runner.lowering)
     engine.close()
@@ -58,7 +69,8 @@ def test_a_step_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.collectives["all-reduce"] >= 2 * runner.spec.num_layers
 
 
-# What compilers for GPUs and TPUs write: asynchronous pairs with nested types, fusions in fusions, reducers.
+# What compilers for GPUs and TPUs write: asynchronous pairs with nested types, fusions in fusions,
+# reducers.
 MODULE = """
 %sum (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -104,10 +116,13 @@ TURNED = """
 }
 """
 BAD = {
-    "a pool beside one": "%bad = (bf16[64,8]{1,0}, bf16[64,8]{1,0}) fusion(%pages), kind=kLoop, calls=%beside",
+    "a pool beside one": "%bad = (bf16[64,8]{1,0}, bf16[64,8]{1,0}) fusion(%pages), kind=kLoop, "
+    "calls=%beside",
     "a selected pool": "%bad = bf16[64,8]{1,0} select(%w, %pages, %pages)",
-    "a turned weight": "%bad = ((bf16[32,4]), bf16[4,32], u32[]) fusion-start(%w), kind=kLoop, calls=%turned",
-    "a gathered weight": "%bad = (bf16[16,4]{1,0}, bf16[32,4]{1,0}) all-gather-start(%w), dimensions={0}",
+    "a turned weight": "%bad = ((bf16[32,4]), bf16[4,32], u32[]) fusion-start(%w), kind=kLoop, "
+    "calls=%turned",
+    "a gathered weight": "%bad = (bf16[16,4]{1,0}, bf16[32,4]{1,0}) all-gather-start(%w), "
+    "dimensions={0}",
     "a converted weight": "%bad = f32[32,4]{1,0} convert(%w)",
     "a weight in other tiles": "%bad = bf16[32,4]{1,0:T(16,128)(2,1)} copy(%w)",
 }
@@ -122,5 +137,7 @@ def test_what_is_no_copy() -> None:
 
 @pytest.mark.parametrize("line", BAD.values(), ids=list(BAD))
 def test_what_is_a_copy(line: str) -> None:
-    module = parse((BESIDE * ("beside" in line) + TURNED * ("turned" in line) + MODULE).replace("BAD", line))
+    module = parse(
+        (BESIDE * ("beside" in line) + TURNED * ("turned" in line) + MODULE).replace("BAD", line)
+    )
     assert inspection.find_copies(module, {128}, {512}) == ["bad"]

@@ -1,4 +1,6 @@
-"""Servers over fake devices: one that decodes, those that compute its prompts, and the network between them."""
+"""Servers over fake devices: one that decodes, those that compute its prompts, and the network
+between them.
+"""
 
 import asyncio
 import time
@@ -24,9 +26,17 @@ from tests.jaxserve.server.harness import Running, running
 HANDSHAKE = Handshake({"the model": "fake"}, "float32", ("float32",))
 MEBI = 2**20
 PAGE = 4  # tokens
-LONG = "a prompt of so many letters that it is worth a trip to another server, and to stay there a while " * 2
+LONG = (
+    "a prompt of so many letters that it is worth a trip to another server, and to stay there a "
+    "while " * 2
+)
 PLAN = Disaggregation(
-    role="decode", servers=(), servers_file=None, policy=Policy(64, 4096), buffer=64 * MEBI, seconds=10.0
+    role="decode",
+    servers=(),
+    servers_file=None,
+    policy=Policy(64, 4096),
+    buffer=64 * MEBI,
+    seconds=10.0,
 )
 
 
@@ -37,7 +47,9 @@ def reachable(tokens: int) -> int:
 
 @dataclass
 class Apart:
-    """A decode server, and the prefill servers that it asks through the proxies. registries: of their metrics."""
+    """A decode server, and the prefill servers that it asks through the proxies. registries: of
+    their metrics.
+    """
 
     decode: Running
     role: DecodeRole
@@ -109,10 +121,11 @@ async def apart(
     ready: bool = True,
     **config: Any,
 ) -> AsyncIterator[Apart]:
-    """handshake: of the prefill servers. plan: of the decode server. prefill_seconds: of one of their steps.
+    """handshake: of the prefill servers. plan: of the decode server. prefill_seconds: of one of
+    their steps.
 
-    prefill_options: of their engines, which have those of the decode server (config) otherwise. ready: wait until they
-    all are, as the decode server sees it.
+    prefill_options: of their engines, which have those of the decode server (config) otherwise.
+    ready: wait until they all are, as the decode server sees it.
     """
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
@@ -126,9 +139,20 @@ async def apart(
                 roles.append(PrefillRole(replace(plan, role="prefill"), gate, registry))
                 return roles[-1]
 
-            options: dict[str, Any] = {"handshake": handshake, "seconds": prefill_seconds, **config, **prefill_options}
-            servers.append(await stack.enter_async_context(running(own, new_role=new_role, **options)))
-            proxies.append(await stack.enter_async_context(Proxy.before(int(servers[-1].address.split(":")[1]))))
+            options: dict[str, Any] = {
+                "handshake": handshake,
+                "seconds": prefill_seconds,
+                **config,
+                **prefill_options,
+            }
+            servers.append(
+                await stack.enter_async_context(running(own, new_role=new_role, **options))
+            )
+            proxies.append(
+                await stack.enter_async_context(
+                    Proxy.before(int(servers[-1].address.split(":")[1]))
+                )
+            )
         addresses = tuple(f"127.0.0.1:{proxy.port}" for proxy in proxies)
         role = DecodeRole(replace(plan, servers=(*plan.servers, *addresses)), registry)
         own = folder / "decode"
@@ -150,10 +174,14 @@ async def apart(
 
 def asking(text: str = LONG, **fields: Any) -> inference_pb2.GenerateRequest:
     sampling = {"seed": 1, "max_tokens": 12, "ignore_eos": True} | fields.pop("sampling", {})
-    return inference_pb2.GenerateRequest(text=text, sampling=common_pb2.SamplingParams(**sampling), **fields)
+    return inference_pb2.GenerateRequest(
+        text=text, sampling=common_pb2.SamplingParams(**sampling), **fields
+    )
 
 
-async def plain(folder: Path, *requests: inference_pb2.GenerateRequest, **config: Any) -> list[list[int]]:
+async def plain(
+    folder: Path, *requests: inference_pb2.GenerateRequest, **config: Any
+) -> list[list[int]]:
     """What a server says that computes its own prompts: token ids of the first choice."""
     own = folder / "plain"
     own.mkdir(exist_ok=True)

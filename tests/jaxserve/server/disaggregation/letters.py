@@ -1,4 +1,6 @@
-"""Golden models with a vocabulary of twenty letters: an answer can report the log-probabilities of all of them."""
+"""Golden models with a vocabulary of twenty letters: an answer can report the log-probabilities of
+all of them.
+"""
 
 import json
 import shutil
@@ -18,15 +20,21 @@ assert VOCAB == MAX_LOGPROBS
 
 
 def with_letters(case: str, folder: Path) -> Path:
-    """A golden checkpoint, in a new folder, that knows the first tokens only; and a tokenizer for them."""
+    """A golden checkpoint, in a new folder, that knows the first tokens only; and a tokenizer for
+    them.
+    """
     shutil.copytree(GOLDEN / case, folder, ignore=shutil.ignore_patterns("golden.npz"))
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": VOCAB, "eos_token_id": END}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"vocab_size": VOCAB, "eos_token_id": END})
+    )
     tensors = load_file(folder / "model.safetensors")
     for name in tensors.keys() & {"model.embed_tokens.weight", "lm_head.weight"}:
         tensors[name] = tensors[name][:VOCAB].copy()
     save_file(tensors, folder / "model.safetensors")
-    tokenizer = tokenizers.Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(LETTERS)}, unk_token="{"))
+    tokenizer = tokenizers.Tokenizer(
+        models.WordLevel({letter: i for i, letter in enumerate(LETTERS)}, unk_token="{")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([tokenizers.AddedToken("<end>", special=True)])

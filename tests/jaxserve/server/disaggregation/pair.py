@@ -1,4 +1,6 @@
-"""Servers over real engines in one process, made and joined as serve.py makes and joins them: gRPC over loopback."""
+"""Servers over real engines in one process, made and joined as serve.py makes and joins them: gRPC
+over loopback.
+"""
 
 import asyncio
 import time
@@ -36,7 +38,9 @@ from tests.jaxserve.engine.host.checks import check_rest
 
 @dataclass(frozen=True)
 class MeshFrom(MeshSpec):
-    """A mesh that leaves the first devices to others, so that no device runs the collectives of two engines."""
+    """A mesh that leaves the first devices to others, so that no device runs the collectives of two
+    engines.
+    """
 
     first: int = 0
 
@@ -45,8 +49,12 @@ class MeshFrom(MeshSpec):
 
 
 def compile_largest(llm: LLM) -> None:
-    """The largest step of each kind, which holds whatever the others hold; nobody asks for scores of prompts."""
-    largest = {(b.kind, b.steps): b for b in sorted(llm.runner.buckets.buckets) if b.kind != "score"}
+    """The largest step of each kind, which holds whatever the others hold; nobody asks for scores
+    of prompts.
+    """
+    largest = {
+        (b.kind, b.steps): b for b in sorted(llm.runner.buckets.buckets) if b.kind != "score"
+    }
     llm.runner.warm_up(largest.values())
     llm.prompts.grammars.warm_up()
 
@@ -66,7 +74,9 @@ class Server:
         with await self.service.answer(call) as answer:
             return answer.prepared.request, (await answer.whole()).completions
 
-    async def ask_all(self, calls: Sequence[Call], at_once: int) -> list[tuple[Request, tuple[Completion, ...]]]:
+    async def ask_all(
+        self, calls: Sequence[Call], at_once: int
+    ) -> list[tuple[Request, tuple[Completion, ...]]]:
         """In the order of the calls; so many of them are under way at any time."""
         free = asyncio.Semaphore(at_once)
 
@@ -96,9 +106,12 @@ class Server:
         return sum(s.value for metric in metrics for s in metric.samples if s.name == PREFIX + name)
 
     async def at_rest(self) -> None:
-        """Everything was given back: rows, pages, buffers. And nothing was compiled all the while."""
+        """Everything was given back: rows, pages, buffers. And nothing was compiled all the
+        while."""
         engine = self.llm.engine
-        await until(lambda: not (self.service.in_flight or engine.has_work or engine.transfers._exports))
+        await until(
+            lambda: not (self.service.in_flight or engine.has_work or engine.transfers._exports)
+        )
         await asyncio.wrap_future(self.thread.call(lambda engine: check_rest(engine.scheduler)))
         assert self.service.waiting_tokens == 0 and not self.service._timers
         assert self.number("compiles_after_ready") == 0
@@ -133,11 +146,22 @@ async def serving(
     metrics = Metrics(compiles)
     role = role_of(plan, gate, metrics.registry)
     service, thread = assemble(llm, Limits(), (metrics,), loop, failed, role)
-    server = new_server(Limits(), Tokens(), Health(True, True), InferenceServicer(gate), None, *role.faces)
+    server = new_server(
+        Limits(), Tokens(), Health(True, True), InferenceServicer(gate), None, *role.faces
+    )
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await server.start()
     thread.start()
-    gate.open(Served(service, thread, model_card(llm, "tiny"), engine_card(llm), compiles, handshake=handshake))
+    gate.open(
+        Served(
+            service,
+            thread,
+            model_card(llm, "tiny"),
+            engine_card(llm),
+            compiles,
+            handshake=handshake,
+        )
+    )
     role.open(handshake)
     try:
         yield Server(llm, service, thread, metrics, f"127.0.0.1:{port}")
@@ -150,7 +174,9 @@ async def serving(
 
 @asynccontextmanager
 async def joined(prefill: LLM, decode: LLM, threshold: int) -> AsyncIterator[tuple[Server, Server]]:
-    """A prefill server, and a decode server that hands prompts over to it. threshold: --prefill-threshold."""
+    """A prefill server, and a decode server that hands prompts over to it. threshold:
+    --prefill-threshold.
+    """
 
     def plan(role: str, *servers: str) -> Disaggregation:
         return Disaggregation(

@@ -20,7 +20,12 @@ class Server:
 
 
 def test_the_threshold_is_the_first_that_travels() -> None:
-    assert [Policy(512, 0).is_short(tokens) for tokens in (0, 511, 512, 513)] == [True, True, False, False]
+    assert [Policy(512, 0).is_short(tokens) for tokens in (0, 511, 512, 513)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_the_least_busy_one_is_chosen() -> None:
@@ -31,7 +36,9 @@ def test_the_least_busy_one_is_chosen() -> None:
 @pytest.mark.parametrize(("queue", "kept"), [(499, True), (500, True), (501, False)])
 def test_the_queue_has_a_limit(queue: int, kept: bool) -> None:
     server = Server(queue)
-    assert Policy(1, 500).choose(blocks_of(PROMPT, ""), [server, Server(502)]) is (server if kept else None)
+    assert Policy(1, 500).choose(blocks_of(PROMPT, ""), [server, Server(502)]) is (
+        server if kept else None
+    )
 
 
 def test_nobody_there() -> None:
@@ -42,7 +49,9 @@ def test_a_cached_prefix_weighs_as_much_as_it_saves() -> None:
     knowing, idle = Server(700), Server(0)
     knowing.handed.add(blocks_of(PROMPT, ""))
     choose = Policy(1, 5000).choose
-    assert choose(blocks_of(PROMPT, ""), [idle, knowing]) is knowing  # 700 tokens wait there, 768 need not be computed
+    assert (
+        choose(blocks_of(PROMPT, ""), [idle, knowing]) is knowing
+    )  # 700 tokens wait there, 768 need not be computed
     assert choose(blocks_of(PROMPT, "salt"), [idle, knowing]) is idle
     knowing.queue = 769
     assert choose(blocks_of(PROMPT, ""), [idle, knowing]) is idle

@@ -1,4 +1,6 @@
-"""Prompts computed on one mesh and decoded on another one of the same process: the tokens are those of one engine."""
+"""Prompts computed on one mesh and decoded on another one of the same process: the tokens are those
+of one engine.
+"""
 
 import asyncio
 import signal
@@ -62,8 +64,12 @@ CASES = [
     pytest.param("gpt_oss_head_dim", 2, 4, "int8", id="windows in 8 bits, copies made"),
     pytest.param("deepseek_v2_lite", 4, 2, "auto", id="latent pages"),
     pytest.param("gpt_oss_head_dim", 2, 2, "auto", id="windows", marks=pytest.mark.slow),
-    pytest.param("llama_gqa", 4, 4, "int8", id="8 bits, copies on both sides", marks=pytest.mark.slow),
-    pytest.param("deepseek_v2_lite", 1, 4, "fp8", id="latent pages in 8 bits", marks=pytest.mark.slow),
+    pytest.param(
+        "llama_gqa", 4, 4, "int8", id="8 bits, copies on both sides", marks=pytest.mark.slow
+    ),
+    pytest.param(
+        "deepseek_v2_lite", 1, 4, "fp8", id="latent pages in 8 bits", marks=pytest.mark.slow
+    ),
 ]
 
 
@@ -71,7 +77,9 @@ CASES = [
 def test_pages_go_from_device_to_device(
     case: str, here: int, there: int, kv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit, without the host, without a compile; and what is generated from them is what it has to be."""
+    """Bit for bit, without the host, without a compile; and what is generated from them is what it
+    has to be.
+    """
     one, other = House(case, tensor(here, 0, kv)), House(case, tensor(there, 4, kv))
     assert not {*one.runner.mesh.devices.flat} & {*other.runner.mesh.devices.flat}
     assert one.runner.page_form == other.runner.page_form
@@ -97,14 +105,20 @@ def test_pages_go_from_device_to_device(
 
 # ---- servers
 
-OPTIONS = EngineOptions(max_batch=4, step_tokens=64, page_size=16, max_context=256, page_exchange=True)
+OPTIONS = EngineOptions(
+    max_batch=4, step_tokens=64, page_size=16, max_context=256, page_exchange=True
+)
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def load(size: int, first: int, options: EngineOptions = OPTIONS) -> LLM:
     devices = jax.devices()[first:]
     llm = LLM(DRAFT, dtype="float32", options=options, mesh=MeshSpec(tensor=size), devices=devices)
-    largest = {bucket.kind: bucket for bucket in sorted(llm.runner.buckets.buckets) if bucket.kind != "score"}
+    largest = {
+        bucket.kind: bucket
+        for bucket in sorted(llm.runner.buckets.buckets)
+        if bucket.kind != "score"
+    }
     llm.runner.warm_up(largest.values())
     return llm
 
@@ -134,10 +148,16 @@ class Joined:
     mesh: PrefillMesh
     engines: tuple[Engine, Engine]
     registry: CollectorRegistry
-    salt: str = field(default_factory=partial(token_hex, 8))  # what others have asked before is not found
+    salt: str = field(
+        default_factory=partial(token_hex, 8)
+    )  # what others have asked before is not found
 
-    async def ask(self, prompt: tuple[int, ...], params: SamplingParams = GREEDY, salt: str = "") -> list[Completion]:
-        with await self.service.answer(Call(prompt=prompt, params=params, cache_salt=self.salt + salt)) as answer:
+    async def ask(
+        self, prompt: tuple[int, ...], params: SamplingParams = GREEDY, salt: str = ""
+    ) -> list[Completion]:
+        with await self.service.answer(
+            Call(prompt=prompt, params=params, cache_salt=self.salt + salt)
+        ) as answer:
             return list((await answer.whole()).completions)
 
     def number(self, name: str, **labels: str) -> float:
@@ -146,9 +166,15 @@ class Joined:
     async def at_rest(self) -> None:
         """Nothing is left of any request, on either mesh."""
         async with asyncio.timeout(10):
-            while self.service.in_flight or self.prefill.service.in_flight or any(e.has_work for e in self.engines):
+            while (
+                self.service.in_flight
+                or self.prefill.service.in_flight
+                or any(e.has_work for e in self.engines)
+            ):
                 await asyncio.sleep(0.01)
-            while any(engine.transfers._exports or taken(engine.transfers.room) for engine in self.engines):
+            while any(
+                engine.transfers._exports or taken(engine.transfers.room) for engine in self.engines
+            ):
                 await asyncio.sleep(0.01)
         for engine in self.engines:
             engine.scheduler.check_invariants()
@@ -160,13 +186,21 @@ def taken(room: threading.BoundedSemaphore) -> int:
 
 @asynccontextmanager
 async def joined(prefill: LLM, decode: LLM, seconds: float = 30.0) -> AsyncIterator[Joined]:
-    """As serve.py joins them. Prompts of 64 tokens and more are handed over. seconds: --transfer-timeout."""
-    loop, failures, registry = asyncio.get_running_loop(), list[BaseException](), CollectorRegistry()
+    """As serve.py joins them. Prompts of 64 tokens and more are handed over. seconds:
+    --transfer-timeout.
+    """
+    loop, failures, registry = (
+        asyncio.get_running_loop(),
+        list[BaseException](),
+        CollectorRegistry(),
+    )
     before = prefill.runner.compiles_after_ready, decode.runner.compiles_after_ready
     behind = Behind(*assemble(prefill, Limits(), (), loop, failures.append, Role()), prefill.runner)
     mesh = PrefillMesh(behind, decode.runner)
     assert mesh.direct == (prefill.model.mesh.size > 1)
-    role = DecodeMeshRole(Meshes(1, 2, Policy(threshold=64, queue_tokens=2**15), seconds), mesh, registry)
+    role = DecodeMeshRole(
+        Meshes(1, 2, Policy(threshold=64, queue_tokens=2**15), seconds), mesh, registry
+    )
     service, thread = assemble(decode, Limits(), (), loop, failures.append, role)
     for each in (behind.thread, thread):
         each.start()
@@ -189,9 +223,13 @@ def answer_of(llm: LLM, prompt: tuple[int, ...], params: SamplingParams) -> list
 
 
 def test_tokens_are_those_of_one_engine(prefiller: LLM, decoder: LLM, alone: LLM) -> None:
-    """Short and long, greedy and seeded, several choices, together; the long ones were computed on the other mesh."""
+    """Short and long, greedy and seeded, several choices, together; the long ones were computed on
+    the other mesh.
+    """
     seeded = SamplingParams(temperature=1.0, seed=7, max_tokens=12, n=2, ignore_eos=True)
-    asked = [(prompt, params) for prompt in prompts(20, 70, 150, 200) for params in (GREEDY, seeded)]
+    asked = [
+        (prompt, params) for prompt in prompts(20, 70, 150, 200) for params in (GREEDY, seeded)
+    ]
     expected = [answer_of(alone, prompt, params) for prompt, params in asked]
 
     async def main() -> None:
@@ -200,18 +238,28 @@ def test_tokens_are_those_of_one_engine(prefiller: LLM, decoder: LLM, alone: LLM
                 *(both.ask(prompt, params, str(i)) for i, (prompt, params) in enumerate(asked))
             )
             assert [[one.token_ids for one in answer] for answer in answers] == expected
-            assert both.number("decisions_total", decision="remote") == both.number("seconds_count") == 6
+            assert (
+                both.number("decisions_total", decision="remote")
+                == both.number("seconds_count")
+                == 6
+            )
             assert both.number("decisions_total", decision="local_short") == 2
             token = 3 * 2 * 2 * 16 * 4  # bytes: in each layer keys and values of two heads, float32
-            assert both.number("received_bytes_total") == 2 * token * sum(n // 16 * 16 for n in (70, 150, 200))
-            assert [one.token_ids for one in await both.ask(asked[-1][0], seeded, "7")] == expected[-1]
+            assert both.number("received_bytes_total") == 2 * token * sum(
+                n // 16 * 16 for n in (70, 150, 200)
+            )
+            assert [one.token_ids for one in await both.ask(asked[-1][0], seeded, "7")] == expected[
+                -1
+            ]
             assert both.number("decisions_total", decision="local_short") == 3  # its pages are here
             await both.at_rest()
 
     asyncio.run(main())
 
 
-def test_whoever_goes_away_leaves_nothing(prefiller: LLM, decoder: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_goes_away_leaves_nothing(
+    prefiller: LLM, decoder: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While pages are on their way, and before: all places on both meshes are free again."""
 
     async def main() -> None:
@@ -247,7 +295,9 @@ def test_what_came_and_nobody_took_is_dropped(prefiller: LLM, decoder: LLM) -> N
     async def main() -> None:
         async with joined(prefiller, decoder) as both:
             prompt = Prompt(token_ids=prompts(200)[0], salt=both.salt, page_size=16)
-            async with aclosing(both.mesh.arrivals(prompt, asyncio.get_running_loop().time() + 10)) as arrivals:
+            async with aclosing(
+                both.mesh.arrivals(prompt, asyncio.get_running_loop().time() + 10)
+            ) as arrivals:
                 assert (await anext(arrivals)).nbytes > 0
                 assert taken(both.engines[0].transfers.room) > 0
             await both.at_rest()
@@ -320,10 +370,14 @@ def test_the_end_of_either_engine_is_the_end(tmp_path: Path, how: str) -> None:
             running(tmp_path, opened=False) as server,
             running(tmp_path / "other", opened=False) as other,
         ):
-            server.served = replace(server.served, prefill=Behind(other.service, other.served.thread, None))  # type: ignore[arg-type]
+            server.served = replace(
+                server.served, prefill=Behind(other.service, other.served.thread, None)
+            )  # type: ignore[arg-type]
             async with living(server, step_timeout=0.2) as (lifecycle, task):
                 other.failed, other.runner.hook = lifecycle.fail, hook
-                other.served.thread.submit((await other.service.answer(Call(prompt=(1, 2, 3)))).prepared.request)
+                other.served.thread.submit(
+                    (await other.service.answer(Call(prompt=(1, 2, 3)))).prepared.request
+                )
                 assert await asyncio.wait_for(task, 10) == FAILED
                 hang.set()
 
@@ -337,11 +391,16 @@ def test_both_engines_are_closed_in_the_end(tmp_path: Path) -> None:
             running(tmp_path, opened=False) as server,
             running(tmp_path / "other", opened=False) as other,
         ):
-            server.served = replace(server.served, prefill=Behind(other.service, other.served.thread, None))  # type: ignore[arg-type]
+            server.served = replace(
+                server.served, prefill=Behind(other.service, other.served.thread, None)
+            )  # type: ignore[arg-type]
             async with living(server) as (lifecycle, task):
                 lifecycle.drain()
                 assert await asyncio.wait_for(task, 10) == 0
-                assert not any(thread._thread.is_alive() for thread in (server.served.thread, other.served.thread))
+                assert not any(
+                    thread._thread.is_alive()
+                    for thread in (server.served.thread, other.served.thread)
+                )
 
     asyncio.run(main())
 
@@ -358,7 +417,10 @@ BOTH = ("--prefill-mesh", "4", "--decode-mesh", "4")
         (("--decode-mesh", "4"), "--prefill-mesh and --decode-mesh go together"),
         (("--prefill-mesh", "0", "--decode-mesh", "4"), "--prefill-mesh 0: it must be at least 1"),
         ((*BOTH, "--role", "prefill"), "--role prefill: with --prefill-mesh"),
-        ((*BOTH, "--role", "decode", "--prefill-server", "a:1"), "--role decode: with --prefill-mesh"),
+        (
+            (*BOTH, "--role", "decode", "--prefill-server", "a:1"),
+            "--role decode: with --prefill-mesh",
+        ),
         ((*BOTH, "--prefill-server", "a:1"), "--prefill-server is for --role decode"),
         ((*BOTH, "--tensor", "2"), "--tensor 2: --prefill-mesh"),
         ((*BOTH, "--data", "2"), "--data 2: --prefill-mesh"),
@@ -379,7 +441,17 @@ def test_what_does_not_go_together_is_refused(flags: tuple[str, ...], message: s
 
 def test_flags_apply() -> None:
     args = parser().parse_args(
-        ["--model", "m", *BOTH, "--prefill-threshold", "99", "--prefill-queue-tokens", "7", "--transfer-timeout", "3"]
+        [
+            "--model",
+            "m",
+            *BOTH,
+            "--prefill-threshold",
+            "99",
+            "--prefill-queue-tokens",
+            "7",
+            "--transfer-timeout",
+            "3",
+        ]
     )
     assert meshes(args) == Meshes(4, 4, Policy(99, 7), 3.0)
     assert meshes(parser().parse_args(["--model", "m"])) is None
@@ -388,8 +460,12 @@ def test_flags_apply() -> None:
 def test_devices_are_dealt_out() -> None:
     policy = Policy(512, 2**15)
     first, second = places(Meshes(2, 4, policy, 1.0), jax.devices())
-    assert [*first.devices, *second.devices] == jax.devices()[:6] and second.mesh == MeshSpec(tensor=4)
-    with pytest.raises(ConfigError, match="--prefill-mesh 4 and --decode-mesh 6 need 10 devices; 8 are present"):
+    assert [*first.devices, *second.devices] == jax.devices()[:6] and second.mesh == MeshSpec(
+        tensor=4
+    )
+    with pytest.raises(
+        ConfigError, match="--prefill-mesh 4 and --decode-mesh 6 need 10 devices; 8 are present"
+    ):
         places(Meshes(4, 6, policy, 1.0), jax.devices())
     with pytest.raises(ShardingError, match="--decode-mesh 4: it is too large"), second.named():
         raise ShardingError("it is too large")
@@ -397,9 +473,14 @@ def test_devices_are_dealt_out() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"deterministic": True}, "--deterministic: pages of another"), ({"prefix_cache": False}, "--no-prefix-cache")],
+    [
+        ({"deterministic": True}, "--deterministic: pages of another"),
+        ({"prefix_cache": False}, "--no-prefix-cache"),
+    ],
 )
-def test_engines_that_cannot_exchange_pages_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_engines_that_cannot_exchange_pages_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         load(1, 0, replace(OPTIONS, **changes))
 
@@ -413,15 +494,31 @@ def test_only_who_decodes_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConfigError("that is enough")
 
     monkeypatch.setattr(serve, "LLM", load_nothing)
-    drafts = ("--speculate", "draft", "--draft-model", "small", "--draft-tokens", "3", "--kv", "int8")
+    drafts = (
+        "--speculate",
+        "draft",
+        "--draft-model",
+        "small",
+        "--draft-tokens",
+        "3",
+        "--kv",
+        "int8",
+    )
     args = parser().parse_args(["--model", "m", *BOTH, *drafts])
     for place in places(Meshes(4, 4, Policy(1, 1), 1.0), jax.devices()):
         with pytest.raises(ConfigError, match="enough"):
             serve.open_llm(args, Console(stderr=True), Alone(), None, place)
     prefill, decode = (asks.pop("options") for asks in asked)
-    assert [asks.pop("draft_model") for asks in asked] == [None, Path("small")] and asked[0] == asked[1]
+    assert [asks.pop("draft_model") for asks in asked] == [None, Path("small")] and asked[
+        0
+    ] == asked[1]
     assert prefill == replace(decode, speculate="off", draft_tokens=None)
-    assert decode.page_exchange and decode.speculate == "draft" and decode.draft_tokens == 3 and decode.kv == "int8"
+    assert (
+        decode.page_exchange
+        and decode.speculate == "draft"
+        and decode.draft_tokens == 3
+        and decode.kv == "int8"
+    )
 
 
 # ---- the process
@@ -429,7 +526,16 @@ def test_only_who_decodes_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_serve_with_two_meshes(alone: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-    process = launch("--prefill-mesh", "4", "--decode-mesh", "2", "--prefill-threshold", "64", "--page-size", "16")
+    process = launch(
+        "--prefill-mesh",
+        "4",
+        "--decode-mesh",
+        "2",
+        "--prefill-threshold",
+        "64",
+        "--page-size",
+        "16",
+    )
     (prompt,) = prompts(200)
     try:
         with process.client() as client:
@@ -444,4 +550,7 @@ def test_serve_with_two_meshes(alone: LLM, monkeypatch: pytest.MonkeyPatch) -> N
         process.popen.send_signal(signal.SIGTERM)
         code, text = process.wait()
     assert code == 0, text
-    assert "prefill  data 1 x expert 1 x tensor 4 on cpu" in text and "pages    from device to device" in text
+    assert (
+        "prefill  data 1 x expert 1 x tensor 4 on cpu" in text
+        and "pages    from device to device" in text
+    )

@@ -14,14 +14,28 @@ from tests.jaxserve.server.disaggregation.test_remote_prefill_faults import befo
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", ":50051", "host:", "host:0", "host:65536", "host:x", "a b:1", "h:1²", "h:" + "1" * 5000]
+    "text",
+    [
+        "",
+        "host",
+        ":50051",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:x",
+        "a b:1",
+        "h:1²",
+        "h:" + "1" * 5000,
+    ],
 )
 def test_no_address(text: str) -> None:
     with pytest.raises(ConfigError):
         check_address(text)
 
 
-@pytest.mark.parametrize("text", ["10.0.0.7:50051", "prefill-0.prefill:1", "[::1]:65535", "dns:///prefill:50051"])
+@pytest.mark.parametrize(
+    "text", ["10.0.0.7:50051", "prefill-0.prefill:1", "[::1]:65535", "dns:///prefill:50051"]
+)
 def test_an_address(text: str) -> None:
     assert check_address(text) == text
 
@@ -41,7 +55,9 @@ def test_the_idle_one_is_asked(tmp_path: Path) -> None:
     async def main() -> None:
         async with apart(tmp_path, prefills=2, prefill_seconds=0.02) as servers:
             texts = [f"{i}{LONG}" for i in range(4)]
-            await asyncio.gather(*(servers.decode.inference.Generate(asking(text)) for text in texts))
+            await asyncio.gather(
+                *(servers.decode.inference.Generate(asking(text)) for text in texts)
+            )
             assert [server.runner.steps > 4 for server in servers.prefills] == [True, True]
             await servers.at_rest()
 
@@ -81,7 +97,9 @@ def test_servers_come_and_go_without_a_restart(tmp_path: Path) -> None:
             under_way = asyncio.ensure_future(generate(asking()))
             await until(lambda: others.prefills[0].runner.steps)
             file.write_text(f"{second}  # instead\n")
-            await until(lambda: [server.address for server in decode_only.role._pool.ready] == [second])
+            await until(
+                lambda: [server.address for server in decode_only.role._pool.ready] == [second]
+            )
             await under_way
             assert not decode_only.failures and decode_only.count("seconds_count") == 1
             await generate(asking("b" + LONG))
@@ -119,7 +137,9 @@ def test_a_server_that_is_removed_sends_what_it_computes(tmp_path: Path, grace: 
     asyncio.run(main())
 
 
-def test_a_server_that_is_not_there_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_not_there_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Once, though it never was."""
 
     async def main() -> None:

@@ -14,13 +14,17 @@ from jaxserve.client import TLS, Client
 from tests.jaxserve.client.test_connection import signed
 from tests.jaxserve.server.test_serve_process import Process, get, launch
 
-STORY = "Once upon a time there was a fox who wanted to learn to play the flute. " * 12  # some 250 tokens
+STORY = (
+    "Once upon a time there was a fox who wanted to learn to play the flute. " * 12
+)  # some 250 tokens
 
 
 def metric(server: Process, name: str) -> float:
     """Summed up over its labels."""
     lines = [
-        line for line in get(f"{server.http}/metrics").decode().splitlines() if line.startswith(f"jaxserve:{name}")
+        line
+        for line in get(f"{server.http}/metrics").decode().splitlines()
+        if line.startswith(f"jaxserve:{name}")
     ]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
@@ -83,7 +87,9 @@ def test_tokens_and_certificates_between_them(tmp_path: Path, plain: list[str]) 
         Client(decode.grpc, tls=TLS(ca=ours)) as client,
     ):
         while not any("is ready" in line for line in decode.lines):
-            assert decode.popen.poll() is prefill.popen.poll() is None, "".join(decode.lines + prefill.lines)
+            assert decode.popen.poll() is prefill.popen.poll() is None, "".join(
+                decode.lines + prefill.lines
+            )
             time.sleep(0.1)
         client.wait_ready(timeout=60)
         result = client.generate(f"0. {STORY}", max_tokens=8, temperature=0)
@@ -92,8 +98,14 @@ def test_tokens_and_certificates_between_them(tmp_path: Path, plain: list[str]) 
 
 
 def test_a_prefill_server_is_killed(plain: list[str]) -> None:
-    """While it is idle, and while it computes: what is asked for is computed here; another in its place is found."""
-    with launched("--role", "prefill") as prefill, launched(*decodes(prefill)) as decode, decode.client() as client:
+    """While it is idle, and while it computes: what is asked for is computed here; another in its
+    place is found.
+    """
+    with (
+        launched("--role", "prefill") as prefill,
+        launched(*decodes(prefill)) as decode,
+        decode.client() as client,
+    ):
         wait_for(decode, READY, 1)
         assert ask(client, 0) == plain[0]
         assert metric(decode, REMOTE) == 1 and metric(decode, "disaggregation_failures_total") == 0

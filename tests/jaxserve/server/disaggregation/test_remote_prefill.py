@@ -1,4 +1,6 @@
-"""A prompt that is computed elsewhere: what the client gets, what is decided, and what the metrics say."""
+"""A prompt that is computed elsewhere: what the client gets, what is decided, and what the metrics
+say.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -32,10 +34,16 @@ def run(work: Any) -> None:
 
 @pytest.mark.parametrize("theirs", [4, 8, 16])
 def test_a_long_prompt_is_computed_by_the_other_server(tmp_path: Path, theirs: int) -> None:
-    """And what the client gets is what one server says. theirs: tokens of the prefill server's pages."""
+    """And what the client gets is what one server says. theirs: tokens of the prefill server's
+    pages.
+    """
 
     async def main() -> None:
-        requests = [asking(), asking(LONG[:90]), asking(LONG + "z", sampling={"temperature": 0.7, "n": 1})]
+        requests = [
+            asking(),
+            asking(LONG[:90]),
+            asking(LONG + "z", sampling={"temperature": 0.7, "n": 1}),
+        ]
         expected = await plain(tmp_path, *requests)
         async with apart(tmp_path, prefill_options={"page_size": theirs}) as servers:
             for request, tokens in zip(requests, expected, strict=True):
@@ -54,10 +62,14 @@ def test_what_it_found_cached_is_what_came(tmp_path: Path) -> None:
             usage = (await servers.decode.inference.Generate(asking())).usage
             assert usage.cached_prompt_tokens == reachable(usage.prompt_tokens)
             assert servers.count("received_bytes_total") == reachable(usage.prompt_tokens) * 3 * 4
-            sent = servers.prefill_registries[0].get_sample_value("jaxserve:disaggregation_sent_bytes_total")
+            sent = servers.prefill_registries[0].get_sample_value(
+                "jaxserve:disaggregation_sent_bytes_total"
+            )
             assert sent == servers.count("received_bytes_total")
             assert servers.count("seconds_count") == 1 and not servers.failures
-            computed = {name: count for name, count in servers.decode.runner.launches.items() if count}
+            computed = {
+                name: count for name, count in servers.decode.runner.launches.items() if count
+            }
             assert sum(computed.values()) == 12, (
                 "one step for the prompt's end and the first token, and one for each other"
             )
@@ -86,7 +98,10 @@ def test_what_is_cached_here_does_not_travel(tmp_path: Path) -> None:
         async with apart(tmp_path) as servers:
             await servers.decode.inference.Generate(asking(LONG[:48]))
             usage = (await servers.decode.inference.Generate(asking())).usage
-            assert servers.count("received_bytes_total") == (reachable(usage.prompt_tokens) - 48) * 3 * 4
+            assert (
+                servers.count("received_bytes_total")
+                == (reachable(usage.prompt_tokens) - 48) * 3 * 4
+            )
             await servers.at_rest()
 
     run(main())
@@ -156,7 +171,11 @@ def test_servers_that_do_not_fit_together(
             await servers.decode.inference.Generate(asking())
             assert servers.decisions("local_no_server") == 1
             await asyncio.sleep(1.5)
-            told = [record.getMessage() for record in caplog.records if "is refusing" in record.getMessage()]
+            told = [
+                record.getMessage()
+                for record in caplog.records
+                if "is refusing" in record.getMessage()
+            ]
             assert len(told) == 1 and problem in told[0]
             await servers.at_rest()
 
@@ -178,7 +197,9 @@ def test_the_wait_elsewhere_counts(tmp_path: Path) -> None:
 def test_many_at_once_are_what_one_server_says(tmp_path: Path) -> None:
     async def main() -> None:
         texts = [LONG[i:] if i % 3 else f"{i} {LONG}" for i in range(24)] * 2
-        requests = [asking(text, sampling={"temperature": 0.5 * (i % 2)}) for i, text in enumerate(texts)]
+        requests = [
+            asking(text, sampling={"temperature": 0.5 * (i % 2)}) for i, text in enumerate(texts)
+        ]
         expected = await plain(tmp_path, *requests)
         async with apart(tmp_path, prefills=2, prefill_seconds=0.002) as servers:
             found = await asyncio.gather(*map(servers.decode.inference.Generate, requests))

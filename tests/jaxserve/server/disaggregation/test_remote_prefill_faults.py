@@ -1,4 +1,6 @@
-"""What may go wrong while a prompt is away: the client gets its tokens, or one status, and nothing is left behind."""
+"""What may go wrong while a prompt is away: the client gets its tokens, or one status, and nothing
+is left behind.
+"""
 
 import asyncio
 import random
@@ -20,7 +22,16 @@ from jaxserve.server.core.service import SHORT
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.lifecycle import Lifecycle
 from jaxserve.v1 import admin_pb2
-from tests.jaxserve.server.disaggregation.harness import LONG, PLAN, Apart, apart, asking, plain, tokens_of, until
+from tests.jaxserve.server.disaggregation.harness import (
+    LONG,
+    PLAN,
+    Apart,
+    apart,
+    asking,
+    plain,
+    tokens_of,
+    until,
+)
 
 Fault = Callable[[Apart], Awaitable[None]]
 
@@ -58,7 +69,9 @@ QUICK = replace(PLAN, seconds=1.0)
 
 @asynccontextmanager
 async def before_step(servers: Apart, number: int) -> AsyncIterator[asyncio.Event]:
-    """The prefill server stops before this step of its device; the event says that it has. It goes on afterwards."""
+    """The prefill server stops before this step of its device; the event says that it has. It goes
+    on afterwards.
+    """
     runner, loop = servers.prefills[0].runner, asyncio.get_running_loop()
     there, go_on = asyncio.Event(), threading.Event()
     stop_at = runner.steps + number
@@ -77,8 +90,11 @@ async def before_step(servers: Apart, number: int) -> AsyncIterator[asyncio.Even
 
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_while_the_prompt_is_computed(tmp_path: Path, fault: str, step: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Before the first page came, and when some had come: the decode server computes what it lacks."""
+def test_while_the_prompt_is_computed(
+    tmp_path: Path, fault: str, step: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first page came, and when some had come: the decode server computes what it
+    lacks."""
 
     async def main() -> None:
         [expected] = await plain(tmp_path, asking())
@@ -123,7 +139,9 @@ def test_before_and_after(tmp_path: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["cut", "killed", "frozen", "broken"])
-def test_a_server_that_is_gone_is_noticed(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_gone_is_noticed(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("jaxserve.cluster.transfer.prefill.SILENCE", 1.0)
 
     async def main() -> None:
@@ -140,8 +158,12 @@ def test_a_server_that_is_gone_is_noticed(tmp_path: Path, fault: str, monkeypatc
     asyncio.run(main())
 
 
-def test_nobody_waits_for_a_server_that_fell_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose process is stopped, say: its connection lives. That is noticed long before --transfer-timeout."""
+def test_nobody_waits_for_a_server_that_fell_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose process is stopped, say: its connection lives. That is noticed long before
+    --transfer-timeout.
+    """
     monkeypatch.setattr("jaxserve.cluster.transfer.prefill.SILENCE", 1.0)
 
     async def main() -> None:
@@ -152,7 +174,9 @@ def test_nobody_waits_for_a_server_that_fell_silent(tmp_path: Path, monkeypatch:
                 await freeze(servers)
                 async with asyncio.timeout(10):
                     assert tokens_of(await answering)
-            assert servers.failures == {"deadline_exceeded": 1} and servers.states == {"unreachable": 1}
+            assert servers.failures == {"deadline_exceeded": 1} and servers.states == {
+                "unreachable": 1
+            }
             servers.proxies[0].cut()
             await servers.at_rest()
 
@@ -220,7 +244,9 @@ def test_what_is_tokenized_when_all_ends_is_not_handed_over(tmp_path: Path) -> N
             await until(lambda: service.in_flight)
             service.fail_all(DrainingError("the server ends"))
             go_on.set()
-            assert (await call.code()).name == "UNAVAILABLE" and await call.details() == "the server ends"
+            assert (
+                await call.code()
+            ).name == "UNAVAILABLE" and await call.details() == "the server ends"
             assert not servers.decisions("remote")
 
     asyncio.run(main())
@@ -267,7 +293,9 @@ def test_a_buffer_that_is_too_small(tmp_path: Path, side: str) -> None:
     asyncio.run(main())
 
 
-def test_the_own_buffer_is_no_fault_of_a_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_own_buffer_is_no_fault_of_a_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The log names the server whose flag it is, and others go on to travel."""
 
     async def main() -> None:
@@ -313,7 +341,10 @@ def test_a_server_that_fails_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             budget.nbytes = 100
             for i in range(3):
                 await servers.decode.inference.Generate(asking(f"{i}{LONG}"))
-            assert servers.failures == {"resource_exhausted": 1} and servers.decisions("local_no_server") == 2
+            assert (
+                servers.failures == {"resource_exhausted": 1}
+                and servers.decisions("local_no_server") == 2
+            )
             budget.nbytes = PLAN.buffer
             await asyncio.sleep(1.1)
             await servers.decode.inference.Generate(asking())
@@ -371,11 +402,17 @@ def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with apart(tmp_path, prefill_options={"opened": False}, ready=False) as servers:
-            prefill, role, buffer = servers.prefills[0], servers.prefill_roles[0], servers.role._budget
+            prefill, role, buffer = (
+                servers.prefills[0],
+                servers.prefill_roles[0],
+                servers.role._budget,
+            )
             lifecycle = Lifecycle(prefill.gate, prefill.stop, leaving=lambda: role.leaving)
             life = asyncio.create_task(lifecycle.run(lambda: prefill.served))
             await servers.until(State.READY)
-            await buffer.take(buffer.nbytes, asyncio.get_running_loop().time() + 1)  # nothing is fetched
+            await buffer.take(
+                buffer.nbytes, asyncio.get_running_loop().time() + 1
+            )  # nothing is fetched
             answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
             await until(lambda: prefill.runner.steps)
             lifecycle.drain()
@@ -410,7 +447,9 @@ def test_a_full_cache_takes_what_it_can(tmp_path: Path) -> None:
 def test_requests_with_random_faults_leave_nothing_behind(
     tmp_path: Path, requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Networks that cut and stall, clients that go away, prompts that share prefixes, two prefill servers."""
+    """Networks that cut and stall, clients that go away, prompts that share prefixes, two prefill
+    servers.
+    """
     for pause in ("AGAIN", "REST"):
         monkeypatch.setattr(f"jaxserve.server.disaggregation.prefill_pool.{pause}", 0.05)
 
@@ -419,7 +458,9 @@ def test_requests_with_random_faults_leave_nothing_behind(
         texts = [f"{i % 7}{LONG[: 100 + i]}" for i in range(90)]
         expected = dict(zip(texts, await plain(tmp_path, *map(asking, texts)), strict=True))
         plan = replace(PLAN, seconds=0.5)
-        async with apart(tmp_path, plan=plan, prefills=2, prefill_seconds=0.001, num_pages=300) as servers:
+        async with apart(
+            tmp_path, plan=plan, prefills=2, prefill_seconds=0.001, num_pages=300
+        ) as servers:
             for proxy in servers.proxies:
                 proxy.limits = lambda: rng.choice((1e9, rng.uniform(0, 60_000)))
                 proxy.cut()  # the connections that there are have no limit
@@ -459,11 +500,15 @@ def test_requests_with_random_faults_leave_nothing_behind(
                 await until(lambda: servers.states.get("ready"))
                 await asyncio.gather(*(ask() for _ in range(25)))
             disturbing.cancel()
-            assert outcomes.keys() <= {"OK", "CANCELLED", "DEADLINE_EXCEEDED"} and outcomes["OK"] > requests / 3, (
-                outcomes
-            )
+            assert (
+                outcomes.keys() <= {"OK", "CANCELLED", "DEADLINE_EXCEEDED"}
+                and outcomes["OK"] > requests / 3
+            ), outcomes
             remote, failures = servers.decisions("remote"), servers.failures
-            assert requests / 5 < remote > sum(failures.values()) and len(failures) > 1, (remote, failures)
+            assert requests / 5 < remote > sum(failures.values()) and len(failures) > 1, (
+                remote,
+                failures,
+            )
             await servers.at_rest()
             for proxy in servers.proxies:
                 proxy.limits = lambda: 1e9
@@ -471,7 +516,10 @@ def test_requests_with_random_faults_leave_nothing_behind(
             await servers.until(State.READY, 0)
             await servers.until(State.READY, 2)
             remote = servers.count("seconds_count")
-            assert tokens_of(await servers.decode.inference.Generate(asking())) == (await plain(tmp_path, asking()))[0]
+            assert (
+                tokens_of(await servers.decode.inference.Generate(asking()))
+                == (await plain(tmp_path, asking()))[0]
+            )
             assert servers.count("seconds_count") == remote + 1, "it serves on"
             await servers.at_rest()
             pumps = sum(len(proxy._tasks) for proxy in servers.proxies)

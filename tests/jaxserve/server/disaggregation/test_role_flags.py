@@ -19,8 +19,17 @@ def test_a_decode_server(tmp_path: Path) -> None:
     token, file = tmp_path / "token", tmp_path / "servers"
     token.write_text("secret\n")
     file.write_text("c:3\n")
-    more = ["--prefill-server", "b:2", "--prefill-servers-file", str(file), "--prefill-token-file", str(token)]
-    plan = disaggregation(parser().parse_args([*DECODE, *more, "--prefill-threshold", "7", "--transfer-buffer", "3"]))
+    more = [
+        "--prefill-server",
+        "b:2",
+        "--prefill-servers-file",
+        str(file),
+        "--prefill-token-file",
+        str(token),
+    ]
+    plan = disaggregation(
+        parser().parse_args([*DECODE, *more, "--prefill-threshold", "7", "--transfer-buffer", "3"])
+    )
     assert plan and not plan.prefills
     assert (plan.servers, plan.servers_file, plan.token) == (("a:1", "b:2"), file, "secret")
     assert (plan.policy.threshold, plan.buffer, plan.seconds) == (7, 3 * 2**20, 60.0)
@@ -34,7 +43,9 @@ def test_certificates_go_together(tmp_path: Path) -> None:
     own = ["--tls-cert", str(files["cert"]), "--tls-key", str(files["key"])]
     plan = disaggregation(parser().parse_args([*DECODE, *own]))
     assert plan and plan.certificate is None, "nothing is shown without TLS"
-    plan = disaggregation(parser().parse_args([*DECODE, *own, "--prefill-tls-ca", str(files["ca"])]))
+    plan = disaggregation(
+        parser().parse_args([*DECODE, *own, "--prefill-tls-ca", str(files["ca"])])
+    )
     assert plan and (plan.ca, plan.certificate, plan.key) == (b"ca", b"cert", b"key")
 
 

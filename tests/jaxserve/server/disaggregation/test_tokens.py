@@ -1,6 +1,8 @@
-"""Two hundred requests of a decode server whose prompts a prefill server computes: the tokens of one engine.
+"""Two hundred requests of a decode server whose prompts a prefill server computes: the tokens of
+one engine.
 
-Tier (b): answers agree up to a step whose two best tokens, noise and penalties included, lie closer than the bound.
+Tier (b): answers agree up to a step whose two best tokens, noise and penalties included, lie closer
+than the bound.
 """
 
 import asyncio
@@ -20,11 +22,23 @@ from jaxserve.request import MAX_LOGPROBS, Request, SamplingParams
 from jaxserve.server.core.incoming_request import Call
 from jaxserve.structure import Structure
 from tests.jaxserve.server.disaggregation.letters import END, LETTERS, with_letters
-from tests.jaxserve.server.disaggregation.pair import MeshFrom, Server, compile_largest, joined, serving
+from tests.jaxserve.server.disaggregation.pair import (
+    MeshFrom,
+    Server,
+    compile_largest,
+    joined,
+    serving,
+)
 from tests.jaxserve.server.disaggregation.tier_b import check
 
-OPTIONS = EngineOptions(max_batch=4, step_tokens=32, page_size=4, cache_tokens=8192, max_context=112)
-BOUNDS = {"auto": 1e-4, "int8": 0.05, "fp8": 0.1}  # of log-probabilities between executables, by pages
+OPTIONS = EngineOptions(
+    max_batch=4, step_tokens=32, page_size=4, cache_tokens=8192, max_context=112
+)
+BOUNDS = {
+    "auto": 1e-4,
+    "int8": 0.05,
+    "fp8": 0.1,
+}  # of log-probabilities between executables, by pages
 THRESHOLD, AT_ONCE = 24, 6
 PLACES = ("nowhere", "prefill", "decode", "both")  # where a prompt's beginning was computed before
 STRUCTURES = (
@@ -56,8 +70,9 @@ class Side:
 class Case:
     """structured: every how many requests follow a grammar; 0: none.
 
-    whole: the least share of the prompts that are found whole in the end. There are few pages for a window: what one of
-    them holds may be needed for others before it has left, and then nothing of its prompt is of use.
+    whole: the least share of the prompts that are found whole in the end. There are few pages for a
+    window: what one of them holds may be needed for others before it has left, and then nothing of
+    its prompt is of use.
     """
 
     model: str
@@ -80,14 +95,26 @@ CASES = {
     ),
 }
 MORE = {
-    "8-bit windows": Case("gpt_oss_head_dim", 60, Side(tensor=4), Side(page_size=8), kv="int8", whole=0.3),
+    "8-bit windows": Case(
+        "gpt_oss_head_dim", 60, Side(tensor=4), Side(page_size=8), kv="int8", whole=0.3
+    ),
     "latent pages of 8 bits": Case("deepseek_v2_lite", 60, Side(tensor=4, page_size=8), kv="fp8"),
     "a draft model": Case(
-        "llama_gqa", 60, Side(), Side(page_size=8, options={"speculate": "draft", "draft_tokens": 3}), structured=4
+        "llama_gqa",
+        60,
+        Side(),
+        Side(page_size=8, options={"speculate": "draft", "draft_tokens": 3}),
+        structured=4,
     ),
-    "lanes": Case("mistral_window", 60, Side(data=2), Side(data=2, tensor=2, page_size=6), whole=0.3),
-    "several decodes as one": Case("llama_gqa", 60, Side(), Side(page_size=8, options={"decode_steps": 3})),
-    "evicted before it is used": Case("llama_gqa", 60, Side(), Side(options={"cache_tokens": 192} | NGRAM), whole=0.0),
+    "lanes": Case(
+        "mistral_window", 60, Side(data=2), Side(data=2, tensor=2, page_size=6), whole=0.3
+    ),
+    "several decodes as one": Case(
+        "llama_gqa", 60, Side(), Side(page_size=8, options={"decode_steps": 3})
+    ),
+    "evicted before it is used": Case(
+        "llama_gqa", 60, Side(), Side(options={"cache_tokens": 192} | NGRAM), whole=0.0
+    ),
 }
 
 
@@ -115,7 +142,10 @@ class Traffic:
         self._rng = np.random.default_rng(len(case.model) + case.count)
         self._precise = BOUNDS[case.kv] < 1e-3
         self.beginnings = {place: self._letters(16, THRESHOLD) for place in PLACES}
-        self.asked = [self._request(i, bool(case.structured) and i % case.structured == 0) for i in range(case.count)]
+        self.asked = [
+            self._request(i, bool(case.structured) and i % case.structured == 0)
+            for i in range(case.count)
+        ]
 
     def _letters(self, least: int, below: int) -> tuple[int, ...]:
         return tuple(self._rng.integers(0, len(LETTERS), self._rng.integers(least, below)).tolist())
@@ -129,29 +159,46 @@ class Traffic:
         return Asked(begin + self._letters(THRESHOLD + 8, 65), params, place)
 
     def _free(self) -> SamplingParams:
-        ends = {"ignore_eos": True} if self._sometimes(0.6) else {"stop": self._stop()} if self._sometimes(0.5) else {}
+        ends = (
+            {"ignore_eos": True}
+            if self._sometimes(0.6)
+            else {"stop": self._stop()}
+            if self._sometimes(0.5)
+            else {}
+        )
         least = {"min_tokens": 3} if self._sometimes(0.2) else {}
         return self._params(**ends, **least, max_tokens=int(self._rng.integers(4, 20)))
 
     def _structured(self) -> SamplingParams:
-        return self._params(structure=STRUCTURES[self._rng.integers(len(STRUCTURES))], max_tokens=24)
+        return self._params(
+            structure=STRUCTURES[self._rng.integers(len(STRUCTURES))], max_tokens=24
+        )
 
     def _params(self, **fields: Any) -> SamplingParams:
         """Greedy or seeded, with every processor now and then."""
         if self._sometimes(0.5):
             fields |= {"temperature": 0.0}
         else:
-            fields |= {"temperature": float(self._rng.uniform(0.4, 1.3))} | (self._truncated() if self._precise else {})
+            fields |= {"temperature": float(self._rng.uniform(0.4, 1.3))} | (
+                self._truncated() if self._precise else {}
+            )
         if self._sometimes(0.3):
-            fields |= {"presence_penalty": 0.7, "frequency_penalty": float(self._rng.uniform(-0.5, 1.5))}
+            fields |= {
+                "presence_penalty": 0.7,
+                "frequency_penalty": float(self._rng.uniform(-0.5, 1.5)),
+            }
         if self._sometimes(0.2):
             fields |= {"logit_bias": {int(token): 2.0 for token in self._rng.integers(0, END, 3)}}
         if self._sometimes(0.4):
             fields |= {"logprobs": int(self._rng.integers(0, MAX_LOGPROBS + 1))}
-        return SamplingParams(**fields, n=2 if self._sometimes(0.15) else 1, seed=int(self._rng.integers(0, 2**63)))
+        return SamplingParams(
+            **fields, n=2 if self._sometimes(0.15) else 1, seed=int(self._rng.integers(0, 2**63))
+        )
 
     def _truncated(self) -> dict[str, Any]:
-        """Where log-probabilities agree to a few digits only, what a truncation keeps may differ by a token."""
+        """Where log-probabilities agree to a few digits only, what a truncation keeps may differ by
+        a token.
+        """
         kinds = ({}, {"top_k": 7}, {"top_p": 0.9}, {"min_p": 0.05})
         return kinds[self._rng.integers(len(kinds))]
 
@@ -164,7 +211,9 @@ class Traffic:
 
 def opened(folder: Path, case: Case, side: Side, first: int = 0, **options: Any) -> LLM:
     """first: of its devices."""
-    chosen = replace(OPTIONS, **{"page_size": side.page_size, "kv": case.kv} | side.options | options)
+    chosen = replace(
+        OPTIONS, **{"page_size": side.page_size, "kv": case.kv} | side.options | options
+    )
     draft = folder if chosen.speculate == "draft" else None
     mesh = MeshFrom(data=side.data, tensor=side.tensor, first=first)
     llm = LLM(folder, options=chosen, mesh=mesh, draft_model=draft)
@@ -179,7 +228,9 @@ def test_tokens_are_those_of_one_engine(case: Case, tmp_path: Path) -> None:
         expected = asyncio.run(ask_alone(alone, traffic))
     with (
         opened(folder, case, case.prefill, page_exchange=True) as prefill,
-        opened(folder, case, case.decode, case.prefill.data * case.prefill.tensor, page_exchange=True) as decode,
+        opened(
+            folder, case, case.decode, case.prefill.data * case.prefill.tensor, page_exchange=True
+        ) as decode,
     ):
         asyncio.run(ask_both(prefill, decode, traffic, expected, case))
 
@@ -189,10 +240,14 @@ type Answers = list[tuple[Request, tuple[Completion, ...]]]
 
 async def ask_alone(llm: LLM, traffic: Traffic) -> Answers:
     async with serving(llm) as server:
-        return await server.ask_all([asked.call(logprobs=MAX_LOGPROBS) for asked in traffic.asked], AT_ONCE)
+        return await server.ask_all(
+            [asked.call(logprobs=MAX_LOGPROBS) for asked in traffic.asked], AT_ONCE
+        )
 
 
-async def ask_both(prefill: LLM, decode: LLM, traffic: Traffic, expected: Answers, case: Case) -> None:
+async def ask_both(
+    prefill: LLM, decode: LLM, traffic: Traffic, expected: Answers, case: Case
+) -> None:
     async with joined(prefill, decode, THRESHOLD) as (one, other):
         await compute_beginnings(one, other, traffic)
         found = await other.ask_all([asked.call() for asked in traffic.asked], AT_ONCE)
@@ -220,11 +275,14 @@ def check_answers(found: Answers, expected: Answers, bound: float) -> None:
         for one, other in zip(mine, theirs, strict=True):
             compared += check(one, other, request, bound)
             total += len(other.token_ids)
-    assert compared > 0.9 * total, f"{compared} of {total} tokens were compared: too many were close calls"
+    assert compared > 0.9 * total, (
+        f"{compared} of {total} tokens were compared: too many were close calls"
+    )
 
 
 def check_cached(found: Answers, traffic: Traffic, prefill: LLM, decode: LLM, share: float) -> None:
-    """Of at least this share of the prompts that were handed over, all whole pages that the prefill server could give.
+    """Of at least this share of the prompts that were handed over, all whole pages that the prefill
+    server could give.
 
     Never more: nobody else asked for what they end with.
     """
@@ -245,8 +303,16 @@ def check_metrics(prefill: Server, decode: Server, traffic: Traffic, share: floa
     handed_over, failed = len(traffic.asked) - short, decode.total("disaggregation_failures_total")
     assert decode.number("disaggregation_decisions_total", decision="remote") == handed_over
     assert failed <= (1 - share) * handed_over
-    assert not failed or decode.number("disaggregation_failures_total", reason="not_found") == failed, "evicted"
-    assert decode.number("disaggregation_received_bytes_total") == prefill.number("disaggregation_sent_bytes_total") > 0
-    assert prefill.number("disaggregation_pieces_total", fate="fetched") == prefill.total("disaggregation_pieces_total")
+    assert (
+        not failed or decode.number("disaggregation_failures_total", reason="not_found") == failed
+    ), "evicted"
+    assert (
+        decode.number("disaggregation_received_bytes_total")
+        == prefill.number("disaggregation_sent_bytes_total")
+        > 0
+    )
+    assert prefill.number("disaggregation_pieces_total", fate="fetched") == prefill.total(
+        "disaggregation_pieces_total"
+    )
     if speculation := decode.llm.engine.scheduler.speculation:
         assert speculation.drafted >= speculation.accepted > 0

@@ -11,7 +11,8 @@ from tests.jaxserve.server.disaggregation.letters import VOCAB
 
 
 def check(found: Completion, expected: Completion, request: Request, bound: float) -> int:
-    """Log-probabilities within the bound, tokens equal up to a step that chose by less; how many were compared.
+    """Log-probabilities within the bound, tokens equal up to a step that chose by less; how many
+    were compared.
 
     expected: with the log-probabilities of the whole vocabulary. request: that it answers.
     """
@@ -20,9 +21,14 @@ def check(found: Completion, expected: Completion, request: Request, bound: floa
         if found.logprobs:
             check_scores(found.logprobs[step], distribution(truth), bound)
         gap = lead(expected, request, step)
-        assert gap > -bound, f"{request.id}[{found.index}], step {step}: the gap is not that of the choice"
+        assert gap > -bound, (
+            f"{request.id}[{found.index}], step {step}: the gap is not that of the choice"
+        )
         if token != truth.token:
-            assert gap < bound, f"{request.id}[{found.index}], step {step}: {token} instead of {truth.token}, gap {gap}"
+            assert gap < bound, (
+                f"{request.id}[{found.index}], step {step}: {token} instead of {truth.token}, "
+                f"gap {gap}"
+            )
             return step
     assert ending(found) == ending(expected)
     return len(expected.token_ids)
@@ -30,22 +36,34 @@ def check(found: Completion, expected: Completion, request: Request, bound: floa
 
 def check_scores(found: Logprob, expected: np.ndarray, bound: float) -> None:
     for token, score in ((found.token, found.logprob), *found.top):
-        assert abs(score - expected[token]) < bound, f"token {token}: {score} instead of {expected[token]}"
+        assert abs(score - expected[token]) < bound, (
+            f"token {token}: {score} instead of {expected[token]}"
+        )
 
 
 def ending(completion: Completion) -> tuple[object, ...]:
-    return len(completion.token_ids), completion.text, completion.finish_reason, completion.stopped_by
+    return (
+        len(completion.token_ids),
+        completion.text,
+        completion.finish_reason,
+        completion.stopped_by,
+    )
 
 
 def lead(expected: Completion, request: Request, step: int) -> float:
-    """How far the token of a step was ahead of the next best: with penalties, what the grammar allows, and the noise.
+    """How far the token of a step was ahead of the next best: with penalties, what the grammar
+    allows, and the noise.
 
     Log-probabilities stand in for logits, which a repetition penalty alone would tell apart.
     """
     assert expected.logprobs and request.params.repetition_penalty == 1
     token, before = expected.token_ids[step], expected.token_ids[:step]
-    logits = np.where(allowed(request, before), distribution(expected.logprobs[step]).astype(np.float64), -np.inf)
-    values = naive.process(logits, request, [*request.prompt, *before], expected.seed, expected.index)
+    logits = np.where(
+        allowed(request, before), distribution(expected.logprobs[step]).astype(np.float64), -np.inf
+    )
+    values = naive.process(
+        logits, request, [*request.prompt, *before], expected.seed, expected.index
+    )
     return float(values[token] - np.delete(values, token).max())
 
 

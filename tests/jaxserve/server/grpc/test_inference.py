@@ -32,7 +32,9 @@ def expected(text: str = TEXT, n: int = 8, index: int = 0) -> list[int]:
 def test_unary(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as server:
-            request = inference_pb2.GenerateRequest(request_id="mine", text=TEXT, sampling=sampling())
+            request = inference_pb2.GenerateRequest(
+                request_id="mine", text=TEXT, sampling=sampling()
+            )
             response = await server.inference.Generate(request)
             (choice,) = response.choices
             assert response.request_id == "mine"
@@ -51,15 +53,23 @@ def test_unary(tmp_path: Path) -> None:
 def test_stream(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as server:
-            request = inference_pb2.GenerateStreamRequest(text=TEXT, sampling=sampling(n=2, max_tokens=20))
+            request = inference_pb2.GenerateStreamRequest(
+                text=TEXT, sampling=sampling(n=2, max_tokens=20)
+            )
             events = [event async for event in server.inference.GenerateStream(request)]
             kinds = [event.WhichOneof("event") for event in events]
-            assert kinds[0] == "prompt_info" and kinds[-1] == "finish_info" and set(kinds[1:-1]) == {"delta"}
+            assert (
+                kinds[0] == "prompt_info"
+                and kinds[-1] == "finish_info"
+                and set(kinds[1:-1]) == {"delta"}
+            )
             assert events[0].prompt_info.request_id.startswith("req-")
             for index in (0, 1):
                 deltas = [e.delta for e in events[1:-1] if e.delta.index == index]
                 assert [t for d in deltas for t in d.token_ids] == expected(n=20, index=index)
-                assert "".join(d.text for d in deltas) == ByteTokenizer().decode(expected(n=20, index=index))
+                assert "".join(d.text for d in deltas) == ByteTokenizer().decode(
+                    expected(n=20, index=index)
+                )
             finish = events[-1].finish_info
             assert [choice.index for choice in finish.choices] == [0, 1]
             assert finish.usage.completion_tokens == 40
@@ -80,7 +90,11 @@ def test_stop_string_across_messages(tmp_path: Path) -> None:
             events = [event async for event in server.inference.GenerateStream(request)]
             deltas = [event.delta for event in events[1:-1]]
             assert "".join(delta.text for delta in deltas) == text[:7]
-            assert sum(len(delta.token_ids) for delta in deltas) == sum(len(delta.logprobs) for delta in deltas) == 10
+            assert (
+                sum(len(delta.token_ids) for delta in deltas)
+                == sum(len(delta.logprobs) for delta in deltas)
+                == 10
+            )
             (choice,) = events[-1].finish_info.choices
             assert (choice.reason, choice.stop_string) == (common_pb2.FINISH_REASON_STOP, stop)
             await server.at_rest()
@@ -92,13 +106,19 @@ def test_chat_renders_the_template(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as server:
             messages = [inference_pb2.ChatMessage(role="user", content="hi")]
-            response = await server.inference.Chat(inference_pb2.ChatRequest(messages=messages, sampling=sampling()))
+            response = await server.inference.Chat(
+                inference_pb2.ChatRequest(messages=messages, sampling=sampling())
+            )
             assert response.usage.prompt_tokens == len("user: hi\n")
             tokenized = await server.inference.Tokenize(
-                inference_pb2.TokenizeRequest(conversation=inference_pb2.Conversation(messages=messages))
+                inference_pb2.TokenizeRequest(
+                    conversation=inference_pb2.Conversation(messages=messages)
+                )
             )
             assert tokenized.prompt == "user: hi\n"
-            text = await server.inference.Detokenize(inference_pb2.DetokenizeRequest(token_ids=tokenized.token_ids))
+            text = await server.inference.Detokenize(
+                inference_pb2.DetokenizeRequest(token_ids=tokenized.token_ids)
+            )
             assert text.text == "user: hi\n"
 
     asyncio.run(main())
@@ -112,29 +132,42 @@ def test_score(tmp_path: Path) -> None:
             response = await server.inference.Score(inference_pb2.ScoreRequest(text=TEXT))
             assert list(response.token_ids) == ByteTokenizer().encode(TEXT)
             assert [entry.chosen.token_id for entry in response.logprobs] == list(TEXT.encode())
-            assert [entry.chosen.logprob for entry in response.logprobs] == [-float(p) for p in range(len(TEXT))]
+            assert [entry.chosen.logprob for entry in response.logprobs] == [
+                -float(p) for p in range(len(TEXT))
+            ]
             await server.at_rest()
             assert f"jaxserve:prompt_tokens_total {len(TEXT) + 1}.0" in metrics.render().decode()
 
     asyncio.run(main())
 
 
+INVALID = "INVALID_ARGUMENT", "INVALID_FIELD"
+
+
 @pytest.mark.parametrize(
     "request_, code, reason, field",
     [
-        ({}, "INVALID_ARGUMENT", "INVALID_FIELD", "prompt"),
+        ({}, *INVALID, "prompt"),
         ({"text": ""}, None, None, None),  # BOS
-        ({"text": "x", "sampling": {"temperature": 2.1}}, "INVALID_ARGUMENT", "INVALID_FIELD", "sampling.temperature"),
-        ({"text": "x", "sampling": {"top_k": -1}}, "INVALID_ARGUMENT", "INVALID_FIELD", "sampling.top_k"),
-        ({"token_ids": {"ids": [1, 258]}}, "INVALID_ARGUMENT", "INVALID_FIELD", "token_ids.ids"),
-        ({"text": "x", "sampling": {"stop_token_ids": [9**9]}}, "INVALID_ARGUMENT", "INVALID_FIELD", "sampling.stop_token_ids"),  # noqa: E501
+        ({"text": "x", "sampling": {"temperature": 2.1}}, *INVALID, "sampling.temperature"),
+        ({"text": "x", "sampling": {"top_k": -1}}, *INVALID, "sampling.top_k"),
+        ({"token_ids": {"ids": [1, 258]}}, *INVALID, "token_ids.ids"),
+        (
+            {"text": "x", "sampling": {"stop_token_ids": [9**9]}},
+            *INVALID,
+            "sampling.stop_token_ids",
+        ),
         ({"text": "x" * 600}, "INVALID_ARGUMENT", "CONTEXT_LENGTH_EXCEEDED", "text"),
-        ({"text": "x", "request_id": "r" * 129}, "INVALID_ARGUMENT", "INVALID_FIELD", "request_id"),
-        ({"text": "x", "priority": 101}, "INVALID_ARGUMENT", "INVALID_FIELD", "priority"),
+        ({"text": "x", "request_id": "r" * 129}, *INVALID, "request_id"),
+        ({"text": "x", "priority": 101}, *INVALID, "priority"),
     ],
 )  # fmt: skip
 def test_statuses(
-    tmp_path: Path, request_: dict[str, object], code: str | None, reason: str | None, field: str | None
+    tmp_path: Path,
+    request_: dict[str, object],
+    code: str | None,
+    reason: str | None,
+    field: str | None,
 ) -> None:
     async def main() -> None:
         async with running(tmp_path) as server:

@@ -38,10 +38,16 @@ class Worker:
 
     def metric(self, name: str) -> float:
         lines = get(f"{self.process.http}/metrics").decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"jaxserve:{name}"))
+        return sum(
+            float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"jaxserve:{name}")
+        )
 
     def is_at_rest(self) -> bool:
-        return not any(map(self.metric, ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")))
+        return not any(
+            map(
+                self.metric, ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+            )
+        )
 
 
 @contextmanager
@@ -61,15 +67,31 @@ def worker(port: int | None = None) -> Iterator[Worker]:
 def smg(*workers: Worker) -> Iterator[str]:
     """The router's address, once it knows them all and their tokenizer."""
     port = free_port()
-    command = [str(Path(sys.executable).parent / "smg"), "launch", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--worker-urls", *(worker.url for worker in workers), "--health-check-interval-secs", "1"]
-    # With it, a busy server is left out of routing for seconds: when the other one died, nobody was left.
+    command = [
+        str(Path(sys.executable).parent / "smg"),
+        "launch",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    command += [
+        "--worker-urls",
+        *(worker.url for worker in workers),
+        "--health-check-interval-secs",
+        "1",
+    ]
+    # With it, a busy server is left out of routing for seconds: when the other one died, nobody was
+    # left.
     command += ["--disable-worker-overload-protection"]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as popen:
         url = f"http://127.0.0.1:{port}"
         try:
-            until(lambda: popen.poll() is None and answers(url) and len(healthy(url)) == len(workers), 60)
+            until(
+                lambda: popen.poll() is None and answers(url) and len(healthy(url)) == len(workers),
+                60,
+            )
             yield url
         finally:
             popen.kill()  # told to end, it waits for routers before it
@@ -124,28 +146,38 @@ def chat(client: openai.OpenAI, **given: Any) -> Any:
     )
 
 
-def test_the_openai_sdk_reads_what_the_server_itself_says(router: str, workers: Sequence[Worker]) -> None:
+def test_the_openai_sdk_reads_what_the_server_itself_says(
+    router: str, workers: Sequence[Worker]
+) -> None:
     with sdk(router) as through, sdk(workers[0].process.http) as direct:
         asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
         there, here = chat(through, **asked), chat(direct, **asked)
         assert there.choices[0].message.content == here.choices[0].message.content != ""
         assert there.choices[0].finish_reason == here.choices[0].finish_reason == "stop"
-        assert there.usage.prompt_tokens == here.usage.prompt_tokens, "it renders and tokenizes as the server does"
+        assert there.usage.prompt_tokens == here.usage.prompt_tokens, (
+            "it renders and tokenizes as the server does"
+        )
         assert there.usage.completion_tokens == here.usage.completion_tokens
         scores, own = there.choices[0].logprobs.content, here.choices[0].logprobs.content
         assert len(scores) > 5
-        for entry, other in zip(scores, own, strict=False):  # one of them may have the end token's as well
+        for entry, other in zip(
+            scores, own, strict=False
+        ):  # one of them may have the end token's as well
             assert (entry.token, len(entry.top_logprobs)) == (other.token, 2)
             assert entry.logprob == pytest.approx(other.logprob, abs=1e-4)
         pieces = list(chat(through, stream=True, stream_options={"include_usage": True}))
         texts = [piece.choices[0].delta.content or "" for piece in pieces if piece.choices]
         assert "".join(texts) == here.choices[0].message.content and sum(map(bool, texts)) > 1
-        assert pieces[-1].usage and pieces[-1].usage.completion_tokens == here.usage.completion_tokens
+        assert (
+            pieces[-1].usage and pieces[-1].usage.completion_tokens == here.usage.completion_tokens
+        )
         several = chat(through, n=3, temperature=1, seed=5)
         assert [choice.index for choice in several.choices] == [0, 1, 2]
         word = here.choices[0].message.content.split()[1]
         stopped = chat(through, stop=[word])
-        assert stopped.choices[0].message.content == here.choices[0].message.content.partition(word)[0]
+        assert (
+            stopped.choices[0].message.content == here.choices[0].message.content.partition(word)[0]
+        )
 
 
 def test_an_anthropic_client(router: str) -> None:
@@ -153,15 +185,26 @@ def test_an_anthropic_client(router: str) -> None:
     with sdk(router) as client:
         text = chat(client).choices[0].message.content
     whole = httpx.post(f"{router}/v1/messages", json=body, timeout=60).raise_for_status().json()
-    assert (whole["type"], whole["role"], whole["stop_reason"]) == ("message", "assistant", "end_turn")
+    assert (whole["type"], whole["role"], whole["stop_reason"]) == (
+        "message",
+        "assistant",
+        "end_turn",
+    )
     assert [block["text"] for block in whole["content"]] == [text]
     assert whole["usage"]["input_tokens"] > 0 < whole["usage"]["output_tokens"]
-    with httpx.stream("POST", f"{router}/v1/messages", json=body | {"stream": True}, timeout=60) as response:
+    with httpx.stream(
+        "POST", f"{router}/v1/messages", json=body | {"stream": True}, timeout=60
+    ) as response:
         data = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
     events = [event["type"] for event in data]
     assert (events[0], events[-2:]) == ("message_start", ["message_delta", "message_stop"])
-    assert "".join(event["delta"]["text"] for event in data if event["type"] == "content_block_delta") == text
-    cut = httpx.post(f"{router}/v1/messages", json=body | {"stop_sequences": [text.split()[1]]}, timeout=60).json()
+    assert (
+        "".join(event["delta"]["text"] for event in data if event["type"] == "content_block_delta")
+        == text
+    )
+    cut = httpx.post(
+        f"{router}/v1/messages", json=body | {"stop_sequences": [text.split()[1]]}, timeout=60
+    ).json()
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", text.split()[1])
     short = httpx.post(f"{router}/v1/messages", json=body | {"max_tokens": 2}, timeout=60).json()
     assert short["stop_reason"] == "max_tokens"
@@ -202,13 +245,17 @@ def test_what_is_refused_is_named(router: str) -> None:
 
 
 def test_a_prefix_goes_where_its_pages_are(router: str) -> None:
-    words = "the quick brown fox and the lazy dog ran over a bridge near an old stone house ".split()
+    words = (
+        "the quick brown fox and the lazy dog ran over a bridge near an old stone house ".split()
+    )
     with sdk(router) as client:
         cached = []
         for story in range(4):
             text = " ".join(words[story:] + words[:story]) * 6
             for ending in ("", " Why?", " Who?"):
-                usage = chat(client, messages=[{"role": "user", "content": text + ending}], max_tokens=2).usage
+                usage = chat(
+                    client, messages=[{"role": "user", "content": text + ending}], max_tokens=2
+                ).usage
                 cached.append(usage.prompt_tokens_details.cached_tokens)
     again = [tokens for number, tokens in enumerate(cached) if number % 3]
     assert sum(map(bool, again)) >= 7, cached  # of 8; by chance it would be half of them
@@ -238,7 +285,9 @@ async def one(client: openai.AsyncOpenAI, outcome: Outcome, number: int) -> None
     try:
         if outcome.stream:
             options: Any = {"include_usage": True}
-            async for piece in await client.chat.completions.create(**asked, stream=True, stream_options=options):
+            async for piece in await client.chat.completions.create(
+                **asked, stream=True, stream_options=options
+            ):
                 outcome.pieces += 1
                 outcome.tokens = piece.usage.completion_tokens if piece.usage else 0
         else:
@@ -274,11 +323,19 @@ def under_load(url: str, event: Callable[[], None]) -> list[Outcome]:
 
 
 def test_a_server_killed_under_load() -> None:
-    """Nothing is lost that had not begun to stream; what had begun ends with an error, not as if it were whole."""
+    """Nothing is lost that had not begun to stream; what had begun ends with an error, not as if it
+    were whole.
+    """
     with worker() as first, worker() as second, smg(first, second) as url:
 
         def kill() -> None:
-            until(lambda: second.metric("num_requests_running") == 2 and second.metric("num_requests_waiting") > 1, 20)
+            until(
+                lambda: (
+                    second.metric("num_requests_running") == 2
+                    and second.metric("num_requests_waiting") > 1
+                ),
+                20,
+            )
             second.process.popen.kill()
             time.sleep(2)
 

@@ -37,7 +37,13 @@ def test_it_tokenizes_and_chats_as_the_server_does() -> None:
     assert bundle == tokenizer_bundle(chat), "replicas hand out the same"
     files = unpacked(bundle)
     assert files.keys() == {
-        *("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "chat_template.jinja"),
+        *(
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "config.json",
+            "generation_config.json",
+            "chat_template.jinja",
+        ),
     }
     theirs = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
     for text in TEXTS:
@@ -74,13 +80,19 @@ def test_a_model_that_cannot_be_written_so_is_named(tmp_path: Path) -> None:
 def test_in_chunks_with_a_fingerprint_at_the_end(tmp_path: Path) -> None:
     for file in MODEL.glob("*token*"):
         shutil.copy(file, tmp_path)
-    (tmp_path / "config.json").write_bytes(random.Random(0).randbytes(2 * CHUNK))  # as large when it is packed
+    (tmp_path / "config.json").write_bytes(
+        random.Random(0).randbytes(2 * CHUNK)
+    )  # as large when it is packed
 
     async def main() -> None:
         async with serving(tmp_path) as (server, engine):
-            chunks = [chunk async for chunk in engine.GetTokenizer(common_pb2.GetTokenizerRequest())]
+            chunks = [
+                chunk async for chunk in engine.GetTokenizer(common_pb2.GetTokenizerRequest())
+            ]
             data = b"".join(chunk.data for chunk in chunks)
             assert len(chunks) > 1 and data == tokenizer_bundle(server.service.prompts.chat)
-            assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()]
+            assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [
+                hashlib.sha256(data).hexdigest()
+            ]
 
     asyncio.run(main())

@@ -37,7 +37,9 @@ LONG = 400  # tokens of a stream that is still under way when somebody ends it
 
 
 @asynccontextmanager
-async def serving(folder: Path, **given: Any) -> AsyncIterator[tuple[Running, vllm_engine_pb2_grpc.VllmEngineStub]]:
+async def serving(
+    folder: Path, **given: Any
+) -> AsyncIterator[tuple[Running, vllm_engine_pb2_grpc.VllmEngineStub]]:
     async with running(folder, faces=lambda gate: (vllm_face(gate),), **given) as server:
         yield server, vllm_engine_pb2_grpc.VllmEngineStub(server.channel)
 
@@ -46,7 +48,9 @@ def request(stream: bool = False, request_id: str = "", **sampling: Any) -> pb.G
     """Of TEXT, whose answer is `expected`."""
     params = pb.SamplingParams(**{"seed": 1, "max_tokens": 8, "temperature": 0} | sampling)
     tokenized = pb.TokenizedInput(original_text="for people", input_ids=IDS)
-    return pb.GenerateRequest(request_id=request_id, tokenized=tokenized, sampling_params=params, stream=stream)
+    return pb.GenerateRequest(
+        request_id=request_id, tokenized=tokenized, sampling_params=params, stream=stream
+    )
 
 
 async def answered(
@@ -88,12 +92,17 @@ def test_whole_and_streamed(tmp_path: Path) -> None:
             for complete in completes:
                 assert list(complete.output_ids) == expected(n=20, index=complete.index)
                 assert (complete.prompt_tokens, complete.completion_tokens) == (len(IDS), 20)
-                assert complete.finish_reason == "length" and complete.WhichOneof("matched_stop") is None
+                assert (
+                    complete.finish_reason == "length"
+                    and complete.WhichOneof("matched_stop") is None
+                )
             chunks, completes = await answered(engine, request(stream=True, n=2, max_tokens=20))
             for index in (0, 1):
                 mine = [chunk for chunk in chunks if chunk.index == index]
                 assert len(mine) > 1, "it comes in pieces"
-                assert [token for chunk in mine for token in chunk.token_ids] == expected(n=20, index=index)
+                assert [token for chunk in mine for token in chunk.token_ids] == expected(
+                    n=20, index=index
+                )
                 assert all(chunk.completion_tokens == len(chunk.token_ids) for chunk in mine)
                 assert {chunk.prompt_tokens for chunk in mine} == {len(IDS)}
                 assert list(completes[index].output_ids) == expected(n=20, index=index)
@@ -124,24 +133,36 @@ def test_logprobs(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with serving(tmp_path) as (server, engine):
-            own = await server.inference.Generate(inference_pb2.GenerateRequest(text=TEXT, sampling=sampling(**asked)))
+            own = await server.inference.Generate(
+                inference_pb2.GenerateRequest(text=TEXT, sampling=sampling(**asked))
+            )
             _, (complete,) = await answered(engine, request(**asked))
             scores = complete.output_logprobs
             assert list(scores.token_ids) == expected()
-            assert list(scores.token_logprobs) == [entry.chosen.logprob for entry in own.choices[0].logprobs]
+            assert list(scores.token_logprobs) == [
+                entry.chosen.logprob for entry in own.choices[0].logprobs
+            ]
             for top, entry in zip(scores.top_logprobs, own.choices[0].logprobs, strict=True):
                 assert list(top.token_ids) == [one.token_id for one in entry.top]
                 assert list(top.values) == [one.logprob for one in entry.top]
             prompt = complete.input_logprobs
             assert list(prompt.token_ids) == IDS
-            assert not prompt.token_logprobs[0].HasField("value") and not prompt.top_logprobs[0].token_ids
+            assert (
+                not prompt.token_logprobs[0].HasField("value")
+                and not prompt.top_logprobs[0].token_ids
+            )
             values = [entry.value for entry in prompt.token_logprobs[1:]]
-            assert values == [entry.chosen.logprob for entry in own.prompt_logprobs] and values[1] != values[2]
+            assert (
+                values == [entry.chosen.logprob for entry in own.prompt_logprobs]
+                and values[1] != values[2]
+            )
             assert len(prompt.top_logprobs) == len(IDS)
 
             chunks, (end,) = await answered(engine, request(stream=True, **asked))
             pieces = [chunk.output_logprobs for chunk in chunks]
-            assert [value for piece in pieces for value in piece.token_logprobs] == list(scores.token_logprobs)
+            assert [value for piece in pieces for value in piece.token_logprobs] == list(
+                scores.token_logprobs
+            )
             assert chunks[0].input_logprobs == prompt
             assert not any(chunk.HasField("input_logprobs") for chunk in chunks[1:])
             assert not end.HasField("output_logprobs") and not end.HasField("input_logprobs")
@@ -166,10 +187,14 @@ def test_what_ends_a_choice(tmp_path: Path) -> None:
             _, (by_text,) = await answered(engine, request(max_tokens=20, stop=["nowhere", stop]))
             assert (by_text.finish_reason, by_text.matched_stop_str) == ("stop", stop)
             assert list(by_text.output_ids) == tokens[:10]
-            _, (by_token,) = await answered(engine, request(stream=True, max_tokens=20, stop_token_ids=[token]))
+            _, (by_token,) = await answered(
+                engine, request(stream=True, max_tokens=20, stop_token_ids=[token])
+            )
             assert (by_token.finish_reason, by_token.matched_token_id) == ("stop", token)
             assert list(by_token.output_ids) == tokens[:6]
-            _, (later,) = await answered(engine, request(max_tokens=20, min_tokens=20, stop_token_ids=[token]))
+            _, (later,) = await answered(
+                engine, request(max_tokens=20, min_tokens=20, stop_token_ids=[token])
+            )
             assert later.completion_tokens == 20
             await server.at_rest()
 
@@ -196,9 +221,26 @@ def honoured() -> dict[str, Any]:
     """Every field of a request that means something here, set."""
     return {
         **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "frequency_penalty": 0.5},
-        **{"presence_penalty": 0.5, "repetition_penalty": 1.5, "max_tokens": 2, "min_tokens": 1, "stop": ["x"]},
-        **{"stop_token_ids": [5], "skip_special_tokens": True, "spaces_between_special_tokens": True},
-        **{"ignore_eos": True, "n": 2, "logprobs": 1, "prompt_logprobs": 1, "seed": 7, "logit_bias": {5: 1.0}},
+        **{
+            "presence_penalty": 0.5,
+            "repetition_penalty": 1.5,
+            "max_tokens": 2,
+            "min_tokens": 1,
+            "stop": ["x"],
+        },
+        **{
+            "stop_token_ids": [5],
+            "skip_special_tokens": True,
+            "spaces_between_special_tokens": True,
+        },
+        **{
+            "ignore_eos": True,
+            "n": 2,
+            "logprobs": 1,
+            "prompt_logprobs": 1,
+            "seed": 7,
+            "logit_bias": {5: 1.0},
+        },
         "include_stop_str_in_output": True,
     }
 
@@ -211,7 +253,12 @@ STRUCTURES: dict[str, tuple[Any, str]] = {  # and what the text matches
     "grammar": ('start: "x" "y"', "xy"),
 }
 OTHERS: dict[str, Any] = {
-    **{"structural_tag": "a", "json_object": False, "truncate_prompt_tokens": 3, "grammar_from_first_token": True},
+    **{
+        "structural_tag": "a",
+        "json_object": False,
+        "truncate_prompt_tokens": 3,
+        "grammar_from_first_token": True,
+    },
 }
 BESIDE: dict[str, Any] = {
     "kv_transfer_params": pb.KvTransferParams(),
@@ -225,9 +272,13 @@ BESIDE: dict[str, Any] = {
 
 def test_every_field_is_honoured_or_refused(tmp_path: Path) -> None:
     inside = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
-    assert inside == honoured().keys() | STRUCTURES.keys() | OTHERS.keys(), "a field that nobody thought of"
+    assert inside == honoured().keys() | STRUCTURES.keys() | OTHERS.keys(), (
+        "a field that nobody thought of"
+    )
     outside = {field.name for field in pb.GenerateRequest.DESCRIPTOR.fields}
-    assert outside == {"request_id", "tokenized", "text", "sampling_params", "stream"} | BESIDE.keys()
+    assert (
+        outside == {"request_id", "tokenized", "text", "sampling_params", "stream"} | BESIDE.keys()
+    )
 
     async def main() -> None:
         async with serving(tmp_path) as (server, engine):
@@ -237,13 +288,17 @@ def test_every_field_is_honoured_or_refused(tmp_path: Path) -> None:
                 _, (complete,) = await answered(engine, request(**{name: value, "max_tokens": 3}))
                 assert re.fullmatch(text, bytes(complete.output_ids).decode())
             for name, value in OTHERS.items():
-                field, text = await refused(engine.Generate(request(**{name: value})), "INVALID_ARGUMENT")
+                field, text = await refused(
+                    engine.Generate(request(**{name: value})), "INVALID_ARGUMENT"
+                )
                 assert field == f"sampling_params.{name}" and "leave it out" in text
             for name, value in BESIDE.items():
                 asked = pb.GenerateRequest(tokenized=request().tokenized, **{name: value})
                 field, text = await refused(engine.Generate(asked), "INVALID_ARGUMENT")
                 assert field == name and "leave it out" in text
-            unknown = pb.GenerateRequest.FromString(request().SerializeToString() + b"\xd2\x3e\x01x")  # field 1002
+            unknown = pb.GenerateRequest.FromString(
+                request().SerializeToString() + b"\xd2\x3e\x01x"
+            )  # field 1002
             _, text = await refused(engine.Generate(unknown), "INVALID_ARGUMENT")
             assert "1002" in text
             await server.at_rest()
@@ -278,12 +333,16 @@ def test_bounds_are_those_of_every_door(tmp_path: Path, given: dict[str, Any], f
 
 
 def test_zero_means_unsaid(tmp_path: Path) -> None:
-    """Where the field has no presence: 0 is vLLM's own way to say nothing of top_p, n and repetition_penalty."""
+    """Where the field has no presence: 0 is vLLM's own way to say nothing of top_p, n and
+    repetition_penalty.
+    """
 
     async def main() -> None:
         async with serving(tmp_path) as (_, engine):
             bare = pb.SamplingParams(temperature=0, seed=1, max_tokens=8)
-            _, (complete,) = await answered(engine, pb.GenerateRequest(text=TEXT, sampling_params=bare))
+            _, (complete,) = await answered(
+                engine, pb.GenerateRequest(text=TEXT, sampling_params=bare)
+            )
             assert list(complete.output_ids) == expected()
             field, _ = await refused(engine.Generate(pb.GenerateRequest()), "INVALID_ARGUMENT")
             assert field == "input"
@@ -310,7 +369,9 @@ def test_abort_ends_the_stream(tmp_path: Path, stream: bool) -> None:
 def test_abort_leaves_other_doors_alone(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, seconds=0.002) as (server, engine):
-            asked = inference_pb2.GenerateRequest(request_id="theirs", text=TEXT, sampling=sampling(max_tokens=100))
+            asked = inference_pb2.GenerateRequest(
+                request_id="theirs", text=TEXT, sampling=sampling(max_tokens=100)
+            )
             waiting = asyncio.ensure_future(server.inference.Generate(asked))
             while not server.service.loads.running:
                 await asyncio.sleep(0.002)
@@ -318,7 +379,9 @@ def test_abort_leaves_other_doors_alone(tmp_path: Path) -> None:
             await engine.Abort(pb.AbortRequest(request_ids=["theirs"]))
             assert (await waiting).usage.completion_tokens == 100
 
-            ours = asyncio.create_task(answered(engine, request(request_id="ours", max_tokens=LONG)))
+            ours = asyncio.create_task(
+                answered(engine, request(request_id="ours", max_tokens=LONG))
+            )
             while not server.service.loads.running:
                 await asyncio.sleep(0.002)
             await refused(engine.Generate(request(request_id="ours")), "ALREADY_EXISTS")
@@ -345,11 +408,19 @@ def test_a_client_that_goes_frees_its_pages(tmp_path: Path, stream: bool) -> Non
 def test_statuses(tmp_path: Path) -> None:
     async def main() -> None:
         limits = Limits(max_waiting_requests=1)
-        async with serving(tmp_path, opened=False, seconds=0.01, max_batch=1, limits=limits) as (server, engine):
-            assert await failed(engine.GetModelInfo(pb.GetModelInfoRequest())) is grpc.StatusCode.UNAVAILABLE
+        async with serving(tmp_path, opened=False, seconds=0.01, max_batch=1, limits=limits) as (
+            server,
+            engine,
+        ):
+            assert (
+                await failed(engine.GetModelInfo(pb.GetModelInfoRequest()))
+                is grpc.StatusCode.UNAVAILABLE
+            )
             await refused(engine.Generate(request()), "UNAVAILABLE")
             server.open()
-            running_ = asyncio.create_task(answered(engine, request(request_id="first", max_tokens=50)))
+            running_ = asyncio.create_task(
+                answered(engine, request(request_id="first", max_tokens=50))
+            )
             while not server.service.loads.running or server.service._waiting:
                 await asyncio.sleep(0.002)
             await refused(engine.Generate(request(request_id="first")), "ALREADY_EXISTS")
@@ -363,7 +434,11 @@ def test_statuses(tmp_path: Path) -> None:
             await refused(engine.Generate(request(request_id="third")), "RESOURCE_EXHAUSTED")
             server.gate.drain()
             await refused(engine.Generate(request()), "UNAVAILABLE")
-            assert (await running_)[1][0].finish_reason == (await queued)[1][0].finish_reason == "length"
+            assert (
+                (await running_)[1][0].finish_reason
+                == (await queued)[1][0].finish_reason
+                == "length"
+            )
             assert await failed(engine.Embed(pb.EmbedRequest())) is grpc.StatusCode.UNAVAILABLE
             flushed = engine.FlushCache(common_pb2.FlushCacheRequest())
             assert await failed(flushed) is grpc.StatusCode.UNIMPLEMENTED
@@ -400,22 +475,42 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, seconds=0.005) as (server, engine):
             model = await engine.GetModelInfo(pb.GetModelInfoRequest())
-            assert (model.served_model_name, model.vocab_size, model.max_context_length) == ("fake", 258, 512)
-            assert model.is_generation and list(model.eos_token_ids) == [257] and model.bos_token_id == 256
+            assert (model.served_model_name, model.vocab_size, model.max_context_length) == (
+                "fake",
+                258,
+                512,
+            )
+            assert (
+                model.is_generation
+                and list(model.eos_token_ids) == [257]
+                and model.bos_token_id == 256
+            )
             assert not Path(model.tokenizer_path).exists()
             idle = (await engine.GetLoads(pb.GetLoadsRequest(include=["core"]))).loads[0]
-            assert (idle.num_running_reqs, idle.token_usage, idle.max_total_num_tokens) == (0, 0, 2048)
+            assert (idle.num_running_reqs, idle.token_usage, idle.max_total_num_tokens) == (
+                0,
+                0,
+                2048,
+            )
             assert idle.max_running_requests == 4
-            calls = [asyncio.create_task(answered(engine, request(max_tokens=100, n=2))) for _ in range(4)]
+            calls = [
+                asyncio.create_task(answered(engine, request(max_tokens=100, n=2)))
+                for _ in range(4)
+            ]
             while (server.service.loads.running, server.service.loads.waiting) != (4, 4):
                 await asyncio.sleep(0.002)
             busy = (await engine.GetLoads(pb.GetLoadsRequest())).loads[0]
             assert (busy.num_running_reqs, busy.num_waiting_reqs, busy.num_total_reqs) == (4, 4, 8)
             assert 0 < busy.token_usage < 1 and busy.num_used_tokens > 0
-            assert busy.num_waiting_uncached_tokens in [waiting * len(IDS) for waiting in (1, 2, 3, 4)]
+            assert busy.num_waiting_uncached_tokens in [
+                waiting * len(IDS) for waiting in (1, 2, 3, 4)
+            ]
             info = await engine.GetServerInfo(pb.GetServerInfoRequest())
             assert (info.active_requests, info.is_paused, info.max_num_seqs) == (4, False, 4)
-            assert await failed(engine.GetLoads(pb.GetLoadsRequest(dp_rank=1))) is grpc.StatusCode.INVALID_ARGUMENT
+            assert (
+                await failed(engine.GetLoads(pb.GetLoadsRequest(dp_rank=1)))
+                is grpc.StatusCode.INVALID_ARGUMENT
+            )
             await asyncio.gather(*calls)
 
     asyncio.run(main())
@@ -453,14 +548,20 @@ def test_a_checkpoint_without_a_tokenizer_file(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as (_, engine):
             for _ in range(2):
-                _, text = await refused(engine.GetTokenizer(common_pb2.GetTokenizerRequest()), "UNIMPLEMENTED")
+                _, text = await refused(
+                    engine.GetTokenizer(common_pb2.GetTokenizerRequest()), "UNIMPLEMENTED"
+                )
                 assert "tokenizer.json" in text and str(tmp_path) not in text
 
     asyncio.run(main())
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("smg_grpc_proto", "jaxserve.server.grpc.vllm", "jaxserve.server.grpc.vllm_messages"):
+    for name in (
+        "smg_grpc_proto",
+        "jaxserve.server.grpc.vllm",
+        "jaxserve.server.grpc.vllm_messages",
+    ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "smg_grpc_proto", None)
     args = parser().parse_args(["--model", "x", "--port", "0", "--no-http", "--vllm-port", "0"])

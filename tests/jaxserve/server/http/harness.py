@@ -60,16 +60,27 @@ class Http:
     async def canary(self) -> bytes:
         """A whole answer, but for the time and for what was cached by then."""
         embeds = self.server.service.prompts.embeds
-        response = await (self.post("/v1/embeddings", EMBEDDING) if embeds else self.post("/v1/completions", CANARY))
+        response = await (
+            self.post("/v1/embeddings", EMBEDDING)
+            if embeds
+            else self.post("/v1/completions", CANARY)
+        )
         assert response.status_code == 200, response.text
         return re.sub(rb'"(created|cached_tokens)":\d+', b"", response.content)
 
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *, tops: bool = False, token: str | None = None, metrics: Metrics | None = None, **options: Any
+    folder: Path,
+    *,
+    tops: bool = False,
+    token: str | None = None,
+    metrics: Metrics | None = None,
+    **options: Any,
 ) -> AsyncIterator[Http]:
-    """tops: the device has alternatives to its tokens. metrics: in place of fake ones. options: of `running`."""
+    """tops: the device has alternatives to its tokens. metrics: in place of fake ones. options: of
+    `running`.
+    """
     limits = options.setdefault("limits", Limits())
     if metrics:
         options["observers"] = (*options.get("observers", ()), metrics)
@@ -87,8 +98,12 @@ async def serving(
         headers = {"authorization": f"Bearer {token}"} if token else {}
         try:
             async with (
-                httpx.AsyncClient(base_url=base, headers=headers, trust_env=False, timeout=60) as raw,
-                AsyncOpenAI(base_url=f"{base}/v1", api_key=token or "none", max_retries=0) as client,
+                httpx.AsyncClient(
+                    base_url=base, headers=headers, trust_env=False, timeout=60
+                ) as raw,
+                AsyncOpenAI(
+                    base_url=f"{base}/v1", api_key=token or "none", max_retries=0
+                ) as client,
             ):
                 yield Http(server, http._server, http.stop, failures, base, raw, client)
         finally:
@@ -103,7 +118,9 @@ def add_alternatives(server: Running) -> None:
         output = collect(plan, handle)
         for lane in output.lanes:
             if lane.logprobs:
-                lane.logprobs = [[with_alternatives(entry) for entry in chunk] for chunk in lane.logprobs]
+                lane.logprobs = [
+                    [with_alternatives(entry) for entry in chunk] for chunk in lane.logprobs
+                ]
             if lane.prompt_logprobs:
                 lane.prompt_logprobs = [with_alternatives(entry) for entry in lane.prompt_logprobs]
         return output
@@ -112,10 +129,14 @@ def add_alternatives(server: Running) -> None:
 
 
 def with_alternatives(entry: Logprob) -> Logprob:
-    return replace(entry, top=tuple(((entry.token + i) % VOCAB, entry.logprob - i) for i in range(20)))
+    return replace(
+        entry, top=tuple(((entry.token + i) % VOCAB, entry.logprob - i) for i in range(20))
+    )
 
 
 def expected(prompt: str | Sequence[int] = TEXT, n: int = 8, index: int = 0) -> str:
     """What the fake device answers with seed 1, by its arithmetic over a plain list."""
     ids = ByteTokenizer().encode(prompt) if isinstance(prompt, str) else prompt
-    return ByteTokenizer().decode(naive(engine_request(prompt=tuple(ids), max_tokens=n), index, 1, n))
+    return ByteTokenizer().decode(
+        naive(engine_request(prompt=tuple(ids), max_tokens=n), index, 1, n)
+    )

@@ -29,12 +29,22 @@ def test_whole(tmp_path: Path) -> None:
             reply = await http.client.chat.completions.create(
                 model="fake", messages=MESSAGES, max_completion_tokens=8, seed=1, n=2
             )
-            assert [choice.message.content for choice in reply.choices] == [answer(index=k) for k in range(2)]
-            assert {(c.message.role, c.finish_reason) for c in reply.choices} == {("assistant", "length")}
+            assert [choice.message.content for choice in reply.choices] == [
+                answer(index=k) for k in range(2)
+            ]
+            assert {(c.message.role, c.finish_reason) for c in reply.choices} == {
+                ("assistant", "length")
+            }
             assert reply.id == f"chatcmpl-{reply._request_id}" and reply.object == "chat.completion"
             assert reply.usage and reply.usage.prompt_tokens == len(RENDERED)
             assert reply.usage.completion_tokens == 16
-            unbounded = {"model": None, "messages": MESSAGES, "seed": 1, "ignore_eos": True, "top_k": 0}
+            unbounded = {
+                "model": None,
+                "messages": MESSAGES,
+                "seed": 1,
+                "ignore_eos": True,
+                "top_k": 0,
+            }
             usage = (await http.post(PATH, unbounded)).json()["usage"]
             assert usage["total_tokens"] == 512
             await http.server.at_rest()
@@ -57,7 +67,9 @@ def test_stream(tmp_path: Path) -> None:
             *chunks, last = [chunk async for chunk in stream]
             assert last.choices == [] and last.usage and last.usage.completion_tokens == 18
             assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
-            assert {chunk.id for chunk in chunks} == {last.id} and all(chunk.usage is None for chunk in chunks)
+            assert {chunk.id for chunk in chunks} == {last.id} and all(
+                chunk.usage is None for chunk in chunks
+            )
             for index in range(2):
                 own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
                 assert (own[0].delta.role, own[0].delta.content) == ("assistant", "")
@@ -75,9 +87,16 @@ def test_events(tmp_path: Path) -> None:
             body = {"messages": MESSAGES, "max_tokens": 4, "seed": 1, "stop": answer(4)[2]}
             first, *_, last, done = await http.events(PATH, body)
             assert first["choices"] == [
-                {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+                {
+                    "index": 0,
+                    "delta": {"role": "assistant", "content": ""},
+                    "logprobs": None,
+                    "finish_reason": None,
+                }
             ]
-            assert last["choices"][0]["delta"] == {} and last["choices"][0]["finish_reason"] == "stop"
+            assert (
+                last["choices"][0]["delta"] == {} and last["choices"][0]["finish_reason"] == "stop"
+            )
             assert last["choices"][0]["stop_reason"] == answer(4)[2]
             assert done == "[DONE]" and "usage" not in last
 
@@ -88,7 +107,13 @@ def test_events(tmp_path: Path) -> None:
 def test_logprobs(tmp_path: Path, top: int | None) -> None:
     async def main() -> None:
         async with serving(tmp_path, tops=True) as http:
-            body = {"messages": MESSAGES, "max_tokens": 6, "seed": 1, "logprobs": True, "top_logprobs": top}
+            body = {
+                "messages": MESSAGES,
+                "max_tokens": 6,
+                "seed": 1,
+                "logprobs": True,
+                "top_logprobs": top,
+            }
             (choice,) = (await http.post(PATH, body)).json()["choices"]
             content = choice["logprobs"]["content"]
             assert "".join(entry["token"] for entry in content) == answer(6)
@@ -97,7 +122,9 @@ def test_logprobs(tmp_path: Path, top: int | None) -> None:
                 assert entry["logprob"] == -float(len(RENDERED) - 1 + i)
                 assert len(entry["top_logprobs"]) == (top or 0)
                 if top:
-                    assert entry["top_logprobs"][0] == {k: entry[k] for k in ("token", "logprob", "bytes")}
+                    assert entry["top_logprobs"][0] == {
+                        k: entry[k] for k in ("token", "logprob", "bytes")
+                    }
             *chunks, _ = await http.events(PATH, body)
             scored = [chunk["choices"][0]["logprobs"] for chunk in chunks]
             assert [entry for scores in scored if scores for entry in scores["content"]] == content
@@ -114,14 +141,23 @@ BAD: list[tuple[object, str, str]] = [
     ([{"role": "user", "content": None}], "messages[0].content", "invalid_value"),
     ([{"role": "user", "content": 5}], "messages[0].content", "invalid_value"),
     ([{"role": "user", "content": ["x"]}], "messages[0].content[0]", "invalid_value"),
-    ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "invalid_value"),
+    (
+        [{"role": "user", "content": [{"type": "text"}]}],
+        "messages[0].content[0].text",
+        "invalid_value",
+    ),
     (
         [{"role": "user", "content": [{"type": "text", "text": "x", "bold": True}]}],
         "messages[0].content[0].bold",
         "unknown_parameter",
     ),
     (
-        [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}],
+            }
+        ],
         "messages[0].content[1].type",
         "unsupported_parameter",
     ),
@@ -137,9 +173,15 @@ def test_bad_messages(tmp_path: Path) -> None:
                 for path in (PATH, "/tokenize"):
                     # as ASCII: JSON can write half a surrogate pair, UTF-8 cannot
                     content = json.dumps({"messages": messages}).encode()
-                    response = await http.raw.post(path, content=content, headers={"content-type": "application/json"})
+                    response = await http.raw.post(
+                        path, content=content, headers={"content-type": "application/json"}
+                    )
                     error = response.json()["error"]
-                    assert (response.status_code, error["param"], error["code"]) == (400, param, code), error
+                    assert (response.status_code, error["param"], error["code"]) == (
+                        400,
+                        param,
+                        code,
+                    ), error
                     assert await http.canary() == canary
             await http.server.at_rest()
 
@@ -149,7 +191,15 @@ def test_bad_messages(tmp_path: Path) -> None:
 def test_null_fields_of_messages_are_left_out(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:
-            messages = [{"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "audio": None}]
+            messages = [
+                {
+                    "role": "assistant",
+                    "content": "x",
+                    "refusal": None,
+                    "tool_calls": None,
+                    "audio": None,
+                }
+            ]
             reply = await http.post("/tokenize", {"messages": messages})
             assert reply.json()["tokens"] == list(b"assistant: x\n")
 
@@ -170,7 +220,9 @@ def test_langchain(tmp_path: Path) -> None:
             messages = [("system", "be brief"), ("user", "hi")]
             reply = await model.ainvoke(messages)
             assert reply.content == answer()
-            assert reply.usage_metadata and reply.usage_metadata["total_tokens"] == len(RENDERED) + 8
+            assert (
+                reply.usage_metadata and reply.usage_metadata["total_tokens"] == len(RENDERED) + 8
+            )
             pieces = [str(piece.content) async for piece in model.astream(messages)]
             assert "".join(pieces) == answer() and len(pieces) > 2
             await http.server.at_rest()

@@ -26,18 +26,26 @@ PATH = "/v1/embeddings"
 
 
 def expected(prompt: str | list[int]) -> list[float]:
-    return naive_embedding(tuple(ByteTokenizer().encode(prompt) if isinstance(prompt, str) else prompt))
+    return naive_embedding(
+        tuple(ByteTokenizer().encode(prompt) if isinstance(prompt, str) else prompt)
+    )
 
 
-@pytest.mark.parametrize("given", [TEXT, "🦊", [TEXT, "", TEXT + "es"], [5, 6, 7], [[5, 6, 7], [8]]])
+@pytest.mark.parametrize(
+    "given", [TEXT, "🦊", [TEXT, "", TEXT + "es"], [5, 6, 7], [[5, 6, 7], [8]]]
+)
 @pytest.mark.parametrize("encoding", ["float", "base64", None])
 def test_the_shape_of_an_answer(tmp_path: Path, given: Any, encoding: str | None) -> None:
     prompts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
 
     async def main() -> None:
         async with serving(tmp_path, embeds=True) as http:
-            response = await http.post(PATH, {"model": "fake", "input": given, "encoding_format": encoding})
-            assert response.status_code == 200 and response.headers["x-request-id"].startswith("req-")
+            response = await http.post(
+                PATH, {"model": "fake", "input": given, "encoding_format": encoding}
+            )
+            assert response.status_code == 200 and response.headers["x-request-id"].startswith(
+                "req-"
+            )
             answer = response.json()
             assert answer.keys() == {"object", "data", "model", "usage"}
             assert (answer["object"], answer["model"]) == ("list", "fake")
@@ -72,7 +80,9 @@ def test_openais_client(tmp_path: Path) -> None:
                     return client.embeddings.create(model="fake", input=[5, 6]).data[0].embedding
 
             assert await asyncio.to_thread(ask) == expected([5, 6])
-            with pytest.raises(openai.BadRequestError, match="embeddings of this model have 2, and are not cut") as bad:
+            with pytest.raises(
+                openai.BadRequestError, match="embeddings of this model have 2, and are not cut"
+            ) as bad:
                 await create(model="fake", input=TEXT, dimensions=256)
             assert (bad.value.param, bad.value.code) == ("dimensions", "invalid_value")
             with pytest.raises(openai.BadRequestError) as long:
@@ -89,12 +99,17 @@ def test_what_embeds_completes_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, embeds=True) as http:
             messages = [{"role": "user", "content": "hi"}]
-            for path, body in (("completions", {"prompt": "x"}), ("chat/completions", {"messages": messages})):
+            for path, body in (
+                ("completions", {"prompt": "x"}),
+                ("chat/completions", {"messages": messages}),
+            ):
                 for stream in (False, True):
                     response = await http.post(f"/v1/{path}", body | {"stream": stream})
                     error = response.json()["error"]
                     assert (response.status_code, error["code"]) == (501, "not_implemented")
-                    assert error["message"].startswith("this model makes embeddings and generates no text")
+                    assert error["message"].startswith(
+                        "this model makes embeddings and generates no text"
+                    )
             assert (await http.post("/tokenize", {"prompt": "x"})).json()["tokens"] == [256, 120]
             await http.server.at_rest()
 
@@ -103,7 +118,9 @@ def test_what_embeds_completes_nothing(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def langchain(http: Http, **given: Any) -> AsyncIterator[OpenAIEmbeddings]:
-    model = OpenAIEmbeddings(model="fake", base_url=f"{http.base}/v1", api_key="none", max_retries=0, **given)  # type: ignore[arg-type]
+    model = OpenAIEmbeddings(
+        model="fake", base_url=f"{http.base}/v1", api_key="none", max_retries=0, **given
+    )  # type: ignore[arg-type]
     try:
         yield model
     finally:
@@ -127,9 +144,13 @@ def test_langchain_with_texts(tmp_path: Path) -> None:
 
 
 def test_langchain_with_token_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it sends by itself: ids of a vocabulary that has to be the model's; nothing is added to them."""
+    """What it sends by itself: ids of a vocabulary that has to be the model's; nothing is added to
+    them.
+    """
     ranks = {bytes([byte]): byte for byte in range(256)}
-    of_bytes = tiktoken.Encoding("bytes", pat_str=r"[\s\S]", mergeable_ranks=ranks, special_tokens={})
+    of_bytes = tiktoken.Encoding(
+        "bytes", pat_str=r"[\s\S]", mergeable_ranks=ranks, special_tokens={}
+    )
     monkeypatch.setattr(tiktoken, "encoding_for_model", lambda name: of_bytes)
 
     async def main() -> None:
@@ -167,7 +188,9 @@ def test_values_out_of_bounds(tmp_path: Path) -> None:
             canary = await http.canary()
             for given, param in OUT_OF_BOUNDS:
                 content = json.dumps({"input": TEXT} | given).encode()
-                response = await http.raw.post(PATH, content=content, headers={"content-type": "application/json"})
+                response = await http.raw.post(
+                    PATH, content=content, headers={"content-type": "application/json"}
+                )
                 error = response.json()["error"]
                 assert (response.status_code, error["param"]) == (400, param), (given, error)
                 assert await http.canary() == canary
@@ -186,7 +209,9 @@ def test_however_it_ends_everything_comes_back(tmp_path: Path, ending: str) -> N
     body = {"input": [f"{i}" + "x" * 200 for i in range(200)]}
 
     async def main() -> None:
-        async with serving(tmp_path, embeds=True, limits=limits, seconds=0.01, step_tokens=16) as http:
+        async with serving(
+            tmp_path, embeds=True, limits=limits, seconds=0.01, step_tokens=16
+        ) as http:
             if ending == "gone":
                 with pytest.raises(httpx.ReadTimeout):
                     await http.post(PATH, body, timeout=0.2)

@@ -19,8 +19,18 @@ from jaxserve.server.core.limits import Limits
 from tests.jaxserve.server.http.harness import TEXT, Http, expected, serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-LONG = {"prompt": TEXT, "max_tokens": 400, "ignore_eos": True, "seed": 1}  # some 4 seconds of steps of 10 ms
-LONG_CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "ignore_eos": True, "seed": 1}
+LONG = {
+    "prompt": TEXT,
+    "max_tokens": 400,
+    "ignore_eos": True,
+    "seed": 1,
+}  # some 4 seconds of steps of 10 ms
+LONG_CHAT = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 400,
+    "ignore_eos": True,
+    "seed": 1,
+}
 
 
 async def in_flight(http: Http, count: int = 1) -> None:
@@ -36,7 +46,12 @@ async def at_rest_at_once(http: Http) -> None:
 
 
 @pytest.mark.parametrize(
-    "path, body", [(COMPLETIONS, LONG), (CHAT, LONG_CHAT | {"n": 3}), (COMPLETIONS, LONG | {"prompt": ["a", "b"]})]
+    "path, body",
+    [
+        (COMPLETIONS, LONG),
+        (CHAT, LONG_CHAT | {"n": 3}),
+        (COMPLETIONS, LONG | {"prompt": ["a", "b"]}),
+    ],
 )
 def test_a_stream_that_is_dropped(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     async def main() -> None:
@@ -54,13 +69,17 @@ def test_a_stream_that_is_dropped(tmp_path: Path, path: str, body: dict[str, Any
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", [TEXT, ["a", "b", "c"]])
-def test_a_client_that_goes_before_it_is_answered(tmp_path: Path, stream: bool, prompt: str | list[str]) -> None:
+def test_a_client_that_goes_before_it_is_answered(
+    tmp_path: Path, stream: bool, prompt: str | list[str]
+) -> None:
     """Without a stream that is any time, with one before the first news."""
 
     async def main() -> None:
         async with serving(tmp_path, seconds=0.05 if stream else 0.01) as http:
             canary = await http.canary()
-            request = asyncio.create_task(http.post(COMPLETIONS, LONG | {"prompt": prompt, "stream": stream}))
+            request = asyncio.create_task(
+                http.post(COMPLETIONS, LONG | {"prompt": prompt, "stream": stream})
+            )
             await in_flight(http, 1 if isinstance(prompt, str) else len(prompt))
             request.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -108,7 +127,9 @@ def _connection(http: Http) -> socket.socket:
 
 
 def test_what_was_answered_is_read_to_its_end_before_the_server_ends(tmp_path: Path) -> None:
-    """A body of more bytes than lie in any buffer on the way, to somebody who begins to read it late."""
+    """A body of more bytes than lie in any buffer on the way, to somebody who begins to read it
+    late.
+    """
 
     async def main() -> None:
         async with serving(tmp_path, tops=True) as http:
@@ -122,7 +143,9 @@ def test_what_was_answered_is_read_to_its_end_before_the_server_ends(tmp_path: P
                 await asyncio.sleep(0.5)
                 assert not stopping.done()
                 head, _, content = (await _all_of(connection)).partition(b"\r\n\r\n")
-                assert f"content-length: {len(content)}".encode() in head and len(content) > 4 * 2**20
+                assert (
+                    f"content-length: {len(content)}".encode() in head and len(content) > 4 * 2**20
+                )
                 assert len(json.loads(content)["choices"]) == 16
                 await stopping
 
@@ -140,10 +163,14 @@ HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", HEAD, HEAD + b"\r\nGET /hea"], ids=["nothing", "half a head", "half of a second one"]
+    "sent",
+    [b"", HEAD, HEAD + b"\r\nGET /hea"],
+    ids=["nothing", "half a head", "half of a second one"],
 )
 def test_headers_that_do_not_come(tmp_path: Path, sent: bytes) -> None:
-    """The connection is closed, also while its client sends a letter now and then; who says all of it is answered."""
+    """The connection is closed, also while its client sends a letter now and then; who says all of
+    it is answered.
+    """
 
     async def main() -> None:
         async with serving(tmp_path, limits=Limits(slow_client_seconds=0.3)) as http:
@@ -159,7 +186,9 @@ def test_headers_that_do_not_come(tmp_path: Path, sent: bytes) -> None:
                         with contextlib.suppress(ConnectionError):
                             await loop.sock_sendall(connection, b"x")
                 assert closed.result().count(b"200 OK") == sent.count(b"\r\n\r\n")
-                await loop.sock_sendall(patient, HEAD + b"\r\n")  # its pause was longer than the limit for a head
+                await loop.sock_sendall(
+                    patient, HEAD + b"\r\n"
+                )  # its pause was longer than the limit for a head
                 assert (await loop.sock_recv(patient, 2**16)).startswith(b"HTTP/1.1 200 OK")
         assert not http.uvicorn.server_state.connections
 
@@ -195,7 +224,10 @@ def test_unread_tokens_end_a_stream_too(tmp_path: Path) -> None:
 
             service.answer = held  # type: ignore[method-assign]
             response = await http.post(COMPLETIONS, LONG)
-            assert (response.status_code, response.json()["error"]["code"]) == (429, "slow_consumer")
+            assert (response.status_code, response.json()["error"]["code"]) == (
+                429,
+                "slow_consumer",
+            )
             assert response.headers["x-should-retry"] == "false"
             *_, last = await http.events(COMPLETIONS, LONG)
             assert last["error"]["code"] == "slow_consumer"
@@ -210,11 +242,21 @@ def test_deadlines(tmp_path: Path) -> None:
             soon = {"x-request-timeout": "0.1", "x-request-id": "theirs"}
             response = await http.post(COMPLETIONS, LONG, headers=soon)
             error = response.json()["error"]
-            assert (response.status_code, error["code"], error["type"]) == (504, "deadline", "server_error")
-            assert response.headers["x-should-retry"] == "false" and response.headers["x-request-id"] == "theirs"
+            assert (response.status_code, error["code"], error["type"]) == (
+                504,
+                "deadline",
+                "server_error",
+            )
+            assert (
+                response.headers["x-should-retry"] == "false"
+                and response.headers["x-request-id"] == "theirs"
+            )
             for bad in ("soon", "0", "-1", "nan", "inf", ""):
                 response = await http.post(COMPLETIONS, LONG, headers={"x-request-timeout": bad})
-                assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout")
+                assert (response.status_code, response.json()["error"]["param"]) == (
+                    400,
+                    "x-request-timeout",
+                )
             with pytest.raises(openai.APIError, match="the deadline has passed"):
                 stream = await http.client.completions.create(
                     model="fake", prompt=TEXT, max_tokens=400, stream=True, extra_headers=soon
@@ -232,13 +274,20 @@ def test_an_error_in_a_stream_is_its_last_event(tmp_path: Path) -> None:
         async with serving(tmp_path, seconds=0.005) as http:
             for body in (LONG, LONG | {"prompt": ["a", "b"]}):
                 http.server.runner.spoils = _spoils_after(http, 20)
-                *chunks, last = await http.events(COMPLETIONS, body | {"stream_options": {"include_usage": True}})
-                assert chunks and all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+                *chunks, last = await http.events(
+                    COMPLETIONS, body | {"stream_options": {"include_usage": True}}
+                )
+                assert chunks and all(
+                    chunk["choices"][0]["finish_reason"] is None for chunk in chunks
+                )
                 assert last.keys() == {"error"} and last["error"]["code"] == "non_finite_logits"
                 await at_rest_at_once(http)
                 http.server.runner.spoils = _spoils_after(http, 20)
                 response = await http.post(COMPLETIONS, body)
-                assert (response.status_code, response.json()["error"]["code"]) == (500, "non_finite_logits")
+                assert (response.status_code, response.json()["error"]["code"]) == (
+                    500,
+                    "non_finite_logits",
+                )
                 await at_rest_at_once(http)
 
     asyncio.run(main())
@@ -274,7 +323,10 @@ def test_not_ready(tmp_path: Path) -> None:
             for path in ("/v1/models", "/v1/models/fake"):
                 response = await http.raw.get(path)
                 assert (response.status_code, response.json()["error"]["code"]) == (503, "loading")
-                assert response.headers["retry-after"] == "5" and response.headers["x-should-retry"] == "true"
+                assert (
+                    response.headers["retry-after"] == "5"
+                    and response.headers["x-should-retry"] == "true"
+                )
             gate.served = served
             gate.drain()
             response = await http.post(COMPLETIONS, LONG)
@@ -282,7 +334,9 @@ def test_not_ready(tmp_path: Path) -> None:
             assert (await http.post("/tokenize", {"prompt": "x"})).status_code == 200
             assert (await http.raw.get("/health")).status_code == 503
             gate.fail()
-            assert (await http.post(COMPLETIONS, LONG)).json()["error"]["code"] == "engine_restarting"
+            assert (await http.post(COMPLETIONS, LONG)).json()["error"][
+                "code"
+            ] == "engine_restarting"
 
     asyncio.run(main())
 

@@ -33,11 +33,31 @@ KINDS: dict[str, tuple[type[Body], dict[str, Any]]] = {
     "/tokenize": (TokenizeBody, {"prompt": TEXT}),
     "/detokenize": (DetokenizeBody, {"tokens": [65]}),
 }
-VALUES = [{}, {"a": 1}, [], [{}], [[]], [1.5], ["x", 1], "", "\ud800", "never", 1.5, True, -1, 0, 2**70, 10**400, 1e999]
+VALUES = [
+    {},
+    {"a": 1},
+    [],
+    [{}],
+    [[]],
+    [1.5],
+    ["x", 1],
+    "",
+    "\ud800",
+    "never",
+    1.5,
+    True,
+    -1,
+    0,
+    2**70,
+    10**400,
+    1e999,
+]
 REQUIRED = {"prompt", "messages", "tokens", "input"}
 
 
-async def refused(http: Http, path: str, body: Any, canary: bytes, **options: Any) -> tuple[int, str | None, str]:
+async def refused(
+    http: Http, path: str, body: Any, canary: bytes, **options: Any
+) -> tuple[int, str | None, str]:
     """Status, param and code."""
     content = json.dumps(body).encode() if not isinstance(body, bytes) else body
     headers = {"content-type": "application/json"} | options
@@ -66,7 +86,10 @@ def test_every_field_with_every_kind_of_value(tmp_path: Path, path: str) -> None
                     if response.status_code != 200:
                         error = response.json()["error"]
                         assert response.status_code in (400, 404), (name, value, error)
-                        assert re.split(r"[.[]", error["param"] or "model")[0] in (name, "prompt"), error
+                        assert re.split(r"[.[]", error["param"] or "model")[0] in (
+                            name,
+                            "prompt",
+                        ), error
                         assert await http.canary() == canary
                 assert 400 in statuses, name
                 status = (await http.post(path, good | {name: None})).status_code
@@ -89,7 +112,9 @@ def test_fields_that_are_not_heeded(tmp_path: Path, path: str) -> None:
                 for value in (*values, None):
                     assert (await http.post(path, good | {name: value})).status_code == 200
                 bad, own = good | {name: {"type": "other"}}, name in KINDS[path][0].model_fields
-                reason = "invalid_value" if own and name != "tool_choice" else "unsupported_parameter"
+                reason = (
+                    "invalid_value" if own and name != "tool_choice" else "unsupported_parameter"
+                )
                 assert await refused(http, path, bad, canary) == (400, name, reason)
             assert await refused(http, path, good | {"temprature": 1}, canary) == (
                 400,
@@ -113,11 +138,17 @@ def test_stream_options(tmp_path: Path) -> None:
                     *(400, f"stream_options.{name}"),
                     "invalid_value",
                 )
-                assert (await http.post(COMPLETIONS, good | {"stream_options": {name: None}})).status_code == 200
+                assert (
+                    await http.post(COMPLETIONS, good | {"stream_options": {name: None}})
+                ).status_code == 200
             options = {"stream_options": {"include_obfuscation": True}}
-            assert (await refused(http, COMPLETIONS, good | options, canary))[1] == "stream_options.include_obfuscation"
+            assert (await refused(http, COMPLETIONS, good | options, canary))[
+                1
+            ] == "stream_options.include_obfuscation"
             options = {"stream_options": {"other": True}}
-            assert (await refused(http, COMPLETIONS, good | options, canary))[2] == "unknown_parameter"
+            assert (await refused(http, COMPLETIONS, good | options, canary))[
+                2
+            ] == "unknown_parameter"
 
     asyncio.run(main())
 
@@ -191,7 +222,11 @@ def test_bodies_that_are_no_json_object(tmp_path: Path) -> None:
         async with serving(tmp_path) as http:
             canary = await http.canary()
             for body in NO_OBJECTS:
-                assert await refused(http, COMPLETIONS, body, canary) == (400, None, "invalid_body"), body[:50]
+                assert await refused(http, COMPLETIONS, body, canary) == (
+                    400,
+                    None,
+                    "invalid_body",
+                ), body[:50]
 
     asyncio.run(main())
 
@@ -220,14 +255,23 @@ def test_what_nests_deeply(tmp_path: Path) -> None:
 
 def test_sizes_and_media_types(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(tmp_path, limits=Limits(max_body_bytes=2000, slow_client_seconds=0.3)) as http:
+        async with serving(
+            tmp_path, limits=Limits(max_body_bytes=2000, slow_client_seconds=0.3)
+        ) as http:
             canary = await http.canary()
             large = {"prompt": "x" * 2000}
-            assert await refused(http, COMPLETIONS, large, canary) == (413, None, "request_too_large")
+            assert await refused(http, COMPLETIONS, large, canary) == (
+                413,
+                None,
+                "request_too_large",
+            )
 
             headers = {"x-large": "x" * Limits().max_header_bytes}
             response = await http.post(COMPLETIONS, {"prompt": "x"}, headers=headers)
-            assert (response.status_code, response.json()["error"]["code"]) == (431, "headers_too_large")
+            assert (response.status_code, response.json()["error"]["code"]) == (
+                431,
+                "headers_too_large",
+            )
 
             async def unannounced() -> AsyncIterator[bytes]:
                 for _ in range(5):
@@ -251,9 +295,15 @@ def test_sizes_and_media_types(tmp_path: Path) -> None:
             for media in ("text/plain", "", "application/x-www-form-urlencoded"):
                 given = {"content-type": media}
                 body = {"prompt": "x"}
-                assert await refused(http, COMPLETIONS, body, canary, **given) == (415, None, "unsupported_media_type")
+                assert await refused(http, COMPLETIONS, body, canary, **given) == (
+                    415,
+                    None,
+                    "unsupported_media_type",
+                )
             fine = {"content-type": "Application/JSON; charset=utf-8"}
-            assert (await http.raw.post(COMPLETIONS, content=b'{"prompt": "x"}', headers=fine)).status_code == 200
+            assert (
+                await http.raw.post(COMPLETIONS, content=b'{"prompt": "x"}', headers=fine)
+            ).status_code == 200
 
     asyncio.run(main())
 
@@ -292,13 +342,20 @@ def test_the_clients_exceptions(tmp_path: Path) -> None:
             assert model.value.code == "model_not_found"
             with pytest.raises(openai.NotFoundError):
                 await http.client.models.retrieve("gpt-5")
-            with pytest.raises(openai.InternalServerError, match="generates text and makes no embeddings") as embed:
+            with pytest.raises(
+                openai.InternalServerError, match="generates text and makes no embeddings"
+            ) as embed:
                 await http.client.embeddings.create(model="fake", input="x")
             assert (embed.value.status_code, embed.value.code) == (501, "not_implemented")
             assert embed.value.response.headers["x-should-retry"] == "false"
             with pytest.raises(openai.AuthenticationError) as unknown:
-                await http.client.with_options(api_key="wrong").completions.create(model="fake", prompt="x")
-            assert (unknown.value.code, unknown.value.type) == ("invalid_api_key", "authentication_error")
+                await http.client.with_options(api_key="wrong").completions.create(
+                    model="fake", prompt="x"
+                )
+            assert (unknown.value.code, unknown.value.type) == (
+                "invalid_api_key",
+                "authentication_error",
+            )
             assert unknown.value.response.headers["www-authenticate"] == "Bearer"
             await http.server.at_rest()
 
@@ -306,7 +363,9 @@ def test_the_clients_exceptions(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_is_tried_again(tmp_path: Path) -> None:
-    """The first is refused, with the time after which it may come again; OpenAI's client comes again by itself."""
+    """The first is refused, with the time after which it may come again; OpenAI's client comes
+    again by itself.
+    """
 
     async def main() -> None:
         async with serving(tmp_path, limits=Limits(max_waiting_requests=1), seconds=0.05) as http:
@@ -336,9 +395,15 @@ def test_ids_in_flight(tmp_path: Path) -> None:
             blocker = asyncio.create_task(http.post(COMPLETIONS, body))
             while not http.server.service.in_flight:
                 await asyncio.sleep(0.001)
-            for path, given in ((COMPLETIONS, {"prompt": ["x", "y"], "request_id": "a"}), (COMPLETIONS, body)):
+            for path, given in (
+                (COMPLETIONS, {"prompt": ["x", "y"], "request_id": "a"}),
+                (COMPLETIONS, body),
+            ):
                 response = await http.post(path, given)
-                assert (response.status_code, response.json()["error"]["code"]) == (409, "request_id_in_use")
+                assert (response.status_code, response.json()["error"]["code"]) == (
+                    409,
+                    "request_id_in_use",
+                )
                 assert http.server.service.in_flight == 1
             assert (await blocker).status_code == 200
             await http.server.at_rest()
@@ -356,7 +421,11 @@ def test_a_bug_is_an_incident(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
             http.server.service.encode = broken  # type: ignore[method-assign, assignment]
             response = await http.post(COMPLETIONS, {"prompt": "x"})
             error = response.json()["error"]
-            assert (response.status_code, error["type"], error["code"]) == (500, "server_error", "internal")
+            assert (response.status_code, error["type"], error["code"]) == (
+                500,
+                "server_error",
+                "internal",
+            )
             assert "secret" not in response.text
             incident = error["message"].split()[-1].rstrip(")")
             assert incident in caplog.text and "a secret" in caplog.text

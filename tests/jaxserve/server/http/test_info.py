@@ -31,7 +31,10 @@ def test_models(tmp_path: Path) -> None:
             assert (card.id, card.object, card.owned_by) == ("fake", "model", "jaxserve")
             assert card.model_extra and card.model_extra["max_model_len"] == 512
             response = await http.raw.get("/v1/models/org/other")
-            assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+            assert (response.status_code, response.json()["error"]["code"]) == (
+                404,
+                "model_not_found",
+            )
 
     asyncio.run(main())
 
@@ -42,7 +45,9 @@ def test_plain_questions(tmp_path: Path) -> None:
             assert (await http.raw.get("/health")).json() == {"status": "ready"}
             assert (await http.raw.get("/version")).json() == {"version": version("jaxserve")}
             metrics = await http.raw.get("/metrics")
-            assert metrics.content == b"fake_metric 1\n" and metrics.headers["content-type"].startswith("text/plain")
+            assert metrics.content == b"fake_metric 1\n" and metrics.headers[
+                "content-type"
+            ].startswith("text/plain")
 
     asyncio.run(main())
 
@@ -51,14 +56,20 @@ def test_tokenize(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:
             text = await http.post("/tokenize", {"model": "fake", "prompt": "hé"})
-            assert text.json() == {"tokens": [256, *"hé".encode()], "count": 4, "max_model_len": 512}
+            assert text.json() == {
+                "tokens": [256, *"hé".encode()],
+                "count": 4,
+                "max_model_len": 512,
+            }
             empty = await http.post("/tokenize", {"prompt": ""})
             assert empty.json()["tokens"] == [256]
             chat = await http.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]})
             assert chat.json()["tokens"] == list(b"user: hi\n")
             back = await http.post("/detokenize", {"tokens": text.json()["tokens"]})
             assert back.json() == {"prompt": "hé"}
-            assert (await http.post("/tokenize", {"model": "other", "prompt": "x"})).status_code == 404
+            assert (
+                await http.post("/tokenize", {"model": "other", "prompt": "x"})
+            ).status_code == 404
 
     asyncio.run(main())
 
@@ -74,7 +85,10 @@ def test_tokens(tmp_path: Path) -> None:
                         assert response.status_code == 200
                     else:
                         error = response.json()["error"]
-                        assert (response.status_code, error["code"]) == (401, "invalid_api_key"), (path, given)
+                        assert (response.status_code, error["code"]) == (401, "invalid_api_key"), (
+                            path,
+                            given,
+                        )
                 assert (await http.raw.request(method, path)).status_code != 401
 
     asyncio.run(main())
@@ -87,7 +101,11 @@ def test_wrong_methods_and_paths(tmp_path: Path) -> None:
                 for method in {"GET", "POST", "PUT", "DELETE"} - {right}:
                     response = await http.raw.request(method, path)
                     error = response.json()["error"]
-                    wanted = (404, "unknown_url") if path == "/nowhere" else (405, "method_not_supported")
+                    wanted = (
+                        (404, "unknown_url")
+                        if path == "/nowhere"
+                        else (405, "method_not_supported")
+                    )
                     assert (response.status_code, error["code"]) == wanted, (method, path)
                     assert error["type"] == "invalid_request_error" and error["param"] is None
                     assert wanted[0] == 404 or right in response.headers["allow"]
@@ -97,7 +115,9 @@ def test_wrong_methods_and_paths(tmp_path: Path) -> None:
 
 
 def test_small_writes_leave_at_once(tmp_path: Path) -> None:
-    """With Nagle's algorithm a token would wait until the client's system acknowledges the one before: 40 ms."""
+    """With Nagle's algorithm a token would wait until the client's system acknowledges the one
+    before: 40 ms.
+    """
 
     async def main() -> None:
         async with serving(tmp_path) as http:
@@ -113,11 +133,18 @@ def test_ids(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:
             body = {"prompt": "x", "max_tokens": 1}
-            for given, header in (("mine", "mine"), ("né", None), ("a b", None), ("x\r\ny: z", None)):
+            for given, header in (
+                ("mine", "mine"),
+                ("né", None),
+                ("a b", None),
+                ("x\r\ny: z", None),
+            ):
                 response = await http.post("/v1/completions", body | {"request_id": given})
                 assert response.json()["id"] == f"cmpl-{given}"
                 assert response.headers.get("x-request-id") == header
-            response = await http.post("/v1/completions", body | {"request_id": "mine"}, headers={"x-request-id": "t"})
+            response = await http.post(
+                "/v1/completions", body | {"request_id": "mine"}, headers={"x-request-id": "t"}
+            )
             assert response.json()["id"] == "cmpl-mine" and response.headers["x-request-id"] == "t"
             response = await http.raw.get("/nowhere", headers={"x-request-id": "t"})
             assert response.headers["x-request-id"] == "t"

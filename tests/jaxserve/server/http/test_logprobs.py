@@ -1,4 +1,6 @@
-"""Log-probabilities that a fake device has none of: ties in the text, other last bits, minus infinity, characters."""
+"""Log-probabilities that a fake device has none of: ties in the text, other last bits, minus
+infinity, characters.
+"""
 
 from math import inf
 
@@ -24,12 +26,16 @@ def test_the_chosen_token_has_one_value() -> None:
     assert found["token_logprobs"] == [-0.5] and found["top_logprobs"] == [{"A": -0.5, "C": -1.0}]
     (chat,) = ChatLogprobs(ByteTokenizer(), 1).of([entry])["content"]
     assert chat["logprob"] == chat["top_logprobs"][0]["logprob"] == -0.5
-    assert prompt_logprobs(ByteTokenizer(), [entry], 1)[1] == {"65": {"logprob": -0.5, "rank": 1, "decoded_token": "A"}}
+    assert prompt_logprobs(ByteTokenizer(), [entry], 1)[1] == {
+        "65": {"logprob": -0.5, "rank": 1, "decoded_token": "A"}
+    }
 
 
 def test_the_chosen_token_is_always_there() -> None:
     entry = Logprob(A, -9.0, ((B, -0.1), (C, -1.0)))
-    assert TextLogprobs(ByteTokenizer(), (), False, 1).of([(A, entry)])["top_logprobs"] == [{"A": -9.0, "B": -0.1}]
+    assert TextLogprobs(ByteTokenizer(), (), False, 1).of([(A, entry)])["top_logprobs"] == [
+        {"A": -9.0, "B": -0.1}
+    ]
     (chat,) = ChatLogprobs(ByteTokenizer(), 1).of([entry])["content"]
     assert [top["token"] for top in chat["top_logprobs"]] == ["B"]
     assert prompt_logprobs(ByteTokenizer(), [entry], 0)[1] == {

@@ -58,9 +58,13 @@ def test_every_file_is_sent_as_what_it_is(tmp_path: Path) -> None:
                 response = await http.raw.get(path)
                 assert response.content == (page.FOLDER / name).read_bytes(), path
                 assert TYPES[Path(name).suffix] in response.headers["content-type"], path
-                assert response.headers["content-security-policy"].startswith("default-src 'self';"), path
+                assert response.headers["content-security-policy"].startswith(
+                    "default-src 'self';"
+                ), path
                 assert response.headers["x-content-type-options"] == "nosniff", path
-                again = await http.raw.get(path, headers={"if-none-match": response.headers["etag"]})
+                again = await http.raw.get(
+                    path, headers={"if-none-match": response.headers["etag"]}
+                )
                 assert (again.status_code, again.content) == (304, b""), path
                 assert "content-security-policy" in again.headers, path
 
@@ -70,10 +74,21 @@ def test_every_file_is_sent_as_what_it_is(tmp_path: Path) -> None:
 def test_nothing_outside_of_the_folder_is_sent(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:
-            outside = ("../limits.py", "%2e%2e/limits.py", "..%2flimits.py", "/etc/passwd", "%2fetc%2fpasswd", "%00")
+            outside = (
+                "../limits.py",
+                "%2e%2e/limits.py",
+                "..%2flimits.py",
+                "/etc/passwd",
+                "%2fetc%2fpasswd",
+                "%00",
+            )
             for name in (*outside, "", ".", "nowhere.js"):
-                reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(http.base).port)
-                writer.write(f"GET /page/{name} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())  # as it is
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", httpx.URL(http.base).port
+                )
+                writer.write(
+                    f"GET /page/{name} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
+                )  # as it is
                 answer = await reader.read()
                 writer.close()
                 assert answer.startswith(b"HTTP/1.1 404") and b'"unknown_url"' in answer, name
@@ -85,14 +100,18 @@ def test_nothing_outside_of_the_folder_is_sent(tmp_path: Path) -> None:
 
 
 def test_the_files_need_each_other_and_nobody_else() -> None:
-    """No address of another server, no script or style outside of its file, no text that is read as markup."""
+    """No address of another server, no script or style outside of its file, no text that is read as
+    markup.
+    """
     texts = {name: (page.FOLDER / name).read_text() for name in FILES}
     html = texts["index.html"]
     assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=", html)
     wanted = set(re.findall(r'(?:href|src)="page/([^"]+)"', html))
     for name, text in texts.items():
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), name
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function", text), name
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function", text
+        ), name
         if name.endswith(".js"):
             wanted |= set(re.findall(r'from "\./([^"]+)"', text))
     assert wanted | {"index.html"} == set(FILES)
@@ -101,7 +120,9 @@ def test_the_files_need_each_other_and_nobody_else() -> None:
 def brightness(color: str) -> float:
     """Relative luminance, as WCAG 2 defines it."""
     parts = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -133,7 +154,9 @@ def test_what_the_page_asks_of_the_model(tmp_path: Path) -> None:
     async def main(embeds: bool) -> None:
         async with serving(tmp_path, embeds=embeds) as http:
             (card,) = (await http.raw.get("/v1/models")).json()["data"]
-            assert card["has_chat_template"] is True and bool(card["embedding_dimensions"]) is embeds
+            assert (
+                card["has_chat_template"] is True and bool(card["embedding_dimensions"]) is embeds
+            )
 
     for embeds in (False, True):
         asyncio.run(main(embeds))
@@ -148,12 +171,24 @@ def flat(metrics: dict[str, Any]) -> dict[str, float]:
     for name, told in metrics.items():
         match told:
             case {"le": counts, "sum": total}:
-                found |= {f"jaxserve:{name}_bucket{{'le': {bound!r}}}": n for bound, n in counts.items()}
-                found |= {f"jaxserve:{name}_sum{{}}": total, f"jaxserve:{name}_count{{}}": counts["+Inf"]}
+                found |= {
+                    f"jaxserve:{name}_bucket{{'le': {bound!r}}}": n for bound, n in counts.items()
+                }
+                found |= {
+                    f"jaxserve:{name}_sum{{}}": total,
+                    f"jaxserve:{name}_count{{}}": counts["+Inf"],
+                }
             case dict():
-                label = {"request_success": "finished_reason", "request_failure": "reason", "expert_imbalance": "layer"}
+                label = {
+                    "request_success": "finished_reason",
+                    "request_failure": "reason",
+                    "expert_imbalance": "layer",
+                }
                 total = "" if name == "expert_imbalance" else "_total"
-                found |= {f"jaxserve:{name}{total}{{{label[name]!r}: {key!r}}}": n for key, n in told.items()}
+                found |= {
+                    f"jaxserve:{name}{total}{{{label[name]!r}: {key!r}}}": n
+                    for key, n in told.items()
+                }
             case _:
                 found[f"jaxserve:{name}{{}}"] = told
     return found
@@ -163,16 +198,27 @@ def test_the_numbers_are_those_of_metrics(tmp_path: Path) -> None:
     async def main() -> None:
         metrics = Metrics(lambda: 3)
         async with serving(tmp_path, metrics=metrics, max_batch=2, seconds=0.005) as http:
-            metrics.watch_experts((1, 4), http.server.served.thread, lambda: np.zeros((2, 2), np.uint32))
+            metrics.watch_experts(
+                (1, 4), http.server.served.thread, lambda: np.zeros((2, 2), np.uint32)
+            )
             assert metrics._load
             metrics._load.take(np.array([[3, 1], [5, 0]], np.uint32))
-            assert (await http.post("/v1/completions", BODY | {"max_tokens": 999})).status_code == 400
-            await asyncio.gather(*(http.post("/v1/completions", BODY | {"n": n}) for n in (1, 2, 3)))
-            running = asyncio.create_task(http.post("/v1/completions", BODY | {"max_tokens": 300, "n": 3}))
+            assert (
+                await http.post("/v1/completions", BODY | {"max_tokens": 999})
+            ).status_code == 400
+            await asyncio.gather(
+                *(http.post("/v1/completions", BODY | {"n": n}) for n in (1, 2, 3))
+            )
+            running = asyncio.create_task(
+                http.post("/v1/completions", BODY | {"max_tokens": 300, "n": 3})
+            )
             await until(lambda: http.server.service.loads.waiting == 1)
             async with watching(http) as messages:
                 busy = await anext(messages)
-            assert (busy["metrics"]["num_requests_running"], busy["metrics"]["num_requests_waiting"]) == (2, 1)
+            assert (
+                busy["metrics"]["num_requests_running"],
+                busy["metrics"]["num_requests_waiting"],
+            ) == (2, 1)
             assert 0 < busy["pages"]["used"] < busy["pages"]["total"] == 512
             assert busy["pages"]["used"] / 512 == busy["metrics"]["kv_cache_usage_perc"]
             await running
@@ -244,9 +290,13 @@ def test_watchers_are_bounded_and_those_who_leave_make_room(tmp_path: Path) -> N
                 refused = await http.raw.get("/live")
                 error = refused.json()["error"]
                 assert (refused.status_code, error["code"]) == (429, "rate_limit_exceeded")
-                assert "--max-watchers 2" in error["message"] and refused.headers["retry-after"] == "1"
+                assert (
+                    "--max-watchers 2" in error["message"] and refused.headers["retry-after"] == "1"
+                )
             for _ in range(3):
-                assert (await http.raw.head("/live")).status_code == 200  # without a body there is nothing to end
+                assert (
+                    await http.raw.head("/live")
+                ).status_code == 200  # without a body there is nothing to end
             for _ in range(3):
                 async with watching(http) as messages:
                     await anext(messages)

@@ -1,4 +1,6 @@
-"""The page in a browser, against a server on the fake device. Skipped without Chromium and its driver."""
+"""The page in a browser, against a server on the fake device. Skipped without Chromium and its
+driver.
+"""
 
 import asyncio
 import json
@@ -62,7 +64,9 @@ class Browser:
         return found
 
     def ready(self) -> None:
-        self.until(lambda: self.find("#phase").text == "ready" and self.find("#play").is_displayed())
+        self.until(
+            lambda: self.find("#phase").text == "ready" and self.find("#play").is_displayed()
+        )
 
     def set(self, **fields: Any) -> None:
         for name, value in fields.items():
@@ -74,13 +78,17 @@ class Browser:
         """Send it, and wait until the answer is there."""
         turns = len(self.all(".facts"))
         self.find("#prompt").send_keys(prompt + Keys.ENTER)
-        self.until(lambda: len(self.all(".facts")) > turns and self.find("#send").is_displayed(), seconds)
+        self.until(
+            lambda: len(self.all(".facts")) > turns and self.find("#send").is_displayed(), seconds
+        )
 
     def complete(self) -> None:
         self.driver.execute_script("document.querySelector('input[value=completion]').click()")
 
     def leave(self) -> None:
-        """For an empty page; scripts had no errors till then, and the content security policy stopped nothing."""
+        """For an empty page; scripts had no errors till then, and the content security policy
+        stopped nothing.
+        """
         logged = [entry for entry in self.driver.get_log("browser") if entry["source"] != "network"]
         self.driver.get("about:blank")
         assert not [entry["message"] for entry in logged if entry["level"] == "SEVERE"]
@@ -88,13 +96,26 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[webdriver.Chrome]:
-    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    binary = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     driver = shutil.which("chromedriver")
     if not (binary and driver):
-        pytest.skip("no Chromium or no chromedriver is installed (Debian: apt install chromium chromium-driver)")
+        pytest.skip(
+            "no Chromium or no chromedriver is installed (Debian: apt install chromium "
+            "chromium-driver)"
+        )
     options = webdriver.ChromeOptions()
     options.binary_location = binary
-    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "no-proxy-server", "window-size=1440,900"):
+    for flag in (
+        "headless=new",
+        "no-sandbox",
+        "disable-dev-shm-usage",
+        "no-proxy-server",
+        "window-size=1440,900",
+    ):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     started = webdriver.Chrome(options=options, service=Service(driver))
@@ -110,7 +131,11 @@ def browser(chromium: webdriver.Chrome) -> Iterator[Browser]:
 
 
 def browse(
-    browser: Browser, folder: Path, use: Callable[[Http], None], metrics: Metrics | None = None, **options: Any
+    browser: Browser,
+    folder: Path,
+    use: Callable[[Http], None],
+    metrics: Metrics | None = None,
+    **options: Any,
 ) -> None:
     """Use the page on a thread, beside the server, and leave it. options: of `serving`."""
 
@@ -119,7 +144,9 @@ def browse(
         browser.leave()
 
     async def main() -> None:
-        async with serving(folder, tops=True, metrics=metrics or Metrics(lambda: 0), **options) as http:
+        async with serving(
+            folder, tops=True, metrics=metrics or Metrics(lambda: 0), **options
+        ) as http:
             await asyncio.to_thread(used, http)
             await http.server.at_rest()
 
@@ -173,8 +200,14 @@ def test_probabilities_of_a_token(browser: Browser, tmp_path: Path, mode: str) -
 
         def shown(i: int) -> bool:
             popover = browser.find("#popover")
-            chances = [math.exp(logprob) * 100 for logprob in sorted(logprobs["top_logprobs"][i].values())[::-1]]
-            rows = [float(text.removesuffix("\u00a0%").lstrip("<")) for text in browser.texts("#popover td:last-child")]
+            chances = [
+                math.exp(logprob) * 100
+                for logprob in sorted(logprobs["top_logprobs"][i].values())[::-1]
+            ]
+            rows = [
+                float(text.removesuffix("\u00a0%").lstrip("<"))
+                for text in browser.texts("#popover td:last-child")
+            ]
             return popover.is_displayed() and rows == pytest.approx(chances, abs=0.11)
 
         for i in (3, 7):
@@ -217,8 +250,12 @@ def test_stop_frees_the_pages(browser: Browser, tmp_path: Path, way: str) -> Non
         browser.find("#prompt").send_keys("Go on" + Keys.ENTER)
         browser.until(lambda: len(browser.all(".token")) > 5)
         assert service.loads.running == 1 and service.loads.pages_used > 0
-        browser.find("#stop").click() if way == "button" else browser.find("body").send_keys(Keys.ESCAPE)
-        browser.until(lambda: service.loads.running == service.loads.pages_used == service.in_flight == 0)
+        browser.find("#stop").click() if way == "button" else browser.find("body").send_keys(
+            Keys.ESCAPE
+        )
+        browser.until(
+            lambda: service.loads.running == service.loads.pages_used == service.in_flight == 0
+        )
         browser.until(lambda: "stopped by you" in "".join(browser.texts(".facts")))
         assert browser.find("#send").is_displayed() and not browser.find("#stop").is_displayed()
         made = len(browser.all(".token"))
@@ -241,7 +278,10 @@ def test_the_live_view_says_what_metrics_says(browser: Browser, tmp_path: Path) 
     }
 
     def shown() -> dict[str, float]:
-        return {id: float(browser.find(f"data#{id}").get_attribute("value") or -1) for id in (*names, "pages")}
+        return {
+            id: float(browser.find(f"data#{id}").get_attribute("value") or -1)
+            for id in (*names, "pages")
+        }
 
     def use(http: Http) -> None:
         browser.open(http.base)
@@ -252,7 +292,9 @@ def test_the_live_view_says_what_metrics_says(browser: Browser, tmp_path: Path) 
                 browser.until(lambda: (shown()["running"], shown()["waiting"]) == (4, 1))
                 assert browser.until(lambda: shown()["pages"])
             for _ in range(3):
-                assert client.post("/v1/completions", json=body | {"max_tokens": 8}).status_code == 200
+                assert (
+                    client.post("/v1/completions", json=body | {"max_tokens": 8}).status_code == 200
+                )
             told = values(client.get("/metrics").content)
             wanted = {id: told[f"jaxserve:{name}"] for id, name in names.items()} | {"pages": 0.0}
             assert wanted["generated"] > 120 and wanted["hits"] > 0 and wanted["ttft"] == 3 * 5 + 4
@@ -273,10 +315,14 @@ def test_experts_are_shown_where_there_are_any(browser: Browser, tmp_path: Path)
             await asyncio.to_thread(browser.open, http.base)
             await asyncio.to_thread(browser.ready)
             assert await asyncio.to_thread(shown) == ""
-            metrics.watch_experts((1, 4), http.server.served.thread, lambda: np.zeros((2, 2), np.uint32))
+            metrics.watch_experts(
+                (1, 4), http.server.served.thread, lambda: np.zeros((2, 2), np.uint32)
+            )
             assert metrics._load
             metrics._load.take(np.array([[3, 1], [5, 0]], np.uint32))
-            await asyncio.to_thread(browser.until, lambda: "2.00 times the mean in layer 4" in shown())
+            await asyncio.to_thread(
+                browser.until, lambda: "2.00 times the mean in layer 4" in shown()
+            )
             await asyncio.to_thread(browser.leave)
 
     asyncio.run(main())
@@ -337,7 +383,9 @@ def test_a_token(browser: Browser, tmp_path: Path) -> None:
         browser.set(seed=1, max_tokens=TOKENS, temperature="")
         browser.ask("x")
         assert browser.texts(".text")[-1] == expected(chat_ids(("user", "x")), TOKENS)
-        kept = browser.driver.execute_script("return [sessionStorage.length, localStorage.length, document.cookie]")
+        kept = browser.driver.execute_script(
+            "return [sessionStorage.length, localStorage.length, document.cookie]"
+        )
         assert kept == [1, 0, ""]
         browser.driver.refresh()
         browser.ready()
@@ -351,7 +399,12 @@ def test_errors_are_shown_as_they_are(browser: Browser, tmp_path: Path) -> None:
     def use(http: Http) -> None:
         browser.open(http.base)
         browser.ready()
-        for name, value in (("temperature", "9"), ("seed", "abc"), ("max_tokens", "5000"), ("seed", str(2**64 - 1))):
+        for name, value in (
+            ("temperature", "9"),
+            ("seed", "abc"),
+            ("max_tokens", "5000"),
+            ("seed", str(2**64 - 1)),
+        ):
             browser.set(**{"temperature": "", "seed": "", "max_tokens": "", name: value})
             given: Any = int(value) if value.isdigit() and int(value) < 2**53 else value
             body = {"messages": [{"role": "user", "content": "x"}], name: given}
@@ -383,7 +436,10 @@ def test_a_server_that_comes_later(browser: Browser, tmp_path: Path) -> None:
             def before() -> None:
                 browser.open(http.base)
                 browser.until(lambda: browser.find("#phase").text == "loading")
-                assert not browser.find("#play").is_displayed() and not browser.find("#live").is_displayed()
+                assert (
+                    not browser.find("#play").is_displayed()
+                    and not browser.find("#live").is_displayed()
+                )
                 refused = browser.until(lambda: browser.find("#no-play").text)
                 assert refused.startswith("503 Service Unavailable: the model is being loaded")
 
@@ -391,7 +447,9 @@ def test_a_server_that_comes_later(browser: Browser, tmp_path: Path) -> None:
             http.server.open()
             await asyncio.to_thread(browser.ready)
             http.server.gate.drain()
-            await asyncio.to_thread(browser.until, lambda: browser.find("#phase").text == "draining")
+            await asyncio.to_thread(
+                browser.until, lambda: browser.find("#phase").text == "draining"
+            )
             await asyncio.to_thread(browser.leave)
 
     asyncio.run(main())
@@ -399,7 +457,9 @@ def test_a_server_that_comes_later(browser: Browser, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [360, 820, 1440])
 def test_it_fits_and_everything_has_a_name(browser: Browser, tmp_path: Path, width: int) -> None:
-    """At every width nothing sticks out; whatever can be used has a name for those who do not see it."""
+    """At every width nothing sticks out; whatever can be used has a name for those who do not see
+    it.
+    """
 
     def use(http: Http) -> None:
         size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
@@ -413,12 +473,21 @@ def test_it_fits_and_everything_has_a_name(browser: Browser, tmp_path: Path, wid
             if width < 900:
                 browser.find(f"[data-show={view}]").click()
             assert browser.find(f".{view}").is_displayed()
-            inside = "return [document.documentElement.scrollWidth, ...[...document.querySelectorAll('.play, .live')]"
-            most = browser.driver.execute_script(inside + ".map(e => e.scrollWidth - e.clientWidth)]")
+            inside = (
+                "return [document.documentElement.scrollWidth, "
+                "...[...document.querySelectorAll('.play, .live')]"
+            )
+            most = browser.driver.execute_script(
+                inside + ".map(e => e.scrollWidth - e.clientWidth)]"
+            )
             assert most[0] <= width and max(most[1:]) <= 0, view
         tree = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})
         used = {"textbox", "button", "checkbox", "radio", "DisclosureTriangle"}
-        found = [node for node in tree["nodes"] if node.get("role", {}).get("value") in used and not node["ignored"]]
+        found = [
+            node
+            for node in tree["nodes"]
+            if node.get("role", {}).get("value") in used and not node["ignored"]
+        ]
         nameless = [json.dumps(node) for node in found if not node.get("name", {}).get("value")]
         assert found and not nameless
         browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -431,8 +500,12 @@ def test_it_fits_and_everything_has_a_name(browser: Browser, tmp_path: Path, wid
 
 @pytest.mark.slow
 def test_the_bundled_model(browser: Browser, request: pytest.FixtureRequest) -> None:
-    """A right answer; the table of steps says what the engine ran. --page-picture FILE: a picture of it, under load."""
-    process = launch("--model", str(MODEL), "--max-batch", "8", "--max-context", "2048", "--page-size", "16")
+    """A right answer; the table of steps says what the engine ran. --page-picture FILE: a picture
+    of it, under load.
+    """
+    process = launch(
+        "--model", str(MODEL), "--max-batch", "8", "--max-context", "2048", "--page-size", "16"
+    )
     try:
         process.client().close()
         picture = request.config.getoption("--page-picture")
@@ -463,7 +536,10 @@ def settled(browser: Browser, base: str) -> list[dict[str, Any]]:
     told = values(httpx.get(f"{base}/metrics").content)
     assert message["metrics"]["compiles_after_ready"] == 0
     computed = sum(row["computed_tokens"] for row in message["steps"])
-    if message["metrics"]["num_requests_running"] or computed != told["jaxserve:computed_tokens_total{}"]:
+    if (
+        message["metrics"]["num_requests_running"]
+        or computed != told["jaxserve:computed_tokens_total{}"]
+    ):
         return []  # the message may be a second old
     shown = sum(float(cell.get_attribute("value") or 0) for cell in browser.all("#steps data"))
     return message["steps"] if shown == sum(row["launches"] for row in message["steps"]) else []
@@ -483,7 +559,10 @@ def loaded(base: str) -> Iterator[None]:
 
     def ask() -> None:
         while not ended.wait(dice.expovariate(0.8)):
-            body = {"messages": [system, {"role": "user", "content": dice.choice(questions)}], "temperature": 0.7}
+            body = {
+                "messages": [system, {"role": "user", "content": dice.choice(questions)}],
+                "temperature": 0.7,
+            }
             httpx.post(f"{base}/v1/chat/completions", json=body | {"max_tokens": 300}, timeout=60)
 
     clients = [threading.Thread(target=ask) for _ in range(6)]
@@ -506,7 +585,9 @@ def paint(browser: Browser, path: Path) -> None:
     browser.ask("Tell me a short story about a dragon.", 30)
     time.sleep(2)
     doubtful = browser.all(".token[data-doubt='4']")
-    webdriver.ActionChains(browser.driver).move_to_element(doubtful[len(doubtful) * 2 // 3]).perform()
+    webdriver.ActionChains(browser.driver).move_to_element(
+        doubtful[len(doubtful) * 2 // 3]
+    ).perform()
     browser.until(lambda: float(browser.find("data#running").get_attribute("value") or 0) > 1)
     assert browser.find("#popover").is_displayed()
     path.write_bytes(browser.driver.get_screenshot_as_png())

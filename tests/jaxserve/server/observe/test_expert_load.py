@@ -8,7 +8,10 @@ from jaxserve.server.observe.expert_load import ExpertLoad
 
 def lines(registry: CollectorRegistry) -> dict[str, float]:
     rendered = generate_latest(registry).decode().splitlines()
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in rendered if line[0] != "#")}
+    return {
+        name: float(value)
+        for name, value in (line.rsplit(" ", 1) for line in rendered if line[0] != "#")
+    }
 
 
 def test_nothing_is_said_before_anything_is_known() -> None:

@@ -21,13 +21,19 @@ def values(text: bytes) -> dict[str, float]:
 
 
 def test_the_histogram_is_prometheus_s() -> None:
-    dice, ours, theirs = random.Random(0), prometheus_client.CollectorRegistry(), prometheus_client.CollectorRegistry()
+    dice, ours, theirs = (
+        random.Random(0),
+        prometheus_client.CollectorRegistry(),
+        prometheus_client.CollectorRegistry(),
+    )
     cheap = Histogram("x:seconds", "what", LONG, ours)
     dear = prometheus_client.Histogram("x:seconds", "what", registry=theirs, buckets=LONG)
     for value in [0.0, *LONG, 1e9, *(dice.expovariate(1) for _ in range(1000))]:
         cheap.observe(value)
         dear.observe(value)
-    found, expected = (values(prometheus_client.generate_latest(registry)) for registry in (ours, theirs))
+    found, expected = (
+        values(prometheus_client.generate_latest(registry)) for registry in (ours, theirs)
+    )
     assert len(found) == len(LONG) + 3 and found == expected
 
 
@@ -45,11 +51,18 @@ def test_what_the_clients_got(tmp_path: Path) -> None:
         choices = 2 * (1 + 1 + 4)
         finished = {name: value for name, value in found.items() if "request_success_total" in name}
         assert sum(finished.values()) == choices
-        for name in ("time_to_first_token", "e2e_request_latency", "request_prefill_time", "request_decode_time"):
+        for name in (
+            "time_to_first_token",
+            "e2e_request_latency",
+            "request_prefill_time",
+            "request_decode_time",
+        ):
             assert found[f"jaxserve:{name}_seconds_count{{}}"] == choices, name
         assert found["jaxserve:generation_tokens_total{}"] == choices * TOKENS
         between = found["jaxserve:inter_token_latency_seconds_count{}"]
         assert between == choices * (TOKENS - 1)  # one token a step
-        assert found["jaxserve:num_requests_running{}"] == found["jaxserve:kv_cache_usage_perc{}"] == 0
+        assert (
+            found["jaxserve:num_requests_running{}"] == found["jaxserve:kv_cache_usage_perc{}"] == 0
+        )
 
     asyncio.run(main())

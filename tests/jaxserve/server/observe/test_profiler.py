@@ -49,7 +49,9 @@ def test_over_grpc(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with profiler(tmp_path / "new" / "profiles") as found:
-            server = new_server(Limits(), Tokens(), Health(False), None, AdminServicer(Gate(), found, lambda: None))
+            server = new_server(
+                Limits(), Tokens(), Health(False), None, AdminServicer(Gate(), found, lambda: None)
+            )
             port = bind(server, "127.0.0.1", 0, None, "--port")
             await server.start()
             async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -57,8 +59,12 @@ def test_over_grpc(tmp_path: Path) -> None:
                 with pytest.raises(aio.AioRpcError, match="no profile is being written") as caught:
                     await admin.StopProfile(admin_pb2.StopProfileRequest())
                 assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-                folder = (await admin.StartProfile(admin_pb2.StartProfileRequest(max_seconds=30))).folder
-                with pytest.raises(aio.AioRpcError, match=f"a profile is being written to {folder}") as caught:
+                folder = (
+                    await admin.StartProfile(admin_pb2.StartProfileRequest(max_seconds=30))
+                ).folder
+                with pytest.raises(
+                    aio.AioRpcError, match=f"a profile is being written to {folder}"
+                ) as caught:
                     await admin.StartProfile(admin_pb2.StartProfileRequest())
                 assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
                 await asyncio.to_thread(busy)
@@ -90,7 +96,9 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_client_that_leaves_does_not_make_it_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_does_not_make_it_endless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It left while the profile began: it has begun, it is known, and it ends."""
     begun, go = threading.Event(), threading.Event()
     monkeypatch.setattr(jax.profiler, "start_trace", held(jax.profiler.start_trace, begun, go))
@@ -112,7 +120,9 @@ def test_a_client_that_leaves_does_not_make_it_endless(tmp_path: Path, monkeypat
     asyncio.run(main())
 
 
-def held(function: Callable[..., Any], begun: threading.Event, go: threading.Event) -> Callable[..., Any]:
+def held(
+    function: Callable[..., Any], begun: threading.Event, go: threading.Event
+) -> Callable[..., Any]:
     def waiting(*args: Any) -> Any:
         begun.set()
         go.wait(10)
@@ -121,7 +131,9 @@ def held(function: Callable[..., Any], begun: threading.Event, go: threading.Eve
     return waiting
 
 
-def test_the_time_of_one_does_not_end_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_one_does_not_end_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first one's time is over while it is being stopped, and a second one waits to begin."""
     begun, go = threading.Event(), threading.Event()
     monkeypatch.setattr(jax.profiler, "stop_trace", held(jax.profiler.stop_trace, begun, go))
@@ -145,7 +157,9 @@ def test_the_time_of_one_does_not_end_the_next(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 60.1, float("nan"), float("inf")])
 def test_the_time_is_bounded(tmp_path: Path, seconds: float) -> None:
-    with pytest.raises(RequestError, match=r"max_seconds: is .*; it must be above 0 and at most 60"):
+    with pytest.raises(
+        RequestError, match=r"max_seconds: is .*; it must be above 0 and at most 60"
+    ):
         asyncio.run(Profiler(tmp_path).start(seconds))
     assert not list(tmp_path.iterdir())
 

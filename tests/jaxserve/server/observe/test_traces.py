@@ -65,9 +65,15 @@ def test_a_request_over_grpc(tmp_path: Path) -> None:
         before = time.time_ns()
         async with serving(tmp_path, observers=(exported.traces,), seconds=0.002) as http:
             request = inference_pb2.GenerateRequest(
-                text=TEXT, request_id="mine", sampling=sampling(2, temperature=0.7, top_p=0.9, top_k=5)
+                text=TEXT,
+                request_id="mine",
+                sampling=sampling(2, temperature=0.7, top_p=0.9, top_k=5),
             )
-            metadata = (("traceparent", TRACEPARENT), ("tracestate", "vendor=1"), ("authorization", "Bearer secret"))
+            metadata = (
+                ("traceparent", TRACEPARENT),
+                ("tracestate", "vendor=1"),
+                ("authorization", "Bearer secret"),
+            )
             response = await http.server.inference.Generate(request, metadata=metadata)
             await http.server.at_rest()
         span = exported.span()
@@ -77,7 +83,11 @@ def test_a_request_over_grpc(tmp_path: Path) -> None:
             StatusCode.UNSET,
         )
         assert span.parent and (span.parent.trace_id, span.parent.span_id) == (TRACE, PARENT)
-        assert span.context and span.context.trace_id == TRACE and span.context.trace_state["vendor"] == "1"
+        assert (
+            span.context
+            and span.context.trace_id == TRACE
+            and span.context.trace_state["vendor"] == "1"
+        )
         found = attributes(span)
         assert {name: value for name, value in found.items() if name not in TIMES} == {
             "gen_ai.operation.name": "text_completion",
@@ -100,9 +110,17 @@ def test_a_request_over_grpc(tmp_path: Path) -> None:
         assert found["jaxserve.prefill_seconds"] == times.prefill_seconds
         assert found["jaxserve.decode_seconds"] == times.decode_seconds
         assert found["gen_ai.server.time_to_first_token"] == times.first_token_seconds
-        assert found["gen_ai.server.time_per_output_token"] == pytest.approx(times.decode_seconds / 23)
-        assert span.start_time and span.end_time and before <= span.start_time < span.end_time <= time.time_ns()
-        assert times.total_seconds <= (span.end_time - span.start_time) / 1e9 < times.total_seconds + 1
+        assert found["gen_ai.server.time_per_output_token"] == pytest.approx(
+            times.decode_seconds / 23
+        )
+        assert (
+            span.start_time
+            and span.end_time
+            and before <= span.start_time < span.end_time <= time.time_ns()
+        )
+        assert (
+            times.total_seconds <= (span.end_time - span.start_time) / 1e9 < times.total_seconds + 1
+        )
 
     asyncio.run(main())
 
@@ -120,7 +138,9 @@ def test_requests_over_http(tmp_path: Path) -> None:
             assert {span.context.trace_id for span in (first, second) if span.context} == {TRACE}
             chat = {"messages": [{"role": "user", "content": TEXT + TEXT}], "stop": ["zebra"]}
             for _ in range(2):
-                assert (await http.post("/v1/chat/completions", chat | {"max_tokens": 4})).status_code == 200
+                assert (
+                    await http.post("/v1/chat/completions", chat | {"max_tokens": 4})
+                ).status_code == 200
             alone, cached = exported.spans()
             assert (
                 alone.name == "chat fake"
@@ -161,7 +181,9 @@ def test_how_requests_end(tmp_path: Path) -> None:
 
     async def main() -> None:
         limits = Limits(max_request_seconds=0.1)
-        async with serving(tmp_path, observers=(exported.traces,), limits=limits, seconds=0.02) as http:
+        async with serving(
+            tmp_path, observers=(exported.traces,), limits=limits, seconds=0.02
+        ) as http:
             late = await ended(http.server)
         async with serving(tmp_path, observers=(exported.traces,)) as http:
             server = http.server
@@ -176,11 +198,17 @@ def test_how_requests_end(tmp_path: Path) -> None:
             await server.at_rest()
             cancelled = exported.span()
         assert attributes(late)["error.type"] == "DEADLINE"
-        assert attributes(refused)["error.type"] == "CONTEXT_LENGTH_EXCEEDED" and "canary" not in refused.to_json()
+        assert (
+            attributes(refused)["error.type"] == "CONTEXT_LENGTH_EXCEEDED"
+            and "canary" not in refused.to_json()
+        )
         assert attributes(broken)["error.type"] == "NON_FINITE_LOGITS"
         for span in (late, refused, broken):
             assert span.status.status_code is StatusCode.ERROR
-        assert cancelled.status.status_code is StatusCode.UNSET and attributes(cancelled)["jaxserve.cancelled"] is True
+        assert (
+            cancelled.status.status_code is StatusCode.UNSET
+            and attributes(cancelled)["jaxserve.cancelled"] is True
+        )
         assert "gen_ai.usage.output_tokens" not in attributes(cancelled)
 
     asyncio.run(main())
@@ -193,7 +221,9 @@ def test_a_parent_that_is_none(tmp_path: Path, given: str) -> None:
     async def main() -> None:
         async with serving(tmp_path, observers=(exported.traces,)) as http:
             headers = {"traceparent": given}
-            response = await http.post("/v1/completions", {"prompt": TEXT, "max_tokens": 2}, headers=headers)
+            response = await http.post(
+                "/v1/completions", {"prompt": TEXT, "max_tokens": 2}, headers=headers
+            )
             assert response.status_code == 200
         assert exported.span().parent is None
 
@@ -230,7 +260,9 @@ def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
             collector.ExportTraceServiceResponse.SerializeToString,
         )
         name = "opentelemetry.proto.collector.trace.v1.TraceService"
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"Export": handler}),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(name, {"Export": handler}),)
+        )
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
@@ -259,7 +291,9 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(ConfigError, match=r"--otel needs OpenTelemetry: .*pip install 'jaxserve\[otel\]'"):
+    with pytest.raises(
+        ConfigError, match=r"--otel needs OpenTelemetry: .*pip install 'jaxserve\[otel\]'"
+    ):
         open_provider()
 
 

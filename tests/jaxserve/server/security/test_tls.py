@@ -31,14 +31,20 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs t
 
 
 @asynccontextmanager
-async def listening(server: Running, token: str | None = None, **files: Path) -> AsyncIterator[dict[str, str]]:
-    """Addresses of a second set of listeners before the same service, with this token and these certificates."""
+async def listening(
+    server: Running, token: str | None = None, **files: Path
+) -> AsyncIterator[dict[str, str]]:
+    """Addresses of a second set of listeners before the same service, with this token and these
+    certificates.
+    """
     none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir"))
     ports = dict.fromkeys(("port", "admin_port", "vllm_port", "http_port"), 0)
     rest = {"host": "127.0.0.1", "no_http": False}
     listeners = Listeners(server.gate, Limits(), Tokens(token, token), fake_metrics)
     ended: list[BaseException] = []
-    await listeners.start(argparse.Namespace(**none | ports | rest | files), lambda: None, ended.append)
+    await listeners.start(
+        argparse.Namespace(**none | ports | rest | files), lambda: None, ended.append
+    )
     try:
         yield dict(address.split(" ") for address in listeners.addresses.split(", "))
     finally:
@@ -91,7 +97,9 @@ def test_tls_and_mutual_tls(tmp_path: Path) -> None:
                 assert await grpc_answers(found["gRPC"], TLS(ca=cert))
                 assert not await grpc_answers(found["gRPC"], None)
                 assert await grpc_answers(found["admin"], TLS(ca=cert), admin=True)
-                assert not await grpc_answers(found["gRPC"], TLS(ca=cert), admin=True)  # it is on the other port only
+                assert not await grpc_answers(
+                    found["gRPC"], TLS(ca=cert), admin=True
+                )  # it is on the other port only
                 assert await services(found["gRPC"], cert) == [INFERENCE]
                 assert await services(found["admin"], cert) == [ADMIN]
                 assert await services(found["vLLM"], cert) == [VLLM]

@@ -59,13 +59,18 @@ def test_the_reference_is_the_reference(monkeypatch: pytest.MonkeyPatch, options
     [
         lambda done: done._replace(out=done.out.at[-1, 0, 0].add(0.01)),
         lambda done: done._replace(out=done.out.at[0, 0, 0].set(jnp.nan)),
-        lambda done: done._replace(pages=done.pages._replace(v=done.pages.v.at[0, 1].multiply(1.01))),
+        lambda done: done._replace(
+            pages=done.pages._replace(v=done.pages.v.at[0, 1].multiply(1.01))
+        ),
         lambda done: done._replace(pages=done.pages._replace(k=done.pages.k.at[0, 1].set(jnp.nan))),
     ],
     ids=["a number", "NaN", "a page", "NaN in a page"],
 )
 def test_what_differs_is_an_error(monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
-    with pytest.raises(EngineError, match=r"attention 'other' differs .* in a decode step on cpu .*--attention refer"):
+    with pytest.raises(
+        EngineError,
+        match=r"attention 'other' differs .* in a decode step on cpu .*--attention refer",
+    ):
         prove(monkeypatch, spoil)
 
 
@@ -87,7 +92,10 @@ def test_so_is_what_differs_in_pages_of_8_bits(
 
 def test_prompts_are_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="in a step of prompts"):
-        prove(monkeypatch, lambda done: done if len(done.out) == 4 else done._replace(out=done.out + 1))
+        prove(
+            monkeypatch,
+            lambda done: done if len(done.out) == 4 else done._replace(out=done.out + 1),
+        )
 
 
 def test_an_engine_does_not_become_ready_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,5 +119,7 @@ def interpreted() -> Iterator[None]:
 @pytest.mark.usefixtures("interpreted")
 def test_the_hopper_kernel_agrees() -> None:
     dtype = jnp.dtype(jnp.bfloat16)
-    steps = [Options(Layout(2, 64, 64, dtype), 0.1, most=most, device_kind="cpu") for most in (1, None)]
+    steps = [
+        Options(Layout(2, 64, 64, dtype), 0.1, most=most, device_kind="cpu") for most in (1, None)
+    ]
     prove_attention("gpu", steps, 4, dtype, jax.devices()[0])

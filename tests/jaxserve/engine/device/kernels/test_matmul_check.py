@@ -45,16 +45,24 @@ def spoilt(kernel: Any, spoil: Spoil) -> Any:
     def multiply(*operands: Any, **more: Any) -> jax.Array:
         return spoil(kernel.multiply(*operands, **more))
 
-    others = {name: staticmethod(getattr(kernel, name)) for name in ("check", "block_rows") if hasattr(kernel, name)}
+    others = {
+        name: staticmethod(getattr(kernel, name))
+        for name in ("check", "block_rows")
+        if hasattr(kernel, name)
+    }
     return type("Spoilt", (), others | {"multiply": staticmethod(multiply)})
 
 
-@pytest.mark.parametrize("demand", [WEIGHT, WEIGHT._replace(columns=(640,), contracted=128, group=128)])
+@pytest.mark.parametrize(
+    "demand", [WEIGHT, WEIGHT._replace(columns=(640,), contracted=128, group=128)]
+)
 def test_the_kernel_of_quantized_products(demand: quantized.Demand) -> None:
     prove_quantized([(tpu, demand), (reference, demand)], jax.devices()[0])
 
 
-@pytest.mark.parametrize("quantize", [{}, {"numbers": INT8, "scales": 1}, {"numbers": INT8, "scales": 2}])
+@pytest.mark.parametrize(
+    "quantize", [{}, {"numbers": INT8, "scales": 1}, {"numbers": INT8, "scales": 2}]
+)
 def test_the_kernel_of_grouped_products(quantize: dict[str, Any]) -> None:
     demand = EXPERT._replace(contracted=128, columns=128, **quantize)
     for kernel in (grouped_tpu, grouped_reference):
@@ -63,9 +71,14 @@ def test_the_kernel_of_grouped_products(quantize: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("spoil", WRONG, ids=["a number", "all", "not a number", "columns"])
 def test_differences_are_found(spoil: Spoil) -> None:
-    with pytest.raises(EngineError, match=r"a product of .* numbers .* start with --quantized-matmul reference, and"):
+    with pytest.raises(
+        EngineError,
+        match=r"a product of .* numbers .* start with --quantized-matmul reference, and",
+    ):
         prove_quantized([(spoilt(reference, spoil), WEIGHT)], jax.devices()[0])
-    with pytest.raises(EngineError, match=r"a product of .* numbers .* start with --grouped-matmul reference, and"):
+    with pytest.raises(
+        EngineError, match=r"a product of .* numbers .* start with --grouped-matmul reference, and"
+    ):
         prove_grouped(spoilt(grouped_reference, spoil), [(OPTIONS, EXPERT)], jax.devices()[0])
 
 
@@ -77,10 +90,14 @@ def test_padding_is_nobody_s() -> None:
     prove_grouped(kernel, [(OPTIONS, EXPERT)], jax.devices()[0])
 
 
-def test_an_engine_with_such_a_kernel_does_not_become_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_with_such_a_kernel_does_not_become_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     monkeypatch.setattr(declared, "REORDERED", {"cpu"})
-    monkeypatch.setattr(dispatch, "GROUPED", dict(dispatch.GROUPED) | {"other": spoilt(grouped_reference, WRONG[1])})
+    monkeypatch.setattr(
+        dispatch, "GROUPED", dict(dispatch.GROUPED) | {"other": spoilt(grouped_reference, WRONG[1])}
+    )
     engine, runner = make_engine(replace(BASE, grouped_matmul="other"), spec=EXPERTS)
     with pytest.raises(EngineError, match="--grouped-matmul reference"):
         runner.warm_up([Bucket("decode", 1, 1)])

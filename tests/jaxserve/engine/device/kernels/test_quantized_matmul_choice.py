@@ -1,4 +1,6 @@
-"""Which weights a kernel for int4 in groups gets, on chips that are not here: each by itself, and the log says why."""
+"""Which weights a kernel for int4 in groups gets, on chips that are not here: each by itself, and
+the log says why.
+"""
 
 import logging
 from dataclasses import replace
@@ -19,7 +21,9 @@ from tests.jaxserve.engine.tiny import BASE, SPEC
 BF16, G32 = jnp.dtype(jnp.bfloat16), FORMS["int4-g32"]
 WIDE = replace(SPEC, d_model=64, head_dim=64, d_mlp=256)
 # A query of its own rank: its second matrix sums over its last dimension.
-LATENT = replace(WIDE, num_kv_heads=1, head_dim=96, latent=Latent(64, rank=64, head=64, rotated=32, value=64))
+LATENT = replace(
+    WIDE, num_kv_heads=1, head_dim=96, latent=Latent(64, rank=64, head=64, rotated=32, value=64)
+)
 
 
 def mesh_of(kind: str, platform: str) -> Mesh:
@@ -31,7 +35,9 @@ def config(name: str = "auto") -> EngineConfig:
     return resolve(options, max_positions=96, lanes=1, affordable_tokens=10**6, weights="bfloat16")
 
 
-@pytest.mark.parametrize(("kind", "platform", "kernel"), [("NVIDIA H200", "gpu", gpu), ("TPU v5 lite", "tpu", tpu)])
+@pytest.mark.parametrize(
+    ("kind", "platform", "kernel"), [("NVIDIA H200", "gpu", gpu), ("TPU v5 lite", "tpu", tpu)]
+)
 def test_every_weight_has_a_kernel(kind: str, platform: str, kernel: object) -> None:
     found = choose_quantized_matmul(WIDE, config(), mesh_of(kind, platform), BF16, G32)
     assert {name: placed.axes for name, placed in found.items()} == {
@@ -47,8 +53,13 @@ def test_a_weight_that_is_kept_turned_stays_xlas_on_a_tpu(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         found = choose_quantized_matmul(LATENT, config(), mesh_of("TPU v5 lite", "tpu"), BF16, G32)
     assert set(found) == {"compress", "o", "gate_up", "down"}
-    assert "'tpu' is passed over for query: a weight whose last dimension is summed over" in caplog.text
-    assert "query" in choose_quantized_matmul(LATENT, config(), mesh_of("NVIDIA H200", "gpu"), BF16, G32)
+    assert (
+        "'tpu' is passed over for query: a weight whose last dimension is summed over"
+        in caplog.text
+    )
+    assert "query" in choose_quantized_matmul(
+        LATENT, config(), mesh_of("NVIDIA H200", "gpu"), BF16, G32
+    )
 
 
 def test_a_kernel_by_name_is_that_one_or_an_error() -> None:
@@ -57,7 +68,8 @@ def test_a_kernel_by_name_is_that_one_or_an_error() -> None:
     with pytest.raises(KernelError, match="a weight whose last dimension is summed over"):
         choose_quantized_matmul(LATENT, config("tpu"), v5e, BF16, G32)
     with pytest.raises(
-        KernelError, match=r"'gpu' runs on 'gpu', and this is 'tpu'; choose auto \(--quantized-matmul\)"
+        KernelError,
+        match=r"'gpu' runs on 'gpu', and this is 'tpu'; choose auto \(--quantized-matmul\)",
     ):
         choose_quantized_matmul(WIDE, config("gpu"), v5e, BF16, G32)
 
@@ -65,4 +77,6 @@ def test_a_kernel_by_name_is_that_one_or_an_error() -> None:
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
 def test_other_weights_ask_no_kernel(weights: str | None) -> None:
     form = FORMS[weights] if weights else None
-    assert not choose_quantized_matmul(WIDE, config("tpu"), mesh_of("NVIDIA H200", "gpu"), BF16, form)
+    assert not choose_quantized_matmul(
+        WIDE, config("tpu"), mesh_of("NVIDIA H200", "gpu"), BF16, form
+    )
