@@ -7,21 +7,17 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxserve.cli.compilation_cache import share_compiled
 from tests.outcome_tables import FAMILIES_ON_MESHES, FEATURE_PAIRS, OutcomeTable
 
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Engines of the same shape are built by many tests: compile each step once. A folder for each of
-# the processes that run them: jax's cache may be read while another process writes it.
-WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
-jax.config.update(
-    "jax_compilation_cache_dir",
-    str(Path(__file__).parent.parent / ".pytest_cache" / "xla" / WORKER),
-)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# Engines of the same shape are built by many tests, in several processes and in every run: each
+# step is compiled once.
+ROOT = Path(__file__).parent.parent
+share_compiled(Path(os.environ.get("JAXSERVE_TEST_CACHE") or ROOT / ".pytest_cache" / "xla"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,6 +9,11 @@ import jax
 
 from jaxserve.errors import ConfigError
 
+# Steps beyond this size push out those that were used longest ago. The number is high (a step of a
+# large model on a TPU takes 100 MB); what matters is that there is one: without it, jax writes
+# entries without a lock, and another process may read half of one.
+CACHE_BYTES = 32 * 2**30
+
 
 def use_compilation_cache(chosen: Path | None) -> None:
     """Keep compiled steps on disk, so that the next start finds them."""
@@ -27,7 +32,13 @@ def use_compilation_cache(chosen: Path | None) -> None:
             file=sys.stderr,
         )
         return
+    share_compiled(folder)
+
+
+def share_compiled(folder: Path) -> None:
+    """Read and write compiled steps in this folder, which other processes may do at the same time."""
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -35,6 +46,7 @@ def use_compilation_cache(chosen: Path | None) -> None:
 def read_compiled(folder: Path) -> None:
     """Find compiled steps in this folder, and write nothing to it."""
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", -1)  # a bounded cache notes every use
     jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
 
 
