@@ -36,7 +36,7 @@ def use_compilation_cache(chosen: Path | None) -> None:
 
 
 def share_compiled(folder: Path) -> None:
-    """Read and write compiled steps in this folder, which other processes may do at the same time."""
+    """Read and write compiled steps in a folder that other processes use at the same time."""
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
