@@ -1,0 +1,63 @@
+"""Prometheus metrics with their types and labels, from the registries that servers build."""
+
+import argparse
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from jaxserve.server.disaggregation.flags import disaggregation
+from jaxserve.server.disaggregation.roles import role_of
+from jaxserve.server.expert_load import ExpertLoad
+from jaxserve.server.gate import Gate
+from jaxserve.server.metrics import Metrics
+from tests.public_names.programs import parser_of
+
+PREFILL_SERVER = ("--prefill-server", "127.0.0.1:1")
+
+
+def metrics() -> dict[str, str]:
+    return dict(entry for registry in _registries() for entry in _entries(registry))
+
+
+def _registries() -> Iterator[CollectorRegistry]:
+    """Registries of servers in each role with each transport, and of one with experts."""
+    parser = parser_of("jaxserve.serve")
+    for flags in _flags_of_roles(parser):
+        registry = Metrics(lambda: 0).registry
+        role = role_of(disaggregation(parser.parse_args(flags)), Gate(), registry)
+        yield registry
+        asyncio.run(role.close())
+    experts = CollectorRegistry()
+    ExpertLoad(experts, (0,)).take(np.ones((1, 2), np.uint32))
+    yield experts
+
+
+def _flags_of_roles(parser: argparse.ArgumentParser) -> Iterator[list[str]]:
+    choices = {flag: a.choices for a in parser._actions for flag in a.option_strings}
+    ways = [["--transport", name] for name in choices.get("--transport") or ()]
+    yield []
+    for way in ways or [[]]:
+        yield ["--role", "prefill", *way]
+        yield ["--role", "decode", *PREFILL_SERVER, *way]
+
+
+def _entries(registry: CollectorRegistry) -> Iterator[tuple[str, str]]:
+    """Names as Prometheus has them: of a histogram the one before _bucket, _sum and _count."""
+    for collector in list(registry._collector_to_names):
+        for family in collector.collect():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            labels = ", ".join(_labels(collector, family))
+            yield name, f"{family.type} by {labels}" if labels else family.type
+
+
+def _labels(collector: Collector, family: Metric) -> Iterator[str]:
+    """Labels as declared, with their values where these are words and known from the start."""
+    declared = getattr(collector, "_labelnames", ()) or getattr(family, "_labelnames", ())
+    for name in declared:
+        values = {sample.labels[name] for sample in family.samples if name in sample.labels}
+        words = sorted(value for value in values if not value.isdigit())
+        yield f"{name} ({' '.join(words)})" if words else name

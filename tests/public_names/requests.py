@@ -1,0 +1,105 @@
+"""What HTTP clients write: paths and methods, headers, and the fields of bodies."""
+
+import json
+from collections.abc import Awaitable, Iterator, Mapping
+from typing import Any, get_args, get_type_hints
+
+from pydantic.fields import FieldInfo
+from starlette.routing import Route
+
+from jaxserve.chat.tools import AUTO, NONE, REQUIRED
+from jaxserve.errors import CredentialError, QueueFullError
+from jaxserve.server.call import TRACE_HEADERS
+from jaxserve.server.gate import Gate
+from jaxserve.server.http import structure, tools, types
+from jaxserve.server.http.app import new_app
+from jaxserve.server.http.calls import TIMEOUT
+from jaxserve.server.http.errors import refusal
+from jaxserve.server.http.ids import HEADER
+from jaxserve.server.limits import Limits
+from jaxserve.server.tokens import Tokens
+from tests.public_names import shown
+
+BODIES: Mapping[str, type[types.Body]] = {
+    "/detokenize": types.DetokenizeBody,
+    "/tokenize": types.TokenizeBody,
+    "/v1/chat/completions": types.ChatBody,
+    "/v1/completions": types.CompletionBody,
+    "/v1/embeddings": types.EmbeddingBody,
+}
+NOBODY_KNOWS = "has no model in BODIES"
+OF_ANY_SERVER = {"content-length", "content-type"}
+
+
+def routes() -> dict[str, str]:
+    return {route.path: " ".join(sorted(route.methods or ())) for route in _routes()}
+
+
+def _routes() -> list[Route]:
+    def no_metrics() -> Awaitable[bytes]:
+        raise AssertionError("nobody asks")
+
+    app = new_app(Gate(), Tokens(), Limits(), no_metrics)
+    found = [route for route in app.routes if isinstance(route, Route)]
+    assert len(found) == len(app.routes), "paths of other kinds of routes have to be listed too"
+    return found
+
+
+def headers() -> dict[str, str]:
+    """Headers of requests that mean something here, and those of refusals."""
+    sent = dict.fromkeys((HEADER, TIMEOUT, *TRACE_HEADERS), "of a request")
+    refusals = refusal(CredentialError("")), refusal(QueueFullError("", 1.0))
+    told = {name for answer in refusals for name in answer.headers} - OF_ANY_SERVER
+    return sent | dict.fromkeys(told, "of a refusal")
+
+
+def fields() -> dict[str, str]:
+    posted = [route.path for route in _routes() if "POST" in (route.methods or ())]
+    found = {path: NOBODY_KNOWS for path in posted if path not in BODIES}
+    for path, body in BODIES.items():
+        if path not in posted:
+            continue
+        found |= {f"{path} {name}": what for name, what in _fields(body)}
+        parts = (*_parts_of_tools(body), *_parts_of_formats(body))
+        found |= {f"{path} {name}": "is taken" for name in parts}
+    return found
+
+
+def _fields(body: type[types.Body], outer: str = "") -> Iterator[tuple[str, str]]:
+    """Fields that count, those of objects in them, and those that are accepted without effect."""
+    hints = get_type_hints(body)
+    for name, field in body.model_fields.items():
+        yield outer + name, _field(hints[name], field)
+        for kind in get_args(hints[name]):
+            if isinstance(kind, type) and issubclass(kind, types.Body):
+                yield from _fields(kind, f"{outer}{name}.")
+    for name in body.ignored:
+        yield outer + name, "is ignored"
+    for name in body.only.keys() - body.model_fields.keys():
+        yield outer + name, f"only {' or '.join(map(json.dumps, (*body.only[name], None)))}"
+
+
+def _field(hint: Any, field: FieldInfo) -> str:
+    kind = shown.annotation(hint)
+    if field.is_required():
+        return f"{kind}, required"
+    return kind if field.default is None else f"{kind}, default {shown.value(field.default)}"
+
+
+def _parts_of_tools(body: type[types.Body]) -> Iterator[str]:
+    """What an object may have that is a plain dictionary to pydantic."""
+    if "tools" not in body.model_fields:
+        return
+    yield from (f"tools[].function.{name}" for name in tools.FIELDS)
+    yield from (f"tool_choice = {word}" for word in (AUTO, NONE, REQUIRED))
+
+
+def _parts_of_formats(body: type[types.Body]) -> Iterator[str]:
+    """What response_format may have, another plain dictionary."""
+    if structure.FIELD not in body.model_fields:
+        return
+    for kind, member in structure.TYPES.items():
+        yield f"response_format.type = {kind}"
+        if member:
+            yield f"response_format.{member}"
+    yield from (f"response_format.json_schema.{name}" for name in structure.SCHEMA_FIELDS)
