@@ -9,7 +9,7 @@ from jaxserve.server.http.errors import error_body
 from tests.public_names import exports
 
 # Where errors are defined that users can see.
-HOMES = ("jaxserve.errors", "jaxserve.client.failures", "jaxserve.server.http.errors")
+HOMES = ("jaxserve.errors", "jaxserve.client.errors", "jaxserve.server.http.errors")
 
 
 def errors() -> dict[str, str]:

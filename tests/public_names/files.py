@@ -15,7 +15,7 @@ from jaxserve.bench.traces import AZURE, read_trace
 from jaxserve.config import EngineConfig, Pool
 from jaxserve.errors import ConfigError
 from jaxserve.plan import bundle
-from jaxserve.server.tokenizer_bundle import JSON_FILE, SETTINGS, TEMPLATE_FILE
+from jaxserve.server.grpc.tokenizer_bundle import JSON_FILE, SETTINGS, TEMPLATE_FILE
 from sharding.mesh import AXES
 from tests.public_names import shown
 

@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 
 from jaxserve.server.disaggregation.flags import disaggregation
 from jaxserve.server.disaggregation.roles import role_of
-from jaxserve.server.expert_load import ExpertLoad
-from jaxserve.server.gate import Gate
-from jaxserve.server.metrics import Metrics
+from jaxserve.server.observe.expert_load import ExpertLoad
+from jaxserve.server.observe.metrics import Metrics
+from jaxserve.server.readiness import Gate
 from tests.public_names.programs import parser_of
 
 PREFILL_SERVER = ("--prefill-server", "127.0.0.1:1")

@@ -14,15 +14,15 @@ from unittest.mock import patch
 from jaxserve.bench.latency import Objective
 from jaxserve.bench.serve import NONE_ANSWERED
 from jaxserve.cli.exits import BAD_INPUT, INTERRUPTED, PIPE_CLOSED
-from jaxserve.cluster import pulse
+from jaxserve.cluster import heartbeat as pulse
 from jaxserve.config import PAGE_DTYPES, PROPOSERS
-from jaxserve.load import DTYPES
+from jaxserve.loading.checkpoint import DTYPES
 from jaxserve.models.quant import FORMS, HEAD
 from jaxserve.plan.__main__ import DOES_NOT_FIT
 from jaxserve.plan.model import shipped
 from jaxserve.server import lifecycle
 from pallas_kernels.dispatch import GROUPED, IMPLEMENTATIONS, QUANTIZED
-from sharding.absent import CHIPS
+from sharding.aot_devices import CHIPS
 from tests.public_names import shown
 
 PROGRAMS = (

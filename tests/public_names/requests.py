@@ -9,15 +9,15 @@ from starlette.routing import Route
 
 from jaxserve.chat.tools import AUTO, NONE, REQUIRED
 from jaxserve.errors import CredentialError, QueueFullError
-from jaxserve.server.call import TRACE_HEADERS
-from jaxserve.server.gate import Gate
+from jaxserve.server.core.incoming_request import TRACE_HEADERS
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.http import structure, tools, types
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.calls import TIMEOUT
 from jaxserve.server.http.errors import refusal
 from jaxserve.server.http.ids import HEADER
-from jaxserve.server.limits import Limits
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.readiness import Gate
+from jaxserve.server.security.auth import Tokens
 from tests.public_names import shown
 
 BODIES: Mapping[str, type[types.Body]] = {

@@ -14,16 +14,16 @@ from unittest.mock import patch
 
 import httpx
 
+from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.app import new_app
-from jaxserve.server.limits import Limits
-from jaxserve.server.metrics import Metrics
-from jaxserve.server.model import StepUse
-from jaxserve.server.tokens import Tokens
+from jaxserve.server.observe.metrics import Metrics
+from jaxserve.server.security.auth import Tokens
+from jaxserve.server.serving_state import StepUse
 from tests import fake_runner
 from tests.byte_tokenizer import ByteTokenizer
-from tests.jaxserve.engine.driver import EagerProposer
+from tests.jaxserve.engine.host.driver import EagerProposer
 from tests.jaxserve.server import harness
-from tests.jaxserve.server.http_harness import add_alternatives
+from tests.jaxserve.server.http.harness import add_alternatives
 
 Body = Mapping[str, Any]
 Told = tuple[str, Any]  # path and way of asking, and the answer
