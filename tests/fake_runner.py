@@ -23,11 +23,11 @@ import numpy as np
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import page_counts
-from jaxserve.engine.host.page_pool import NO_PAGE
 from jaxserve.engine.kv_segment import Piece
 from jaxserve.engine.plan import (
     DRAFTED,
     FED_BACK,
+    NO_PAGE,
     Admission,
     LaneOutput,
     LanePlan,

@@ -12,6 +12,7 @@ from typing import Literal
 
 StepKind = Literal["decode", "prefill", "score", "embed", "verify", "draft"]
 MEASURED = 0  # StepPlan.number of a step that nobody asked for
+NO_PAGE = -1  # in a table of pages: a page that was given back, since no query sees it any more
 FED_BACK = -1  # in LanePlan.tokens: the token that the device sampled last for this row
 DRAFTED = -2  # there as well: a token that the device drafts in this step
 

@@ -18,8 +18,8 @@ from jaxtyping import Array, Int
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import PIECES_AT_ONCE, page_counts
 from jaxserve.engine.device.memory import bytes_per_device
-from jaxserve.engine.host.page_pool import NO_PAGE
 from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.plan import NO_PAGE
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.sharded_attention import page_partition
 from jaxserve.models.spec import ModelSpec

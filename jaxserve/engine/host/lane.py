@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
 from jaxserve.config import EngineConfig, Pool
-from jaxserve.engine.host.page_pool import NO_PAGE
 from jaxserve.engine.host.prefix_cache import Chain, PrefixCache, root_digest
 from jaxserve.engine.host.sequence import Sequence
+from jaxserve.engine.plan import NO_PAGE
 from jaxserve.errors import EngineError
 
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable
 
 from jaxserve.errors import EngineError
 
-NO_PAGE = -1  # in a sequence's table: a page that was given back, since no query sees it any more
-
 
 class PagePool:
     """Page ids 0..num_pages-1 of one page group in one lane.

@@ -15,8 +15,8 @@ from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import page_counts
 from jaxserve.engine.device.page_io import PageIO, sources
 from jaxserve.engine.device.state import abstract_state, new_state
-from jaxserve.engine.host.page_pool import NO_PAGE
 from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.plan import NO_PAGE
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch

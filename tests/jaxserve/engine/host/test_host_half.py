@@ -1,9 +1,6 @@
 """The host half as a whole: it needs no jax, and it runs for long without losing anything."""
 
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
@@ -13,31 +10,7 @@ from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.checks import check_rest
 from tests.jaxserve.engine.host.driver import ScriptedProposer, config_of
 
-HOST_HALF = (
-    "jaxserve jaxserve.config jaxserve.request jaxserve.errors jaxserve.completion "
-    "jaxserve.tokenizer jaxserve.engine jaxserve.engine.plan jaxserve.engine.host.page_pool "
-    "jaxserve.engine.host.prefix_cache jaxserve.engine.host.sequence jaxserve.engine.host.lane "
-    "jaxserve.engine.host.scheduler jaxserve.engine.engine jaxserve.engine.buckets"
-).split()
-WITHOUT_JAX = """
-import importlib, sys
-sys.modules.update(jax=None, jaxlib=None)
-for module in sys.argv[1:]:
-    importlib.import_module(module)
-"""
 STEPS = 100_000
-
-
-def test_the_host_half_imports_where_there_is_no_jax() -> None:
-    root = Path(__file__).parents[4]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_JAX, *HOST_HALF], cwd=root, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    probe = subprocess.run(
-        [sys.executable, "-c", WITHOUT_JAX, "jax"], cwd=root, capture_output=True, text=True
-    )
-    assert probe.returncode != 0, "the probe would not have noticed"
 
 
 class Traffic:
