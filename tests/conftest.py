@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from jaxserve.cli.compilation_cache import share_compiled
+from tests.cpu_budget import CpuBudget, CpuMeter
 from tests.outcome_tables import FAMILIES_ON_MESHES, FEATURE_PAIRS, OutcomeTable
 
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
@@ -17,7 +18,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Engines of the same shape are built by many tests, in several processes and in every run: each
 # step is compiled once.
 ROOT = Path(__file__).parent.parent
-share_compiled(Path(os.environ.get("JAXSERVE_TEST_CACHE") or ROOT / ".pytest_cache" / "xla"))
+CACHE = Path(os.environ.get("JAXSERVE_TEST_CACHE") or ROOT / ".pytest_cache" / "xla")
+share_compiled(CACHE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,9 +35,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--page-picture", type=Path, metavar="FILE", help="write what the server's page looks like"
     )
+    parser.addoption(
+        "--cpu-budget",
+        type=Path,
+        metavar="FILE",
+        help="compare the CPU seconds of each folder with the ratios in this file",
+    )
+    parser.addoption(
+        "--write-cpu-budget",
+        action="store_true",
+        help="write the ratios of this run to the file that --cpu-budget names",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if budget := config.getoption("--cpu-budget"):
+        config.pluginmanager.register(CpuMeter())
+        if not hasattr(config, "workerinput"):
+            write = config.getoption("--write-cpu-budget")
+            config.pluginmanager.register(CpuBudget(budget, CACHE, write))
     for option, place in (
         ("--support-matrix", FAMILIES_ON_MESHES),
         ("--feature-pairs", FEATURE_PAIRS),
