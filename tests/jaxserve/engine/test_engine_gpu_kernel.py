@@ -16,10 +16,16 @@ from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine import naive
-from tests.jaxserve.engine.test_engine_oracle import check, random_requests
-from tests.jaxserve.engine.tiny import BASE, SPEC, make_engine, make_params, run
+from tests.jaxserve.engine.test_engine_oracle import check, requests_for_interpreters
+from tests.jaxserve.engine.tiny import (
+    BASE,
+    SPEC,
+    largest_of_each_kind,
+    make_engine,
+    make_params,
+    run,
+)
 
-REQUESTS = 2
 BOUND = 0.15  # logits reach 10, and gaps between the best two are about one
 OPTIONS = replace(BASE, page_size=64, attention="gpu")
 FULL = replace(SPEC, head_dim=64)
@@ -41,9 +47,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_tokens_and_logits(spec: ModelSpec) -> None:
     dtype = jnp.dtype(jnp.bfloat16)
     engine, runner = make_engine(OPTIONS, spec=spec, dtype=dtype)
-    runner.warm_up(runner.buckets.buckets)
-    arrivals = random_requests(0, REQUESTS)
-    outcomes = run(engine, [(step // 10, request) for step, request in arrivals])
+    runner.warm_up(largest_of_each_kind(runner))
+    arrivals = requests_for_interpreters()
+    outcomes = run(engine, arrivals)
     weights = naive.to_numpy(make_params(MeshSpec().build(jax.devices()), dtype, spec))
     for _, request in arrivals:
         p = request.params

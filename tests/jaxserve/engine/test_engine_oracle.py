@@ -20,6 +20,7 @@ from tests.jaxserve.engine.tiny import (
     WINDOWED,
     Outcome,
     distribution,
+    largest_of_each_kind,
     make_engine,
     make_params,
     run,
@@ -77,6 +78,24 @@ def random_requests(seed: int, count: int) -> list[tuple[int, Request]]:
         )
         requests.append((int(rng.integers(0, 60)), request))
     return requests
+
+
+def requests_for_interpreters() -> list[tuple[int, Request]]:
+    """Arrivals that visit every kind of chunk in about ten launches: interpreted kernels are slow.
+
+    A prompt of three chunks that begins a second page of 64, with its log-probabilities; a short
+    one that arrives meanwhile; four tokens of each.
+    """
+    rng = np.random.default_rng(5)
+    long = tuple(rng.integers(0, SPEC.vocab_size, 70).tolist())
+    short = tuple(rng.integers(0, SPEC.vocab_size, 9).tolist())
+    common = {"max_tokens": 4, "logprobs": 20, "ignore_eos": True}
+    scored = SamplingParams(temperature=0.0, prompt_logprobs=20, seed=1, **common)  # type: ignore[arg-type]
+    drawn = SamplingParams(temperature=0.8, top_k=7, seed=2, **common)  # type: ignore[arg-type]
+    return [
+        (0, Request(id="long", prompt=long, params=scored)),
+        (2, Request(id="short", prompt=short, params=drawn)),
+    ]
 
 
 Answers = dict[tuple[str, int], naive.Answer]
@@ -139,10 +158,14 @@ class Run:
 
 
 def run_and_check(
-    options: EngineOptions, answers: Answers, mesh: MeshSpec | None = None, spec: ModelSpec = SPEC
+    options: EngineOptions,
+    answers: Answers,
+    mesh: MeshSpec | None = None,
+    spec: ModelSpec = SPEC,
+    all_buckets: bool = False,
 ) -> Run:
     engine, runner = make_engine(options, mesh, spec)
-    runner.warm_up(runner.buckets.buckets)
+    runner.warm_up(runner.buckets.buckets if all_buckets else largest_of_each_kind(runner))
     arrivals = random_requests(0, 64)
     outcomes = run(engine, arrivals)
     for _, request in arrivals:
@@ -165,14 +188,14 @@ def test_chunked_cached_overlapped(answers: Answers) -> None:
     """Prompts of up to 65 tokens under a budget of 32, shared prefixes, arrivals while others
     decode.
     """
-    done = run_and_check(BASE, answers)
+    done = run_and_check(BASE, answers, all_buckets=True)
     assert done.cached_tokens > 100
     assert done.preemptions == 0
 
 
 def test_several_decodes_as_one(answers: Answers) -> None:
     """Rows that end by a token, by their length, or not at all among the decodes of a launch."""
-    run_and_check(replace(BASE, decode_steps=3), answers)
+    run_and_check(replace(BASE, decode_steps=3), answers, all_buckets=True)
 
 
 def test_preempted(answers: Answers) -> None:
@@ -186,8 +209,10 @@ def test_without_prefix_cache(answers: Answers) -> None:
     assert done.cached_tokens == 0
 
 
+@pytest.mark.slow
 def test_other_buckets(answers: Answers) -> None:
-    run_and_check(replace(BASE, max_batch=3, step_tokens=48, page_size=16), answers)
+    options = replace(BASE, max_batch=3, step_tokens=48, page_size=16)
+    run_and_check(options, answers, all_buckets=True)
 
 
 def test_deterministic_mode_gives_the_same_answers(answers: Answers) -> None:
@@ -214,6 +239,7 @@ def test_two_page_groups_with_prefix_hits(windowed_answers: Answers) -> None:
     assert done.cached_tokens > 100 and done.preemptions == 0
 
 
+@pytest.mark.slow
 def test_two_page_groups_over_lanes_and_shards_with_several_decodes_as_one(
     windowed_answers: Answers,
 ) -> None:
@@ -227,6 +253,7 @@ def test_two_page_groups_preempted(windowed_answers: Answers) -> None:
     assert done.preemptions > 5
 
 
+@pytest.mark.slow
 def test_two_page_groups_deterministic(windowed_answers: Answers) -> None:
     run_and_check(replace(BASE, deterministic=True), windowed_answers, spec=WINDOWED)
 
@@ -235,6 +262,7 @@ def test_two_page_groups_over_two_lanes_and_two_shards(windowed_answers: Answers
     run_and_check(BASE, windowed_answers, MeshSpec(data=2, tensor=2), spec=WINDOWED)
 
 
+@pytest.mark.slow
 def test_lanes_over_two_axes_of_the_mesh(answers: Answers) -> None:
     """A model without experts takes the expert axis as it takes the data axis."""
     run_and_check(BASE, answers, MeshSpec(data=1, expert=2, tensor=2))

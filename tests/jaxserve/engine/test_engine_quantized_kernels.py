@@ -29,11 +29,10 @@ from sharding import params as declared
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs, random_params
 from tests.jaxserve.engine import naive
-from tests.jaxserve.engine.test_engine_oracle import check, random_requests
+from tests.jaxserve.engine.test_engine_oracle import check, requests_for_interpreters
 from tests.jaxserve.engine.tiny import BASE, SPEC, run
 from tests.pallas_kernels.registers import multiply_from_registers
 
-REQUESTS = 2
 # logits reach 12, and gaps between the best two are about one; twice as wide, it is twice that of
 # SPEC
 BOUND = 0.3
@@ -138,8 +137,8 @@ def check_tokens_and_logits(kernel: str, mesh_spec: MeshSpec) -> None:
     runner.warm_up(
         [max(b for b in buckets if b.kind == kind) for kind in ("decode", "prefill", "score")]
     )
-    arrivals = random_requests(0, REQUESTS)
-    outcomes = run(engine, [(step // 10, request) for step, request in arrivals])
+    arrivals = requests_for_interpreters()
+    outcomes = run(engine, arrivals)
     weights = stands_for(quantized_params(MeshSpec().build(jax.devices())))
     for _, request in arrivals:
         p = request.params

@@ -15,10 +15,17 @@ from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine import naive
-from tests.jaxserve.engine.test_engine_oracle import check, random_requests
-from tests.jaxserve.engine.tiny import BASE, SPEC, WINDOWED, make_engine, make_params, run
+from tests.jaxserve.engine.test_engine_oracle import check, requests_for_interpreters
+from tests.jaxserve.engine.tiny import (
+    BASE,
+    SPEC,
+    WINDOWED,
+    largest_of_each_kind,
+    make_engine,
+    make_params,
+    run,
+)
 
-REQUESTS = 4
 OPTIONS = replace(BASE, page_size=8, attention="tpu")
 
 
@@ -44,9 +51,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_tokens_and_logits(spec: ModelSpec, mesh: MeshSpec) -> None:
     engine, runner = make_engine(OPTIONS, mesh, spec)
-    runner.warm_up(runner.buckets.buckets)
-    arrivals = random_requests(0, REQUESTS)
-    outcomes = run(engine, [(step // 10, request) for step, request in arrivals])
+    runner.warm_up(largest_of_each_kind(runner))
+    arrivals = requests_for_interpreters()
+    outcomes = run(engine, arrivals)
     weights = naive.to_numpy(make_params(MeshSpec().build(jax.devices()), spec=spec))
     for _, request in arrivals:
         p = request.params

@@ -175,12 +175,17 @@ def test_deterministic_mode_is_bit_identical_whatever_the_load(kind: str) -> Non
     """
     options = replace(BASE, max_batch=16, deterministic=True, cache_tokens=4096)
     requests = seeded_requests(16)
+    engines = [
+        make_engine(replace(options, prefix_cache=cache), spec=KINDS[kind])
+        for cache in (False, True)
+    ]
+    for _, runner in engines:
+        runner.warm_up(runner.buckets.buckets)
 
     def outcomes(some: list[tuple[int, Request]], prefix_cache: bool = True) -> dict[str, list]:
-        engine, runner = make_engine(replace(options, prefix_cache=prefix_cache), spec=KINDS[kind])
-        runner.warm_up(runner.buckets.buckets)
+        engine, _ = engines[prefix_cache]
+        engine.scheduler.flush_cache()
         done = run(engine, some)
-        engine.close()
         assert (
             sum(o.last.times.cached for o in done.values() if o.last) > 0
             or not prefix_cache
@@ -197,3 +202,5 @@ def test_deterministic_mode_is_bit_identical_whatever_the_load(kind: str) -> Non
     assert outcomes([(0, r) for _, r in reversed(requests)]) == everyone
     for alone in requests[:3]:
         assert outcomes([alone]) == {alone[1].id: everyone[alone[1].id]}
+    for engine, _ in engines:
+        engine.close()

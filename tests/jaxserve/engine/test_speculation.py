@@ -24,6 +24,7 @@ from tests.jaxserve.engine.tiny import (
     WINDOWED,
     Outcome,
     distribution,
+    largest_of_each_kind,
     make_engine,
     run,
 )
@@ -72,7 +73,7 @@ def answers(
 ) -> tuple[Answers, Speculation | None]:
     speculation = Speculation(proposer, MOST) if proposer else None
     engine, runner = make_engine(options, mesh, spec=spec, speculation=speculation)
-    runner.warm_up(runner.buckets.buckets)
+    runner.warm_up(largest_of_each_kind(runner))
     found = run(engine, [(2 * i, request) for i, request in enumerate(requests())])
     assert runner.compiles_after_ready == 0
     engine.close()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
+from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.drafting import Drafter
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
@@ -91,6 +92,12 @@ def engine_of(
     drafter = new_drafter(config, mesh) if new_drafter else None
     runner = DeviceRunner(spec, make_params(mesh, dtype, spec), config, mesh, drafter)
     return Engine(Scheduler(config, fingerprint="tiny", speculation=speculation), runner), runner
+
+
+def largest_of_each_kind(runner: DeviceRunner) -> list[Bucket]:
+    """Fewer steps to compile where a test is not about the choice of a bucket: any plan fits."""
+    ordered = sorted(runner.buckets.buckets)
+    return list({(bucket.kind, bucket.steps, bucket.drafts): bucket for bucket in ordered}.values())
 
 
 class Outcome:
