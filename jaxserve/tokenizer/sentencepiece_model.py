@@ -127,13 +127,12 @@ def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePiece
         model = path.read_bytes()
         if not model:  # SentencePiece accepts this, and prints errors later
             raise RuntimeError("it is empty")
-        processor = SentencePieceProcessor(model_proto=model)
-    except (OSError, RuntimeError) as error:
+        return SentencePieceTokenizer(SentencePieceProcessor(model_proto=model), settings)
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise TokenizerError(
             f"{path}: not a SentencePiece model ({reason}); copy the file again"
         ) from None
-    return SentencePieceTokenizer(processor, settings)
 
 
 def _special_id(processor: SentencePieceProcessor, name: str | None, default: int) -> int | None:
