@@ -27,12 +27,15 @@ MESHES = ((1, 4, 2), (2, 1, 4), (1, 1, 2))
 
 
 def cases() -> Iterator[ParameterSet]:
-    """One family on all of them, and each of the others on one; `make test` runs the first of
-    all."""
+    """One family on all meshes, and each of the others on one; all by `make test-slow`.
+
+    `make test` has the parts: quantized experts on one device, float ones on meshes.
+    """
     for (i, case), (j, mesh) in product(enumerate(CASES), enumerate(MESHES)):
         if i == 0 or j == (i + 1) % 2:
-            marks = [pytest.mark.slow] if i + j else []
-            yield pytest.param(case, mesh, marks=marks, id=f"{case}-{'x'.join(map(str, mesh))}")
+            yield pytest.param(
+                case, mesh, marks=pytest.mark.slow, id=f"{case}-{'x'.join(map(str, mesh))}"
+            )
 
 
 @cache

@@ -71,12 +71,24 @@ def check(mesh_spec: MeshSpec, mixture: Mixture = MIXTURE, skewed: bool = False)
     assert np.asarray(load).sum(0).tolist() == counts.tolist()
 
 
-@pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 1, 4), (2, 1, 2), (1, 4, 2), (1, 8, 1), (2, 4, 1)])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        (1, 1, 4),
+        (1, 4, 2),
+        *(
+            pytest.param(m, marks=pytest.mark.slow)
+            for m in ((1, 1, 1), (2, 1, 2), (1, 8, 1), (2, 4, 1))
+        ),
+    ],
+)
 def test_every_token_gets_its_experts_answers(mesh: tuple[int, int, int]) -> None:
     check(MeshSpec(*mesh))
 
 
-@pytest.mark.parametrize("mesh", [(1, 4, 1), (1, 4, 2), (2, 4, 1)])
+@pytest.mark.parametrize(
+    "mesh", [pytest.param((1, 4, 1), marks=pytest.mark.slow), (1, 4, 2), (2, 4, 1)]
+)
 def test_tokens_travel_by_all_to_all(
     mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

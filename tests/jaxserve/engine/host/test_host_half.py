@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import Speculation
@@ -9,8 +11,6 @@ from jaxserve.request import Request, SamplingParams
 from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.checks import check_rest
 from tests.jaxserve.engine.host.driver import ScriptedProposer, config_of
-
-STEPS = 100_000
 
 
 class Traffic:
@@ -59,7 +59,8 @@ class Traffic:
             self.engine.abort(self.draw.choice(list(self.live))[0])
 
 
-def test_a_hundred_thousand_steps_leak_nothing() -> None:
+@pytest.mark.parametrize("steps", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_many_steps_leak_nothing(steps: int) -> None:
     config = config_of(max_batch=3, step_tokens=8, page_size=2, num_pages=16, max_context=24)
     scheduler = Scheduler(config, speculation=Speculation(ScriptedProposer(2), most=2))
     engine = Engine(
@@ -68,7 +69,7 @@ def test_a_hundred_thousand_steps_leak_nothing() -> None:
         clock=lambda: 1.0,
     )
     traffic = Traffic(engine)
-    for number in range(STEPS):
+    for number in range(steps):
         while len(scheduler.waiting) < 2:
             traffic.arrive()
         traffic.step()
@@ -77,6 +78,6 @@ def test_a_hundred_thousand_steps_leak_nothing() -> None:
             assert len(traffic.live) <= 8, "somebody is forgotten"
     while engine.has_work:
         traffic.step()
-    assert not traffic.live and traffic.ended > STEPS // 10
+    assert not traffic.live and traffic.ended > steps // 10
     check_rest(scheduler)
     assert len(scheduler.lanes[0].caches[0]) <= config.pools[0].pages

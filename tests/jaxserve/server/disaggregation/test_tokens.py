@@ -86,15 +86,16 @@ class Case:
 
 NGRAM: dict[str, Any] = {"speculate": "ngram", "draft_tokens": 3}
 CASES = {
-    "page sizes": Case("llama_gqa", 40),
-    "8-bit pages": Case("llama_gqa", 30, Side(page_size=8), Side(tensor=2), kv="int8"),
-    "windows": Case("gemma2_caps", 30, whole=0.3),
     "latent pages": Case("deepseek_v2_lite", 30, Side(), Side(tensor=2, page_size=6)),
     "copied heads, drafts and grammars": Case(
         "llama_gqa", 70, Side(tensor=2), Side(tensor=4, page_size=8, options=NGRAM), structured=2
     ),
 }
+# By `make test-slow`. Of the first three, test_local_mesh and test_page_exchange have the parts.
 MORE = {
+    "page sizes": Case("llama_gqa", 40),
+    "8-bit pages": Case("llama_gqa", 30, Side(page_size=8), Side(tensor=2), kv="int8"),
+    "windows": Case("gemma2_caps", 30, whole=0.3),
     "8-bit windows": Case(
         "gpt_oss_head_dim", 60, Side(tensor=4), Side(page_size=8), kv="int8", whole=0.3
     ),
