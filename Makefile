@@ -4,6 +4,8 @@
 #   JAX_VERSION     an exact jax for a new environment, e.g. 0.11.2; otherwise the newest that pyproject.toml allows
 #   DEVICELESS_JAX  the jax that steps are compiled with for chips that are not here
 #   PYTEST_ARGS     more arguments for pytest, e.g. PYTEST_ARGS="-k pages"
+#   MUTANTS         which faults `make mutants` tries, by name or --area; all without
+#   JAXSERVE_TEST_CACHE  folder of the tests' compiled steps; otherwise .pytest_cache/xla
 #   JOBS            processes that run the tests: 8 at most, by default as many as there are cores
 VENV       ?= .venv
 CANDIDATES := python3.12 python3.13 python3
@@ -12,18 +14,24 @@ DEVICELESS_JAX ?= $(OLDEST_JAX)
 JOBS           ?= auto
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
 
-CALLS_JAX := $(addprefix tests/,sharding pallas_kernels jaxserve/engine jaxserve/models jaxserve/test_generate.py \
-  checkpoints/test_convert.py)
+# What an older jax may do otherwise: compile, shard, sample, lower kernels, read its cache, load.
+DIFFERS_BY_JAX := $(addprefix tests/,sharding pallas_kernels jaxserve/engine/device \
+  jaxserve/engine/test_engine_oracle.py jaxserve/engine/test_families_on_meshes.py \
+  jaxserve/engine/test_speculation.py jaxserve/models/test_decoder_golden.py \
+  jaxserve/cli jaxserve/test_generate.py checkpoints/test_convert.py)
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
 PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto
 # Tests of a file in one process. One that crashes ends the run: pytest-xdist 3.8 would wait for ever for the process it
 # starts instead (pytest-xdist#1327).
-SPREAD   := -n $(JOBS) --maxprocesses 8 --dist loadfile --max-worker-restart 0
+# Files in their order, not by their number of tests: those that take long come early.
+SPREAD   := -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+SLOWEST  := --durations 40 --durations-min 1
+BUDGET   := --cpu-budget tests/cpu_budget.toml
 PIN      := $(if $(JAX_VERSION),jax==$(JAX_VERSION) jaxlib==$(JAX_VERSION))
 RUN      := $(VENV)/bin/python -m
 INSTALL  := $(RUN) pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: help demo test test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos fmt clean
+.PHONY: help demo test test-budget test-repeat mutants test-slow test-oldest test-kernels support-matrix feature-pairs deviceless deviceless-full soak check protos fmt clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do \
@@ -34,13 +42,23 @@ demo: $(VENV)/.runtime ## a sum and a story from the bundled model
 	  --prompt "What is 7 plus 5?" --prompt "Tell me a story about a fox."
 
 test: $(VENV)/.dev ## run the tests
-	$(RUN) pytest -q $(SPREAD) $(PYTEST_ARGS)
+	$(RUN) pytest -q $(SPREAD) $(SLOWEST) $(PYTEST_ARGS)
+
+test-budget: $(VENV)/.dev ## run the tests, and compare their CPU seconds with what is committed
+	$(RUN) pytest -q $(SPREAD) $(SLOWEST) $(BUDGET) $(PYTEST_ARGS)
+
+test-repeat: $(VENV)/.dev ## run the tests ten times in random order, half of them on a busy machine
+	$(RUN) tests.repeat -- $(SPREAD) $(PYTEST_ARGS)
+
+mutants: $(VENV)/.dev ## put faults into the sources, one after the other: the tests have to notice
+	$(RUN) tests.mutants $(MUTANTS)
 
 test-slow: $(VENV)/.dev ## more cases of what they show with one: an hour
 	$(RUN) pytest -q $(SPREAD) -m "slow and not random_kernels and not matrix and not deviceless" $(PYTEST_ARGS)
 
-test-oldest: ## run the tests of what calls jax on the oldest supported one, in an environment of its own
-	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX) PYTEST_ARGS="$(CALLS_JAX) $(PYTEST_ARGS)"
+test-oldest: ## run the tests of what may differ on the oldest jax, in an environment of its own
+	@$(MAKE) --no-print-directory test VENV=.venv-oldest JAX_VERSION=$(OLDEST_JAX) \
+	  PYTEST_ARGS="$(DIFFERS_BY_JAX) $(PYTEST_ARGS)"
 
 test-kernels: $(VENV)/.dev ## kernels in their interpreters on many random cases: an hour
 	$(RUN) pytest -q tests/pallas_kernels -m kernels $(PYTEST_ARGS)
