@@ -254,13 +254,14 @@ def compile_all(llm: LLM, console: Console, manifest: Manifest | None) -> None:
         llm.runner.warm_up(buckets, bar.update)
     llm.measure_steps()
     llm.prompts.grammars.warm_up()
+    executables = llm.runner.executables
     if manifest is None:
         console.print(
-            f"{len(buckets)} steps compiled, {llm.runner.found_compiled} compiles found in the "
+            f"{len(buckets)} steps compiled, {executables.found_compiled} compiles found in the "
             f"cache"
         )
         return
-    missed, total = llm.runner.missed, llm.runner.programs
+    missed, total = executables.missed, executables.programs
     console.print(
         f"{total - len(missed)} of {total} steps and writers of rows found in the bundle",
         soft_wrap=True,

@@ -14,7 +14,7 @@ from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
 from jaxserve.engine.device.drafting import Drafter
-from jaxserve.engine.device.kernels.attention import choose_attention
+from jaxserve.engine.device.kernels.choice import choose_attention
 from jaxserve.engine.device.lowering import Footprint, Lowering, abstract_params
 from jaxserve.engine.device.memory import (
     Budget,
@@ -71,7 +71,7 @@ def build_engine(
         spec, params, config, mesh, ModelDrafter(draft, config, mesh) if draft else None
     )
     scheduler = Scheduler(config, fingerprint=fingerprint, speculation=speculation_of(config))
-    return Engine(scheduler, runner, pages=runner if config.page_exchange else None), runner
+    return Engine(scheduler, runner, pages=runner.pages if config.page_exchange else None), runner
 
 
 def speculation_of(config: EngineConfig) -> Speculation | None:
@@ -135,7 +135,7 @@ def plan_config(
 
     rows = bytes_per_device(abstract_state(spec, wish, mesh, kernel).rows)
     weights = bytes_per_device([params, drafter.params if drafter else {}])
-    pieces = PageIO(spec, wish, mesh, kernel, dtype).most_bytes
+    pieces = PageIO(spec, wish, mesh, kernel, dtype).transit_bytes
     budget = Budget(device_limit(mesh) if limit is None else limit, weights, rows, pieces=pieces)
     cache = bytes_with(wish)
     if options.cache_tokens:

@@ -111,7 +111,10 @@ class Deployment:
         """Without the steps."""
         rows = bytes_per_device(self.lowering.state.rows)
         return Budget(
-            self.limit, bytes_per_device(self.params), rows, pieces=self.lowering.page_io.most_bytes
+            self.limit,
+            bytes_per_device(self.params),
+            rows,
+            pieces=self.lowering.page_io.transit_bytes,
         )
 
     def estimated_budget(self) -> Budget:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from jaxserve.cluster.compatibility import facts_of_model, facts_of_weights
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.engine.device.page_io import sources
+from jaxserve.engine.device.page_io import accepted_dtypes
 from jaxserve.engine.device.weight_report import sizes_of
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
@@ -66,11 +66,11 @@ def handshake_of(llm: LLM) -> Handshake | None:
     model, config = llm.model, llm.runner.config
     if not config.page_exchange:
         return None
-    with llm.runner.preparing():
+    with llm.runner.executables.preparing():
         facts = facts_of_model(model.spec.single, model.params, model.weights) | facts_of_weights(
             model.params
         )
-    dtypes = sources(config.page_dtype, str(model.params["embed"].dtype))
+    dtypes = accepted_dtypes(config.page_dtype, str(model.params["embed"].dtype))
     return Handshake(facts, config.page_dtype, dtypes)
 
 

@@ -16,11 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
-from jaxserve.engine.device.drafting import Computed
+from jaxserve.engine.device.drafting import ModelPass
 from jaxserve.engine.device.runner import DeviceRunner
-from jaxserve.engine.device.sharded_model import Network
+from jaxserve.engine.device.sharded_model import ShardedModel
 from jaxserve.engine.device.state import State
-from jaxserve.engine.device.token_layout import Place, put, take
+from jaxserve.engine.device.token_layout import TokenLayout, put, take
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import DeviceDrafts, Speculation
@@ -210,18 +210,18 @@ class Echo:
     config: EngineConfig
     mesh: jax.sharding.Mesh
     params: Any = ()
-    abstract: Any = ()
+    abstract_params: Any = ()
 
     @property
-    def kept(self) -> Any:
+    def abstract_state(self) -> Any:
         split = NamedSharding(self.mesh, PartitionSpec(LANES))
         shape = (self.config.lanes, self.config.max_batch, SPEC.d_model)
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=split)
 
     def next(
-        self, params: dict, state: State, ids: jax.Array, tokens: jax.Array, place: Place
+        self, params: dict, state: State, ids: jax.Array, tokens: jax.Array, layout: TokenLayout
     ) -> tuple[Any, jax.Array]:
-        network = Network(
+        model = ShardedModel(
             SPEC,
             self.mesh,
             dispatch.IMPLEMENTATIONS["reference"],
@@ -230,15 +230,15 @@ class Echo:
             4,
             jnp.float32,
         )
-        return state.drafter, network.logits(
+        return state.drafter, model.logits(
             params, take(state.drafter, ids).reshape(-1, SPEC.d_model)
         )
 
-    def read(self, params: dict, state: State, computed: Computed) -> Any:
+    def observe(self, params: dict, state: State, model: ModelPass) -> Any:
         ids = jnp.where(
-            computed.samples, computed.ids, self.config.max_batch
+            model.samples, model.ids, self.config.max_batch
         )  # out of range: nothing to keep
-        return put(state.drafter, ids, take(computed.hidden, computed.newest))
+        return put(state.drafter, ids, take(model.hidden, model.newest))
 
     def catch_up(self, *_: Any) -> tuple[Any, jax.Array]:
         raise AssertionError("it learns of every token by reading")
@@ -269,8 +269,8 @@ def test_a_head_reads_the_hidden_state_of_the_newest_token(mesh: MeshSpec) -> No
     while engine.has_work:
         for event in engine.step():
             said[event.request_id] += event.tokens
-        kept = np.asarray(runner._state.drafter)
-        newest = np.asarray(runner._state.rows.token)
+        kept = np.asarray(runner._state.current.drafter)
+        newest = np.asarray(runner._state.current.rows.token)
         for lane in engine.scheduler.lanes:
             for seq in lane.running:
                 if seq.newest_on_device:

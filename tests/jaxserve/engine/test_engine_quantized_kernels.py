@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
 from jaxserve.config import resolve
-from jaxserve.engine.device.kernels.quantized_matmul import choose_quantized_matmul
+from jaxserve.engine.device.kernels.choice import choose_quantized_matmul
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler

@@ -63,7 +63,7 @@ class House:
         }
         self.runner.warm_up(buckets.values())
         self.engine = Engine(
-            Scheduler(self.config, fingerprint=str(side)), self.runner, pages=self.runner
+            Scheduler(self.config, fingerprint=str(side)), self.runner, pages=self.runner.pages
         )
 
     def request(self, name: str, prompt: tuple[int, ...], **params: Any) -> Request:

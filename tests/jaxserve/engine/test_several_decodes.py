@@ -110,5 +110,5 @@ def test_a_plan_that_does_not_fit_is_refused(
     plan = LanePlan(
         rows, rows, [0] * len(rows), sizes, samples, [-1] * sum(sizes), [0] * sum(sizes)
     )
-    with pytest.raises(EngineError, match=f"a decode step of {steps} takes rows of"):
+    with pytest.raises(EngineError, match=f"a decode step of {steps} was given rows of"):
         runner.launch(StepPlan(3, "decode", (plan,), (), steps))

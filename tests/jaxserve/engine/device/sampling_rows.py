@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from jaxserve.engine.device.batch import (
+from jaxserve.engine.device.row_packing import (
     admission_layout,
     allowed_bits,
     pack_admission,
@@ -99,7 +99,7 @@ def row_fields(
     return RowFields(counts=counts, bias_ids=bias_ids, bias_values=bias_values, mask=mask), rows
 
 
-def edited(logits: np.ndarray, a: Admission, position: int) -> np.ndarray:
+def constrained_logits(logits: np.ndarray, a: Admission, position: int) -> np.ndarray:
     """Allowed tokens, then bias, then no end token before min_tokens."""
     result = logits.copy()
     if a.allowed is not None:
@@ -111,7 +111,7 @@ def edited(logits: np.ndarray, a: Admission, position: int) -> np.ndarray:
     return result
 
 
-def penalised(logits: np.ndarray, a: Admission) -> np.ndarray:
+def penalised_logits(logits: np.ndarray, a: Admission) -> np.ndarray:
     """Repetition penalty for tokens of prompt and output, then presence and frequency penalty for
     the output's.
     """

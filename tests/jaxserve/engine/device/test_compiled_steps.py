@@ -51,7 +51,7 @@ def test_state_is_aliased_and_never_copied(runner, bucket: Bucket) -> None:
 
 def test_writers_alias_the_state_too(runner) -> None:
     runner.warm_up([])
-    for name, writer in runner.writers.items():
+    for name, writer in runner.executables.writers.items():
         memory = writer.memory_analysis()
         assert memory.alias_size_in_bytes == nbytes(runner.lowering.state), name
         assert memory.temp_size_in_bytes < nbytes(runner.lowering.state.pages[0]) / 10, name

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from jaxserve.engine.device.batch import allowed_bits
+from jaxserve.engine.device.logprobs import log_probabilities
+from jaxserve.engine.device.row_packing import allowed_bits
 from jaxserve.engine.device.sampling import (
     _ordered,
-    choose,
-    edit,
-    log_probabilities,
-    penalise,
+    apply_constraints,
+    apply_penalties,
+    choose_tokens,
     sample,
     truncate,
 )
@@ -25,8 +25,8 @@ from tests.jaxserve.engine.device.sampling_rows import (
     EVERYTHING,
     PLAIN,
     SLOTS,
-    edited,
-    penalised,
+    constrained_logits,
+    penalised_logits,
     probabilities,
     row_fields,
     row_sampling,
@@ -128,7 +128,7 @@ def test_the_lowest_temperatures_are_greedy(temperature: float) -> None:
     """Logits divided by 1e-38 are infinite, all of them."""
     logits = np.stack([sharp_logits(1)[0] + shift for shift in (-50, 0, 50, 0)])
     asked = [replace(PLAIN, temperature=temperature, top_p=p) for p in (1.0, 1.0, 1.0, 0.9)]
-    tokens = jax.jit(choose)(logits, row_sampling(asked, VOCAB), np.zeros(4, np.int32))
+    tokens = jax.jit(choose_tokens)(logits, row_sampling(asked, VOCAB), np.zeros(4, np.int32))
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
 
 
@@ -165,20 +165,27 @@ def random_processors(rng: np.random.Generator) -> Admission:
     )
 
 
-def test_edits_and_penalties_are_those_of_the_docstring() -> None:
+def test_constraints_and_penalties_match_numpy() -> None:
     rng = np.random.default_rng(11)
     asked = [random_processors(rng) for _ in range(64)]
     position = np.array([a.prompt_tokens + rng.integers(0, 4) for a in asked], np.int32)
     logits, p = sharp_logits(64), row_sampling(asked, VOCAB)
     fields, rows = row_fields(asked, VOCAB)
-    after_edits = jax.jit(edit)(logits, p, fields, rows, np.zeros(64, np.int32), position)
-    after_penalties = jax.jit(penalise)(after_edits, p, fields, rows, np.zeros((64, 0), np.int32))
+    constrained = jax.jit(apply_constraints)(
+        logits, p, fields, rows, np.zeros(64, np.int32), position
+    )
+    after_penalties = jax.jit(apply_penalties)(
+        constrained, p, fields, rows, np.zeros((64, 0), np.int32)
+    )
     for i, a in enumerate(asked):
         np.testing.assert_array_equal(
-            after_edits[i], edited(logits[i], a, int(position[i])), err_msg=str(a)
+            constrained[i], constrained_logits(logits[i], a, int(position[i])), err_msg=str(a)
         )
         np.testing.assert_allclose(
-            after_penalties[i], penalised(np.asarray(after_edits[i]), a), rtol=1e-6, atol=1e-5
+            after_penalties[i],
+            penalised_logits(np.asarray(constrained[i]), a),
+            rtol=1e-6,
+            atol=1e-5,
         )
     tokens = SAMPLE(logits, p, fields, rows, position).tokens
     np.testing.assert_array_equal(tokens, np.asarray(after_penalties).argmax(-1))
@@ -199,7 +206,7 @@ def test_end_tokens_are_out_for_exactly_min_tokens_tokens() -> None:
     asked = [replace(PLAIN, prompt_tokens=10, min_tokens=2, end_ids=(7, 66))] * 4
     logits, position = np.zeros((4, VOCAB), np.float32), np.arange(10, 14, dtype=np.int32)
     slot = np.zeros(4, np.int32)
-    result = jax.jit(edit)(
+    result = jax.jit(apply_constraints)(
         logits, row_sampling(asked, VOCAB), *row_fields(asked, VOCAB), slot, position
     )
     assert [np.flatnonzero(np.isinf(row)).tolist() for row in result] == [[7, 66], [7, 66], [], []]

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AbstractDevice, Mesh
 
 from jaxserve.config import EngineConfig, resolve
-from jaxserve.engine.device.kernels.quantized_matmul import choose_quantized_matmul
+from jaxserve.engine.device.kernels.choice import choose_quantized_matmul
 from jaxserve.models.quant import FORMS
 from jaxserve.models.spec import Latent
 from pallas_kernels.errors import KernelError
