@@ -131,7 +131,9 @@ def widened(module: Module, sizes: set[int]) -> Iterator[str]:
     for name, body in module.items():
         if name not in fused:
             yield from (
-                i.name for i in body.values() if i.runs and sizes & set(i.sizes) and wide(i.result)
+                i.name
+                for i in body.values()
+                if i.makes_arrays and sizes & set(i.sizes) and wide(i.result)
             )
 
 

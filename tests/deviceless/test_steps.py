@@ -137,7 +137,7 @@ def check_step(chip: str, bucket: Bucket, tensor: int, data: int = 1) -> None:
     assert found.aliased >= bytes_per_device(steps.state)  # a TPU pads to tiles
     gathers = data > 1 and spans_hosts(steps.mesh)
     assert (
-        found.fresh
+        found.unaliased
         <= download_layout(bucket, SPEC.d_model).size * 4 * (data if gathers else 1) + 2**16
     )
     assert bool(found.copies) == copies_weights(chip, bucket), found.copies

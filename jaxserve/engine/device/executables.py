@@ -114,7 +114,9 @@ class Executables:
 
     def _check_attention(self) -> None:
         lowering = self._lowering
-        spec, config, mesh = lowering.spec, lowering.config, lowering.mesh
+        spec = lowering.spec
+        config = lowering.config
+        mesh = lowering.mesh
         page_dtype = jnp.dtype(config.page_dtype)
         # One token per row is a decode, more are a verification, and None is a step of prompts.
         verified = [1 + drafts for drafts in drafts_of(config.draft_tokens)]

@@ -1,4 +1,4 @@
-"""What the host sends to the row writers: a row's small fields, token counts, and masks."""
+"""Packing of what the host sends to the row writers: small fields, token counts, and masks."""
 
 from collections.abc import Sequence
 

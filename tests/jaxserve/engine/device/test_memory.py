@@ -12,7 +12,7 @@ from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
 from jaxserve.engine.device.lowering import Footprint, Lowering
 from jaxserve.engine.device.memory import (
-    Budget,
+    MemoryBudget,
     affordable_pages,
     bytes_per_device,
     cache_bytes,
@@ -81,7 +81,7 @@ def test_bytes_per_device_counts_shards() -> None:
 
 
 def test_affordable_pages() -> None:
-    budget = Budget(limit=1000, weights=500, rows=100, temporaries=30, programs=20)
+    budget = MemoryBudget(limit=1000, weights=500, rows=100, temporaries=30, programs=20)
     assert affordable_pages(budget, cache=lambda pages: 10 * pages, wanted=99) == 35
     assert affordable_pages(budget, cache=lambda pages: 10 * pages, wanted=9) == 9
     assert (
