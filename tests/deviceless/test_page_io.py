@@ -1,5 +1,6 @@
-"""What the real compilers say of reads and writes of pages for other engines: in place, and no copy
-of a pool.
+"""Reads and writes of pages for KV transfer, as real compilers build them.
+
+Pages are updated in place, and no pool is copied.
 """
 
 from dataclasses import replace

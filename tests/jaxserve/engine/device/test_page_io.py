@@ -23,7 +23,8 @@ from pallas_kernels.paged_attention.api import quantize
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, LATENT, SPEC, WINDOWED, make_engine
 
-PAGES, SIZE = 6, 4
+PAGES = 6
+SIZE = 4  # tokens of a page
 WIDTHS = {
     "float32": np.float32,
     "bfloat16": ml_dtypes.bfloat16,
@@ -38,7 +39,8 @@ class Store:
     def __init__(
         self, spec: ModelSpec, mesh_spec: MeshSpec, kernel: str = "reference", kv: str = "float32"
     ):
-        self.spec, mesh = spec.on(mesh_spec.tensor), mesh_spec.build(jax.devices())
+        self.spec = spec.on(mesh_spec.tensor)
+        mesh = mesh_spec.build(jax.devices())
         windows = [group.window for group in spec.page_groups()]
         self.config = config_of(windows, mesh_spec.lanes, kv)
         implementation = dispatch.IMPLEMENTATIONS[kernel]
@@ -70,7 +72,8 @@ def config_of(windows: list[int | None], lanes: int, kv: str) -> EngineConfig:
 
 def random_piece(spec: ModelSpec, group: int, pages: int, kv: str, seed: int = 0) -> Piece:
     """Make a KV segment of the model's own heads, with numbers of all signs."""
-    rng, found = np.random.default_rng(seed), spec.page_groups()[group]
+    rng = np.random.default_rng(seed)
+    found = spec.page_groups()[group]
     shape = (len(found.layers), pages * SIZE, found.kv_heads, found.head_dim)
 
     def numbers() -> np.ndarray:
@@ -102,7 +105,7 @@ def cases() -> Iterator[tuple[ModelSpec, MeshSpec, str, str]]:
 
 
 @pytest.mark.parametrize(("spec", "mesh", "kernel", "kv"), list(cases()))
-def test_what_was_written_is_read_bit_for_bit(
+def test_written_pages_are_read_bit_for_bit(
     spec: ModelSpec, mesh: MeshSpec, kernel: str, kv: str
 ) -> None:
     """Other pages of this lane and of other lanes keep what they had."""
@@ -110,10 +113,8 @@ def test_what_was_written_is_read_bit_for_bit(
     lane = mesh.lanes - 1
     for group in range(len(spec.page_groups())):
         many, one = page_counts(store.config)
-        first, second = (
-            random_piece(spec, group, many, kv),
-            random_piece(spec, group, one, kv, seed=1),
-        )
+        first = random_piece(spec, group, many, kv)
+        second = random_piece(spec, group, one, kv, seed=1)
         before = store.read(0, group, [5])
         store.write(lane, [4, 0, NO_PAGE, 2], first)
         store.write(lane, [3], second)
@@ -132,7 +133,8 @@ def test_what_was_written_is_read_bit_for_bit(
 )
 @pytest.mark.parametrize("spec", [SPEC, LATENT], ids=["k and v", "latent"])
 def test_narrowed_as_a_step_stores_it(spec: ModelSpec, wide: str, kv: str) -> None:
-    store, piece = Store(spec, MeshSpec(tensor=2), kv=kv), random_piece(spec, 0, 1, wide)
+    store = Store(spec, MeshSpec(tensor=2), kv=kv)
+    piece = random_piece(spec, 0, 1, wide)
     store.write(0, [3], piece)
     narrow = jax.jit(lambda x: quantize(x, jnp.dtype(WIDTHS[kv])))
     expected: dict[str, np.ndarray] = {}
@@ -145,7 +147,7 @@ def test_narrowed_as_a_step_stores_it(spec: ModelSpec, wide: str, kv: str) -> No
     same(store.read(0, 0, [3]), Piece(0, 0, **expected))
 
 
-def test_what_pages_can_be_made_of() -> None:
+def test_accepted_dtypes() -> None:
     assert accepted_dtypes("float32", "float32") == ("float32",)
     assert accepted_dtypes("bfloat16", "float32") == ("float32", "bfloat16")
     assert accepted_dtypes("bfloat16", "bfloat16") == ("bfloat16",)
@@ -203,7 +205,8 @@ def test_pages_are_written_in_place(kv: str) -> None:
     options = replace(BASE, page_size=16, cache_tokens=2**18, kv=kv, page_exchange=True)
     engine, runner = make_engine(options)
     for name, lowered in runner.lowering.page_programs().items():
-        memory, state = lowered.compile().memory_analysis(), runner.lowering.state
+        memory = lowered.compile().memory_analysis()
+        state = runner.lowering.state
         assert memory.alias_size_in_bytes == (
             nbytes(state.pages) if name.startswith("write") else 0
         ), name

@@ -1,4 +1,4 @@
-"""No engine answers with an attention that is wrong on its device."""
+"""Tests of the start-up check of attention: no engine runs a kernel that is wrong on its device."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,7 +32,7 @@ def spoilt(spoil: Spoil) -> SimpleNamespace:
     return SimpleNamespace(attend=attend, **{name: getattr(reference, name) for name in names})
 
 
-def prove(monkeypatch: pytest.MonkeyPatch, spoil: Spoil, options: Options = OPTIONS) -> None:
+def run_check(monkeypatch: pytest.MonkeyPatch, spoil: Spoil, options: Options = OPTIONS) -> None:
     known = {"reference": reference, "other": spoilt(spoil)}
     monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", known)
     check_attention("other", [replace(options, most=1), options], 4, FLOAT, jax.devices()[0])
@@ -51,7 +51,7 @@ def prove(monkeypatch: pytest.MonkeyPatch, spoil: Spoil, options: Options = OPTI
     ids=["plain", "window", "latent", "int8", "fp8", "latent int8"],
 )
 def test_the_reference_is_the_reference(monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
-    prove(monkeypatch, lambda done: done, options)
+    run_check(monkeypatch, lambda done: done, options)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_differs_is_an_error(monkeypatch: pytest.MonkeyPatch, spoil: Spoil)
         EngineError,
         match=r"attention 'other' in a decode step differs .* on cpu.*--attention refer",
     ):
-        prove(monkeypatch, spoil)
+        run_check(monkeypatch, spoil)
 
 
 @pytest.mark.parametrize(
@@ -87,19 +87,19 @@ def test_so_is_what_differs_in_pages_of_8_bits(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Pages], Pages]
 ) -> None:
     with pytest.raises(EngineError, match=r"in a decode step differs"):
-        prove(monkeypatch, lambda done: done._replace(pages=spoil(done.pages)), EIGHT_BITS)
+        run_check(monkeypatch, lambda done: done._replace(pages=spoil(done.pages)), EIGHT_BITS)
 
 
 def test_prompts_are_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="in a step of prompts"):
-        prove(
+        run_check(
             monkeypatch,
             lambda done: done if len(done.out) == 4 else done._replace(out=done.out + 1),
         )
 
 
 def test_an_engine_does_not_become_ready_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any step is compiled."""
+    """The check runs before any step is compiled."""
     known = {"reference": reference, "other": spoilt(lambda done: done._replace(out=-done.out))}
     monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", known)
     _, runner = make_engine(replace(BASE, attention="other"), spec=WINDOWED)

@@ -1,4 +1,4 @@
-"""No engine answers with products that are wrong on its device."""
+"""Tests of the start-up check of matmul kernels."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,7 +22,8 @@ from pallas_kernels.quantized_matmul import reference, tpu
 from sharding import params as declared
 from tests.jaxserve.engine.tiny import BASE, EXPERTS, make_engine
 
-BF16, INT8 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.int8)
+BF16 = jnp.dtype(jnp.bfloat16)
+INT8 = jnp.dtype(jnp.int8)
 WEIGHT = quantized.Demand(256, (2, 128), 32, BF16)
 OPTIONS = grouped.Options(16, BF16)
 EXPERT = grouped.Demand(0, 4, 2, 64, 48, BF16, "")
@@ -84,7 +85,7 @@ def test_differences_are_found(spoil: Spoil) -> None:
         )
 
 
-def test_padding_is_nobody_s() -> None:
+def test_padding_is_not_compared() -> None:
     def nothing_in_padding(*operands: Any, **more: Any) -> jax.Array:
         return jnp.nan_to_num(grouped_reference.multiply(*operands, **more))
 
