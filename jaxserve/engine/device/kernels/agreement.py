@@ -1,12 +1,12 @@
 """The verdict of the start-up checks that compare a kernel with its reference."""
 
-import jax
+from typing import Any
 
 from jaxserve.errors import EngineError
 
 
 def require_agreement(
-    subject: str, difference: float, bound: float, flag: str, device: jax.Device, unit: str = ""
+    subject: str, difference: float, bound: float, flag: str, device: Any, unit: str = ""
 ) -> None:
     """Raise EngineError when a kernel differs from its reference by more than rounding.
 

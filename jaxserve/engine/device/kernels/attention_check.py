@@ -6,7 +6,7 @@ another version of the compiler makes of a kernel shows here, before any request
 
 from collections.abc import Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class Extent(NamedTuple):
     shared_pages: int
 
     @staticmethod
-    def of(device: jax.Device, page_size: int) -> "Extent":
+    def of(device: Any, page_size: int) -> "Extent":
         """Choose an extent for a device.
 
         An accelerator gets more than its kernel has buffers for at a time, so that buffers are
@@ -49,7 +49,7 @@ class Extent(NamedTuple):
 
 
 def check_attention(
-    name: str, steps: Iterable[Options], heads: int, dtype: jnp.dtype, device: jax.Device
+    name: str, steps: Iterable[Options], heads: int, dtype: jnp.dtype, device: Any
 ) -> None:
     """Raise EngineError when the kernel `name` and the reference differ in one of these steps.
 
@@ -73,11 +73,9 @@ def _step_name(options: Options) -> str:
 
 def _difference(a: np.ndarray, b: np.ndarray) -> float:
     """Return the largest difference, infinite where one array alone has a NaN."""
-    a = np.float32(a)
-    b = np.float32(b)
     if (np.isnan(a) != np.isnan(b)).any():
         return np.inf
-    return float(np.nan_to_num(np.abs(a - b)).max())
+    return float(np.nan_to_num(np.abs(np.float32(a) - np.float32(b))).max())
 
 
 def _attend(

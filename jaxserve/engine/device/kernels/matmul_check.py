@@ -29,9 +29,7 @@ BLOCK_EXPERTS: Final = (0, 1, 1, 2)
 BOUND: Final = 0.05
 
 
-def check_quantized_matmul(
-    demands: Iterable[tuple[Any, quantized.Demand]], device: jax.Device
-) -> None:
+def check_quantized_matmul(demands: Iterable[tuple[Any, quantized.Demand]], device: Any) -> None:
     """Raise EngineError when a kernel and the reference multiply quantized weights differently.
 
     demands: kernels, each with the product that one weight demands of it. Equal ones run once.
@@ -77,7 +75,7 @@ def _with_fewer_columns(
 
 
 def check_grouped_matmul(
-    kernel: Any, demands: Iterable[tuple[grouped.Options, grouped.Demand]], device: jax.Device
+    kernel: Any, demands: Iterable[tuple[grouped.Options, grouped.Demand]], device: Any
 ) -> None:
     """Raise EngineError when the kernel and the reference compute expert products differently.
 
@@ -111,7 +109,7 @@ def _compare(
     reference: Any,
     options: Any,
     operands: tuple[Any, ...],
-    device: jax.Device,
+    device: Any,
     **more: Any,
 ) -> None:
     """Multiply by the kernel and by the reference, and require that they agree.
