@@ -25,7 +25,8 @@ Job = tuple[str, Callable[[], None]]
 class Executables:
     """Everything that an engine launches, compiled ahead of its first use.
 
-    missed: names of the programs that the persistent compilation cache did not have.
+    steps, writers, page_programs: compiled programs, the last two by name. missed: names of the
+    programs that the persistent compilation cache did not have.
     """
 
     def __init__(self, lowering: Lowering):

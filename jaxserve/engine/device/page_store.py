@@ -89,6 +89,7 @@ class PageStore:
         state = self._state.current
         io = self._io.groups[group]
         program = self._programs[read_name(group, len(ids))]
+        # The program reads in all lanes. What it reads in others, page 0, is not used.
         found = program(pages_of_group(io, state.pages), self._ids(lane, ids, elsewhere=0))
         return PagesRead(
             {

@@ -32,14 +32,11 @@ from jaxserve.request import MAX_BIASES
 
 @dataclass(slots=True)
 class Padding:
-    """Use of a bucket: its launches, and how many of the tokens that they computed were planned.
-
-    live_tokens: planned ones, those that came after the end of a text among them.
-    """
+    """Use of a bucket: its launches, and how many of the tokens that they computed were planned."""
 
     launches: int = 0
-    live_tokens: int = 0
-    computed_tokens: int = 0
+    live_tokens: int = 0  # planned ones, even if a text turned out to end before them
+    computed_tokens: int = 0  # with the padding of the bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +98,7 @@ class DeviceRunner:
 
     @property
     def compiled(self) -> tuple[Bucket, ...]:
+        """Buckets whose steps are compiled."""
         return tuple(self.executables.steps)
 
     @property
@@ -116,6 +114,7 @@ class DeviceRunner:
             _check_decodes(plan)
         else:
             _check_chunks(plan)
+        # The device runs launches in their order, so rows are written before the step reads them.
         for admission in plan.admissions:
             self.admit(admission)
         self._write_masks(
@@ -134,6 +133,7 @@ class DeviceRunner:
         )
         upload = np.stack([pack(lane) for lane in plan.lanes])
         self._state.current, output = steps[bucket](self._params, self._state.current, upload)
+        # The copy starts as soon as the step is done, not when `collect` asks for it.
         output.copy_to_host_async()
         if plan.number != MEASURED:
             self._count(bucket, plan)
@@ -155,6 +155,7 @@ class DeviceRunner:
             self._write("set_bias", where, ids, values)
         if a.allowed is not None:
             _, slots, _ = self.lowering.masks_shape
+            # The allowed tokens are the same in every sampling slot, unlike those of a grammar.
             mask = allowed_bits(a.allowed, vocab).tobytes()
             self._write_masks([(a.lane, a.row, slots * mask)])
 

@@ -235,6 +235,7 @@ def truncate(logits: Float[Array, "B V"], params: RowSampling) -> Float[Array, "
 
     def apply(logits: jax.Array) -> jax.Array:
         logits = jnp.where(logits >= jnp.log(params.min_p)[:, None], logits, -jnp.inf)
+        # top_k is a mass too, where each token weighs 1.
         k = jnp.where(params.top_k > 0, params.top_k, logits.shape[-1]).astype(jnp.float32)
         logits = _keep_mass(logits, jnp.ones_like(logits), k)
         mass = jnp.exp(logits)

@@ -50,8 +50,8 @@ class State:
 class StateHolder:
     """Owner of an engine's current State.
 
-    Every launch donates the state to the device and puts its successor here. Whoever launches has
-    to go through one holder, since a donated state cannot be used again.
+    Every launch donates the state to the device and puts its successor here. All launches of an
+    engine go through one holder, since a donated state cannot be used again. For one thread.
     """
 
     def __init__(self, state: State):

@@ -51,6 +51,7 @@ class StepBuilder:
         return self.model.spec
 
     def step(self, bucket: Bucket) -> Callable[[dict, State, jax.Array], tuple[State, jax.Array]]:
+        """Return the step of this shape: (params, state, upload) -> (state, download)."""
         groups = len(self.spec.page_groups())
         upload = upload_layout(bucket, groups, self.model.page_size)
         download = download_layout(bucket, self.spec.d_model)
@@ -60,6 +61,7 @@ class StepBuilder:
         ) -> tuple[State, Int[Array, "A m"]]:
             params = self.model.bind_kernels(params)
             batch = upload.unpack(packed)
+            # Before anything else: the step's tokens are written into these pages.
             state = replace(state, rows=_add_fresh_pages(state.rows, batch))
             if bucket.kind == "draft":
                 state, results = self._catch_up(bucket, params, state, batch)

@@ -96,7 +96,7 @@ def _attend(
         return rng.standard_normal((*shape, layout.head_dim), np.float32)
 
     def storable(*shape: int) -> np.ndarray:
-        """Draw vectors that pages hold exactly, so that kernels may round differently."""
+        """Draw vectors that pages hold exactly, so that a different rounding is no difference."""
         drawn = vectors(*shape)
         return _of_eight_bits(drawn, layout.dtype, rng) if layout.scaled else drawn
 
