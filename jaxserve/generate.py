@@ -26,7 +26,7 @@ from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, s
 from jaxserve.cluster.bootstrap import Hosts, Pod, join, leave
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
 from jaxserve.completion import Completion, Delta
-from jaxserve.engine.device.weight_report import describe, sizes_of
+from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.llm import LLM
 from jaxserve.prompts import Prepared
@@ -61,11 +61,13 @@ def generate(args: argparse.Namespace, console: Console) -> int:
         use_compilation_cache(args.compilation_cache)
         with open_llm(args, console, pod) as llm:
             console.print(
-                "weights " + describe(sizes_of(llm.model.params)), style="dim", soft_wrap=True
+                "weights " + describe_weights(weight_sizes(llm.model.params)),
+                style="dim",
+                soft_wrap=True,
             )
             if llm.draft:
                 console.print(
-                    "draft model " + describe(sizes_of(llm.draft.params)),
+                    "draft model " + describe_weights(weight_sizes(llm.draft.params)),
                     style="dim",
                     soft_wrap=True,
                 )

@@ -15,7 +15,8 @@ from jaxserve.config import EngineOptions
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.build import NewRunner, build_engine
 from jaxserve.engine.device.draft_model import DraftModel
-from jaxserve.engine.device.runner import DeviceRunner, Progress
+from jaxserve.engine.device.executables import Progress
+from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.engine.step_costs import measure

@@ -24,7 +24,7 @@ from jaxserve.cli.output import Bar
 from jaxserve.cluster.bootstrap import Alone, Hosts, Pod, join, leave
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
 from jaxserve.cluster.heartbeat import Loss
-from jaxserve.engine.device.weight_report import describe, sizes_of
+from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
 from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
 from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
@@ -141,7 +141,7 @@ async def serve(
             console.print(f"role     {role.introduction}", soft_wrap=True, markup=False)
         if llm.draft:
             console.print(
-                f"drafts   {args.draft_model}: {describe(sizes_of(llm.draft.params))}",
+                f"drafts   {args.draft_model}: {describe_weights(weight_sizes(llm.draft.params))}",
                 soft_wrap=True,
             )
         compile_all(llm, console, manifest)
@@ -254,13 +254,14 @@ def compile_all(llm: LLM, console: Console, manifest: Manifest | None) -> None:
         llm.runner.warm_up(buckets, bar.update)
     llm.measure_steps()
     llm.prompts.grammars.warm_up()
+    executables = llm.runner.executables
     if manifest is None:
         console.print(
-            f"{len(buckets)} steps compiled, {llm.runner.found_compiled} compiles found in the "
+            f"{len(buckets)} steps compiled, {executables.found_compiled} compiles found in the "
             f"cache"
         )
         return
-    missed, total = llm.runner.missed, llm.runner.programs
+    missed, total = executables.missed, executables.programs
     console.print(
         f"{total - len(missed)} of {total} steps and writers of rows found in the bundle",
         soft_wrap=True,
@@ -280,7 +281,7 @@ def introduce(model: ModelCard, engine: EngineCard, console: Console) -> None:
     lines = (
         f"model    {model.name} ({model.architecture}), {model.parameters / 1e6:,.1f} M "
         f"parameters, {model.weights}" + purpose,
-        f"weights  {describe(model.sizes)}",
+        f"weights  {describe_weights(model.sizes)}",
         f"mesh     {mesh_of(engine)}",
         f"engine   {engine.max_batch} rows, {engine.step_tokens} tokens a step, context "
         f"{model.max_context}",

@@ -42,7 +42,11 @@ def start(args: Any) -> int:
     with open_llm(args, engine_options(args), Console(stderr=True)) as llm:
         tell("load", model=about(llm, args))
         llm.warm_up()
-        tell("compile", programs=llm.runner.programs, compiled=len(llm.runner.missed))
+        tell(
+            "compile",
+            programs=llm.runner.executables.programs,
+            compiled=len(llm.runner.executables.missed),
+        )
         llm.generate([[0]], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
         tell("first token")
     return 0

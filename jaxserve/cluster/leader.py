@@ -25,7 +25,8 @@ from jaxserve.cluster.message_auth import Chain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.device.runner import DeviceRunner, Launched, Progress
+from jaxserve.engine.device.executables import Progress
+from jaxserve.engine.device.runner import DeviceRunner, Launched
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import ConfigError
 
@@ -245,7 +246,7 @@ class LeadingRunner(DeviceRunner):
     ) -> None:
         """Compile these steps on every host."""
         buckets = tuple(buckets)
-        if self.writers and all(bucket in self._steps for bucket in buckets):
+        if self.executables.has(buckets):
             return
         self._leader.order(compile=buckets_to_proto(buckets))
         super().warm_up(buckets, progress)

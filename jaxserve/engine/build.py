@@ -14,10 +14,10 @@ from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
 from jaxserve.engine.device.drafting import Drafter
-from jaxserve.engine.device.kernels.attention import choose_attention
+from jaxserve.engine.device.kernels.choice import choose_attention
 from jaxserve.engine.device.lowering import Footprint, Lowering, abstract_params
 from jaxserve.engine.device.memory import (
-    Budget,
+    MemoryBudget,
     affordable_pages,
     bytes_per_device,
     cache_bytes,
@@ -71,7 +71,7 @@ def build_engine(
         spec, params, config, mesh, ModelDrafter(draft, config, mesh) if draft else None
     )
     scheduler = Scheduler(config, fingerprint=fingerprint, speculation=speculation_of(config))
-    return Engine(scheduler, runner, pages=runner if config.page_exchange else None), runner
+    return Engine(scheduler, runner, pages=runner.pages if config.page_exchange else None), runner
 
 
 def speculation_of(config: EngineConfig) -> Speculation | None:
@@ -135,18 +135,19 @@ def plan_config(
 
     rows = bytes_per_device(abstract_state(spec, wish, mesh, kernel).rows)
     weights = bytes_per_device([params, drafter.params if drafter else {}])
-    pieces = PageIO(spec, wish, mesh, kernel, dtype).most_bytes
-    budget = Budget(device_limit(mesh) if limit is None else limit, weights, rows, pieces=pieces)
+    transit = PageIO(spec, wish, mesh, kernel, dtype).transit_bytes
+    capacity = device_limit(mesh) if limit is None else limit
+    budget = MemoryBudget(capacity, weights, rows, transit=transit)
     cache = bytes_with(wish)
     if options.cache_tokens:
         check_fits(budget, cache)
         return wish
-    if budget.weights + budget.rows + budget.pieces + cache < budget.limit / 2:
+    if budget.weights + budget.rows + budget.transit + cache < budget.limit / 2:
         return wish
     most = max(pool.pages for pool in wish.pools)
     room = affordable_pages(budget, bytes_of, most)
 
-    def asked(pages: int) -> Budget:
+    def asked(pages: int) -> MemoryBudget:
         abstract = abstract_params(spec, dtype, mesh, form_in(params))
         config = resolved(pages * wish.page_size)
         probe = Lowering(
@@ -162,8 +163,8 @@ def plan_config(
 
 
 def with_steps(
-    budget: Budget, plan: BucketPlan, footprint: Callable[[Bucket], Footprint]
-) -> Budget:
+    budget: MemoryBudget, plan: BucketPlan, footprint: Callable[[Bucket], Footprint]
+) -> MemoryBudget:
     """With what the plan's steps take, as if every step took as much as the widest of its kind."""
     widest = {bucket.kind: bucket for bucket in sorted(plan.buckets)}  # the last of each kind
     needs = {kind: footprint(bucket) for kind, bucket in widest.items()}

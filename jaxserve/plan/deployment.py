@@ -15,7 +15,7 @@ from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.build import plan_config, with_steps
 from jaxserve.engine.device.lowering import Footprint, Lowering, abstract_params
-from jaxserve.engine.device.memory import Budget, bytes_per_device
+from jaxserve.engine.device.memory import MemoryBudget, bytes_per_device
 from jaxserve.engine.device.steps import SCORE_TOKENS
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
@@ -107,14 +107,17 @@ class Deployment:
         widest = {(b.kind, b.steps): b for b in sorted(self.buckets)}
         return (min(self.buckets), *widest.values())
 
-    def budget(self) -> Budget:
+    def budget(self) -> MemoryBudget:
         """Without the steps."""
         rows = bytes_per_device(self.lowering.state.rows)
-        return Budget(
-            self.limit, bytes_per_device(self.params), rows, pieces=self.lowering.page_io.most_bytes
+        return MemoryBudget(
+            self.limit,
+            bytes_per_device(self.params),
+            rows,
+            transit=self.lowering.page_io.transit_bytes,
         )
 
-    def estimated_budget(self) -> Budget:
+    def estimated_budget(self) -> MemoryBudget:
         """With what steps take by `estimated_footprint`."""
         return with_steps(
             self.budget(),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.device.memory import Budget, bytes_per_device
+from jaxserve.engine.device.memory import MemoryBudget, bytes_per_device
 from jaxserve.plan.compile import CompiledStep
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.hlo.inspection import Inspection
@@ -61,7 +61,7 @@ class Account:
     # ---- memory, in bytes of one device
 
     @cached_property
-    def budget(self) -> Budget:
+    def budget(self) -> MemoryBudget:
         """With what the steps take: each that was not compiled, as much as the widest of its kind
         that was.
         """
@@ -71,7 +71,7 @@ class Account:
         programs = self._writers() + [self._like(bucket) for bucket in self.deployment.buckets]
         return replace(
             self.deployment.budget(),
-            temporaries=max(step.temporaries + step.fresh for step in found),
+            temporaries=max(step.temporaries + step.unaliased for step in found),
             programs=sum(step.program for step in programs),
         )
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.memory import HOST_SHARE
-from jaxserve.engine.device.weight_report import sizes_of
+from jaxserve.engine.device.weight_report import weight_sizes
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.estimate import Account, Batch
 from jaxserve.plan.handover import Handover
@@ -79,7 +79,7 @@ def memory_rows(account: Account) -> Iterator[tuple[str, int, str]]:
     counted = "of the step with the most" if account.steps else "counted, not compiled"
     yield "programs may use", budget.limit, _of_whole(d)
     yield "weights", budget.weights, ""
-    for part, held in sizes_of(d.params).items():
+    for part, held in weight_sizes(d.params).items():
         yield (
             f"  {part}",
             sum(held.values()),
@@ -97,8 +97,8 @@ def memory_rows(account: Account) -> Iterator[tuple[str, int, str]]:
         budget.programs,
         "all of them loaded" if budget.programs else "not known",
     )
-    if budget.pieces:
-        yield "pieces", budget.pieces, "of pages on their way from and to other engines"
+    if budget.transit:
+        yield "pieces", budget.transit, "of pages on their way from and to other engines"
     if account.padding:
         yield "padding", account.padding, "of arrays to the tiles of the chip, and a step's upload"
     yield "free", account.spare, ""
@@ -250,10 +250,10 @@ def _memory_json(account: Account) -> dict[str, Any]:
     return {
         "limit": budget.limit,
         "weights": budget.weights,
-        "parts": sizes_of(account.deployment.params),
+        "parts": weight_sizes(account.deployment.params),
         "rows": budget.rows,
         "pages": account.cache,
-        "pieces": budget.pieces,
+        "pieces": budget.transit,
         "temporaries": budget.temporaries,
         "programs": budget.programs,
         "spare": account.spare,

@@ -6,8 +6,8 @@ from importlib.metadata import version
 
 from jaxserve.cluster.compatibility import facts_of_model, facts_of_weights
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.engine.device.page_io import sources
-from jaxserve.engine.device.weight_report import sizes_of
+from jaxserve.engine.device.page_io import accepted_dtypes
+from jaxserve.engine.device.weight_report import weight_sizes
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.models.quant import form_in
@@ -66,11 +66,11 @@ def handshake_of(llm: LLM) -> Handshake | None:
     model, config = llm.model, llm.runner.config
     if not config.page_exchange:
         return None
-    with llm.runner.preparing():
+    with llm.runner.executables.preparing():
         facts = facts_of_model(model.spec.single, model.params, model.weights) | facts_of_weights(
             model.params
         )
-    dtypes = sources(config.page_dtype, str(model.params["embed"].dtype))
+    dtypes = accepted_dtypes(config.page_dtype, str(model.params["embed"].dtype))
     return Handshake(facts, config.page_dtype, dtypes)
 
 
@@ -82,7 +82,7 @@ def model_card(llm: LLM, name: str) -> ModelCard:
         parameters=llm.model.parameters,
         dtype=dtype,
         weights=str(form_in(llm.model.params) or dtype),
-        sizes=sizes_of(llm.model.params),
+        sizes=weight_sizes(llm.model.params),
         vocab_size=spec.vocab_size,
         max_context=llm.runner.config.max_context,
         eos_ids=llm.model.eos_ids,

@@ -1,6 +1,4 @@
-"""Steps of paged attention alone, as arguments without memory, and compiled for a chip that is not
-here.
-"""
+"""Steps of paged attention alone, compiled for an absent chip from shapes and dtypes."""
 
 import importlib.util
 from dataclasses import dataclass, fields
@@ -31,8 +29,9 @@ COMPILERS = {"tpu": "libtpu", "gpu": "jax_cuda13_plugin"}
 
 @dataclass(frozen=True)
 class Step:
-    """Of one shard: Llama-3-8B's heads, unless said otherwise. dtype: of queries, keys and values;
-    stored: of pages.
+    """One step on one shard; the defaults are Llama-3-8B's heads.
+
+    dtype: of queries, keys and values. stored: dtype of pages.
     """
 
     most: int | None = 1
@@ -52,7 +51,7 @@ class Step:
     chunk: int = 512  # tokens of a step that is no decode step
 
     def __str__(self) -> str:
-        """What is not as usual."""
+        """Name the kind of step and the fields that differ from their defaults."""
         kind = {1: "decode", None: "ragged"}.get(self.most, f"verify{self.most}")
         changed = {
             f.name: getattr(self, f.name)
@@ -74,7 +73,7 @@ class Step:
         )
 
     def options(self, kind: str) -> Options:
-        """On a chip of this kind."""
+        """Return the options on a chip of this kind."""
         scale = self.head_dim**-0.5
         return Options(
             self.layout, scale, self.window, self.softcap, self.most, self.lse, device_kind=kind
@@ -84,12 +83,13 @@ class Step:
         return jax.eval_shape(partial(attention.allocate, CACHE // self.page_size, self.layout))
 
     def arguments(self, attention: PagedAttention) -> tuple:
-        """Shapes and dtypes: q, k, v, pages, ragged, sinks."""
+        """Return shapes and dtypes of q, k, v, pages, ragged and sinks."""
 
         def ints(*shape: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, jnp.int32)
 
-        rows, tokens = self.rows, self.tokens
+        rows = self.rows
+        tokens = self.tokens
         q, k = (
             jax.ShapeDtypeStruct((tokens, n, self.head_dim), self.dtype)
             for n in (self.heads, self.kv_heads)
@@ -104,7 +104,7 @@ class Step:
 def compile_for(
     attention: PagedAttention, chip: str, step: Step
 ) -> tuple[jax.stages.Compiled, Options]:
-    """Skips where the compiler is not installed."""
+    """Compile a step of attention; skip the test where the compiler is not installed."""
     compiler = COMPILERS[absent.CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")

@@ -1,4 +1,4 @@
-"""Compilers of chips that are not here: what they have to find before they are loaded."""
+"""Environment of the compilers for absent chips."""
 
 from collections.abc import Iterator
 
@@ -11,8 +11,9 @@ from sharding.aot_devices import ENVIRONMENT
 
 @pytest.fixture(autouse=True)
 def compilers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Their variables, and no cache of compiled steps: what is for no device here cannot be read
-    back.
+    """Set the compilers' variables, and switch off the cache of compiled steps.
+
+    Executables for absent devices cannot be read back from it.
     """
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

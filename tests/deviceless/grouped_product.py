@@ -1,6 +1,4 @@
-"""The products of published models' experts alone, as arguments without memory, and compiled for an
-absent chip.
-"""
+"""Expert products of published models, compiled for an absent chip from shapes and dtypes."""
 
 import importlib.util
 from dataclasses import dataclass, replace
@@ -23,7 +21,10 @@ COMPILERS = {"tpu": "libtpu", "gpu": "jax_cuda13_plugin"}
 
 @dataclass(frozen=True)
 class Model:
-    """experts: E of a shard, of `total`; per_token: X; model: D; mlp: F."""
+    """Sizes of a model's experts.
+
+    experts: on one shard, of `total`. per_token: experts that a token takes. model, mlp: widths.
+    """
 
     name: str
     experts: int
@@ -43,10 +44,10 @@ MODELS = [
 
 @dataclass(frozen=True)
 class Product:
-    """Of a step of `tokens` tokens: up is the first of both, gate and up side by side; down the
-    other.
+    """One of an expert layer's two products, in a step of `tokens` tokens.
 
-    weights: of what is quantized, as --weights has it.
+    up: the first, gate and up side by side; otherwise down. weights: as --weights names them, where
+    they are quantized.
     """
 
     model: Model
@@ -94,7 +95,10 @@ QUANTIZED = [  # sums of 2,880 numbers have no groups of 128
 def compile_for(
     kernel: GroupedMatmul, chip: str, product: Product
 ) -> tuple[jax.stages.Compiled, Options, Demand]:
-    """With what a model makes of the result. Skips where the compiler is not installed."""
+    """Compile a product with what a model makes of its result.
+
+    Skips the test where the compiler is not installed.
+    """
     compiler = COMPILERS[absent.CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
@@ -110,8 +114,10 @@ def compile_for(
         return jax.nn.silu(found[:, 0]) * found[:, 1] if product.up else found[:, 0]
 
     def row_major(dimensions: int) -> Format:
-        """By default XLA turns arrays round whose rows are no multiple of 128 numbers, and back for
-        the kernel.
+        """Return the format in which rows are contiguous.
+
+        By default XLA transposes arrays whose rows are no multiple of 128 numbers, and transposes
+        them back for the kernel.
         """
         return Format(Layout(tuple(range(dimensions))), replicated(mesh))
 

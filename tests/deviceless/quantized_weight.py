@@ -1,6 +1,4 @@
-"""Quantized products of published models alone, as arguments without memory, and compiled for an
-absent chip.
-"""
+"""Quantized products of published models, compiled for an absent chip from shapes and dtypes."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from tests.deviceless.grouped_product import COMPILERS
 
 @dataclass(frozen=True)
 class Product:
-    """Of so many rows with a weight of these axes, of which the first is summed over."""
+    """A product of `rows` rows with a weight of these axes, the first of which is summed over."""
 
     name: str
     axes: str
@@ -31,8 +29,8 @@ class Product:
         return f"{self.name}-g{self.group}-{self.rows}"
 
 
-# One shard's: of Llama-3-8B, of Llama-3-70B over eight, of gpt-oss-20b's attention (heads of 64, 45
-# groups of 64).
+# Weights of one shard: of Llama-3-8B, of Llama-3-70B over eight devices, and of gpt-oss-20b's
+# attention (heads of 64, 45 groups of 64).
 WEIGHTS = [
     ("8b-qkv", "DKQH", (4096, 8, 6, 128)),
     ("8b-gate_up", "DCF", (4096, 2, 14336)),
@@ -51,13 +49,14 @@ PRODUCTS = [
 
 
 def compile_for(kernel: QuantizedMatmul, chip: str, product: Product) -> jax.stages.Compiled:
-    """Skips where the compiler is not installed."""
+    """Compile a product; skip the test where the compiler is not installed."""
     compiler = COMPILERS[absent.CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = MeshSpec().build(absent.devices(chip, 1))
     options = Options(device_kind(mesh))
-    (contracted, *columns), bfloat16 = product.shape, jnp.dtype(jnp.bfloat16)
+    contracted, *columns = product.shape
+    bfloat16 = jnp.dtype(jnp.bfloat16)
     kernel.check(options, Demand(contracted, tuple(columns), product.group, bfloat16))
     x = ParamSpec("TD", (product.rows, contracted), bfloat16)
     numbers = ParamSpec(product.axes, product.shape, jnp.dtype(jnp.int4), summed=product.axes[0])

@@ -1,5 +1,6 @@
-"""What the real compilers of a TPU and of an H200 say of steps with a draft model: its pages are in
-place too.
+"""Steps with a draft model, as the compilers of a TPU and an H200 build them.
+
+The draft model's pages are updated in place too.
 """
 
 from dataclasses import replace
@@ -19,8 +20,8 @@ from jaxserve.plan.hlo.parser import parse
 from tests.deviceless.pallas_calls import pallas_calls
 from tests.deviceless.test_steps import CACHE, OPTIONS, lowering, temporaries_bound
 
-# Two layers with the sizes of Qwen3-0.6B. (Of heads of 64, a TPU's compiler turns queries' weights
-# over in every step.)
+# Two layers with the sizes of Qwen3-0.6B, whose heads have 128 numbers. With heads of 64, a TPU's
+# compiler would transpose the queries' weights in every step.
 DRAFT = ModelSpec(
     "qwen3",
     151936,
@@ -36,14 +37,15 @@ DRAFT = ModelSpec(
     tied_head=True,
     qk_norm="head",
 )
-MOST, ROWS = 3, 16
-VERIFY = Bucket("verify", ROWS, ROWS * (1 + MOST), drafts=MOST)
+DRAFTS = 3
+ROWS = 16
+VERIFY = Bucket("verify", ROWS, ROWS * (1 + DRAFTS), drafts=DRAFTS)
 CATCH_UP = Bucket("draft", ROWS, 256)
 
 
-# Of kernels, in each of two layers. The draft model stands in a verify step twice: in the loop that
-# drafts, and for the last drafted token, of which a GPU does not compute the last layer's
-# attention: nobody asks for it. The steps are so small that a GPU walks each once.
+# Calls of kernels in two layers. A verify step contains the draft model twice: in the loop that
+# drafts, and for the last drafted token. A GPU leaves out the last layer's attention of that token,
+# since no result depends on it. Each step is so small that a GPU needs one call per layer.
 CALLS = {
     ("v5e", VERIFY): {"paged_attention": 2 + 2 + 2, "page_write": 2},
     ("v5e", CATCH_UP): {"paged_attention": 2, "page_write": 2},
@@ -58,7 +60,7 @@ CALLS = {
 @pytest.mark.parametrize(("chip", "tensor"), [("v5e", 2), ("h200", 1)])
 def test_in_place_and_without_copies(chip: str, tensor: int, bucket: Bucket) -> None:
     plain = lowering(chip, tensor)
-    options = replace(OPTIONS, max_batch=ROWS, speculate="draft", draft_tokens=MOST)
+    options = replace(OPTIONS, max_batch=ROWS, speculate="draft", draft_tokens=DRAFTS)
     config = resolve(
         options, max_positions=8192, lanes=1, affordable_tokens=CACHE, weights="bfloat16"
     )

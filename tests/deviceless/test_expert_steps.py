@@ -1,7 +1,7 @@
-"""What the real compilers say of the steps of models with experts, for meshes that they fit: three
-layers of each.
+"""Steps of models with experts, as real compilers build them for meshes that they fit.
 
-Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
+Each model has three layers here. Run by `make deviceless`, in an environment that has these
+compilers; skipped in any other.
 """
 
 import importlib.util
@@ -29,9 +29,13 @@ from sharding.params import map_specs
 from tests.deviceless.attention_step import COMPILERS
 
 # Sizes that no weight has by chance.
-LAYERS, ROWS, TOKENS, CACHE = 3, 24, 352, 64 * 1031
+LAYERS = 3
+ROWS = 24
+TOKENS = 352
+CACHE = 64 * 1031
 OPTIONS = EngineOptions(max_batch=ROWS, step_tokens=TOKENS, page_size=64, cache_tokens=CACHE)
-DECODE, PREFILL = Bucket("decode", ROWS, ROWS), Bucket("prefill", ROWS, TOKENS)
+DECODE = Bucket("decode", ROWS, ROWS)
+PREFILL = Bucket("prefill", ROWS, TOKENS)
 # model, chip, data x expert x tensor
 MESHES = [
     ("mixtral-8x7b", "v5e", (1, 8, 2)),
@@ -66,7 +70,7 @@ def cases() -> Iterator[ParameterSet]:
 
 
 def shortened(model: str) -> ModelSpec:
-    """Of a published model, the first layers; of those that begin densely, one dense."""
+    """Cut a published model to its first layers, at most one of them without experts."""
     config = json.loads((Path(plan.__file__).parent / "configs" / f"{model}.json").read_text())
     spec = read_spec(config)[1]
     assert spec.mixture
@@ -80,7 +84,8 @@ def test_in_place_and_without_copies(model: str, chip: str, axes: MeshSpec, buck
     compiler = COMPILERS[absent.CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
-    mesh, spec = axes.build(absent.devices(chip, axes.size)), shortened(model).on(axes.tensor)
+    mesh = axes.build(absent.devices(chip, axes.size))
+    spec = shortened(model).on(axes.tensor)
     params = map_specs(
         lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16))
     )
@@ -101,8 +106,10 @@ def test_in_place_and_without_copies(model: str, chip: str, axes: MeshSpec, buck
 
 
 def temporaries_bound(spec: ModelSpec, axes: MeshSpec, bucket: Bucket) -> int:
-    """Six arrays of logits, four of the widest activations; of tokens from all expert shards twice
-    what even routing sends here, three times as wide as the model in float32; and 96 MiB.
+    """Bound the temporaries of a step.
+
+    Six arrays of logits; four of the widest activations; for tokens of all expert shards, twice the
+    rows that even routing sends here, three times as wide as the model in float32; and 96 MiB.
     """
     assert spec.mixture
     logits = ROWS * spec.vocab_size * 4

@@ -1,5 +1,6 @@
-"""What the real compilers say of the grouped product on an H200 alone: no weight is copied,
-registers suffice.
+"""The grouped product alone, as the compiler for an H200 builds it.
+
+No weight is copied, and registers suffice.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -35,7 +36,8 @@ def test_no_weight_is_copied_and_no_register_spilt(
 ) -> None:
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     compiled, _, demand = compile_for(gpu, "h200", product)
-    module, memory = parse(compiled.as_text() or ""), compiled.memory_analysis()
+    module = parse(compiled.as_text() or "")
+    memory = compiled.memory_analysis()
     assert memory is not None
     result = demand.rows * demand.parts * demand.columns * demand.dtype.itemsize
     assert memory.temp_size_in_bytes < result + 2**20
@@ -55,14 +57,12 @@ def test_no_weight_is_copied_and_no_register_spilt(
 @pytest.mark.slow
 @pytest.mark.parametrize("product", [*PRODUCTS, *QUANTIZED], ids=str)
 def test_the_reference_needs_one_experts_weight(product: Product) -> None:
-    """And both parts of the result."""
+    """Temporaries are one expert's weight and both parts of the result."""
     compiled, _, demand = compile_for(reference, "h200", product)
     memory = compiled.memory_analysis()
     assert memory is not None
-    rows, weight = (
-        demand.rows * demand.parts * demand.columns,
-        demand.parts * demand.contracted * demand.columns,
-    )
+    rows = demand.rows * demand.parts * demand.columns
+    weight = demand.parts * demand.contracted * demand.columns
     assert memory.temp_size_in_bytes < (rows + weight) * demand.dtype.itemsize + 2**24
     everything = {demand.experts * weight}
     assert not find_copies(parse(compiled.as_text() or ""), set(), everything)

@@ -1,5 +1,6 @@
-"""What the real compilers of TPUs say of the grouped product alone: no weight is copied, nothing
-large lies beside.
+"""The grouped product alone, as the compilers for TPUs build it.
+
+No weight is copied, and nothing large is allocated beside.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -36,7 +37,8 @@ def cases() -> Iterator[ParameterSet]:
 @pytest.mark.parametrize(("chip", "product"), list(cases()))
 def test_no_weight_is_copied(chip: str, product: Product) -> None:
     compiled, _, demand = compile_for(tpu, chip, product)
-    module, memory = parse(compiled.as_text() or ""), compiled.memory_analysis()
+    module = parse(compiled.as_text() or "")
+    memory = compiled.memory_analysis()
     assert memory is not None
     result = demand.rows * demand.parts * -(-demand.columns // 128) * 128 * demand.dtype.itemsize
     assert memory.temp_size_in_bytes < result + 2**22

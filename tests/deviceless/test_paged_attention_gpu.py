@@ -1,5 +1,6 @@
-"""What the real compilers say of paged attention on an H200 alone: in place, nothing large beside,
-registers suffice.
+"""Paged attention alone, as the compiler for an H200 builds it.
+
+Pages are updated in place, nothing large is allocated beside, and registers suffice.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -58,9 +59,10 @@ def cases() -> Iterator[ParameterSet]:
 
 
 def plans(step: Step) -> list[Plan]:
-    """Of the walks of a step."""
+    """Return the plan of each kernel call of a step."""
     options = step.options("NVIDIA H200")
-    few, context = few_tokens(options, step.heads), step.width * step.page_size
+    few = few_tokens(options, step.heads)
+    context = step.width * step.page_size
     if (step.most or step.tokens) <= few or step.tokens <= SMALL_STEP * few:
         tokens = min(step.most or few, few)
         tiles = step.rows if step.most == 1 else step.tokens // tokens + min(step.rows, step.tokens)
@@ -69,8 +71,10 @@ def plans(step: Step) -> list[Plan]:
 
 
 def most_spilled(step: Step) -> int:
-    """Bytes of a thread. Half of all registers hold a result of 256 columns, and that of latent
-    pages goes out from there; whoever fetches small pages has many in mind.
+    """Return the bytes that a thread may spill.
+
+    Half of all registers hold a result of 256 columns, and a latent result is written out from
+    there. Fetching small pages takes many registers for addresses.
     """
     if step.value_dim is not None:
         return 300
@@ -78,8 +82,10 @@ def most_spilled(step: Step) -> int:
 
 
 def temporaries_bound(step: Step) -> int:
-    """Of each walk queries by tile, results by part, both with padding; by token queries, results
-    twice; 4 MiB.
+    """Bound the temporaries of a step.
+
+    For each kernel call, queries by tile and results by part, both with padding; by token, queries
+    and twice the results; and 4 MiB.
     """
     by_tile = 0
     for plan in plans(step):
@@ -96,11 +102,9 @@ def test_in_place_and_without_copies(
 ) -> None:
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     compiled, _ = compile_for(gpu, "h200", step)
-    module, memory, pools = (
-        parse(compiled.as_text() or ""),
-        compiled.memory_analysis(),
-        jax.tree.leaves(step.pages(gpu)),
-    )
+    module = parse(compiled.as_text() or "")
+    memory = compiled.memory_analysis()
+    pools = jax.tree.leaves(step.pages(gpu))
     assert memory is not None
     assert memory.alias_size_in_bytes >= sum(
         pool.size * jnp.dtype(pool.dtype).itemsize for pool in pools

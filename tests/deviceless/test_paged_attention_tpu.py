@@ -1,5 +1,6 @@
-"""What the real compilers of TPUs say of paged attention alone: in place, nothing large beside, no
-pool copied.
+"""Paged attention alone, as the compilers for TPUs build it.
+
+Pages are updated in place, nothing large is allocated beside, and no pool is copied.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -69,12 +70,15 @@ def cases() -> Iterator[ParameterSet]:
 
 
 def temporaries_bound(step: Step, plan: Plan) -> int:
-    """Queries and results by token; by tile (with lse, a number per 128 lanes), and new tokens by
-    page, twice; 4 MiB.
+    """Bound the temporaries of a step.
 
-    Twice: they are gathered, then turned over. Rows of tiles are filled up to 16.
+    Queries and results by token; queries and results by tile (with lse, a number per 128 lanes) and
+    new tokens by page, both twice, since they are gathered and then transposed; and 4 MiB. Rows of
+    tiles are padded to 16.
     """
-    layout, lanes, itemsize = step.layout, plan.lanes, jnp.dtype(step.dtype).itemsize
+    layout = step.layout
+    lanes = plan.lanes
+    itemsize = jnp.dtype(step.dtype).itemsize
     by_token = step.tokens * step.heads * (step.head_dim + layout.out_dim) * itemsize
     rows = (step.tokens // plan.tokens + step.rows) * step.kv_heads * -(-plan.rows // 16) * 16
     by_tile = rows * ((lanes.keys + lanes.value_lanes) * itemsize + step.lse * LANES * 4)
@@ -83,9 +87,10 @@ def temporaries_bound(step: Step, plan: Plan) -> int:
     return by_token + 2 * (by_tile + by_page) + 2**22
 
 
-def moved(module: Module, pools: set[int]) -> list[str]:
-    """Names of the instructions that bring a whole pool, known by its number of elements, to a
-    core's own memory.
+def copied_to_core(module: Module, pools: set[int]) -> list[str]:
+    """Name the instructions that bring a whole pool to a core's own memory.
+
+    pools: numbers of elements, by which pools are known.
     """
     arrays = re.compile(r"\w+\[([\d,]*)\]\{[^}]*S\(\d\)")
     return [
@@ -102,15 +107,13 @@ def moved(module: Module, pools: set[int]) -> list[str]:
 def test_in_place_and_without_copies(chip: str, step: Step) -> None:
     compiled, options = compile_for(tpu, chip, step)
     plan = plan_of(options, step.heads, step.rows, step.tokens, step.width)
-    module, memory, pools = (
-        parse(compiled.as_text() or ""),
-        compiled.memory_analysis(),
-        jax.tree.leaves(step.pages(tpu)),
-    )
+    module = parse(compiled.as_text() or "")
+    memory = compiled.memory_analysis()
+    pools = jax.tree.leaves(step.pages(tpu))
     assert memory is not None
     assert memory.alias_size_in_bytes >= sum(pool.size * pool.dtype.itemsize for pool in pools)
     assert memory.temp_size_in_bytes < temporaries_bound(step, plan)
     writes = {} if step.most == 1 else {"page_write": len(pools)}
     assert pallas_calls(module) == {"paged_attention": 1, **writes}
     sizes = {pool.size for pool in pools}
-    assert not find_copies(module, set(), sizes) and not moved(module, sizes)
+    assert not find_copies(module, set(), sizes) and not copied_to_core(module, sizes)

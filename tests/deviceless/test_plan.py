@@ -1,5 +1,4 @@
-"""The planner with the real compilers: what it takes a chip's memory to be, and what it says of two
-layers of a Llama.
+"""The planner with real compilers: a chip's usable memory, and two layers of a Llama.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -32,7 +31,7 @@ def needs_compiler(chip: str) -> None:
 @pytest.mark.deviceless
 @pytest.mark.parametrize("chip", TPUS)
 def test_memory_that_programs_may_use(chip: str) -> None:
-    """As libtpu says when it is asked for too much, to a hundredth of a GiB."""
+    """Known figures equal what libtpu reports when asked for too much, to 0.01 GiB."""
     needs_compiler(chip)
     known = CHIPS[chip]
     one = jax.sharding.SingleDeviceSharding(absent.devices(chip, 1)[0])
@@ -63,9 +62,7 @@ def two_layers(tmp_path: Path) -> str:
     ],
 )
 def test_a_plan(topology: str, two_layers: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The compiler's arguments are the weights and state that were counted; what is sent is what
-    has to be.
-    """
+    """Arguments are the counted weights and state, and all-reduces have the counted bytes."""
     needs_compiler(parse(topology).family)
     flags = (
         "--topology",
@@ -79,36 +76,34 @@ def test_a_plan(topology: str, two_layers: str, capsys: pytest.CaptureFixture[st
         "--json",
     )
     code = main(("--model", two_layers, *flags))
-    told = json.loads(capsys.readouterr().out)
-    assert code == 0 and told["fits"] and told["memory"]["compiled"]
-    memory, steps = (
-        told["memory"],
-        {step["step"]: step for step in told["steps"] if "arguments" in step},
-    )
+    report = json.loads(capsys.readouterr().out)
+    assert code == 0 and report["fits"] and report["memory"]["compiled"]
+    memory = report["memory"]
+    steps = {step["step"]: step for step in report["steps"] if "arguments" in step}
     counted = memory["weights"] + memory["rows"] + memory["pages"]
     for step in steps.values():
         assert counted <= step["arguments"] < 1.01 * counted
-    n, decode = told["mesh"]["tensor"], steps["decode[4]"]
+    n = report["mesh"]["tensor"]
+    decode = steps["decode[4]"]
     sums = 5 * 4 * 4096 * 2 * 2 * (n - 1) / n  # of two layers and the embedding, in a ring
     assert decode["sent"].get("all-reduce", 0) == pytest.approx(sums)
     assert not decode["copies"]
 
 
 @pytest.mark.deviceless
-def test_what_only_the_compiler_knows_not_to_fit(
+def test_a_cache_that_only_the_compiler_finds_too_large(
     two_layers: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A cache that leaves 16 MiB to steps that need more."""
+    """The cache leaves 16 MiB to steps that need more."""
     needs_compiler("v5e")
     flags = ("--topology", "v5e:2x2", "--prefer", "latency", "--max-context", "4096", "--json")
     main(("--model", two_layers, "--no-compile", *flags))
     memory = json.loads(capsys.readouterr().out)["memory"]
-    page = (
-        64 * 2 * 2 * 2 * 128 * 2
-    )  # bytes: tokens, layers, K and V, heads of a device, and their numbers in bfloat16
+    # Bytes: tokens, layers, K and V, heads of a device, and their numbers in bfloat16.
+    page = 64 * 2 * 2 * 2 * 128 * 2
     left = memory["limit"] - memory["weights"] - memory["rows"] - 2**24
     tokens = str(left // page * 64)
     code = main(("--model", two_layers, "--buckets", "largest", "--cache-tokens", tokens, *flags))
-    told = json.loads(capsys.readouterr().out)
-    assert code == 1 and told["fits"] is False
-    assert told.get("missing", 0) > 0 or told["memory"]["spare"] < 0
+    report = json.loads(capsys.readouterr().out)
+    assert code == 1 and report["fits"] is False
+    assert report.get("missing", 0) > 0 or report["memory"]["spare"] < 0

@@ -1,5 +1,6 @@
-"""What the real compilers say of the quantized product on an H200 alone: read as it is kept,
-registers suffice.
+"""The quantized product alone, as the compiler for an H200 builds it.
+
+Weights are read in the form in which they are stored, and registers suffice.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -18,7 +19,7 @@ from tests.deviceless.quantized_weight import PRODUCTS, Product, compile_for
 from tests.deviceless.test_grouped_matmul_gpu import SPILLED
 
 QUICK = {"8b-gate_up-g128-64", "20b-qkv-g32-1536"}
-SPILT = 8  # bytes of a thread that may be: 4 in tall tiles of groups of 32
+SPILT = 8  # bytes that a thread may spill; tall tiles with groups of 32 spill 4
 
 
 def cases() -> Iterator[ParameterSet]:
@@ -34,9 +35,11 @@ def test_no_weight_is_widened_and_registers_suffice(
 ) -> None:
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     compiled = compile_for(gpu, "h200", product)
-    module, memory = parse(compiled.as_text() or ""), compiled.memory_analysis()
+    module = parse(compiled.as_text() or "")
+    memory = compiled.memory_analysis()
     assert memory is not None
-    contracted, columns = product.shape[0], math.prod(product.shape[1:])
+    contracted = product.shape[0]
+    columns = math.prod(product.shape[1:])
     splits = plan_of(product.rows, contracted, columns, product.group, "NVIDIA H200").splits
     rows = product.rows + 32
     assert memory.temp_size_in_bytes < splits * rows * columns * 4 + 2 * rows * contracted + 2**20

@@ -1,4 +1,6 @@
-"""What the real compilers of TPUs say of the quantized product alone: it is read as it is kept.
+"""The quantized product alone, as the compilers for TPUs build it.
+
+Weights are read in the form in which they are stored.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -30,9 +32,11 @@ def cases() -> Iterator[ParameterSet]:
 @pytest.mark.parametrize(("chip", "product"), list(cases()))
 def test_no_weight_is_widened(chip: str, product: Product) -> None:
     compiled = compile_for(tpu, chip, product)
-    module, memory = parse(compiled.as_text() or ""), compiled.memory_analysis()
+    module = parse(compiled.as_text() or "")
+    memory = compiled.memory_analysis()
     assert memory is not None
-    contracted, columns = product.shape[0], math.prod(product.shape[1:])
+    contracted = product.shape[0]
+    columns = math.prod(product.shape[1:])
     assert memory.temp_size_in_bytes < 2 * (product.rows + 8) * columns * 4 + 2**20
     assert pallas_calls(module) == {"quantized_matmul": 1}
     assert not find_copies(module, set(), {contracted * columns})

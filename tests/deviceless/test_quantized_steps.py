@@ -1,5 +1,6 @@
-"""What the real compilers say of decode steps with quantized weights: they are read as they are
-kept.
+"""Decode steps with quantized weights, as real compilers build them.
+
+Weights are read in the form in which they are stored.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -29,12 +30,13 @@ from tests.deviceless.pallas_calls import pallas_calls
 from tests.deviceless.test_steps import SPEC
 
 CACHE = 64 * 1031
-ROWS, TOKENS = 64, 1536  # of a decode and of a prefill step
+ROWS = 64  # of a decode step
+TOKENS = 1536  # of a prefill step
 QUICK = {("v5e", 1, "int8"), ("h200", 1, "int8")}
 QUICK |= {("v5e", 1, "w8a8-int8"), ("h200", 1, "w8a8-int8"), ("h200", 1, "w8a8-fp8")}
 QUICK_GROUPS = {("v5e", 1, "int4-g128", "decode"), ("h200", 1, "int4-g128", "decode")}
 SHARDS = [("v5e", 1), ("v6e", 4), ("h200", 1), ("h200", 2)]
-NAMES = {"w8a8-int8": "s8", "w8a8-fp8": "f8e4m3fn"}  # of dtypes in HLO
+NAMES = {"w8a8-int8": "s8", "w8a8-fp8": "f8e4m3fn"}  # dtypes as HLO names them
 
 
 def cases() -> Iterator[ParameterSet]:
@@ -47,10 +49,8 @@ def cases() -> Iterator[ParameterSet]:
 
 
 def cases_of_groups() -> Iterator[ParameterSet]:
-    chips, names = (
-        [("v5e", 1), ("7x", 2), ("h200", 1), ("h200", 2)],
-        [name for name, form in FORMS.items() if form.group],
-    )
+    chips = [("v5e", 1), ("7x", 2), ("h200", 1), ("h200", 2)]
+    names = [name for name, form in FORMS.items() if form.group]
     for (chip, tensor), weights, kind in product(chips, names, ("decode", "prefill")):
         marks = [] if (chip, tensor, weights, kind) in QUICK_GROUPS else [pytest.mark.slow]
         yield pytest.param(
@@ -62,16 +62,16 @@ def cases_of_groups() -> Iterator[ParameterSet]:
 @pytest.mark.parametrize(("chip", "tensor", "weights"), list(cases()))
 def test_a_decode_step_reads_weights_as_they_are_kept(chip: str, tensor: int, weights: str) -> None:
     compiled, steps, held = compile_step(chip, tensor, weights, "decode")
-    found, module = inspect(compiled, steps), parse(compiled.as_text() or "")
+    found = inspect(compiled, steps)
+    module = parse(compiled.as_text() or "")
     assert found.aliased >= bytes_per_device(steps.state)
-    assert not find_copies(
-        module, held, set()
-    )  # scales of small groups may be: on an H200 the 3 MiB of a qkv
+    # Scales of small groups may be copied: on an H200, the 3 MiB of a qkv are.
+    assert not find_copies(module, held, set())
     assert not list(widened(module, held))
     if weights in NAMES:
         multiplied = list(products(module, held))
         assert len(multiplied) >= 4 * SPEC.num_layers and set(multiplied) == {(NAMES[weights],) * 2}
-    # Bytes of the largest in bfloat16; of w8a8, a v6e has weights that are next fetched into its
+    # Bytes of the largest weight in bfloat16. With w8a8, a v6e fetches the next weights into its
     # VMEM, three at a time.
     assert found.temporaries < (4 if weights in NAMES else 2) * max(held)
     logical = bytes_per_device(steps.params) + bytes_per_device(steps.state)
@@ -83,7 +83,7 @@ def test_a_decode_step_reads_weights_as_they_are_kept(chip: str, tensor: int, we
 def test_every_product_of_groups_is_a_kernel_s(
     chip: str, tensor: int, weights: str, kind: str
 ) -> None:
-    """No weight is copied, nor written in bfloat16."""
+    """No weight is copied, and none is written in bfloat16."""
     compiled, _, held = compile_step(chip, tensor, weights, kind)
     module = parse(compiled.as_text() or "")
     assert pallas_calls(module)["quantized_matmul"] == 4 * SPEC.num_layers
@@ -93,8 +93,9 @@ def test_every_product_of_groups_is_a_kernel_s(
 def compile_step(
     chip: str, tensor: int, weights: str, kind: str
 ) -> tuple[jax.stages.Compiled, Lowering, set[int]]:
-    """With how many numbers every quantized weight has on one device. Skips where the compiler is
-    not installed.
+    """Compile a step; return it with its lowering and the sizes of quantized weights.
+
+    Sizes are numbers of elements on one device. Skips the test where the compiler is not installed.
     """
     platform = absent.CHIPS[chip].platform
     if importlib.util.find_spec(COMPILERS[platform]) is None:
@@ -110,7 +111,7 @@ def compile_step(
 
 
 def shard_sizes(params: Any) -> set[int]:
-    """Numbers of every quantized weight on one device."""
+    """Return the numbers of elements of all quantized weights on one device."""
     held = [
         leaf.values for leaf in jax.tree.leaves(params, is_leaf=is_quantized) if is_quantized(leaf)
     ]
@@ -118,8 +119,9 @@ def shard_sizes(params: Any) -> set[int]:
 
 
 def widened(module: Module, sizes: set[int]) -> Iterator[str]:
-    """Instructions outside of fusions whose result has as many numbers as a quantized weight, in
-    more than 8 bits.
+    """Yield instructions outside of fusions that write a quantized weight in more than 8 bits.
+
+    sizes: numbers of elements, by which weights are known.
     """
     fused = {
         name
@@ -131,12 +133,14 @@ def widened(module: Module, sizes: set[int]) -> Iterator[str]:
     for name, body in module.items():
         if name not in fused:
             yield from (
-                i.name for i in body.values() if i.runs and sizes & set(i.sizes) and wide(i.result)
+                i.name
+                for i in body.values()
+                if i.makes_arrays and sizes & set(i.sizes) and wide(i.result)
             )
 
 
 def products(module: Module, sizes: set[int]) -> Iterator[tuple[str, ...]]:
-    """Of those that a quantized weight is a side of: the dtypes of both sides."""
+    """Yield the dtypes of both operands of each product with a quantized weight."""
     for body in module.values():
         for one in (i for i in body.values() if i.op in ("dot", "convolution")):
             sides = [body[name] for name in one.operands]

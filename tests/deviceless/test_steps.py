@@ -1,5 +1,6 @@
-"""What the real compilers of TPUs and of an H200 say of the steps: in place, nothing large beside,
-no copies.
+"""Steps of a Llama, as the compilers for TPUs and an H200 build them.
+
+The state is updated in place, nothing large is allocated beside, and nothing is copied.
 
 Run by `make deviceless`, in an environment that has these compilers; skipped in any other.
 """
@@ -33,7 +34,9 @@ from tests.deviceless.pallas_calls import pallas_calls
 SPEC = ModelSpec("llama", 128256, 4096, 2, 32, 8, 128, 14336, 1e-5, 8192, Rope(500000.0))
 # Sizes that no weight has by chance: 1.5 * 2^10 tokens, a prime number of pages, and pools too
 # large for any VMEM.
-ROWS, TOKENS, CACHE = 64, 1536, 64 * 4099
+ROWS = 64
+TOKENS = 1536
+CACHE = 64 * 4099
 OPTIONS = EngineOptions(max_batch=ROWS, step_tokens=TOKENS, page_size=64, cache_tokens=CACHE)
 DECODE = Bucket("decode", ROWS, ROWS)
 STEPS = [
@@ -42,8 +45,8 @@ STEPS = [
     Bucket("prefill", ROWS, TOKENS),
     Bucket("score", ROWS, TOKENS),
 ]
-# Slices up to whole pods, as data x tensor; on 16 chips two have the same kv head. Of a 7x a device
-# is a core: 128 of them are 64 chips.
+# Slices up to whole pods, as data x tensor. On 16 chips, two have the same kv head. A device of a
+# 7x is a core: 128 devices are 64 chips.
 PODS = [
     ("v5e", 1, 4),
     ("v5e", 1, 16),
@@ -86,8 +89,9 @@ def lowering(
 
 
 def temporaries_bound(bucket: Bucket) -> int:
-    """Six arrays of logits (the sampler's and its noise), four of the widest activations, and 64
-    MiB.
+    """Bound the temporaries of a step.
+
+    Six arrays of logits (the sampler's and its noise), four of the widest activations, and 64 MiB.
     """
     logits = ROWS * SPEC.vocab_size * 4
     return 6 * logits + 4 * bucket.tokens * 2 * SPEC.d_mlp * 4 + 2**26
@@ -100,17 +104,20 @@ def cases() -> Iterator[ParameterSet]:
 
 
 def copies_weights(chip: str, bucket: Bucket) -> bool:
-    """On a 7x weights arrive in tiles of 8 rows, the compiler wants 16 in a loop, and nothing here
-    can ask for those.
+    """Return whether this step is known to copy weights.
 
-    LIBTPU_INIT_ARGS=--xla_tpu_impure_enable_large_2nd_minor_layout=false makes it content with 8.
+    On a 7x weights arrive in tiles of 8 rows, the compiler wants 16 in a loop, and jax cannot ask
+    for those. LIBTPU_INIT_ARGS=--xla_tpu_impure_enable_large_2nd_minor_layout=false makes it
+    content with 8.
     """
     return chip == "7x" and (bucket.steps > 1 or bucket.kind == "score")
 
 
 def expected_calls(chip: str, bucket: Bucket) -> dict[str, int]:
-    """Of Pallas kernels. On a GPU rows with one token and rows with more are walked apart, and XLA
-    writes; on a TPU a decode step writes its tokens while it attends.
+    """Return the calls of Pallas kernels that a step has.
+
+    On a GPU rows with one token and rows with more have a call each, and XLA writes pages. On a TPU
+    a decode step writes its tokens while it attends.
     """
     if absent.CHIPS[chip].platform == "gpu":
         return {"paged_attention": SPEC.num_layers * (1 if bucket.kind == "decode" else 2)}
@@ -121,8 +128,10 @@ def expected_calls(chip: str, bucket: Bucket) -> dict[str, int]:
 def expected_collectives(
     tensor: int, bucket: Bucket, several_lanes_and_hosts: bool
 ) -> dict[str, int]:
-    """Two per layer, the embedding; the logits. Lanes say nothing to each other, but every host
-    gets all results.
+    """Return the collectives that a step has.
+
+    Two sums per layer and one of the embedding, and a gather of the logits. Lanes exchange nothing,
+    but every host gets all results.
     """
     gathers = {"embed": 0, "score": 2}.get(bucket.kind, 1) if tensor > 1 else 0
     sums = 2 * SPEC.num_layers + 1 if tensor > 1 else 0
@@ -137,7 +146,7 @@ def check_step(chip: str, bucket: Bucket, tensor: int, data: int = 1) -> None:
     assert found.aliased >= bytes_per_device(steps.state)  # a TPU pads to tiles
     gathers = data > 1 and spans_hosts(steps.mesh)
     assert (
-        found.fresh
+        found.unaliased
         <= download_layout(bucket, SPEC.d_model).size * 4 * (data if gathers else 1) + 2**16
     )
     assert bool(found.copies) == copies_weights(chip, bucket), found.copies

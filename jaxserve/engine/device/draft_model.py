@@ -1,5 +1,6 @@
-"""A draft model: a smaller decoder with weights and pages of its own (Leviathan et al. 2023, Chen
-et al. 2023).
+"""Draft model: a smaller decoder with weights and pages of its own that drafts tokens.
+
+Speculative decoding by Leviathan et al. 2023 and Chen et al. 2023.
 """
 
 import logging
@@ -13,15 +14,17 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.device.drafting import Computed
-from jaxserve.engine.device.kernels.attention import choose_attention
-from jaxserve.engine.device.kernels.grouped_matmul import choose_grouped_matmul
-from jaxserve.engine.device.kernels.quantized_matmul import choose_quantized_matmul
+from jaxserve.engine.device.drafting import ModelPass
+from jaxserve.engine.device.kernels.choice import (
+    choose_attention,
+    choose_grouped_matmul,
+    choose_quantized_matmul,
+)
 from jaxserve.engine.device.lowering import abstract_params
 from jaxserve.engine.device.memory import cache_bytes
-from jaxserve.engine.device.sharded_model import Network
+from jaxserve.engine.device.sharded_model import ShardedModel
 from jaxserve.engine.device.state import State, abstract_state
-from jaxserve.engine.device.token_layout import Place, take
+from jaxserve.engine.device.token_layout import TokenLayout, take
 from jaxserve.models.decoder import Forwarded
 from jaxserve.models.quant import form_in
 from jaxserve.models.spec import ModelSpec
@@ -33,7 +36,10 @@ log = logging.getLogger("jaxserve.engine")
 
 @dataclass(frozen=True)
 class DraftModel:
-    """spec: as the devices hold it. params: arrays, or their abstract values."""
+    """Specification and weights of a draft model, as the devices hold them.
+
+    params: arrays, or their abstract values.
+    """
 
     spec: ModelSpec
     params: dict
@@ -41,11 +47,11 @@ class DraftModel:
 
 @dataclass(frozen=True)
 class ModelDrafter:
-    """An engine.drafting.Drafter. config: of the engine.
+    """A Drafter (see device.drafting) that runs a draft model. config: of the engine.
 
-    Its pages have the numbers of the first page group without a window, and are found by that
-    group's tables: what the host allocates, shares and gives back for the model it does for both.
-    Layers with a window use the same tables.
+    Page n of the draft model belongs to page n of the model's first page group without a window,
+    and is found by that group's tables. What the host allocates, shares and frees for the model
+    therefore serves both. Layers of the draft model that have a window use the same tables.
     """
 
     model: DraftModel
@@ -57,35 +63,39 @@ class ModelDrafter:
         return self.model.params
 
     @cached_property
-    def abstract(self) -> dict:
+    def abstract_params(self) -> dict:
         return abstract_params(self.model.spec, self._dtype, self.mesh, form_in(self.params))
 
     @cached_property
-    def kept(self) -> Any:
-        """Pages of each of its layers."""
+    def abstract_state(self) -> Any:
+        """Abstract pages of each of the draft model's layers."""
         kernel = dispatch.IMPLEMENTATIONS[self.attention]
-        return abstract_state(self.model.spec, self._pools(self.config), self.mesh, kernel).pages
+        return abstract_state(
+            self.model.spec, self._with_pools(self.config), self.mesh, kernel
+        ).pages
 
     @cached_property
     def attention(self) -> str:
-        """The model's implementation, if it can do this one too."""
+        """Name of the attention kernel: the configured one, if it can run this model too."""
+        spec = self.model.spec
         try:
-            return choose_attention(self.model.spec, self.config, self.mesh, self._dtype)
+            return choose_attention(spec, self.config, self.mesh, self._dtype)
         except KernelError as error:
-            log.warning("attention %r is not the draft model's: %s", self.config.attention, error)
-            return choose_attention(
-                self.model.spec, replace(self.config, attention="auto"), self.mesh, self._dtype
+            log.warning(
+                "the draft model does not use attention %r: %s", self.config.attention, error
             )
+            config = replace(self.config, attention="auto")
+            return choose_attention(spec, config, self.mesh, self._dtype)
 
     @cached_property
-    def _network(self) -> Network:
-        chosen = self.model.spec, self.config, self.mesh, self._dtype, form_in(self.params)
-        return Network(
+    def _sharded(self) -> ShardedModel:
+        args = self.model.spec, self.config, self.mesh, self._dtype, form_in(self.params)
+        return ShardedModel(
             self.model.spec,
             self.mesh,
             dispatch.IMPLEMENTATIONS[self.attention],
-            dispatch.GROUPED[choose_grouped_matmul(*chosen)],
-            choose_quantized_matmul(*chosen),
+            dispatch.GROUPED[choose_grouped_matmul(*args)],
+            choose_quantized_matmul(*args),
             self.config.page_size,
             jnp.dtype(self.config.page_dtype),
         )
@@ -95,15 +105,18 @@ class ModelDrafter:
         return self.params["embed"].dtype
 
     def cache_bytes(self, config: EngineConfig) -> int:
-        """Of its pages in a lane on one device, if the engine had this configuration."""
-        kernel = dispatch.IMPLEMENTATIONS[self.attention]
-        return cache_bytes(self.model.spec, self._pools(config), kernel, self.mesh.shape["tensor"])
+        """Return the bytes that its pages of a lane take on one device.
 
-    def _pools(self, config: EngineConfig) -> EngineConfig:
-        """One pool, of the group that it shares the numbers of, for each group of its layers."""
-        return replace(
-            config, pools=(config.pools[config.full_group],) * len(self.model.spec.page_groups())
-        )
+        config: the engine's, with the pools that are asked about.
+        """
+        kernel = dispatch.IMPLEMENTATIONS[self.attention]
+        tensor = self.mesh.shape["tensor"]
+        return cache_bytes(self.model.spec, self._with_pools(config), kernel, tensor)
+
+    def _with_pools(self, config: EngineConfig) -> EngineConfig:
+        """Give each page group of the draft model a pool as large as the one it shares ids with."""
+        shared = config.pools[config.full_group]
+        return replace(config, pools=(shared,) * len(self.model.spec.page_groups()))
 
     # ---- in a step
 
@@ -113,15 +126,14 @@ class ModelDrafter:
         state: State,
         ids: Int[Array, "A R"],
         tokens: Int[Array, "A R"],
-        place: Place,
+        layout: TokenLayout,
     ) -> tuple[Any, Float[Array, "B V"]]:
-        done = self._forward(params, state, ids, tokens, place, most=1)
-        return done.pages, self._network.logits(
-            self._network.place_weights(params["drafter"]), done.hidden
-        )
+        done = self._forward(params, state, ids, tokens, layout, max_row_tokens=1)
+        weights = self._sharded.bind_kernels(params["drafter"])
+        return done.pages, self._sharded.logits(weights, done.hidden)
 
-    def read(self, params: dict, state: State, computed: Computed) -> Any:
-        """Nothing: it has its own hidden states."""
+    def observe(self, params: dict, state: State, model: ModelPass) -> Any:
+        """Return the state as it is: a draft model reads its own hidden states only."""
         return state.drafter
 
     def catch_up(
@@ -130,9 +142,9 @@ class ModelDrafter:
         state: State,
         ids: Int[Array, "A R"],
         tokens: Int[Array, "A T"],
-        place: Place,
+        layout: TokenLayout,
     ) -> tuple[Any, Float[Array, "A T D"]]:
-        done = self._forward(params, state, ids, tokens, place, most=None)
+        done = self._forward(params, state, ids, tokens, layout, max_row_tokens=None)
         return done.pages, done.hidden.reshape(*tokens.shape, -1)
 
     def _forward(
@@ -141,12 +153,13 @@ class ModelDrafter:
         state: State,
         ids: jax.Array,
         tokens: jax.Array,
-        place: Place,
-        most: int | None,
+        layout: TokenLayout,
+        max_row_tokens: int | None,
     ) -> Forwarded:
         spec = self.model.spec
         table = take(state.rows.tables[self.config.full_group], ids)
-        known = jnp.minimum(tokens, spec.vocab_size - 1)  # the model's table may be padded further
-        weights = self._network.place_weights(params["drafter"])
+        # The model's embedding table may be padded further than this one's.
+        known = jnp.minimum(tokens, spec.vocab_size - 1)
+        weights = self._sharded.bind_kernels(params["drafter"])
         tables = (table,) * len(spec.page_groups())
-        return self._network.forward(weights, state.drafter, tables, known, place, most)
+        return self._sharded.forward(weights, state.drafter, tables, known, layout, max_row_tokens)

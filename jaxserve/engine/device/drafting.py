@@ -1,8 +1,8 @@
-"""Drafters: what proposes tokens on the device, in the step that verifies them.
+"""Drafters: models that propose tokens on the device, in the step that verifies them.
 
 A drafted token is sampled as the model's own would be: with the row's parameters and penalties, and
-the noise of its position. So it is what the model takes there wherever the drafter's distribution
-says the same.
+with the noise of its position. Wherever the drafter's distribution equals the model's, the drafted
+token is therefore the one that the model samples there.
 """
 
 from dataclasses import replace
@@ -14,44 +14,43 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.engine.device.sampling import sample, silence, take_rows
+from jaxserve.engine.device.sampling import disable_idle_rows, sample, take_rows
 from jaxserve.engine.device.sharded_model import by_lane
 from jaxserve.engine.device.state import State
-from jaxserve.engine.device.token_layout import Place, locate, take
+from jaxserve.engine.device.token_layout import TokenLayout, take
 from jaxserve.engine.plan import DRAFTED
 
-Drafting = tuple[
-    Any, jax.Array, jax.Array
-]  # what is kept, newest tokens [A, R], drafted ones so far [A, R, k]
+# The drafter's state, newest tokens [A, R], and drafted tokens so far [A, R, k].
+Drafting = tuple[Any, jax.Array, jax.Array]
 
 
-class Computed(NamedTuple):
-    """What a step of the model computed, for a drafter that reads its hidden states."""
+class ModelPass(NamedTuple):
+    """One pass of the model over a step's tokens, for drafters that read its hidden states."""
 
     ids: Int[Array, "A R"]  # row of each chunk, out of range for padding
     tokens: Int[Array, "A T"]
     hidden: Float[Array, "A T D"]  # before the final norm
-    place: Place
-    samples: Bool[Array, "A R"]  # whether a token was sampled for the row
-    newest: Int[Array, "A R"]  # the packed token after which the row's newest one was
+    layout: TokenLayout
+    samples: Bool[Array, "A R"]  # True for chunks that a token was sampled for
+    newest: Int[Array, "A R"]  # packed token that the row's newest token was sampled behind
 
 
 class Drafter(Protocol):
-    """A small model, or a head on the model's hidden states. In a step, `params["drafter"]` are its
-    parameters.
+    """A small model, or a head on the model's hidden states, that drafts tokens inside a step.
 
-    params, abstract: its parameters on the mesh, and their abstract values. kept: abstract value of
-    `State.drafter`.
+    params: its parameters on the mesh, which steps find in `params["drafter"]`. abstract_params:
+    their shapes, dtypes and shardings. abstract_state: those of `State.drafter`, what the drafter
+    keeps between steps; methods return a new one.
     """
 
     @property
     def params(self) -> Any: ...
 
     @property
-    def abstract(self) -> Any: ...
+    def abstract_params(self) -> Any: ...
 
     @property
-    def kept(self) -> Any: ...
+    def abstract_state(self) -> Any: ...
 
     def next(
         self,
@@ -59,17 +58,20 @@ class Drafter(Protocol):
         state: State,
         ids: Int[Array, "A R"],
         tokens: Int[Array, "A R"],
-        place: Place,
+        layout: TokenLayout,
     ) -> tuple[Any, Float[Array, "B V"]]:
-        """What it keeps after one more token of each row, and the logits of the token after; V may
-        be its own.
+        """Take one more token of each row; return the new state and the logits of the next token.
 
-        B = A * R. Of tokens that are not live nothing is to be kept.
+        B = A * R, and V may be smaller or larger than the model's. Tokens that are not live leave
+        no trace in the state.
         """
         ...
 
-    def read(self, params: dict, state: State, computed: Computed) -> Any:
-        """What it keeps after a step of the model. state: with rows as they were before it."""
+    def observe(self, params: dict, state: State, model: ModelPass) -> Any:
+        """Return the drafter's state after a pass of the model.
+
+        state: with rows as they were before the step.
+        """
         ...
 
     def catch_up(
@@ -78,10 +80,11 @@ class Drafter(Protocol):
         state: State,
         ids: Int[Array, "A R"],
         tokens: Int[Array, "A T"],
-        place: Place,
+        layout: TokenLayout,
     ) -> tuple[Any, Float[Array, "A T D"]]:
-        """What it keeps after chunks of known tokens, and its hidden states. Only asked of drafters
-        with pages, which a proposer says to have (engine.speculation).
+        """Take chunks of known tokens; return the new state and the drafter's hidden states.
+
+        Called only for drafters with pages, which their proposer declares (host.speculation).
         """
         ...
 
@@ -92,16 +95,16 @@ def draft_tokens(
     params: dict,
     state: State,
     batch: dict[str, jax.Array],
-    most: int,
+    drafts: int,
     vocab: int,
 ) -> tuple[State, Int[Array, "A R k"]]:
-    """`most` tokens for every row that has more than one sample, one after the other; those beyond
-    are nobody's.
+    """Draft `drafts` tokens one after the other for every row that samples more than one.
 
-    The last one is computed as well: if all prove right, the drafter lacks none. batch: of a verify
-    step, whose rows have room for as many positions as samples. vocab: V of the model.
+    Tokens beyond a row's own number of samples are meaningless. batch: of a verify step, whose rows
+    have room for as many positions as samples. vocab: V of the model.
     """
-    rows, ids = state.rows, batch["rows"]
+    rows = state.rows
+    ids = batch["rows"]
     present = (batch["sizes"] > 0).astype(jnp.int32)
     samples = batch["samples"] * present
     begin = take(rows.length, ids)
@@ -109,49 +112,52 @@ def draft_tokens(
     sampling = replace(sampling, logprobs=jnp.full_like(sampling.logprobs, -1))
 
     def compute(kept: Any, tokens: jax.Array, turn: jax.Array) -> tuple[Any, jax.Array]:
-        place = locate(
-            begin + jnp.minimum(turn, jnp.maximum(samples - 1, 0)), present, tokens.shape[-1]
-        )
-        place = place._replace(
-            live=place.live & (samples > 1) & (turn < samples)
-        )  # token t is row t's
-        return drafter.next(params, replace(state, drafter=kept), ids, tokens, place)
+        # Rows that are done stay at their last position, so that none leaves its pages.
+        position = begin + jnp.minimum(turn, jnp.maximum(samples - 1, 0))
+        layout = TokenLayout.of_chunks(position, present, tokens.shape[-1])
+        # With one token per row, token t is row t's.
+        drafting = (samples > 1) & (turn < samples)
+        layout = layout._replace(live=layout.live & drafting)
+        return drafter.next(params, replace(state, drafter=kept), ids, tokens, layout)
 
     def draft(carry: Drafting, turn: jax.Array) -> tuple[Drafting, None]:
         kept, tokens, drafted = carry
         kept, values = compute(kept, tokens, turn)
-        asked = silence(sampling, (turn + 1 >= samples).reshape(-1))
-        position, before = (begin + turn + 1).reshape(-1), drafted.reshape(-1, most)
+        active = disable_idle_rows(sampling, (turn + 1 >= samples).reshape(-1))
+        position = (begin + turn + 1).reshape(-1)
+        before = drafted.reshape(-1, drafts)
         found = by_lane(mesh, sample)(
-            _fitted(values, vocab), asked, rows.fields, ids, position, before
+            _fit_vocabulary(values, vocab), active, rows.fields, ids, position, before
         )
         tokens = found.tokens.reshape(ids.shape)
         return (kept, tokens, drafted.at[..., turn].set(tokens)), None
 
-    nothing = jnp.full((*ids.shape, most), vocab, jnp.int32)
-    begun = (state.drafter, take(rows.token, ids), nothing)
-    (kept, tokens, drafted), _ = lax.scan(draft, begun, jnp.arange(most))
-    kept, _ = compute(kept, tokens, jnp.int32(most))
+    nothing = jnp.full((*ids.shape, drafts), vocab, jnp.int32)
+    first = (state.drafter, take(rows.token, ids), nothing)
+    (kept, tokens, drafted), _ = lax.scan(draft, first, jnp.arange(drafts))
+    # The last drafted token is computed as well: if all are accepted, the drafter lacks none.
+    kept, _ = compute(kept, tokens, jnp.int32(drafts))
     return replace(state, drafter=kept), drafted
 
 
-def filled(
-    tokens: Int[Array, "A T"], drafted: Int[Array, "A R k"], place: Place
+def fill_in_drafts(
+    tokens: Int[Array, "A T"], drafted: Int[Array, "A R k"], layout: TokenLayout
 ) -> Int[Array, "A T"]:
-    """The tokens of a verify step with those in place that the device drafted: behind the first of
-    their chunk.
+    """Replace the placeholders among a verify step's tokens by what the device drafted.
+
+    A chunk's drafts come behind its first token.
     """
-    nth = jnp.arange(tokens.shape[-1])[None] - take(place.starts, place.chunk) - 1
-    chunks = take(drafted, place.chunk)
-    own = jnp.take_along_axis(chunks, jnp.clip(nth, 0, drafted.shape[-1] - 1)[..., None], axis=-1)[
-        ..., 0
-    ]
+    draft_index = jnp.arange(tokens.shape[-1])[None] - take(layout.starts, layout.chunk) - 1
+    draft_index = jnp.clip(draft_index, 0, drafted.shape[-1] - 1)
+    chunk_drafts = take(drafted, layout.chunk)
+    own = jnp.take_along_axis(chunk_drafts, draft_index[..., None], axis=-1)[..., 0]
     return jnp.where(tokens == DRAFTED, own, tokens)
 
 
-def _fitted(values: Float[Array, "B v"], vocab: int) -> Float[Array, "B V"]:
-    """Logits over the model's vocabulary: tables are padded differently, and what a drafter lacks
-    it never drafts.
+def _fit_vocabulary(values: Float[Array, "B v"], vocab: int) -> Float[Array, "B V"]:
+    """Cut or pad a drafter's logits to the model's vocabulary.
+
+    Embedding tables are padded differently. Tokens that the drafter lacks are never drafted.
     """
     missing = max(vocab - values.shape[-1], 0)
     return jnp.pad(values[:, :vocab], ((0, 0), (0, missing)), constant_values=-jnp.inf)

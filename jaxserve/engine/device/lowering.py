@@ -1,7 +1,6 @@
-"""The steps of an engine as the compiler sees them: shapes, dtypes and shardings. Nothing is
-allocated.
+"""Lowering of everything that an engine compiles, from shapes, dtypes and shardings alone.
 
-So it works for devices that are not here: the mesh may be one of a topology description.
+Nothing is allocated, so the mesh may be that of a topology description, for absent devices.
 """
 
 from collections.abc import Callable
@@ -16,16 +15,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.device.batch import MASKED_AT_ONCE, Packed, admission_layout, upload_layout
+from jaxserve.engine.device.batch import upload_layout
 from jaxserve.engine.device.drafting import Drafter
-from jaxserve.engine.device.kernels.attention import choose_attention
-from jaxserve.engine.device.kernels.grouped_matmul import choose_grouped_matmul
-from jaxserve.engine.device.kernels.quantized_matmul import choose_quantized_matmul
+from jaxserve.engine.device.kernels.choice import (
+    choose_attention,
+    choose_grouped_matmul,
+    choose_quantized_matmul,
+)
 from jaxserve.engine.device.memory import memory_errors
+from jaxserve.engine.device.packed import Packed
 from jaxserve.engine.device.page_io import PageIO
-from jaxserve.engine.device.sharded_model import Network
+from jaxserve.engine.device.row_packing import MASKED_AT_ONCE, admission_layout
+from jaxserve.engine.device.row_writers import admit_row, set_bias, set_counts, set_masks
+from jaxserve.engine.device.sharded_model import ShardedModel
 from jaxserve.engine.device.state import State, abstract_state
-from jaxserve.engine.device.steps import StepBuilder, admit_row, set_bias, set_counts, set_masks
+from jaxserve.engine.device.steps import StepBuilder
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.quant import Form, form_in
@@ -38,19 +42,18 @@ from sharding.rules import LANES, replicated
 
 
 class Footprint(NamedTuple):
-    """Bytes of one device that a step takes beside its arguments: while it runs, and as long as it
-    is loaded.
-    """
+    """Bytes of one device that a step takes beside its arguments."""
 
-    temporaries: int
-    program: int
+    temporaries: int  # while the step runs
+    program: int  # as long as the step is loaded
 
 
 class Lowering:
-    """Lowers what an engine compiles. params: abstract values with shardings, in the structure of
-    param_specs.
+    """Lowering of an engine's steps, row writers and page programs, with the kernels they use.
 
-    drafter: of tokens that the device drafts.
+    params: abstract values with shardings, in the structure of param_specs. drafter: of tokens that
+    the device drafts, if it does. Raises KernelError when a kernel that the configuration names
+    cannot run what the engine needs.
     """
 
     def __init__(
@@ -61,23 +64,32 @@ class Lowering:
         mesh: Mesh,
         drafter: Drafter | None = None,
     ):
-        self.spec, self.config, self.mesh = spec, config, mesh
-        self.params = params | {"drafter": drafter.abstract} if drafter else params
+        self.spec = spec
+        self.config = config
+        self.mesh = mesh
+        self.params = params | {"drafter": drafter.abstract_params} if drafter else params
         dtype: jnp.dtype = params["embed"].dtype
         self.attention = choose_attention(spec, config, mesh, dtype)
         kernel = dispatch.IMPLEMENTATIONS[self.attention]
         self.page_groups = len(spec.page_groups())
         self.admission: Packed = admission_layout(self.page_groups, config.pages_per_row)
         self.state: State = replace(
-            abstract_state(spec, config, mesh, kernel), drafter=drafter.kept if drafter else None
+            abstract_state(spec, config, mesh, kernel),
+            drafter=drafter.abstract_state if drafter else None,
         )
         self.form = form_in(params)
         self.grouped_matmul = choose_grouped_matmul(spec, config, mesh, dtype, self.form)
-        self.placed = choose_quantized_matmul(spec, config, mesh, dtype, self.form)
-        grouped = dispatch.GROUPED[self.grouped_matmul]
-        stored = jnp.dtype(config.page_dtype)
-        network = Network(spec, mesh, kernel, grouped, self.placed, config.page_size, stored)
-        self._builder = StepBuilder(network, drafter)
+        self.kernel_weights = choose_quantized_matmul(spec, config, mesh, dtype, self.form)
+        model = ShardedModel(
+            spec=spec,
+            mesh=mesh,
+            attention=kernel,
+            grouped_matmul=dispatch.GROUPED[self.grouped_matmul],
+            kernel_weights=self.kernel_weights,
+            page_size=config.page_size,
+            page_dtype=jnp.dtype(config.page_dtype),
+        )
+        self._builder = StepBuilder(model, drafter)
         self.page_io = PageIO(spec, config, mesh, kernel, dtype)
 
     @cached_property
@@ -85,9 +97,9 @@ class Lowering:
         return jax.tree.map(lambda x: x.sharding, self.state)
 
     def step(self, bucket: Bucket) -> jax.stages.Lowered:
-        """(params, state, upload [A, n]) -> (state, download [A, m]), the state donated.
+        """Lower a step: (params, state, upload [A, n]) -> (state, download [A, m]).
 
-        On a mesh over several hosts every one of them gets the whole download.
+        The state is donated. On a mesh over several hosts each host gets the whole download.
         """
         lane_axis = NamedSharding(self.mesh, PartitionSpec(LANES))
         size = upload_layout(bucket, self.page_groups, self.config.page_size).size
@@ -99,11 +111,11 @@ class Lowering:
 
     @property
     def masks_shape(self) -> tuple[int, int, int]:
-        """Rows that are written at once, places where one of them samples, words of 32 tokens."""
+        """Shape of set_masks: rows per launch, sampling slots, words of 32 tokens."""
         return MASKED_AT_ONCE, 1 + self.config.draft_tokens, -(-self.spec.vocab_size // 32)
 
     def writers(self) -> dict[str, jax.stages.Lowered]:
-        """What writes a row's fields, by name: (state, *values) -> state, the state donated."""
+        """Lower the row writers, by name: (state, *values) -> state, the state donated."""
         vocab = self.spec.vocab_size
 
         def array(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
@@ -129,12 +141,16 @@ class Lowering:
         }
 
     def page_programs(self) -> dict[str, jax.stages.Lowered]:
-        """What reads and writes pages for other engines, by name, where they are exchanged."""
-        return dict(self.page_io.lowered(self.state.pages)) if self.config.page_exchange else {}
+        """Lower the programs for KV transfer, by name; none without config.page_exchange."""
+        if not self.config.page_exchange:
+            return {}
+        return dict(self.page_io.lower(self.state.pages))
 
     def footprint(self, bucket: Bucket) -> Footprint:
-        """Of a step of this shape, as the compiler says; compiles it. MemoryLimitError when the
-        compiler refuses.
+        """Compile the step of this shape and return what the compiler says it takes.
+
+        Raises MemoryLimitError when the compiler finds that it cannot fit, ConfigError when the
+        compiler gives no figures.
         """
         with memory_errors(str(bucket)):
             compiled = self.step(bucket).compile()
@@ -149,11 +165,10 @@ class Lowering:
 def abstract_params(
     spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh, form: Form | None = None
 ) -> dict:
-    """Shapes, dtypes, shardings and memory orders of parameters, as declared: whether they are here
-    or not.
+    """Return shapes, dtypes, shardings and memory orders of the parameters, as declared.
 
-    Those of the arrays would name a TPU's tiles as well: the same step, but another key of jax's
-    cache than that of a step compiled ahead (jaxserve/plan/bundle.py). form: of quantized weights.
-    ShardingError where the mesh does not divide them.
+    form: of quantized weights. Raises ShardingError where the mesh does not divide them.
     """
+    # Values taken from the arrays would name a TPU's tiles as well. That gives the same step, but
+    # under another key of jax's cache than a step compiled ahead (jaxserve/plan/bundle.py).
     return map_specs(lambda param: param.abstract(mesh), param_specs(spec, dtype, form))

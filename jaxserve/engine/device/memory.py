@@ -1,6 +1,4 @@
-"""How many pages a device has room for: planned from the compiler's numbers, not guessed as a
-fraction.
-"""
+"""Memory of a device: how many pages it has room for, planned from what the compiler reports."""
 
 import math
 import os
@@ -25,51 +23,49 @@ from pallas_kernels.paged_attention.api import Layout, PagedAttention
 from sharding.mesh import spans_hosts
 from sharding.params import stored_bytes
 
-UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # powers of 2, as XLA's messages name them
 HOST_SHARE = 0.5  # of a machine's memory, where the device is the host itself
 MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Budget:
-    """What there is on one device, and what is taken from it beside the cache, in bytes.
-
-    temporaries: of the step with the most, since one runs at a time. programs: compiled steps, all
-    of them loaded; 0 where the compiler does not say (XLA:GPU). pieces: of pages on their way from
-    and to other engines.
-    """
+class MemoryBudget:
+    """Bytes of one device: what there is, and what is taken from it beside the KV cache."""
 
     limit: int
     weights: int
     rows: int
-    temporaries: int = 0
-    programs: int = 0
-    pieces: int = 0
+    temporaries: int = 0  # of the step with the most, since one step runs at a time
+    programs: int = 0  # of all compiled steps; 0 where the compiler does not say (XLA:GPU)
+    transit: int = 0  # pages on their way from and to other engines
 
     @property
     def left(self) -> int:
-        """For the cache; negative when there is not enough for the rest."""
-        return (
-            self.limit - self.weights - self.rows - self.temporaries - self.programs - self.pieces
-        )
+        """Bytes for the KV cache; negative when there is not enough for the rest."""
+        taken = self.weights + self.rows + self.temporaries + self.programs + self.transit
+        return self.limit - taken
 
     def __str__(self) -> str:
         taken = {
             "weights": self.weights,
             "rows": self.rows,
             "temporaries of the largest step": self.temporaries,
+            "compiled steps": self.programs,
+            "pages for other engines": self.transit,
         }
-        taken |= {"compiled steps": self.programs, "pages for other engines": self.pieces}
         return ", ".join(f"{name} {size / 2**30:.2f}" for name, size in taken.items() if size)
 
 
 def device_limit(mesh: Mesh) -> int:
-    """Bytes that one device of the mesh may use; on several hosts, the least that one of them has,
-    in whole MiB.
+    """Return the bytes that each device of the mesh may use.
+
+    On several hosts, that is the least that any of them reports. Raises ConfigError where a device
+    does not report its memory.
     """
     limit = _limit_here(mesh)
     if not spans_hosts(mesh):
         return limit
+    # Hosts exchange whole MiB, which fit into an int32.
     return int(multihost_utils.process_allgather(np.int32(limit // MIB)).min()) * MIB
 
 
@@ -79,13 +75,16 @@ def _limit_here(mesh: Mesh) -> int:
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
     if device.platform != "cpu":
-        raise ConfigError(f"{device.device_kind} does not report its memory; give --cache-tokens")
+        raise ConfigError(
+            f"{device.device_kind} does not report its memory, so the size of the KV cache cannot "
+            "be planned; give it by --cache-tokens"
+        )
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(host * HOST_SHARE) // len(mesh.local_devices)
 
 
 def bytes_per_device(tree: object) -> int:
-    """Bytes that a pytree of sharded arrays (or their abstract values) takes on one device."""
+    """Return the bytes that a pytree of sharded arrays, or abstract ones, takes on one device."""
     return sum(
         stored_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
         for leaf in jax.tree.leaves(tree)
@@ -93,49 +92,48 @@ def bytes_per_device(tree: object) -> int:
 
 
 def page_bytes(kernel: PagedAttention, layout: Layout) -> int:
-    """Bytes of one page of one layer, as the implementation lays it out, without the padding of a
-    chip's tiles.
+    """Return the bytes of one page of one layer, as the kernel lays it out.
+
+    The padding of a chip's tiles is not in it.
     """
     page = jax.eval_shape(partial(kernel.allocate, 1, layout))
     return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(page))
 
 
 def cache_bytes(spec: ModelSpec, config: EngineConfig, kernel: PagedAttention, tensor: int) -> int:
-    """Bytes of all pages of a lane on one device."""
-    groups, dtype = zip(spec.page_groups(), config.pools, strict=True), jnp.dtype(config.page_dtype)
-    return sum(
-        pool.pages
-        * len(group.layers)
-        * page_bytes(kernel, group.layout(config.page_size, dtype, shards=tensor))
-        for group, pool in groups
-    )
+    """Return the bytes of all pages of a lane on one device. tensor: devices that split heads."""
+    dtype = jnp.dtype(config.page_dtype)
+    total = 0
+    for group, pool in zip(spec.page_groups(), config.pools, strict=True):
+        layout = group.layout(config.page_size, dtype, shards=tensor)
+        total += pool.pages * len(group.layers) * page_bytes(kernel, layout)
+    return total
 
 
-def check_fits(budget: Budget, cache: int) -> None:
-    """MemoryLimitError when a cache of the size that was asked for cannot fit; in bytes of one
-    device.
+def check_fits(budget: MemoryBudget, cache: int) -> None:
+    """Raise MemoryLimitError when a cache of the size that was asked for cannot fit.
+
+    cache: its bytes on one device.
     """
     if cache > budget.left:
         raise MemoryLimitError(
-            f"--cache-tokens asks for {cache / 2**30:.2f} GiB per device; beside {budget} that "
-            f"exceeds the "
-            f"{budget.limit / 2**30:.2f} GiB there are (lower it)",
+            f"--cache-tokens asks for {cache / 2**30:.2f} GiB per device; with {budget} that "
+            f"exceeds the {budget.limit / 2**30:.2f} GiB of a device (lower --cache-tokens)",
             missing=cache - budget.left,
         )
 
 
-def affordable_pages(budget: Budget, cache: Callable[[int], int], wanted: int) -> int:
-    """The most pages, up to `wanted`, whose cache fits into what the budget leaves.
+def affordable_pages(budget: MemoryBudget, cache: Callable[[int], int], wanted: int) -> int:
+    """Return the largest number of pages, up to `wanted`, whose cache fits into the budget.
 
-    cache: bytes of a cache of so many pages, growing with them. All bytes are of one device.
-    MemoryLimitError when not even one page fits.
+    cache: gives the bytes of a cache by its number of pages, and grows with it. All bytes are of
+    one device. Raises MemoryLimitError when not even one page fits.
     """
     pages = bisect_right(range(1, wanted + 1), budget.left, key=cache)
     if pages == 0:
         raise MemoryLimitError(
-            f"no memory is left for the KV cache: {budget.limit / 2**30:.2f} GiB per device, "
-            f"{budget} "
-            "(lower --max-batch, use --prefer latency, or raise --tensor)",
+            f"no memory is left for the KV cache: a device has {budget.limit / 2**30:.2f} GiB, "
+            f"which {budget} take up (lower --max-batch, use --prefer latency, or raise --tensor)",
             missing=cache(1) - budget.left,
         )
     return pages
@@ -143,20 +141,24 @@ def affordable_pages(budget: Budget, cache: Callable[[int], int], wanted: int) -
 
 @contextmanager
 def memory_errors(step: str) -> Iterator[None]:
-    """MemoryLimitError, in the compiler's own words, where it finds that a step cannot fit."""
+    """Turn the compiler's finding that a step cannot fit into a MemoryLimitError."""
     try:
         yield
     except JaxRuntimeError as error:
-        words = str(error).strip().splitlines()[0]
-        if not words.startswith("RESOURCE_EXHAUSTED"):
+        message = str(error).strip().splitlines()[0]
+        if not message.startswith("RESOURCE_EXHAUSTED"):
             raise
-        raise MemoryLimitError(f"{step}: the compiler says {words}", _missing(words)) from None
+        problem = f"{step}: the compiler says {message}"
+        raise MemoryLimitError(problem, _missing_bytes(message)) from None
 
 
-def _missing(words: str) -> int:
-    """(17.12G) exceeds available HBM (15.75G) -> 1.37 GiB; 0 where the words have no two sizes."""
+def _missing_bytes(message: str) -> int:
+    """Read how much is missing: 1.37 GiB from "(17.12G) exceeds available HBM (15.75G)".
+
+    Returns 0 for messages of another form.
+    """
     sizes = [
         float(number) * 2 ** UNITS[unit]
-        for number, unit in re.findall(r"\(([\d.]+)([KMGT]?)\)", words)
+        for number, unit in re.findall(r"\(([\d.]+)([KMGT]?)\)", message)
     ]
     return round(sizes[0] - sizes[1]) if len(sizes) == 2 else 0

@@ -1,8 +1,16 @@
-"""From logits to tokens, on the device, for all rows at once.
+"""Sampling on the device: from logits to one token per row, for all rows at once.
 
-No sort of the vocabulary: thresholds are found by bisection over the 32-bit patterns of the floats,
-whose order is the floats' order. Noise depends on (seed, choice, position) alone, never on the
-step, the row or the batch. Optional work sits under lax.cond on "any row asks".
+The stages, in order:
+
+1. `apply_constraints`: allowed tokens, logit bias, no end token before min_tokens.
+2. `apply_penalties`: repetition, presence and frequency penalties.
+3. `choose_tokens`: temperature, then `truncate` (min_p, top_k, top_p), then a draw.
+4. `log_probabilities` (logprobs.py), of the logits as the model gave them.
+
+The vocabulary is never sorted: thresholds are found by bisection over the 32-bit patterns of the
+floats, whose order is that of the floats. Noise depends on (seed, choice, position) alone, never on
+the step, the row or the batch, so that batching cannot change an answer. Optional work sits under
+lax.cond and runs only if some row asks for it.
 """
 
 from dataclasses import replace
@@ -14,14 +22,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxserve.request import MAX_LOGPROBS
+from jaxserve.engine.device.logprobs import log_probabilities, no_log_probabilities
 
-TOKEN_NOISE = 0  # what the noise is for: the last fold into the key
+# The purpose of the noise, folded into the key last: another use would take another number.
+TOKEN_NOISE = 0
 
 
 @flax.struct.dataclass
 class RowSampling:
-    """Sampling parameters of rows; the scalars of SamplingParams in device form. B counts rows."""
+    """The scalars of SamplingParams for B rows, in device form."""
 
     key: UInt32[Array, "B 2"]  # the seed's high and low half
     choice: Int[Array, "B"]
@@ -33,8 +42,9 @@ class RowSampling:
     presence: Float[Array, "B"]
     frequency: Float[Array, "B"]
     logprobs: Int[Array, "B"]
-    end_after: Int[Array, "B"]  # end tokens are out at positions before this
+    end_after: Int[Array, "B"]  # first position that an end token may take
     end_ids: Int[Array, "B E"]  # padded with V
+    # 1 where the row uses RowFields.bias_*, .mask or .counts, else 0.
     biased: Int[Array, "B"]
     masked: Int[Array, "B"]
     penalised: Int[Array, "B"]
@@ -42,19 +52,21 @@ class RowSampling:
 
 @flax.struct.dataclass
 class RowFields:
-    """The large fields that processors read, for every row of every lane (A lanes, R rows of the
-    state).
+    """The large fields that constraints and penalties read, for R rows in each of A lanes.
+
+    A row that does not use a field has there what its last sequence left behind.
     """
 
-    counts: Int[Array, "A R V"]  # bit 0: in the prompt; the rest: times in the output
+    counts: Int[Array, "A R V"]  # bit 0: in the prompt; other bits: occurrences in the output
     bias_ids: Int[Array, "A R 1024"]  # padded with V
     bias_values: Float[Array, "A R 1024"]
-    mask: UInt32[Array, "A R S V/32"]  # for each place that a verification samples
+    mask: UInt32[Array, "A R S V/32"]  # allowed tokens, for each slot that a verification samples
 
 
 def take_rows(field: jax.Array, rows: Int[Array, "A r"]) -> jax.Array:
-    """[A*r, ...]: entries of a field [A, R, ...] by row, lane for lane. Ids out of range give any
-    row (padding).
+    """Return entries of a field [A, R, ...] by row, lane for lane, as [A*r, ...].
+
+    A row id out of range is padding and gives an arbitrary row.
     """
     taken = jax.vmap(lambda lane, ids: lane.at[ids].get(mode="clip"))(field, rows)
     return taken.reshape(-1, *taken.shape[2:])
@@ -63,35 +75,38 @@ def take_rows(field: jax.Array, rows: Int[Array, "A r"]) -> jax.Array:
 def _take_masks(
     mask: UInt32[Array, "A R S V/32"], rows: Int[Array, "A r"], slot: Int[Array, "B"]
 ) -> UInt32[Array, "B V/32"]:
-    """As take_rows; of a row that of one slot."""
+    """Return one slot's mask for each row, as take_rows returns other fields."""
     taken = jax.vmap(lambda lane, ids, slots: lane.at[ids, slots].get(mode="clip"))(
         mask, rows, slot.reshape(rows.shape)
     )
     return taken.reshape(-1, taken.shape[-1])
 
 
-def silence(p: RowSampling, idle: Bool[Array, "B"]) -> RowSampling:
-    """Rows that do not sample ask for nothing, so that no optional work runs for padding and
-    half-read prompts.
+def disable_idle_rows(params: RowSampling, idle: Bool[Array, "B"]) -> RowSampling:
+    """Reset the parameters of rows that do not sample to ones that ask for no optional work.
+
+    Otherwise padding and half-read prompts would make the whole step run it.
     """
 
     def where(field: jax.Array, value: float) -> jax.Array:
         return jnp.where(idle, jnp.asarray(value, field.dtype), field)
 
     return replace(
-        p,
-        temperature=where(p.temperature, 0),
-        logprobs=where(p.logprobs, -1),
-        end_after=where(p.end_after, 0),
-        biased=where(p.biased, 0),
-        masked=where(p.masked, 0),
-        penalised=where(p.penalised, 0),
+        params,
+        temperature=where(params.temperature, 0),
+        logprobs=where(params.logprobs, -1),
+        end_after=where(params.end_after, 0),
+        biased=where(params.biased, 0),
+        masked=where(params.masked, 0),
+        penalised=where(params.penalised, 0),
     )
 
 
 class Sampled(NamedTuple):
+    """Sampled tokens of B rows; log-probabilities are zeros if no row asks for any."""
+
     tokens: Int[Array, "B"]
-    finite: Bool[Array, "B"]
+    finite: Bool[Array, "B"]  # False where a logit is NaN or infinite: the token is worthless
     logprob: Float[Array, "B"]
     top_ids: Int[Array, "B 20"]
     top_logprobs: Float[Array, "B 20"]
@@ -99,133 +114,146 @@ class Sampled(NamedTuple):
 
 def sample(
     logits: Float[Array, "B V"],
-    p: RowSampling,
+    params: RowSampling,
     fields: RowFields,
     rows: Int[Array, "A r"],
     position: Int[Array, "B"],
     drafted: Int[Array, "B k"] | None = None,
 ) -> Sampled:
-    """One token each, B = A*r. rows: where each one's `fields` stand. position: the position the
-    new token takes.
+    """Sample one token for each of B = A*r entries.
 
-    drafted: tokens between what `fields` count and the new one, padded with V; None where there
-    never is one.
+    rows: row of `fields` that each entry uses. position: the position that its new token takes.
+    drafted: tokens between those that `fields` count and the new one, padded with V; None where
+    there never are any.
     """
-    slot = jnp.zeros_like(position) if drafted is None else (drafted < logits.shape[-1]).sum(-1)
-    processed = penalise(edit(logits, p, fields, rows, slot, position), p, fields, rows, drafted)
-    tokens = choose(processed, p, position)
+    vocab = logits.shape[-1]
+    slot = jnp.zeros_like(position) if drafted is None else (drafted < vocab).sum(-1)
+    constrained = apply_constraints(logits, params, fields, rows, slot, position)
+    processed = apply_penalties(constrained, params, fields, rows, drafted)
+    tokens = choose_tokens(processed, params, position)
     logprob, top_ids, top_logprobs = lax.cond(
-        jnp.any(p.logprobs >= 0), log_probabilities, _no_log_probabilities, logits, tokens
+        jnp.any(params.logprobs >= 0), log_probabilities, no_log_probabilities, logits, tokens
     )
-    finite = jnp.isfinite(
-        jnp.abs(logits).max(-1)
-    )  # of a large V, compiles faster than isfinite(logits).all(-1)
+    # For a large V this compiles faster than isfinite(logits).all(-1).
+    finite = jnp.isfinite(jnp.abs(logits).max(-1))
     return Sampled(tokens, finite, logprob, top_ids, top_logprobs)
 
 
-def edit(
+def apply_constraints(
     logits: Float[Array, "B V"],
-    p: RowSampling,
+    params: RowSampling,
     fields: RowFields,
     rows: Int[Array, "A r"],
     slot: Int[Array, "B"],
     position: Int[Array, "B"],
 ) -> Float[Array, "B V"]:
-    """Allowed tokens, logit bias, and no end token before min_tokens. slot: drafted tokens before
-    the new one.
+    """Apply allowed tokens and logit bias, and rule out end tokens before min_tokens.
+
+    slot: number of drafted tokens before the new one, which selects its mask.
     """
     vocab = logits.shape[-1]
-    early = position < p.end_after
+    early = position < params.end_after
 
     def apply(logits: jax.Array) -> jax.Array:
         token = jnp.arange(vocab)
         words = _take_masks(fields.mask, rows, slot)[:, token // 32]
         allowed = (words >> (token % 32).astype(jnp.uint32)[None]) & 1
-        logits = jnp.where((p.masked[:, None] == 0) | (allowed == 1), logits, -jnp.inf)
+        logits = jnp.where((params.masked[:, None] == 0) | (allowed == 1), logits, -jnp.inf)
         batch = jnp.arange(logits.shape[0])[:, None]
-        bias_ids = jnp.where(p.biased[:, None] == 1, take_rows(fields.bias_ids, rows), vocab)
+        bias_ids = jnp.where(params.biased[:, None] == 1, take_rows(fields.bias_ids, rows), vocab)
         logits = logits.at[batch, bias_ids].add(take_rows(fields.bias_values, rows), mode="drop")
-        ends = jnp.where(early[:, None], p.end_ids, vocab)
+        ends = jnp.where(early[:, None], params.end_ids, vocab)
         return logits.at[batch, ends].set(-jnp.inf, mode="drop")
 
     return lax.cond(
-        jnp.any((p.masked == 1) | (p.biased == 1) | early), apply, lambda logits: logits, logits
+        jnp.any((params.masked == 1) | (params.biased == 1) | early),
+        apply,
+        lambda logits: logits,
+        logits,
     )
 
 
-def penalise(
+def apply_penalties(
     logits: Float[Array, "B V"],
-    p: RowSampling,
+    params: RowSampling,
     fields: RowFields,
     rows: Int[Array, "A r"],
     drafted: Int[Array, "B k"] | None,
 ) -> Float[Array, "B V"]:
-    """Repetition penalty as Keskar et al. 2019 (CTRL), then presence and frequency penalty as
-    OpenAI defines them.
+    """Apply repetition, presence and frequency penalties to the rows that ask for them.
+
+    Repetition as Keskar et al. 2019 (CTRL) define it, presence and frequency as OpenAI does.
     """
 
     def apply(logits: jax.Array) -> jax.Array:
         counts = take_rows(fields.counts, rows)
         if drafted is not None:
+            # 2: one more occurrence in the output, see RowFields.counts.
             counts = counts.at[jnp.arange(len(counts))[:, None], drafted].add(2, mode="drop")
         produced = (counts >> 1).astype(jnp.float32)
-        repetition = p.repetition[:, None]
+        repetition = params.repetition[:, None]
         repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
         result = jnp.where(counts > 0, repeated, logits)
         result = (
             result
-            - p.presence[:, None] * jnp.minimum(produced, 1)
-            - p.frequency[:, None] * produced
+            - params.presence[:, None] * jnp.minimum(produced, 1)
+            - params.frequency[:, None] * produced
         )
-        return jnp.where(p.penalised[:, None] == 1, result, logits)
+        return jnp.where(params.penalised[:, None] == 1, result, logits)
 
-    return lax.cond(jnp.any(p.penalised == 1), apply, lambda logits: logits, logits)
+    return lax.cond(jnp.any(params.penalised == 1), apply, lambda logits: logits, logits)
 
 
-def choose(
-    logits: Float[Array, "B V"], p: RowSampling, position: Int[Array, "B"]
+def choose_tokens(
+    logits: Float[Array, "B V"], params: RowSampling, position: Int[Array, "B"]
 ) -> Int[Array, "B"]:
-    """The most probable token at temperature 0; else a draw from what min_p, top_k and top_p leave,
-    by Gumbel-max.
+    """Choose one token per row.
+
+    At temperature 0 that is the most probable token, else a draw by Gumbel-max from the tokens that
+    min_p, top_k and top_p leave.
     """
 
-    def draw(logits: jax.Array) -> jax.Array:
-        below_peak = logits - logits.max(
-            -1, keepdims=True
-        )  # so that no temperature, however low, gives inf
-        scaled = below_peak / jnp.where(p.temperature > 0, p.temperature, 1)[:, None]
-        noisy = truncate(scaled, p) + gumbel(p.key, p.choice, position, logits.shape[-1])
-        return jnp.where(p.temperature[:, None] > 0, noisy, logits)
+    def add_noise(logits: jax.Array) -> jax.Array:
+        # With the largest at 0, division by a tiny temperature cannot give inf.
+        below_peak = logits - logits.max(-1, keepdims=True)
+        scaled = below_peak / jnp.where(params.temperature > 0, params.temperature, 1)[:, None]
+        noisy = truncate(scaled, params) + gumbel(
+            params.key, params.choice, position, logits.shape[-1]
+        )
+        return jnp.where(params.temperature[:, None] > 0, noisy, logits)
 
-    return jnp.argmax(
-        lax.cond(jnp.any(p.temperature > 0), draw, lambda logits: logits, logits), axis=-1
-    )
+    drawn = lax.cond(jnp.any(params.temperature > 0), add_noise, lambda logits: logits, logits)
+    return jnp.argmax(drawn, axis=-1)
 
 
-def truncate(logits: Float[Array, "B V"], p: RowSampling) -> Float[Array, "B V"]:
-    """-inf outside min_p (of the largest probability), then top_k, then top_p (of what is left).
-    Ties stay in.
+def truncate(logits: Float[Array, "B V"], params: RowSampling) -> Float[Array, "B V"]:
+    """Set tokens outside min_p, then top_k, then top_p to -inf; ties with the last one stay in.
 
-    logits: scaled by the temperature, the largest of a row at 0.
+    min_p is relative to the largest probability, top_p to the mass that top_k left. logits: scaled
+    by the temperature, the largest of a row at 0.
     """
 
     def apply(logits: jax.Array) -> jax.Array:
-        logits = jnp.where(logits >= jnp.log(p.min_p)[:, None], logits, -jnp.inf)
-        k = jnp.where(p.top_k > 0, p.top_k, logits.shape[-1]).astype(jnp.float32)
+        logits = jnp.where(logits >= jnp.log(params.min_p)[:, None], logits, -jnp.inf)
+        # top_k is a mass too, where each token weighs 1.
+        k = jnp.where(params.top_k > 0, params.top_k, logits.shape[-1]).astype(jnp.float32)
         logits = _keep_mass(logits, jnp.ones_like(logits), k)
         mass = jnp.exp(logits)
-        target = jnp.where(p.top_p < 1, p.top_p * mass.sum(-1), jnp.inf)
+        target = jnp.where(params.top_p < 1, params.top_p * mass.sum(-1), jnp.inf)
         return _keep_mass(logits, mass, target)
 
-    asked = (p.temperature > 0) & ((p.top_k > 0) | (p.top_p < 1) | (p.min_p > 0))
+    asked = (params.temperature > 0) & (
+        (params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0)
+    )
     return lax.cond(jnp.any(asked), apply, lambda logits: logits, logits)
 
 
 def _keep_mass(
     logits: Float[Array, "B V"], mass: Float[Array, "B V"], target: Float[Array, "B"]
 ) -> Float[Array, "B V"]:
-    """Keep the largest logits whose masses reach `target` together (all when they never do); the
-    others become -inf.
+    """Keep the fewest of the largest logits whose masses add up to `target`; others become -inf.
+
+    All are kept where they never add up to it.
     """
     order = _ordered(logits)
 
@@ -234,13 +262,13 @@ def _keep_mass(
         reached = jnp.where(order >= higher[:, None], mass, 0).sum(-1) >= target
         return jnp.where(reached, higher, threshold)
 
-    # The highest threshold that reaches the target, bit by bit from the top.
+    # Find the highest threshold that reaches the target, bit by bit from the top.
     threshold = lax.fori_loop(0, 32, add_bit, jnp.zeros(logits.shape[0], jnp.uint32))
     return jnp.where(order >= threshold[:, None], logits, -jnp.inf)
 
 
 def _ordered(x: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
-    """Unsigned integers in the order of the floats, the same for 0.0 and -0.0."""
+    """Map floats to unsigned integers of the same order; 0.0 and -0.0 become equal."""
     sign = jnp.uint32(1 << 31)
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     bits = jnp.where(bits == sign, 0, bits)
@@ -250,53 +278,17 @@ def _ordered(x: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
 def gumbel(
     key: UInt32[Array, "B 2"], choice: Int[Array, "B"], position: Int[Array, "B"], vocab: int
 ) -> Float[Array, "B V"]:
-    """Noise that depends on seed, choice index and absolute position only (threefry2x32)."""
+    """Draw Gumbel noise from seed, choice index and absolute position alone (threefry2x32)."""
 
     def one_row(key: jax.Array, choice: jax.Array, position: jax.Array) -> jax.Array:
         folded = jax.random.wrap_key_data(key, impl="threefry2x32")
         data = jnp.stack([choice, position, jnp.int32(TOKEN_NOISE)])
-        # A loop: three calls would compile three copies of threefry.
+        # A loop, because three calls would compile three copies of threefry.
         folded = lax.fori_loop(
             0, len(data), lambda i, key: jax.random.fold_in(key, data[i]), folded
         )
-        # mode "high": with 23 random bits a token of probability 1e-7 would come half as often as
-        # it should.
+        # With the 23 random bits of mode "low", a token of probability 1e-7 would come half as
+        # often as it should.
         return jax.random.gumbel(folded, (vocab,), jnp.float32, mode="high")
 
     return jax.vmap(one_row)(key, choice, position)
-
-
-def log_probabilities(
-    logits: Float[Array, "B V"], tokens: Int[Array, "B"]
-) -> tuple[Float[Array, "B"], Int[Array, "B 20"], Float[Array, "B 20"]]:
-    """Of the given tokens and of the 20 most probable; a smaller vocabulary is padded with id -1
-    and -inf.
-    """
-    peak = logits.max(-1, keepdims=True)
-    total = jnp.log(jnp.exp(logits - peak).sum(-1, keepdims=True))
-    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1) - peak - total
-    top, ids = _top(logits, min(MAX_LOGPROBS, logits.shape[-1]))
-    missing = ((0, 0), (0, MAX_LOGPROBS - top.shape[-1]))
-    top = jnp.pad(top - peak - total, missing, constant_values=-jnp.inf)
-    return chosen[:, 0], jnp.pad(ids, missing, constant_values=-1), top
-
-
-def _top(logits: Float[Array, "B V"], count: int) -> tuple[Float[Array, "B n"], Int[Array, "B n"]]:
-    """lax.top_k in passes of 16: on a GPU it is a kernel up to there and a full sort beyond."""
-    top, ids = lax.top_k(logits, min(count, 16))
-    if count <= 16:
-        return top, ids
-    rest = logits.at[jnp.arange(logits.shape[0])[:, None], ids].set(-jnp.inf)
-    more, more_ids = lax.top_k(rest, count - 16)
-    return jnp.concatenate([top, more], -1), jnp.concatenate([ids, more_ids], -1)
-
-
-def _no_log_probabilities(
-    logits: Float[Array, "B V"], tokens: Int[Array, "B"]
-) -> tuple[Float[Array, "B"], Int[Array, "B 20"], Float[Array, "B 20"]]:
-    rows = logits.shape[0]
-    return (
-        jnp.zeros(rows),
-        jnp.zeros((rows, MAX_LOGPROBS), jnp.int32),
-        jnp.zeros((rows, MAX_LOGPROBS)),
-    )

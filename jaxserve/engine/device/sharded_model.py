@@ -1,6 +1,4 @@
-"""A model as the steps of an engine run it: its architecture on a mesh, and the kernels that were
-chosen for it.
-"""
+"""A model as an engine's steps run it: its architecture on a mesh, with the chosen kernels."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,8 +9,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxserve.engine.device.kernels.attention import attention_options
-from jaxserve.engine.device.token_layout import Place, take
+from jaxserve.engine.device.kernels.choice import attention_options
+from jaxserve.engine.device.token_layout import TokenLayout, take
 from jaxserve.models.decoder import Forwarded, forward, logits
 from jaxserve.models.matmul_weight_only import place_weights
 from jaxserve.models.moe import Experts
@@ -25,20 +23,23 @@ from sharding.rules import LANES
 
 
 @dataclass(frozen=True)
-class Network:
-    """placed: weights with a kernel, by name. dtype: of pages."""
+class ShardedModel:
+    """A model specification with a mesh and kernels, ready to be traced in a step.
+
+    kernel_weights: weights that a kernel multiplies, by name; XLA multiplies the others.
+    """
 
     spec: ModelSpec
     mesh: Mesh
-    kernel: PagedAttention
-    grouped: GroupedMatmul
-    placed: Mapping[str, Placed]
+    attention: PagedAttention
+    grouped_matmul: GroupedMatmul
+    kernel_weights: Mapping[str, Placed]
     page_size: int
-    dtype: jnp.dtype
+    page_dtype: jnp.dtype
 
-    def place_weights(self, params: dict) -> dict:
-        """Parameters, inside a step: they know what multiplies them."""
-        return place_weights(params, self.placed)
+    def bind_kernels(self, params: dict) -> dict:
+        """Return the parameters, inside a step, with each weight bound to the kernel it has."""
+        return place_weights(params, self.kernel_weights)
 
     def forward(
         self,
@@ -46,26 +47,23 @@ class Network:
         pages: tuple[Pages, ...],
         tables: tuple[Int[Array, "A R W"], ...],
         tokens: Int[Array, "A T"],
-        place: Place,
-        most: int | None,
+        layout: TokenLayout,
+        max_row_tokens: int | None,
     ) -> Forwarded:
-        """All tokens of a step once through the layers. tables: of the chunks' rows, for each page
-        group.
+        """Run all tokens of a step through the layers once.
 
-        most: tokens of a row at most, see Options.
+        tables: of the chunks' rows, for each page group. max_row_tokens: see attention_options.
         """
-        attends = self._attends(pages, tables, place, most)
-        experts = (
-            Experts(place.live.reshape(-1), self.spec, self.mesh, self.grouped)
-            if self.spec.mixture
-            else None
-        )
+        attends = self._attends(pages, tables, layout, max_row_tokens)
+        experts = None
+        if self.spec.mixture:
+            experts = Experts(layout.live.reshape(-1), self.spec, self.mesh, self.grouped_matmul)
         return forward(
             params,
             self.spec,
             pages,
             tokens.reshape(-1),
-            place.position.reshape(-1),
+            layout.position.reshape(-1),
             attends,
             experts,
         )
@@ -74,30 +72,31 @@ class Network:
         self,
         pages: tuple[Pages, ...],
         tables: tuple[jax.Array, ...],
-        place: Place,
-        most: int | None,
+        layout: TokenLayout,
+        max_row_tokens: int | None,
     ) -> tuple[Attend, ...]:
-        """One Attend per layer; layers of a page group share theirs."""
+        """Make one Attend per layer; layers of a page group share theirs."""
         by_layer: dict[int, Attend] = {}
         for group, table in zip(self.spec.page_groups(), tables, strict=True):
-            index = place.position // self.page_size
-            entry = jax.vmap(lambda t, chunk, i: t[chunk, i])(table, place.chunk, index)
+            index = layout.position // self.page_size
+            entry = jax.vmap(lambda t, chunk, i: t[chunk, i])(table, layout.chunk, index)
+            # The number of pages is no page's id: what padding would write there is dropped.
             no_page = pages[group.layers[0]].k.shape[1]
-            page, offset = jnp.where(place.live, entry, no_page), place.position % self.page_size
-            ragged = Ragged(table, place.lengths, place.starts, place.split, page, offset)
+            page = jnp.where(layout.live, entry, no_page)
+            offset = layout.position % self.page_size
+            ragged = Ragged(table, layout.lengths, layout.starts, layout.split, page, offset)
             options = attention_options(
-                self.spec, group, self.mesh, self.page_size, self.dtype, most
+                self.spec, group, self.mesh, self.page_size, self.page_dtype, max_row_tokens
             )
-            by_layer |= dict.fromkeys(group.layers, Attend(ragged, self.mesh, self.kernel, options))
+            attend = Attend(ragged, self.mesh, self.attention, options)
+            by_layer |= dict.fromkeys(group.layers, attend)
         return tuple(by_layer[i] for i in range(self.spec.num_layers))
 
     def logits(self, params: dict, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
-        """Whole rows of the vocabulary on every shard: what samples reads all of it.
-
-        Each shard's part first: without being told, XLA:TPU gathered the head's weight instead of
-        the logits.
-        """
+        """Compute logits, with the whole vocabulary on every shard, as sampling needs it."""
         values = logits(params, self.spec, hidden)
+        # Each shard's part first: without that constraint XLA:TPU gathered the head's weight
+        # instead of the logits.
         for axes in ((LANES, "tensor"), (LANES, None)):
             values = lax.with_sharding_constraint(
                 values, NamedSharding(self.mesh, PartitionSpec(*axes))
@@ -106,15 +105,16 @@ class Network:
 
 
 def by_lane[T](mesh: Mesh, function: Callable[..., T]) -> Callable[..., T]:
-    """For arrays whose first axis goes over lanes: left alone, XLA lets them exchange all of their
-    logits.
+    """Run a function on each lane's part of its arrays, whose first axis goes over lanes.
+
+    Left alone, XLA lets lanes exchange all of their logits.
     """
     lanes = PartitionSpec(LANES)
     return jax.shard_map(function, mesh=mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
 
 
-def rows_of(
+def tables_of_rows(
     tables: tuple[Int[Array, "A R W"], ...], ids: Int[Array, "A r"]
 ) -> tuple[Int[Array, "A r W"], ...]:
-    """The page tables of these rows."""
+    """Return the page tables of these rows, for each page group."""
     return tuple(take(table, ids) for table in tables)

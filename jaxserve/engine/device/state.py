@@ -1,4 +1,8 @@
-"""What lives on the device between steps: one donated pytree of fixed structure, pages and rows."""
+"""State of an engine on the device between steps: pages and rows, in one donated pytree.
+
+The structure never changes while an engine lives. In shapes, A counts lanes, R the rows of a lane,
+and W the entries of a page table.
+"""
 
 from functools import partial
 from typing import Any
@@ -11,8 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, UInt32
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.device.batch import MAX_END_IDS
+from jaxserve.engine.device.row_packing import MAX_END_IDS
 from jaxserve.engine.device.sampling import RowFields, RowSampling
+from jaxserve.errors import EngineError
 from jaxserve.models.sharded_attention import page_rules
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
@@ -22,7 +27,7 @@ from sharding.rules import LANES, partition, shards
 
 @flax.struct.dataclass
 class Rows:
-    """Everything the device keeps of the sequences in a lane's rows (A lanes, R rows)."""
+    """Everything the device keeps of the sequences in the rows, but for their pages."""
 
     tables: tuple[Int[Array, "A R W"], ...]  # per page group
     length: Int[Array, "A R"]  # positions in pages
@@ -33,18 +38,51 @@ class Rows:
 
 @flax.struct.dataclass
 class State:
+    """Pages and rows, the experts' token counts, and what a drafter keeps."""
+
     pages: tuple[Pages, ...]  # per layer, every array with a leading axis A
     rows: Rows
-    load: UInt32[Array, "A M E"] | None = (
-        None  # tokens that each expert of each layer has answered, modulo 2^32
-    )
-    drafter: Any = None  # what it keeps, see engine.drafting
+    # Tokens that each of E experts in each of M layers has processed, modulo 2^32.
+    load: UInt32[Array, "A M E"] | None = None
+    drafter: Any = None  # see device.drafting
+
+
+class StateHolder:
+    """Owner of an engine's current State.
+
+    Every launch donates the state to the device and puts its successor here. All launches of an
+    engine go through one holder, since a donated state cannot be used again. For one thread.
+    """
+
+    def __init__(self, state: State):
+        self._state: State | None = state
+
+    @property
+    def current(self) -> State:
+        """The state that the next launch takes; EngineError once it was freed."""
+        if self._state is None:
+            raise EngineError("the engine is closed; make a new one")
+        return self._state
+
+    @current.setter
+    def current(self, state: State) -> None:
+        self._state = state
+
+    def wait(self) -> None:
+        """Block until the device has done everything that was launched."""
+        jax.block_until_ready(self._state)
+
+    def free(self) -> None:
+        """Free the device memory of the state; a second call does nothing."""
+        for leaf in jax.tree.leaves(self._state):
+            leaf.delete()
+        self._state = None
 
 
 def abstract_state(
     spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention
 ) -> State:
-    """The state's shapes, dtypes and shardings."""
+    """Return the state's shapes, dtypes and shardings."""
     lanes_only = NamedSharding(mesh, PartitionSpec(LANES))
     rows = jax.eval_shape(partial(_zero_rows, spec, config))
     by_layer: dict[int, Pages] = {}
@@ -70,8 +108,10 @@ def _abstract_load(spec: ModelSpec, config: EngineConfig, lanes_only: NamedShard
 
 
 def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh: Mesh) -> Pages:
-    """One layer's pool for the whole mesh. layout: of one shard's heads, which the kernel may
-    pad."""
+    """Return one layer's abstract pool for the whole mesh.
+
+    layout: of one shard's heads, which the kernel may pad.
+    """
 
     def whole(x: jax.ShapeDtypeStruct, axes: str) -> jax.ShapeDtypeStruct:
         sizes = (1, *x.shape)
@@ -88,7 +128,7 @@ def _abstract_pages(kernel: PagedAttention, layout: Layout, num_pages: int, mesh
 
 
 def new_state(abstract: State) -> State:
-    """A state of zeros on the devices."""
+    """Make a state of zeros on the devices."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     make = jax.jit(
         lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract),
@@ -98,6 +138,8 @@ def new_state(abstract: State) -> State:
 
 
 def _zero_rows(spec: ModelSpec, config: EngineConfig) -> Rows:
+    """Make empty rows; also traced alone, for the shapes."""
+
     def field(*shape: int, dtype: type = np.int32) -> jax.Array:
         return jnp.zeros((config.lanes, config.max_batch, *shape), dtype)
 

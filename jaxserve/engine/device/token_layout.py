@@ -1,4 +1,8 @@
-"""Where the tokens of a step lie: packed chunk after chunk, each of a row of its lane."""
+"""Positions of a step's tokens, which are packed chunk after chunk.
+
+In shapes, A counts lanes, T the packed tokens of a lane, and R its chunks. Each chunk is of another
+row of the lane.
+"""
 
 from typing import NamedTuple
 
@@ -7,44 +11,50 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 
-class Place(NamedTuple):
-    """Where the packed tokens of a step lie."""
+class TokenLayout(NamedTuple):
+    """Chunk, position and validity of every packed token of a step."""
 
     lengths: Int[Array, "A R"]  # of each chunk's row once the step is done; 0 for padding
     starts: Int[Array, "A R+1"]  # chunk r's tokens are starts[r]:starts[r+1]
-    split: Int[Array, "A 2"]  # chunks of one token, which come first; chunks that are no padding
+    split: Int[Array, "A 2"]  # number of chunks of one token, which come first; number of chunks
     chunk: Int[Array, "A T"]  # of each token
     position: Int[Array, "A T"]  # of each token in its sequence; 0 for padding
-    live: Bool[Array, "A T"]  # whether it is a token at all
+    live: Bool[Array, "A T"]  # False for padding
+
+    @staticmethod
+    def of_chunks(begin: Int[Array, "A R"], sizes: Int[Array, "A R"], tokens: int) -> "TokenLayout":
+        """Lay out chunks that begin at these positions and have these sizes, 0 for padding.
+
+        tokens: T, at least the sum of a lane's sizes.
+        """
+        lengths = jnp.where(sizes > 0, begin, 0) + sizes
+        starts = jnp.pad(jnp.cumsum(sizes, axis=-1), ((0, 0), (1, 0)))
+        index = jnp.arange(tokens)
+        chunk = jax.vmap(lambda s: jnp.searchsorted(s, index, side="right") - 1)(starts)
+        # Padding behind the last token belongs to no chunk; any index that exists will do.
+        chunk = jnp.minimum(chunk, lengths.shape[-1] - 1)
+        live = index[None] < starts[:, -1:]
+        position = take(lengths, chunk) - take(starts[:, 1:], chunk) + index[None]
+        split = jnp.stack([(sizes == 1).sum(-1), (sizes > 0).sum(-1)], axis=-1).astype(jnp.int32)
+        return TokenLayout(lengths, starts, split, chunk, jnp.where(live, position, 0), live)
 
 
-def locate(begin: Int[Array, "A R"], sizes: Int[Array, "A R"], tokens: int) -> Place:
-    """Of chunks of these sizes, 0 for padding. begin: position of each one's first token. tokens:
-    T.
-    """
-    lengths = jnp.where(sizes > 0, begin, 0) + sizes
-    starts = jnp.pad(jnp.cumsum(sizes, axis=-1), ((0, 0), (1, 0)))
-    index = jnp.arange(tokens)
-    chunk = jax.vmap(lambda s: jnp.searchsorted(s, index, side="right") - 1)(starts)
-    chunk = jnp.minimum(chunk, lengths.shape[-1] - 1)
-    live = index[None] < starts[:, -1:]
-    position = take(lengths, chunk) - take(starts[:, 1:], chunk) + index[None]
-    split = jnp.stack([(sizes == 1).sum(-1), (sizes > 0).sum(-1)], axis=-1).astype(jnp.int32)
-    return Place(lengths, starts, split, chunk, jnp.where(live, position, 0), live)
-
-
-def last(hidden: Float[Array, "A T D"], place: Place) -> Float[Array, "A R D"]:
-    """Of each chunk's last token."""
-    return take(hidden, jnp.maximum(place.starts[:, 1:] - 1, 0))
+def last_of_chunks(hidden: Float[Array, "A T D"], layout: TokenLayout) -> Float[Array, "A R D"]:
+    """Return the hidden state of each chunk's last token."""
+    return take(hidden, jnp.maximum(layout.starts[:, 1:] - 1, 0))
 
 
 def take(field: jax.Array, index: Int[Array, "A n"]) -> jax.Array:
-    """[A, n, ...]: field[a, index[a, i]], lane for lane; ids out of range give any entry
-    (padding)."""
+    """Return field[a, index[a, i]] as [A, n, ...], lane for lane.
+
+    An index out of range is padding and gives an arbitrary entry.
+    """
     return jax.vmap(lambda lane, ids: lane.at[ids].get(mode="clip"))(field, index)
 
 
 def put(field: jax.Array, index: Int[Array, "A n"], value: jax.Array) -> jax.Array:
-    """field[a, index[a, i]] = value[a, i], lane for lane; ids out of range are dropped
-    (padding)."""
+    """Return the field with field[a, index[a, i]] = value[a, i], lane for lane.
+
+    An index out of range is padding; its value is dropped.
+    """
     return jax.vmap(lambda lane, ids, new: lane.at[ids].set(new, mode="drop"))(field, index, value)

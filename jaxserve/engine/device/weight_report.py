@@ -1,4 +1,4 @@
-"""What weights take, by the part of the model that they are of and what they are kept in."""
+"""Report of the memory that weights take, by part of the model and by dtype."""
 
 from collections import Counter
 from typing import Any
@@ -7,20 +7,18 @@ import jax
 
 from jaxserve.engine.device.memory import bytes_per_device
 
-Sizes = dict[str, dict[str, int]]  # part -> dtype -> bytes of one device
+WeightSizes = dict[str, dict[str, int]]  # part -> dtype -> bytes of one device
 
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 ORDER = ("embedding", "attention", "mlp", "experts", "norms and biases", "head")
-OUTSIDE = {
-    "embed": "embedding",
-    "norm": "norms and biases",
-    "head": "head",
-}  # what is not in a layer
+# Parts of the parameters that are in no layer.
+OUTSIDE = {"embed": "embedding", "norm": "norms and biases", "head": "head"}
+# Parameters of a layer's MLP, without routed experts; other ones are attention's.
 MLP = ("gate_up", "down", "shared", "router", "shared_gate", "correction")
 
 
-def sizes_of(params: dict) -> Sizes:
-    """Of parameters, or of their abstract values."""
+def weight_sizes(params: dict) -> WeightSizes:
+    """Add up the bytes of parameters, or of their abstract values, on one device."""
     found = {part: Counter[str]() for part in ORDER}
     for path, leaf in jax.tree.leaves_with_path(params):
         found[_part(path)][str(leaf.dtype)] += bytes_per_device(leaf)
@@ -28,6 +26,7 @@ def sizes_of(params: dict) -> Sizes:
 
 
 def _part(path: tuple[Any, ...]) -> str:
+    """Name the part of the model that the parameter at this path belongs to."""
     names = [key.key for key in path if hasattr(key, "key")]
     if names[0] != "layers":
         return OUTSIDE[names[0]]
@@ -38,8 +37,8 @@ def _part(path: tuple[Any, ...]) -> str:
     return "mlp" if names[1] in MLP else "attention"
 
 
-def describe(sizes: Sizes) -> str:
-    """In one line: the whole, then every part."""
+def describe_weights(sizes: WeightSizes) -> str:
+    """Describe the sizes in one line: the total, then every part."""
     total = sum(sum(held.values()) for held in sizes.values())
     unit, scale = next((unit for unit in UNITS if total >= unit[1]), UNITS[-1])
     parts = (

@@ -1,24 +1,22 @@
-"""The text of a compiled HLO module, read into computations and their instructions."""
+"""Parser of a compiled HLO module's text into computations and their instructions."""
 
 import math
 import re
 from dataclasses import dataclass
 
 HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-INSTRUCTION = re.compile(
-    r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)"
-)  # root, name, type, op, the rest
+# Groups: root, name, type of the result, operation, operands and attributes.
+INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")
 SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 ARRAY = r"\w+\[[\d,]*\](?:\{[^}]*\})?"
+# The result of an asynchronous "-start" begins with its operands, which are no results: a tuple
+# of several, or a lone one for some collectives.
 OPERANDS_OF_A_START = re.compile(r"^\(\(.*?\), (?=\w+\[|\()")
-OPERAND_OF_AN_EXCHANGE = re.compile(
-    rf"^\({ARRAY}, (?=\w+\[)"
-)  # of one that is started with a lone operand
-WITH_OPERAND = {"all-gather-start", "reduce-scatter-start", "collective-permute-start"}
+OPERAND_OF_A_START = re.compile(rf"^\({ARRAY}, (?=\w+\[)")
+WITH_LONE_OPERAND = {"all-gather-start", "reduce-scatter-start", "collective-permute-start"}
 CALLED = re.compile(r"calls=%?([\w.\-]+)")
-# Those that make no array of their own; of a custom call nobody can tell, and its temporaries are
-# counted anyway.
-SILENT = {
+# Operations that make no array of their own.
+WITHOUT_ARRAY = {
     "parameter",
     "constant",
     "tuple",
@@ -27,39 +25,43 @@ SILENT = {
     "optimization-barrier",
     "after-all",
 }
+# Operations whose arrays are made by what they call. What a custom call makes cannot be told, and
+# the compiler counts its temporaries anyway.
 CALLS = {"while", "conditional", "call", "custom-call"}
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """op: without the suffix of an asynchronous one. sizes: elements of each array of the
-    result."""
+    """One instruction of a computation."""
 
     name: str
-    op: str
-    result: str
-    rest: str
-    root: bool
-    done: bool
+    op: str  # without the suffix of an asynchronous one
+    result: str  # its type, as the text has it
+    rest: str  # operands and attributes, as the text has them
+    root: bool  # True for the result of its computation
+    done: bool  # True for the end or an update of an asynchronous operation
 
     @property
     def sizes(self) -> list[int]:
+        """Numbers of elements, one for each array of the result."""
         return [_elements(dims) for _, dims in SHAPE.findall(self.result)]
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays of the result."""
+        """Bytes of all arrays of the result."""
         return sum(
             _elements(dims) * _bits(dtype) // 8 for dtype, dims in SHAPE.findall(self.result)
         )
 
     @property
     def operands(self) -> list[str]:
+        """Names of the operands."""
         return re.findall(r"%([\w.\-]+)", self.rest.partition(")")[0])
 
     @property
-    def runs(self) -> bool:
-        return self.op not in SILENT | CALLS and not self.done
+    def makes_arrays(self) -> bool:
+        """True for an operation that runs by itself and writes arrays of its own."""
+        return self.op not in WITHOUT_ARRAY | CALLS and not self.done
 
 
 Body = dict[str, Instruction]  # a computation's instructions by name
@@ -67,7 +69,7 @@ Module = dict[str, Body]  # computations by name
 
 
 def parse(text: str) -> Module:
-    """The text of a compiled HLO module."""
+    """Parse the text of a compiled HLO module."""
     module: Module = {}
     body: Body = {}
     for line in text.splitlines():
@@ -78,11 +80,9 @@ def parse(text: str) -> Module:
             plain = re.sub("-(start|update|done)$", "", op)
             if op.endswith("-start"):
                 result = OPERANDS_OF_A_START.sub("(", result)
-            if op in WITH_OPERAND:
-                result = OPERAND_OF_AN_EXCHANGE.sub("(", result)
-            done = (
-                op.endswith(("-done", "-update")) and plain != "dynamic"
-            )  # dynamic-update-slice ends otherwise
+            if op in WITH_LONE_OPERAND:
+                result = OPERAND_OF_A_START.sub("(", result)
+            done = op.endswith(("-done", "-update"))
             body[name] = Instruction(name, plain, result, rest, bool(root), done)
     return module
 
@@ -92,6 +92,6 @@ def _elements(dims: str) -> int:
 
 
 def _bits(dtype: str) -> int:
-    """bf16 -> 16, f8e4m3fn -> 8, pred -> 8."""
+    """Read the width of a dtype from its name: bf16 has 16 bits, f8e4m3fn 8, and pred 8."""
     found = re.search(r"\d+", dtype)
     return int(found[0]) if found else 8

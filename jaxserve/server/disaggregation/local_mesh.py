@@ -94,7 +94,7 @@ class PrefillMesh:
     def __init__(self, engine: Behind, decodes: DeviceRunner):
         """decodes: on whose mesh the pages are wanted."""
         self._engine = engine
-        self.direct = engine.runner.page_form == decodes.page_form
+        self.direct = engine.runner.pages.transfer_format == decodes.pages.transfer_format
 
     @property
     def way(self) -> str:

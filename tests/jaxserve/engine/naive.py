@@ -1,6 +1,4 @@
-"""An oracle without cache, batch or jit: the decoder in numpy over the whole sequence, and a
-sampler that sorts.
-"""
+"""Oracle without cache, batch or jit: the decoder in numpy, and a sampler that sorts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,30 +21,24 @@ def forward(
     tokens: list[int],
     kept: Callable[[np.ndarray], np.ndarray] = lambda x: x,
 ) -> np.ndarray:
-    """Logits of every position, [T, V], in the weights' precision.
+    """Return logits of every position, [T, V], in the weights' precision.
 
-    kept: what attention gets to see of keys and values [T, K, H], called for those of the first
-    layer, then the next.
+    kept: maps keys and values [T, K, H] to what attention sees of them; called layer by layer.
     """
     x = weights["embed"][tokens]
     angles = np.outer(np.arange(len(tokens)), spec.rope.inverse_frequencies(spec.head_dim))
-    cos, sin = (
-        np.cos(angles)[:, None].astype(np.float32),
-        np.sin(angles)[:, None].astype(np.float32),
-    )
+    cos = np.cos(angles)[:, None].astype(np.float32)
+    sin = np.sin(angles)[:, None].astype(np.float32)
     for w, window in zip(weights["layers"], spec.windows or (None,) * spec.num_layers, strict=True):
         h = _norm(x, w["attn_norm"], spec.norm_eps)
         heads = np.einsum("td,dkqh->tkqh", h, w["qkv"])
-        q, k, v = (
-            heads[:, :, :-2].reshape(len(x), -1, spec.head_dim),
-            heads[:, :, -2],
-            heads[:, :, -1],
-        )
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        k, v = kept(k), kept(v)
+        q = _rotate(heads[:, :, :-2].reshape(len(x), -1, spec.head_dim), cos, sin)
+        k = kept(_rotate(heads[:, :, -2], cos, sin))
+        v = kept(heads[:, :, -1])
         x = x + np.einsum("tnh,nhd->td", _attention(q, k, v, window, spec.attn_softcap), w["o"])
         h = _norm(x, w["mlp_norm"], spec.norm_eps)
-        gate, up = h @ w["gate_up"][:, 0], h @ w["gate_up"][:, 1]
+        gate = h @ w["gate_up"][:, 0]
+        up = h @ w["gate_up"][:, 1]
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w["down"]
     x = _norm(x, weights["norm"], spec.norm_eps)
     return x @ (weights["embed"].T if spec.tied_head else weights["head"])
@@ -78,8 +70,9 @@ def _attention(
 
 @dataclass
 class Answer:
-    """gaps: how far the chosen token was ahead of the next best one, per step. scores: log-softmax
-    of raw logits.
+    """Expected output of one choice.
+
+    gaps: distance of each chosen token from the next best one. scores: log-softmax of raw logits.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -92,10 +85,9 @@ class Answer:
 def generate(
     weights: dict, spec: ModelSpec, request: Request, seed: int, choice: int, max_tokens: int
 ) -> Answer:
-    """What one choice of the request has to come to (stop strings left out: those are text's
-    business).
-    """
-    answer, tokens = Answer(), list(request.prompt)
+    """Return what one choice of the request has to give; stop strings are not applied."""
+    answer = Answer()
+    tokens = list(request.prompt)
     while len(answer.tokens) < max_tokens:
         logits = forward(weights, spec, tokens)
         if answer.prompt_scores is None:
@@ -121,8 +113,9 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 def process(
     logits: np.ndarray, request: Request, tokens: list[int], seed: int, choice: int
 ) -> np.ndarray:
-    """Logits after every processor in the documented order, with the noise added."""
-    p, prompt_len = request.params, len(request.prompt)
+    """Return the logits after all processors in the documented order, with the noise added."""
+    p = request.params
+    prompt_len = len(request.prompt)
     output = tokens[prompt_len:]
     if p.allowed_token_ids is not None:
         logits = np.where(np.isin(np.arange(len(logits)), p.allowed_token_ids), logits, -np.inf)

@@ -1,6 +1,4 @@
-"""What the device drafts never changes what is said: any draft model, on any mesh, whatever the
-load and the number.
-"""
+"""Drafts of the device never change the output, with any draft model, mesh, load and number."""
 
 import random
 from collections.abc import Iterable
@@ -16,11 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
-from jaxserve.engine.device.drafting import Computed
+from jaxserve.engine.device.drafting import ModelPass
 from jaxserve.engine.device.runner import DeviceRunner
-from jaxserve.engine.device.sharded_model import Network
+from jaxserve.engine.device.sharded_model import ShardedModel
 from jaxserve.engine.device.state import State
-from jaxserve.engine.device.token_layout import Place, put, take
+from jaxserve.engine.device.token_layout import TokenLayout, put, take
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import DeviceDrafts, Speculation
@@ -49,19 +47,17 @@ from tests.jaxserve.engine.tiny import (
 MOST = 3
 COUNT = 16  # requests
 DRAFTING = replace(BASE, step_tokens=16, speculate="draft", draft_tokens=MOST)
-OTHER = replace(
-    SPEC, num_layers=1, d_model=16, d_mlp=24, vocab_size=16, windows=(5,)
-)  # knows fewer tokens, sees less
+# A model with fewer tokens and a short window.
+OTHER = replace(SPEC, num_layers=1, d_model=16, d_mlp=24, vocab_size=16, windows=(5,))
 
 
-class Moody(Speculation):
-    """Another number of drafts in every step, for another part of the sequences; now and then none
-    at all.
-    """
+class Varying(Speculation):
+    """Drafts of another number in every step, for another part of the sequences or none."""
 
     def __init__(self, has_pages: bool = True, always: bool = False):
         super().__init__(DeviceDrafts(MOST, has_pages), MOST)
-        self._draw, self._always = random.Random(5), always
+        self._draw = random.Random(5)
+        self._always = always
 
     def draft(
         self, seqs: Iterable[Sequence], rows: int, plain: int, most: int
@@ -81,7 +77,7 @@ def drafter_of(spec: ModelSpec, seed: int) -> NewDrafter:
 
 
 def warm(runner: DeviceRunner) -> None:
-    """The widest step of each kind: the others would be compiled to no purpose."""
+    """Compile the widest step of each kind; narrower ones would take time for nothing."""
     widest = {(b.kind, b.steps): b for b in sorted(runner.buckets.buckets) if b.kind != "score"}
     runner.warm_up(widest.values())
 
@@ -101,7 +97,7 @@ def engine_of(
 
 
 def answers(options: EngineOptions, apart: int = 2, **of: Any) -> Answers:
-    """apart: steps between two arrivals."""
+    """Answer COUNT requests. apart: steps between two arrivals."""
     engine, runner = engine_of(options, **of)
     found = run(engine, [(apart * i, request) for i, request in enumerate(requests(COUNT))])
     assert runner.compiles_after_ready == 0
@@ -118,11 +114,9 @@ def plain() -> Answers:
     return plain_answers()
 
 
-def test_a_draft_model_that_is_the_model_is_always_right(plain: Answers) -> None:
-    """Whatever the temperature, penalties, bias, allowed tokens and minimum: it samples with the
-    same noise.
-    """
-    speculation = Moody(always=True)
+def test_drafts_of_the_model_itself_are_always_accepted(plain: Answers) -> None:
+    """The draft model samples with the same noise, penalties, bias, allowed tokens and minimum."""
+    speculation = Varying(always=True)
     found = answers(DRAFTING, apart=0, drafter=drafter_of(SPEC, 1), speculation=speculation)
     check(found, plain)
     assert speculation.drafted > 150
@@ -132,7 +126,7 @@ def test_a_draft_model_that_is_the_model_is_always_right(plain: Answers) -> None
 
 @pytest.mark.parametrize(("spec", "seed"), [(SPEC, 1), (OTHER, 7)], ids=["itself", "another"])
 def test_any_number_in_any_step(spec: ModelSpec, seed: int, plain: Answers) -> None:
-    speculation = Moody()
+    speculation = Varying()
     check(answers(DRAFTING, drafter=drafter_of(spec, seed), speculation=speculation), plain)
     assert speculation.drafted > 50
     assert seed == 1 or 0 < speculation.accepted < speculation.drafted / 2
@@ -155,7 +149,7 @@ def test_any_number_in_any_step(spec: ModelSpec, seed: int, plain: Answers) -> N
 def test_cut_preempted_and_sharded(
     options: EngineOptions, mesh: MeshSpec, spec: ModelSpec, plain: Answers
 ) -> None:
-    speculation = Moody()
+    speculation = Varying()
     found = answers(options, mesh=mesh, drafter=drafter_of(spec, 1), speculation=speculation)
     if options.kv == "auto":
         check(found, plain)
@@ -173,7 +167,7 @@ def test_cut_preempted_and_sharded(
     ids=["windows-windows", "windows-full", "experts-latent", "latent-experts"],
 )
 def test_other_models(spec: ModelSpec, other: ModelSpec) -> None:
-    speculation = Moody()
+    speculation = Varying()
     check(
         answers(DRAFTING, spec=spec, drafter=drafter_of(other, 1), speculation=speculation),
         plain_answers(spec),
@@ -184,8 +178,8 @@ def test_other_models(spec: ModelSpec, other: ModelSpec) -> None:
 
 
 def test_cached_prompts_are_caught_up_anew(plain: Answers) -> None:
-    """The second time every prompt is found in the cache, and the draft model is right as often."""
-    speculation = Moody(always=True)
+    """The second run finds every prompt in the cache, and as many drafts are accepted."""
+    speculation = Varying(always=True)
     engine, _ = engine_of(DRAFTING, drafter=drafter_of(SPEC, 1), speculation=speculation)
     for again in range(2):
         asked = [replace(r, id=f"{again}-{r.id}") for r in requests(COUNT)]
@@ -203,25 +197,26 @@ def test_cached_prompts_are_caught_up_anew(plain: Answers) -> None:
 
 @dataclass(frozen=True)
 class Echo:
-    """Keeps the hidden state after which each row's newest token was sampled, and drafts what the
-    model's head says of it: at temperature 0, that token again.
+    """Drafter that keeps the hidden state behind which each row's newest token was sampled.
+
+    It drafts what the model's head says of that state: at temperature 0, the newest token again.
     """
 
     config: EngineConfig
     mesh: jax.sharding.Mesh
     params: Any = ()
-    abstract: Any = ()
+    abstract_params: Any = ()
 
     @property
-    def kept(self) -> Any:
+    def abstract_state(self) -> Any:
         split = NamedSharding(self.mesh, PartitionSpec(LANES))
         shape = (self.config.lanes, self.config.max_batch, SPEC.d_model)
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=split)
 
     def next(
-        self, params: dict, state: State, ids: jax.Array, tokens: jax.Array, place: Place
+        self, params: dict, state: State, ids: jax.Array, tokens: jax.Array, layout: TokenLayout
     ) -> tuple[Any, jax.Array]:
-        network = Network(
+        model = ShardedModel(
             SPEC,
             self.mesh,
             dispatch.IMPLEMENTATIONS["reference"],
@@ -230,15 +225,15 @@ class Echo:
             4,
             jnp.float32,
         )
-        return state.drafter, network.logits(
+        return state.drafter, model.logits(
             params, take(state.drafter, ids).reshape(-1, SPEC.d_model)
         )
 
-    def read(self, params: dict, state: State, computed: Computed) -> Any:
+    def observe(self, params: dict, state: State, model: ModelPass) -> Any:
         ids = jnp.where(
-            computed.samples, computed.ids, self.config.max_batch
+            model.samples, model.ids, self.config.max_batch
         )  # out of range: nothing to keep
-        return put(state.drafter, ids, take(computed.hidden, computed.newest))
+        return put(state.drafter, ids, take(model.hidden, model.newest))
 
     def catch_up(self, *_: Any) -> tuple[Any, jax.Array]:
         raise AssertionError("it learns of every token by reading")
@@ -248,11 +243,9 @@ class Echo:
     "mesh", [MeshSpec(), pytest.param(MeshSpec(data=2, tensor=2), marks=pytest.mark.slow)]
 )
 def test_a_head_reads_the_hidden_state_of_the_newest_token(mesh: MeshSpec) -> None:
-    """Of prefills, decodes, and verifications whatever they accept: after each, the kept state says
-    the token.
-    """
+    """After prefills, decodes and verifications, the kept state predicts the newest token."""
     engine, runner = make_engine(
-        DRAFTING, mesh, speculation=Moody(has_pages=False), new_drafter=Echo
+        DRAFTING, mesh, speculation=Varying(has_pages=False), new_drafter=Echo
     )
     runner.warm_up(
         [
@@ -265,12 +258,13 @@ def test_a_head_reads_the_hidden_state_of_the_newest_token(mesh: MeshSpec) -> No
     params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
     for i in range(6):
         engine.submit(Request(id=str(i), prompt=(i, 2 * i, 7, 3), params=params))
-    said, checked = {str(i): list[int]() for i in range(6)}, 0
+    said = {str(i): list[int]() for i in range(6)}
+    checked = 0
     while engine.has_work:
         for event in engine.step():
             said[event.request_id] += event.tokens
-        kept = np.asarray(runner._state.drafter)
-        newest = np.asarray(runner._state.rows.token)
+        kept = np.asarray(runner._state.current.drafter)
+        newest = np.asarray(runner._state.current.rows.token)
         for lane in engine.scheduler.lanes:
             for seq in lane.running:
                 if seq.newest_on_device:
@@ -285,13 +279,13 @@ def test_a_head_reads_the_hidden_state_of_the_newest_token(mesh: MeshSpec) -> No
 
 
 def test_a_quantized_draft_model() -> None:
-    """Of a model that is not: each has its own kernels and form."""
+    """The model itself is not quantized: each has its own kernels and form."""
 
     def new(config: EngineConfig, mesh: jax.sharding.Mesh) -> ModelDrafter:
         params = random_params(param_specs(SPEC, jnp.dtype(jnp.float32), form_of("int8")), mesh)
         return ModelDrafter(DraftModel(SPEC, params), config, mesh)
 
-    engine, runner = engine_of(DRAFTING, drafter=new, speculation=Moody())
+    engine, runner = engine_of(DRAFTING, drafter=new, speculation=Varying())
     assert runner.lowering.form is None
     found = run(engine, [(0, requests(1)[0])])
     expected, _ = engine_of(replace(BASE, max_batch=1))
@@ -302,9 +296,9 @@ def test_a_quantized_draft_model() -> None:
 
 @pytest.mark.parametrize("kind", ["verify", "draft", "decode"])
 def test_state_is_aliased_and_never_copied(kind: str) -> None:
-    """The draft model's pages too, through the scan that drafts."""
+    """Pages of the draft model are aliased too, through the scan that drafts."""
     options = replace(DRAFTING, page_size=16, cache_tokens=2**18)
-    engine, runner = make_engine(options, speculation=Moody(), new_drafter=drafter_of(SPEC, 1))
+    engine, runner = make_engine(options, speculation=Varying(), new_drafter=drafter_of(SPEC, 1))
     memory = (
         runner.lowering.step(max(b for b in runner.buckets.buckets if b.kind == kind))
         .compile()

@@ -1,7 +1,7 @@
-"""The engine with the Hopper kernel, interpreted: the loop without cache again, within bfloat16's
-rounding.
+"""Engines with the interpreted Hopper kernel, against the loop without cache.
 
-Every kind of page group that a model has today. In float32 the loop has the same weights, rounded.
+Every kind of page group that a model has is tried. The loop has the same rounded weights in
+float32, so results agree within bfloat16's rounding.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ WINDOWED = replace(FULL, windows=(7, None), attn_softcap=3.0)
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """On a CPU, where nobody would get this kernel."""
+    """Interpret the kernel on a CPU, where no platform list offers it."""
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
         yield

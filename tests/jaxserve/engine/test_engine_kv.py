@@ -1,6 +1,4 @@
-"""Engines over pages of 8 bits: cut, shared, preempted and spread over devices they say what a
-plain one says.
-"""
+"""Engines with 8-bit pages give the tokens of a plain engine with such pages."""
 
 from dataclasses import replace
 from functools import partial
@@ -38,7 +36,7 @@ Answers = dict[str, Outcome]
 
 
 def requests(count: int = 16) -> list[Request]:
-    """Greedy; the prompts begin with one of two prefixes."""
+    """Make greedy requests whose prompts begin with one of two prefixes."""
     rng = np.random.default_rng(0)
     prefixes = rng.integers(0, SPEC.vocab_size, (2, 21)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=20)
@@ -64,7 +62,7 @@ def answers(options: EngineOptions, mesh: MeshSpec | None = None, spaced: int = 
 
 
 def warm_up(runner: DeviceRunner, *more: str) -> None:
-    """The widest step of each kind does for all."""
+    """Compile the widest step of each kind, which serves all sizes."""
     runner.warm_up(
         [
             max(b for b in runner.buckets.buckets if b.kind == kind)
@@ -105,8 +103,9 @@ def test_the_same_tokens(
 
 
 def differing(one: Outcome, other: Outcome, bound: float) -> np.ndarray:
-    """By how much the log-probabilities of each step differ, up to a token that both chose by less
-    than the bound.
+    """Return how far the log-probabilities of each step differ.
+
+    Ends at a token that both engines chose by less than the bound.
     """
     found = []
     for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
@@ -122,17 +121,19 @@ def differing(one: Outcome, other: Outcome, bound: float) -> np.ndarray:
 
 @pytest.mark.parametrize("kv", ["int8", "fp8"])
 def test_deterministic_whatever_the_load(kv: str) -> None:
-    """Bit for bit: alone, and among others that come and go."""
+    """A request has the same bits alone and among others that come and go."""
     options = replace(BASE, kv=kv, deterministic=True)
-    one_by_one, together = answers(options, spaced=40), answers(options, spaced=1)
+    one_by_one = answers(options, spaced=40)
+    together = answers(options, spaced=1)
     for name, alone in one_by_one.items():
         assert (alone.tokens, alone.logprobs) == (together[name].tokens, together[name].logprobs)
 
 
 @pytest.mark.parametrize(("kv", "dtype"), [("int8", "int8"), ("fp8", "float8_e4m3fn")])
 def test_prompts_are_scored_by_what_pages_hold(kv: str, dtype: str) -> None:
-    """As by the naive decoder that sees rounded keys and values, and far from the one that sees
-    them whole.
+    """Scores equal those of a decoder that sees rounded keys and values.
+
+    They are far from those of a decoder that sees unrounded ones.
     """
     weights = naive.to_numpy(make_params(MeshSpec().build(jax.devices()), spec=WINDOWED))
     engine, runner = make_engine(replace(BASE, kv=kv), spec=WINDOWED)

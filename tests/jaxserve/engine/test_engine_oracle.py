@@ -1,5 +1,6 @@
-"""The engine with everything on, against a loop without cache: tier (b) of the promise that
-neighbours are not felt.
+"""Engines with all features on, against a loop without cache.
+
+Neighbours in a batch may change log-probabilities by rounding only, see BOUND.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ EOS = (3,)
 
 
 def random_params(rng: np.random.Generator) -> SamplingParams:
-    """Every processor now and then, alone and together."""
+    """Draw sampling parameters that use processors alone and together."""
 
     def sometimes(value: object, otherwise: object, share: float = 0.3) -> object:
         return value if rng.random() < share else otherwise
@@ -102,8 +103,9 @@ Answers = dict[tuple[str, int], naive.Answer]
 
 
 def ask_the_oracle(spec: ModelSpec) -> Answers:
-    """Its answers to the 64 requests that every engine below gets."""
-    weights, found = naive.to_numpy(make_params(MeshSpec().build(jax.devices()), spec=spec)), {}
+    """Compute the expected answers to the 64 requests that every engine below gets."""
+    weights = naive.to_numpy(make_params(MeshSpec().build(jax.devices()), spec=spec))
+    found = {}
     for _, request in random_requests(0, 64):
         for i in range(request.params.n):
             p = request.params
@@ -126,7 +128,7 @@ def windowed_answers() -> Answers:
 def check(
     outcome: Outcome, answer: naive.Answer, request: Request, index: int, bound: float = BOUND
 ) -> None:
-    """Logits within the bound; tokens equal until a step whose top-two gap is below it."""
+    """Check log-probabilities, and tokens up to a step whose best two are closer than the bound."""
     for step, (token, expected, gap) in enumerate(
         zip(outcome.tokens, answer.tokens, answer.gaps, strict=False)
     ):
@@ -151,7 +153,7 @@ def check(
 
 @dataclass
 class Run:
-    """What a run over the 64 requests did beside answering them."""
+    """Counts of a run over the 64 requests."""
 
     preemptions: int
     cached_tokens: int

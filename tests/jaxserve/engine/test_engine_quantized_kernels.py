@@ -1,9 +1,8 @@
-"""The engine with the kernels for int4 in groups, interpreted: the loop without cache again, to
-bfloat16's rounding.
+"""Engines with the interpreted kernels for int4 in groups, against the loop without cache.
 
-The loop has what the numbers stand for, in float32. Scales differ from group to group, so that no
-shard may be taken for another. On two devices `o` and `down` are split along what they sum over;
-the GPU's interpreter has memory for one.
+The loop has the dequantized weights in float32. Scales differ from group to group, so that a shard
+taken for another is noticed. On two devices `o` and `down` are split along the dimension that they
+sum over; the GPU's interpreter has memory for one device.
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
 from jaxserve.config import resolve
-from jaxserve.engine.device.kernels.quantized_matmul import choose_quantized_matmul
+from jaxserve.engine.device.kernels.choice import choose_quantized_matmul
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
@@ -33,8 +32,8 @@ from tests.jaxserve.engine.test_engine_oracle import check, requests_for_interpr
 from tests.jaxserve.engine.tiny import BASE, SPEC, run
 from tests.pallas_kernels.registers import multiply_from_registers
 
-# logits reach 12, and gaps between the best two are about one; twice as wide, it is twice that of
-# SPEC
+# Logits reach 12, and gaps between the best two are about one. The model is twice as wide as SPEC,
+# and so is the bound.
 BOUND = 0.3
 WIDE = replace(SPEC, d_model=64, head_dim=64, d_mlp=256)
 FORM = FORMS["int4-g32"]
@@ -42,9 +41,7 @@ FORM = FORMS["int4-g32"]
 
 @pytest.fixture
 def tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Interpreted on a CPU, where nobody would get this kernel, with weights in the order that a
-    TPU keeps them in.
-    """
+    """Interpret the TPU kernel on a CPU, with weights in a TPU's memory order."""
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     monkeypatch.setattr(declared, "REORDERED", {"cpu"})
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
@@ -53,7 +50,7 @@ def tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The same of the other one."""
+    """Interpret the GPU kernel on a CPU, with weights side by side as on a GPU."""
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     monkeypatch.setattr(declared, "SIDE_BY_SIDE", {"cpu"})
     multiply_from_registers(monkeypatch)
@@ -79,8 +76,8 @@ def quantized_params(mesh: Mesh) -> dict:
     return jax.tree.map(vary, found, is_leaf=is_quantized)
 
 
-def stands_for(params: dict) -> dict:
-    """Float32 weights, in numpy."""
+def dequantized(params: dict) -> dict:
+    """Dequantize the weights into float32, in numpy."""
     specs = param_specs(WIDE, jnp.dtype(jnp.bfloat16), FORM)
 
     def widen(path: tuple, leaf: jax.Array | Quantized, spec: object) -> np.ndarray:
@@ -88,7 +85,8 @@ def stands_for(params: dict) -> dict:
             return np.asarray(leaf, np.float32)
         assert isinstance(spec, Quantized)
         at = contracted(path[-1].key, spec.values.axes)
-        numbers, scales = np.asarray(leaf.values, np.float32), np.asarray(leaf.scales)
+        numbers = np.asarray(leaf.values, np.float32)
+        scales = np.asarray(leaf.scales)
         apart = numbers.reshape(
             *numbers.shape[: at.start], scales.shape[at.start], -1, *numbers.shape[at.stop :]
         )
@@ -119,7 +117,8 @@ def test_tokens_and_logits_of_the_gpu_kernel() -> None:
 
 
 def check_tokens_and_logits(kernel: str, mesh_spec: MeshSpec) -> None:
-    mesh, dtype = mesh_spec.build(jax.devices()), jnp.dtype(jnp.bfloat16)
+    mesh = mesh_spec.build(jax.devices())
+    dtype = jnp.dtype(jnp.bfloat16)
     params = quantized_params(mesh)
     options = replace(BASE, quantized_matmul=kernel)
     config = resolve(
@@ -139,7 +138,7 @@ def check_tokens_and_logits(kernel: str, mesh_spec: MeshSpec) -> None:
     )
     arrivals = requests_for_interpreters()
     outcomes = run(engine, arrivals)
-    weights = stands_for(quantized_params(MeshSpec().build(jax.devices())))
+    weights = dequantized(quantized_params(MeshSpec().build(jax.devices())))
     for _, request in arrivals:
         p = request.params
         for i in range(p.n):

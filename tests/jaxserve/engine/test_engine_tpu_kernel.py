@@ -1,7 +1,6 @@
-"""The engine with the TPU's attention kernel, interpreted: the loop without cache again, by tier
-(b).
+"""Engines with the interpreted TPU attention kernel, against the loop without cache.
 
-Every kind of page group that a model has today, and heads split over two devices.
+Every kind of page group that a model has is tried, and heads split over two devices.
 """
 
 from collections.abc import Iterator
@@ -31,8 +30,9 @@ OPTIONS = replace(BASE, page_size=8, attention="tpu")
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """On a CPU, where nobody would get this kernel. The interpreter compiles while it runs: nobody
-    counts that.
+    """Interpret the kernel on a CPU, where no platform list offers it.
+
+    The interpreter compiles while it runs, so compiles are not checked here.
     """
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):

@@ -1,5 +1,6 @@
-"""Engines over quantized weights: chunked, shared, preempted and spread over devices they say what
-one device says.
+"""Engines with quantized weights give the tokens of one device, on any mesh.
+
+Prompts are chunked, shared and preempted.
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ PER_CHANNEL = [form for form, kept in FORMS.items() if kept.group is None and no
 
 
 def answer(case: str, weights: str, options: EngineOptions, mesh_spec: MeshSpec) -> list[Outcome]:
-    """Of each of the case's two prompts twice for every lane, in turns."""
+    """Answer each of the case's two prompts twice for every lane, in turns."""
     mesh = mesh_spec.build(jax.devices())
     checkpoint = HFCheckpoint.open(GOLDEN / case)
     spec = read_spec(checkpoint.config)[1].on(mesh_spec.tensor)
@@ -65,7 +66,7 @@ def alone(case: str, weights: str) -> list[Outcome]:
 
 
 def cases() -> Iterator[ParameterSet]:
-    """All of them; `make test` runs one mesh of each form."""
+    """Yield all cases; `make test` runs one mesh of each form."""
     for (i, weights), (j, mesh) in product(enumerate(PER_CHANNEL), enumerate(MESHES)):
         marks = [] if j == 2 * i else [pytest.mark.slow, pytest.mark.matrix]
         yield pytest.param(weights, mesh, marks=marks, id=f"{weights}-{'x'.join(map(str, mesh))}")
@@ -73,10 +74,8 @@ def cases() -> Iterator[ParameterSet]:
 
 @pytest.mark.parametrize(("weights", "mesh"), list(cases()))
 def test_the_same_on_every_mesh(weights: str, mesh: tuple[int, int, int]) -> None:
-    found, expected = (
-        answer("llama_gqa", weights, CUT, MeshSpec(*mesh)),
-        alone("llama_gqa", weights),
-    )
+    found = answer("llama_gqa", weights, CUT, MeshSpec(*mesh))
+    expected = alone("llama_gqa", weights)
     for i, outcome in enumerate(found):
         same(outcome, expected[i % 2])
     times = [outcome.last.times for outcome in found if outcome.last]
@@ -84,10 +83,11 @@ def test_the_same_on_every_mesh(weights: str, mesh: tuple[int, int, int]) -> Non
 
 
 def same(one: Outcome, other: Outcome) -> None:
-    """The same tokens, until two are chosen by less than the bound; log-probabilities within it."""
+    """Check for equal tokens and log-probabilities, up to a choice by less than the bound."""
     compared = 0
     for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
-        scores, expected = dict(mine.top), dict(theirs.top)
+        scores = dict(mine.top)
+        expected = dict(theirs.top)
         both = scores.keys() & expected.keys()
         np.testing.assert_allclose(
             [scores[i] for i in both], [expected[i] for i in both], atol=BOUND

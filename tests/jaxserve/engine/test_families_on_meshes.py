@@ -1,5 +1,6 @@
-"""Every family, whole engines over meshes: what transformers answered, with chunks, prefix hits and
-preemption.
+"""Engines of every family over meshes give the answers of transformers.
+
+Prompts come in chunks, prefixes are shared, and sequences are preempted.
 """
 
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ OPTIONS = EngineOptions(max_batch=2, step_tokens=16, page_size=4, cache_tokens=9
 
 
 def cases() -> Iterator[ParameterSet]:
-    """All of them; `make test` runs one mesh of each family, and each mesh with some."""
+    """Yield all cases; `make test` runs one mesh of each family, and each mesh with some."""
     for (i, family), (j, mesh) in product(enumerate(FAMILIES), enumerate(MESHES)):
         marks = [] if (i + j) % 6 == 0 else [pytest.mark.slow, pytest.mark.matrix]
         yield pytest.param(family, mesh, marks=marks, id=f"{family}-{'x'.join(map(str, mesh))}")
@@ -63,9 +64,8 @@ def test_tokens_and_log_probabilities(family: str, mesh: tuple[int, int, int]) -
         check(outcome, golden, int(name) % 2)
     times = [outcome.last.times for outcome in outcomes.values() if outcome.last]
     assert sum(t.cached for t in times) >= 8 * len(times), "the later half finds its prompts' pages"
-    if any(
-        group.window is None for group in spec.page_groups()
-    ):  # pages behind a window are given back in time
+    # Pages behind a window are freed in time: a model with windows alone preempts nothing.
+    if any(group.window is None for group in spec.page_groups()):
         assert sum(t.preemptions for t in times) > 0
     if spec.mixture:
         check_load(runner, spec, golden, outcomes)
@@ -74,7 +74,7 @@ def test_tokens_and_log_probabilities(family: str, mesh: tuple[int, int, int]) -
 def answer(
     case: str, mesh_spec: MeshSpec, weights: str = "auto"
 ) -> tuple[dict[tuple[str, int], Outcome], DeviceRunner, ModelSpec]:
-    """Both prompts of the case, so often that every lane has each of them twice."""
+    """Answer both prompts of the case, twice in every lane."""
     mesh = mesh_spec.build(jax.devices())
     checkpoint = HFCheckpoint.open(GOLDEN / case)
     spec = read_spec(checkpoint.config)[1].on(mesh_spec.tensor)
@@ -115,7 +115,7 @@ def check_load(
     golden: dict[str, np.ndarray],
     outcomes: dict[tuple[str, int], Outcome],
 ) -> None:
-    """Every layer has answered as many tokens, and no expert one that nobody sent to it."""
+    """Check that layers processed equally many tokens, and experts only those routed to them."""
     assert spec.mixture
     load = runner.expert_load()
     assert load.shape == (len(spec.mixture.layers), spec.mixture.experts)

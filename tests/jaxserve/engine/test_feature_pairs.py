@@ -1,8 +1,8 @@
-"""Any two features together change no token: each pair against an engine that has only what they
-mean.
+"""Two features together change no token: each pair against a plain engine.
 
-What a feature means (other weights, 8-bit pages, a grammar, log-probabilities, several choices) the
-plain engine has too: one row at a time, prompts whole, nothing shared, on one device.
+The plain engine runs one row at a time, prompts whole, nothing shared, on one device. Features that
+change the output (other weights, 8-bit pages, a grammar, log-probabilities, several choices) it has
+too.
 """
 
 import random
@@ -37,7 +37,9 @@ from tests.jaxserve.engine.tiny import Outcome, run
 from tests.outcome_tables import FEATURE_PAIRS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "llama_gqa"
-MOST, TOKENS, VOCAB = 3, 24, 96
+DRAFTS = 3
+TOKENS = 24
+VOCAB = 96
 ALONE = EngineOptions(
     max_batch=1, step_tokens=64, page_size=4, cache_tokens=256, max_context=60, prefix_cache=False
 )
@@ -47,7 +49,10 @@ type Answers = dict[tuple[str, int], Outcome]
 
 @dataclass(frozen=True)
 class Setup:
-    """drafter: none, host or model. asked: of every request, beside temperature 0."""
+    """One engine and its requests.
+
+    drafter: empty, `host` or `model`. asked: parameters of every request, beside temperature 0.
+    """
 
     options: EngineOptions = ALONE
     mesh: tuple[int, int, int] = (1, 1, 1)
@@ -60,7 +65,7 @@ class Setup:
         return replace(self, options=replace(self.options, **changes))
 
     def drafting(self, drafter: str, speculate: str) -> "Setup":
-        return replace(self.with_options(speculate=speculate, draft_tokens=MOST), drafter=drafter)
+        return replace(self.with_options(speculate=speculate, draft_tokens=DRAFTS), drafter=drafter)
 
     @property
     def meaning(self) -> "Setup":
@@ -88,8 +93,9 @@ QUICK = (
 
 
 def pairs() -> Iterator[ParameterSet]:
-    """All that are not refused; `make test` runs a few, `make feature-pairs` all, and writes the
-    table.
+    """Yield all pairs that are not refused.
+
+    `make test` runs a few; `make feature-pairs` runs all and writes the table.
     """
     for pair in combinations(FEATURES, 2):
         if pair not in FEATURE_PAIRS.refused:
@@ -105,11 +111,11 @@ def test_a_pair(one: str, other: str) -> None:
     found, engine = answers(setup, expected)
     for name, outcome in found.items():
         same(outcome, expected[name], BOUNDS[setup.options.kv], exact=setup.options.kv == "auto")
-    check_they_were_at_work(setup, found, engine)
+    check_features_were_used(setup, found, engine)
 
 
 def test_one_drafter_at_a_time() -> None:
-    """The flag takes one word; LLM refuses a draft model beside prompt lookup."""
+    """--speculate names one drafter, and LLM refuses a draft model beside prompt lookup."""
     assert list(FEATURE_PAIRS.refused) == [("drafts of the host", "draft model")]
     with pytest.raises(ConfigError, match="--draft-model small: drafts nothing"):
         check_choice(EngineOptions(speculate="ngram"), "small")
@@ -121,14 +127,15 @@ def plain(meaning: Setup) -> Answers:
 
 
 def answers(setup: Setup, said: Answers) -> tuple[Answers, Engine]:
-    """Both golden prompts, again and again; each comes while those before it are under way."""
-    mesh, checkpoint = MeshSpec(*setup.mesh).build(jax.devices()), HFCheckpoint.open(GOLDEN)
+    """Answer both golden prompts four times; each request comes while others are running."""
+    mesh = MeshSpec(*setup.mesh).build(jax.devices())
+    checkpoint = HFCheckpoint.open(GOLDEN)
     spec = read_spec(checkpoint.config)[1].on(setup.mesh[2])
     params = load_params(checkpoint, mesh, "float32", weights=setup.weights)
     draft = DraftModel(spec, params) if setup.drafter == "model" else None  # it is the model itself
     config = plan_config(spec, params, mesh, setup.options, draft=draft)
-    proposers: dict[str, Proposer] = {"model": DeviceDrafts(MOST, True), "host": Knowing(said)}
-    speculation = Speculation(proposers[setup.drafter], MOST) if setup.drafter else None
+    proposers: dict[str, Proposer] = {"model": DeviceDrafts(DRAFTS, True), "host": Knowing(said)}
+    speculation = Speculation(proposers[setup.drafter], DRAFTS) if setup.drafter else None
     drafter = ModelDrafter(draft, config, mesh) if draft else None
     runner = DeviceRunner(spec, params, config, mesh, drafter)
     runner.warm_up(
@@ -156,29 +163,30 @@ def requests(setup: Setup) -> list[Request]:
 
 
 class Knowing:
-    """An engine.speculation.Proposer that knows what the plain engine said, and spoils a token now
-    and then.
-    """
+    """Proposer that knows the plain engine's output, and spoils a token now and then."""
 
-    waits, has_pages = True, False
+    waits = True
+    has_pages = False
 
     def __init__(self, said: Answers):
-        self._said, self._draw = said, random.Random(2)
+        self._said = said
+        self._draw = random.Random(2)
 
     def takes(self, request: Request) -> bool:
         return True
 
     def propose(self, seq: Seq) -> list[int]:
-        right = self._said[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
-        return [(token + (self._draw.random() < 0.2)) % VOCAB for token in right[:MOST]]
+        known = self._said[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
+        return [(token + (self._draw.random() < 0.2)) % VOCAB for token in known[:DRAFTS]]
 
     def forget(self, seq: Seq) -> None:
         pass
 
 
 class Steps:
-    """A structure.Grammar, and the Matcher of a text: token t may be the nth where (t + n) % 3 > 0;
-    every fifth one is prescribed, and the 20th is the last.
+    """Grammar, and Matcher of a text: token t may be the nth where (t + n) % 3 > 0.
+
+    Every fifth token is prescribed, and the 20th is the last.
     """
 
     failure = ""
@@ -228,8 +236,9 @@ class Steps:
 
 
 def same(one: Outcome, other: Outcome, bound: float, exact: bool) -> None:
-    """The same tokens and end, log-probabilities within the bound; of 8-bit pages, up to a choice
-    by less than that.
+    """Check for equal tokens, ends and log-probabilities within the bound.
+
+    Unless `exact`, tokens may differ from a choice by less than the bound on.
     """
     if exact:
         assert one.tokens == other.tokens
@@ -246,21 +255,22 @@ def same(one: Outcome, other: Outcome, bound: float, exact: bool) -> None:
     assert one.last and other.last and one.last.finish and other.last.finish
     assert one.last.finish.reason == other.last.finish.reason
     for mine, theirs in list(zip(one.logprobs, other.logprobs, strict=False))[:shared]:
-        ours, known = dict(mine.top), dict(theirs.top)
+        ours = dict(mine.top)
+        known = dict(theirs.top)
         both = ours.keys() & known.keys()
         assert len(both) >= 18, "20 alternatives differ by more than ties at their end"
         assert max(abs(ours[token] - known[token]) for token in both) < bound
 
 
-def check_they_were_at_work(setup: Setup, found: Answers, engine: Engine) -> None:
+def check_features_were_used(setup: Setup, found: Answers, engine: Engine) -> None:
     times = [
         outcome.last.times for outcome in found.values() if outcome.last and outcome.last.times
     ]
-    scheduler, options = engine.scheduler, setup.options
+    scheduler = engine.scheduler
+    options = setup.options
     assert len(times) == len(found)
-    if setup.drafter and not (
-        setup.grammar and setup.drafter == "model"
-    ):  # nobody knows its masks ahead
+    # With a grammar a draft model drafts nothing: masks for its drafts are not known ahead.
+    if setup.drafter and not (setup.grammar and setup.drafter == "model"):
         assert sum(t.accepted for t in times) > 20
     if setup.drafter == "host":
         assert sum(t.accepted for t in times) < sum(t.drafted for t in times)

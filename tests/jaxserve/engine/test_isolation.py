@@ -1,4 +1,4 @@
-"""Tiers (a) and (c): a row does not feel its neighbours, and --deterministic means bit for bit."""
+"""A row does not feel its neighbours, and --deterministic means bit for bit."""
 
 from dataclasses import replace
 
@@ -38,8 +38,9 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
 def runner(request: pytest.FixtureRequest):
-    """Only the largest bucket of each kind, so that every arrangement below runs the same
-    executable.
+    """Make a runner with the largest bucket of each kind.
+
+    Every arrangement of rows then runs the same executable.
     """
     engine, runner = make_engine(BASE, spec=request.param)
     runner.warm_up(
@@ -50,8 +51,10 @@ def runner(request: pytest.FixtureRequest):
 
 
 def admission(row: int, sequence: int, groups: int) -> Admission:
-    """Pages 5s.. of a sequence are its own whatever its row; neighbours use every optional
-    feature."""
+    """Make an admission whose pages are its own: 5 s and on for sequence s, in any row.
+
+    All sequences but 0 use every optional feature.
+    """
     busy = sequence != 0
     return Admission(
         lane=0,
@@ -81,10 +84,9 @@ def admission(row: int, sequence: int, groups: int) -> Admission:
 def arrange(
     runner: DeviceRunner, order: list[int], rows: list[int], together: int = 1
 ) -> dict[int, list[tuple[int, bytes]]]:
-    """Prefill and six decode steps of these sequences in this packing order and these rows: token
-    and bits per step.
+    """Run a prefill and six decodes of these sequences in this order and these rows.
 
-    together: decodes per launch.
+    Returns token and bits per step. together: decodes per launch.
     """
     groups = len(runner.config.pools)
     admissions = tuple(admission(row, s, groups) for row, s in zip(rows, order, strict=True))
@@ -124,7 +126,7 @@ def record(seen: dict[int, list[tuple[int, bytes]]], order: list[int], output: L
 
 @pytest.mark.parametrize("decodes", [1, 3])
 def test_a_row_does_not_feel_its_neighbours(runner: DeviceRunner, decodes: int) -> None:
-    """Any subset, order and row of the same bucket: bit-identical distributions and tokens."""
+    """Distributions are bit-identical in any subset, order and row of the same bucket."""
     together = arrange(runner, [0, 1, 2, 3], [0, 1, 2, 3], decodes)
     assert len({bits for _, bits in together[0]}) > 1, (
         "the model says the same thing whatever happens"
@@ -170,9 +172,7 @@ def seeded_requests(count: int) -> list[tuple[int, Request]]:
     "kind", ["one page group", pytest.param("latent pages", marks=pytest.mark.slow)]
 )
 def test_deterministic_mode_is_bit_identical_whatever_the_load(kind: str) -> None:
-    """One request alone, among 7 and among 16, arriving together or not, with or without prefix
-    hits.
-    """
+    """Load, arrival times and prefix hits change no bit: alone, among 7 and among 16."""
     options = replace(BASE, max_batch=16, deterministic=True, cache_tokens=4096)
     requests = seeded_requests(16)
     engines = [

@@ -1,4 +1,4 @@
-"""Piece: what it consists of, and what it refuses."""
+"""KV segments: their properties, and the arrays that they refuse."""
 
 import ml_dtypes
 import numpy as np
@@ -10,8 +10,9 @@ from jaxserve.errors import EngineError
 SHAPE = (2, 6, 3, 8)  # L T K H
 
 
-def test_what_it_says_of_itself() -> None:
-    keys, scale = np.zeros(SHAPE, np.int8), np.ones(SHAPE[:-1], np.float32)
+def test_properties() -> None:
+    keys = np.zeros(SHAPE, np.int8)
+    scale = np.ones(SHAPE[:-1], np.float32)
     piece = Piece(1, 8, keys, keys, scale, scale)
     assert piece.stop == 14 and piece.nbytes == 2 * (2 * 6 * 3) * (8 + 4)
     assert list(piece.arrays) == ["k", "v", "k_scale", "v_scale"]
@@ -19,7 +20,8 @@ def test_what_it_says_of_itself() -> None:
     assert latent.stop == 6 and list(latent.arrays) == ["k"] and latent.nbytes == 2 * 6 * 3 * 8 * 2
 
 
-WIDE, NARROW = np.zeros(SHAPE, np.float32), np.zeros(SHAPE, ml_dtypes.float8_e4m3fn)
+WIDE = np.zeros(SHAPE, np.float32)
+NARROW = np.zeros(SHAPE, ml_dtypes.float8_e4m3fn)
 SCALE = np.zeros(SHAPE[:-1], np.float32)
 
 
@@ -39,7 +41,7 @@ SCALE = np.zeros(SHAPE[:-1], np.float32)
     ],
     ids=lambda fields: ",".join(fields),
 )
-def test_what_is_none(fields: dict) -> None:
+def test_refused_arrays(fields: dict) -> None:
     start = fields.get("start", 4)
     with pytest.raises(
         EngineError,

@@ -1,5 +1,6 @@
-"""One engine computes a prompt, another one generates: what transformers answered, whatever each of
-the two is like.
+"""One engine computes a prompt and another continues it, with the answers of transformers.
+
+The two differ in mesh, page size and page dtype.
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ OPTIONS = EngineOptions(
 
 @dataclass(frozen=True)
 class Side:
-    """first: of its devices."""
+    """Mesh and pages of one engine. first: index of its first device."""
 
     mesh: tuple[int, int, int] = (1, 1, 1)
     page_size: int = 4
@@ -41,15 +42,13 @@ class Side:
 
 
 class House:
-    """An engine of a golden model, and what its clients ask."""
+    """Engine of a golden model, with the requests of its clients."""
 
     def __init__(self, case: str, side: Side):
         self.golden = np.load(GOLDEN / case / "golden.npz")
         self.prompt = tuple(self.golden["prompts"][0].tolist())
-        mesh, checkpoint = (
-            MeshSpec(*side.mesh).build(jax.devices()[side.first :]),
-            HFCheckpoint.open(GOLDEN / case),
-        )
+        mesh = MeshSpec(*side.mesh).build(jax.devices()[side.first :])
+        checkpoint = HFCheckpoint.open(GOLDEN / case)
         spec = read_spec(checkpoint.config)[1].on(side.mesh[2])
         params = load_params(checkpoint, mesh, "float32")
         self.config = plan_config(
@@ -63,7 +62,7 @@ class House:
         }
         self.runner.warm_up(buckets.values())
         self.engine = Engine(
-            Scheduler(self.config, fingerprint=str(side)), self.runner, pages=self.runner
+            Scheduler(self.config, fingerprint=str(side)), self.runner, pages=self.runner.pages
         )
 
     def request(self, name: str, prompt: tuple[int, ...], **params: Any) -> Request:
@@ -75,14 +74,15 @@ class House:
         return run(self.engine, [(0, asked)])[name, 0]
 
     def pieces(self, name: str, start: int, page_size: int, compute: bool = True) -> list[Piece]:
-        """What the prompt's request publishes, or what is cached of it."""
+        """Return the KV segments of the prompt, computed for a request or found in the cache."""
         return [outgoing.to_host() for outgoing in self.parts(name, start, page_size, compute)]
 
     def parts(
         self, name: str, start: int, page_size: int, compute: bool = True
     ) -> Iterator[Outgoing]:
-        """The same, each to be taken before the next."""
-        found, asked = list[Outgoing | None](), self.request(name, self.prompt, max_tokens=1)
+        """Yield exported pages of the prompt; each must be taken before the next."""
+        found: list[Outgoing | None] = []
+        asked = self.request(name, self.prompt, max_tokens=1)
         if compute:
             self.engine.submit(asked)
         self.engine.transfers.export(asked, start, page_size, found.append)
@@ -105,7 +105,8 @@ class House:
 
 def move(case: str, here: Side, there: Side) -> tuple[House, list[Piece]]:
     """The engine where the prompt has arrived, and what came. Nothing was compiled for it."""
-    one, other = House(case, here), House(case, there)
+    one = House(case, here)
+    other = House(case, there)
     compiles = one.runner.compiles_after_ready
     pieces = one.pieces(
         "prefill", other.engine.transfers.receive(other.prompt).cached, there.page_size
@@ -163,9 +164,7 @@ def test_tokens_are_those_of_one_engine(case: str, here: Side, there: Side) -> N
     ],
 )
 def test_what_arrives_is_what_was_sent(kv: str) -> None:
-    """Bit for bit, numbers and scales: read again where it arrived, on four devices with two copies
-    of each head.
-    """
+    """Pages are equal bit for bit when read again, on four devices with two copies of each head."""
     other, sent = move("gpt_oss_head_dim", Side(kv=kv), Side((1, 1, 4), page_size=2, kv=kv))
     again = other.pieces("again", 0, 2, compute=False)
     for group in (0, 1):
@@ -184,7 +183,7 @@ def test_what_arrives_is_what_was_sent(kv: str) -> None:
 
 @pytest.mark.parametrize("kv", ["bfloat16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_narrowed_on_the_way(kv: str) -> None:
-    """What an engine with such pages has of the prompt when it computes it itself."""
+    """Narrowed pages equal those of an engine with such pages that computes the prompt."""
     other, _ = move("llama_gqa", Side(), Side(kv=kv, page_size=8))
     alone = House("llama_gqa", Side(kv=kv, page_size=8))
     outcomes = [
@@ -197,9 +196,9 @@ def test_narrowed_on_the_way(kv: str) -> None:
 
 
 def test_while_others_run_on_both_sides() -> None:
-    """A prompt arrives, part after part, between the steps of an engine that decodes another
-    one."""
-    one, other = House("llama_gqa", Side((1, 1, 2))), House("llama_gqa", Side(page_size=8))
+    """A prompt arrives part by part between the steps of an engine that decodes another one."""
+    one = House("llama_gqa", Side((1, 1, 2)))
+    other = House("llama_gqa", Side(page_size=8))
     second = tuple(other.golden["prompts"][1].tolist())
     other.engine.submit(other.request("runs", second, max_tokens=32, logprobs=20))
     outcome = Outcome()

@@ -1,5 +1,6 @@
-"""Quantized mixtures of experts, whole engines over meshes: the tokens of one device, up to the
-first near-tie.
+"""Engines with quantized experts over meshes give the tokens of one device.
+
+Tokens are compared up to the first near-tie.
 """
 
 from collections.abc import Iterator
@@ -45,15 +46,17 @@ def on_one_device(case: str) -> dict[tuple[str, int], Outcome]:
 
 @pytest.mark.parametrize(("case", "mesh"), list(cases()))
 def test_tokens_are_those_of_one_device(case: str, mesh: tuple[int, int, int]) -> None:
-    alone, (spread, _, _) = on_one_device(case), answer(case, MeshSpec(*mesh), CASES[case])
+    alone = on_one_device(case)
+    spread, _, _ = answer(case, MeshSpec(*mesh), CASES[case])
     for (name, _), outcome in spread.items():
         expected = alone[str(int(name) % 2), 0]
         assert agreeing(outcome, expected) >= len(expected.tokens) / 2
 
 
 def agreeing(outcome: Outcome, expected: Outcome) -> int:
-    """How many tokens are the same, until the two best are nearly as good; with their
-    log-probabilities.
+    """Count the tokens that are equal, up to a step whose two best are nearly as good.
+
+    Log-probabilities are compared as well.
     """
     for step, (ours, theirs) in enumerate(zip(outcome.logprobs, expected.logprobs, strict=True)):
         scores = dict(ours.top)

@@ -1,6 +1,4 @@
-"""Several decodes as one launch, beside the same decodes one by one: on the device, and as the
-device reports them.
-"""
+"""Several decodes in one launch give what the same decodes give one by one."""
 
 from dataclasses import replace
 
@@ -29,7 +27,7 @@ def runner():
 
 
 def start(runner: DeviceRunner, admissions: list[Admission]) -> LaneOutput:
-    """The prompts' step."""
+    """Run the step that computes the prompts."""
     sizes = [len(PROMPTS[row]) for row in ROWS]
     prompts = lane_plan(ROWS, ROWS, sizes, [token for row in ROWS for token in PROMPTS[row]])
     prompts.put_single_tokens_first()
@@ -37,10 +35,8 @@ def start(runner: DeviceRunner, admissions: list[Admission]) -> LaneOutput:
 
 
 def decode(runner: DeviceRunner, sizes: list[int], steps: int) -> LaneOutput:
-    rows, count = (
-        [row for row, size in zip(ROWS, sizes, strict=True) if size],
-        [size for size in sizes if size],
-    )
+    rows = [row for row, size in zip(ROWS, sizes, strict=True) if size]
+    count = [size for size in sizes if size]
     starts = [0] * len(rows)
     plan = LanePlan(
         rows, rows, starts, count, count, [-1] * sum(count), [0] * sum(count), [], logprobs=True
@@ -53,9 +49,7 @@ def collect(runner: DeviceRunner, plan: StepPlan) -> LaneOutput:
 
 
 def test_rows_end_by_a_token_by_their_size_or_not_at_all(runner: DeviceRunner) -> None:
-    """What is left out of a launch is not there for the next one either: pages and tokens go on as
-    one by one.
-    """
+    """Decodes after an end leave no trace: later launches go on as if decoded one by one."""
     plain = [
         replace(admission(row, row, 1), end_ids=(), allowed=None, min_tokens=0) for row in ROWS
     ]
@@ -83,7 +77,7 @@ def test_rows_end_by_a_token_by_their_size_or_not_at_all(runner: DeviceRunner) -
 
 
 def test_an_end_token_before_min_tokens_does_not_end(runner: DeviceRunner) -> None:
-    """Nothing but end tokens is allowed, so they come before they may end anything."""
+    """Only end tokens are allowed, so they come before they may end anything."""
     only = replace(
         admission(0, 0, 1),
         end_ids=(0,),
@@ -110,5 +104,5 @@ def test_a_plan_that_does_not_fit_is_refused(
     plan = LanePlan(
         rows, rows, [0] * len(rows), sizes, samples, [-1] * sum(sizes), [0] * sum(sizes)
     )
-    with pytest.raises(EngineError, match=f"a decode step of {steps} takes rows of"):
+    with pytest.raises(EngineError, match=f"a decode step of {steps} was given rows of"):
         runner.launch(StepPlan(3, "decode", (plan,), (), steps))

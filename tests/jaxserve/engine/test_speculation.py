@@ -1,5 +1,6 @@
-"""Drafts change how many steps an output takes, and never what it says: tokens, log-probabilities,
-penalties, ends.
+"""Drafts change the number of steps and never the output.
+
+Tokens, log-probabilities, penalties and ends are compared.
 """
 
 import random
@@ -30,13 +31,13 @@ from tests.jaxserve.engine.tiny import (
 )
 
 BOUND = 1e-4
-MOST = 7
-SPECULATING = replace(BASE, speculate="ngram", draft_tokens=MOST)
+DRAFTS = 7
+SPECULATING = replace(BASE, speculate="ngram", draft_tokens=DRAFTS)
 Answers = dict[tuple[str, int], Outcome]
 
 
 def requests(count: int = 24) -> list[Request]:
-    """Of every kind; some prompts share a beginning, some repeat themselves."""
+    """Make requests of every kind; some prompts share a prefix, some repeat themselves."""
     draw = random.Random(4)
     shared = [draw.randrange(SPEC.vocab_size) for _ in range(9)]
     kinds: list[dict[str, Any]] = [
@@ -71,7 +72,7 @@ def answers(
     spec: ModelSpec = SPEC,
     proposer: Proposer | None = None,
 ) -> tuple[Answers, Speculation | None]:
-    speculation = Speculation(proposer, MOST) if proposer else None
+    speculation = Speculation(proposer, DRAFTS) if proposer else None
     engine, runner = make_engine(options, mesh, spec=spec, speculation=speculation)
     runner.warm_up(largest_of_each_kind(runner))
     found = run(engine, [(2 * i, request) for i, request in enumerate(requests())])
@@ -81,23 +82,26 @@ def answers(
 
 
 class Drafter:
-    """Knows what a plain engine said, and drafts it with so many tokens wrong; as many as it likes,
-    anew every step.
+    """Proposer that drafts a plain engine's output with a share of tokens wrong.
+
+    The number of drafts changes in every step.
     """
 
     waits = True
     has_pages = False
 
     def __init__(self, said: Answers, wrong: float) -> None:
-        self._said, self._wrong, self._draw = said, wrong, random.Random(1)
+        self._said = said
+        self._wrong = wrong
+        self._draw = random.Random(1)
 
     def takes(self, request: Request) -> bool:
         return int(request.id) % 4 != 3
 
     def propose(self, seq: Sequence) -> list[int]:
-        right = self._said[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
-        drafted = [self._spoilt(token) for token in right] + [0] * MOST
-        return drafted[: self._draw.randrange(MOST + 1)]
+        known = self._said[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
+        drafted = [self._spoilt(token) for token in known] + [0] * DRAFTS
+        return drafted[: self._draw.randrange(DRAFTS + 1)]
 
     def forget(self, seq: Sequence) -> None:
         pass
@@ -112,8 +116,9 @@ def plain() -> Answers:
 
 
 def check(found: Answers, expected: Answers) -> None:
-    """The same tokens and ends, log-probabilities but for float32's rounding: seeds leave no
-    doubtful choice.
+    """Check for equal tokens and ends, and log-probabilities up to float32's rounding.
+
+    The seeds were chosen so that no choice is close.
     """
     assert found.keys() == expected.keys()
     for key, outcome in found.items():
@@ -166,6 +171,6 @@ def test_other_models(spec: ModelSpec) -> None:
 
 
 def test_prompt_lookup(plain: Answers) -> None:
-    found, speculation = answers(SPECULATING, proposer=PromptLookup(MOST))
+    found, speculation = answers(SPECULATING, proposer=PromptLookup(DRAFTS))
     check(found, plain)
     assert speculation and speculation.accepted > 20

@@ -1,5 +1,6 @@
-"""A random decoder whose whole vocabulary fits into the reported log-probabilities, and engines
-around it.
+"""Random decoders with a vocabulary of 20 tokens, and engines around them.
+
+The reported log-probabilities therefore cover the whole vocabulary.
 """
 
 from collections.abc import Callable
@@ -54,7 +55,7 @@ NewDrafter = Callable[[EngineConfig, jax.sharding.Mesh], Drafter]
 def make_params(
     mesh: jax.sharding.Mesh, dtype: jnp.dtype = jnp.float32, spec: ModelSpec = SPEC, seed: int = 1
 ) -> dict:
-    """Weights spread so widely that the model has opinions: top-two gaps of about one."""
+    """Make weights spread so widely that the best two logits are about one apart."""
     louder = map_specs(lambda param: replace(param, std=0.25), param_specs(spec, jnp.dtype(dtype)))
     return random_params(louder, mesh, seed=seed)
 
@@ -69,11 +70,10 @@ def make_engine(
 ) -> tuple[Engine, DeviceRunner]:
     mesh = (mesh_spec or MeshSpec()).build(jax.devices())
     windows = [group.window for group in spec.page_groups()]
-    lanes, positions = shards("A", mesh), spec.max_positions
     config = resolve(
         options,
-        max_positions=positions,
-        lanes=lanes,
+        max_positions=spec.max_positions,
+        lanes=shards("A", mesh),
         affordable_tokens=10**6,
         windows=windows,
         weights=str(jnp.dtype(dtype)),
@@ -101,7 +101,7 @@ def largest_of_each_kind(runner: DeviceRunner) -> list[Bucket]:
 
 
 class Outcome:
-    """Everything that the engine said of one choice."""
+    """Collected events of one choice."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -110,7 +110,7 @@ class Outcome:
         self.last: TokenEvent | None = None
 
     def take(self, event: TokenEvent) -> None:
-        assert self.last is None, "news after the end"
+        assert self.last is None, "an event after the end"
         self.tokens += event.tokens
         self.logprobs += event.logprobs or ()
         self.prompt_logprobs += event.prompt_logprobs or ()
@@ -121,8 +121,9 @@ class Outcome:
 def run(
     engine: Engine, arrivals: list[tuple[int, Request]], limit: int = 5000
 ) -> dict[tuple[str, int], Outcome]:
-    """Submit each request at its step, run until everything ended, check the invariants after every
-    step.
+    """Submit each request at its step and run until all have ended.
+
+    Invariants are checked after every step.
     """
     outcomes = {(r.id, i): Outcome() for _, r in arrivals for i in range(r.params.n)}
     waiting = sorted(arrivals, key=lambda a: a[0])
@@ -138,8 +139,7 @@ def run(
 
 
 def distribution(entry: Logprob) -> np.ndarray:
-    """The reported alternatives as log-probabilities by token id, [V]: all of them, since V =
-    20."""
+    """Return the reported alternatives as log-probabilities by token id, [V]."""
     values = np.empty(SPEC.vocab_size, np.float32)
     for token, logprob in entry.top:
         values[token] = logprob

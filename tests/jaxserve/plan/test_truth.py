@@ -68,12 +68,14 @@ def test_memory_is_as_predicted(spec: ModelSpec, axes: MeshSpec) -> None:
     engine, runner = build_engine(held, params, mesh, OPTIONS, "truth")
     assert runner.config == plan.config and runner.buckets.buckets == plan.buckets
     assert taken(params) == pytest.approx(account.budget.weights, rel=0.05)
-    assert taken(runner._state.rows) == pytest.approx(account.budget.rows, rel=0.05)
-    assert taken(runner._state.pages) == pytest.approx(account.cache, rel=0.05)
+    assert taken(runner._state.current.rows) == pytest.approx(account.budget.rows, rel=0.05)
+    assert taken(runner._state.current.pages) == pytest.approx(account.cache, rel=0.05)
     whole = account.budget.weights + account.budget.rows + account.cache
     assert taken(jax.live_arrays()) - before == pytest.approx(whole, rel=0.05)
     runner.warm_up(plan.largest())
-    measured = {str(bucket): step.memory_analysis() for bucket, step in runner._steps.items()}
+    measured = {
+        str(bucket): step.memory_analysis() for bucket, step in runner.executables.steps.items()
+    }
     engine.close()
     for name, memory in measured.items():
         found = account.steps[name].found
@@ -96,7 +98,7 @@ def test_pages_take_what_is_predicted(kv: str, token: int, axes: MeshSpec) -> No
         SPEC, random_params(param_specs(SPEC, F32), mesh), mesh, options, "truth"
     )
     assert runner.config == plan.config
-    pages = taken(runner._state.pages)
+    pages = taken(runner._state.current.pages)
     engine.close()
     assert pages == Account(plan, 256, None).cache == 4096 * 3 * 2 * 4 // axes.tensor * token
 

@@ -1,7 +1,7 @@
-"""Before anything is answered: products that kernels compute, beside the reference, on the device
-that will run them.
+"""Start-up check of the matmul kernels against their references, on the device that serves.
 
-Of the sizes that this engine's weights have on one device, with few rows and with many.
+The products have the sizes that this engine's weights have on one device, with few rows and with
+many.
 """
 
 import math
@@ -13,56 +13,60 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.errors import EngineError
+from jaxserve.engine.device.kernels.agreement import require_agreement
 from pallas_kernels.errors import KernelError
 from pallas_kernels.grouped_matmul import api as grouped
 from pallas_kernels.grouped_matmul import reference as grouped_reference
 from pallas_kernels.quantized_matmul import api as quantized
 from pallas_kernels.quantized_matmul import reference as quantized_reference
 
-ROWS: Final = (1, 9, 300)  # on a CPU, where kernels run in interpreters, the first two
-COLUMNS: Final = 4096  # of a weight, at most
-EXPERTS: Final = (0, 1, 1, 2)  # whose the blocks of rows are; the last one holds none
-BOUND: Final = (
-    0.05  # of a result's root mean square: weights or their products are rounded to bfloat16
-)
+ROWS: Final = (1, 9, 300)
+ROWS_ON_CPU: Final = ROWS[:2]  # kernels run in slow interpreters there
+MAX_COLUMNS: Final = 4096  # of a quantized weight
+# The expert of each block of rows. Two blocks share one, and the last block holds no tokens.
+BLOCK_EXPERTS: Final = (0, 1, 1, 2)
+# Relative to the root mean square of the result. Weights or their products are rounded to bfloat16.
+BOUND: Final = 0.05
 
 
-def prove_quantized(asked: Iterable[tuple[Any, quantized.Demand]], device: Any) -> None:
-    """EngineError where a kernel and the reference differ. asked: kernels, and what a weight asks
-    of them.
+def check_quantized_matmul(demands: Iterable[tuple[Any, quantized.Demand]], device: Any) -> None:
+    """Raise EngineError when a kernel and the reference multiply quantized weights differently.
+
+    demands: kernels, each with the product that one weight demands of it. Equal ones run once.
     """
     options = quantized.Options(device.device_kind)
-    for kernel, demand in {
-        (kernel, _narrowed(kernel, options, demand)) for kernel, demand in asked
-    }:
+    distinct = {
+        (kernel, _with_fewer_columns(kernel, options, demand)) for kernel, demand in demands
+    }
+    for kernel, demand in distinct:
         rng = np.random.default_rng(0)
-        numbers = rng.integers(-7, 8, (demand.contracted, *demand.columns), np.int8).astype(
-            jnp.int4
-        )
-        scales = rng.uniform(0.5, 2, (demand.contracted // demand.group, *demand.columns)).astype(
-            np.float32
-        )
-        for rows in ROWS[:2] if device.platform == "cpu" else ROWS:
+        shape = (demand.contracted, *demand.columns)
+        values = rng.integers(-7, 8, shape, np.int8).astype(jnp.int4)
+        groups = demand.contracted // demand.group
+        scales = rng.uniform(0.5, 2, (groups, *demand.columns)).astype(np.float32)
+        for rows in ROWS_ON_CPU if device.platform == "cpu" else ROWS:
             x = jnp.asarray(rng.standard_normal((rows, demand.contracted)), demand.dtype)
             _compare(
                 "--quantized-matmul",
                 kernel,
                 quantized_reference,
                 options,
-                (x, numbers, scales),
+                (x, values, scales),
                 device,
             )
 
 
-def _narrowed(
+def _with_fewer_columns(
     kernel: Any, options: quantized.Options, demand: quantized.Demand
 ) -> quantized.Demand:
-    """With fewer columns, where the kernel takes them: the reference writes the weight in full
-    precision.
+    """Cut a demand to MAX_COLUMNS, if the kernel takes that.
+
+    The reference writes the whole weight in full precision, for which a serving device may have no
+    room.
     """
     first, *rest = demand.columns
-    fewer = demand._replace(columns=(min(first, max(COLUMNS // math.prod(rest), 1)), *rest))
+    narrow = (min(first, max(MAX_COLUMNS // math.prod(rest), 1)), *rest)
+    fewer = demand._replace(columns=narrow)
     try:
         kernel.check(options, fewer)
     except KernelError:
@@ -70,14 +74,21 @@ def _narrowed(
     return fewer
 
 
-def prove_grouped(
-    kernel: Any, asked: Iterable[tuple[grouped.Options, grouped.Demand]], device: Any
+def check_grouped_matmul(
+    kernel: Any, demands: Iterable[tuple[grouped.Options, grouped.Demand]], device: Any
 ) -> None:
-    """The same of experts' products, of three of them; rows that are padding are NaN."""
-    for options, demand in {(options, demand._replace(rows=0)) for options, demand in asked}:
-        rng, owners = np.random.default_rng(0), np.minimum(EXPERTS, demand.experts - 1)
-        x = rng.standard_normal((len(owners), options.block, demand.contracted)).astype(np.float32)
-        x[0, 1:], x[-1] = np.nan, np.nan
+    """Raise EngineError when the kernel and the reference compute expert products differently.
+
+    The products have three experts. Rows that are padding hold NaN, which must not reach others.
+    """
+    distinct = {(options, demand._replace(rows=0)) for options, demand in demands}
+    for options, demand in distinct:
+        rng = np.random.default_rng(0)
+        owners = np.minimum(BLOCK_EXPERTS, demand.experts - 1)
+        blocks = len(owners)
+        x = rng.standard_normal((blocks, options.block, demand.contracted)).astype(np.float32)
+        x[0, 1:] = np.nan
+        x[-1] = np.nan
         shape = (int(owners.max()) + 1, demand.parts, demand.contracted, demand.columns)
         weight: Any = rng.standard_normal(shape).astype(np.float32)
         scales = None
@@ -85,7 +96,7 @@ def prove_grouped(
             weight = rng.integers(-7, 8, shape, np.int8)
             scales = rng.uniform(0.5, 2, (*shape[:2], demand.scales, shape[3])).astype(np.float32)
         rows = jnp.asarray(x.reshape(-1, demand.contracted), demand.dtype)
-        groups = grouped.Groups(jnp.asarray(owners, jnp.int32), jnp.int32(len(owners) - 1))
+        groups = grouped.Groups(jnp.asarray(owners, jnp.int32), jnp.int32(blocks - 1))
         operands = (rows, jnp.asarray(weight, demand.kept), groups)
         _compare(
             "--grouped-matmul", kernel, grouped_reference, options, operands, device, scales=scales
@@ -101,22 +112,24 @@ def _compare(
     device: Any,
     **more: Any,
 ) -> None:
-    x = np.asarray(operands[0], np.float32)
+    """Multiply by the kernel and by the reference, and require that they agree.
+
+    operands: rows [M, K], a weight, and what else the kernels take by position.
+    """
+
+    def multiply(by: Any) -> np.ndarray:
+        product = jax.jit(partial(by.multiply, options=options))(*operands, **more)
+        return np.asarray(product, np.float32)
+
     with jax.default_device(device):
-        ours, theirs = (
-            np.asarray(
-                jax.jit(partial(each.multiply, options=options))(*operands, **more), np.float32
-            )
-            for each in (kernel, reference)
-        )
+        ours = multiply(kernel)
+        theirs = multiply(reference)
+    x = np.asarray(operands[0], np.float32)
     live = np.isfinite(x).all(-1)
-    ours, theirs = ours[live], theirs[live]
-    apart = float(np.abs(ours - theirs).max() / np.sqrt(np.square(theirs).mean()))
-    if not apart <= BOUND:
-        raise EngineError(
-            f"a product of {len(x)} x {x.shape[1]} numbers with a weight of "
-            f"{list(operands[1].shape)} differs from the "
-            f"reference by {apart:.2g} of what it is on {device.device_kind} (at most {BOUND} is "
-            f"rounding): start with "
-            f"{flag} reference, and please report this"
-        )
+    ours = ours[live]
+    theirs = theirs[live]
+    difference = float(np.abs(ours - theirs).max() / np.sqrt(np.square(theirs).mean()))
+    subject = (
+        f"a product of {len(x)} x {x.shape[1]} numbers with a weight of {list(operands[1].shape)}"
+    )
+    require_agreement(subject, difference, BOUND, flag, device, " of its root mean square")

@@ -1,13 +1,11 @@
-"""Rows for the sampler, packed on the host as the engine packs them, and what a sampler that sorts
-makes of them.
-"""
+"""Rows for the sampler, packed as the engine packs them, and a sampler that sorts."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import numpy as np
 
-from jaxserve.engine.device.batch import (
+from jaxserve.engine.device.row_packing import (
     admission_layout,
     allowed_bits,
     pack_admission,
@@ -64,7 +62,7 @@ EVERYTHING = replace(
 
 
 def row_sampling(admissions: Sequence[Admission], vocab: int) -> RowSampling:
-    """The scalars of rows, through the engine's own packing; fields [B, ...]."""
+    """Pack the scalars of rows as the engine does; fields [B, ...]."""
     layout = admission_layout(page_groups=1, pages_per_row=1)
     packed = [layout.unpack_on_host(pack_admission(a, layout, 1, vocab)) for a in admissions]
     return RowSampling(
@@ -75,9 +73,10 @@ def row_sampling(admissions: Sequence[Admission], vocab: int) -> RowSampling:
 def row_fields(
     admissions: Sequence[Admission], vocab: int, lanes: int = 1
 ) -> tuple[RowFields, np.ndarray]:
-    """The large fields, and [A, r] where each row stands: in reverse order, behind an unused row.
+    """Make the large fields, and [A, r] with the row of each admission.
 
-    What nobody asked for is what the row's last user left there: anything.
+    Rows are taken in reverse order, behind an unused row. Fields that an admission does not use
+    hold random numbers, as a row's last sequence would leave them.
     """
     rng = np.random.default_rng(7)
     per_lane = len(admissions) // lanes
@@ -92,15 +91,16 @@ def row_fields(
         if a.history is not None:
             counts[at] = token_counts(a, vocab)
         if a.bias:
-            bias_ids[at], bias_values[at] = vocab, 0
+            bias_ids[at] = vocab
+            bias_values[at] = 0
             bias_ids[at][: len(a.bias)], bias_values[at][: len(a.bias)] = zip(*a.bias, strict=True)
         if a.allowed is not None:
             mask[at][0] = allowed_bits(a.allowed, vocab)  # nothing is drafted here
     return RowFields(counts=counts, bias_ids=bias_ids, bias_values=bias_values, mask=mask), rows
 
 
-def edited(logits: np.ndarray, a: Admission, position: int) -> np.ndarray:
-    """Allowed tokens, then bias, then no end token before min_tokens."""
+def constrained_logits(logits: np.ndarray, a: Admission, position: int) -> np.ndarray:
+    """Apply allowed tokens, then bias, and rule out end tokens before min_tokens."""
     result = logits.copy()
     if a.allowed is not None:
         result[np.setdiff1d(np.arange(len(logits)), a.allowed)] = -np.inf
@@ -111,10 +111,8 @@ def edited(logits: np.ndarray, a: Admission, position: int) -> np.ndarray:
     return result
 
 
-def penalised(logits: np.ndarray, a: Admission) -> np.ndarray:
-    """Repetition penalty for tokens of prompt and output, then presence and frequency penalty for
-    the output's.
-    """
+def penalised_logits(logits: np.ndarray, a: Admission) -> np.ndarray:
+    """Apply the repetition penalty to all tokens so far, the other penalties to the output's."""
     result = logits.astype(np.float64)
     history = a.history or ()
     for token in set(history):
@@ -127,11 +125,10 @@ def penalised(logits: np.ndarray, a: Admission) -> np.ndarray:
 
 
 def probabilities(logits: np.ndarray, a: Admission) -> tuple[np.ndarray, float]:
-    """What min_p, top_k and top_p leave of softmax(logits / temperature), ties included; [V]
-    float64.
+    """Return the probabilities [V] that min_p, top_k and top_p leave, ties included.
 
-    And how close a sum of probabilities came to top_p: below the rounding error, either answer is
-    right.
+    Also returns how close a sum of probabilities came to top_p: below the rounding error, either
+    answer is right.
     """
     p = np.exp((logits - logits.max()) / np.float64(a.temperature))
     p[p < np.float32(a.min_p)] = 0

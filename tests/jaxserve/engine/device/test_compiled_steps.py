@@ -1,6 +1,4 @@
-"""What the compiler says of the steps: the state is updated in place, and nothing large stands
-beside it.
-"""
+"""Tests of compiled steps: the state is updated in place, and nothing large stands beside it."""
 
 import math
 
@@ -10,7 +8,7 @@ import pytest
 
 from jaxserve.config import EngineOptions
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.device.token_layout import locate
+from jaxserve.engine.device.token_layout import TokenLayout
 from jaxserve.engine.plan import LanePlan, StepPlan
 from jaxserve.errors import EngineError
 from tests.jaxserve.engine.tiny import SPEC, make_engine
@@ -40,9 +38,7 @@ def runner():
 
 @pytest.mark.parametrize("bucket", [*BUCKETS, *ALONE], ids=str)
 def test_state_is_aliased_and_never_copied(runner, bucket: Bucket) -> None:
-    """Aliased bytes are the state's bytes; temporaries stay under a tenth of one layer's pages (34
-    MB).
-    """
+    """Temporaries stay under a tenth of one layer's pages, which have 34 MB."""
     memory = runner.lowering.step(bucket).compile().memory_analysis()
     state = runner.lowering.state
     assert memory.alias_size_in_bytes == nbytes(state)
@@ -51,7 +47,7 @@ def test_state_is_aliased_and_never_copied(runner, bucket: Bucket) -> None:
 
 def test_writers_alias_the_state_too(runner) -> None:
     runner.warm_up([])
-    for name, writer in runner.writers.items():
+    for name, writer in runner.executables.writers.items():
         memory = writer.memory_analysis()
         assert memory.alias_size_in_bytes == nbytes(runner.lowering.state), name
         assert memory.temp_size_in_bytes < nbytes(runner.lowering.state.pages[0]) / 10, name
@@ -73,13 +69,15 @@ def test_a_compile_after_warm_up_is_counted(runner) -> None:
     assert runner.compiles_after_ready > before
 
 
-def test_where_the_tokens_of_a_step_lie() -> None:
+def test_layout_of_a_step_s_tokens() -> None:
     """Two decodes, a chunk of three at the end of five, and padding."""
-    place = locate(jnp.array([[7, 4, 2, 4]]), jnp.array([[1, 1, 3, 0]]), tokens=8)
-    assert place.split.tolist() == [[2, 3]]
-    assert place.lengths.tolist() == [[8, 5, 5, 0]] and place.starts.tolist() == [[0, 1, 2, 5, 5]]
-    assert place.position.tolist() == [[7, 4, 2, 3, 4, 0, 0, 0]]
-    assert place.live.tolist() == [[True] * 5 + [False] * 3]
+    begin = jnp.array([[7, 4, 2, 4]])
+    sizes = jnp.array([[1, 1, 3, 0]])
+    layout = TokenLayout.of_chunks(begin, sizes, tokens=8)
+    assert layout.split.tolist() == [[2, 3]]
+    assert layout.lengths.tolist() == [[8, 5, 5, 0]] and layout.starts.tolist() == [[0, 1, 2, 5, 5]]
+    assert layout.position.tolist() == [[7, 4, 2, 3, 4, 0, 0, 0]]
+    assert layout.live.tolist() == [[True] * 5 + [False] * 3]
 
 
 def test_a_plan_out_of_order_is_refused(runner) -> None:

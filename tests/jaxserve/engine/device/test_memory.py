@@ -12,7 +12,7 @@ from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.engine.device.draft_model import DraftModel, ModelDrafter
 from jaxserve.engine.device.lowering import Footprint, Lowering
 from jaxserve.engine.device.memory import (
-    Budget,
+    MemoryBudget,
     affordable_pages,
     bytes_per_device,
     cache_bytes,
@@ -29,9 +29,7 @@ MESH = MeshSpec()
 
 
 def test_bytes_of_the_cache() -> None:
-    """Two layers, K and V, 2 heads of 8, float32; half of it on each of two tensor-parallel
-    devices.
-    """
+    """Bytes of two layers, K and V, 2 heads of 8 and float32, split by two with --tensor 2."""
     config = resolve(BASE, max_positions=96, lanes=1, affordable_tokens=0)
     assert cache_bytes(SPEC, config, reference, tensor=1) == 1024 * 2 * 2 * 2 * 8 * 4
     assert cache_bytes(SPEC, config, reference, tensor=2) == 1024 * 2 * 2 * 8 * 4
@@ -39,7 +37,7 @@ def test_bytes_of_the_cache() -> None:
 
 @pytest.mark.parametrize("kv", ["int8", "fp8"])
 def test_pages_of_8_bits_carry_scales(kv: str) -> None:
-    """Of each key and value a float32."""
+    """Each key and value has a float32 scale."""
     config = resolve(replace(BASE, kv=kv), max_positions=96, lanes=1, affordable_tokens=0)
     assert cache_bytes(SPEC, config, reference, tensor=1) == 1024 * 2 * 2 * 2 * (8 + 4)
 
@@ -48,10 +46,8 @@ def test_pages_of_8_bits_carry_scales(kv: str) -> None:
 def test_a_full_device_holds_more_tokens_of_8_bits(kv: str, head: int) -> None:
     """head: bytes of a token's key or value."""
     mesh = MESH.build(jax.devices())
-    params, options = (
-        make_params(mesh),
-        EngineOptions(max_batch=64, step_tokens=64, page_size=16, kv=kv),
-    )
+    params = make_params(mesh)
+    options = EngineOptions(max_batch=64, step_tokens=64, page_size=16, kv=kv)
     state = abstract_state(SPEC, build.plan_config(SPEC, params, mesh, options), mesh, reference)
     limit = bytes_per_device(params) + bytes_per_device(state.rows) + 2**16
     planned = build.plan_config(
@@ -61,7 +57,7 @@ def test_a_full_device_holds_more_tokens_of_8_bits(kv: str, head: int) -> None:
 
 
 def test_a_window_takes_what_its_rows_can_hold() -> None:
-    """2 x 4 rows of 3 pages and one, and in two steps 8 whole pages and one begun by each row."""
+    """Rows hold 2 x 4 x (3 + 1) pages, and two steps each take 8 whole pages and 4 begun ones."""
     config = resolve(BASE, max_positions=10**6, lanes=1, affordable_tokens=0, windows=(None, 10))
     assert [(pool.pages, pool.window) for pool in config.pools] == [
         (256, None),
@@ -75,13 +71,14 @@ def test_a_window_takes_what_its_rows_can_hold() -> None:
 
 
 def test_bytes_per_device_counts_shards() -> None:
-    one, two = MESH.build(jax.devices()), MeshSpec(tensor=2).build(jax.devices())
+    one = MESH.build(jax.devices())
+    two = MeshSpec(tensor=2).build(jax.devices())
     whole, halved = (make_params(mesh)["layers"][0]["qkv"] for mesh in (one, two))
     assert bytes_per_device({"qkv": whole}) == whole.nbytes == 2 * bytes_per_device({"qkv": halved})
 
 
 def test_affordable_pages() -> None:
-    budget = Budget(limit=1000, weights=500, rows=100, temporaries=30, programs=20)
+    budget = MemoryBudget(limit=1000, weights=500, rows=100, temporaries=30, programs=20)
     assert affordable_pages(budget, cache=lambda pages: 10 * pages, wanted=99) == 35
     assert affordable_pages(budget, cache=lambda pages: 10 * pages, wanted=9) == 9
     assert (
@@ -97,9 +94,7 @@ def test_the_host_lends_half_of_its_memory() -> None:
 
 
 def test_a_small_device_gets_a_smaller_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights, rows, cache and the largest step's temporaries stay within the limit, and nearly
-    fill it.
-    """
+    """Weights, rows, cache and temporaries stay within the limit, and nearly fill it."""
     mesh = MESH.build(jax.devices())
     params = make_params(mesh)
     options = EngineOptions(max_batch=64, step_tokens=64, page_size=16)
@@ -115,13 +110,11 @@ def test_a_small_device_gets_a_smaller_cache(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_steps_are_asked_about_with_a_cache_that_nearly_fills_the_device() -> None:
-    """Or with one page, where the compiler refuses that."""
+    """With one page, where the compiler refuses the first question."""
     mesh = MESH.build(jax.devices())
-    params, options, asked = (
-        make_params(mesh),
-        EngineOptions(max_batch=64, step_tokens=64, page_size=16),
-        [],
-    )
+    params = make_params(mesh)
+    options = EngineOptions(max_batch=64, step_tokens=64, page_size=16)
+    asked = []
     limit = bytes_per_device(params) + 2**20
 
     def footprint(lowering: Lowering, bucket: Bucket) -> Footprint:
@@ -135,18 +128,18 @@ def test_steps_are_asked_about_with_a_cache_that_nearly_fills_the_device() -> No
     assert first > 0.8 * planned.pools[0].pages and [pages for _, pages in rest] == [1, 1, 1]
     assert {kind for kind, _ in rest} == {"decode", "prefill", "score"}
     steps = len(BucketPlan.of(planned).buckets)
-    page = (
-        2 * 2 * 2 * 8 * 4 * 16
-    )  # bytes: layers, K and V, heads and their numbers, float32, tokens
+    # Bytes: layers, K and V, heads and their numbers, float32, tokens.
+    page = 2 * 2 * 2 * 8 * 4 * 16
     state = abstract_state(SPEC, planned, mesh, reference)
     left = 2**20 - bytes_per_device(state.rows) - 1000 - 10 * steps
     assert planned.pools[0].pages == left // page
 
 
-def test_pieces_for_other_engines_take_their_share_of_the_memory() -> None:
-    """Four of them: the pages of the longest sequence, in both layers."""
+def test_kv_segments_in_transit_take_their_share_of_the_memory() -> None:
+    """Four segments are counted, with the pages of the longest sequence in both layers."""
     mesh = MESH.build(jax.devices())
-    params, options = make_params(mesh), EngineOptions(max_batch=64, step_tokens=64, page_size=16)
+    params = make_params(mesh)
+    options = EngineOptions(max_batch=64, step_tokens=64, page_size=16)
 
     def pages(options: EngineOptions) -> int:
         limit = bytes_per_device(params) + 2**20
@@ -161,12 +154,14 @@ def test_pieces_for_other_engines_take_their_share_of_the_memory() -> None:
 
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_draft_model_takes_its_share_of_the_memory(tensor: int) -> None:
-    """Its weights, and of every page of the model as much again for its layers: one, of half the
-    heads' size.
+    """Weights of the draft model count, and every page takes more for its layer.
+
+    The draft model has one layer, with heads of half the size.
     """
     mesh = MeshSpec(tensor=tensor).build(jax.devices())
     small = replace(SPEC, num_layers=1, head_dim=4)
-    params, draft = make_params(mesh), DraftModel(small, make_params(mesh, spec=small))
+    params = make_params(mesh)
+    draft = DraftModel(small, make_params(mesh, spec=small))
     options = EngineOptions(max_batch=64, step_tokens=64, page_size=16, speculate="draft")
     wish = build.plan_config(SPEC, params, mesh, options, draft=draft)
     rows = bytes_per_device(abstract_state(SPEC, wish, mesh, reference).rows)
@@ -174,12 +169,11 @@ def test_a_draft_model_takes_its_share_of_the_memory(tensor: int) -> None:
     planned = build.plan_config(
         SPEC, params, mesh, options, limit, lambda *_: Footprint(0, 0), draft
     )
-    token = (
-        2 * (2 * 8 * 2 + 2 * 4) * 4 // tensor
-    )  # bytes: K and V, heads and their numbers of each layer, float32
+    # Bytes: K and V, heads and their numbers of each layer, float32.
+    token = 2 * (2 * 8 * 2 + 2 * 4) * 4 // tensor
     assert planned.pools[0].pages == 2**16 // (token * 16) < wish.pools[0].pages
     drafter = ModelDrafter(draft, planned, mesh)
-    assert drafter.cache_bytes(planned) == bytes_per_device(drafter.kept)
+    assert drafter.cache_bytes(planned) == bytes_per_device(drafter.abstract_state)
     with pytest.raises(ConfigError, match="--speculate draft: there is no draft model"):
         build.plan_config(SPEC, params, mesh, options)
 

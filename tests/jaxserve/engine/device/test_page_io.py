@@ -1,6 +1,4 @@
-"""Reads and writes of pages for other engines: bit for bit through every kernel's layout, and in
-place.
-"""
+"""Tests of reads and writes of pages for KV transfer: exact for every kernel, and in place."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,18 +11,20 @@ import pytest
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.engine.buckets import page_counts
-from jaxserve.engine.device.page_io import PageIO, sources
-from jaxserve.engine.device.state import abstract_state, new_state
+from jaxserve.engine.device.page_io import PageIO, accepted_dtypes
+from jaxserve.engine.device.page_store import PageStore
+from jaxserve.engine.device.state import StateHolder, abstract_state, new_state
 from jaxserve.engine.kv_segment import Piece
 from jaxserve.engine.plan import NO_PAGE
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
-from pallas_kernels.paged_attention.api import Pages, quantize
+from pallas_kernels.paged_attention.api import quantize
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, LATENT, SPEC, WINDOWED, make_engine
 
-PAGES, SIZE = 6, 4
+PAGES = 6
+SIZE = 4  # tokens of a page
 WIDTHS = {
     "float32": np.float32,
     "bfloat16": ml_dtypes.bfloat16,
@@ -34,29 +34,28 @@ WIDTHS = {
 
 
 class Store:
-    """The pages of an engine, and what reads and writes them."""
+    """The pages of an engine, and the programs that read and write them."""
 
     def __init__(
         self, spec: ModelSpec, mesh_spec: MeshSpec, kernel: str = "reference", kv: str = "float32"
     ):
-        self.spec, mesh = spec.on(mesh_spec.tensor), mesh_spec.build(jax.devices())
+        self.spec = spec.on(mesh_spec.tensor)
+        mesh = mesh_spec.build(jax.devices())
         windows = [group.window for group in spec.page_groups()]
         self.config = config_of(windows, mesh_spec.lanes, kv)
         implementation = dispatch.IMPLEMENTATIONS[kernel]
         abstract = abstract_state(self.spec, self.config, mesh, implementation)
         self.io = PageIO(self.spec, self.config, mesh, implementation, jnp.dtype(jnp.float32))
-        self.io.programs |= {
-            name: program.compile() for name, program in self.io.lowered(abstract.pages)
-        }
-        self.pages: tuple[Pages, ...] = new_state(abstract).pages
+        programs = {name: program.compile() for name, program in self.io.lower(abstract.pages)}
+        self.pages = PageStore(self.config, self.io, programs, StateHolder(new_state(abstract)))
 
     def write(self, lane: int, ids: list[int], piece: Piece) -> None:
-        self.io.check(piece)
-        uploaded = self.io.upload(piece.group, piece.arrays)
-        self.pages = self.io.write(self.pages, lane, piece.group, ids, uploaded)
+        self.pages.check_piece(piece)
+        uploaded = self.pages.upload_pages(piece.group, piece.arrays)
+        self.pages.write_pages(lane, piece.group, ids, uploaded)
 
     def read(self, lane: int, group: int, ids: list[int]) -> Piece:
-        return Piece(group, 0, **self.io.read(self.pages, lane, group, ids).to_host())
+        return Piece(group, 0, **self.pages.read_pages(lane, group, ids).to_host())
 
 
 def config_of(windows: list[int | None], lanes: int, kv: str) -> EngineConfig:
@@ -72,8 +71,9 @@ def config_of(windows: list[int | None], lanes: int, kv: str) -> EngineConfig:
 
 
 def random_piece(spec: ModelSpec, group: int, pages: int, kv: str, seed: int = 0) -> Piece:
-    """Of the model's own heads: numbers of all signs, and scales as there may be."""
-    rng, found = np.random.default_rng(seed), spec.page_groups()[group]
+    """Make a KV segment of the model's own heads, with numbers of all signs."""
+    rng = np.random.default_rng(seed)
+    found = spec.page_groups()[group]
     shape = (len(found.layers), pages * SIZE, found.kv_heads, found.head_dim)
 
     def numbers() -> np.ndarray:
@@ -105,18 +105,16 @@ def cases() -> Iterator[tuple[ModelSpec, MeshSpec, str, str]]:
 
 
 @pytest.mark.parametrize(("spec", "mesh", "kernel", "kv"), list(cases()))
-def test_what_was_written_is_read_bit_for_bit(
+def test_written_pages_are_read_bit_for_bit(
     spec: ModelSpec, mesh: MeshSpec, kernel: str, kv: str
 ) -> None:
-    """In one lane, and nothing beside it in this one or another."""
+    """Other pages of this lane and of other lanes keep what they had."""
     store = Store(spec, mesh, kernel, kv)
     lane = mesh.lanes - 1
     for group in range(len(spec.page_groups())):
         many, one = page_counts(store.config)
-        first, second = (
-            random_piece(spec, group, many, kv),
-            random_piece(spec, group, one, kv, seed=1),
-        )
+        first = random_piece(spec, group, many, kv)
+        second = random_piece(spec, group, one, kv, seed=1)
         before = store.read(0, group, [5])
         store.write(lane, [4, 0, NO_PAGE, 2], first)
         store.write(lane, [3], second)
@@ -135,7 +133,8 @@ def test_what_was_written_is_read_bit_for_bit(
 )
 @pytest.mark.parametrize("spec", [SPEC, LATENT], ids=["k and v", "latent"])
 def test_narrowed_as_a_step_stores_it(spec: ModelSpec, wide: str, kv: str) -> None:
-    store, piece = Store(spec, MeshSpec(tensor=2), kv=kv), random_piece(spec, 0, 1, wide)
+    store = Store(spec, MeshSpec(tensor=2), kv=kv)
+    piece = random_piece(spec, 0, 1, wide)
     store.write(0, [3], piece)
     narrow = jax.jit(lambda x: quantize(x, jnp.dtype(WIDTHS[kv])))
     expected: dict[str, np.ndarray] = {}
@@ -148,12 +147,12 @@ def test_narrowed_as_a_step_stores_it(spec: ModelSpec, wide: str, kv: str) -> No
     same(store.read(0, 0, [3]), Piece(0, 0, **expected))
 
 
-def test_what_pages_can_be_made_of() -> None:
-    assert sources("float32", "float32") == ("float32",)
-    assert sources("bfloat16", "float32") == ("float32", "bfloat16")
-    assert sources("bfloat16", "bfloat16") == ("bfloat16",)
-    assert sources("int8", "float32") == ("float32", "bfloat16", "int8")
-    assert sources("float8_e4m3fn", "bfloat16") == ("bfloat16", "float8_e4m3fn")
+def test_accepted_dtypes() -> None:
+    assert accepted_dtypes("float32", "float32") == ("float32",)
+    assert accepted_dtypes("bfloat16", "float32") == ("float32", "bfloat16")
+    assert accepted_dtypes("bfloat16", "bfloat16") == ("bfloat16",)
+    assert accepted_dtypes("int8", "float32") == ("float32", "bfloat16", "int8")
+    assert accepted_dtypes("float8_e4m3fn", "bfloat16") == ("bfloat16", "float8_e4m3fn")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def test_never_widened(theirs: str, ours: str, asked: str) -> None:
     with pytest.raises(
         ConfigError, match=f"pages of {theirs} cannot be made pages of {asked}: .* never widened"
     ):
-        store.io.check(random_piece(SPEC, 0, 1, theirs))
+        store.pages.check_piece(random_piece(SPEC, 0, 1, theirs))
 
 
 @pytest.mark.parametrize(
@@ -184,13 +183,13 @@ def test_never_widened(theirs: str, ours: str, asked: str) -> None:
         (Piece(0, 0, np.zeros((2, 4, 2, 8), np.float32)), r"keys \[2, 4, 2, 8\] and no values"),
         (
             Piece(1, 0, np.zeros((2, 4, 2, 8), np.float32)),
-            "a piece of page group 1; the model has 1",
+            "a KV segment of page group 1; the model has 1",
         ),
     ],
 )
 def test_another_model_s(theirs: Piece, problem: str) -> None:
     with pytest.raises(EngineError, match=problem):
-        Store(SPEC, MeshSpec(tensor=4)).io.check(theirs)
+        Store(SPEC, MeshSpec(tensor=4)).pages.check_piece(theirs)
 
 
 def nbytes(tree: object) -> int:
@@ -199,13 +198,15 @@ def nbytes(tree: object) -> int:
 
 @pytest.mark.parametrize("kv", ["auto", "int8"])
 def test_pages_are_written_in_place(kv: str) -> None:
-    """And neither reads nor writes copy more than what travels. Of one head, which XLA:CPU copies,
-    tests/deviceless know more.
+    """Neither reads nor writes copy more than the pages that travel.
+
+    XLA:CPU copies pages of one head; tests/deviceless checks those with other compilers.
     """
     options = replace(BASE, page_size=16, cache_tokens=2**18, kv=kv, page_exchange=True)
     engine, runner = make_engine(options)
     for name, lowered in runner.lowering.page_programs().items():
-        memory, state = lowered.compile().memory_analysis(), runner.lowering.state
+        memory = lowered.compile().memory_analysis()
+        state = runner.lowering.state
         assert memory.alias_size_in_bytes == (
             nbytes(state.pages) if name.startswith("write") else 0
         ), name
@@ -215,14 +216,14 @@ def test_pages_are_written_in_place(kv: str) -> None:
 
 def test_an_engine_that_exchanges_none_compiles_none() -> None:
     engine, runner = make_engine(BASE)
-    assert not runner.lowering.page_programs() and not runner.lowering.page_io.most_bytes
+    assert not runner.lowering.page_programs() and not runner.lowering.page_io.transit_bytes
     engine.close()
 
 
 def test_memory_is_planned_for_what_is_on_its_way() -> None:
-    """Four pieces, of the pages that 512 tokens or a sequence have, in the widest dtype."""
+    """Four segments, of the pages that 512 tokens or a sequence have, in the widest dtype."""
     store = Store(SPEC, MeshSpec(tensor=2), kv="int8")
     tokens = 4 * SIZE
-    assert store.io.most_bytes == 4 * 2 * tokens * 2 * 1 * 8 * 4, (
-        "pieces, layers, k and v, heads of a shard"
+    assert store.io.transit_bytes == 4 * 2 * tokens * 2 * 1 * 8 * 4, (
+        "segments, layers, k and v, heads of a shard"
     )

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from jaxserve.engine.device.batch import allowed_bits
+from jaxserve.engine.device.logprobs import log_probabilities
+from jaxserve.engine.device.row_packing import allowed_bits
 from jaxserve.engine.device.sampling import (
     _ordered,
-    choose,
-    edit,
-    log_probabilities,
-    penalise,
+    apply_constraints,
+    apply_penalties,
+    choose_tokens,
     sample,
     truncate,
 )
@@ -25,15 +25,16 @@ from tests.jaxserve.engine.device.sampling_rows import (
     EVERYTHING,
     PLAIN,
     SLOTS,
-    edited,
-    penalised,
+    constrained_logits,
+    penalised_logits,
     probabilities,
     row_fields,
     row_sampling,
 )
 
 VOCAB = 67  # two words of the mask and a bit
-SAMPLE, ORDERED = jax.jit(sample), jax.jit(_ordered)
+SAMPLE = jax.jit(sample)
+ORDERED = jax.jit(_ordered)
 
 
 def sharp_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> np.ndarray:
@@ -44,7 +45,7 @@ def sharp_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> np.ndarray:
 
 
 def random_truncation(rng: np.random.Generator) -> Admission:
-    """Every one of the three off, mild or severe."""
+    """Draw parameters in which each of the three is off, mild or severe."""
     return replace(
         PLAIN,
         temperature=float(rng.choice([0.3, 1.0, 2.0])),
@@ -125,10 +126,10 @@ def test_temperature_zero_takes_the_most_probable_and_the_first_of_equals() -> N
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1.2e-38, 1e-42])
 def test_the_lowest_temperatures_are_greedy(temperature: float) -> None:
-    """Logits divided by 1e-38 are infinite, all of them."""
+    """Divided by 1e-38, all logits would become infinite."""
     logits = np.stack([sharp_logits(1)[0] + shift for shift in (-50, 0, 50, 0)])
     asked = [replace(PLAIN, temperature=temperature, top_p=p) for p in (1.0, 1.0, 1.0, 0.9)]
-    tokens = jax.jit(choose)(logits, row_sampling(asked, VOCAB), np.zeros(4, np.int32))
+    tokens = jax.jit(choose_tokens)(logits, row_sampling(asked, VOCAB), np.zeros(4, np.int32))
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
 
 
@@ -136,8 +137,9 @@ def test_the_lowest_temperatures_are_greedy(temperature: float) -> None:
 
 
 def random_processors(rng: np.random.Generator) -> Admission:
-    """Each processor on or off; history with repeats, an allowed set that holds some biased and
-    some end tokens.
+    """Draw parameters in which each processor is on or off.
+
+    The history has repeats, and the allowed tokens hold some biased and some end tokens.
     """
     history = tuple(rng.integers(0, VOCAB, rng.integers(1, 40)).tolist())
     biased = rng.permutation(VOCAB)[: rng.integers(1, VOCAB)].tolist()
@@ -165,26 +167,34 @@ def random_processors(rng: np.random.Generator) -> Admission:
     )
 
 
-def test_edits_and_penalties_are_those_of_the_docstring() -> None:
+def test_constraints_and_penalties_match_numpy() -> None:
     rng = np.random.default_rng(11)
     asked = [random_processors(rng) for _ in range(64)]
     position = np.array([a.prompt_tokens + rng.integers(0, 4) for a in asked], np.int32)
-    logits, p = sharp_logits(64), row_sampling(asked, VOCAB)
+    logits = sharp_logits(64)
+    p = row_sampling(asked, VOCAB)
     fields, rows = row_fields(asked, VOCAB)
-    after_edits = jax.jit(edit)(logits, p, fields, rows, np.zeros(64, np.int32), position)
-    after_penalties = jax.jit(penalise)(after_edits, p, fields, rows, np.zeros((64, 0), np.int32))
+    constrained = jax.jit(apply_constraints)(
+        logits, p, fields, rows, np.zeros(64, np.int32), position
+    )
+    after_penalties = jax.jit(apply_penalties)(
+        constrained, p, fields, rows, np.zeros((64, 0), np.int32)
+    )
     for i, a in enumerate(asked):
         np.testing.assert_array_equal(
-            after_edits[i], edited(logits[i], a, int(position[i])), err_msg=str(a)
+            constrained[i], constrained_logits(logits[i], a, int(position[i])), err_msg=str(a)
         )
         np.testing.assert_allclose(
-            after_penalties[i], penalised(np.asarray(after_edits[i]), a), rtol=1e-6, atol=1e-5
+            after_penalties[i],
+            penalised_logits(np.asarray(constrained[i]), a),
+            rtol=1e-6,
+            atol=1e-5,
         )
     tokens = SAMPLE(logits, p, fields, rows, position).tokens
     np.testing.assert_array_equal(tokens, np.asarray(after_penalties).argmax(-1))
 
 
-def test_a_place_behind_drafted_tokens_has_a_mask_of_its_own() -> None:
+def test_each_sampling_slot_has_its_own_mask() -> None:
     fields, rows = row_fields([PLAIN], VOCAB)
     fields.mask[0, 1] = [allowed_bits((token,), VOCAB) for token in (5, 7, 66)]
     p = row_sampling([replace(PLAIN, masked=True)] * SLOTS, VOCAB)
@@ -195,11 +205,12 @@ def test_a_place_behind_drafted_tokens_has_a_mask_of_its_own() -> None:
     assert found.tokens.tolist() == [5, 7, 66]
 
 
-def test_end_tokens_are_out_for_exactly_min_tokens_tokens() -> None:
+def test_end_tokens_are_ruled_out_for_exactly_min_tokens_tokens() -> None:
     asked = [replace(PLAIN, prompt_tokens=10, min_tokens=2, end_ids=(7, 66))] * 4
-    logits, position = np.zeros((4, VOCAB), np.float32), np.arange(10, 14, dtype=np.int32)
+    logits = np.zeros((4, VOCAB), np.float32)
+    position = np.arange(10, 14, dtype=np.int32)
     slot = np.zeros(4, np.int32)
-    result = jax.jit(edit)(
+    result = jax.jit(apply_constraints)(
         logits, row_sampling(asked, VOCAB), *row_fields(asked, VOCAB), slot, position
     )
     assert [np.flatnonzero(np.isinf(row)).tolist() for row in result] == [[7, 66], [7, 66], [], []]
@@ -210,7 +221,7 @@ def test_end_tokens_are_out_for_exactly_min_tokens_tokens() -> None:
 
 @pytest.mark.parametrize("vocab", [1, 7, 16, 17, 20, 21, 300])
 def test_log_probabilities_are_those_of_the_logits(vocab: int) -> None:
-    """Around 16, where one pass becomes two, and around 20, where padding ends."""
+    """Sizes around 16, where one pass becomes two, and around 20, where padding ends."""
     logits = np.round(sharp_logits(6, vocab) * 4) / 4  # with ties: the lower id goes first
     logits[4] += 10000  # far from 0, where floats are coarse
     logits[5, 0] = 80

@@ -1,6 +1,4 @@
-"""Whom a draw depends on: its distribution, its seed, choice and position, and none of its
-neighbours.
-"""
+"""A draw depends on its distribution, seed, choice and position, and on no neighbour."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +41,7 @@ def run(
 
 
 def many_draws(logits: np.ndarray, a: Admission, vary: str) -> np.ndarray:
-    """DRAWS tokens of one distribution, by DRAWS seeds, (choice, seed) pairs or positions."""
+    """Draw DRAWS tokens of one distribution, by DRAWS seeds, (choice, seed) pairs or positions."""
     one = row_sampling([a], VOCAB)
     p = jax.tree.map(lambda field: np.repeat(field, DRAWS, axis=0), one)
     number = np.arange(DRAWS, dtype=np.int32)
@@ -62,8 +60,12 @@ def many_draws(logits: np.ndarray, a: Admission, vary: str) -> np.ndarray:
 
 
 def p_value(tokens: np.ndarray, expected: np.ndarray) -> float:
-    """Of Pearson's chi-squared test; cells that expect fewer than five draws are one cell."""
-    observed, expected = np.bincount(tokens, minlength=VOCAB), expected * DRAWS
+    """Return the p-value of Pearson's chi-squared test.
+
+    Cells that expect fewer than five draws are merged.
+    """
+    observed = np.bincount(tokens, minlength=VOCAB)
+    expected = expected * DRAWS
     assert not observed[expected == 0].any(), "drew a token of probability 0"
     rare = expected < 5
     observed = np.append(observed[~rare], observed[rare].sum())
@@ -108,14 +110,14 @@ NOISE = jax.jit(gumbel, static_argnums=3)
 
 
 def noise(*triples: tuple[int, int, int]) -> np.ndarray:
-    """[n, NOISE_VOCAB] for (seed, choice, position)."""
+    """Return noise [n, NOISE_VOCAB] for n triples of seed, choice and position."""
     seeds, choices, positions = zip(*triples, strict=True)
     key = np.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], np.uint32)
     return np.asarray(NOISE(key, np.int32(choices), np.int32(positions), NOISE_VOCAB))
 
 
 def test_noise_is_the_documented_fold() -> None:
-    """fold_in(fold_in(fold_in(seed, choice), position), 0) of jax.random, seeds of 64 bits."""
+    """Noise is jax.random's fold_in of choice, position and 0 into a seed of 64 bits."""
     for seed, choice, position in ((0, 0, 0), (2**64 - 1, 15, 2**31 - 1), (2**40 + 1, 3, 1000)):
         key = jax.random.wrap_key_data(
             np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), impl="threefry2x32"
@@ -127,8 +129,7 @@ def test_noise_is_the_documented_fold() -> None:
 
 
 def test_noise_of_other_triples_is_independent() -> None:
-    """Neighbouring seeds, both halves of a seed, choices, positions, and triples with the same
-    sum."""
+    """Neighbouring seeds, halves of a seed, choices and positions, and triples of equal sum."""
     found = noise(
         (1, 0, 0),
         (2, 0, 0),
@@ -146,7 +147,8 @@ def test_noise_of_other_triples_is_independent() -> None:
 
 
 def test_a_draw_is_the_same_in_any_row_batch_and_lane() -> None:
-    logits, position = logits_of(8), np.arange(100, 108)
+    logits = logits_of(8)
+    position = np.arange(100, 108)
     asked = [replace(PLAIN, temperature=1.5, seed=3, choice=i % 2) for i in range(8)]
     tokens = run(logits, asked, position).tokens
     turned = [3, 4, 5, 6, 7, 0, 1, 2]
@@ -158,7 +160,8 @@ def test_a_draw_is_the_same_in_any_row_batch_and_lane() -> None:
 
 
 def test_sharded_lanes_sample_as_one_device_does() -> None:
-    logits, position = logits_of(8), np.arange(8, dtype=np.int32)
+    logits = logits_of(8)
+    position = np.arange(8, dtype=np.int32)
     asked = [replace(EVERYTHING, min_tokens=0, seed=i) for i in range(8)]
     fields, rows = row_fields(asked, VOCAB, lanes=4)
     lanes = NamedSharding(MeshSpec(data=4, tensor=2).build(jax.devices()), PartitionSpec("data"))
@@ -187,11 +190,11 @@ NEIGHBOURS: dict[str, Callable[[int], Admission]] = {
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_row_does_not_feel_its_neighbours(name: str) -> None:
-    """Bit for bit: neighbours that ask for nothing, for all, or whose logits are not numbers; any
-    slot.
-    """
-    target, mine = TARGETS[name], -np.abs(logits_of(1, seed=5)[0])
-    mine[:9], mine[5] = -0.0, 0.0  # -0.0 is what adding 0 changes
+    """Results are equal bit for bit beside idle, busy and NaN neighbours, in any slot."""
+    target = TARGETS[name]
+    mine = -np.abs(logits_of(1, seed=5)[0])
+    mine[:9] = -0.0  # adding 0 would change it
+    mine[5] = 0.0
     seen = []
     for make in NEIGHBOURS.values():
         for slot in (0, 5):
@@ -211,10 +214,11 @@ def test_a_row_does_not_feel_its_neighbours(name: str) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_bad_logit_anywhere_raises_the_rows_flag_alone(bad: float) -> None:
-    """Also beside the largest of floats, which hides nothing."""
+    """A bad logit is found even beside the largest and smallest of floats."""
     asked = [PLAIN] * 8
     for token in (0, 1, 33, VOCAB - 1):
         logits = logits_of(8)
-        logits[:, 20], logits[:, 50] = 3.4e38, -3.4e38
+        logits[:, 20] = 3.4e38
+        logits[:, 50] = -3.4e38
         logits[2, token] = bad
         assert run(logits, asked, np.zeros(8)).finite.tolist() == [i != 2 for i in range(8)]

@@ -1,4 +1,4 @@
-"""The state's shapes are those of an implementation's own layout, shard by shard."""
+"""Tests of the state's shapes, which are those of a kernel's own layout on each shard."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ FLOAT = jnp.dtype("float32")
 
 
 def allocate_padded(num_pages: int, layout: Layout) -> Pages:
-    """Heads in sets of eight, K and V in one array."""
+    """Allocate heads in sets of eight, with K and V in one array."""
     heads = -(-2 * layout.kv_heads // 8) * 8
     return Pages(jnp.zeros((num_pages, layout.page_size, heads, layout.head_dim), layout.dtype))
 

@@ -1,4 +1,4 @@
-"""Bytes of weights by part and dtype, beside what their shapes make them."""
+"""Tests of the weight report, against sizes computed from the shapes."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import pytest
 
 from jaxserve.engine.device.lowering import abstract_params
 from jaxserve.engine.device.memory import bytes_per_device
-from jaxserve.engine.device.weight_report import describe, sizes_of
+from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
 from jaxserve.loading.checkpoint import read_spec
 from jaxserve.models.quant import FORMS, Form
 from jaxserve.plan.model import read_config
@@ -25,9 +25,10 @@ def params_of(model: str, mesh: MeshSpec, form: Form | None = None) -> dict:
 def test_a_dense_model(name: str, bits: int, tensor: int) -> None:
     form = FORMS[name]
     params = params_of("llama3.1-8b", MeshSpec(tensor=tensor), form)
-    attention, mlp = 4096 * 6144 + 4096 * 4096, 3 * 4096 * 14336
+    attention = 4096 * 6144 + 4096 * 4096
+    mlp = 3 * 4096 * 14336
     columns = 6144 // tensor + 4096  # scales of o are of its output, which every device has
-    assert sizes_of(params) == {
+    assert weight_sizes(params) == {
         "embedding": {"bfloat16": 2 * 128256 * 4096 // tensor},
         "attention": {
             str(form.dtype): 32 * attention * bits // 8 // tensor,
@@ -44,7 +45,7 @@ def test_a_dense_model(name: str, bits: int, tensor: int) -> None:
 
 def test_a_mixture() -> None:
     params = params_of("qwen3-30b-a3b", MeshSpec(expert=4))
-    sizes = sizes_of(params)
+    sizes = weight_sizes(params)
     assert sizes["experts"] == {"bfloat16": 48 * 128 * 3 * 2048 * 768 * 2 // 4}
     assert sizes["mlp"] == {"bfloat16": 48 * 2048 * 128 * 2}, "routers"
     assert sum(sum(held.values()) for held in sizes.values()) == bytes_per_device(params)
@@ -53,7 +54,7 @@ def test_a_mixture() -> None:
 def test_in_words() -> None:
     sizes = {"embedding": {"bfloat16": 2**30}, "mlp": {"int8": 2**31, "float32": 2**20}}
     assert (
-        describe(sizes)
+        describe_weights(sizes)
         == "3.00 GiB on each device: embedding 1.00 bfloat16, mlp 2.00 int8 + 0.00 float32"
     )
-    assert describe({"mlp": {"int8": 512}}) == "0.50 KiB on each device: mlp 0.50 int8"
+    assert describe_weights({"mlp": {"int8": 512}}) == "0.50 KiB on each device: mlp 0.50 int8"

@@ -1,4 +1,4 @@
-"""What steps send, against counts by hand."""
+"""Tests of the bytes that steps send, against counts by hand."""
 
 from dataclasses import replace
 
@@ -11,9 +11,9 @@ from jaxserve.plan.hlo.parser import parse
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, SPEC, make_engine
 
-# A gather of 4 from each of 4 devices in a loop of 5 turns, of which the condition has the number;
-# a reduction in another of 3, of which the compiler says it; a started gather and a scatter at the
-# end, one of them within a fusion.
+# A gather of 4 numbers from each of 4 devices in a loop of 5 turns, whose condition has the number
+# of turns; a reduction in a loop of 3 turns, whose number the compiler notes; at the end, an
+# asynchronous gather and a scatter inside a fusion.
 MODULE = """
 %sum (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -92,15 +92,14 @@ def test_groups(groups: str, size: int) -> None:
     ("bucket", "turns"), [(Bucket("decode", 4, 4), 1), (Bucket("decode", 4, 4, steps=3), 3)]
 )
 def test_a_step_of_an_engine(bucket: Bucket, turns: int) -> None:
-    """On two devices: the embedding and two sums a layer, of [R, D] float32, each once; half of the
-    logits [R, V].
+    """Two devices sum the embedding and two hidden states a layer, and gather half of the logits.
+
+    Sums are of [R, D] float32, logits [R, V].
     """
     spec = replace(SPEC, num_kv_heads=4)
     engine, runner = make_engine(replace(BASE, decode_steps=3), MeshSpec(tensor=2), spec)
     found = inspect(runner.lowering.step(bucket).compile(), runner.lowering)
     engine.close()
-    reduced, gathered = (
-        (2 * spec.num_layers + 1) * 4 * spec.d_model * 4,
-        4 * spec.vocab_size * 4 // 2,
-    )
+    reduced = (2 * spec.num_layers + 1) * 4 * spec.d_model * 4
+    gathered = 4 * spec.vocab_size * 4 // 2
     assert found.sent == {"all-reduce": turns * reduced, "all-gather": turns * gathered}

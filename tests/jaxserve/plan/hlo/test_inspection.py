@@ -1,6 +1,4 @@
-"""What the compiler's account of a step is read for: copies are found, and what is none is not
-called one.
-"""
+"""Tests of the inspection of compiled steps: copies are found, and nothing else is called one."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,11 +17,13 @@ from jaxserve.plan.hlo.parser import parse
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, SPEC, make_engine
 
-WEIGHT, PAGES = (640, 512), (1031, 2, 16, 64)  # more than a mebibyte each
+# Shapes, of more than a mebibyte each.
+WEIGHT = (640, 512)
+PAGES = (1031, 2, 16, 64)
 
 
 def inspected(step: Callable) -> Inspection:
-    """Of step(weight, pages, x), the pages donated."""
+    """Compile and inspect step(weight, pages, x), with the pages donated."""
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     weight, pages, x = (
         jax.ShapeDtypeStruct(s, np.float32, sharding=one) for s in (WEIGHT, PAGES, (3, WEIGHT[0]))
@@ -36,7 +36,7 @@ def inspected(step: Callable) -> Inspection:
 
 def test_a_product_and_a_write_in_place_are_no_copies() -> None:
     found = inspected(lambda w, pages, x: (x @ w, pages.at[7].set(x[0, 0])))
-    assert found.copies == () and found.aliased == 4 * np.prod(PAGES) and found.fresh < 2**16
+    assert found.copies == () and found.aliased == 4 * np.prod(PAGES) and found.unaliased < 2**16
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,8 @@ def test_copies_are_found(step: Callable) -> None:
 
 def test_a_step_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "LARGE", 4096)
-    spec = replace(
-        SPEC, num_kv_heads=4
-    )  # two on each device: of a lone one XLA:CPU copies the pages
+    # Two kv heads on each device: XLA:CPU copies pages of a lone one.
+    spec = replace(SPEC, num_kv_heads=4)
     engine, runner = make_engine(replace(BASE, cache_tokens=4 * 1031), MeshSpec(tensor=2), spec)
     found = inspect(runner.lowering.step(Bucket("decode", 4, 4)).compile(), runner.lowering)
     engine.close()
@@ -69,8 +68,8 @@ def test_a_step_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.collectives["all-reduce"] >= 2 * runner.spec.num_layers
 
 
-# What compilers for GPUs and TPUs write: asynchronous pairs with nested types, fusions in fusions,
-# reducers.
+# Text as compilers for GPUs and TPUs write it: asynchronous pairs with nested types, fusions in
+# fusions, reducers.
 MODULE = """
 %sum (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -128,7 +127,7 @@ BAD = {
 }
 
 
-def test_what_is_no_copy() -> None:
+def test_moves_that_are_no_copies() -> None:
     module = parse(MODULE.replace("BAD", ""))
     assert inspection.find_copies(module, {128}, {512}) == []
     starts = [i for i in module["main"].values() if i.op == "all-reduce" and not i.done]
@@ -136,7 +135,7 @@ def test_what_is_no_copy() -> None:
 
 
 @pytest.mark.parametrize("line", BAD.values(), ids=list(BAD))
-def test_what_is_a_copy(line: str) -> None:
+def test_each_kind_of_copy_is_found(line: str) -> None:
     module = parse(
         (BESIDE * ("beside" in line) + TURNED * ("turned" in line) + MODULE).replace("BAD", line)
     )

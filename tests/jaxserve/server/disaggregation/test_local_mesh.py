@@ -24,8 +24,7 @@ from jaxserve.cluster.bootstrap import Alone
 from jaxserve.cluster.transfer.prefill import Prompt
 from jaxserve.completion import Completion
 from jaxserve.engine.buckets import PIECES_AT_ONCE
-from jaxserve.engine.device.page_io import PagesRead
-from jaxserve.engine.device.runner import DeviceRunner
+from jaxserve.engine.device.page_store import PagesRead, PageStore
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.request import SamplingParams
@@ -82,7 +81,7 @@ def test_pages_go_from_device_to_device(
     """
     one, other = House(case, tensor(here, 0, kv)), House(case, tensor(there, 4, kv))
     assert not {*one.runner.mesh.devices.flat} & {*other.runner.mesh.devices.flat}
-    assert one.runner.page_form == other.runner.page_form
+    assert one.runner.pages.transfer_format == other.runner.pages.transfer_format
     before, arriving = one.runner.compiles_after_ready, other.engine.transfers.receive(other.prompt)
     with monkeypatch.context() as patched:
         patched.setattr(PagesRead, "to_host", no_host)
@@ -265,14 +264,14 @@ def test_whoever_goes_away_leaves_nothing(
     async def main() -> None:
         began, go_on = threading.Event(), threading.Event()
 
-        def slowly(runner: DeviceRunner, *args: Any) -> None:
+        def slowly(store: PageStore, *args: Any) -> None:
             began.set()
             assert go_on.wait(10)
-            write(runner, *args)
+            write(store, *args)
 
-        write = DeviceRunner.write_pages
+        write = PageStore.write_pages
         async with joined(prefiller, decoder) as both:
-            monkeypatch.setattr(DeviceRunner, "write_pages", slowly)
+            monkeypatch.setattr(PageStore, "write_pages", slowly)
             for delay in (None, 0.0, 0.003, 0.01, 0.03):
                 task = asyncio.create_task(both.ask(*prompts(200), salt=str(delay)))
                 if delay is None:
@@ -338,7 +337,7 @@ def test_what_fails_on_the_way_is_computed_here(
     async def main() -> None:
         async with joined(prefiller, decoder) as both:
             for way in ("move_pages", "upload_pages"):
-                monkeypatch.setattr(DeviceRunner, way, fail)
+                monkeypatch.setattr(PageStore, way, fail)
             assert [one.token_ids for one in await both.ask(prompt)] == expected
             assert both.number("failures_total", reason="internal") == 1
             await both.at_rest()

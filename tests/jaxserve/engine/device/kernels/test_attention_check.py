@@ -1,4 +1,4 @@
-"""No engine answers with an attention that is wrong on its device."""
+"""Tests of the start-up check of attention: no engine runs a kernel that is wrong on its device."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.engine.device.kernels.attention_check import prove_attention
+from jaxserve.engine.device.kernels.attention_check import check_attention
 from jaxserve.errors import EngineError
 from pallas_kernels import dispatch
 from pallas_kernels.paged_attention import reference
@@ -32,10 +32,10 @@ def spoilt(spoil: Spoil) -> SimpleNamespace:
     return SimpleNamespace(attend=attend, **{name: getattr(reference, name) for name in names})
 
 
-def prove(monkeypatch: pytest.MonkeyPatch, spoil: Spoil, options: Options = OPTIONS) -> None:
+def run_check(monkeypatch: pytest.MonkeyPatch, spoil: Spoil, options: Options = OPTIONS) -> None:
     known = {"reference": reference, "other": spoilt(spoil)}
     monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", known)
-    prove_attention("other", [replace(options, most=1), options], 4, FLOAT, jax.devices()[0])
+    check_attention("other", [replace(options, most=1), options], 4, FLOAT, jax.devices()[0])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def prove(monkeypatch: pytest.MonkeyPatch, spoil: Spoil, options: Options = OPTI
     ids=["plain", "window", "latent", "int8", "fp8", "latent int8"],
 )
 def test_the_reference_is_the_reference(monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
-    prove(monkeypatch, lambda done: done, options)
+    run_check(monkeypatch, lambda done: done, options)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_the_reference_is_the_reference(monkeypatch: pytest.MonkeyPatch, options
 def test_what_differs_is_an_error(monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
     with pytest.raises(
         EngineError,
-        match=r"attention 'other' differs .* in a decode step on cpu .*--attention refer",
+        match=r"attention 'other' in a decode step differs .* on cpu.*--attention refer",
     ):
-        prove(monkeypatch, spoil)
+        run_check(monkeypatch, spoil)
 
 
 @pytest.mark.parametrize(
@@ -86,27 +86,27 @@ def test_what_differs_is_an_error(monkeypatch: pytest.MonkeyPatch, spoil: Spoil)
 def test_so_is_what_differs_in_pages_of_8_bits(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Pages], Pages]
 ) -> None:
-    with pytest.raises(EngineError, match=r"differs .* in a decode step"):
-        prove(monkeypatch, lambda done: done._replace(pages=spoil(done.pages)), EIGHT_BITS)
+    with pytest.raises(EngineError, match=r"in a decode step differs"):
+        run_check(monkeypatch, lambda done: done._replace(pages=spoil(done.pages)), EIGHT_BITS)
 
 
 def test_prompts_are_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="in a step of prompts"):
-        prove(
+        run_check(
             monkeypatch,
             lambda done: done if len(done.out) == 4 else done._replace(out=done.out + 1),
         )
 
 
 def test_an_engine_does_not_become_ready_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any step is compiled."""
+    """The check runs before any step is compiled."""
     known = {"reference": reference, "other": spoilt(lambda done: done._replace(out=-done.out))}
     monkeypatch.setattr(dispatch, "IMPLEMENTATIONS", known)
     _, runner = make_engine(replace(BASE, attention="other"), spec=WINDOWED)
     said: list[str] = []
     with pytest.raises(EngineError, match="differs from the reference"):
         runner.warm_up(runner.buckets.buckets, lambda done, total, what: said.append(what))
-    assert said == ["attention beside the reference"]
+    assert said == ["attention against its reference"]
 
 
 @pytest.fixture
@@ -122,4 +122,4 @@ def test_the_hopper_kernel_agrees() -> None:
     steps = [
         Options(Layout(2, 64, 64, dtype), 0.1, most=most, device_kind="cpu") for most in (1, None)
     ]
-    prove_attention("gpu", steps, 4, dtype, jax.devices()[0])
+    check_attention("gpu", steps, 4, dtype, jax.devices()[0])

@@ -1,4 +1,4 @@
-"""No engine answers with products that are wrong on its device."""
+"""Tests of the start-up check of matmul kernels."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.device.kernels.matmul_check import prove_grouped, prove_quantized
+from jaxserve.engine.device.kernels.matmul_check import check_grouped_matmul, check_quantized_matmul
 from jaxserve.errors import EngineError
 from pallas_kernels import dispatch
 from pallas_kernels.grouped_matmul import api as grouped
@@ -22,7 +22,8 @@ from pallas_kernels.quantized_matmul import reference, tpu
 from sharding import params as declared
 from tests.jaxserve.engine.tiny import BASE, EXPERTS, make_engine
 
-BF16, INT8 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.int8)
+BF16 = jnp.dtype(jnp.bfloat16)
+INT8 = jnp.dtype(jnp.int8)
 WEIGHT = quantized.Demand(256, (2, 128), 32, BF16)
 OPTIONS = grouped.Options(16, BF16)
 EXPERT = grouped.Demand(0, 4, 2, 64, 48, BF16, "")
@@ -57,7 +58,7 @@ def spoilt(kernel: Any, spoil: Spoil) -> Any:
     "demand", [WEIGHT, WEIGHT._replace(columns=(640,), contracted=128, group=128)]
 )
 def test_the_kernel_of_quantized_products(demand: quantized.Demand) -> None:
-    prove_quantized([(tpu, demand), (reference, demand)], jax.devices()[0])
+    check_quantized_matmul([(tpu, demand), (reference, demand)], jax.devices()[0])
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_the_kernel_of_quantized_products(demand: quantized.Demand) -> None:
 def test_the_kernel_of_grouped_products(quantize: dict[str, Any]) -> None:
     demand = EXPERT._replace(contracted=128, columns=128, **quantize)
     for kernel in (grouped_tpu, grouped_reference):
-        prove_grouped(kernel, [(OPTIONS, demand)], jax.devices()[0])
+        check_grouped_matmul(kernel, [(OPTIONS, demand)], jax.devices()[0])
 
 
 @pytest.mark.parametrize("spoil", WRONG, ids=["a number", "all", "not a number", "columns"])
@@ -75,19 +76,21 @@ def test_differences_are_found(spoil: Spoil) -> None:
         EngineError,
         match=r"a product of .* numbers .* start with --quantized-matmul reference, and",
     ):
-        prove_quantized([(spoilt(reference, spoil), WEIGHT)], jax.devices()[0])
+        check_quantized_matmul([(spoilt(reference, spoil), WEIGHT)], jax.devices()[0])
     with pytest.raises(
         EngineError, match=r"a product of .* numbers .* start with --grouped-matmul reference, and"
     ):
-        prove_grouped(spoilt(grouped_reference, spoil), [(OPTIONS, EXPERT)], jax.devices()[0])
+        check_grouped_matmul(
+            spoilt(grouped_reference, spoil), [(OPTIONS, EXPERT)], jax.devices()[0]
+        )
 
 
-def test_padding_is_nobody_s() -> None:
+def test_padding_is_not_compared() -> None:
     def nothing_in_padding(*operands: Any, **more: Any) -> jax.Array:
         return jnp.nan_to_num(grouped_reference.multiply(*operands, **more))
 
     kernel = SimpleNamespace(multiply=nothing_in_padding)
-    prove_grouped(kernel, [(OPTIONS, EXPERT)], jax.devices()[0])
+    check_grouped_matmul(kernel, [(OPTIONS, EXPERT)], jax.devices()[0])
 
 
 def test_an_engine_with_such_a_kernel_does_not_become_ready(

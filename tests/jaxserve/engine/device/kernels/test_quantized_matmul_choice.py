@@ -1,6 +1,4 @@
-"""Which weights a kernel for int4 in groups gets, on chips that are not here: each by itself, and
-the log says why.
-"""
+"""Tests of the choice of quantized-matmul kernels, weight by weight, for absent chips."""
 
 import logging
 from dataclasses import replace
@@ -10,7 +8,7 @@ import pytest
 from jax.sharding import AbstractDevice, Mesh
 
 from jaxserve.config import EngineConfig, resolve
-from jaxserve.engine.device.kernels.quantized_matmul import choose_quantized_matmul
+from jaxserve.engine.device.kernels.choice import choose_quantized_matmul
 from jaxserve.models.quant import FORMS
 from jaxserve.models.spec import Latent
 from pallas_kernels.errors import KernelError
@@ -18,7 +16,8 @@ from pallas_kernels.quantized_matmul import gpu, tpu
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, SPEC
 
-BF16, G32 = jnp.dtype(jnp.bfloat16), FORMS["int4-g32"]
+BF16 = jnp.dtype(jnp.bfloat16)
+G32 = FORMS["int4-g32"]
 WIDE = replace(SPEC, d_model=64, head_dim=64, d_mlp=256)
 # A query of its own rank: its second matrix sums over its last dimension.
 LATENT = replace(
@@ -40,13 +39,13 @@ def config(name: str = "auto") -> EngineConfig:
 )
 def test_every_weight_has_a_kernel(kind: str, platform: str, kernel: object) -> None:
     found = choose_quantized_matmul(WIDE, config(), mesh_of(kind, platform), BF16, G32)
-    assert {name: placed.axes for name, placed in found.items()} == {
+    assert {name: weight.axes for name, weight in found.items()} == {
         "qkv": "DKQH",
         "o": "NHD",
         "gate_up": "DCF",
         "down": "FD",
     }
-    assert all(placed.kernel is kernel for placed in found.values())
+    assert all(weight.kernel is kernel for weight in found.values())
 
 
 def test_a_weight_that_is_kept_turned_stays_xlas_on_a_tpu(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,163 @@
+"""Compiled programs of an engine: steps, row writers, and reads and writes of pages."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.engine.buckets import Bucket, drafts_of
+from jaxserve.engine.device.compile_counter import CompileCounter
+from jaxserve.engine.device.kernels.attention_check import check_attention
+from jaxserve.engine.device.kernels.choice import attention_options, grouped_demands
+from jaxserve.engine.device.kernels.matmul_check import (
+    check_grouped_matmul,
+    check_quantized_matmul,
+)
+from jaxserve.engine.device.lowering import Lowering
+from pallas_kernels import dispatch
+
+Progress = Callable[[int, int, str], None]  # jobs done, jobs in all, name of the next job
+Job = tuple[str, Callable[[], None]]
+
+
+class Executables:
+    """Everything that an engine launches, compiled ahead of its first use.
+
+    steps, writers, page_programs: compiled programs, the last two by name. missed: names of the
+    programs that the persistent compilation cache did not have.
+    """
+
+    def __init__(self, lowering: Lowering):
+        self.steps: dict[Bucket, jax.stages.Compiled] = {}
+        self.writers: dict[str, jax.stages.Compiled] = {}
+        self.page_programs: dict[str, jax.stages.Compiled] = {}
+        self.missed: list[str] = []
+        self._lowering = lowering
+        self._compiles = CompileCounter()
+        self._expected_compiles = 0
+
+    def warm_up(
+        self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None
+    ) -> None:
+        """Compile these steps and all other programs, unless that has happened already.
+
+        Kernels are compared with their references before anything is compiled: EngineError where
+        they differ.
+        """
+        jobs: list[Job] = []
+        # The writers are compiled first of all programs, so they tell if this is the first call.
+        if not self.writers:
+            jobs += self._self_checks()
+            jobs.append(("row writers", self._compile_writers))
+            if self._lowering.config.page_exchange:
+                jobs.append(("pages for other engines", self._compile_page_programs))
+        for bucket in buckets:
+            if bucket not in self.steps:
+                jobs.append((str(bucket), partial(self._compile_step, bucket)))
+        with self.preparing():
+            for done, (what, job) in enumerate(jobs):
+                progress(done, len(jobs), what)
+                job()
+            if jobs:
+                progress(len(jobs), len(jobs), "")
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Expect what compiles inside: `compiles_after_ready` does not count it."""
+        before = self._compiles.count
+        try:
+            yield
+        finally:
+            self._expected_compiles += self._compiles.count - before
+
+    def has(self, buckets: Iterable[Bucket]) -> bool:
+        """Return whether a warm-up for these buckets would find nothing to do."""
+        return bool(self.writers) and all(bucket in self.steps for bucket in buckets)
+
+    def clear(self) -> None:
+        """Forget all programs and stop counting compiles."""
+        self.steps.clear()
+        self.writers.clear()
+        self.page_programs.clear()
+        self._compiles.close()
+
+    # ---- figures
+
+    @property
+    def programs(self) -> int:
+        """Number of compiled programs."""
+        return len(self.steps) + len(self.writers) + len(self.page_programs)
+
+    @property
+    def compiles_after_ready(self) -> int:
+        """Compiles of the whole process since this object exists, but for the expected ones."""
+        return self._compiles.count - self._expected_compiles
+
+    @property
+    def found_compiled(self) -> int:
+        """Compiles that the persistent cache answered."""
+        return self._compiles.hits
+
+    # ---- jobs of a warm-up
+
+    def _self_checks(self) -> list[Job]:
+        lowering = self._lowering
+        checks: list[Job] = []
+        if lowering.attention != "reference":
+            checks.append(("attention against its reference", self._check_attention))
+        if lowering.kernel_weights:
+            checks.append(("quantized matmul against its reference", self._check_quantized_matmul))
+        if lowering.spec.mixture and lowering.grouped_matmul != "reference":
+            checks.append(("grouped matmul against its reference", self._check_grouped_matmul))
+        return checks
+
+    def _check_attention(self) -> None:
+        lowering = self._lowering
+        spec = lowering.spec
+        config = lowering.config
+        mesh = lowering.mesh
+        page_dtype = jnp.dtype(config.page_dtype)
+        # One token per row is a decode, more are a verification, and None is a step of prompts.
+        verified = [1 + drafts for drafts in drafts_of(config.draft_tokens)]
+        steps = [
+            attention_options(spec, group, mesh, config.page_size, page_dtype, max_row_tokens)
+            for group in spec.page_groups()
+            for max_row_tokens in (1, *verified, None)
+        ]
+        heads = spec.num_heads // mesh.shape["tensor"]
+        dtype = lowering.params["embed"].dtype
+        check_attention(lowering.attention, steps, heads, dtype, mesh.local_devices[0])
+
+    def _check_quantized_matmul(self) -> None:
+        weights = self._lowering.kernel_weights.values()
+        demands = ((weight.kernel, weight.demand) for weight in weights)
+        check_quantized_matmul(demands, self._lowering.mesh.local_devices[0])
+
+    def _check_grouped_matmul(self) -> None:
+        lowering = self._lowering
+        kernel = dispatch.GROUPED[lowering.grouped_matmul]
+        dtype = lowering.params["embed"].dtype
+        demands = grouped_demands(
+            lowering.spec, lowering.config, lowering.mesh, kernel, dtype, lowering.form
+        )
+        check_grouped_matmul(kernel, demands, lowering.mesh.local_devices[0])
+
+    def _compile_step(self, bucket: Bucket) -> None:
+        self.steps[bucket] = self._compile(str(bucket), self._lowering.step(bucket))
+
+    def _compile_writers(self) -> None:
+        writers = self._lowering.writers().items()
+        self.writers |= {name: self._compile(name, writer) for name, writer in writers}
+
+    def _compile_page_programs(self) -> None:
+        for name, program in self._lowering.page_programs().items():
+            self.page_programs[name] = self._compile(name, program)
+
+    def _compile(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        hits = self._compiles.hits
+        compiled = lowered.compile()
+        if self._compiles.hits == hits:
+            self.missed.append(name)
+        return compiled
