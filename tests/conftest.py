@@ -2,6 +2,7 @@
 ranks."""
 
 import os
+import signal
 from pathlib import Path
 
 import jax
@@ -15,6 +16,8 @@ jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# A shell's background job ignores Ctrl-C, and so does what it starts. Tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Engines of the same shape are built by many tests, in several processes and in every run: each
 # step is compiled once.
 ROOT = Path(__file__).parent.parent
