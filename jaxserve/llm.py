@@ -17,7 +17,7 @@ from jaxserve.engine.build import NewRunner, build_engine
 from jaxserve.engine.device.draft_model import DraftModel
 from jaxserve.engine.device.runner import DeviceRunner, Progress
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.plan import TokenEvent
+from jaxserve.engine.events import TokenEvent
 from jaxserve.engine.step_costs import measure
 from jaxserve.errors import EngineError, RequestError
 from jaxserve.loading.checkpoint import load

@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import page_counts
+from jaxserve.engine.events import Logprob
 from jaxserve.engine.host.page_pool import NO_PAGE
 from jaxserve.engine.kv_segment import Piece
 from jaxserve.engine.plan import (
@@ -31,7 +32,6 @@ from jaxserve.engine.plan import (
     Admission,
     LaneOutput,
     LanePlan,
-    Logprob,
     StepKind,
     StepOutput,
     StepPlan,

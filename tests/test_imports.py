@@ -150,6 +150,7 @@ HOST_HALF = (
     "jaxserve.tokenizer",
     "jaxserve.engine.buckets",
     "jaxserve.engine.engine",
+    "jaxserve.engine.events",
     "jaxserve.engine.host.lane",
     "jaxserve.engine.host.page_pool",
     "jaxserve.engine.kv_segment",

@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from jaxserve.engine.events import TokenEvent
 from jaxserve.engine.host.kv_transfer import PageDevice, Transfers
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.engine.plan import StepOutput, StepPlan, TokenEvent
+from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import EngineError, RequestIdInUseError
 from jaxserve.request import Request
 

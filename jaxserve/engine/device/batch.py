@@ -13,7 +13,8 @@ import numpy as np
 from jax import lax
 
 from jaxserve.engine.buckets import Bucket
-from jaxserve.engine.plan import Admission, LaneOutput, LanePlan, Logprob
+from jaxserve.engine.events import Logprob
+from jaxserve.engine.plan import Admission, LaneOutput, LanePlan
 from jaxserve.request import MAX_EOS_IDS, MAX_LOGPROBS, MAX_STOP_TOKENS
 
 MAX_END_IDS = MAX_STOP_TOKENS + MAX_EOS_IDS

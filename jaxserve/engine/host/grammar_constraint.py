@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxserve.engine.plan import Finish, FinishReason
+from jaxserve.engine.events import Finish, FinishReason
 from jaxserve.errors import GrammarError
 from jaxserve.request import SamplingParams
 from jaxserve.structure.matcher import Matcher

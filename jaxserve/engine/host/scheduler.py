@@ -12,6 +12,7 @@ from bisect import insort
 from collections.abc import Iterator
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine.events import Finish, FinishReason, TokenEvent
 from jaxserve.engine.host.grammar_constraint import Constraint
 from jaxserve.engine.host.lane import Lane
 from jaxserve.engine.host.prefix_cache import Chain
@@ -20,14 +21,11 @@ from jaxserve.engine.host.speculation import Speculation
 from jaxserve.engine.plan import (
     FED_BACK,
     Admission,
-    Finish,
-    FinishReason,
     LaneOutput,
     LanePlan,
     StepKind,
     StepOutput,
     StepPlan,
-    TokenEvent,
 )
 from jaxserve.errors import (
     CapacityError,

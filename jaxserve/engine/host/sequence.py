@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from jaxserve.engine.events import Finish, Times
 from jaxserve.engine.host.grammar_constraint import Constraint
 from jaxserve.engine.host.prefix_cache import Chain
-from jaxserve.engine.plan import Finish, Times
 from jaxserve.request import Request
 
 

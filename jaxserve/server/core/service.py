@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from jaxserve.chat import Rendered, Tools
-from jaxserve.engine.plan import TokenEvent
+from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import (
     DeadlineError,
     JaxserveError,

@@ -7,17 +7,9 @@ from dataclasses import dataclass, field
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import BucketPlan, choose
+from jaxserve.engine.events import Finish, FinishReason, Logprob, Times
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.engine.plan import (
-    FED_BACK,
-    Finish,
-    FinishReason,
-    LanePlan,
-    Logprob,
-    StepKind,
-    StepPlan,
-    Times,
-)
+from jaxserve.engine.plan import FED_BACK, LanePlan, StepKind, StepPlan
 from jaxserve.request import Request
 from jaxserve.structure import Matcher
 from tests.fake_runner import FakeRunner, naive, naive_embedding

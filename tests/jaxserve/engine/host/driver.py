@@ -10,12 +10,13 @@ import numpy as np
 
 from jaxserve.config import EngineConfig, Pool
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.events import FinishReason, TokenEvent
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.engine.kv_segment import Piece
 from jaxserve.engine.plan import DRAFTED as BY_DEVICE
-from jaxserve.engine.plan import FinishReason, StepOutput, StepPlan, TokenEvent
+from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.request import Request, SamplingParams
 from tests.fake_runner import VOCAB, FakeRunner, PagesRead, naive
 from tests.jaxserve.engine.host.checks import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.engine.plan import FinishReason
+from jaxserve.engine.events import FinishReason
 from jaxserve.errors import GrammarError
 from jaxserve.request import Request
 from jaxserve.structure import Structure

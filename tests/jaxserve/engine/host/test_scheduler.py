@@ -10,8 +10,9 @@ import pytest
 
 from jaxserve.config import Pool
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.events import Finish, FinishReason
 from jaxserve.engine.host.page_pool import NO_PAGE
-from jaxserve.engine.plan import FED_BACK, Finish, FinishReason, LanePlan, StepPlan
+from jaxserve.engine.plan import FED_BACK, LanePlan, StepPlan
 from jaxserve.errors import (
     CapacityError,
     ContextLengthError,

@@ -13,7 +13,8 @@ import httpx
 from openai import AsyncOpenAI
 from uvicorn import Server
 
-from jaxserve.engine.plan import Logprob, StepOutput, StepPlan
+from jaxserve.engine.events import Logprob
+from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
