@@ -146,7 +146,7 @@ def check_order(plan: StepPlan, scheduler: Scheduler) -> None:
         s.rank for lane in scheduler.lanes for s in lane.running if (lane.index, s.row) in entered
     ]
     for seq in scheduler.waiting:
-        assert scheduler._follows(seq) or all(rank < seq.rank for rank in ranks), (
+        assert scheduler._waits_for_leader(seq) or all(rank < seq.rank for rank in ranks), (
             f"sequence {seq.id} was overtaken"
         )
 
@@ -170,8 +170,8 @@ def check_rest(scheduler: Scheduler) -> None:
     assert (
         not scheduler.has_work
         and not scheduler.waiting
-        and not scheduler._requests
-        and not scheduler._sequences
+        and not scheduler.queue.requests
+        and not scheduler.queue.sequences
     )
     for lane in scheduler.lanes:
         assert not lane.running and len(lane._free_rows) == scheduler.config.max_batch

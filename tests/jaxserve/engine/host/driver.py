@@ -256,7 +256,7 @@ class Driver:
             for sequence, row, start, size in zip(
                 lane.sequences, lane.rows, lane.starts, lane.sizes, strict=True
             ):
-                seq = self.scheduler._sequences[sequence]
+                seq = self.scheduler.queue.sequences[sequence]
                 assert not (self.config.deterministic and seq.times.preemptions)
                 assert seq.id not in self._leaving, "a sequence that leaves is given another step"
                 computed = (

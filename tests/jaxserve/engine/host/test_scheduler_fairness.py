@@ -55,7 +55,7 @@ class SteadyLoad:
         while len(driver.scheduler.waiting) < self.draw.choice((1, 3, 8)):
             driver.submit(request(str(len(driver.results)), **self.draw.choice(self.sorts)))
         driver.step()
-        oldest = min(driver.scheduler._sequences, default=-1)
+        oldest = min(driver.scheduler.queue.sequences, default=-1)
         self.age = self.age + 1 if oldest == self.oldest else 0
         self.oldest = oldest
 
@@ -64,7 +64,7 @@ class SteadyLoad:
         """Steps that the oldest may take: three turns for each of its tokens, and as long for a
         step in flight.
         """
-        seq = self.driver.scheduler._sequences.get(self.oldest)
+        seq = self.driver.scheduler.queue.sequences.get(self.oldest)
         return 3 * (seq.prompt_len + seq.max_tokens + 6) if seq else 1
 
 
