@@ -25,7 +25,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import page_counts
 from jaxserve.engine.events import Logprob
 from jaxserve.engine.host.page_pool import NO_PAGE
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.engine.plan import (
     DRAFTED,
     FED_BACK,
@@ -448,8 +448,8 @@ class FakeRunner:
         slots = [slot for page in ids for slot in self.lanes[lane].pages[group][page]]
         return PagesRead(np.array(slots, np.float32)[None, :, None])
 
-    def check_piece(self, piece: Piece) -> None:
-        assert piece.group < len(self.config.pools)
+    def check_segment(self, segment: KVSegment) -> None:
+        assert segment.group < len(self.config.pools)
 
     def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         return arrays["k"].copy()

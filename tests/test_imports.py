@@ -163,6 +163,8 @@ HOST_HALF = (
     "jaxserve.engine.host.queue",
     "jaxserve.engine.host.scheduler",
     "jaxserve.engine.host.sequence",
+    "jaxserve.engine.host.kv_export",
+    "jaxserve.engine.host.kv_import",
     "jaxserve.engine.host.kv_transfer",
     "jaxserve.server.core.service",
     "jaxserve.server.grpc.inference",

@@ -11,10 +11,10 @@ from jaxserve.errors import EngineError
 
 MIN_TOKENS = 16
 HALVES = 64
-PIECE_TOKENS = (
+SEGMENT_TOKENS = (
     512  # whose pages are read or written at once for other engines, unless one page has more
 )
-PIECES_AT_ONCE = (
+SEGMENTS_ON_DEVICE = (
     4  # of them on the devices: read and not yet on the host, or uploaded and not yet written
 )
 
@@ -172,13 +172,13 @@ def page_counts(config: EngineConfig) -> tuple[int, ...]:
     """How many pages are read or written at once for other engines: the most, a quarter of that,
     ..., 1.
     """
-    counts = [min(max(PIECE_TOKENS // config.page_size, 1), config.pages_per_row)]
+    counts = [min(max(SEGMENT_TOKENS // config.page_size, 1), config.pages_per_row)]
     while counts[-1] > 1:
         counts.append(max(counts[-1] // 4, 1))
     return tuple(counts)
 
 
-def in_counts(pages: int, config: EngineConfig) -> Iterator[int]:
+def split_pages(pages: int, config: EngineConfig) -> Iterator[int]:
     """Numbers of page_counts that add up to `pages`, the largest first: nothing is padded."""
     for count in page_counts(config):
         yield from [count] * (pages // count)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from jaxserve.engine.events import TokenEvent
-from jaxserve.engine.host.kv_transfer import PageDevice, Transfers
+from jaxserve.engine.host.kv_transfer import KVTransfers
+from jaxserve.engine.host.page_device import PageDevice
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import EngineError, RequestIdInUseError
@@ -49,7 +50,7 @@ class Engine:
     ):
         self.scheduler = scheduler
         self.runner = runner
-        self.transfers = Transfers(scheduler, pages)
+        self.transfers = KVTransfers(scheduler, pages)
         self.waited = 0.0  # seconds spent waiting for outputs, in all
         self._clock = clock
         self._in_flight: tuple[StepPlan, Any] | None = None

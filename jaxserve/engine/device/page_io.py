@@ -1,5 +1,5 @@
-"""Pages read from the devices for other engines, and theirs written: as Piece has them, whatever
-kernel and mesh.
+"""Pages read from the devices for other engines, and theirs written: as KVSegment has them,
+whatever kernel and mesh.
 
 In shapes, A are lanes, L the layers of a page group, T the tokens of n pages, and K the kv heads
 that the devices hold: copies of the model's own among them (ModelSpec.on), which no piece has.
@@ -16,10 +16,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.buckets import PIECES_AT_ONCE, page_counts
+from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE, page_counts
 from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.engine.host.page_pool import NO_PAGE
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.sharded_attention import page_partition
 from jaxserve.models.spec import ModelSpec
@@ -186,7 +186,7 @@ class PagesRead:
             part.copy_to_host_async()
 
     def to_host(self) -> dict[str, np.ndarray]:
-        """The arrays of a Piece, by field; waits for the devices. For any thread."""
+        """The arrays of a KVSegment, by field; waits for the devices. For any thread."""
         return {
             name: _joined([np.asarray(part)[0] for part in parts])
             for name, parts in self.shards.items()
@@ -231,7 +231,7 @@ class PageIO:
             return 0
         most = page_counts(self._config)[0]
         pieces = [group.abstract_piece(most, group.sources[0]) for group in self._groups]
-        return PIECES_AT_ONCE * max(map(bytes_per_device, pieces))
+        return SEGMENTS_ON_DEVICE * max(map(bytes_per_device, pieces))
 
     @property
     def form(self) -> object:
@@ -285,7 +285,7 @@ class PageIO:
             }
         )
 
-    def check(self, piece: Piece) -> None:
+    def check(self, piece: KVSegment) -> None:
         """ConfigError where its dtype would have to be widened, EngineError where it is not of this
         model.
         """

@@ -35,7 +35,7 @@ from jaxserve.engine.device.kernels.matmul_check import prove_grouped, prove_qua
 from jaxserve.engine.device.lowering import Lowering, abstract_params
 from jaxserve.engine.device.page_io import PagesRead
 from jaxserve.engine.device.state import State, new_state
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
 from jaxserve.errors import EngineError
 from jaxserve.models.quant import form_in
@@ -279,9 +279,9 @@ class DeviceRunner:
         """
         return self._page_io.read(self._held.pages, lane, group, ids)
 
-    def check_piece(self, piece: Piece) -> None:
+    def check_segment(self, segment: KVSegment) -> None:
         """ConfigError or EngineError where it cannot become pages here."""
-        self._page_io.check(piece)
+        self._page_io.check(segment)
 
     def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> Any:
         """Bring arrays of a piece, of as many whole pages as page_counts has, to the devices. For

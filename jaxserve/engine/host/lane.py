@@ -5,7 +5,7 @@ from heapq import heapify, heappop, heappush
 
 from jaxserve.config import EngineConfig, Pool
 from jaxserve.engine.host.page_pool import NO_PAGE
-from jaxserve.engine.host.prefix_cache import Chain, PrefixCache, root_digest
+from jaxserve.engine.host.prefix_cache import DigestChain, PrefixCache, root_digest
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.errors import EngineError
 
@@ -62,7 +62,7 @@ class Lane:
         )
         return self.cached(seq.tokens, seq.chains)
 
-    def cached(self, tokens: list[int], chains: list[Chain]) -> list[list[int]]:
+    def cached(self, tokens: list[int], chains: list[DigestChain]) -> list[list[int]]:
         """The same for tokens whose chains reach as far as a hit may."""
         full = (len(tokens) - 1) // self._config.page_size
         found = [
@@ -282,7 +282,7 @@ class Lane:
         self,
         group: int,
         tokens: list[int],
-        chain: Chain,
+        chain: DigestChain,
         pages: range,
         write: Callable[[list[int]], None],
     ) -> int:
@@ -293,7 +293,7 @@ class Lane:
         """
         cache, digests = self.caches[group], chain.digests[: pages.stop]
         needed = 0 if self._config.pools[group].window is None else pages.start
-        if len(cache.run(digests[: pages.start], tokens, needed)) < pages.start - needed:
+        if len(cache.lookup_run(digests[: pages.start], tokens, needed)) < pages.start - needed:
             return 0
 
         def fill(taken: list[int]) -> None:
@@ -303,7 +303,9 @@ class Lane:
 
         return cache.adopt(digests, tokens, pages.start, fill)
 
-    def extend_chains(self, chains: list[Chain], tokens: list[int], salt: str, pages: int) -> None:
+    def extend_chains(
+        self, chains: list[DigestChain], tokens: list[int], salt: str, pages: int
+    ) -> None:
         """Chains of every group, to so many pages; the same in every lane."""
         for group, chain in enumerate(chains):
             root = root_digest(self._fingerprint, self._config.kv, group, salt)

@@ -8,7 +8,7 @@ from jaxserve.engine.events import Finish, FinishReason, TokenEvent
 from jaxserve.engine.host.draft_planner import DraftPlanner
 from jaxserve.engine.host.grammar_constraint import Constraint
 from jaxserve.engine.host.lane import Lane
-from jaxserve.engine.host.prefix_cache import Chain
+from jaxserve.engine.host.prefix_cache import DigestChain
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.errors import EngineError, RequestIdInUseError
@@ -58,7 +58,7 @@ class RequestQueue:
     ) -> Sequence:
         seq = Sequence(self._next_id, request, index, seed, max_tokens, self._config.embeds, leader)
         seq.tokens = list(request.prompt)
-        seq.chains = [Chain() for _ in self._config.pools]
+        seq.chains = [DigestChain() for _ in self._config.pools]
         if request.grammar:
             seq.constraint = Constraint(request.grammar.matcher(), request.params)
         self._drafts.enter(seq)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from jaxserve.engine.events import Finish, Times
 from jaxserve.engine.host.grammar_constraint import Constraint
-from jaxserve.engine.host.prefix_cache import Chain
+from jaxserve.engine.host.prefix_cache import DigestChain
 from jaxserve.request import Request
 
 
@@ -43,7 +43,7 @@ class Sequence:
     lane: int = -1
     row: int = -1
     pages: list[list[int]] = field(default_factory=list)  # per page group
-    chains: list[Chain] = field(default_factory=list)  # per page group
+    chains: list[DigestChain] = field(default_factory=list)  # per page group
     newest_on_device: bool = False  # the row holds the newest token
     scored: int = 0  # prompt tokens whose log-probabilities were reported
     preempted: bool = False  # gives its pages back when nothing is in flight, and starts over

@@ -1,21 +1,21 @@
-"""Piece: what it consists of, and what it refuses."""
+"""KVSegment: its arrays and sizes, and contents that it refuses."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import EngineError
 
 SHAPE = (2, 6, 3, 8)  # L T K H
 
 
-def test_what_it_says_of_itself() -> None:
+def test_arrays_and_sizes() -> None:
     keys, scale = np.zeros(SHAPE, np.int8), np.ones(SHAPE[:-1], np.float32)
-    piece = Piece(1, 8, keys, keys, scale, scale)
-    assert piece.stop == 14 and piece.nbytes == 2 * (2 * 6 * 3) * (8 + 4)
-    assert list(piece.arrays) == ["k", "v", "k_scale", "v_scale"]
-    latent = Piece(0, 0, np.zeros(SHAPE, ml_dtypes.bfloat16))
+    segment = KVSegment(1, 8, keys, keys, scale, scale)
+    assert segment.stop == 14 and segment.nbytes == 2 * (2 * 6 * 3) * (8 + 4)
+    assert list(segment.arrays) == ["k", "v", "k_scale", "v_scale"]
+    latent = KVSegment(0, 0, np.zeros(SHAPE, ml_dtypes.bfloat16))
     assert latent.stop == 6 and list(latent.arrays) == ["k"] and latent.nbytes == 2 * 6 * 3 * 8 * 2
 
 
@@ -39,10 +39,8 @@ SCALE = np.zeros(SHAPE[:-1], np.float32)
     ],
     ids=lambda fields: ",".join(fields),
 )
-def test_what_is_none(fields: dict) -> None:
+def test_contradictions_are_refused(fields: dict) -> None:
     start = fields.get("start", 4)
-    with pytest.raises(
-        EngineError,
-        match=f"from token {start} on, these are no keys and values of a page group: k ",
-    ):
-        Piece(**{"group": 0, "start": start} | fields)
+    problem = f"from token {start} on must hold keys and values of one page group; these are: k "
+    with pytest.raises(EngineError, match=problem):
+        KVSegment(**{"group": 0, "start": start} | fields)

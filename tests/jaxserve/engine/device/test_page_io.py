@@ -16,7 +16,7 @@ from jaxserve.engine.buckets import page_counts
 from jaxserve.engine.device.page_io import PageIO, sources
 from jaxserve.engine.device.state import abstract_state, new_state
 from jaxserve.engine.host.page_pool import NO_PAGE
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
@@ -50,13 +50,13 @@ class Store:
         }
         self.pages: tuple[Pages, ...] = new_state(abstract).pages
 
-    def write(self, lane: int, ids: list[int], piece: Piece) -> None:
+    def write(self, lane: int, ids: list[int], piece: KVSegment) -> None:
         self.io.check(piece)
         uploaded = self.io.upload(piece.group, piece.arrays)
         self.pages = self.io.write(self.pages, lane, piece.group, ids, uploaded)
 
-    def read(self, lane: int, group: int, ids: list[int]) -> Piece:
-        return Piece(group, 0, **self.io.read(self.pages, lane, group, ids).to_host())
+    def read(self, lane: int, group: int, ids: list[int]) -> KVSegment:
+        return KVSegment(group, 0, **self.io.read(self.pages, lane, group, ids).to_host())
 
 
 def config_of(windows: list[int | None], lanes: int, kv: str) -> EngineConfig:
@@ -71,7 +71,7 @@ def config_of(windows: list[int | None], lanes: int, kv: str) -> EngineConfig:
     return resolve(options, max_positions=96, lanes=lanes, affordable_tokens=10**6, windows=windows)
 
 
-def random_piece(spec: ModelSpec, group: int, pages: int, kv: str, seed: int = 0) -> Piece:
+def random_piece(spec: ModelSpec, group: int, pages: int, kv: str, seed: int = 0) -> KVSegment:
     """Of the model's own heads: numbers of all signs, and scales as there may be."""
     rng, found = np.random.default_rng(seed), spec.page_groups()[group]
     shape = (len(found.layers), pages * SIZE, found.kv_heads, found.head_dim)
@@ -84,11 +84,11 @@ def random_piece(spec: ModelSpec, group: int, pages: int, kv: str, seed: int = 0
         for _ in "kv"
     ]
     if spec.latent:
-        return Piece(group, 0, numbers(), None, scales[0])
-    return Piece(group, 0, numbers(), numbers(), *scales)
+        return KVSegment(group, 0, numbers(), None, scales[0])
+    return KVSegment(group, 0, numbers(), numbers(), *scales)
 
 
-def same(one: Piece, other: Piece) -> None:
+def same(one: KVSegment, other: KVSegment) -> None:
     assert one.arrays.keys() == other.arrays.keys()
     for name, array in one.arrays.items():
         assert array.flags.c_contiguous and array.dtype == other.arrays[name].dtype
@@ -124,7 +124,7 @@ def test_what_was_written_is_read_bit_for_bit(
         expected = {name: x.copy() for name, x in first.arrays.items()}
         for name, x in expected.items():
             x[:, 2 * SIZE : 3 * SIZE] = second.arrays[name]
-        same(found, Piece(group, 0, **expected))
+        same(found, KVSegment(group, 0, **expected))
         same(store.read(lane, group, [5]), before)
         if mesh.lanes > 1:
             same(store.read(0, group, [4]), before)
@@ -145,7 +145,7 @@ def test_narrowed_as_a_step_stores_it(spec: ModelSpec, wide: str, kv: str) -> No
         else:
             numbers, scale = narrow(x)
             expected |= {name: np.asarray(numbers), f"{name}_scale": np.asarray(scale)}
-    same(store.read(0, 0, [3]), Piece(0, 0, **expected))
+    same(store.read(0, 0, [3]), KVSegment(0, 0, **expected))
 
 
 def test_what_pages_can_be_made_of() -> None:
@@ -181,14 +181,14 @@ def test_never_widened(theirs: str, ours: str, asked: str) -> None:
         ),
         (random_piece(replace(SPEC, num_kv_heads=4), 0, 1, "float32"), r"keys \[2, 4, 4, 8\]"),
         (random_piece(replace(SPEC, head_dim=6), 0, 1, "float32"), r"keys \[2, 4, 2, 6\]"),
-        (Piece(0, 0, np.zeros((2, 4, 2, 8), np.float32)), r"keys \[2, 4, 2, 8\] and no values"),
+        (KVSegment(0, 0, np.zeros((2, 4, 2, 8), np.float32)), r"keys \[2, 4, 2, 8\] and no values"),
         (
-            Piece(1, 0, np.zeros((2, 4, 2, 8), np.float32)),
+            KVSegment(1, 0, np.zeros((2, 4, 2, 8), np.float32)),
             "a piece of page group 1; the model has 1",
         ),
     ],
 )
-def test_another_model_s(theirs: Piece, problem: str) -> None:
+def test_another_model_s(theirs: KVSegment, problem: str) -> None:
     with pytest.raises(EngineError, match=problem):
         Store(SPEC, MeshSpec(tensor=4)).io.check(theirs)
 

@@ -14,7 +14,7 @@ from jaxserve.engine.events import FinishReason, TokenEvent
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.engine.plan import DRAFTED as BY_DEVICE
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.request import Request, SamplingParams
@@ -283,8 +283,8 @@ class Driver:
         check_published(self.scheduler, self.runner)
         return self.runner.read_pages(lane, group, ids)
 
-    def check_piece(self, piece: Piece) -> None:
-        self.runner.check_piece(piece)
+    def check_segment(self, segment: KVSegment) -> None:
+        self.runner.check_segment(segment)
 
     def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         return self.runner.upload_pages(group, arrays)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from jaxserve.config import EngineOptions, Pool, resolve
-from jaxserve.engine.buckets import PIECES_AT_ONCE, in_counts, page_counts
-from jaxserve.engine.host.kv_transfer import Export, Import, Outgoing, wanted_pages
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE, page_counts, split_pages
+from jaxserve.engine.host.kv_export import KVExport, PagesToSend, wanted_pages
+from jaxserve.engine.host.kv_import import KVImport
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import ConfigError, DeadlineError, EngineError
 from jaxserve.request import Request
 from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation, config_of, request
@@ -29,40 +30,42 @@ def engine(
 
 def export(
     here: Driver, asked: Request, start: int = 0, page_size: int = 4
-) -> tuple[Export, list[Outgoing | None]]:
+) -> tuple[KVExport, list[PagesToSend | None]]:
     """What comes of the request's prompt, still on the devices."""
-    delivered: list[Outgoing | None] = []
+    delivered: list[PagesToSend | None] = []
     return here.engine.transfers.export(asked, start, page_size, delivered.append), delivered
 
 
-def pieces_of(here: Driver, asked: Request, start: int = 0, page_size: int = 4) -> list[Piece]:
+def segments_of(
+    here: Driver, asked: Request, start: int = 0, page_size: int = 4
+) -> list[KVSegment]:
     """All of them, each taken as it comes, while the request runs."""
-    found: list[Piece | None] = []
+    found: list[KVSegment | None] = []
 
-    def take(outgoing: Outgoing | None) -> None:
+    def take(outgoing: PagesToSend | None) -> None:
         found.append(outgoing and outgoing.to_host())
 
     here.submit(asked)
     here.engine.transfers.export(asked, start, page_size, take)
     here.run()
     assert found.pop() is None
-    return [piece for piece in found if piece]
+    return [segment for segment in found if segment]
 
 
-def install(there: Driver, arriving: Import, pieces: list[Piece]) -> int:
+def install(there: Driver, arriving: KVImport, segments: list[KVSegment]) -> int:
     """How many pages are new there."""
     new = 0
-    for piece in pieces:
-        for staged in arriving.stage(piece, timeout=0):
+    for segment in segments:
+        for staged in arriving.stage(segment, timeout=0):
             new += arriving.install(staged)
             there.scheduler.check_invariants()
     return new
 
 
-def move(here: Driver, there: Driver, prompt: tuple[int, ...] = LONG) -> Import:
+def move(here: Driver, there: Driver, prompt: tuple[int, ...] = LONG) -> KVImport:
     arriving = there.engine.transfers.receive(prompt)
     asked = request("prefill", prompt, max_tokens=1)
-    install(there, arriving, pieces_of(here, asked, arriving.cached, there.config.page_size))
+    install(there, arriving, segments_of(here, asked, arriving.cached, there.config.page_size))
     return arriving
 
 
@@ -114,8 +117,8 @@ def test_cached_is_what_admission_finds_and_changes_nothing() -> None:
 
 def test_a_salt_is_kept_apart() -> None:
     here, there = engine(), engine()
-    pieces = pieces_of(here, request("a", LONG, salt="x", max_tokens=1))
-    install(there, there.engine.transfers.receive(LONG, "x"), pieces)
+    segments = segments_of(here, request("a", LONG, salt="x", max_tokens=1))
+    install(there, there.engine.transfers.receive(LONG, "x"), segments)
     assert (
         there.engine.transfers.receive(LONG, "x").cached,
         there.engine.transfers.receive(LONG).cached,
@@ -127,9 +130,9 @@ def test_only_what_the_other_side_lacks_is_read() -> None:
     hit_of(there, LONG[:14], "before")
     arriving = there.engine.transfers.receive(LONG)
     assert arriving.cached == 12
-    pieces = pieces_of(here, request("a", LONG, max_tokens=1), start=12)
-    assert pieces[0].start == 12 and pieces[-1].stop == 36
-    assert install(there, arriving, pieces) == arriving.installed == 6
+    segments = segments_of(here, request("a", LONG, max_tokens=1), start=12)
+    assert segments[0].start == 12 and segments[-1].stop == 36
+    assert install(there, arriving, segments) == arriving.installed == 6
 
 
 def test_nothing_is_read_where_nothing_is_lacking() -> None:
@@ -143,9 +146,9 @@ def test_of_a_window_what_the_next_token_sees() -> None:
     whole.
     """
     here = engine(4, windows=(None, 9))
-    pieces = pieces_of(here, request("a", LONG, max_tokens=1), page_size=8)
-    assert {piece.group: piece.start for piece in reversed(pieces)} == {0: 0, 1: 24}
-    assert {piece.group: piece.stop for piece in pieces} == {0: 32, 1: 32}
+    segments = segments_of(here, request("a", LONG, max_tokens=1), page_size=8)
+    assert {segment.group: segment.start for segment in reversed(segments)} == {0: 0, 1: 24}
+    assert {segment.group: segment.stop for segment in segments} == {0: 32, 1: 32}
 
 
 def test_pages_leave_while_the_prompt_is_computed() -> None:
@@ -171,11 +174,11 @@ def test_what_is_cached_leaves_without_a_step() -> None:
     assert exported.missing == 0 and delivered[-1] is None and not here.engine.has_work
 
 
-def test_few_pieces_are_on_the_devices_at_once() -> None:
+def test_few_segments_are_on_the_devices_at_once() -> None:
     here = engine(step_tokens=64, max_context=64, page_size=1)
     hit_of(here, LONG, "before")
     exported, delivered = export(here, request("a", LONG), page_size=1)
-    assert len(delivered) == PIECES_AT_ONCE, "39 pages of a token are 16 + 16 + 4 + 1 + 1 + 1"
+    assert len(delivered) == SEGMENTS_ON_DEVICE, "39 pages of a token are 16 + 16 + 4 + 1 + 1 + 1"
     assert exported.missing == 2
     taken = delivered[1]
     assert taken and taken.to_host().stop == 32
@@ -296,32 +299,35 @@ def test_eviction_shortens_what_arrived_from_its_end() -> None:
 
 def test_what_would_never_be_found_is_not_installed() -> None:
     here, there = engine(), engine()
-    pieces = pieces_of(here, request("a", LONG, max_tokens=1))
+    segments = segments_of(here, request("a", LONG, max_tokens=1))
     arriving = there.engine.transfers.receive(LONG)
-    assert install(there, arriving, pieces[1:]) == 0
+    assert install(there, arriving, segments[1:]) == 0
     there.scheduler.check_invariants()
 
 
 def test_twice_is_once() -> None:
     here, there = engine(), engine()
-    pieces = pieces_of(here, request("a", LONG, max_tokens=1))
+    segments = segments_of(here, request("a", LONG, max_tokens=1))
     arriving, other = (there.engine.transfers.receive(LONG) for _ in range(2))
-    assert install(there, arriving, pieces + pieces) == 9
-    assert install(there, other, pieces) == 0
+    assert install(there, arriving, segments + segments) == 9
+    assert install(there, other, segments) == 0
 
 
-def test_pieces_of_a_longer_prompt_end_with_this_one_s_pages() -> None:
+def test_segments_of_a_longer_prompt_end_with_this_one_s_pages() -> None:
     here, there = engine(), engine(8)
-    pieces = pieces_of(here, request("a", LONG, max_tokens=1))
-    assert install(there, there.engine.transfers.receive(LONG[:21]), pieces) == 2
+    segments = segments_of(here, request("a", LONG, max_tokens=1))
+    assert install(there, there.engine.transfers.receive(LONG[:21]), segments) == 2
     assert hit_of(there, LONG[:21]) == 16
 
 
-def test_a_gap_between_pieces_loses_the_page_around_it() -> None:
+def test_a_gap_between_segments_loses_the_page_around_it() -> None:
     """In a window's group nothing has to come before."""
     here, there = engine(2, windows=(16,)), engine(4, windows=(16,))
-    pieces = pieces_of(here, request("a", LONG[:20], max_tokens=1), page_size=4)
-    cut = [Piece(0, start, pieces[0].k[:, start : start + 2]) for start in (0, 2, 4, 8, 10, 12, 14)]
+    segments = segments_of(here, request("a", LONG[:20], max_tokens=1), page_size=4)
+    cut = [
+        KVSegment(0, start, segments[0].k[:, start : start + 2])
+        for start in (0, 2, 4, 8, 10, 12, 14)
+    ]
     assert install(there, there.engine.transfers.receive(LONG[:20]), cut) == 3
     assert hit_of(there, LONG[:20]) == 4
 
@@ -337,17 +343,17 @@ def test_the_lane_that_has_most_of_it_gets_the_rest() -> None:
 
 def test_an_upload_waits_for_its_place_and_gives_it_back() -> None:
     here, there = engine(), engine()
-    piece = pieces_of(here, request("a", LONG, max_tokens=1))[0]
+    segment = segments_of(here, request("a", LONG, max_tokens=1))[0]
     arriving = there.engine.transfers.receive(LONG)
-    under_way = [arriving.stage(piece, timeout=0) for _ in range(PIECES_AT_ONCE)]
+    under_way = [arriving.stage(segment, timeout=0) for _ in range(SEGMENTS_ON_DEVICE)]
     for stage in under_way:
         next(stage)
     with pytest.raises(
-        DeadlineError, match=r"4 pieces were on the devices for 0\.01 s, which is the most"
+        DeadlineError, match=r"4 KV segments were on the devices for 0\.01 s, and no more may be"
     ):
-        next(arriving.stage(piece, timeout=0.01))
+        next(arriving.stage(segment, timeout=0.01))
     under_way[0].close()
-    assert next(arriving.stage(piece, timeout=0)).pages.start == 0
+    assert next(arriving.stage(segment, timeout=0)).pages.start == 0
 
 
 def test_drafts_of_the_device_do_not_trust_what_arrived() -> None:
@@ -360,7 +366,7 @@ def test_drafts_of_the_device_do_not_trust_what_arrived() -> None:
         there.run()
     assert len(there.scheduler.lanes[0]._drafted) > 9
     arriving = there.engine.transfers.receive(LONG, "w")
-    install(there, arriving, pieces_of(here, request("a", LONG, salt="w", max_tokens=1)))
+    install(there, arriving, segments_of(here, request("a", LONG, salt="w", max_tokens=1)))
     there.submit(request("drafts", LONG, salt="w", max_tokens=6))
     there.run()
     times = there.results["drafts", 0].times
@@ -380,9 +386,8 @@ def test_an_engine_that_exchanges_none() -> None:
 
 @pytest.mark.parametrize(("start", "page_size"), [(-1, 4), (0, 0)])
 def test_an_export_of_nonsense(start: int, page_size: int) -> None:
-    with pytest.raises(
-        EngineError, match=f"an export from token {start} on, to pages of {page_size} tokens"
-    ):
+    problem = f"an export was asked for from token {start} on, to pages of {page_size} tokens"
+    with pytest.raises(EngineError, match=problem):
         export(engine(), request(), start, page_size)
 
 
@@ -434,7 +439,7 @@ def test_numbers_of_pages_that_add_up_to_any(
     config = replace(config_of(), page_size=page_size, max_context=context, pools=(Pool(8),))
     assert page_counts(config) == counts
     for pages in range(100):
-        parts = list(in_counts(pages, config))
+        parts = list(split_pages(pages, config))
         assert (
             sum(parts) == pages
             and set(parts) <= set(counts)
@@ -442,10 +447,10 @@ def test_numbers_of_pages_that_add_up_to_any(
         )
 
 
-def test_what_is_left_of_a_piece_does_not_keep_it_alive() -> None:
+def test_what_is_left_of_a_segment_does_not_keep_it_alive() -> None:
     there = engine(8)
     arriving, keys = there.engine.transfers.receive(LONG), np.zeros((1, 12, 1, 3))
-    list(arriving.stage(Piece(0, 0, keys), timeout=0))
+    list(arriving.stage(KVSegment(0, 0, keys), timeout=0))
     assert arriving._tails[0].k.base is None
 
 
@@ -463,15 +468,15 @@ def test_a_request_that_is_aborted_before_its_first_step_ends_its_export() -> No
 def test_without_its_window_nothing_of_a_prompt_is_sent() -> None:
     """While all places are taken, others evict it: the pages of the other group stay here."""
     here = Driver(config_of(num_pages=64, windows=(None, 9), page_size=4, page_exchange=True))
-    for _ in range(PIECES_AT_ONCE):
-        assert here.engine.transfers.room.acquire(blocking=False)
+    for _ in range(SEGMENTS_ON_DEVICE):
+        assert here.engine.transfers.slots.acquire(blocking=False)
     asked = request("a", LONG, max_tokens=1)
     here.submit(asked)
     exported, delivered = export(here, asked)
     here.run()
     assert delivered == [] and exported.missing
     here.scheduler.lanes[0].caches[1].pool.drop_idle()
-    here.engine.transfers.room.release()
+    here.engine.transfers.slots.release()
     here.engine.transfers.advance()
     assert delivered.pop() is None and len(delivered) <= 1 and exported.missing
 
@@ -485,7 +490,7 @@ def test_a_read_that_fails_gives_its_place_back(monkeypatch: pytest.MonkeyPatch)
 
     with monkeypatch.context() as broken:
         broken.setattr(here.runner, "read_pages", fail)
-        for _ in range(PIECES_AT_ONCE + 1):
+        for _ in range(SEGMENTS_ON_DEVICE + 1):
             with pytest.raises(RuntimeError, match="a failpoint"):
                 export(here, request("a", LONG))
     exported, delivered = export(here, request("a", LONG))

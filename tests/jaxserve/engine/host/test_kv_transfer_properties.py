@@ -1,4 +1,4 @@
-"""Any traffic on two engines, and any piece of any prompt that comes from one to the other or is
+"""Any traffic on two engines, and any segment of any prompt that comes from one to the other or is
 lost on the way.
 """
 
@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
-from jaxserve.engine.buckets import PIECES_AT_ONCE
-from jaxserve.engine.host.kv_transfer import Export, Import, Outgoing
+from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
+from jaxserve.engine.host.kv_export import KVExport, PagesToSend
+from jaxserve.engine.host.kv_import import KVImport
 from jaxserve.errors import DeadlineError
 from jaxserve.request import Request, SamplingParams
 from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation
@@ -49,14 +50,17 @@ def configs(draw: st.DrawFn, windows: Windows) -> EngineConfig:
 
 @dataclass
 class Transfer:
-    """A prompt on its way from one driver to the other. lost: which of its pieces never arrive."""
+    """A prompt on its way from one driver to the other.
+
+    lost: every so many of its segments never arrive; 0: none.
+    """
 
     here: Driver
     there: Driver
-    arriving: Import
+    arriving: KVImport
     lost: int
-    delivered: deque[Outgoing | None]
-    exported: Export | None = None
+    delivered: deque[PagesToSend | None]
+    exported: KVExport | None = None
     count: int = 0
 
     def pass_on(self, most: int) -> None:
@@ -70,11 +74,11 @@ class Transfer:
             if self.lost and self.count % self.lost == 0:
                 outgoing.drop()
                 continue
-            piece = outgoing.to_host()
+            segment = outgoing.to_host()
             with suppress(
                 DeadlineError
             ):  # what the other engine sends has all places on its devices
-                for staged in self.arriving.stage(piece, timeout=0):
+                for staged in self.arriving.stage(segment, timeout=0):
                     self.arriving.install(staged)
                     self.there.scheduler.check_invariants()
         self.here.engine.transfers.advance()
@@ -156,10 +160,10 @@ class Pair:
         for driver in self.drivers:
             driver.run()
             assert not driver.engine.transfers._exports
-            room = driver.engine.transfers.room
-            assert [room.acquire(blocking=False) for _ in range(PIECES_AT_ONCE + 1)].count(
+            slots = driver.engine.transfers.slots
+            assert [slots.acquire(blocking=False) for _ in range(SEGMENTS_ON_DEVICE + 1)].count(
                 True
-            ) == PIECES_AT_ONCE
+            ) == SEGMENTS_ON_DEVICE
 
 
 @settings(

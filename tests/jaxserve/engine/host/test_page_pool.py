@@ -12,7 +12,7 @@ from jaxserve.errors import EngineError
 
 def kept(pool: PagePool, pages: list[int]) -> list[int]:
     for page in pages:
-        pool.keep(page)
+        pool.mark_cached(page)
     return pages
 
 
@@ -35,7 +35,7 @@ def test_a_released_page_is_free_again_unless_it_is_kept() -> None:
     forgotten: list[int] = []
     pool = PagePool(2, forgotten.append)
     pages = pool.allocate(2)
-    pool.keep(pages[1])
+    pool.mark_cached(pages[1])
     pool.release(pages)
     assert pool.available == 2
     assert pool.allocate(1) == [pages[0]] and forgotten == []
@@ -132,7 +132,7 @@ def test_pool_against_a_model(size: int, operations: list[tuple[str, int, int]])
             pool.release(tables.pop(number % len(tables)))
         elif name == "keep" and held:
             page = sorted(held)[other % len(held)]
-            pool.keep(page)
+            pool.mark_cached(page)
             cached.add(page)
         elif name == "drop":
             pool.drop_idle()

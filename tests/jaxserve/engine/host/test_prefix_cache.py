@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from jaxserve.config import PAGE_DTYPES
 from jaxserve.engine.host.page_pool import NO_PAGE
-from jaxserve.engine.host.prefix_cache import Chain, PrefixCache, child_digest, root_digest
+from jaxserve.engine.host.prefix_cache import DigestChain, PrefixCache, child_digest, root_digest
 
 ROOT = root_digest("model", "int8", 0, "")
 
 
-def chain_of(tokens: list[int], page_size: int, root: bytes = ROOT) -> Chain:
-    chain = Chain()
+def chain_of(tokens: list[int], page_size: int, root: bytes = ROOT) -> DigestChain:
+    chain = DigestChain()
     chain.extend(root, tokens, page_size, len(tokens) // page_size)
     return chain
 
@@ -76,7 +76,7 @@ def test_any_string_is_a_salt() -> None:
 def test_a_chain_grows_to_the_same_digests_however_it_is_extended(
     tokens: list[int], size: int, stops: list[int]
 ) -> None:
-    chain, full = Chain(), len(tokens) // size
+    chain, full = DigestChain(), len(tokens) // size
     for stop in [*(s for s in stops if s <= full), full]:
         chain.extend(ROOT, tokens, size, stop)
     expected, parent = [], ROOT
