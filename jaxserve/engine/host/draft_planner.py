@@ -53,7 +53,7 @@ class DraftPlanner:
         """
         assert self.speculation
         decoding = [seq for lane in self._lanes for seq in lane.running if step.wants(seq)]
-        drafting = [seq for seq in decoding if self.speculation.drafts(seq)]
+        drafting = [seq for seq in decoding if self.speculation.may_draft(seq)]
         rows = max(sum(seq.lane == lane.index for seq in decoding) for lane in self._lanes)
         limit = self._config.step_tokens // max(rows, 1) - 1
         plain = len(decoding) - len(drafting)

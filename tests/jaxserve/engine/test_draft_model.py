@@ -64,7 +64,7 @@ class Moody(Speculation):
         self._draw, self._always = random.Random(5), always
 
     def draft(
-        self, seqs: Iterable[Sequence], rows: int, plain: int, most: int
+        self, seqs: Iterable[Sequence], rows: int, plain: int, limit: int
     ) -> dict[int, list[int]]:
         if self._always:
             return {seq.id: [DRAFTED] * MOST for seq in seqs}

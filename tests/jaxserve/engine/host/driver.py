@@ -114,14 +114,14 @@ class ScriptedSpeculation(Speculation):
         super().__init__(DeviceDrafts(most, has_pages=True), most)
         self._plans = 0
 
-    def drafts(self, seq: Sequence) -> bool:
+    def may_draft(self, seq: Sequence) -> bool:
         return "w" in seq.request.salt
 
     def draft(
-        self, seqs: Iterable[Sequence], rows: int, plain: int, most: int
+        self, seqs: Iterable[Sequence], rows: int, plain: int, limit: int
     ) -> dict[int, list[int]]:
         self._plans += 1
-        counts = {seq.id: (self._plans * 7 + seq.id * 3) % (self.most + 1) for seq in seqs}
+        counts = {seq.id: (self._plans * 7 + seq.id * 3) % (self.max_drafts + 1) for seq in seqs}
         return {id: [BY_DEVICE] * count for id, count in counts.items() if count}
 
 
@@ -145,7 +145,7 @@ class Driver:
         speculation: Speculation | None = None,
         **runner_options: Any,
     ):
-        speculation = Speculation(proposer, most=DRAFTED) if proposer else speculation
+        speculation = Speculation(proposer, max_drafts=DRAFTED) if proposer else speculation
         if speculation:
             how = "draft" if speculation.proposer.has_pages else "ngram"
             config = dataclasses.replace(config, speculate=how, draft_tokens=DRAFTED)

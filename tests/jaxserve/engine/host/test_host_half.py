@@ -88,7 +88,7 @@ class Traffic:
 
 def test_a_hundred_thousand_steps_leak_nothing() -> None:
     config = config_of(max_batch=3, step_tokens=8, page_size=2, num_pages=16, max_context=24)
-    scheduler = Scheduler(config, speculation=Speculation(ScriptedProposer(2), most=2))
+    scheduler = Scheduler(config, speculation=Speculation(ScriptedProposer(2), max_drafts=2))
     engine = Engine(
         scheduler,
         FakeRunner(config, spoils=lambda number, lane, row: number % 997 == row),

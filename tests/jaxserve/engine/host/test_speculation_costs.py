@@ -13,8 +13,8 @@ from jaxserve.engine.host.speculation import (
     Costs,
     DeviceDrafts,
     Speculation,
-    expected,
-    most_tokens_per_second,
+    best_draft_count,
+    expected_tokens,
 )
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.request import Request, SamplingParams
@@ -37,7 +37,7 @@ def sequence(tokens: list[int], id: int = 1) -> Sequence:
 def test_expected_tokens_are_a_geometric_series() -> None:
     for chance in (0.0, 0.3, 0.99, 1.0):
         for drafts in range(9):
-            assert expected(chance, drafts) == pytest.approx(
+            assert expected_tokens(chance, drafts) == pytest.approx(
                 sum(chance**i for i in range(drafts + 1))
             )
 
@@ -50,17 +50,17 @@ def test_never_slower_than_without(seed: int) -> None:
     drafted = [(draw.random(), draw.randrange(1, 8)) for _ in range(draw.randrange(1, 10))]
     plain = draw.randrange(6)
     rows = plain + len(drafted)
-    chosen = most_tokens_per_second(table, rows, plain, drafted)
-    tokens = plain + sum(expected(chance, min(count, chosen)) for chance, count in drafted)
+    chosen = best_draft_count(table, rows, plain, drafted)
+    tokens = plain + sum(expected_tokens(chance, min(count, chosen)) for chance, count in drafted)
     assert tokens / table.of(rows, chosen) >= (plain + len(drafted)) / table.of(rows, 0)
 
 
 def test_a_chip_that_is_busy_verifies_nothing_and_one_that_waits_for_memory_all() -> None:
     drafted = [(0.8, 7)] * 8
-    assert most_tokens_per_second(costs(0, 1), 8, 0, drafted) == 0
-    assert most_tokens_per_second(costs(1, 0), 8, 0, drafted) == 7
-    assert most_tokens_per_second(costs(1, 0.04), 8, 0, drafted) in (1, 3)
-    assert most_tokens_per_second(costs(1, 0), 8, 0, [(0.0, 7)] * 8) == 0, "of equals the fewest"
+    assert best_draft_count(costs(0, 1), 8, 0, drafted) == 0
+    assert best_draft_count(costs(1, 0), 8, 0, drafted) == 7
+    assert best_draft_count(costs(1, 0.04), 8, 0, drafted) in (1, 3)
+    assert best_draft_count(costs(1, 0), 8, 0, [(0.0, 7)] * 8) == 0, "of equals the fewest"
 
 
 def test_costs_of_rows_between_the_compiled_ones() -> None:
@@ -92,7 +92,7 @@ def test_who_is_always_wrong_drafts_ever_more_rarely() -> None:
     for _ in range(400):
         for seq in (good, bad):
             seq.tokens.append(7)
-        speculation.wake([good, bad], drafts=True)
+        speculation.wake([good, bad], verifying=True)
         for seq in (good, bad):
             if seq.waits_for_host and (tokens := speculation.draft([seq], 1, 0, 7).get(seq.id)):
                 drafted[seq.id] += 1
