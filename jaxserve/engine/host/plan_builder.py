@@ -1,7 +1,7 @@
 """PlanBuilder: a step while it is being planned, with its token budget and its columns."""
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.host.lane import Lane
+from jaxserve.engine.host.lane import FreshPage, Lane
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.plan import FED_BACK, Admission, LanePlan, StepKind, StepPlan
 
@@ -127,7 +127,7 @@ class PlanBuilder:
         seq: Sequence,
         size: int,
         drafted: list[int],
-        fresh: list[tuple[int, int, int, int]],
+        fresh: list[FreshPage],
     ) -> None:
         """Add the sequence's next `size` tokens and the drafted ones behind them.
 

@@ -12,7 +12,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.events import TokenEvent
 from jaxserve.engine.host.commit import Committer
 from jaxserve.engine.host.draft_planner import DraftPlanner
-from jaxserve.engine.host.lane import Lane
+from jaxserve.engine.host.lane import FreshPage, Lane
 from jaxserve.engine.host.multi_step import MultiStep
 from jaxserve.engine.host.plan_builder import PlanBuilder, kind_of
 from jaxserve.engine.host.queue import RequestQueue
@@ -183,7 +183,7 @@ class Scheduler:
 
     def _make_room(
         self, step: PlanBuilder, lane: Lane, seq: Sequence, tokens: int
-    ) -> list[tuple[int, int, int, int]] | None:
+    ) -> list[FreshPage] | None:
         """Return new pages for `tokens` positions, preempting sequences of lower rank if need be.
 
         None if the pages are not available in this step.

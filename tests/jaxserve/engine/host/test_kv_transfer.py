@@ -364,7 +364,7 @@ def test_drafts_of_the_device_do_not_trust_what_arrived() -> None:
     for name, prompt in (("before", tuple(range(40))), ("after", tuple(range(50, 70)))):
         there.submit(request(name, prompt, salt="w", max_tokens=6))
         there.run()
-    assert len(there.scheduler.lanes[0]._drafted) > 9
+    assert len(there.scheduler.lanes[0]._filled_by_drafter) > 9
     arriving = there.engine.transfers.receive(LONG, "w")
     install(there, arriving, segments_of(here, request("a", LONG, salt="w", max_tokens=1)))
     there.submit(request("drafts", LONG, salt="w", max_tokens=6))
