@@ -142,7 +142,7 @@ def download_layout(bucket: Bucket, width: int = 0) -> Packed:
 
     Embed steps: per chunk an embedding of `width` numbers, and finite. Draft steps: finite.
     """
-    rows, most, top = bucket.rows, bucket.results, MAX_LOGPROBS
+    rows, most, top = bucket.rows, bucket.max_row_results, MAX_LOGPROBS
     if bucket.kind == "draft":
         return Packed((("finite", (rows,), np.int32),))
     if bucket.kind == "embed":

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.buckets import Bucket, BucketPlan, choose, drafts_of
+from jaxserve.engine.buckets import Bucket, BucketPlan, choose, draft_counts
 from jaxserve.engine.device.batch import (
     allowed_bits,
     download_layout,
@@ -163,7 +163,7 @@ class DeviceRunner:
         steps = [
             attention_options(spec, group, mesh, self.config.page_size, stored, most)
             for group in spec.page_groups()
-            for most in (1, *(1 + k for k in drafts_of(self.config.draft_tokens)), None)
+            for most in (1, *(1 + k for k in draft_counts(self.config.draft_tokens)), None)
         ]
         heads, device = spec.num_heads // mesh.shape["tensor"], mesh.local_devices[0]
         prove_attention(self.lowering.attention, steps, heads, dtype, device)

@@ -97,7 +97,9 @@ class StepBuilder:
         rows = state.rows
         tokens = self._tokens(rows, batch, place)
         tables = rows_of(rows.tables, batch["rows"])
-        done = self.network.forward(params, state.pages, tables, tokens, place, bucket.most)
+        done = self.network.forward(
+            params, state.pages, tables, tokens, place, bucket.max_row_tokens
+        )
         per_lane = done.hidden.reshape(*tokens.shape, -1)
         load = None if state.load is None else state.load + jnp.asarray(done.load, jnp.uint32)
         state = replace(state, pages=done.pages, load=load)

@@ -41,7 +41,7 @@ def choose_attention(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: j
     heads, kind = spec.num_heads // mesh.shape["tensor"], device_kind(mesh)
     steps = [
         (
-            attention_options(spec, group, mesh, config.page_size, stored, bucket.most),
+            attention_options(spec, group, mesh, config.page_size, stored, bucket.max_row_tokens),
             Demand(heads, bucket.rows, config.pages_per_row, dtype, kind),
         )
         for group in spec.page_groups()

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from jaxserve.engine.buckets import drafts_of
+from jaxserve.engine.buckets import draft_counts
 from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import (
@@ -22,7 +22,7 @@ from tests.fake_runner import VOCAB, naive
 from tests.jaxserve.engine.host.driver import Driver, EagerProposer, config_of, request
 
 ROWS = (1, 2, 4, 8, 16)
-DRAFTS = (0, *drafts_of(7))
+DRAFTS = (0, *draft_counts(7))
 
 
 def costs(base: float, per_token: float) -> Costs:
