@@ -12,7 +12,8 @@ from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import FED_BACK, LanePlan, StepKind, StepPlan
 from jaxserve.request import Request
 from jaxserve.structure import Matcher
-from tests.fake_runner import FakeRunner, naive, naive_embedding
+from tests.fake_model import naive, naive_embedding
+from tests.fake_runner import FakeRunner
 
 Cut = tuple[StepKind, int, int]  # kind of step, start, size
 

@@ -18,7 +18,8 @@ from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.engine.plan import DRAFTED as BY_DEVICE
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.request import Request, SamplingParams
-from tests.fake_runner import VOCAB, FakeRunner, PagesRead, naive
+from tests.fake_model import VOCAB, naive
+from tests.fake_runner import FakeRunner, PagesRead
 from tests.jaxserve.engine.host.checks import (
     Result,
     check_deterministic,

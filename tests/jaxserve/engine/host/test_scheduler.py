@@ -21,7 +21,7 @@ from jaxserve.errors import (
     RequestIdInUseError,
 )
 from jaxserve.request import Request, SamplingParams
-from tests.fake_runner import naive
+from tests.fake_model import naive
 from tests.jaxserve.engine.host.driver import PROMPT, Driver, ScriptedProposer, config_of, request
 
 

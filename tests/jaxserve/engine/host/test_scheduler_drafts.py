@@ -11,7 +11,7 @@ from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.engine.plan import DRAFTED, FED_BACK
 from jaxserve.errors import ConfigError
-from tests.fake_runner import VOCAB
+from tests.fake_model import VOCAB
 from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation, config_of, request
 
 

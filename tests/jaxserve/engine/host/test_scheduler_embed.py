@@ -7,7 +7,7 @@ import pytest
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.events import Finish, FinishReason
 from jaxserve.errors import CapacityError, ConfigError, ContextLengthError, NonFiniteLogitsError
-from tests.fake_runner import naive_embedding
+from tests.fake_model import naive_embedding
 from tests.jaxserve.engine.host.driver import PROMPT, Driver, config_of, request
 
 

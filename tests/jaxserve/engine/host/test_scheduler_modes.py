@@ -5,7 +5,8 @@ bits at any load.
 import dataclasses
 
 from jaxserve.engine.host.scheduler import Scheduler
-from tests.fake_runner import FakeRunner, naive
+from tests.fake_model import naive
+from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.driver import PROMPT, Driver, ScriptedProposer, config_of, request
 
 # ---- speculation

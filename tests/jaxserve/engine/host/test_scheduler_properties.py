@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.errors import RequestError
 from jaxserve.request import Request, SamplingParams
-from tests.fake_runner import VOCAB
+from tests.fake_model import VOCAB
 from tests.jaxserve.engine.host.checks import Result
 from tests.jaxserve.engine.host.driver import Driver, ScriptedProposer, ScriptedSpeculation
 

@@ -18,7 +18,7 @@ from jaxserve.engine.host.speculation import (
 )
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.request import Request, SamplingParams
-from tests.fake_runner import VOCAB, naive
+from tests.fake_model import VOCAB, naive
 from tests.jaxserve.engine.host.driver import Driver, EagerProposer, config_of, request
 
 ROWS = (1, 2, 4, 8, 16)

@@ -21,7 +21,7 @@ from jaxserve.server.http.server import HttpServer
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.server.security.auth import Tokens
 from tests.byte_tokenizer import ByteTokenizer
-from tests.fake_runner import VOCAB, naive
+from tests.fake_model import VOCAB, naive
 from tests.jaxserve.engine.host.driver import request as engine_request
 from tests.jaxserve.server.harness import Running, running
 
