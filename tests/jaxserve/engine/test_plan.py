@@ -1,4 +1,4 @@
-"""The order of a step's chunks."""
+"""LanePlan: the order of a step's chunks."""
 
 from jaxserve.engine.plan import LanePlan
 

@@ -1,4 +1,4 @@
-"""The host half as a whole: it needs no jax, and it runs for long without losing anything."""
+"""The host half as a whole: it imports no jax, and runs for long without losing anything."""
 
 import random
 import subprocess
@@ -17,7 +17,8 @@ HOST_HALF = (
     "jaxserve jaxserve.config jaxserve.request jaxserve.errors jaxserve.completion "
     "jaxserve.tokenizer jaxserve.engine jaxserve.engine.plan jaxserve.engine.host.page_pool "
     "jaxserve.engine.host.prefix_cache jaxserve.engine.host.sequence jaxserve.engine.host.lane "
-    "jaxserve.engine.host.scheduler jaxserve.engine.engine jaxserve.engine.buckets"
+    "jaxserve.engine.host.scheduler jaxserve.engine.engine jaxserve.engine.buckets "
+    "jaxserve.engine.events jaxserve.engine.request_limits"
 ).split()
 WITHOUT_JAX = """
 import importlib, sys
@@ -41,10 +42,11 @@ def test_the_host_half_imports_where_there_is_no_jax() -> None:
 
 
 class Traffic:
-    """Short requests of all sorts without end, many of them alike at the beginning."""
+    """Short requests of all sorts without end, many with a common prefix."""
 
     def __init__(self, engine: Engine):
-        self.engine, self.draw = engine, random.Random(0)
+        self.engine = engine
+        self.draw = random.Random(0)
         self.live: dict[tuple[str, int], int] = {}  # tokens so far, by request and choice
         self.submitted = self.ended = 0
 
@@ -61,7 +63,8 @@ class Traffic:
             repetition_penalty=draw.choice((1.0, 1.5)),
             prompt_logprobs=draw.choice((None, None, None, 0)),
         )
-        name, salt = str(self.submitted), draw.choice(("", "", "w"))
+        name = str(self.submitted)
+        salt = draw.choice(("", "", "w"))
         self.engine.submit(
             Request(
                 id=name,
@@ -101,7 +104,7 @@ def test_a_hundred_thousand_steps_leak_nothing() -> None:
         traffic.step()
         if number % 500 == 0:
             scheduler.check_invariants()
-            assert len(traffic.live) <= 8, "somebody is forgotten"
+            assert len(traffic.live) <= 8, "a choice is forgotten"
     while engine.has_work:
         traffic.step()
     assert not traffic.live and traffic.ended > STEPS // 10

@@ -1,6 +1,4 @@
-"""Any traffic on two engines, and any segment of any prompt that comes from one to the other or is
-lost on the way.
-"""
+"""Any traffic on two engines, with segments of prompts that travel between them or are lost."""
 
 from collections import deque
 from contextlib import suppress
@@ -63,21 +61,21 @@ class Transfer:
     exported: KVExport | None = None
     count: int = 0
 
-    def pass_on(self, most: int) -> None:
-        """Some of what was read."""
-        while self.delivered and most:
-            outgoing, most = self.delivered.popleft(), most - 1
+    def pass_on(self, limit: int) -> None:
+        """Bring up to `limit` deliveries to the other engine."""
+        while self.delivered and limit:
+            outgoing = self.delivered.popleft()
+            limit -= 1
             if outgoing is None:
-                assert not self.delivered, "news after the end"
+                assert not self.delivered, "a delivery after the end"
                 return
             self.count += 1
             if self.lost and self.count % self.lost == 0:
                 outgoing.drop()
                 continue
             segment = outgoing.to_host()
-            with suppress(
-                DeadlineError
-            ):  # what the other engine sends has all places on its devices
+            # What the other engine reads for its own exports may have all slots on its devices.
+            with suppress(DeadlineError):
                 for staged in self.arriving.stage(segment, timeout=0):
                     self.arriving.install(staged)
                     self.there.scheduler.check_invariants()
@@ -107,7 +105,7 @@ ACTIONS = st.one_of(
 
 
 class Pair:
-    """Two engines of one model and, from each to the other, the transfers under way."""
+    """Two engines of one model, and the transfers under way in both directions."""
 
     def __init__(self, drivers: list[Driver]):
         self.drivers = drivers
@@ -115,7 +113,8 @@ class Pair:
         self._names = iter(range(1000))
 
     def play(self, action: str, side: int, argument: Any) -> None:
-        driver, under_way = self.drivers[side], self.transfers[side]
+        driver = self.drivers[side]
+        under_way = self.transfers[side]
         if action == "submit":
             params = SamplingParams(**argument["params"])
             name = f"r{next(self._names)}"
@@ -136,7 +135,8 @@ class Pair:
         driver.scheduler.check_invariants()
 
     def _prefill(self, side: int, prompt: tuple[int, ...], salt: str, lost: int) -> Transfer:
-        here, there = self.drivers[side], self.drivers[1 - side]
+        here = self.drivers[side]
+        there = self.drivers[1 - side]
         params = SamplingParams(seed=1, max_tokens=1)
         request = Request(
             id=f"p{next(self._names)}", prompt=prompt, params=params, salt=salt, eos_ids=ODD_ENDS
@@ -145,7 +145,8 @@ class Pair:
         transfer = Transfer(
             here, there, there.engine.transfers.receive(prompt, salt), lost, deque()
         )
-        cached, size = transfer.arriving.cached, there.config.page_size
+        cached = transfer.arriving.cached
+        size = there.config.page_size
         transfer.exported = here.engine.transfers.export(
             request, cached, size, transfer.delivered.append
         )
@@ -181,8 +182,7 @@ def test_any_traffic(
     drafts: int,
     actions: list[tuple[str, int, Any]],
 ) -> None:
-    """Drivers check every page that can be found against the device's memory, and every token
-    against the naive loop.
+    """Drivers check every page that can be found, and every token against the naive loop.
 
     Salts with a "w" draft on the device, and some steps are not finite.
     """
