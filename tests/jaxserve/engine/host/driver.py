@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -284,7 +285,7 @@ class Driver:
     def close(self) -> None:
         self.runner.close()
 
-    def read_pages(self, lane: int, group: int, ids: list[int]) -> PagesRead:
+    def read_pages(self, lane: int, group: int, ids: Seq[int]) -> PagesRead:
         """Read pages, after checking that they hold what the cache says."""
         check_published(self.scheduler, self.runner)
         return self.runner.read_pages(lane, group, ids)
@@ -298,5 +299,5 @@ class Driver:
     def move_pages(self, group: int, read: PagesRead) -> np.ndarray:
         return self.runner.move_pages(group, read)
 
-    def write_pages(self, lane: int, group: int, ids: list[int], uploaded: np.ndarray) -> None:
+    def write_pages(self, lane: int, group: int, ids: Seq[int], uploaded: np.ndarray) -> None:
         self.runner.write_pages(lane, group, ids, uploaded)

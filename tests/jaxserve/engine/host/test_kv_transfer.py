@@ -274,7 +274,7 @@ def test_a_closed_export_reads_no_more() -> None:
 
 
 def test_idle_pages_make_room_and_a_sequence_s_do_not() -> None:
-    """Of 16 pages the running sequence has 6, and its next page is still to come."""
+    """The running sequence has 6 of 16 pages, and its next page is still to come."""
     here = engine()
     there = engine(num_pages=16)
     hit_of(there, tuple(range(20)), "before")
