@@ -37,9 +37,9 @@ from jaxserve.config import EngineOptions
 from jaxserve.engine.build import build_engine
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.events import TokenEvent
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import Costs, Speculation
-from jaxserve.engine.plan import TokenEvent
 from jaxserve.engine.step_costs import measure
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec

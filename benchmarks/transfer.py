@@ -41,7 +41,7 @@ from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.offers import Shelf
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 
 MEBI = 2**20
 SECONDS = 300.0  # of any call
@@ -53,13 +53,13 @@ HEADS, WIDTH, LAYERS = 8, 128, 32  # Llama-3-8B: 128 KiB a token in bfloat16
 # ---- the sender's process
 
 
-def piece_of(nbytes: int) -> Piece:
+def piece_of(nbytes: int) -> KVSegment:
     shape = (LAYERS, nbytes // (4 * LAYERS * HEADS * WIDTH), HEADS, WIDTH)
     k, v = (
         np.random.default_rng(i).integers(2**15, size=shape, dtype=np.uint16).view("bfloat16")
         for i in (0, 1)
     )
-    return Piece(0, 0, k, v)
+    return KVSegment(0, 0, k, v)
 
 
 class OnePiece:
@@ -68,10 +68,12 @@ class OnePiece:
     waiting_tokens = 0
     handshake = HANDSHAKE
 
-    def __init__(self, piece: Piece):
+    def __init__(self, piece: KVSegment):
         self._piece = piece
 
-    async def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[Piece, None]:
+    async def pieces(
+        self, prompt: Prompt, seconds: float | None
+    ) -> AsyncGenerator[KVSegment, None]:
         for _ in range(prompt.token_ids[0]):
             yield self._piece
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxserve.engine.plan import FinishReason, Logprob, Times, TokenEvent
+from jaxserve.engine.events import FinishReason, Logprob, Times, TokenEvent
 from jaxserve.request import Request
 from jaxserve.tokenizer import StreamDecoder, Tokenizer
 

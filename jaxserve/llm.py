@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from jaxserve.engine.device.draft_model import DraftModel
 from jaxserve.engine.device.executables import Progress
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.plan import TokenEvent
+from jaxserve.engine.events import TokenEvent
+from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.step_costs import measure
 from jaxserve.errors import EngineError, RequestError
 from jaxserve.loading.checkpoint import load
@@ -116,7 +118,7 @@ class LLM:
             eos_ids,
             vocab_size,
             self.runner.config.max_context,
-            self.engine.scheduler.max_tokens,
+            partial(max_new_tokens, self.runner.config),
             self._grammars,
             self.runner.config.embeds,
         )
@@ -316,7 +318,7 @@ class LLM:
             self.measure_steps()
             return
         sizes = [
-            (len(p.request.prompt), self.engine.scheduler.max_tokens(p.request))
+            (len(p.request.prompt), max_new_tokens(self.runner.config, p.request))
             for p in prompts
             for _ in range(p.request.params.n)
         ]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.fake_runner import MASK_BYTES, VOCAB
+from tests.fake_model import MASK_BYTES, VOCAB
 
 END = VOCAB - 1  # the only end token
 

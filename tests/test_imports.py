@@ -20,6 +20,8 @@ PACKAGES = (
 # Plain data that both halves of the engine see.
 ENGINE_DATA = (
     "jaxserve.engine.plan",
+    "jaxserve.engine.events",
+    "jaxserve.engine.request_limits",
     "jaxserve.engine.kv_segment",
     "jaxserve.engine.buckets",
     "jaxserve.config",
@@ -57,7 +59,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "jaxserve.tokenizer": ("jaxserve.tokenizer",),
     "jaxserve.models": ("jaxserve.models", "jaxserve.errors", "sharding", "pallas_kernels"),
     # The engine's floors, from the ground up: plain data, the two halves, the loop, its builder.
-    "jaxserve.engine.plan": (),
+    "jaxserve.engine.plan": ("jaxserve.engine.events",),
+    "jaxserve.engine.events": (),
+    "jaxserve.engine.request_limits": ("jaxserve.config", "jaxserve.request", "jaxserve.errors"),
     "jaxserve.engine.kv_segment": ("jaxserve.errors",),
     "jaxserve.engine.buckets": ("jaxserve.engine.plan", "jaxserve.config", "jaxserve.errors"),
     "jaxserve.engine.host": (*ENGINE_DATA, "jaxserve.engine.host", "jaxserve.structure.matcher"),
@@ -164,8 +168,10 @@ WITHOUT_JAX = (
     "jaxserve.tokenizer",
     "jaxserve.engine.buckets",
     "jaxserve.engine.engine",
+    "jaxserve.engine.events",
     "jaxserve.engine.kv_segment",
     "jaxserve.engine.plan",
+    "jaxserve.engine.request_limits",
     "jaxserve.server.core.service",
     "jaxserve.server.grpc.inference",
 )

@@ -1,5 +1,6 @@
-"""Every shape a step can have, in one place: for warm-up, ahead-of-time compilation and serving
-alike.
+"""Every shape a step can have, for warm-up, ahead-of-time compilation and serving alike.
+
+Besides, the numbers of pages that are read or written at once for other engines.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,21 +11,18 @@ from jaxserve.engine.plan import StepKind
 from jaxserve.errors import EngineError
 
 MIN_TOKENS = 16
-HALVES = 64
-PIECE_TOKENS = (
-    512  # whose pages are read or written at once for other engines, unless one page has more
-)
-PIECES_AT_ONCE = (
-    4  # of them on the devices: read and not yet on the host, or uploaded and not yet written
-)
+HALVES = 64  # tokens from which on there is a bucket halfway between two doublings
+SEGMENT_TOKENS = 512  # tokens whose pages travel at once, unless one page has more
+# Segments on the devices at a time: read and not on the host yet, or uploaded and not written yet.
+SEGMENTS_ON_DEVICE = 4
 
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """rows: chunks per lane. tokens: query tokens per lane, packed (decode: one per row).
+    """Shape of a step; the smallest bucket that holds a step runs it, with padding.
 
-    steps: decode steps that are launched as one. drafts: drafted tokens of a row that are verified,
-    at most.
+    rows: chunks per lane. tokens: query tokens per lane, packed (decode: one per row). steps:
+    decode steps that are launched as one. drafts: the most drafted tokens of a row.
     """
 
     kind: StepKind
@@ -34,17 +32,17 @@ class Bucket:
     drafts: int = 0
 
     def fresh_pages(self, page_size: int) -> int:
-        """The most pages that a step of this shape can begin, per page group."""
+        """Return the most pages that a step of this shape can begin, per page group."""
         return self.tokens * self.steps // page_size + self.rows
 
     @property
-    def most(self) -> int | None:
-        """The most tokens that one row can have; None: all of them."""
+    def max_row_tokens(self) -> int | None:
+        """Return the most tokens that one row can have; None if a row may have all of them."""
         return 1 + self.drafts if self.kind in ("decode", "verify") else None
 
     @property
-    def results(self) -> int:
-        """The most tokens that come of one row."""
+    def max_row_results(self) -> int:
+        """Return the most tokens that one row can get."""
         return max(self.steps, 1 + self.drafts)
 
     def __str__(self) -> str:
@@ -57,45 +55,43 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BucketPlan:
+    """All buckets of an engine."""
+
     buckets: tuple[Bucket, ...]
 
     @staticmethod
     def of(config: EngineConfig) -> "BucketPlan":
-        """Decode steps over doubling rows, one by one and several as one; prefill steps over
-        growing tokens.
+        """Return the buckets that hold every step an engine of this configuration can plan.
 
-        With speculation, steps that verify drafts, over the same rows; with a draft model, steps of
-        it alone, over growing tokens. One of each under `deterministic`. A model that embeds has
-        embed steps, over growing tokens, and no others.
+        Decode steps, one by one and several as one, come over doubling rows, and prefill steps over
+        growing tokens. With speculation there are steps that verify drafted tokens, over the same
+        rows; with a draft model, steps of it alone, over growing tokens. A deterministic engine has
+        one bucket of each kind. A model that embeds has embed steps and no others.
         """
         rows = _doubling(config.min_rows, max(config.max_batch, config.min_rows))
         tokens = _growing(MIN_TOKENS, max(config.step_tokens, MIN_TOKENS))
         if config.deterministic:
-            rows, tokens = rows[-1:], tokens[-1:]
-        most = rows[-1]
+            rows = rows[-1:]
+            tokens = tokens[-1:]
+        max_rows = rows[-1]
         if config.embeds:
-            return BucketPlan(tuple(Bucket("embed", most, t) for t in tokens))
-        return BucketPlan(
-            tuple(
-                [
-                    Bucket("decode", r, r, steps)
-                    for steps in sorted({1, config.decode_steps})
-                    for r in rows
-                ]
-                + [
-                    Bucket("verify", r, min(r * (1 + k), max(config.step_tokens, r)), drafts=k)
-                    for k in drafts_of(config.draft_tokens)
-                    for r in rows
-                ]
-                + [Bucket("prefill", most, t) for t in tokens]
-                + [Bucket("score", most, tokens[-1])]
-                + [
-                    Bucket("draft", most, t)
-                    for t in _growing_fast(MIN_TOKENS, tokens[-1])
-                    if config.drafts_by_model
-                ]
-            )
-        )
+            return BucketPlan(tuple(Bucket("embed", max_rows, t) for t in tokens))
+        decode = [
+            Bucket("decode", r, r, steps)
+            for steps in sorted({1, config.decode_steps})
+            for r in rows
+        ]
+        verify = [
+            Bucket("verify", r, min(r * (1 + k), max(config.step_tokens, r)), drafts=k)
+            for k in draft_counts(config.draft_tokens)
+            for r in rows
+        ]
+        prefill = [Bucket("prefill", max_rows, t) for t in tokens]
+        score = [Bucket("score", max_rows, tokens[-1])]
+        draft = []
+        if config.drafts_by_model:
+            draft = [Bucket("draft", max_rows, t) for t in _growing_fast(MIN_TOKENS, tokens[-1])]
+        return BucketPlan(tuple(decode + verify + prefill + score + draft))
 
     def reachable(
         self,
@@ -105,40 +101,40 @@ class BucketPlan:
         score: bool,
         forced: bool = False,
     ) -> tuple[Bucket, ...]:
-        """The buckets that these sequences can lead to, each given as (prompt tokens, max_tokens).
+        """Return the buckets that these sequences can lead to, whatever order they run in.
 
-        forced: grammars may force tokens of an output, which are computed as those of a prompt are.
+        prompts: prompt tokens and max_tokens of each sequence. score: prompt log-probabilities are
+        wanted. forced: grammars may force tokens of an output, which are computed like those of a
+        prompt.
         """
-        rows = min(len(prompts), config.max_batch)
-        alone = (
-            len(prompts) == 1
-        )  # nobody else: it is never preempted, so only its prompt is ever prefilled
-        most = sum(
-            prompt if alone and not forced else prompt + output for prompt, output in prompts
-        )
-        least = 1 if forced else min(prompt for prompt, _ in prompts)
-        chunks = min(least, config.step_tokens), min(most, config.step_tokens)
+        # A sequence that runs alone is never preempted: only its prompt is ever prefilled.
+        alone = len(prompts) == 1 and not forced
+        prefilled = sum(prompt if alone else prompt + output for prompt, output in prompts)
+        shortest = 1 if forced else min(prompt for prompt, _ in prompts)
+        chunks = min(shortest, config.step_tokens), min(prefilled, config.step_tokens)
         if config.embeds:
             return self._span("embed", *chunks)
-        longest = max(
-            output for _, output in prompts
-        )  # the prompt's step gives the first token of it
+        rows = min(len(prompts), config.max_batch)
+        # The step that ends a prompt gives the first token of its output: an output of k tokens
+        # never has k decodes.
+        longest = max(output for _, output in prompts)
         decode = tuple(b for b in self._span("decode", 1, rows) if b.steps < max(longest, 2))
-        prefill = self._span("prefill", *chunks)
         widest = max(b.rows for b in decode)
         verify = tuple(b for b in self.buckets if b.kind == "verify" and b.rows <= widest)
-        behind = min(
-            sum(map(sum, prompts)), config.step_tokens
-        )  # tokens that a draft model may lack
-        draft = self._span("draft", 1, behind) if config.drafts_by_model else ()
-        return decode + verify + prefill + draft + (self._span("score", 1, 1) if score else ())
+        found = decode + verify + self._span("prefill", *chunks)
+        if config.drafts_by_model:
+            lacking = min(sum(map(sum, prompts)), config.step_tokens)
+            found += self._span("draft", 1, lacking)
+        if score:
+            found += self._span("score", 1, 1)
+        return found
 
-    def _span(self, kind: StepKind, least: int, most: int) -> tuple[Bucket, ...]:
-        """Buckets from the first that holds `least` tokens to the first that holds `most`."""
+    def _span(self, kind: StepKind, low: int, high: int) -> tuple[Bucket, ...]:
+        """Return the buckets from the first for `low` tokens to the first for `high` tokens."""
         sizes = sorted(b.tokens for b in self.buckets if b.kind == kind)
-        low = next(size for size in sizes if size >= least)
-        high = next(size for size in sizes if size >= most)
-        return tuple(b for b in self.buckets if b.kind == kind and low <= b.tokens <= high)
+        first = next(size for size in sizes if size >= low)
+        last = next(size for size in sizes if size >= high)
+        return tuple(b for b in self.buckets if b.kind == kind and first <= b.tokens <= last)
 
 
 def choose(
@@ -149,7 +145,7 @@ def choose(
     steps: int = 1,
     drafts: int = 0,
 ) -> Bucket:
-    """The smallest bucket that holds the step; EngineError when none of those compiled does.
+    """Return the smallest bucket that holds the step; raise EngineError if none does.
 
     tokens: of all `steps` together.
     """
@@ -169,43 +165,51 @@ def choose(
 
 
 def page_counts(config: EngineConfig) -> tuple[int, ...]:
-    """How many pages are read or written at once for other engines: the most, a quarter of that,
-    ..., 1.
+    """Return the numbers of pages that are read or written at once for other engines.
+
+    They fall from the most by quarters: the most, a quarter of that, ..., 1.
     """
-    counts = [min(max(PIECE_TOKENS // config.page_size, 1), config.pages_per_row)]
+    counts = [min(max(SEGMENT_TOKENS // config.page_size, 1), config.pages_per_row)]
     while counts[-1] > 1:
         counts.append(max(counts[-1] // 4, 1))
     return tuple(counts)
 
 
-def in_counts(pages: int, config: EngineConfig) -> Iterator[int]:
-    """Numbers of page_counts that add up to `pages`, the largest first: nothing is padded."""
+def split_pages(pages: int, config: EngineConfig) -> Iterator[int]:
+    """Yield numbers of page_counts that add up to `pages`, the largest first, without padding."""
     for count in page_counts(config):
         yield from [count] * (pages // count)
         pages %= count
 
 
-def drafts_of(most: int) -> tuple[int, ...]:
-    """How many drafted tokens of a row steps are compiled for: 1, 3, 7 ..., so that chunks are
-    powers of two.
+def draft_counts(limit: int) -> tuple[int, ...]:
+    """Return the numbers of drafted tokens per row that steps are compiled for, up to `limit`.
+
+    They are 1, 3, 7, ... and `limit`: with the newest token, chunks are powers of two.
     """
-    return tuple(size - 1 for size in _doubling(2, 1 + most)) if most else ()
+    return tuple(size - 1 for size in _doubling(2, 1 + limit)) if limit else ()
 
 
 def _growing(first: int, last: int) -> list[int]:
-    """Doubling, and halfway between from HALVES on: there a step's time grows with its tokens."""
+    """Return doubling sizes, and those halfway between from HALVES on.
+
+    From there on a step's time grows with its tokens, so that padding costs.
+    """
     sizes = _doubling(first, last)
     between = [size * 3 // 2 for size in sizes if size >= HALVES and size * 3 // 2 < last]
     return sorted(sizes + between)
 
 
 def _growing_fast(first: int, last: int) -> list[int]:
-    """Every other one of the doubling: of a small model, padding is cheaper than more steps."""
+    """Return every other one of the doubling sizes.
+
+    For a small model, padding is cheaper than more compiled steps.
+    """
     return sorted({*_doubling(first, last)[::2], last})
 
 
 def _doubling(first: int, last: int) -> list[int]:
-    """first, 2 first, 4 first, ... ending in exactly `last`."""
+    """Return first, 2 first, 4 first, ... and exactly `last` at the end."""
     sizes = []
     while first < last:
         sizes.append(first)

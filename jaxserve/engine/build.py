@@ -1,5 +1,6 @@
-"""From a model on a mesh and the operator's options to an engine: the one place where sizes are
-decided.
+"""Building an engine from a model on a mesh and the operator's options.
+
+This is the one place where sizes are decided.
 """
 
 import logging
@@ -30,7 +31,7 @@ from jaxserve.engine.device.state import abstract_state
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.engine.host.speculation import DeviceDrafts, Speculation
+from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError, MemoryLimitError
 from jaxserve.models.quant import Form, form_in
 from jaxserve.models.spec import ModelSpec
@@ -39,13 +40,16 @@ from sharding.mesh import crosses_slow_links, platform, spans_hosts
 from sharding.rules import shards
 
 NewRunner = Callable[[ModelSpec, dict, EngineConfig, Mesh, Drafter | None], DeviceRunner]
+StepFootprint = Callable[[Lowering, Bucket], Footprint]
 log = logging.getLogger("jaxserve.engine")
 
-# Of the pages that there is room for beside weights and rows, those that steps are asked about
-# with. libtpu makes programs smaller when a chip is nearly full (on a v5e a step of 55 MiB has 14
-# from 12 GiB of arguments on), so that beside a small cache steps would seem to take more than they
-# do.
-PROBED = 7 / 8
+UNLIMITED_TOKENS = 2**62
+
+# The compiler is asked what steps take beside a cache of this share of the pages for which weights
+# and rows leave room. libtpu makes programs smaller when a chip is nearly full (on a v5e a step of
+# 55 MiB has 14 from 12 GiB of arguments on): beside a small cache, steps would seem to take more
+# than they do.
+PROBED_SHARE = 7 / 8
 
 
 def build_engine(
@@ -57,8 +61,9 @@ def build_engine(
     new_runner: NewRunner = DeviceRunner,
     draft: DraftModel | None = None,
 ) -> tuple[Engine, DeviceRunner]:
-    """The engine, and its runner for warm-up and figures. ConfigError when the options cannot be
-    met.
+    """Return an engine, and its runner for warm-up and figures.
+
+    Raises ConfigError if the options cannot be met.
     """
     if options.page_exchange and spans_hosts(mesh):
         raise ConfigError(
@@ -67,20 +72,21 @@ def build_engine(
         )
     _warn_of_slow_links(spec, mesh, params["embed"].dtype)
     config = plan_config(spec, params, mesh, options, draft=draft)
-    runner = new_runner(
-        spec, params, config, mesh, ModelDrafter(draft, config, mesh) if draft else None
-    )
+    drafter = ModelDrafter(draft, config, mesh) if draft else None
+    runner = new_runner(spec, params, config, mesh, drafter)
     scheduler = Scheduler(config, fingerprint=fingerprint, speculation=speculation_of(config))
     return Engine(scheduler, runner, pages=runner.pages if config.page_exchange else None), runner
 
 
 def speculation_of(config: EngineConfig) -> Speculation | None:
-    most = config.draft_tokens
-    if not most:
+    """Return what drafts tokens under this configuration, None if nothing does."""
+    limit = config.draft_tokens
+    if not limit:
         return None
-    return Speculation(
-        DeviceDrafts(most, has_pages=True) if config.drafts_by_model else PromptLookup(most), most
-    )
+    proposer: Proposer = PromptLookup(limit)
+    if config.drafts_by_model:
+        proposer = DeviceDrafts(limit, has_pages=True)
+    return Speculation(proposer, limit)
 
 
 def plan_config(
@@ -89,83 +95,131 @@ def plan_config(
     mesh: Mesh,
     options: EngineOptions,
     limit: int | None = None,
-    footprint: Callable[[Lowering, Bucket], Footprint] = Lowering.footprint,
+    footprint: StepFootprint = Lowering.footprint,
     draft: DraftModel | None = None,
 ) -> EngineConfig:
-    """Resolve the options; the cache takes what rows can use, or what memory has room for if that
-    is less.
+    """Resolve the options; the cache takes what rows can use, or less if memory has no more room.
 
-    params: arrays, or their abstract values. limit: bytes that a device may use; None: ask it.
-    footprint: says what a step takes. The compiler is asked about the largest steps only when the
-    cache comes near the limit: each answer costs a compile. draft: what drafts for it, whose
-    weights and pages are counted. MemoryLimitError when the model does not fit.
+    params: arrays, or their abstract values. limit: bytes that a device may use, None to ask the
+    device. footprint: says what a step takes. draft: model that drafts tokens, whose weights and
+    pages are counted. Raises MemoryLimitError if the model does not fit.
     """
     if draft is None and options.speculate == "draft":
         raise ConfigError("--speculate draft: there is no draft model (--draft-model)")
-    dtype = params["embed"].dtype
-    tensor = mesh.shape["tensor"]
-    windows = [group.window for group in spec.page_groups()]
-
-    def resolved(tokens: int) -> EngineConfig:
-        lanes, positions = shards("A", mesh), spec.max_positions
-        return resolve(
-            options,
-            max_positions=positions,
-            lanes=lanes,
-            affordable_tokens=tokens,
-            windows=windows,
-            min_rows=min_rows(mesh, dtype, form_in(params)),
-            embeds=spec.embeds,
-            weights=str(dtype),
-        )
-
-    options = replace(options, attention=choose_attention(spec, resolved(2**62), mesh, dtype))
-    wish = resolved(2**62)
-    kernel = dispatch.IMPLEMENTATIONS[wish.attention]
-
-    drafter = ModelDrafter(draft, wish, mesh) if draft else None
-
-    def bytes_with(config: EngineConfig) -> int:
-        return cache_bytes(spec, config, kernel, tensor) + (
-            drafter.cache_bytes(config) if drafter else 0
-        )
-
-    def bytes_of(pages: int) -> int:
-        return bytes_with(resolved(pages * wish.page_size))
-
-    rows = bytes_per_device(abstract_state(spec, wish, mesh, kernel).rows)
-    weights = bytes_per_device([params, drafter.params if drafter else {}])
-    transit = PageIO(spec, wish, mesh, kernel, dtype).transit_bytes
-    capacity = device_limit(mesh) if limit is None else limit
-    budget = MemoryBudget(capacity, weights, rows, transit=transit)
-    cache = bytes_with(wish)
+    planner = _MemoryPlanner(spec, params, mesh, options, draft)
+    wanted = planner.config(UNLIMITED_TOKENS)
+    cache = planner.cache_bytes(wanted)
+    budget = planner.budget(wanted, device_limit(mesh) if limit is None else limit)
     if options.cache_tokens:
         check_fits(budget, cache)
-        return wish
+        return wanted
+    # The compiler is asked only when the cache comes near the limit: each answer is a compile.
     if budget.weights + budget.rows + budget.transit + cache < budget.limit / 2:
-        return wish
-    most = max(pool.pages for pool in wish.pools)
-    room = affordable_pages(budget, bytes_of, most)
-
-    def asked(pages: int) -> MemoryBudget:
-        abstract = abstract_params(spec, dtype, mesh, form_in(params))
-        config = resolved(pages * wish.page_size)
-        probe = Lowering(
-            spec, abstract, config, mesh, ModelDrafter(draft, config, mesh) if draft else None
-        )
-        return with_steps(budget, BucketPlan.of(wish), partial(footprint, probe))
-
+        return wanted
+    max_pages = max(pool.pages for pool in wanted.pools)
+    room = affordable_pages(budget, planner.cache_bytes_of_pages, max_pages)
     try:
-        budget = asked(max(int(room * PROBED), 1))
-    except MemoryLimitError:  # beside so many pages, a TPU's compiler refuses a step
-        budget = asked(1)
-    return resolved(affordable_pages(budget, bytes_of, most) * wish.page_size)
+        budget = planner.with_footprints(budget, max(int(room * PROBED_SHARE), 1), footprint)
+    except MemoryLimitError:
+        # Beside so many pages, a TPU's compiler refuses a step.
+        budget = planner.with_footprints(budget, 1, footprint)
+    pages = affordable_pages(budget, planner.cache_bytes_of_pages, max_pages)
+    return planner.config_of_pages(pages)
+
+
+class _MemoryPlanner:
+    """Configurations of one engine by the size of its cache, and what they take on each device."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        params: dict,
+        mesh: Mesh,
+        options: EngineOptions,
+        draft: DraftModel | None,
+    ):
+        self._spec = spec
+        self._params = params
+        self._mesh = mesh
+        self._draft = draft
+        self._dtype = params["embed"].dtype
+        self._form = form_in(params)
+        self._options = options
+        # The choice of a kernel needs a configuration: that of the options as they are.
+        attention = choose_attention(spec, self.config(UNLIMITED_TOKENS), mesh, self._dtype)
+        self._options = replace(options, attention=attention)
+        self._kernel = dispatch.IMPLEMENTATIONS[attention]
+        self._page_size = self.config(UNLIMITED_TOKENS).page_size
+        self._drafter = self._drafter_for(self.config(UNLIMITED_TOKENS))
+
+    def config(self, tokens: int) -> EngineConfig:
+        """Return the configuration of an engine that has memory for this many tokens per lane."""
+        return resolve(
+            self._options,
+            max_positions=self._spec.max_positions,
+            lanes=shards("A", self._mesh),
+            affordable_tokens=tokens,
+            windows=[group.window for group in self._spec.page_groups()],
+            min_rows=min_rows(self._mesh, self._dtype, self._form),
+            embeds=self._spec.embeds,
+            weights=str(self._dtype),
+        )
+
+    def config_of_pages(self, pages: int) -> EngineConfig:
+        """Return the configuration of an engine that has memory for this many pages per lane."""
+        return self.config(pages * self._page_size)
+
+    def cache_bytes(self, config: EngineConfig) -> int:
+        """Return the bytes per device of the pages, those of the draft model included."""
+        tensor = self._mesh.shape["tensor"]
+        size = cache_bytes(self._spec, config, self._kernel, tensor)
+        if self._drafter:
+            size += self._drafter.cache_bytes(config)
+        return size
+
+    def cache_bytes_of_pages(self, pages: int) -> int:
+        """Return the bytes per device of the cache with this many pages per lane."""
+        return self.cache_bytes(self.config_of_pages(pages))
+
+    def budget(self, config: EngineConfig, limit: int) -> MemoryBudget:
+        """Return what each device has and what the engine takes of it, steps left out."""
+        drafter_params = self._drafter.params if self._drafter else {}
+        page_io = PageIO(self._spec, config, self._mesh, self._kernel, self._dtype)
+        return MemoryBudget(
+            limit,
+            weights=bytes_per_device([self._params, drafter_params]),
+            rows=bytes_per_device(
+                abstract_state(self._spec, config, self._mesh, self._kernel).rows
+            ),
+            transit=page_io.transit_bytes,
+        )
+
+    def with_footprints(
+        self, budget: MemoryBudget, pages: int, footprint: StepFootprint
+    ) -> MemoryBudget:
+        """Return the budget with what steps take beside a cache of this many pages."""
+        config = self.config_of_pages(pages)
+        lowering = Lowering(
+            self._spec,
+            abstract_params(self._spec, self._dtype, self._mesh, self._form),
+            config,
+            self._mesh,
+            self._drafter_for(config),
+        )
+        buckets = BucketPlan.of(self.config(UNLIMITED_TOKENS))
+        return with_steps(budget, buckets, partial(footprint, lowering))
+
+    def _drafter_for(self, config: EngineConfig) -> ModelDrafter | None:
+        return ModelDrafter(self._draft, config, self._mesh) if self._draft else None
 
 
 def with_steps(
     budget: MemoryBudget, plan: BucketPlan, footprint: Callable[[Bucket], Footprint]
 ) -> MemoryBudget:
-    """With what the plan's steps take, as if every step took as much as the widest of its kind."""
+    """Return the budget with what the plan's steps take.
+
+    Every step is taken to need as much as the widest of its kind: one footprint of each kind.
+    """
     widest = {bucket.kind: bucket for bucket in sorted(plan.buckets)}  # the last of each kind
     needs = {kind: footprint(bucket) for kind, bucket in widest.items()}
     return replace(
@@ -176,8 +230,9 @@ def with_steps(
 
 
 def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
-    """Tensor parallelism adds up the hidden state of every token, after the embedding and twice in
-    each layer.
+    """Warn if tensor parallelism spans hosts.
+
+    It sums up the hidden state of every token, after the embedding and twice in each layer.
     """
     if crosses_slow_links(mesh, "tensor"):
         sums = 2 * spec.num_layers + 1
@@ -191,8 +246,9 @@ def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
 
 
 def min_rows(mesh: Mesh, dtype: jnp.dtype, form: Form | None = None) -> int:
-    """2 for products of bfloat16 or int8 on a CPU: XLA:CPU has no kernel for one row and takes
-    longer.
+    """Return the fewest rows that steps are compiled for.
+
+    2 for products of bfloat16 or int8 on a CPU: XLA:CPU has no kernel for one row and takes longer.
     """
     narrow = dtype == jnp.bfloat16 or (form is not None and form.activations)
     return 2 if platform(mesh) == "cpu" and narrow else 1

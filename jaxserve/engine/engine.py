@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from jaxserve.engine.host.kv_transfer import PageDevice, Transfers
+from jaxserve.engine.events import TokenEvent
+from jaxserve.engine.host.kv_transfer import KVTransfers
+from jaxserve.engine.host.page_device import PageDevice
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.engine.plan import StepOutput, StepPlan, TokenEvent
+from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import EngineError, RequestIdInUseError
 from jaxserve.request import Request
 
@@ -24,19 +26,19 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what it holds on the device; a second time does nothing."""
+        """Free the device memory; does nothing when called again."""
         ...
 
 
 class Engine:
-    """Drives a scheduler and a runner; one step is in flight while the host plans the next. Not
-    thread-safe.
+    """Drives a scheduler and a runner: one step is in flight while the host plans the next.
 
-    A step that an exception (or Ctrl-C) leaves half done ends the engine: the scheduler's account
-    and the device's pages may differ from then on, and a wrong token is worse than none.
+    Not thread-safe: one thread makes all calls. A step that an exception (or Ctrl-C) leaves half
+    done ends the engine, since the scheduler's account and the device's pages may differ from then
+    on: refusing to go on is better than a wrong token.
 
-    pages: what reads and writes pages for other engines, the runner as a rule; None: nobody asks
-    for them.
+    pages: reads and writes pages for other engines, usually the runner; None if the engine
+    exchanges no pages.
     """
 
     def __init__(
@@ -48,25 +50,27 @@ class Engine:
     ):
         self.scheduler = scheduler
         self.runner = runner
-        self.transfers = Transfers(scheduler, pages)
-        self.waited = 0.0  # seconds spent waiting for outputs, in all
+        self.transfers = KVTransfers(scheduler, pages)
+        self.waited = 0.0  # seconds spent waiting for outputs, since the engine was built
         self._clock = clock
         self._in_flight: tuple[StepPlan, Any] | None = None
-        self._aborted: list[TokenEvent] = []
+        self._aborted: list[TokenEvent] = []  # to be handed out by the next step
         self._ended = ""  # why no step can run any more
 
     @property
     def usable(self) -> bool:
+        """Return whether steps can still run."""
         return not self._ended
 
     def check_usable(self) -> None:
-        """EngineError when the engine was closed or one of its steps failed."""
+        """Raise EngineError if the engine was closed or one of its steps failed."""
         if self._ended:
             raise EngineError(self._ended)
 
     def submit(self, request: Request) -> int:
-        """Queue a request; returns its seed, drawn here when the client gave none. RequestError
-        when it cannot run.
+        """Queue a request and return its seed, which is drawn here if the client gave none.
+
+        Raises RequestError if the request can never run.
         """
         self.check_usable()
         if any(event.request_id == request.id for event in self._aborted):
@@ -82,13 +86,15 @@ class Engine:
         self._aborted += self.scheduler.abort(request_id, self._clock())
 
     def stop(self, request_id: str, index: int) -> TokenEvent | None:
-        """End one choice whose text met a stop string; returns its last event, None when it has
-        ended already.
+        """End one choice whose text met a stop string and return its last event.
+
+        None if the choice has ended already.
         """
         return self.scheduler.stop(request_id, index, self._clock())
 
     @property
     def has_work(self) -> bool:
+        """Return whether another step would do something."""
         return self.usable and (
             self.scheduler.has_work or self._in_flight is not None or bool(self._aborted)
         )
@@ -96,6 +102,7 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Launch the next step and return the events of the one before."""
         self.check_usable()
+        # Set first and cleared last, so that any exception on the way leaves the engine ended.
         self._ended = (
             "a step of the engine was interrupted or failed; close the engine and make a new one"
         )
@@ -106,8 +113,10 @@ class Engine:
     def _step(self) -> list[TokenEvent]:
         plan = self.scheduler.plan(self._clock())
         launched = (plan, self.runner.launch(plan)) if plan else None
-        previous, self._in_flight = self._in_flight, launched
-        events, self._aborted = self._aborted, []
+        previous = self._in_flight
+        self._in_flight = launched
+        events = self._aborted
+        self._aborted = []
         if previous:
             began = self._clock()
             output = self.runner.collect(*previous)
@@ -118,7 +127,7 @@ class Engine:
         return events
 
     def close(self) -> None:
-        """Free what the runner holds. Requests that were not finished never will be."""
+        """Free the runner's memory; requests that have not finished never will."""
         self._ended = "the engine is closed; make a new one"
         self._in_flight = None
         self.runner.close()

@@ -1,6 +1,4 @@
-"""Piece: what travels of a KV cache from one engine to another, whatever pages and mesh each of
-them has.
-"""
+"""KVSegment: the part of a KV cache that travels between engines of any page size and mesh."""
 
 from dataclasses import dataclass
 
@@ -11,19 +9,18 @@ from jaxserve.errors import EngineError
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Piece:
+class KVSegment:
     """Keys and values of the tokens [start, stop) of a prompt, in all layers of one page group.
 
-    Canonical: token after token, whatever the page size was; the heads of all shards, each once, in
-    the model's order. L: layers of the group, in the model's order. T: tokens. K: the model's own
-    kv heads. H: numbers of a key or value, as pages hold them. Arrays are C-contiguous, and
-    read-only to whoever gets the piece.
+    The layout is canonical: token after token, whatever the page size was, and the heads of all
+    shards once each, in the model's order. Axes: L layers of the group, in the model's order; T
+    tokens; K the model's own kv heads; H numbers of a key or value, as pages hold them. Arrays are
+    C-contiguous, and read-only to the receiver of the segment.
 
-    group: index in ModelSpec.page_groups(). k, v: float32, bfloat16, int8 or float8_e4m3fn
-    (ml_dtypes' where numpy has none), both the same; v is None for latent pages, whose value is a
-    part of k (K is 1 then). k_scale, v_scale: float32, of 8-bit numbers; None of the others, and
-    v_scale where v is None. EngineError where shapes or dtypes contradict each other, or start is
-    negative.
+    group: index in ModelSpec.page_groups(). k, v: both float32, bfloat16, int8 or float8_e4m3fn
+    (ml_dtypes' where numpy has none); v is None for latent pages, whose value is a part of k (K is
+    1 then). k_scale, v_scale: float32, present for 8-bit numbers only; v_scale is None where v is.
+    Raises EngineError if shapes or dtypes contradict each other, or start is negative.
     """
 
     group: int
@@ -46,20 +43,22 @@ class Piece:
                 f"{name} {x.dtype}{list(x.shape)}" for name, x in self.arrays.items()
             )
             raise EngineError(
-                f"from token {self.start} on, these are no keys and values of a page group: "
-                f"{arrays}"
+                f"a KV segment from token {self.start} on must hold keys and values of one page "
+                f"group; these are: {arrays}"
             )
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Those that there are, by field, in the fields' order."""
+        """Return the arrays that are not None, by field and in the fields' order."""
         fields = {"k": self.k, "v": self.v, "k_scale": self.k_scale, "v_scale": self.v_scale}
         return {name: array for name, array in fields.items() if array is not None}
 
     @property
     def stop(self) -> int:
+        """Return the position behind the last token."""
         return self.start + self.k.shape[1]
 
     @property
     def nbytes(self) -> int:
+        """Return the bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays.values())

@@ -1,5 +1,7 @@
-"""How long steps take whose rows hold nothing: what decodes and verifications cost beside the
-reading of pages.
+"""Measured times of decode and verify steps, by which speculation decides what pays.
+
+The steps are launched with rows that hold nothing: what is measured is everything but the reading
+of pages.
 """
 
 import time
@@ -11,20 +13,21 @@ from jaxserve.engine.engine import Runner
 from jaxserve.engine.host.speculation import Costs
 from jaxserve.engine.plan import FED_BACK, MEASURED, LanePlan, StepPlan
 
-LAUNCHES: Final = 4  # of each step, of which the fastest counts
+LAUNCHES: Final = 4  # of each step; the fastest counts
 
 
 def measure(runner: Runner, buckets: Iterable[Bucket], lanes: int, no_row: int) -> Costs:
-    """Of every decode and verify step among the compiled ones. no_row: a row id that is out of
-    range.
+    """Run every decode and verify step among the compiled ones and return their seconds.
 
-    Where several decodes are launched as one, a decode costs its share of that.
+    A decode costs its share of the launch where several are launched as one. no_row: a row id that
+    is out of range, so that no row is changed.
     """
     found: dict[tuple[int, int], float] = {}
-    for b in buckets:
-        if b.kind in ("decode", "verify"):
-            seconds = _seconds(runner, _idle(b, lanes, no_row)) / b.steps
-            found[b.rows, b.drafts] = min(seconds, found.get((b.rows, b.drafts), seconds))
+    for bucket in buckets:
+        if bucket.kind in ("decode", "verify"):
+            seconds = _seconds(runner, _empty_step(bucket, lanes, no_row)) / bucket.steps
+            key = bucket.rows, bucket.drafts
+            found[key] = min(seconds, found.get(key, seconds))
     return Costs(found)
 
 
@@ -38,9 +41,10 @@ def _seconds(runner: Runner, plan: StepPlan) -> float:
     return min(found)
 
 
-def _idle(bucket: Bucket, lanes: int, no_row: int) -> StepPlan:
-    """Rows that are none, for as long as the step can be."""
-    rows, samples = bucket.rows, 1 + bucket.drafts if bucket.kind == "verify" else 0
+def _empty_step(bucket: Bucket, lanes: int, no_row: int) -> StepPlan:
+    """Return a step of this shape whose rows are all out of range."""
+    rows = bucket.rows
+    samples = 1 + bucket.drafts if bucket.kind == "verify" else 0
     lane = LanePlan(
         sequences=[0] * rows,
         rows=[no_row] * rows,

@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 
 import jax.numpy as jnp
 
-from jaxserve.engine.host.kv_transfer import wanted_pages
+from jaxserve.engine.host.kv_export import wanted_pages
 from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.estimate import Account, chunks
 from jaxserve.plan.roofline import Case, Limits, token_bytes
@@ -167,7 +167,7 @@ def parts_of(deployment: Deployment, tokens: int, ends: Sequence[int]) -> list[i
     """Bytes that there are to be sent of a prompt when it is computed up to each of these tokens,
     beside those before.
 
-    Whole pages as an Export reads them: of a window what the decode server's first token sees, and
+    Whole pages as a KVExport reads them: of a window what the decode server's first token sees, and
     each of the model's own kv heads once, however many devices hold it.
     """
     config, found = deployment.config, [0] * len(ends)

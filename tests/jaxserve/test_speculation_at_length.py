@@ -45,7 +45,7 @@ class Moody(Speculation):
         self._draw = random.Random(3)
 
     def draft(
-        self, seqs: Iterable[Sequence], rows: int, plain: int, most: int
+        self, seqs: Iterable[Sequence], rows: int, plain: int, limit: int
     ) -> dict[int, list[int]]:
         count = self._draw.randrange(MOST + 1)
         chosen = [seq for seq in seqs if self._draw.random() < 0.8]

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxserve.cluster.transfer.ticket import Array, Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import EngineError
 
 CHUNK = 2**20  # bytes of a message
@@ -52,7 +52,7 @@ def _array_from_proto(array: pb.Array) -> Array:
     return Array(array.name, DTYPES[array.dtype], tuple(array.shape))
 
 
-def chunks(piece: Piece) -> Iterator[memoryview]:
+def chunks(piece: KVSegment) -> Iterator[memoryview]:
     """The piece's bytes, at most CHUNK at a time."""
     for array in piece.arrays.values():
         data = memoryview(array.reshape(-1).view(np.uint8))
@@ -101,14 +101,14 @@ class Blank:
         self._data[self._filled : end] = np.frombuffer(data, np.uint8)
         self._filled = end
 
-    def piece(self) -> Piece:
+    def piece(self) -> KVSegment:
         """TransferError DATA_LOSS when bytes are missing, or when the arrays are none that a piece
         has.
         """
         self._check(self._filled == self._data.size, self._filled)
         arrays = self._arrays()
         try:
-            return Piece(self._ticket.group, self._ticket.start, **arrays)
+            return KVSegment(self._ticket.group, self._ticket.start, **arrays)
         except (EngineError, TypeError) as error:  # TypeError: without k
             raise TransferError("DATA_LOSS", str(error)) from None
 

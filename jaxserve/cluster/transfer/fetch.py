@@ -17,7 +17,7 @@ from jaxserve.cluster.transfer.grpc_status import answering, reading
 from jaxserve.cluster.transfer.offers import Lot, Shelf
 from jaxserve.cluster.transfer.ticket import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 
 SERVICE = pb.DESCRIPTOR.services_by_name["TransferService"].full_name
 Metadata = tuple[tuple[str, str], ...]
@@ -67,7 +67,7 @@ class Receiver:
         self._budget, self._metadata = budget, metadata
 
     @asynccontextmanager
-    async def fetch(self, ticket: Ticket, deadline: float) -> AsyncIterator[Piece]:
+    async def fetch(self, ticket: Ticket, deadline: float) -> AsyncIterator[KVSegment]:
         """The piece takes up room until the block is left.
 
         TransferError when it did not come by the deadline.
@@ -75,7 +75,7 @@ class Receiver:
         async with self._budget.hold(ticket.nbytes, deadline):
             yield await self._fetch(ticket, deadline)
 
-    async def _fetch(self, ticket: Ticket, deadline: float) -> Piece:
+    async def _fetch(self, ticket: Ticket, deadline: float) -> KVSegment:
         blank, seconds = Blank(ticket), deadline - asyncio.get_running_loop().time()
         call = self._fetching(
             pb.FetchRequest(ticket=ticket.key), timeout=max(seconds, 0), metadata=self._metadata

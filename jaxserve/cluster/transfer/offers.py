@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.ticket import Ticket, TransferError
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import EngineError
 
 KEY_BYTES = 16
@@ -31,7 +31,7 @@ class Counts:
 class Lot:
     """A piece that is here. fetched: whether it was, once it is gone."""
 
-    piece: Piece
+    piece: KVSegment
     deadline: float
     fetched: asyncio.Future[bool]
 
@@ -59,7 +59,7 @@ class Shelf:
                     self.counts.withdrawn += 1
                     self._settle(lot, False)
 
-    async def put(self, piece: Piece, deadline: float) -> tuple[Ticket, asyncio.Future[bool]]:
+    async def put(self, piece: KVSegment, deadline: float) -> tuple[Ticket, asyncio.Future[bool]]:
         """Wait for room, then lay it out. The future says whether it was fetched, once it is
         gone."""
         await self.budget.take(piece.nbytes, deadline)
@@ -134,7 +134,7 @@ class Offering:
     def keys(self) -> Iterable[bytes]:
         return self._offers
 
-    async def offer(self, piece: Piece, deadline: float) -> Ticket:
+    async def offer(self, piece: KVSegment, deadline: float) -> Ticket:
         """Wait for room, and let the piece be fetched until the deadline.
 
         TransferError: RESOURCE_EXHAUSTED where there is no room by then, or never;

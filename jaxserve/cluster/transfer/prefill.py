@@ -21,7 +21,7 @@ from jaxserve.cluster.transfer.offers import Offering, Shelf
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 
 TELLING = 0.5  # seconds from one word of a server's load to the next
 SILENCE = 5.0  # seconds without one, and it is taken for gone
@@ -55,7 +55,7 @@ class Source(Protocol):
         """Tokens of prompts that are not computed yet."""
         ...
 
-    def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[Piece, None]:
+    def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[KVSegment, None]:
         """What it computes, as soon as it has it; closing it gives the prompt up.
 
         seconds: that whoever asks will wait for all of it; None: for ever.
@@ -104,7 +104,9 @@ class PrefillServicer(rpc.PrefillServiceServicer):
                 await self._offer(offering, piece, context)
                 del piece  # it is the offering's
 
-    async def _offer(self, offering: Offering, piece: Piece, context: aio.ServicerContext) -> None:
+    async def _offer(
+        self, offering: Offering, piece: KVSegment, context: aio.ServicerContext
+    ) -> None:
         deadline = asyncio.get_running_loop().time() + self._seconds
         ticket = await offering.offer(piece, deadline)
         try:
@@ -152,7 +154,7 @@ class PrefillClient:
                     raise TransferError("UNAVAILABLE", "it ended the call")
                 yield response.waiting_tokens
 
-    async def pieces(self, prompt: Prompt, deadline: float) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, prompt: Prompt, deadline: float) -> AsyncGenerator[KVSegment, None]:
         """What the other server computes, in order; a piece takes up room until the next one is
         asked for.
 

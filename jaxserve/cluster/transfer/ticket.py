@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import JaxserveError
 
 
@@ -24,7 +24,7 @@ class TransferError(JaxserveError):
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """name: a field of Piece."""
+    """name: a field of KVSegment."""
 
     name: str
     dtype: np.dtype
@@ -46,7 +46,7 @@ class Ticket:
     arrays: tuple[Array, ...]
 
     @staticmethod
-    def of(key: bytes, piece: Piece) -> "Ticket":
+    def of(key: bytes, piece: KVSegment) -> "Ticket":
         arrays = (Array(name, array.dtype, array.shape) for name, array in piece.arrays.items())
         return Ticket(key, piece.group, piece.start, tuple(arrays))
 

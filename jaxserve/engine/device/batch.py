@@ -6,7 +6,8 @@ import numpy as np
 
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.packed import Packed, padded
-from jaxserve.engine.plan import LaneOutput, LanePlan, Logprob
+from jaxserve.engine.events import Logprob
+from jaxserve.engine.plan import LaneOutput, LanePlan
 from jaxserve.request import MAX_LOGPROBS
 
 # ---- the upload
@@ -88,7 +89,7 @@ def download_layout(bucket: Bucket, width: int = 0) -> Packed:
     log-probabilities of every target.
     """
     rows = bucket.rows
-    results = bucket.results
+    results = bucket.max_row_results
     top = MAX_LOGPROBS
     if bucket.kind == "draft":
         return Packed((("finite", (rows,), np.int32),))

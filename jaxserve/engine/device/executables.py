@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxserve.engine.buckets import Bucket, drafts_of
+from jaxserve.engine.buckets import Bucket, draft_counts
 from jaxserve.engine.device.compile_counter import CompileCounter
 from jaxserve.engine.device.kernels.attention_check import check_attention
 from jaxserve.engine.device.kernels.choice import attention_options, grouped_demands
@@ -120,7 +120,7 @@ class Executables:
         mesh = lowering.mesh
         page_dtype = jnp.dtype(config.page_dtype)
         # One token per row is a decode, more are a verification, and None is a step of prompts.
-        verified = [1 + drafts for drafts in drafts_of(config.draft_tokens)]
+        verified = [1 + drafts for drafts in draft_counts(config.draft_tokens)]
         steps = [
             attention_options(spec, group, mesh, config.page_size, page_dtype, max_row_tokens)
             for group in spec.page_groups()

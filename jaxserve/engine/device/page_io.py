@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.buckets import PIECES_AT_ONCE, page_counts
+from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE, page_counts
 from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.models.sharded_attention import page_partition
 from jaxserve.models.spec import ModelSpec
@@ -188,7 +188,7 @@ class PageIO:
             return 0
         pages = page_counts(self._config)[0]
         segments = [group.abstract_segment(pages, group.accepted[0]) for group in self.groups]
-        return PIECES_AT_ONCE * max(map(bytes_per_device, segments))
+        return SEGMENTS_ON_DEVICE * max(map(bytes_per_device, segments))
 
     @property
     def transfer_format(self) -> object:

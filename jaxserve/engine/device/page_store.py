@@ -21,7 +21,7 @@ from jaxserve.engine.device.page_io import (
     write_name,
 )
 from jaxserve.engine.device.state import StateHolder
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.engine.plan import NO_PAGE
 from jaxserve.errors import ConfigError, EngineError
 from pallas_kernels.paged_attention.api import Pages
@@ -99,17 +99,17 @@ class PageStore:
             }
         )
 
-    def check_piece(self, piece: Piece) -> None:
+    def check_segment(self, segment: KVSegment) -> None:
         """Raise an error if a KV segment cannot become pages here.
 
         ConfigError where its dtype would have to be widened, EngineError where it is not of this
         model.
         """
         groups = len(self._io.groups)
-        if not 0 <= piece.group < groups:
-            raise EngineError(f"a KV segment of page group {piece.group}; the model has {groups}")
-        io = self._io.groups[piece.group]
-        dtype = str(piece.k.dtype)
+        if not 0 <= segment.group < groups:
+            raise EngineError(f"a KV segment of page group {segment.group}; the model has {groups}")
+        io = self._io.groups[segment.group]
+        dtype = str(segment.k.dtype)
         if dtype not in io.accepted:
             raise ConfigError(
                 f"pages of {dtype} cannot be made pages of {self._config.page_dtype}: keys and "
@@ -117,11 +117,11 @@ class PageStore:
                 "from)"
             )
         heads = io.held_heads // io.copies
-        expected = (len(io.layers), piece.k.shape[1], heads, io.layout.head_dim)
-        has_values = piece.v is not None
-        if piece.k.shape != expected or has_values != (io.layout.value_dim is None):
+        expected = (len(io.layers), segment.k.shape[1], heads, io.layout.head_dim)
+        has_values = segment.v is not None
+        if segment.k.shape != expected or has_values != (io.layout.value_dim is None):
             raise EngineError(
-                f"a KV segment of page group {piece.group} has keys {list(piece.k.shape)} and "
+                f"a KV segment of page group {segment.group} has keys {list(segment.k.shape)} and "
                 f"{'' if has_values else 'no '}values; the model's are {list(expected)}"
             )
 

@@ -84,7 +84,9 @@ class StepBuilder:
         rows = state.rows
         tokens = self._tokens(rows, batch, layout)
         tables = tables_of_rows(rows.tables, batch["rows"])
-        done = self.model.forward(params, state.pages, tables, tokens, layout, bucket.most)
+        done = self.model.forward(
+            params, state.pages, tables, tokens, layout, bucket.max_row_tokens
+        )
         per_lane = done.hidden.reshape(*tokens.shape, -1)
         load = None if state.load is None else state.load + jnp.asarray(done.load, jnp.uint32)
         state = replace(state, pages=done.pages, load=load)

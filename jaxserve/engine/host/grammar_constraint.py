@@ -1,26 +1,28 @@
-"""What one choice may still say: its grammar, and the tokens that the client allows besides."""
+"""Constraint: which tokens may come next in a choice, by its grammar and its allowed tokens."""
 
 from collections.abc import Sequence
 
-from jaxserve.engine.plan import Finish, FinishReason
+from jaxserve.engine.events import Finish, FinishReason
 from jaxserve.errors import GrammarError
 from jaxserve.request import SamplingParams
 from jaxserve.structure.matcher import Matcher
 
 
 class Constraint:
-    """Follows the tokens of a choice, one behind another; the mask of the next one is always at
-    hand.
+    """Follows the tokens of one choice and keeps the mask of the next token ready.
+
+    A mask is a bit per token id, little-endian, set where the token may come.
     """
 
     def __init__(self, matcher: Matcher, params: SamplingParams) -> None:
-        """GrammarError where no token can begin."""
+        """Start at the beginning of the output; raise GrammarError if no token can come first."""
         penalised = (
             params.repetition_penalty != 1
             or params.presence_penalty != 0
             or params.frequency_penalty != 0
         )
-        # Penalties count on the device what it sampled, and forced tokens have no log-probability.
+        # Forced tokens are not sampled: penalties would not count them on the device, they have no
+        # log-probability, and allowed_token_ids might exclude them.
         self.forces = params.logprobs is None and params.allowed_token_ids is None and not penalised
         self._matcher = matcher
         self._field = params.structure.field if params.structure else "structure"
@@ -33,11 +35,11 @@ class Constraint:
             raise error
 
     def take(self, token: int) -> Finish | None:
-        """Go on by a token that ends nothing by itself; how the choice ends if the grammar ends
-        it."""
+        """Advance by a token that is not an end token; return how the choice ends, if it does."""
         self._count += 1
         if not self._matcher.accept(token):
-            return self._failed(f"token {token} may not come here")
+            problem = self._matcher.failure or f"token {token} may not come here"
+            return Finish(FinishReason.ERROR, error=self._error(problem))
         if self._matcher.ended:
             return Finish(FinishReason.STOP)
         self._mask = self._next_mask()
@@ -45,31 +47,31 @@ class Constraint:
         return Finish(FinishReason.ERROR, error=error) if error else None
 
     def forced(self) -> list[int]:
-        """Tokens that come next whatever the model says; none where each has to be sampled."""
+        """Return the tokens that must come next; none if each token has to be sampled."""
         return self._matcher.forced() if self.forces else []
 
     def fits(self, drafted: Sequence[int]) -> int:
-        """How many drafted tokens, from the first on, the grammar lets come.
+        """Return how many of the drafted tokens, from the first on, the grammar allows.
 
-        None behind which tokens are forced: there nothing is sampled without drafts, and drafts
-        change no token.
+        Where tokens may be forced, the count stops before a token behind which others are forced:
+        without drafts nothing would be sampled there, and drafts must not change any token.
         """
         return self._matcher.fits(drafted, free=self.forces)
 
     def masks(self, drafted: Sequence[int]) -> bytes:
-        """Of the next token, and of those behind each drafted one, one after the other.
+        """Return the mask of the next token, and those behind each drafted one, concatenated.
 
-        Fewer where a drafted token ends the text.
+        They are fewer if a drafted token ends the text.
         """
         if not drafted:
             return self._mask
-        return b"".join(map(self._within, self._matcher.masks(drafted)))
+        return b"".join(map(self._without_disallowed, self._matcher.masks(drafted)))
 
     def _next_mask(self) -> bytes:
-        return self._within(self._matcher.masks()[0])
+        return self._without_disallowed(self._matcher.masks()[0])
 
-    def _within(self, mask: bytes) -> bytes:
-        """Without the tokens that the client does not allow."""
+    def _without_disallowed(self, mask: bytes) -> bytes:
+        """Return the mask without the tokens that the client does not allow."""
         if self._allowed is None:
             return mask
         return (int.from_bytes(mask, "little") & self._allowed).to_bytes(len(mask), "little")
@@ -83,9 +85,6 @@ class Constraint:
             )
         return None
 
-    def _failed(self, why: str) -> Finish:
-        return Finish(FinishReason.ERROR, error=self._error(self._matcher.failure or why))
-
     def _error(self, problem: str) -> GrammarError:
         return GrammarError(
             self._field, f"cannot be followed beyond {self._count} tokens: {problem}"
@@ -93,7 +92,7 @@ class Constraint:
 
 
 def _bits(tokens: Sequence[int]) -> int:
-    """Bit t is set for token t."""
+    """Return the integer in which bit t is set for each token t."""
     bits = bytearray(max(tokens) // 8 + 1)
     for token in tokens:
         bits[token // 8] |= 1 << token % 8

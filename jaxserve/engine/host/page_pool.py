@@ -1,4 +1,7 @@
-"""A pool of pages with reference counts. A page is free, idle (cached, nobody holds it) or held."""
+"""A pool of KV pages with reference counts: every page is free, idle or held.
+
+An idle page is held by no sequence and kept for the prefix cache; a free page holds nothing.
+"""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
@@ -9,31 +12,31 @@ from jaxserve.errors import EngineError
 class PagePool:
     """Page ids 0..num_pages-1 of one page group in one lane.
 
-    Idle pages keep what the prefix cache found worth keeping and are given away when no free page
-    is left, the least recently held first; `forget` is told which.
+    Idle pages are given away when no free page is left, the least recently held first.
+
+    forget: called with each idle page that is given away, before its content is lost.
     """
 
     def __init__(self, num_pages: int, forget: Callable[[int], None] = lambda page: None):
         self.num_pages = num_pages
         self._free = deque(range(num_pages))
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the next to be given away first
         self._holders = [0] * num_pages
         self._cached = [False] * num_pages
-        self._wanted = [False] * num_pages  # was shared since it holds what it holds
+        self._was_shared = [False] * num_pages  # since the page got its present content
         self._forget = forget
 
     @property
     def available(self) -> int:
-        """Pages that `allocate` could hand out now."""
+        """Return the number of pages that `allocate` could hand out now."""
         return len(self._free) + len(self._idle)
 
     def idle_among(self, pages: Iterable[int]) -> int:
+        """Return how many of these cached pages no sequence holds."""
         return sum(self._holders[page] == 0 for page in pages)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages; EngineError when so many are not available (the caller has to ask
-        first).
-        """
+        """Take `count` pages, idle ones last; raise EngineError if fewer are available."""
         if count > self.available:
             raise EngineError(
                 f"asked for {count} pages; {self.available} of {self.num_pages} are available"
@@ -47,24 +50,26 @@ class PagePool:
             page, _ = self._idle.popitem(last=False)
             self._cached[page] = False
             self._forget(page)
-        self._holders[page], self._wanted[page] = 1, False
+        self._holders[page] = 1
+        self._was_shared[page] = False
         return page
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more holder for each of these cached pages."""
+        """Add a holder to each of these cached pages."""
         for page in pages:
             if self._holders[page] == 0:
                 del self._idle[page]
             self._holders[page] += 1
-            self._wanted[page] = True
+            self._was_shared[page] = True
 
     def release(self, pages: list[int], passed: bool = False) -> None:
-        """One holder less. Later pages of a sequence go first, so that eviction shortens prefixes
-        from their end.
+        """Take a holder from each of these pages of one sequence, in the order of its table.
 
-        passed: a window went past them in the middle of a sequence. Those that nobody ever shared
-        are then the first to be given away: one long prompt must not drive out what others share.
+        passed: a sliding window has moved past the pages in the middle of a sequence. Those that
+        were never shared are then the first to be given away: one long prompt must not drive out
+        what others share.
         """
+        # Later pages go first, so that eviction shortens cached prefixes from their end.
         for page in reversed(pages):
             if self._holders[page] < 1:
                 raise EngineError(f"page {page} is released more often than it was taken")
@@ -72,15 +77,13 @@ class PagePool:
             if self._holders[page] == 0:
                 if self._cached[page]:
                     self._idle[page] = None
-                    if passed and not self._wanted[page]:
+                    if passed and not self._was_shared[page]:
                         self._idle.move_to_end(page, last=False)
                 else:
                     self._free.append(page)
 
-    def keep(self, page: int) -> None:
-        """The prefix cache knows this page: when nobody holds it any more it stays idle instead of
-        free.
-        """
+    def mark_cached(self, page: int) -> None:
+        """Let the page become idle instead of free when its last holder releases it."""
         self._cached[page] = True
 
     def drop_idle(self) -> None:
@@ -92,8 +95,9 @@ class PagePool:
             self._free.append(page)
 
     def check_invariants(self, held: Iterable[Iterable[int]]) -> None:
-        """free + idle + held = all, and every holder is a table in `held`; EngineError with the
-        numbers otherwise.
+        """Raise EngineError unless free + idle + held pages are all pages.
+
+        held: the tables of all sequences, which must be the pages' holders.
         """
         counts = [0] * self.num_pages
         for table in held:

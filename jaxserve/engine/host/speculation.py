@@ -1,8 +1,8 @@
 """Which tokens are drafted, and how many of them a step verifies.
 
-A drafted token counts if it is the one that the model would have taken at its position anyway: the
+A drafted token is accepted if the model would have chosen it at its position anyway: the sampling
 noise of a position is fixed by seed, choice and position. So drafts change how many steps an output
-takes, and never what it says.
+takes, and never its tokens.
 """
 
 from bisect import bisect_left
@@ -14,91 +14,98 @@ from jaxserve.engine.host.sequence import Sequence as Seq
 from jaxserve.engine.plan import DRAFTED
 from jaxserve.request import Request
 
-UNTRIED: Final = 0.5  # chance of a draft of which nothing is known
-PRIOR: Final = 1.0  # drafted tokens that it counts as, beside those that were tried
-FADING: Final = 0.95  # of what a sequence's earlier drafts count, with each draft
+UNTRIED_CHANCE: Final = 0.5  # that a drafted token is accepted, before any was tried
+PRIOR_TOKENS: Final = 1.0  # tried tokens that UNTRIED_CHANCE weighs as much as
+DECAY: Final = 0.95  # weight that a sequence's earlier drafts keep with each later one
 LONGEST_PAUSE: Final = 64  # tokens that a sequence goes on without drafts, at most
 
 
 class Proposer(Protocol):
-    """Drafts tokens: on the host, from what it has read so far, or by having the device do it.
+    """Drafts tokens: on the host from the tokens read so far, or by having the device do it.
 
-    waits: its sequences wait until the host has read their newest token. has_pages: the device
-    keeps pages for it, which have to be caught up with the sequence's before it drafts.
+    waits: sequences wait until the host has read their newest token. has_pages: the device keeps
+    pages for the proposer, which have to catch up with a sequence before it drafts.
     """
 
     waits: bool
     has_pages: bool
 
     def takes(self, request: Request) -> bool:
-        """Whether it may ever draft for this request."""
+        """Return whether tokens may ever be drafted for this request."""
         ...
 
     def propose(self, seq: Seq) -> list[int]:
-        """Tokens that may come after the sequence's newest one."""
+        """Return tokens that may come behind the sequence's newest one."""
         ...
 
     def forget(self, seq: Seq) -> None:
-        """The sequence has ended."""
+        """Drop what is kept of a sequence that has ended."""
         ...
 
 
 @dataclass
 class DeviceDrafts:
-    """The Proposer of what the device drafts itself, in the step that verifies it. most: tokens at
-    a time.
+    """Proposer of placeholders for tokens that the device drafts in the step that verifies them.
+
+    max_drafts: tokens of a row in a step.
     """
 
-    most: int
+    max_drafts: int
     has_pages: bool
     waits: bool = False
 
     def takes(self, request: Request) -> bool:
-        return (
-            request.grammar is None
-        )  # nobody knows what a grammar lets come behind drafts that are not made yet
+        """Return whether tokens may ever be drafted for this request."""
+        # The masks behind drafted tokens depend on those tokens, which the host does not know when
+        # it plans the step.
+        return request.grammar is None
 
     def propose(self, seq: Seq) -> list[int]:
-        return [DRAFTED] * self.most
+        """Return one placeholder for each token that the device may draft."""
+        return [DRAFTED] * self.max_drafts
 
     def forget(self, seq: Seq) -> None:
-        pass
+        """Do nothing: nothing is kept."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of steps that decode so many rows and verify so many drafted tokens of each; 0
-    drafts: plain decodes.
+    """Measured seconds of steps, by rows and by drafted tokens that are verified in each row.
+
+    0 drafted tokens stand for plain decodes.
     """
 
     seconds: Mapping[tuple[int, int], float]
 
     def of(self, rows: int, drafts: int) -> float:
-        """Of the smallest step that holds them."""
+        """Return the seconds of the smallest measured step that holds so many rows."""
         sizes = sorted(size for size, k in self.seconds if k == drafts)
         return self.seconds[sizes[min(bisect_left(sizes, rows), len(sizes) - 1)], drafts]
 
 
-def expected(chance: float, drafts: int) -> float:
-    """Tokens of a step that verifies so many drafts, each right with this chance if those before it
-    are.
+def expected_tokens(chance: float, drafts: int) -> float:
+    """Return the tokens that a row is expected to gain by verifying `drafts` drafted tokens.
 
-    Leviathan et al. 2023, equation 1.
+    chance: probability that a drafted token is accepted if those before it are. The token behind
+    the accepted ones counts as well (Leviathan et al. 2023, equation 1).
     """
-    return float(1 + drafts) if chance >= 1 else (1 - chance ** (1 + drafts)) / (1 - chance)
+    if chance >= 1:
+        return float(1 + drafts)
+    return (1 - chance ** (1 + drafts)) / (1 - chance)
 
 
-def most_tokens_per_second(
+def best_draft_count(
     costs: Costs, rows: int, plain: int, drafted: Sequence[tuple[float, int]]
 ) -> int:
-    """How many drafts of a row to verify, 0 included; of equals, the fewest.
+    """Return how many drafted tokens of a row give the most tokens per second when verified.
 
-    rows: of the lane that has most. plain: rows without drafts. drafted: chance and number of each
-    other row's drafts.
+    0 is among the candidates; of equally good ones, the smallest wins. rows: rows of the lane that
+    has most. plain: rows without drafts. drafted: chance and number of drafted tokens of each other
+    row.
     """
 
     def rate(drafts: int) -> float:
-        tokens = sum(expected(chance, min(count, drafts)) for chance, count in drafted)
+        tokens = sum(expected_tokens(chance, min(count, drafts)) for chance, count in drafted)
         return (plain + tokens) / costs.of(rows, drafts)
 
     return max(sorted({drafts for _, drafts in costs.seconds}), key=rate)
@@ -106,68 +113,74 @@ def most_tokens_per_second(
 
 @dataclass
 class _Record:
-    """Of one sequence: drafted tokens that were tried and that were right, fading; and when it
-    drafts again.
-    """
+    """Success of one sequence's drafts so far, and when the sequence drafts again."""
 
-    tried: float = 0.0
-    right: float = 0.0
-    pause: int = 0  # tokens of the last one
-    until: int = 0  # so many tokens it does not draft
+    tried: float = 0.0  # drafted tokens that were compared with the model's, decayed
+    accepted: float = 0.0  # of those, decayed
+    pause: int = 0  # length of the last pause, in tokens
+    resumes_at: int = 0  # number of tokens from which on the sequence drafts
 
 
 @dataclass
 class Speculation:
-    """Drafts for the sequences of a step, as many as pay. costs: None until they are measured: then
-    all are tried.
+    """Drafts tokens for the sequences of a step, as many as pay.
+
+    max_drafts: tokens of a row in a step. costs: None until they are measured; all drafted tokens
+    are verified then.
     """
 
     proposer: Proposer
-    most: int
+    max_drafts: int
     costs: Costs | None = None
-    verifications: int = 0  # of a sequence's drafts, in all
-    drafted: int = 0  # tokens, in all
-    accepted: int = 0
+    verifications: int = 0  # counts each sequence of a step
+    drafted: int = 0  # tokens that were verified
+    accepted: int = 0  # of those, the tokens that the model would have chosen as well
     _records: dict[int, _Record] = field(default_factory=dict)
 
     def enter(self, seq: Seq) -> None:
-        """Its prompt needs nobody's drafts."""
+        """Begin a record of a new sequence, if tokens may be drafted for it."""
         if self.proposer.takes(seq.request):
-            self._records[seq.id] = _Record(until=seq.prompt_len + 1)
+            # Prompts need no drafts: the first token of the output comes with the prompt.
+            self._records[seq.id] = _Record(resumes_at=seq.prompt_len + 1)
 
-    def wake(self, seqs: Iterable[Seq], drafts: bool) -> None:
-        """Let those wait for the host whose pause is over, where the proposer needs that and steps
-        verify drafts.
+    def wake(self, seqs: Iterable[Seq], verifying: bool) -> None:
+        """Set for each running sequence whether it waits until the host has read its tokens.
+
+        Sequences that may draft wait, if the proposer needs that and the next step may verify.
         """
         for seq in seqs:
-            if drafts:
-                seq.waits_for_host |= self.proposer.waits and self.drafts(seq)
-            elif seq.unread <= 1:  # with drafts in flight, the host does not know its length
+            if verifying:
+                if self.proposer.waits and self.may_draft(seq):
+                    seq.waits_for_host = True
+            elif seq.unread <= 1:
+                # With drafted tokens in flight the host does not know the sequence's length, and
+                # it has to go on waiting.
                 seq.waits_for_host = False
 
-    def drafts(self, seq: Seq) -> bool:
-        """Whether it drafts at all, and does not pause."""
+    def may_draft(self, seq: Seq) -> bool:
+        """Return whether tokens may be drafted for the sequence and it is not pausing."""
         record = self._records.get(seq.id)
-        return record is not None and seq.num_tokens >= record.until
+        return record is not None and seq.num_tokens >= record.resumes_at
 
-    def draft(self, seqs: Iterable[Seq], rows: int, plain: int, most: int) -> dict[int, list[int]]:
-        """Tokens to verify, at most so many of each, by sequence. rows, plain: as
-        most_tokens_per_second has them.
+    def draft(self, seqs: Iterable[Seq], rows: int, plain: int, limit: int) -> dict[int, list[int]]:
+        """Return tokens to verify by sequence id, at most `limit` of each, as many as pay.
 
-        Who has none, or whose drafts do not pay, goes on for a while without any, and does not wait
-        for the host.
+        A sequence without any, or for which they do not pay, pauses and does not wait for the host
+        meanwhile. rows, plain: as in best_draft_count.
         """
-        found = {seq.id: self.proposer.propose(seq)[: min(self.most, most)] for seq in seqs}
+        limit = min(self.max_drafts, limit)
+        found = {seq.id: self.proposer.propose(seq)[:limit] for seq in seqs}
         drafted = [(self._chance(id), len(tokens)) for id, tokens in found.items() if tokens]
         without = plain + len(found) - len(drafted)
-        count = self.most
+        count = self.max_drafts
         if self.costs and drafted:
-            count = most_tokens_per_second(self.costs, rows, without, drafted)
+            count = best_draft_count(self.costs, rows, without, drafted)
         for seq in seqs:
-            self._pause(seq, bool(found[seq.id]) and count > 0)
+            self._pause(seq, pays=bool(found[seq.id]) and count > 0)
         return {id: tokens[:count] for id, tokens in found.items() if tokens[:count]}
 
     def learn(self, seq: Seq, drafted: int, accepted: int) -> None:
+        """Record how many of the sequence's drafted tokens were accepted."""
         self.verifications += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -175,22 +188,28 @@ class Speculation:
         seq.times.drafted += drafted
         seq.times.accepted += accepted
         if record := self._records.get(seq.id):
-            record.tried = FADING * record.tried + min(accepted + 1, drafted)
-            record.right = FADING * record.right + accepted
+            # Tokens behind the first rejected one were not tried: they had no chance.
+            record.tried = DECAY * record.tried + min(accepted + 1, drafted)
+            record.accepted = DECAY * record.accepted + accepted
 
     def leave(self, seq: Seq) -> None:
+        """Forget a sequence that has ended."""
         if self._records.pop(seq.id, None):
             self.proposer.forget(seq)
 
     def _chance(self, id: int) -> float:
-        """That a drafted token is right: the sequence's own record."""
+        """Return the probability that a drafted token is accepted, by the sequence's record."""
         record = self._records[id]
-        return (record.right + PRIOR * UNTRIED) / (record.tried + PRIOR)
+        accepted = record.accepted + PRIOR_TOKENS * UNTRIED_CHANCE
+        return accepted / (record.tried + PRIOR_TOKENS)
 
     def _pause(self, seq: Seq, pays: bool) -> None:
+        """Let a sequence whose drafts do not pay go on without any, longer each time."""
         record = self._records[seq.id]
         record.pause = 0 if pays else min(2 * record.pause + 1, LONGEST_PAUSE)
-        if record.pause == LONGEST_PAUSE:  # what it knows will be old: it tries again
-            record.tried = record.right = 0.0
+        if record.pause == LONGEST_PAUSE:
+            # The record will be out of date after the pause: begin anew.
+            record.tried = record.accepted = 0.0
         if record.pause > 1:
-            record.until, seq.waits_for_host = seq.num_tokens + record.pause, False
+            record.resumes_at = seq.num_tokens + record.pause
+            seq.waits_for_host = False

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from jaxserve.completion import Assembler, Completion
-from jaxserve.engine.plan import Times, TokenEvent
+from jaxserve.engine.events import Times, TokenEvent
 from jaxserve.errors import JaxserveError
 from jaxserve.prompts import Prepared
 from jaxserve.server.core.answer_events import Done, News, Outbox, PromptScores, Started

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxserve.completion import Completion, Piece
-from jaxserve.engine.plan import Logprob
+from jaxserve.engine.events import Logprob
 from jaxserve.errors import JaxserveError, SlowConsumerError
 
 

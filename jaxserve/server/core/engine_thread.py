@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.plan import Finish, FinishReason, TokenEvent
+from jaxserve.engine.events import Finish, FinishReason, TokenEvent
 from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.request import Request
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from jaxserve.chat import Rendered, Tools
-from jaxserve.engine.plan import TokenEvent
+from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import (
     DeadlineError,
     JaxserveError,
@@ -443,5 +443,5 @@ def _content_size(prompt: Prompt) -> int:
     return sum(
         len(str(value).encode("utf-8", "replace"))
         for message in prompt
-        for value in message.values()
-    )  # type: ignore[union-attr]
+        for value in message.values()  # type: ignore[union-attr]
+    )

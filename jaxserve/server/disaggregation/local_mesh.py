@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from jaxserve.cluster.transfer.prefill import Prompt
 from jaxserve.engine.device.runner import DeviceRunner
-from jaxserve.engine.host.kv_transfer import Import, Outgoing, Staged
+from jaxserve.engine.host.kv_export import PagesToSend
+from jaxserve.engine.host.kv_import import KVImport, StagedPages
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.disaggregation.flags import Meshes
@@ -22,7 +23,9 @@ from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.serving_state import Behind
 from sharding.mesh import MeshSpec, ShardingError
 
-Bring = Callable[[Import, Outgoing, float], Iterator[Staged]]  # with the seconds that it may wait
+Bring = Callable[
+    [KVImport, PagesToSend, float], Iterator[StagedPages]
+]  # with the seconds that it may wait
 
 
 @dataclass(frozen=True)
@@ -66,18 +69,20 @@ def places(meshes: Meshes, devices: Sequence[Any]) -> tuple[Place, Place]:
 class Moving:
     """An Arrival that lies on the other mesh. bring: how it comes."""
 
-    outgoing: Outgoing
+    outgoing: PagesToSend
     bring: Bring
 
     @property
     def nbytes(self) -> int:
         return self.outgoing.nbytes
 
-    def stage(self, arriving: Import, timeout: float) -> Iterator[Staged]:
+    def stage(self, arriving: KVImport, timeout: float) -> Iterator[StagedPages]:
         return self.bring(arriving, self.outgoing, timeout)
 
 
-def through_host(arriving: Import, outgoing: Outgoing, timeout: float) -> Iterator[Staged]:
+def through_host(
+    arriving: KVImport, outgoing: PagesToSend, timeout: float
+) -> Iterator[StagedPages]:
     """Of pages whose heads have to be dealt out anew."""
     return arriving.stage(outgoing.to_host(), timeout)
 
@@ -123,7 +128,7 @@ class PrefillMesh:
 
     async def arrivals(self, prompt: Prompt, deadline: float) -> AsyncGenerator[Moving, None]:
         """See Prefiller."""
-        engine, bring = self._engine, Import.move if self.direct else through_host
+        engine, bring = self._engine, KVImport.move if self.direct else through_host
         seconds = deadline - asyncio.get_running_loop().time()
         async with departing(
             engine.service, engine.thread, prompt, seconds, not self.direct

@@ -15,8 +15,8 @@ from grpc import aio  # type: ignore[attr-defined]
 
 from jaxserve.cluster.transfer.prefill import PrefillClient, Prompt
 from jaxserve.cluster.transfer.ticket import TransferError
-from jaxserve.engine.host.kv_transfer import Import, Staged
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.host.kv_import import KVImport, StagedPages
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.server.disaggregation.prefix_affinity import Blocks, Handed, blocks_of
 
 AGAIN = 1.0  # seconds until a server that is not there is asked again
@@ -37,13 +37,13 @@ class State(StrEnum):
 class Received:
     """An Arrival that came over a network."""
 
-    piece: Piece
+    piece: KVSegment
 
     @property
     def nbytes(self) -> int:
         return self.piece.nbytes
 
-    def stage(self, arriving: Import, timeout: float) -> Iterator[Staged]:
+    def stage(self, arriving: KVImport, timeout: float) -> Iterator[StagedPages]:
         return arriving.stage(self.piece, timeout)
 
 

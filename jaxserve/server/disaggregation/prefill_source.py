@@ -12,8 +12,8 @@ from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.cluster.transfer.prefill import Prompt
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.host.kv_transfer import Export, Outgoing
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.host.kv_export import KVExport, PagesToSend
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import JaxserveError
 from jaxserve.request import SamplingParams
 from jaxserve.server.core.answer import Answer
@@ -47,7 +47,9 @@ class PrefillSource:
     def waiting_tokens(self) -> int:
         return self._gate.enter().service.waiting_tokens
 
-    async def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[Piece, None]:
+    async def pieces(
+        self, prompt: Prompt, seconds: float | None
+    ) -> AsyncGenerator[KVSegment, None]:
         served, loop = self._gate.enter(), asyncio.get_running_loop()
         async with departing(
             served.service, served.thread, prompt, seconds, to_host=True
@@ -96,9 +98,9 @@ class Departure:
     def __init__(self, thread: EngineThread, answer: Answer, to_host: bool):
         self._thread, self._answer, self._to_host = thread, answer, to_host
         self._loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Queue[Outgoing | JaxserveError | None] = asyncio.Queue()
+        self._arrived: asyncio.Queue[PagesToSend | JaxserveError | None] = asyncio.Queue()
         self._watching: asyncio.Task[None] | None = None
-        self._exporting: Future[Export] | None = None
+        self._exporting: Future[KVExport] | None = None
         self._over = False
 
     async def begin(self, prompt: Prompt) -> None:
@@ -111,7 +113,7 @@ class Departure:
         )
         await asyncio.wrap_future(self._exporting)
 
-    async def next(self) -> Outgoing | None:
+    async def next(self) -> PagesToSend | None:
         """None when all have come. A JaxserveError when the rest will not, behind what came
         before."""
         arrived = await self._arrived.get()
@@ -131,14 +133,14 @@ class Departure:
             )
             raise TransferError("NOT_FOUND", problem)
 
-    def to_host(self, outgoing: Outgoing) -> Piece:
+    def to_host(self, outgoing: PagesToSend) -> KVSegment:
         """On a thread that may wait."""
         try:
             return outgoing.to_host()
         finally:
             self._advance()
 
-    def drop(self, outgoing: Outgoing) -> None:
+    def drop(self, outgoing: PagesToSend) -> None:
         """What was not taken of it is not wanted; what waited for its place may come."""
         outgoing.drop()
         self._advance()
@@ -174,21 +176,21 @@ class Departure:
         if exporting and not exporting.cancelled() and not exporting.exception():
             engine.transfers.close(exporting.result())
 
-    def _deliver(self, outgoing: Outgoing | None) -> None:
+    def _deliver(self, outgoing: PagesToSend | None) -> None:
         """On the engine's thread."""
         if outgoing and self._to_host:
             outgoing.start_to_host()
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._take, outgoing)
 
-    def _take(self, outgoing: Outgoing | None) -> None:
+    def _take(self, outgoing: PagesToSend | None) -> None:
         if self._over:
             self._leave(outgoing)
         else:
             self._arrived.put_nowait(outgoing)
 
-    def _leave(self, arrived: Outgoing | JaxserveError | None) -> None:
-        if isinstance(arrived, Outgoing):
+    def _leave(self, arrived: PagesToSend | JaxserveError | None) -> None:
+        if isinstance(arrived, PagesToSend):
             self.drop(arrived)
 
 

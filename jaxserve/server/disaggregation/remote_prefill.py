@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import Protocol
 
 from jaxserve.cluster.transfer.prefill import Prompt
-from jaxserve.engine.buckets import PIECES_AT_ONCE
-from jaxserve.engine.host.kv_transfer import Import, Staged
+from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
+from jaxserve.engine.host.kv_import import KVImport, StagedPages
 from jaxserve.errors import JaxserveError
 from jaxserve.request import Request
 from jaxserve.server.core.engine_thread import EngineThread
@@ -33,8 +33,8 @@ class Arrival(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def stage(self, arriving: Import, timeout: float) -> Iterator[Staged]:
-        """Bring them to the devices, see Import.stage. On a thread that may wait."""
+    def stage(self, arriving: KVImport, timeout: float) -> Iterator[StagedPages]:
+        """Bring them to the devices, see KVImport.stage. On a thread that may wait."""
         ...
 
 
@@ -97,7 +97,7 @@ class Handover:
         self._thread, self._page_size = thread, page_size
         self._pool, self._policy, self._seconds = pool, policy, seconds
         self._observer = observer
-        self._installing = ThreadPoolExecutor(PIECES_AT_ONCE, "install")
+        self._installing = ThreadPoolExecutor(SEGMENTS_ON_DEVICE, "install")
 
     async def prepare(self, request: Request) -> None:
         """Have as much of its prompt cached as can be had. A JaxserveError only when the engine has
@@ -119,7 +119,7 @@ class Handover:
     def close(self) -> None:
         self._installing.shutdown(wait=False, cancel_futures=True)
 
-    async def _decide(self, request: Request) -> tuple[Decision, tuple[Prefiller, Import] | None]:
+    async def _decide(self, request: Request) -> tuple[Decision, tuple[Prefiller, KVImport] | None]:
         prompt, salt = request.prompt, request.salt
         if request.params.prompt_logprobs is not None:
             return Decision.SCORED, None
@@ -161,7 +161,7 @@ class Handover:
         finally:
             self._observer.ended(time.monotonic() - began, failure)
 
-    async def _fetch(self, request: Request, prefiller: Prefiller, arriving: Import) -> None:
+    async def _fetch(self, request: Request, prefiller: Prefiller, arriving: KVImport) -> None:
         loop, seconds = asyncio.get_running_loop(), self._seconds
         if request.deadline is not None:
             seconds = min(
@@ -186,7 +186,7 @@ class Handover:
                         self._installing, self._install, arriving, arrival, seconds
                     )
 
-    def _install(self, arriving: Import, arrival: Arrival, seconds: float) -> None:
+    def _install(self, arriving: KVImport, arrival: Arrival, seconds: float) -> None:
         """On a thread that may wait."""
         for staged in arrival.stage(arriving, seconds):
             _wait(

@@ -10,7 +10,7 @@ from jaxserve.chat import Tools, answers, tools
 from jaxserve.chat.answers.json_text import parse
 from jaxserve.chat.messages import MAX_MESSAGES
 from jaxserve.completion import Completion
-from jaxserve.engine.plan import Logprob
+from jaxserve.engine.events import Logprob
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from jaxserve.completion import Completion
-from jaxserve.engine.plan import Logprob
+from jaxserve.engine.events import Logprob
 from jaxserve.errors import RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import Request, SamplingParams

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxserve.chat.answers import AnswerParser, Arguments, Call, Content, Part, Reading, Reasoning
 from jaxserve.completion import Completion
-from jaxserve.engine.plan import Logprob
+from jaxserve.engine.events import Logprob
 from jaxserve.server.core.answer_events import Done, News, Update
 from jaxserve.server.http.logprobs import ChatLogprobs, prompt_logprobs
 from jaxserve.server.http.replies import Choice, ending

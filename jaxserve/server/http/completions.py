@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import Any
 
 from jaxserve.completion import Completion
-from jaxserve.engine.plan import Logprob
+from jaxserve.engine.events import Logprob
 from jaxserve.server.core.answer_events import Done, News, PromptScores, Update
 from jaxserve.server.http.calls import scores_only
 from jaxserve.server.http.logprobs import Scored, TextLogprobs, prompt_logprobs

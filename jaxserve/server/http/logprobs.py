@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxserve.engine.plan import Logprob
+from jaxserve.engine.events import Logprob
 from jaxserve.tokenizer import Tokenizer
 
 LEAST = -9999.0  # in place of minus infinity, which JSON cannot write

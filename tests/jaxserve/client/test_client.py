@@ -36,7 +36,7 @@ from jaxserve.server.readiness import Phase
 from jaxserve.server.security.auth import Tokens
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
-from tests.fake_runner import naive, naive_embedding
+from tests.fake_model import naive, naive_embedding
 from tests.jaxserve.engine.host.driver import request as engine_request
 from tests.jaxserve.server.harness import ENGINE, MODEL, running
 

@@ -1,4 +1,4 @@
-"""Every step that an engine can plan has a bucket, and `reachable` misses none for its prompts."""
+"""Every step that an engine can plan has a bucket, among those compiled for its prompts too."""
 
 import dataclasses
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.config import EngineConfig, EngineOptions, resolve
-from jaxserve.engine.buckets import Bucket, BucketPlan, choose
+from jaxserve.config import EngineConfig, EngineOptions, Pool, resolve
+from jaxserve.engine.buckets import Bucket, BucketPlan, choose, page_counts, split_pages
 from jaxserve.engine.plan import StepKind
 from jaxserve.errors import EngineError
 from jaxserve.request import Request, SamplingParams
@@ -163,8 +163,7 @@ PROMPTS = st.lists(
 
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
-    deterministic = draw(st.booleans())
-    embeds = draw(st.booleans())
+    deterministic, embeds = draw(st.booleans()), draw(st.booleans())
     return config_of(
         max_batch=draw(st.integers(1, 5)),
         step_tokens=draw(st.integers(5, 40)),
@@ -203,3 +202,32 @@ def test_prompts_never_leave_what_is_reachable_for_them(
 
 def test_buckets_are_plain_values() -> None:
     assert dataclasses.astuple(Bucket("decode", 2, 2)) == ("decode", 2, 2, 1, 0)
+
+
+# ---- Pages that travel at once
+
+
+@pytest.mark.parametrize(
+    ("page_size", "context", "counts"),
+    [
+        (64, 8192, (8, 2, 1)),
+        (128, 8192, (4, 1)),
+        (1024, 8192, (1,)),
+        (16, 8192, (32, 8, 2, 1)),
+        (16, 60, (4, 1)),
+    ],
+)
+def test_numbers_of_pages_that_add_up_to_any(
+    page_size: int, context: int, counts: tuple[int, ...]
+) -> None:
+    config = dataclasses.replace(
+        config_of(), page_size=page_size, max_context=context, pools=(Pool(8),)
+    )
+    assert page_counts(config) == counts
+    for pages in range(100):
+        parts = list(split_pages(pages, config))
+        assert (
+            sum(parts) == pages
+            and set(parts) <= set(counts)
+            and parts == sorted(parts, reverse=True)
+        )

@@ -60,7 +60,7 @@ class Varying(Speculation):
         self._always = always
 
     def draft(
-        self, seqs: Iterable[Sequence], rows: int, plain: int, most: int
+        self, seqs: Iterable[Sequence], rows: int, plain: int, limit: int
     ) -> dict[int, list[int]]:
         if self._always:
             return {seq.id: [DRAFTED] * MOST for seq in seqs}

@@ -1,27 +1,25 @@
-"""KV segments: their properties, and the arrays that they refuse."""
+"""KVSegment: its arrays and sizes, and contents that it refuses."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import EngineError
 
 SHAPE = (2, 6, 3, 8)  # L T K H
 
 
-def test_properties() -> None:
-    keys = np.zeros(SHAPE, np.int8)
-    scale = np.ones(SHAPE[:-1], np.float32)
-    piece = Piece(1, 8, keys, keys, scale, scale)
-    assert piece.stop == 14 and piece.nbytes == 2 * (2 * 6 * 3) * (8 + 4)
-    assert list(piece.arrays) == ["k", "v", "k_scale", "v_scale"]
-    latent = Piece(0, 0, np.zeros(SHAPE, ml_dtypes.bfloat16))
+def test_arrays_and_sizes() -> None:
+    keys, scale = np.zeros(SHAPE, np.int8), np.ones(SHAPE[:-1], np.float32)
+    segment = KVSegment(1, 8, keys, keys, scale, scale)
+    assert segment.stop == 14 and segment.nbytes == 2 * (2 * 6 * 3) * (8 + 4)
+    assert list(segment.arrays) == ["k", "v", "k_scale", "v_scale"]
+    latent = KVSegment(0, 0, np.zeros(SHAPE, ml_dtypes.bfloat16))
     assert latent.stop == 6 and list(latent.arrays) == ["k"] and latent.nbytes == 2 * 6 * 3 * 8 * 2
 
 
-WIDE = np.zeros(SHAPE, np.float32)
-NARROW = np.zeros(SHAPE, ml_dtypes.float8_e4m3fn)
+WIDE, NARROW = np.zeros(SHAPE, np.float32), np.zeros(SHAPE, ml_dtypes.float8_e4m3fn)
 SCALE = np.zeros(SHAPE[:-1], np.float32)
 
 
@@ -41,10 +39,8 @@ SCALE = np.zeros(SHAPE[:-1], np.float32)
     ],
     ids=lambda fields: ",".join(fields),
 )
-def test_refused_arrays(fields: dict) -> None:
+def test_contradictions_are_refused(fields: dict) -> None:
     start = fields.get("start", 4)
-    with pytest.raises(
-        EngineError,
-        match=f"from token {start} on, these are no keys and values of a page group: k ",
-    ):
-        Piece(**{"group": 0, "start": start} | fields)
+    problem = f"from token {start} on must hold keys and values of one page group; these are: k "
+    with pytest.raises(EngineError, match=problem):
+        KVSegment(**{"group": 0, "start": start} | fields)

@@ -17,9 +17,9 @@ from jaxserve.config import EngineOptions
 from jaxserve.engine.build import plan_config
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.host.kv_transfer import Outgoing
+from jaxserve.engine.host.kv_export import PagesToSend
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.loading.checkpoint import load_params, read_spec
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
@@ -73,15 +73,17 @@ class House:
         asked = self.request(name, prompt, **params)
         return run(self.engine, [(0, asked)])[name, 0]
 
-    def pieces(self, name: str, start: int, page_size: int, compute: bool = True) -> list[Piece]:
+    def pieces(
+        self, name: str, start: int, page_size: int, compute: bool = True
+    ) -> list[KVSegment]:
         """Return the KV segments of the prompt, computed for a request or found in the cache."""
         return [outgoing.to_host() for outgoing in self.parts(name, start, page_size, compute)]
 
     def parts(
         self, name: str, start: int, page_size: int, compute: bool = True
-    ) -> Iterator[Outgoing]:
+    ) -> Iterator[PagesToSend]:
         """Yield exported pages of the prompt; each must be taken before the next."""
-        found: list[Outgoing | None] = []
+        found: list[PagesToSend | None] = []
         asked = self.request(name, self.prompt, max_tokens=1)
         if compute:
             self.engine.submit(asked)
@@ -94,7 +96,7 @@ class House:
                 del found[0]
             self.engine.transfers.advance()
 
-    def install(self, pieces: list[Piece]) -> int:
+    def install(self, pieces: list[KVSegment]) -> int:
         arriving = self.engine.transfers.receive(self.prompt)
         for piece in pieces:
             for staged in arriving.stage(piece, timeout=1):
@@ -103,7 +105,7 @@ class House:
         return arriving.installed
 
 
-def move(case: str, here: Side, there: Side) -> tuple[House, list[Piece]]:
+def move(case: str, here: Side, there: Side) -> tuple[House, list[KVSegment]]:
     """The engine where the prompt has arrived, and what came. Nothing was compiled for it."""
     one = House(case, here)
     other = House(case, there)

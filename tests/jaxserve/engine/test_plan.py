@@ -1,4 +1,4 @@
-"""Tests of the order of a step's chunks."""
+"""LanePlan: the order of a step's chunks."""
 
 from jaxserve.engine.plan import LanePlan
 

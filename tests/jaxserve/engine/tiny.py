@@ -15,9 +15,9 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.drafting import Drafter
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.events import Logprob, TokenEvent
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import Speculation
-from jaxserve.engine.plan import Logprob, TokenEvent
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import Latent, Mixture, ModelSpec

@@ -146,7 +146,7 @@ async def running(
     scheduler = Scheduler(
         configured, speculation=Speculation(proposer, DRAFTED) if proposer else None
     )
-    runner.names = lambda sequence: scheduler._sequences[sequence].request.id.split("#")[0]
+    runner.names = lambda sequence: scheduler.queue.sequences[sequence].request.id.split("#")[0]
     engine = Engine(scheduler, runner, pages=runner if handshake else None)
     loop = asyncio.get_running_loop()
 

@@ -21,7 +21,7 @@ from jaxserve.server.core.service import Call
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
-from tests.fake_runner import naive_embedding
+from tests.fake_model import naive_embedding
 from tests.jaxserve.server.harness import Running, running
 
 TEXT = "The quick brown fox"

@@ -42,7 +42,9 @@ def choose_attention(spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: j
     kind = device_kind(mesh)
     steps = [
         (
-            attention_options(spec, group, mesh, config.page_size, page_dtype, bucket.most),
+            attention_options(
+                spec, group, mesh, config.page_size, page_dtype, bucket.max_row_tokens
+            ),
             paged.Demand(heads, bucket.rows, config.pages_per_row, dtype, kind),
         )
         for group in spec.page_groups()

@@ -20,7 +20,7 @@ from jaxserve.cluster.transfer.offers import Shelf
 from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 
 MEBI = 2**20
 MODEL = {"the model": "abc", "the model's weights": "def"}
@@ -44,7 +44,7 @@ def piece_of(
     dtype: str = "float32",
     latent: bool = False,
     seed: int = 0,
-) -> Piece:
+) -> KVSegment:
     """Any bits, those of NaN and of infinities among them."""
     rng, shape = np.random.default_rng(seed), (layers, tokens, heads, width)
     number = np.dtype(getattr(ml_dtypes, dtype, dtype))
@@ -55,7 +55,7 @@ def piece_of(
         ).view(dtype)
 
     scaled, single = number.itemsize == 1, np.dtype(np.float32)
-    return Piece(
+    return KVSegment(
         group,
         start,
         k=bits(shape, number),
@@ -65,12 +65,12 @@ def piece_of(
     )
 
 
-def large(nbytes: int, start: int = 0) -> Piece:
+def large(nbytes: int, start: int = 0) -> KVSegment:
     """One layer of one token."""
-    return Piece(0, start, k=np.full((1, 1, 1, nbytes // 4), start, np.float32), v=None)
+    return KVSegment(0, start, k=np.full((1, 1, 1, nbytes // 4), start, np.float32), v=None)
 
 
-def same(a: Piece, b: Piece) -> bool:
+def same(a: KVSegment, b: KVSegment) -> bool:
     """Bit for bit."""
     arrays = a.arrays.keys() == b.arrays.keys() and all(
         (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
@@ -104,14 +104,16 @@ class FakeSource:
     prompts at work.
     """
 
-    given: Sequence[Piece] = ()
+    given: Sequence[KVSegment] = ()
     handshake: Handshake = field(default_factory=lambda: HANDSHAKE)
     waiting_tokens: int = 0
     before: Callable[[int], Awaitable[None]] = nothing
     open: int = 0
     prompts: list[Prompt] = field(default_factory=list)
 
-    async def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[Piece, None]:
+    async def pieces(
+        self, prompt: Prompt, seconds: float | None
+    ) -> AsyncGenerator[KVSegment, None]:
         self.open += 1
         self.prompts.append(prompt)
         try:
@@ -138,7 +140,9 @@ class Servers:
         """A client like `client`, over another channel."""
         return client_of(channel, self.budget, metadata)
 
-    async def fetch_all(self, seconds: float = 10.0, prompt: Prompt | None = None) -> list[Piece]:
+    async def fetch_all(
+        self, seconds: float = 10.0, prompt: Prompt | None = None
+    ) -> list[KVSegment]:
         return await fetch_all(self.client, seconds, prompt)
 
     async def at_rest(self, seconds: float = 5.0) -> None:
@@ -159,7 +163,7 @@ class Servers:
 
 async def fetch_all(
     client: PrefillClient, seconds: float = 10.0, prompt: Prompt | None = None
-) -> list[Piece]:
+) -> list[KVSegment]:
     async with aclosing(client.pieces(prompt or asking_for((1, 2, 3)), now() + seconds)) as pieces:
         return [piece async for piece in pieces]
 
@@ -173,7 +177,7 @@ def client_of(channel: aio.Channel, budget: Budget, metadata: Metadata = ()) -> 
 
 @asynccontextmanager
 async def servers(
-    *given: Piece,
+    *given: KVSegment,
     buffer: int = 64 * MEBI,
     room: int = 64 * MEBI,
     seconds: float = 10.0,

@@ -18,13 +18,13 @@ from jaxserve.cluster.transfer.encoding import (
 )
 from jaxserve.cluster.transfer.ticket import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from tests.jaxserve.cluster.transfer.harness import DTYPES, large, piece_of, same
 
 KEY = b"k" * 16
 
 
-def rebuilt(piece: Piece, cut: int = CHUNK) -> Piece:
+def rebuilt(piece: KVSegment, cut: int = CHUNK) -> KVSegment:
     """The piece after the way, in chunks of other sizes than it was sent in."""
     offer = ticket_to_proto(Ticket.of(KEY, piece)).SerializeToString()
     blank = Blank(ticket_from_proto(pb.PrefillResponse.FromString(offer)))

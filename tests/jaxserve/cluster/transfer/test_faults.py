@@ -17,7 +17,7 @@ from jaxserve.cluster.transfer.prefill import PrefillClient
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from tests.jaxserve.cluster.transfer.harness import (
     HANDSHAKE,
     MEBI,
@@ -107,7 +107,7 @@ def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
     """
     sent = [0]
 
-    def counted(piece: Piece) -> Iterator[memoryview]:
+    def counted(piece: KVSegment) -> Iterator[memoryview]:
         for data in chunks(piece):
             yield data
             sent[0] += len(data)
@@ -330,7 +330,7 @@ def test_wrong_tickets() -> None:
     "sent", [piece_of(3), piece_of(5), large(4)], ids=["less", "more", "other"]
 )
 def test_a_sender_that_sends_something_else_than_it_offered(
-    sent: Piece, monkeypatch: pytest.MonkeyPatch
+    sent: KVSegment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "chunks", lambda piece: chunks(sent))
 

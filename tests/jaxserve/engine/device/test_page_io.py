@@ -14,7 +14,7 @@ from jaxserve.engine.buckets import page_counts
 from jaxserve.engine.device.page_io import PageIO, accepted_dtypes
 from jaxserve.engine.device.page_store import PageStore
 from jaxserve.engine.device.state import StateHolder, abstract_state, new_state
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.engine.plan import NO_PAGE
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.spec import ModelSpec
@@ -49,13 +49,13 @@ class Store:
         programs = {name: program.compile() for name, program in self.io.lower(abstract.pages)}
         self.pages = PageStore(self.config, self.io, programs, StateHolder(new_state(abstract)))
 
-    def write(self, lane: int, ids: list[int], piece: Piece) -> None:
-        self.pages.check_piece(piece)
+    def write(self, lane: int, ids: list[int], piece: KVSegment) -> None:
+        self.pages.check_segment(piece)
         uploaded = self.pages.upload_pages(piece.group, piece.arrays)
         self.pages.write_pages(lane, piece.group, ids, uploaded)
 
-    def read(self, lane: int, group: int, ids: list[int]) -> Piece:
-        return Piece(group, 0, **self.pages.read_pages(lane, group, ids).to_host())
+    def read(self, lane: int, group: int, ids: list[int]) -> KVSegment:
+        return KVSegment(group, 0, **self.pages.read_pages(lane, group, ids).to_host())
 
 
 def config_of(windows: list[int | None], lanes: int, kv: str) -> EngineConfig:
@@ -70,7 +70,7 @@ def config_of(windows: list[int | None], lanes: int, kv: str) -> EngineConfig:
     return resolve(options, max_positions=96, lanes=lanes, affordable_tokens=10**6, windows=windows)
 
 
-def random_piece(spec: ModelSpec, group: int, pages: int, kv: str, seed: int = 0) -> Piece:
+def random_piece(spec: ModelSpec, group: int, pages: int, kv: str, seed: int = 0) -> KVSegment:
     """Make a KV segment of the model's own heads, with numbers of all signs."""
     rng = np.random.default_rng(seed)
     found = spec.page_groups()[group]
@@ -84,11 +84,11 @@ def random_piece(spec: ModelSpec, group: int, pages: int, kv: str, seed: int = 0
         for _ in "kv"
     ]
     if spec.latent:
-        return Piece(group, 0, numbers(), None, scales[0])
-    return Piece(group, 0, numbers(), numbers(), *scales)
+        return KVSegment(group, 0, numbers(), None, scales[0])
+    return KVSegment(group, 0, numbers(), numbers(), *scales)
 
 
-def same(one: Piece, other: Piece) -> None:
+def same(one: KVSegment, other: KVSegment) -> None:
     assert one.arrays.keys() == other.arrays.keys()
     for name, array in one.arrays.items():
         assert array.flags.c_contiguous and array.dtype == other.arrays[name].dtype
@@ -122,7 +122,7 @@ def test_written_pages_are_read_bit_for_bit(
         expected = {name: x.copy() for name, x in first.arrays.items()}
         for name, x in expected.items():
             x[:, 2 * SIZE : 3 * SIZE] = second.arrays[name]
-        same(found, Piece(group, 0, **expected))
+        same(found, KVSegment(group, 0, **expected))
         same(store.read(lane, group, [5]), before)
         if mesh.lanes > 1:
             same(store.read(0, group, [4]), before)
@@ -144,7 +144,7 @@ def test_narrowed_as_a_step_stores_it(spec: ModelSpec, wide: str, kv: str) -> No
         else:
             numbers, scale = narrow(x)
             expected |= {name: np.asarray(numbers), f"{name}_scale": np.asarray(scale)}
-    same(store.read(0, 0, [3]), Piece(0, 0, **expected))
+    same(store.read(0, 0, [3]), KVSegment(0, 0, **expected))
 
 
 def test_accepted_dtypes() -> None:
@@ -168,7 +168,7 @@ def test_never_widened(theirs: str, ours: str, asked: str) -> None:
     with pytest.raises(
         ConfigError, match=f"pages of {theirs} cannot be made pages of {asked}: .* never widened"
     ):
-        store.pages.check_piece(random_piece(SPEC, 0, 1, theirs))
+        store.pages.check_segment(random_piece(SPEC, 0, 1, theirs))
 
 
 @pytest.mark.parametrize(
@@ -180,16 +180,16 @@ def test_never_widened(theirs: str, ours: str, asked: str) -> None:
         ),
         (random_piece(replace(SPEC, num_kv_heads=4), 0, 1, "float32"), r"keys \[2, 4, 4, 8\]"),
         (random_piece(replace(SPEC, head_dim=6), 0, 1, "float32"), r"keys \[2, 4, 2, 6\]"),
-        (Piece(0, 0, np.zeros((2, 4, 2, 8), np.float32)), r"keys \[2, 4, 2, 8\] and no values"),
+        (KVSegment(0, 0, np.zeros((2, 4, 2, 8), np.float32)), r"keys \[2, 4, 2, 8\] and no values"),
         (
-            Piece(1, 0, np.zeros((2, 4, 2, 8), np.float32)),
+            KVSegment(1, 0, np.zeros((2, 4, 2, 8), np.float32)),
             "a KV segment of page group 1; the model has 1",
         ),
     ],
 )
-def test_another_model_s(theirs: Piece, problem: str) -> None:
+def test_another_model_s(theirs: KVSegment, problem: str) -> None:
     with pytest.raises(EngineError, match=problem):
-        Store(SPEC, MeshSpec(tensor=4)).pages.check_piece(theirs)
+        Store(SPEC, MeshSpec(tensor=4)).pages.check_segment(theirs)
 
 
 def nbytes(tree: object) -> int:

@@ -1,5 +1,4 @@
-"""What must hold of every plan, of the cache against the device's memory, and of what a client
-got."""
+"""Checks of every plan, of the cache against the device's memory, and of what clients got."""
 
 import dataclasses
 import json
@@ -7,27 +6,20 @@ from dataclasses import dataclass, field
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import BucketPlan, choose
+from jaxserve.engine.events import Finish, FinishReason, Logprob, Times
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.engine.plan import (
-    FED_BACK,
-    Finish,
-    FinishReason,
-    LanePlan,
-    Logprob,
-    StepKind,
-    StepPlan,
-    Times,
-)
+from jaxserve.engine.plan import FED_BACK, LanePlan, StepKind, StepPlan
 from jaxserve.request import Request
 from jaxserve.structure import Matcher
-from tests.fake_runner import FakeRunner, naive, naive_embedding
+from tests.fake_model import naive, naive_embedding
+from tests.fake_runner import FakeRunner
 
 Cut = tuple[StepKind, int, int]  # kind of step, start, size
 
 
 @dataclass
 class Result:
-    """What a client saw of one choice, and how its tokens were cut into steps."""
+    """Everything that a client saw of one choice, and how its tokens were cut into steps."""
 
     request: Request
     index: int
@@ -46,7 +38,7 @@ class Result:
 def truth(
     request: Request, index: int, seed: int, max_tokens: int, window: int | None
 ) -> tuple[list[int], Finish]:
-    """All tokens of a choice that nobody disturbs, and why it ends."""
+    """Return all tokens of a choice that is not ended from outside, and why it ends."""
     tokens = naive(request, index, seed, max_tokens, window)
     for n, token in enumerate(tokens):
         if token in request.end_ids and n >= request.params.min_tokens:
@@ -57,14 +49,15 @@ def truth(
 
 
 def follows(matcher: Matcher, tokens: list[int]) -> Matcher:
-    """The matcher behind all of these tokens."""
+    """Return the matcher behind all of these tokens."""
     assert all(map(matcher.accept, tokens))
     return matcher
 
 
 def check_result(result: Result, max_tokens: int, window: int | None) -> None:
-    """The right end, and the tokens of the naive loop: all of them, or those before it was ended
-    from outside.
+    """Check a choice against the naive loop: its end, and its tokens.
+
+    A choice that was ended from outside has the first of them.
     """
     finish = result.finish
     assert finish is not None
@@ -82,7 +75,7 @@ def check_result(result: Result, max_tokens: int, window: int | None) -> None:
 
 
 def check_embedding(result: Result, window: int | None) -> None:
-    """The naive embedding and no token, unless it was ended from outside or was not finite."""
+    """Check an embedding against the naive one; a choice that failed or was ended has none."""
     finish = result.finish
     assert finish is not None and not result.tokens
     if result.asked_to_end:
@@ -95,7 +88,8 @@ def check_embedding(result: Result, window: int | None) -> None:
 
 
 def _check_logprobs(result: Result, whole: bool) -> None:
-    prompt, params = result.request.prompt, result.request.params
+    prompt = result.request.prompt
+    params = result.request.params
     chosen = [Logprob(t, -float(len(prompt) - 1 + n), ()) for n, t in enumerate(result.tokens)]
     assert result.logprobs == (chosen if params.logprobs is not None else [])
     wanted = params.prompt_logprobs is not None and result.index == 0
@@ -106,8 +100,8 @@ def _check_logprobs(result: Result, whole: bool) -> None:
 
 
 def check_plan(plan: StepPlan, config: EngineConfig) -> None:
-    """Plain data of columns that fit together, the budget and a bucket."""
-    json.dumps(dataclasses.asdict(plan), default=bytes.hex)
+    """Check that columns fit together, and that the step fits the budget and a bucket."""
+    json.dumps(dataclasses.asdict(plan), default=bytes.hex)  # TypeError unless plain data
     assert (
         len(plan.lanes) == config.lanes and 0 < plan.num_tokens <= config.step_tokens * plan.steps
     )
@@ -134,8 +128,9 @@ def check_plan(plan: StepPlan, config: EngineConfig) -> None:
 
 
 def check_deterministic(kind: StepKind, lane: LanePlan, config: EngineConfig) -> None:
-    """Never a mixed step, chunks cut at borders only, and every page taken at admission, but where
-    a window slides.
+    """Check that the step is not mixed and that its chunks are cut at borders only.
+
+    Pages are all taken at admission, but where a window slides.
     """
     border = config.chunk_border
     assert all(config.pools[group].window for group, *_ in lane.fresh)
@@ -146,21 +141,22 @@ def check_deterministic(kind: StepKind, lane: LanePlan, config: EngineConfig) ->
 
 
 def check_order(plan: StepPlan, scheduler: Scheduler) -> None:
-    """No waiting sequence is overtaken at admission by one of lower rank, unless it waits for its
-    leader.
+    """Check that no waiting sequence is overtaken by one of lower rank.
+
+    A sequence that waits for its leader may be.
     """
     entered = {(a.lane, a.row) for a in plan.admissions}
     ranks = [
         s.rank for lane in scheduler.lanes for s in lane.running if (lane.index, s.row) in entered
     ]
     for seq in scheduler.waiting:
-        assert scheduler._follows(seq) or all(rank < seq.rank for rank in ranks), (
+        assert scheduler._waits_for_leader(seq) or all(rank < seq.rank for rank in ranks), (
             f"sequence {seq.id} was overtaken"
         )
 
 
 def check_published(scheduler: Scheduler, runner: FakeRunner) -> None:
-    """The device's memory has, in every page that can be found, what finding it promises."""
+    """Check that every page that can be found holds on the device what the cache promises."""
     for lane, device in zip(scheduler.lanes, runner.lanes, strict=True):
         for cache, pages in zip(lane.caches, device.pages, strict=True):
             for entry in cache._entries.values():
@@ -173,13 +169,13 @@ def check_published(scheduler: Scheduler, runner: FakeRunner) -> None:
 
 
 def check_rest(scheduler: Scheduler) -> None:
-    """An engine that has nothing to do holds nothing."""
+    """Check that an engine without work holds nothing."""
     scheduler.check_invariants()
     assert (
         not scheduler.has_work
         and not scheduler.waiting
-        and not scheduler._requests
-        and not scheduler._sequences
+        and not scheduler.queue.requests
+        and not scheduler.queue.sequences
     )
     for lane in scheduler.lanes:
         assert not lane.running and len(lane._free_rows) == scheduler.config.max_batch

@@ -1,23 +1,24 @@
-"""Drives an engine over a FakeRunner as a server would, and checks every promise of the host half
-at every step.
-"""
+"""Driver: runs an engine over a FakeRunner as a server would, and checks every step of it."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
 
 from jaxserve.config import EngineConfig, Pool
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.events import FinishReason, TokenEvent
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.engine.plan import DRAFTED as BY_DEVICE
-from jaxserve.engine.plan import FinishReason, StepOutput, StepPlan, TokenEvent
+from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.request import Request, SamplingParams
-from tests.fake_runner import VOCAB, FakeRunner, PagesRead, naive
+from tests.fake_model import VOCAB, naive
+from tests.fake_runner import FakeRunner, PagesRead
 from tests.jaxserve.engine.host.checks import (
     Result,
     check_deterministic,
@@ -36,7 +37,7 @@ PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
 def config_of(
     *, num_pages: int = 32, windows: tuple[int | None, ...] = (None,), **changes: int | bool
 ) -> EngineConfig:
-    """A small engine's configuration; every page group has so many pages."""
+    """Return a small engine's configuration; every page group has `num_pages` pages."""
     base = EngineConfig(
         lanes=1,
         min_rows=1,
@@ -63,7 +64,7 @@ def request(
     salt: str = "",
     **params: Any,
 ) -> Request:
-    """A request of seed 1 for 4 tokens, unless said otherwise."""
+    """Return a request with seed 1 for 4 tokens, unless `params` say otherwise."""
     chosen: dict[str, Any] = {"seed": 1, "max_tokens": 4} | params
     return Request(
         id=name,
@@ -75,15 +76,18 @@ def request(
 
 
 class ScriptedProposer:
-    """Drafts for requests whose salt has a "w": up to `most` tokens, right ones but for every so
-    many.
+    """Drafts up to `max_drafts` tokens for requests whose salt has a "w".
+
+    Every `wrong_every`-th of them is wrong.
     """
 
     waits = True
     has_pages = False
 
-    def __init__(self, most: int = 4, wrong_every: int = 3, window: int | None = None):
-        self.most, self.wrong_every, self.window = most, wrong_every, window
+    def __init__(self, max_drafts: int = 4, wrong_every: int = 3, window: int | None = None):
+        self.max_drafts = max_drafts
+        self.wrong_every = wrong_every
+        self.window = window
 
     def takes(self, request: Request) -> bool:
         return "w" in request.salt
@@ -94,46 +98,47 @@ class ScriptedProposer:
     def propose(self, seq: Sequence) -> list[int]:
         known = len(seq.tokens)
         generated = seq.num_generated
-        right = naive(seq.request, seq.index, seq.seed, generated + self.most, self.window)[
-            generated:
-        ]
+        count = generated + self.max_drafts
+        right = naive(seq.request, seq.index, seq.seed, count, self.window)[generated:]
         drafts = [
             token if (known + n + seq.id) % self.wrong_every else (token + 1) % VOCAB
             for n, token in enumerate(right)
         ]
-        return drafts[: (known + seq.id) % (self.most + 1)]
+        return drafts[: (known + seq.id) % (self.max_drafts + 1)]
 
 
 class ScriptedSpeculation(Speculation):
-    """The device drafts for requests whose salt has a "w", as many tokens as a checksum of the plan
-    says.
+    """Lets the device draft for requests whose salt has a "w".
+
+    The number of tokens is a checksum of plan and sequence.
     """
 
-    def __init__(self, most: int):
-        super().__init__(DeviceDrafts(most, has_pages=True), most)
+    def __init__(self, max_drafts: int):
+        super().__init__(DeviceDrafts(max_drafts, has_pages=True), max_drafts)
         self._plans = 0
 
-    def drafts(self, seq: Sequence) -> bool:
+    def may_draft(self, seq: Sequence) -> bool:
         return "w" in seq.request.salt
 
     def draft(
-        self, seqs: Iterable[Sequence], rows: int, plain: int, most: int
+        self, seqs: Iterable[Sequence], rows: int, plain: int, limit: int
     ) -> dict[int, list[int]]:
         self._plans += 1
-        counts = {seq.id: (self._plans * 7 + seq.id * 3) % (self.most + 1) for seq in seqs}
+        counts = {seq.id: (self._plans * 7 + seq.id * 3) % (self.max_drafts + 1) for seq in seqs}
         return {id: [BY_DEVICE] * count for id, count in counts.items() if count}
 
 
 class EagerProposer(ScriptedProposer):
-    """Drafts for everybody."""
+    """Drafts for every request."""
 
     def takes(self, request: Request) -> bool:
         return True
 
 
 class Driver:
-    """An engine, its device, and what its clients saw. Stands between the two as the engine's
-    runner.
+    """An engine, its device, and everything that its clients saw.
+
+    It stands between the two as the engine's runner.
     """
 
     def __init__(
@@ -144,7 +149,7 @@ class Driver:
         speculation: Speculation | None = None,
         **runner_options: Any,
     ):
-        speculation = Speculation(proposer, most=DRAFTED) if proposer else speculation
+        speculation = Speculation(proposer, max_drafts=DRAFTED) if proposer else speculation
         if speculation:
             how = "draft" if speculation.proposer.has_pages else "ngram"
             config = dataclasses.replace(config, speculate=how, draft_tokens=DRAFTED)
@@ -161,7 +166,7 @@ class Driver:
         self._leaving: set[int] = set()  # sequences that ended or were preempted before this step
         self.steps = 0
 
-    # ---- what clients do
+    # ---- Clients
 
     def submit(self, request: Request) -> None:
         seed = self.engine.submit(request)
@@ -175,7 +180,7 @@ class Driver:
         self.engine.abort(request_id)
 
     def stop(self, request_id: str, index: int) -> None:
-        """As a server does when the text so far met a stop string."""
+        """Stop a choice as a server does when its text met a stop string."""
         result = self.results[request_id, index]
         live = result.finish is None and result.asked_to_end is None
         event = self.engine.stop(request_id, index)
@@ -184,21 +189,23 @@ class Driver:
             result.asked_to_end = FinishReason.STOP
             self._take(event)
 
-    # ---- steps
+    # ---- Steps
 
     def names(self, plan: StepPlan) -> list[str]:
-        """Ids of the requests that a plan has chunks for."""
+        """Return the ids of the requests that a plan has chunks for."""
         return [self._owners[sequence] for lane in plan.lanes for sequence in lane.sequences]
 
     def step(self) -> list[TokenEvent]:
-        """One step of the engine, and all checks."""
+        """Run one step of the engine, and all checks; return its events."""
         for seq in (s for lane in self.scheduler.lanes for s in lane.running):
             waits = seq.waits_for_host or seq.constraint
             assert seq.streaming == (seq.runnable and seq.decoding and not waits)
         self._leaving = {
             s.id for lane in self.scheduler.lanes for s in lane.running if s.finish or s.preempted
         }
-        busy, in_flight, launched = self.engine.has_work, self.engine._in_flight, len(self.plans)
+        busy = self.engine.has_work
+        in_flight = self.engine._in_flight
+        launched = len(self.plans)
         events = self.engine.step()
         self.steps += 1
         assert not busy or in_flight or events or len(self.plans) > launched, (
@@ -211,7 +218,7 @@ class Driver:
         return events
 
     def run(self, limit: int = 3000) -> None:
-        """Steps until nothing is left; then everybody had an end, and everything has come back."""
+        """Run steps until no work is left; every choice has ended then, and no page is held."""
         while self.engine.has_work:
             assert self.steps < limit, f"not done after {limit} steps: {self.unfinished}"
             self.step()
@@ -224,15 +231,17 @@ class Driver:
 
     def _take(self, event: TokenEvent) -> None:
         result = self.results[event.request_id, event.index]
-        assert result.finish is None, f"news of {event.request_id!r} after its end"
-        assert event.tokens or event.prompt_logprobs or event.finish, "no news"
+        assert result.finish is None, f"an event of {event.request_id!r} after its end"
+        assert event.tokens or event.prompt_logprobs or event.finish, "an empty event"
         assert event.embedding is None or event.finish
         is_first = bool(event.tokens) and not result.tokens
         assert (event.times is not None) == (is_first or event.finish is not None)
         result.tokens += event.tokens
         result.logprobs += event.logprobs or ()
         result.prompt_logprobs += event.prompt_logprobs or ()
-        result.embedding, result.finish, result.times = event.embedding, event.finish, event.times
+        result.embedding = event.embedding
+        result.finish = event.finish
+        result.times = event.times
         if event.finish and not self.runner.executables_differ:
             self._check(result)
 
@@ -242,7 +251,7 @@ class Driver:
         else:
             check_result(result, self.scheduler.max_tokens(result.request), self.runner.window)
 
-    # ---- the engine's runner
+    # ---- The engine's runner
 
     def launch(self, plan: StepPlan) -> tuple[str, StepOutput]:
         """Check the plan before the device gets it."""
@@ -255,13 +264,12 @@ class Driver:
             for sequence, row, start, size in zip(
                 lane.sequences, lane.rows, lane.starts, lane.sizes, strict=True
             ):
-                seq = self.scheduler._sequences[sequence]
+                seq = self.scheduler.queue.sequences[sequence]
                 assert not (self.config.deterministic and seq.times.preemptions)
                 assert seq.id not in self._leaving, "a sequence that leaves is given another step"
-                computed = (
-                    seq.limit if seq.embeds else seq.limit - 1
-                )  # the last token of an output is not
-                assert start + size <= computed, "more tokens than are of use"
+                # The last token of an output is never computed.
+                useful = seq.limit if seq.embeds else seq.limit - 1
+                assert start + size <= useful, "more tokens than are of use"
                 self._owners[seq.id] = seq.request.id
                 result = self.results[seq.request.id, seq.index]
                 result.cuts.append((plan.kind, start, size))
@@ -277,13 +285,13 @@ class Driver:
     def close(self) -> None:
         self.runner.close()
 
-    def read_pages(self, lane: int, group: int, ids: list[int]) -> PagesRead:
-        """Of pages that hold what the cache says."""
+    def read_pages(self, lane: int, group: int, ids: Seq[int]) -> PagesRead:
+        """Read pages, after checking that they hold what the cache says."""
         check_published(self.scheduler, self.runner)
         return self.runner.read_pages(lane, group, ids)
 
-    def check_piece(self, piece: Piece) -> None:
-        self.runner.check_piece(piece)
+    def check_segment(self, segment: KVSegment) -> None:
+        self.runner.check_segment(segment)
 
     def upload_pages(self, group: int, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         return self.runner.upload_pages(group, arrays)
@@ -291,5 +299,5 @@ class Driver:
     def move_pages(self, group: int, read: PagesRead) -> np.ndarray:
         return self.runner.move_pages(group, read)
 
-    def write_pages(self, lane: int, group: int, ids: list[int], uploaded: np.ndarray) -> None:
+    def write_pages(self, lane: int, group: int, ids: Seq[int], uploaded: np.ndarray) -> None:
         self.runner.write_pages(lane, group, ids, uploaded)

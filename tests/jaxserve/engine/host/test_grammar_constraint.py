@@ -1,6 +1,4 @@
-"""Rows that follow a grammar, on the fake device: every answer is that of a naive loop that masks
-and samples.
-"""
+"""Rows that follow a grammar: every answer is that of a naive loop that masks and samples."""
 
 import dataclasses
 from itertools import pairwise
@@ -8,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.engine.plan import FinishReason
+from jaxserve.engine.events import FinishReason
 from jaxserve.errors import GrammarError
 from jaxserve.request import Request
 from jaxserve.structure import Structure
@@ -24,9 +22,10 @@ def constrained(name: str, grammar: TableGrammar, **params: Any) -> Request:
 
 
 def mixed(driver: Driver, count: int = 12) -> None:
-    """Requests with and without a grammar, one after the other."""
+    """Submit requests with and without a grammar, one after the other."""
     for i in range(count):
-        salt, prompt = "w" if i % 2 else "", tuple(range(1, 3 + 5 * i % 17))
+        salt = "w" if i % 2 else ""
+        prompt = tuple(range(1, 3 + 5 * i % 17))
         if i % 3 == 2:
             driver.submit(request(f"plain{i}", prompt=prompt, salt=salt, seed=i, max_tokens=9))
         else:
@@ -53,7 +52,7 @@ def mixed(driver: Driver, count: int = 12) -> None:
 )
 @pytest.mark.parametrize("drafts", [False, True])
 def test_every_row_is_as_the_naive_loop_says(changes: dict[str, Any], drafts: bool) -> None:
-    """The driver compares each answer, and checks pages and plans at every step."""
+    """The driver compares every answer, and checks pages and plans at every step."""
     window = changes.get("windows", (None,))[0]
     driver = Driver(
         config_of(**changes), proposer=ScriptedProposer(window=window) if drafts else None
@@ -69,7 +68,7 @@ def test_every_row_is_as_the_naive_loop_says(changes: dict[str, Any], drafts: bo
 
 
 def chain(length: int, branch: int) -> TableGrammar:
-    """One way on, but for the state `branch`, which has two to the same place."""
+    """Return a grammar that forces every token but the one in state `branch`, which has two."""
     edges = [{10 + i: i + 1} for i in range(length)]
     edges[branch][50] = branch + 1
     return TableGrammar((*edges, {}))
@@ -80,9 +79,8 @@ def test_what_the_grammar_forces_is_not_sampled() -> None:
     driver.submit(constrained("a", chain(20, 9)))
     driver.run()
     sampled = sum(sum(lane.samples) for plan in driver.plans for lane in plan.lanes)
-    assert (
-        sampled == 2 and len(driver.results["a", 0].tokens) == 20
-    )  # the first, and the one with two ways
+    # The first token is sampled, and the one with two ways.
+    assert sampled == 2 and len(driver.results["a", 0].tokens) == 20
 
 
 @pytest.mark.parametrize(
@@ -102,8 +100,8 @@ def test_the_first_tokens_of_all_that_is_forced_are_those_of_max_tokens() -> Non
     assert driver.results["a", 0].tokens == [10, 11, 12, 13, 14]
 
 
-def test_a_row_with_a_grammar_delays_nobody() -> None:
-    """It joins every other step; the others are in all of them."""
+def test_a_row_with_a_grammar_delays_no_other_row() -> None:
+    """A row with a grammar joins every other step; other rows are in all of them."""
     driver = Driver(config_of(step_tokens=32))
     driver.submit(constrained("a", TableGrammar(({t: 0 for t in range(90)},)), max_tokens=10))
     driver.submit(request("b", max_tokens=20))
@@ -117,9 +115,8 @@ def test_a_row_with_a_grammar_delays_nobody() -> None:
 
 
 def test_a_dead_end_ends_the_choice_with_an_error() -> None:
-    driver = Driver(
-        config_of(), executables_differ=True
-    )  # which turns the driver's own comparison off
+    # The driver does not compare answers of a device whose executables differ.
+    driver = Driver(config_of(), executables_differ=True)
     driver.submit(constrained("a", chain(4, 0), allowed_token_ids=(10, 50, 11)))
     driver.submit(constrained("b", chain(4, 0)))
     driver.run()
@@ -144,7 +141,7 @@ def test_a_grammar_that_cannot_begin_is_refused() -> None:
 
 @pytest.mark.parametrize("step_tokens", [4, 5, 8, 11])
 def test_what_is_forced_is_cut_anywhere(step_tokens: int) -> None:
-    """The driver compares pages and tokens; the last forced token may have a step of its own."""
+    """The last forced token may have a step of its own; the driver compares pages and tokens."""
     free = dict.fromkeys(range(90), 10)
     driver = Driver(config_of(step_tokens=step_tokens))
     driver.submit(

@@ -1,14 +1,15 @@
-"""Pages from one engine to another, on devices that a person can check by hand."""
+"""KV transfer between engines, on devices that a person can check by hand."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from jaxserve.config import EngineOptions, Pool, resolve
-from jaxserve.engine.buckets import PIECES_AT_ONCE, in_counts, page_counts
-from jaxserve.engine.host.kv_transfer import Export, Import, Outgoing, wanted_pages
-from jaxserve.engine.kv_segment import Piece
+from jaxserve.config import EngineOptions, resolve
+from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
+from jaxserve.engine.host.kv_export import KVExport, PagesToSend, wanted_pages
+from jaxserve.engine.host.kv_import import KVImport
+from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import ConfigError, DeadlineError, EngineError
 from jaxserve.request import Request
 from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation, config_of, request
@@ -29,45 +30,48 @@ def engine(
 
 def export(
     here: Driver, asked: Request, start: int = 0, page_size: int = 4
-) -> tuple[Export, list[Outgoing | None]]:
-    """What comes of the request's prompt, still on the devices."""
-    delivered: list[Outgoing | None] = []
+) -> tuple[KVExport, list[PagesToSend | None]]:
+    """Begin an export; return it and the list that its deliveries go to."""
+    delivered: list[PagesToSend | None] = []
     return here.engine.transfers.export(asked, start, page_size, delivered.append), delivered
 
 
-def pieces_of(here: Driver, asked: Request, start: int = 0, page_size: int = 4) -> list[Piece]:
-    """All of them, each taken as it comes, while the request runs."""
-    found: list[Piece | None] = []
+def segments_of(
+    here: Driver, asked: Request, start: int = 0, page_size: int = 4
+) -> list[KVSegment]:
+    """Run a request and return all segments of its prompt, each taken as it comes."""
+    found: list[KVSegment | None] = []
 
-    def take(outgoing: Outgoing | None) -> None:
+    def take(outgoing: PagesToSend | None) -> None:
         found.append(outgoing and outgoing.to_host())
 
     here.submit(asked)
     here.engine.transfers.export(asked, start, page_size, take)
     here.run()
     assert found.pop() is None
-    return [piece for piece in found if piece]
+    return [segment for segment in found if segment]
 
 
-def install(there: Driver, arriving: Import, pieces: list[Piece]) -> int:
-    """How many pages are new there."""
+def install(there: Driver, arriving: KVImport, segments: list[KVSegment]) -> int:
+    """Stage and install segments; return how many pages are new there."""
     new = 0
-    for piece in pieces:
-        for staged in arriving.stage(piece, timeout=0):
+    for segment in segments:
+        for staged in arriving.stage(segment, timeout=0):
             new += arriving.install(staged)
             there.scheduler.check_invariants()
     return new
 
 
-def move(here: Driver, there: Driver, prompt: tuple[int, ...] = LONG) -> Import:
+def move(here: Driver, there: Driver, prompt: tuple[int, ...] = LONG) -> KVImport:
+    """Compute a prompt here and bring its pages there."""
     arriving = there.engine.transfers.receive(prompt)
     asked = request("prefill", prompt, max_tokens=1)
-    install(there, arriving, pieces_of(here, asked, arriving.cached, there.config.page_size))
+    install(there, arriving, segments_of(here, asked, arriving.cached, there.config.page_size))
     return arriving
 
 
 def hit_of(there: Driver, prompt: tuple[int, ...] = LONG, name: str = "decode") -> int:
-    """Tokens that a request finds cached; the driver checks what it answers."""
+    """Run a request and return the tokens that it finds cached; the driver checks its answer."""
     there.submit(request(name, prompt, max_tokens=6))
     there.run()
     times = there.results[name, 0].times
@@ -76,16 +80,19 @@ def hit_of(there: Driver, prompt: tuple[int, ...] = LONG, name: str = "decode") 
 
 
 @pytest.mark.parametrize("start", [29, 30, 2**32 - 1])
-def test_who_claims_to_have_more_than_the_prompt_gets_nothing(start: int) -> None:
-    """And its chain is no longer than the prompt: a peer's number is no work for the engine."""
+def test_a_peer_that_claims_more_than_the_prompt_gets_nothing(start: int) -> None:
+    """The chain is no longer than the prompt, whatever number a peer sends."""
     assert all(pages.stop <= 8 and not pages for pages in wanted_pages(config_of(), 30, start, 4))
 
 
 @pytest.mark.parametrize("windows", [(None,), (9, None), (9,), (None, 3)], ids=str)
 @pytest.mark.parametrize(("ours", "theirs"), [(4, 4), (4, 8), (8, 4), (3, 5), (16, 2), (2, 16)])
-def test_whoever_gets_the_prompt_next_finds_it(ours: int, theirs: int, windows: Windows) -> None:
-    """As far as whole pages of both sides reach; the last token is computed there."""
-    here, there = engine(ours, windows), engine(theirs, windows)
+def test_the_next_request_with_the_prompt_finds_it(
+    ours: int, theirs: int, windows: Windows
+) -> None:
+    """The hit reaches as far as whole pages of both sides; the last token is computed there."""
+    here = engine(ours, windows)
+    there = engine(theirs, windows)
     move(here, there)
     reach = min(40 // ours * ours, 39) // theirs * theirs
     assert there.engine.transfers.receive(LONG).cached == reach > 0
@@ -113,9 +120,10 @@ def test_cached_is_what_admission_finds_and_changes_nothing() -> None:
 
 
 def test_a_salt_is_kept_apart() -> None:
-    here, there = engine(), engine()
-    pieces = pieces_of(here, request("a", LONG, salt="x", max_tokens=1))
-    install(there, there.engine.transfers.receive(LONG, "x"), pieces)
+    here = engine()
+    there = engine()
+    segments = segments_of(here, request("a", LONG, salt="x", max_tokens=1))
+    install(there, there.engine.transfers.receive(LONG, "x"), segments)
     assert (
         there.engine.transfers.receive(LONG, "x").cached,
         there.engine.transfers.receive(LONG).cached,
@@ -123,13 +131,14 @@ def test_a_salt_is_kept_apart() -> None:
 
 
 def test_only_what_the_other_side_lacks_is_read() -> None:
-    here, there = engine(), engine()
+    here = engine()
+    there = engine()
     hit_of(there, LONG[:14], "before")
     arriving = there.engine.transfers.receive(LONG)
     assert arriving.cached == 12
-    pieces = pieces_of(here, request("a", LONG, max_tokens=1), start=12)
-    assert pieces[0].start == 12 and pieces[-1].stop == 36
-    assert install(there, arriving, pieces) == arriving.installed == 6
+    segments = segments_of(here, request("a", LONG, max_tokens=1), start=12)
+    assert segments[0].start == 12 and segments[-1].stop == 36
+    assert install(there, arriving, segments) == arriving.installed == 6
 
 
 def test_nothing_is_read_where_nothing_is_lacking() -> None:
@@ -139,18 +148,20 @@ def test_nothing_is_read_where_nothing_is_lacking() -> None:
 
 
 def test_of_a_window_what_the_next_token_sees() -> None:
-    """Pages of 4 here, of 8 there: it begins at token 32, which sees 24 and on; the other group is
-    whole.
+    """Token 32 is the first that the other engine, with pages of 8, computes; it sees 24 and on.
+
+    The group without a window is sent whole.
     """
     here = engine(4, windows=(None, 9))
-    pieces = pieces_of(here, request("a", LONG, max_tokens=1), page_size=8)
-    assert {piece.group: piece.start for piece in reversed(pieces)} == {0: 0, 1: 24}
-    assert {piece.group: piece.stop for piece in pieces} == {0: 32, 1: 32}
+    segments = segments_of(here, request("a", LONG, max_tokens=1), page_size=8)
+    assert {segment.group: segment.start for segment in reversed(segments)} == {0: 0, 1: 24}
+    assert {segment.group: segment.stop for segment in segments} == {0: 32, 1: 32}
 
 
 def test_pages_leave_while_the_prompt_is_computed() -> None:
-    """Each step's as soon as it has ended, in order."""
-    here, asked = engine(step_tokens=8), request("a", LONG, max_tokens=1)
+    """Each step's pages are delivered as soon as the step has ended, in order."""
+    here = engine(step_tokens=8)
+    asked = request("a", LONG, max_tokens=1)
     here.submit(asked)
     exported, delivered = export(here, asked)
     sizes = []
@@ -171,11 +182,11 @@ def test_what_is_cached_leaves_without_a_step() -> None:
     assert exported.missing == 0 and delivered[-1] is None and not here.engine.has_work
 
 
-def test_few_pieces_are_on_the_devices_at_once() -> None:
+def test_few_segments_are_on_the_devices_at_once() -> None:
     here = engine(step_tokens=64, max_context=64, page_size=1)
     hit_of(here, LONG, "before")
     exported, delivered = export(here, request("a", LONG), page_size=1)
-    assert len(delivered) == PIECES_AT_ONCE, "39 pages of a token are 16 + 16 + 4 + 1 + 1 + 1"
+    assert len(delivered) == SEGMENTS_ON_DEVICE, "39 pages of a token are 16 + 16 + 4 + 1 + 1 + 1"
     assert exported.missing == 2
     taken = delivered[1]
     assert taken and taken.to_host().stop == 32
@@ -193,10 +204,11 @@ def test_few_pieces_are_on_the_devices_at_once() -> None:
     assert exported.missing == 0 and delivered[-1] is None
 
 
-def test_windows_leave_before_other_pages_whoever_came_first() -> None:
+def test_windows_leave_before_other_pages_in_whatever_order_exports_began() -> None:
     """Nothing of a prompt is found without its window, whose pages are the first to be evicted."""
     here = engine(step_tokens=64, max_context=64, page_size=1, windows=(None, 9), num_pages=128)
-    first, second = LONG, tuple(range(80, 120))
+    first = LONG
+    second = tuple(range(80, 120))
     for prompt in (first, second):
         hit_of(here, prompt, str(prompt))
     _, one = export(here, request("a", first), page_size=1)
@@ -218,7 +230,7 @@ def test_windows_leave_before_other_pages_whoever_came_first() -> None:
     assert exported.missing == 39
 
 
-def test_what_was_evicted_is_missing_and_nobody_waits_for_it() -> None:
+def test_evicted_pages_are_missing_and_no_export_waits_for_them() -> None:
     here = engine(num_pages=12)
     exported, delivered = export(here, request("a", LONG))
     assert delivered == [None] and exported.missing == 9
@@ -228,8 +240,9 @@ def test_what_was_evicted_is_missing_and_nobody_waits_for_it() -> None:
     assert 0 < exported.missing < 9 and delivered[-1] is None
 
 
-def test_it_ends_with_its_request() -> None:
-    here, asked = engine(step_tokens=8), request("a", LONG)
+def test_an_export_ends_with_its_request() -> None:
+    here = engine(step_tokens=8)
+    asked = request("a", LONG)
     exported, delivered = export(here, replace(asked, id="other"))
     assert delivered == [None]
     here.submit(asked)
@@ -242,7 +255,8 @@ def test_it_ends_with_its_request() -> None:
 
 
 def test_a_closed_export_reads_no_more() -> None:
-    here, asked = engine(step_tokens=8), request("a", LONG)
+    here = engine(step_tokens=8)
+    asked = request("a", LONG)
     here.submit(asked)
     exported, delivered = export(here, asked)
     here.step()
@@ -256,12 +270,13 @@ def test_a_closed_export_reads_no_more() -> None:
     ] and None not in delivered
 
 
-# ---- what arrives
+# ---- Imports
 
 
 def test_idle_pages_make_room_and_a_sequence_s_do_not() -> None:
-    """16 pages: the running sequence has 6 of them, its next page is still to come."""
-    here, there = engine(), engine(num_pages=16)
+    """The running sequence has 6 of 16 pages, and its next page is still to come."""
+    here = engine()
+    there = engine(num_pages=16)
     hit_of(there, tuple(range(20)), "before")
     there.submit(request("runs", tuple(range(70, 90)), max_tokens=12))
     there.step()
@@ -275,10 +290,9 @@ def test_idle_pages_make_room_and_a_sequence_s_do_not() -> None:
 
 
 def test_a_full_pool_takes_the_beginning() -> None:
-    """8 pages, 4 of them of somebody who is running: what arrived first stays, however much more
-    there is.
-    """
-    here, there = engine(), engine(num_pages=8)
+    """A running sequence has 4 of 8 pages: what arrives first takes the others and stays."""
+    here = engine()
+    there = engine(num_pages=8)
     there.submit(request("runs", tuple(range(70, 84)), max_tokens=2))
     there.step()
     arriving = move(here, there)
@@ -287,7 +301,8 @@ def test_a_full_pool_takes_the_beginning() -> None:
 
 
 def test_eviction_shortens_what_arrived_from_its_end() -> None:
-    here, there = engine(), engine(num_pages=12)
+    here = engine()
+    there = engine(num_pages=12)
     move(here, there)
     assert there.engine.transfers.receive(LONG).cached == 36
     hit_of(there, tuple(range(70, 84)), "another")
@@ -295,39 +310,47 @@ def test_eviction_shortens_what_arrived_from_its_end() -> None:
 
 
 def test_what_would_never_be_found_is_not_installed() -> None:
-    here, there = engine(), engine()
-    pieces = pieces_of(here, request("a", LONG, max_tokens=1))
+    here = engine()
+    there = engine()
+    segments = segments_of(here, request("a", LONG, max_tokens=1))
     arriving = there.engine.transfers.receive(LONG)
-    assert install(there, arriving, pieces[1:]) == 0
+    assert install(there, arriving, segments[1:]) == 0
     there.scheduler.check_invariants()
 
 
 def test_twice_is_once() -> None:
-    here, there = engine(), engine()
-    pieces = pieces_of(here, request("a", LONG, max_tokens=1))
+    here = engine()
+    there = engine()
+    segments = segments_of(here, request("a", LONG, max_tokens=1))
     arriving, other = (there.engine.transfers.receive(LONG) for _ in range(2))
-    assert install(there, arriving, pieces + pieces) == 9
-    assert install(there, other, pieces) == 0
+    assert install(there, arriving, segments + segments) == 9
+    assert install(there, other, segments) == 0
 
 
-def test_pieces_of_a_longer_prompt_end_with_this_one_s_pages() -> None:
-    here, there = engine(), engine(8)
-    pieces = pieces_of(here, request("a", LONG, max_tokens=1))
-    assert install(there, there.engine.transfers.receive(LONG[:21]), pieces) == 2
+def test_segments_of_a_longer_prompt_end_with_this_one_s_pages() -> None:
+    here = engine()
+    there = engine(8)
+    segments = segments_of(here, request("a", LONG, max_tokens=1))
+    assert install(there, there.engine.transfers.receive(LONG[:21]), segments) == 2
     assert hit_of(there, LONG[:21]) == 16
 
 
-def test_a_gap_between_pieces_loses_the_page_around_it() -> None:
-    """In a window's group nothing has to come before."""
-    here, there = engine(2, windows=(16,)), engine(4, windows=(16,))
-    pieces = pieces_of(here, request("a", LONG[:20], max_tokens=1), page_size=4)
-    cut = [Piece(0, start, pieces[0].k[:, start : start + 2]) for start in (0, 2, 4, 8, 10, 12, 14)]
+def test_a_gap_between_segments_loses_the_page_around_it() -> None:
+    """Pages of a sliding window need no page before them."""
+    here = engine(2, windows=(16,))
+    there = engine(4, windows=(16,))
+    segments = segments_of(here, request("a", LONG[:20], max_tokens=1), page_size=4)
+    cut = [
+        KVSegment(0, start, segments[0].k[:, start : start + 2])
+        for start in (0, 2, 4, 8, 10, 12, 14)
+    ]
     assert install(there, there.engine.transfers.receive(LONG[:20]), cut) == 3
     assert hit_of(there, LONG[:20]) == 4
 
 
 def test_the_lane_that_has_most_of_it_gets_the_rest() -> None:
-    here, there = engine(), engine(lanes=2)
+    here = engine()
+    there = engine(lanes=2)
     there.submit(request("one", tuple(range(70, 80)), max_tokens=8))
     there.submit(request("two", LONG[:14], max_tokens=2))
     there.run()
@@ -335,39 +358,39 @@ def test_the_lane_that_has_most_of_it_gets_the_rest() -> None:
     assert hit_of(there) == 36
 
 
-def test_an_upload_waits_for_its_place_and_gives_it_back() -> None:
-    here, there = engine(), engine()
-    piece = pieces_of(here, request("a", LONG, max_tokens=1))[0]
+def test_an_upload_waits_for_a_slot_and_gives_it_back() -> None:
+    here = engine()
+    there = engine()
+    segment = segments_of(here, request("a", LONG, max_tokens=1))[0]
     arriving = there.engine.transfers.receive(LONG)
-    under_way = [arriving.stage(piece, timeout=0) for _ in range(PIECES_AT_ONCE)]
+    under_way = [arriving.stage(segment, timeout=0) for _ in range(SEGMENTS_ON_DEVICE)]
     for stage in under_way:
         next(stage)
     with pytest.raises(
-        DeadlineError, match=r"4 pieces were on the devices for 0\.01 s, which is the most"
+        DeadlineError, match=r"4 KV segments were on the devices for 0\.01 s, and no more may be"
     ):
-        next(arriving.stage(piece, timeout=0.01))
+        next(arriving.stage(segment, timeout=0.01))
     under_way[0].close()
-    assert next(arriving.stage(piece, timeout=0)).pages.start == 0
+    assert next(arriving.stage(segment, timeout=0)).pages.start == 0
 
 
 def test_drafts_of_the_device_do_not_trust_what_arrived() -> None:
-    """The draft model has filled every page before, with something else: it says where it lacks a
-    token.
-    """
-    here, there = engine(), Driver(engine(num_pages=12).config, speculation=ScriptedSpeculation(3))
+    """The draft model filled every page before, with other tokens; it must fill them again."""
+    here = engine()
+    there = Driver(engine(num_pages=12).config, speculation=ScriptedSpeculation(3))
     for name, prompt in (("before", tuple(range(40))), ("after", tuple(range(50, 70)))):
         there.submit(request(name, prompt, salt="w", max_tokens=6))
         there.run()
-    assert len(there.scheduler.lanes[0]._drafted) > 9
+    assert len(there.scheduler.lanes[0]._filled_by_drafter) > 9
     arriving = there.engine.transfers.receive(LONG, "w")
-    install(there, arriving, pieces_of(here, request("a", LONG, salt="w", max_tokens=1)))
+    install(there, arriving, segments_of(here, request("a", LONG, salt="w", max_tokens=1)))
     there.submit(request("drafts", LONG, salt="w", max_tokens=6))
     there.run()
     times = there.results["drafts", 0].times
     assert times and times.cached == 36 and times.drafted > 0
 
 
-# ---- what is refused
+# ---- Refusals
 
 
 def test_an_engine_that_exchanges_none() -> None:
@@ -380,9 +403,8 @@ def test_an_engine_that_exchanges_none() -> None:
 
 @pytest.mark.parametrize(("start", "page_size"), [(-1, 4), (0, 0)])
 def test_an_export_of_nonsense(start: int, page_size: int) -> None:
-    with pytest.raises(
-        EngineError, match=f"an export from token {start} on, to pages of {page_size} tokens"
-    ):
+    problem = f"an export was asked for from token {start} on, to pages of {page_size} tokens"
+    with pytest.raises(EngineError, match=problem):
         export(engine(), request(), start, page_size)
 
 
@@ -415,42 +437,19 @@ def test_what_pages_cannot_be_exchanged_with(
         resolved(replace(options, page_exchange=True))
 
 
-# ---- sizes
+# ---- Corner cases
 
 
-@pytest.mark.parametrize(
-    ("page_size", "context", "counts"),
-    [
-        (64, 8192, (8, 2, 1)),
-        (128, 8192, (4, 1)),
-        (1024, 8192, (1,)),
-        (16, 8192, (32, 8, 2, 1)),
-        (16, 60, (4, 1)),
-    ],
-)
-def test_numbers_of_pages_that_add_up_to_any(
-    page_size: int, context: int, counts: tuple[int, ...]
-) -> None:
-    config = replace(config_of(), page_size=page_size, max_context=context, pools=(Pool(8),))
-    assert page_counts(config) == counts
-    for pages in range(100):
-        parts = list(in_counts(pages, config))
-        assert (
-            sum(parts) == pages
-            and set(parts) <= set(counts)
-            and parts == sorted(parts, reverse=True)
-        )
-
-
-def test_what_is_left_of_a_piece_does_not_keep_it_alive() -> None:
+def test_what_is_left_of_a_segment_does_not_keep_it_alive() -> None:
     there = engine(8)
-    arriving, keys = there.engine.transfers.receive(LONG), np.zeros((1, 12, 1, 3))
-    list(arriving.stage(Piece(0, 0, keys), timeout=0))
+    arriving = there.engine.transfers.receive(LONG)
+    keys = np.zeros((1, 12, 1, 3))
+    list(arriving.stage(KVSegment(0, 0, keys), timeout=0))
     assert arriving._tails[0].k.base is None
 
 
 def test_a_request_that_is_aborted_before_its_first_step_ends_its_export() -> None:
-    """No step follows by which it would be noticed."""
+    """No step follows that would notice the end."""
     here = engine()
     asked = request("prefill", LONG, max_tokens=1)
     here.submit(asked)
@@ -461,22 +460,22 @@ def test_a_request_that_is_aborted_before_its_first_step_ends_its_export() -> No
 
 
 def test_without_its_window_nothing_of_a_prompt_is_sent() -> None:
-    """While all places are taken, others evict it: the pages of the other group stay here."""
+    """The window is evicted while all slots are taken: the other group's pages stay here."""
     here = Driver(config_of(num_pages=64, windows=(None, 9), page_size=4, page_exchange=True))
-    for _ in range(PIECES_AT_ONCE):
-        assert here.engine.transfers.room.acquire(blocking=False)
+    for _ in range(SEGMENTS_ON_DEVICE):
+        assert here.engine.transfers.slots.acquire(blocking=False)
     asked = request("a", LONG, max_tokens=1)
     here.submit(asked)
     exported, delivered = export(here, asked)
     here.run()
     assert delivered == [] and exported.missing
     here.scheduler.lanes[0].caches[1].pool.drop_idle()
-    here.engine.transfers.room.release()
+    here.engine.transfers.slots.release()
     here.engine.transfers.advance()
     assert delivered.pop() is None and len(delivered) <= 1 and exported.missing
 
 
-def test_a_read_that_fails_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_fails_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
     here = engine()
     hit_of(here)
 
@@ -485,7 +484,7 @@ def test_a_read_that_fails_gives_its_place_back(monkeypatch: pytest.MonkeyPatch)
 
     with monkeypatch.context() as broken:
         broken.setattr(here.runner, "read_pages", fail)
-        for _ in range(PIECES_AT_ONCE + 1):
+        for _ in range(SEGMENTS_ON_DEVICE + 1):
             with pytest.raises(RuntimeError, match="a failpoint"):
                 export(here, request("a", LONG))
     exported, delivered = export(here, request("a", LONG))

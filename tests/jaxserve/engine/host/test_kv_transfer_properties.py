@@ -1,6 +1,4 @@
-"""Any traffic on two engines, and any piece of any prompt that comes from one to the other or is
-lost on the way.
-"""
+"""Any traffic on two engines, with segments of prompts that travel between them or are lost."""
 
 from collections import deque
 from contextlib import suppress
@@ -11,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxserve.config import EngineConfig, EngineOptions, resolve
-from jaxserve.engine.buckets import PIECES_AT_ONCE
-from jaxserve.engine.host.kv_transfer import Export, Import, Outgoing
+from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
+from jaxserve.engine.host.kv_export import KVExport, PagesToSend
+from jaxserve.engine.host.kv_import import KVImport
 from jaxserve.errors import DeadlineError
 from jaxserve.request import Request, SamplingParams
 from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation
@@ -49,32 +48,35 @@ def configs(draw: st.DrawFn, windows: Windows) -> EngineConfig:
 
 @dataclass
 class Transfer:
-    """A prompt on its way from one driver to the other. lost: which of its pieces never arrive."""
+    """A prompt on its way from one driver to the other.
+
+    lost: every so many of its segments never arrive; 0: none.
+    """
 
     here: Driver
     there: Driver
-    arriving: Import
+    arriving: KVImport
     lost: int
-    delivered: deque[Outgoing | None]
-    exported: Export | None = None
+    delivered: deque[PagesToSend | None]
+    exported: KVExport | None = None
     count: int = 0
 
-    def pass_on(self, most: int) -> None:
-        """Some of what was read."""
-        while self.delivered and most:
-            outgoing, most = self.delivered.popleft(), most - 1
+    def pass_on(self, limit: int) -> None:
+        """Bring up to `limit` deliveries to the other engine."""
+        while self.delivered and limit:
+            outgoing = self.delivered.popleft()
+            limit -= 1
             if outgoing is None:
-                assert not self.delivered, "news after the end"
+                assert not self.delivered, "a delivery after the end"
                 return
             self.count += 1
             if self.lost and self.count % self.lost == 0:
                 outgoing.drop()
                 continue
-            piece = outgoing.to_host()
-            with suppress(
-                DeadlineError
-            ):  # what the other engine sends has all places on its devices
-                for staged in self.arriving.stage(piece, timeout=0):
+            segment = outgoing.to_host()
+            # What the other engine reads for its own exports may have all slots on its devices.
+            with suppress(DeadlineError):
+                for staged in self.arriving.stage(segment, timeout=0):
                     self.arriving.install(staged)
                     self.there.scheduler.check_invariants()
         self.here.engine.transfers.advance()
@@ -103,7 +105,7 @@ ACTIONS = st.one_of(
 
 
 class Pair:
-    """Two engines of one model and, from each to the other, the transfers under way."""
+    """Two engines of one model, and the transfers under way in both directions."""
 
     def __init__(self, drivers: list[Driver]):
         self.drivers = drivers
@@ -111,7 +113,8 @@ class Pair:
         self._names = iter(range(1000))
 
     def play(self, action: str, side: int, argument: Any) -> None:
-        driver, under_way = self.drivers[side], self.transfers[side]
+        driver = self.drivers[side]
+        under_way = self.transfers[side]
         if action == "submit":
             params = SamplingParams(**argument["params"])
             name = f"r{next(self._names)}"
@@ -132,7 +135,8 @@ class Pair:
         driver.scheduler.check_invariants()
 
     def _prefill(self, side: int, prompt: tuple[int, ...], salt: str, lost: int) -> Transfer:
-        here, there = self.drivers[side], self.drivers[1 - side]
+        here = self.drivers[side]
+        there = self.drivers[1 - side]
         params = SamplingParams(seed=1, max_tokens=1)
         request = Request(
             id=f"p{next(self._names)}", prompt=prompt, params=params, salt=salt, eos_ids=ODD_ENDS
@@ -141,7 +145,8 @@ class Pair:
         transfer = Transfer(
             here, there, there.engine.transfers.receive(prompt, salt), lost, deque()
         )
-        cached, size = transfer.arriving.cached, there.config.page_size
+        cached = transfer.arriving.cached
+        size = there.config.page_size
         transfer.exported = here.engine.transfers.export(
             request, cached, size, transfer.delivered.append
         )
@@ -156,10 +161,10 @@ class Pair:
         for driver in self.drivers:
             driver.run()
             assert not driver.engine.transfers._exports
-            room = driver.engine.transfers.room
-            assert [room.acquire(blocking=False) for _ in range(PIECES_AT_ONCE + 1)].count(
+            slots = driver.engine.transfers.slots
+            assert [slots.acquire(blocking=False) for _ in range(SEGMENTS_ON_DEVICE + 1)].count(
                 True
-            ) == PIECES_AT_ONCE
+            ) == SEGMENTS_ON_DEVICE
 
 
 @settings(
@@ -177,8 +182,7 @@ def test_any_traffic(
     drafts: int,
     actions: list[tuple[str, int, Any]],
 ) -> None:
-    """Drivers check every page that can be found against the device's memory, and every token
-    against the naive loop.
+    """Drivers check every page that can be found, and every token against the naive loop.
 
     Salts with a "w" draft on the device, and some steps are not finite.
     """

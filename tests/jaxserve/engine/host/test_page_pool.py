@@ -11,8 +11,9 @@ from jaxserve.errors import EngineError
 
 
 def kept(pool: PagePool, pages: list[int]) -> list[int]:
+    """Mark the pages as cached and return them."""
     for page in pages:
-        pool.keep(page)
+        pool.mark_cached(page)
     return pages
 
 
@@ -35,7 +36,7 @@ def test_a_released_page_is_free_again_unless_it_is_kept() -> None:
     forgotten: list[int] = []
     pool = PagePool(2, forgotten.append)
     pages = pool.allocate(2)
-    pool.keep(pages[1])
+    pool.mark_cached(pages[1])
     pool.release(pages)
     assert pool.available == 2
     assert pool.allocate(1) == [pages[0]] and forgotten == []
@@ -45,7 +46,8 @@ def test_a_released_page_is_free_again_unless_it_is_kept() -> None:
 def test_idle_pages_go_the_least_recently_held_first_and_prefixes_from_their_end() -> None:
     forgotten: list[int] = []
     pool = PagePool(6, forgotten.append)
-    old, new = kept(pool, pool.allocate(3)), kept(pool, pool.allocate(3))
+    old = kept(pool, pool.allocate(3))
+    new = kept(pool, pool.allocate(3))
     pool.release(old)
     pool.release(new)
     pool.allocate(4)
@@ -77,7 +79,8 @@ def test_releasing_more_often_than_taking_is_an_error() -> None:
 def test_dropped_idle_pages_are_forgotten_and_held_ones_are_not() -> None:
     forgotten: list[int] = []
     pool = PagePool(3, forgotten.append)
-    idle, held = kept(pool, pool.allocate(1)), kept(pool, pool.allocate(1))
+    idle = kept(pool, pool.allocate(1))
+    held = kept(pool, pool.allocate(1))
     pool.release(idle)
     pool.drop_idle()
     assert forgotten == idle
@@ -105,13 +108,10 @@ OPERATIONS = st.tuples(
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(st.integers(1, 6), st.lists(OPERATIONS, max_size=60))
 def test_pool_against_a_model(size: int, operations: list[tuple[str, int, int]]) -> None:
-    """The model: tables of pages, and which pages are kept. A page never changes hands while
-    anybody holds it.
-    """
+    """Compare with tables of pages and a set of cached pages; held pages never change hands."""
     cached: set[int] = set()
-    pool = PagePool(
-        size, cached.remove
-    )  # KeyError for a page that was not kept, or is forgotten twice
+    # KeyError for a page that was not cached, or is forgotten twice.
+    pool = PagePool(size, cached.remove)
     tables: list[list[int]] = []
     for name, number, other in operations:
         held = Counter(page for table in tables for page in table)
@@ -132,7 +132,7 @@ def test_pool_against_a_model(size: int, operations: list[tuple[str, int, int]])
             pool.release(tables.pop(number % len(tables)))
         elif name == "keep" and held:
             page = sorted(held)[other % len(held)]
-            pool.keep(page)
+            pool.mark_cached(page)
             cached.add(page)
         elif name == "drop":
             pool.drop_idle()

@@ -1,4 +1,4 @@
-"""PrefixCache and the digests that pages are found by."""
+"""PrefixCache, and the digests by which pages are found."""
 
 from hashlib import sha256
 from itertools import takewhile
@@ -8,21 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.config import PAGE_DTYPES
-from jaxserve.engine.host.prefix_cache import Chain, PrefixCache, child_digest, root_digest
+from jaxserve.engine.host.prefix_cache import DigestChain, PrefixCache, child_digest, root_digest
 from jaxserve.engine.plan import NO_PAGE
 
 ROOT = root_digest("model", "int8", 0, "")
 
 
-def chain_of(tokens: list[int], page_size: int, root: bytes = ROOT) -> Chain:
-    chain = Chain()
+def chain_of(tokens: list[int], page_size: int, root: bytes = ROOT) -> DigestChain:
+    chain = DigestChain()
     chain.extend(root, tokens, page_size, len(tokens) // page_size)
     return chain
 
 
 def published(cache: PrefixCache, tokens: list[int], root: bytes = ROOT) -> list[int]:
-    """A sequence that wrote these tokens, published its full pages, and still holds them."""
-    size, chain = cache.page_size, chain_of(tokens, cache.page_size, root)
+    """Publish the full pages of a sequence with these tokens; return the pages, still held."""
+    size = cache.page_size
+    chain = chain_of(tokens, size, root)
     pages = cache.pool.allocate(len(tokens) // size)
     for i, page in enumerate(pages):
         cache.publish(chain.digests[i], tokens[i * size : (i + 1) * size], page)
@@ -30,12 +31,12 @@ def published(cache: PrefixCache, tokens: list[int], root: bytes = ROOT) -> list
 
 
 def found(cache: PrefixCache, tokens: list[int], root: bytes = ROOT) -> list[int]:
-    """Pages up to the first that is missing."""
+    """Return the pages that are found, up to the first that is missing."""
     pages = cache.lookup(chain_of(tokens, cache.page_size, root).digests, tokens)
     return list(takewhile(lambda page: page != NO_PAGE, pages))
 
 
-# ---- digests
+# ---- Digests
 
 
 def test_digests_are_sha256_of_parent_and_tokens() -> None:
@@ -76,17 +77,19 @@ def test_any_string_is_a_salt() -> None:
 def test_a_chain_grows_to_the_same_digests_however_it_is_extended(
     tokens: list[int], size: int, stops: list[int]
 ) -> None:
-    chain, full = Chain(), len(tokens) // size
+    chain = DigestChain()
+    full = len(tokens) // size
     for stop in [*(s for s in stops if s <= full), full]:
         chain.extend(ROOT, tokens, size, stop)
-    expected, parent = [], ROOT
+    expected = []
+    parent = ROOT
     for i in range(full):
         parent = child_digest(parent, tokens[i * size : (i + 1) * size])
         expected.append(parent)
     assert chain.digests == expected
 
 
-# ---- the cache
+# ---- The cache
 
 
 def test_the_longest_published_prefix_is_found() -> None:
@@ -108,21 +111,20 @@ def test_other_salts_find_nothing() -> None:
 
 def test_a_digest_is_no_proof() -> None:
     cache = PrefixCache(8, 2)
-    cache.publish(
-        chain_of([1, 2], 2).digests[0], [7, 7], cache.pool.allocate(1)[0]
-    )  # as if sha256 had collided
+    # As if sha256 had collided.
+    cache.publish(chain_of([1, 2], 2).digests[0], [7, 7], cache.pool.allocate(1)[0])
     assert found(cache, [1, 2]) == []
 
 
 def test_the_first_page_with_a_content_stays_the_one_to_be_found() -> None:
     cache = PrefixCache(8, 2)
-    first, second = published(cache, [1, 2]), published(cache, [1, 2])
+    first = published(cache, [1, 2])
+    second = published(cache, [1, 2])
     assert found(cache, [1, 2]) == first and len(cache) == 1
     cache.pool.release(second)
     cache.pool.release(first)
-    assert (
-        cache.pool.allocate(7) and found(cache, [1, 2]) == first
-    )  # the second is free, the first idle
+    # The second page is free, the first is idle.
+    assert cache.pool.allocate(7) and found(cache, [1, 2]) == first
     cache.pool.allocate(1)
     assert found(cache, [1, 2]) == [] and len(cache) == 0
 
@@ -147,14 +149,15 @@ def test_eviction_shortens_prefixes_from_their_end_and_content_can_come_again() 
 
 def test_dropping_idle_pages_empties_the_cache_of_them() -> None:
     cache = PrefixCache(4, 2)
-    idle, held = published(cache, [1, 2]), published(cache, [3, 4])
+    idle = published(cache, [1, 2])
+    held = published(cache, [3, 4])
     cache.pool.release(idle)
     cache.pool.drop_idle()
     assert found(cache, [1, 2]) == [] and found(cache, [3, 4]) == held and len(cache) == 1
 
 
 def test_a_page_is_found_behind_one_that_is_gone() -> None:
-    """What a window needs: the pages it sees, whatever became of those before."""
+    """A window needs the pages that it sees, whatever became of those before."""
     cache = PrefixCache(3, 2)
     tokens = [1, 2, 3, 4, 5, 6]
     first, second, third = published(cache, tokens)

@@ -1,5 +1,6 @@
-"""Single situations, each small enough to follow by hand. Any traffic at all:
-test_scheduler_properties.py.
+"""Single situations of a scheduler, each small enough to follow by hand.
+
+Any traffic at all is in test_scheduler_properties.py.
 """
 
 import dataclasses
@@ -8,9 +9,9 @@ import json
 
 import pytest
 
-from jaxserve.config import Pool
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.plan import FED_BACK, NO_PAGE, Finish, FinishReason, LanePlan, StepPlan
+from jaxserve.engine.events import Finish, FinishReason
+from jaxserve.engine.plan import FED_BACK, LanePlan, StepPlan
 from jaxserve.errors import (
     CapacityError,
     ContextLengthError,
@@ -19,12 +20,12 @@ from jaxserve.errors import (
     RequestIdInUseError,
 )
 from jaxserve.request import Request, SamplingParams
-from tests.fake_runner import naive
-from tests.jaxserve.engine.host.driver import PROMPT, Driver, ScriptedProposer, config_of, request
+from tests.fake_model import naive
+from tests.jaxserve.engine.host.driver import PROMPT, Driver, config_of, request
 
 
 def launched(driver: Driver) -> StepPlan | None:
-    """The plan that the next step launches, if any."""
+    """Run a step and return the plan that it launches, if any."""
     before = len(driver.plans)
     driver.step()
     return driver.plans[before] if len(driver.plans) > before else None
@@ -36,7 +37,7 @@ def lane_of(driver: Driver) -> LanePlan:
     return plan.lanes[0]
 
 
-# ---- the arithmetic itself
+# ---- The arithmetic itself
 
 
 def test_the_arithmetic_by_hand() -> None:
@@ -49,7 +50,7 @@ def test_the_arithmetic_by_hand() -> None:
     assert driver.results["a", 0].tokens == [21, 87, 51]
 
 
-# ---- chunks
+# ---- Chunks
 
 
 def test_a_prompt_is_cut_by_the_budget_and_decodes_run_ahead() -> None:
@@ -121,7 +122,7 @@ def test_columns_are_plain_data() -> None:
         assert json.loads(text)["lanes"][0]["tokens"] == plan.lanes[0].tokens
 
 
-# ---- admissions
+# ---- Admissions
 
 
 def test_an_admission_says_all_that_the_device_must_keep() -> None:
@@ -177,11 +178,8 @@ def test_a_cached_prefix_leaves_at_least_one_token_to_compute() -> None:
     driver.submit(request("other salt", prompt=PROMPT[:8], salt="x"))
     plan = launched(driver)
     assert plan is not None and [a.length for a in plan.admissions] == [4, 8, 0]
-    assert plan.lanes[0].starts == [8, 4, 0] and plan.lanes[0].sizes == [
-        1,
-        4,
-        8,
-    ]  # single tokens first
+    # Chunks of a single token come first.
+    assert plan.lanes[0].starts == [8, 4, 0] and plan.lanes[0].sizes == [1, 4, 8]
     driver.run()
 
 
@@ -220,7 +218,7 @@ def test_the_lane_that_has_the_prefix_is_chosen_then_the_one_with_more_pages() -
     driver.run()
 
 
-def test_nobody_passes_the_first_that_waits() -> None:
+def test_no_request_overtakes_the_first_that_waits() -> None:
     driver = Driver(config_of(num_pages=4, max_context=16))
     driver.submit(request("running", prompt=PROMPT[:8], max_tokens=8))
     driver.step()
@@ -234,146 +232,11 @@ def test_nobody_passes_the_first_that_waits() -> None:
     assert admitted == [8, 1, 12, 1]  # running, urgent, large, small
 
 
-# ---- pages
-
-
-def test_out_of_pages_the_last_in_rank_starts_over_from_what_is_cached() -> None:
-    driver = Driver(config_of(page_size=2, num_pages=8, max_context=16))
-    driver.submit(request("a", prompt=PROMPT[:4], max_tokens=8, repetition_penalty=2.0))
-    driver.submit(request("b", prompt=PROMPT[4:8], max_tokens=8, repetition_penalty=2.0))
-    driver.run()
-    back = [a for plan in driver.plans for a in plan.admissions][2:]
-    assert back and all(a.prompt_tokens == 4 for a in back)
-    written = naive(driver.results["b", 0].request, 0, 1, 8)
-    assert back[0].history == (*PROMPT[4:8], *written[: len(back[0].history or ()) - 4])
-    assert len(back[0].history or ()) > 4
-
-
-def test_the_last_in_rank_gives_way_first_and_the_first_never() -> None:
-    driver = Driver(config_of(page_size=1, num_pages=12, max_context=12, prefix_cache=False))
-    for name, length, priority in (("last", 4, 1), ("first", 3, -1), ("second", 2, 0)):
-        driver.submit(request(name, prompt=PROMPT[:length], priority=priority, max_tokens=8))
-    queues: list[list[str]] = []
-    while driver.engine.has_work:
-        driver.step()
-        queues.append([seq.request.id for seq in driver.scheduler.waiting])
-    assert [queue for queue in queues if queue][:2] == [["last"], ["last"]]
-    assert ["second", "last"] in queues and not any("first" in queue for queue in queues)
-
-
-@pytest.mark.parametrize("pages", [8, 9, 10, 11])
-def test_one_that_waits_for_the_host_does_not_give_way_to_the_last_in_rank(pages: int) -> None:
-    driver = Driver(
-        config_of(page_size=1, num_pages=pages, prefix_cache=False),
-        proposer=ScriptedProposer(most=0),
-    )
-    driver.submit(request("first", prompt=(1,), salt="w", max_tokens=7))
-    driver.submit(request("last", prompt=(1,), max_tokens=7))
-    driver.run()
-    assert driver.results["first", 0].cuts == [("prefill", 0, 1)] + [
-        ("decode", n, 1) for n in range(1, 7)
-    ]
-
-
-def test_what_was_evicted_while_it_was_preempted_is_published_again() -> None:
-    driver = Driver(config_of(page_size=2, num_pages=8, max_context=16))
-    driver.submit(request("a", prompt=PROMPT[:4], max_tokens=8))
-    driver.submit(request("b", prompt=PROMPT[4:9], max_tokens=8))
-    while not any(seq.times.preemptions for seq in driver.scheduler.waiting):
-        driver.step()
-    driver.scheduler.flush_cache()
-    driver.run()
-    driver.submit(request("like b", prompt=PROMPT[4:9]))
-    driver.run()
-    assert driver.results["like b", 0].cuts[0] == ("prefill", 4, 1)
-
-
-def test_idle_pages_that_a_prefix_is_in_do_not_count_as_room_for_the_rest() -> None:
-    driver = Driver(config_of(num_pages=4, max_context=16))
-    driver.submit(request("before", prompt=PROMPT[:8], max_tokens=1))
-    driver.run()  # two pages idle, two free
-    driver.submit(request("one page", prompt=(1,), max_tokens=3))
-    driver.submit(request("after", prompt=(*PROMPT[:8], 1, 2, 3, 4), max_tokens=1))
-    driver.run()
-    begun = [[a.length for a in plan.admissions] for plan in driver.plans if plan.admissions]
-    assert begun == [[0], [0], [8]], "two more pages are needed, and one is free"
-
-
-def test_scores_of_a_prompt_that_starts_over_are_reported_once() -> None:
-    driver = Driver(config_of(page_size=1, num_pages=14, step_tokens=4))
-    driver.submit(request("stream", prompt=(1,), max_tokens=12, priority=-1))
-    driver.submit(request("scored", prompt=tuple(range(12)), max_tokens=1, prompt_logprobs=0))
-    while not any(seq.scored for seq in driver.scheduler.waiting):
-        driver.step()
-    assert 0 < len(driver.results["scored", 0].prompt_logprobs) < 11
-    driver.run()
-    assert [entry.token for entry in driver.results["scored", 0].prompt_logprobs] == list(
-        range(1, 12)
-    )
-
-
-# ---- windows
-
-
-def test_a_window_holds_what_it_sees_and_no_more() -> None:
-    """Pages of 2, a window of 5: the token at position p sees p - 4 to p, which lie in three
-    pages."""
-    driver = Driver(config_of(page_size=2, num_pages=32, windows=(5,), prefix_cache=False))
-    driver.submit(request(max_tokens=30))
-    held = []
-    while driver.engine.has_work:
-        driver.step()
-        held += [
-            len([p for p in seq.pages[0] if p != NO_PAGE])
-            for seq in driver.scheduler.lanes[0].running
-        ]
-    assert set(held[2:]) == {3}
-
-
-def test_a_prompt_longer_than_a_window_s_pool_runs() -> None:
-    config = config_of(page_size=2, num_pages=10, windows=(5,), step_tokens=6, max_batch=1)
-    assert config.pages_held(config.pools[0], 1000) == 10 and config.capacity == 64
-    driver = Driver(config)
-    driver.submit(request(prompt=tuple(range(50)), max_tokens=8))
-    driver.run()
-    assert not driver.results["a", 0].times.preemptions
-
-
-@pytest.mark.parametrize(("lost", "hit"), [(0, 8), (1, 8), (2, 4), (3, 6)])
-def test_a_hit_needs_the_whole_prefix_of_one_group_and_what_a_window_sees_of_the_other(
-    lost: int, hit: int
-) -> None:
-    """After 8 tokens in pages of 2 a window of 4 sees 5 to 8, in pages 2, 3 and the next."""
-    driver = Driver(config_of(page_size=2, windows=(None, 4)))
-    driver.submit(request("a", prompt=PROMPT, max_tokens=1))
-    driver.run()
-    full, window = driver.scheduler.lanes[0].caches
-    assert len(full) == len(window) == 5
-    del window._entries[window._digest_of.pop(lost)]  # its pages were taken in order
-    driver.submit(request("b", prompt=PROMPT, max_tokens=1))
-    driver.run()
-    assert driver.results["b", 0].cuts[0][1] == hit
-
-
-def test_a_long_prompt_does_not_drive_out_the_windows_that_others_share() -> None:
-    """The window's pool has 16 pages; 40 pages of a long prompt pass through it."""
-    driver = Driver(config_of(page_size=2, max_context=100, step_tokens=8, windows=(None, 4)))
-    driver = Driver(dataclasses.replace(driver.config, pools=(Pool(100), Pool(16, 4))))
-    for name in ("first", "second"):
-        driver.submit(request(name, prompt=(*PROMPT, 90, 91), max_tokens=2))
-        driver.run()
-    driver.submit(request("long", prompt=tuple(range(80)), max_tokens=1))
-    driver.run()
-    driver.submit(request("third", prompt=(*PROMPT, 92, 93), max_tokens=2))
-    driver.run()
-    assert driver.results["third", 0].cuts[0][1] == 10
-
-
-# ---- ends
+# ---- Ends
 
 
 def test_end_tokens_before_min_tokens_do_not_end() -> None:
-    """The device keeps them out; one more token than min_tokens may be the end."""
+    """The device bars end tokens until min_tokens; the next token may be the end."""
     plain = naive(request(), 0, 1, 4)
     driver = Driver(config_of())
     driver.submit(
@@ -432,14 +295,13 @@ def test_an_id_is_free_again_when_its_last_event_was_handed_out() -> None:
     driver.submit(dataclasses.replace(request(), eos_ids=(first,)))
     while not driver.results["a", 0].finish:
         driver.step()
-    driver.submit(
-        request()
-    )  # the client may well know of the end before the step launched with it is through
+    # The client may know of the end before the last step launched with the sequence is over.
+    driver.submit(request())
     driver.run()
 
 
 def test_an_id_is_not_free_before_its_last_event_was_handed_out() -> None:
-    """Otherwise the end of the aborted request would be taken for the end of the new one."""
+    """The end of an aborted request must not be taken for the end of a new one with its id."""
     driver = Driver(config_of())
     driver.submit(request())
     driver.abort("a")
@@ -468,11 +330,11 @@ def test_times_are_in_order_and_say_what_happened() -> None:
         assert times.cached == cached and (times.preemptions > 0) == preempted
 
 
-# ---- refusals
+# ---- Refusals
 
 
 @pytest.mark.parametrize(
-    ("length", "most", "error", "text"),
+    ("length", "max_tokens", "error", "text"),
     [
         (0, 1, RequestError, "prompt: has no tokens"),
         (16, 1, ContextLengthError, "prompt: 16 tokens and max_tokens 1 exceed the context of 16"),
@@ -498,29 +360,27 @@ def test_times_are_in_order_and_say_what_happened() -> None:
     ],
 )
 def test_what_can_never_run_is_refused(
-    length: int, most: int | None, error: type[RequestError], text: str
+    length: int, max_tokens: int | None, error: type[RequestError], text: str
 ) -> None:
     driver = Driver(config_of(max_context=16, num_pages=3))
     with pytest.raises(error) as caught:
-        driver.submit(request(prompt=tuple(range(length)), max_tokens=most))
+        driver.submit(request(prompt=tuple(range(length)), max_tokens=max_tokens))
     assert str(caught.value).startswith(text) and caught.value.field == "prompt"
     assert not driver.engine.has_work
 
 
-@pytest.mark.parametrize(("length", "most", "made"), [(11, None, 1), (4, None, 8), (4, 8, 8)])
+@pytest.mark.parametrize(("length", "max_tokens", "made"), [(11, None, 1), (4, None, 8), (4, 8, 8)])
 def test_max_tokens_left_open_takes_what_context_and_pool_leave(
-    length: int, most: int | None, made: int
+    length: int, max_tokens: int | None, made: int
 ) -> None:
     driver = Driver(config_of(max_context=16, num_pages=3))
-    driver.submit(request(prompt=tuple(range(length)), max_tokens=most))
+    driver.submit(request(prompt=tuple(range(length)), max_tokens=max_tokens))
     driver.run()
     assert len(driver.results["a", 0].tokens) == made
 
 
 def test_plain_decodes_are_planned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hot path: no sequence is looked at by itself once all of them stream, page borders
-    included.
-    """
+    """The hot path looks at no sequence by itself once all stream, at page borders neither."""
     driver = Driver(config_of())
     for name in "abc":
         driver.submit(request(name, max_tokens=20))

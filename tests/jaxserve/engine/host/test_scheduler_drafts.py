@@ -1,5 +1,6 @@
-"""Drafts that the device makes: the host runs ahead with upper bounds, and keeps the draft model's
-pages caught up.
+"""Drafts that the device makes.
+
+The host runs ahead with upper bounds of lengths, and keeps the draft model's pages caught up.
 """
 
 import dataclasses
@@ -11,12 +12,12 @@ from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.engine.plan import DRAFTED, FED_BACK
 from jaxserve.errors import ConfigError
-from tests.fake_runner import VOCAB
+from tests.fake_model import VOCAB
 from tests.jaxserve.engine.host.driver import Driver, ScriptedSpeculation, config_of, request
 
 
-def driver(most: int = 3, **changes: int) -> Driver:
-    return Driver(config_of(**changes), speculation=ScriptedSpeculation(most))
+def driver(max_drafts: int = 3, **changes: int) -> Driver:
+    return Driver(config_of(**changes), speculation=ScriptedSpeculation(max_drafts))
 
 
 def kinds(d: Driver) -> list[str]:
@@ -50,8 +51,8 @@ def test_a_verification_is_launched_while_another_is_unread() -> None:
     assert all(lane.tokens == [FED_BACK] + [DRAFTED] * (lane.samples[0] - 1) for lane in verified)
 
 
-def test_a_queue_that_lacks_pages_keeps_nobody_from_drafting() -> None:
-    """There are rows for both, and pages for one: a step with a prompt would be one for nobody."""
+def test_a_queue_that_lacks_pages_does_not_stop_drafting() -> None:
+    """Both requests would find a row, but only one finds pages: no prompt is due."""
     d = driver(num_pages=5)
     for name, first in (("a", 1), ("b", 2)):
         d.submit(request(name, prompt=tuple(range(first, first + 10)), salt="w", max_tokens=10))
@@ -63,7 +64,7 @@ def test_a_queue_that_lacks_pages_keeps_nobody_from_drafting() -> None:
     d.run()
 
 
-def test_who_drafts_nothing_never_waits_for_a_draft_model() -> None:
+def test_requests_that_draft_nothing_never_wait_for_a_draft_model() -> None:
     d = driver()
     for name in "abc":
         d.submit(request(name, max_tokens=12))
@@ -72,7 +73,7 @@ def test_who_drafts_nothing_never_waits_for_a_draft_model() -> None:
 
 
 def test_a_long_prompt_is_caught_up_in_every_other_step() -> None:
-    """So that a stream beside it waits for one chunk at a time."""
+    """A stream beside it waits for one chunk at a time."""
     d = driver(step_tokens=4, num_pages=64)
     d.submit(request("stream", max_tokens=40))
     d.submit(request("long", prompt=tuple(range(1, 30)), salt="w", max_tokens=12))
@@ -82,11 +83,10 @@ def test_a_long_prompt_is_caught_up_in_every_other_step() -> None:
 
 
 def test_choices_that_share_a_prompt_are_caught_up_one_after_the_other() -> None:
-    """The fake device fails where two rows of a step write a page, or one reads what the other
-    writes.
+    """Rows of a step never write a page that another row reads or writes.
 
-    Whoever comes later finds the pages of what they share filled: two of four tokens each, of a
-    prompt of ten.
+    The fake device asserts that. Later choices find the shared pages filled: two of four tokens
+    each, of a prompt of ten.
     """
     d = driver(num_pages=64, step_tokens=64)
     d.submit(request(salt="w", n=4, max_tokens=12))
@@ -108,7 +108,7 @@ def test_a_cached_prompt_is_not_caught_up_again() -> None:
 
 
 def test_a_model_whose_every_layer_has_a_window_is_refused() -> None:
-    """The draft model shares the tables of those without one."""
+    """A draft model uses the page tables of a group without a window."""
     options = EngineOptions(speculate="draft")
     with pytest.raises(ConfigError, match="every layer of the model has one"):
         resolve(options, max_positions=64, lanes=1, affordable_tokens=1000, windows=(5, 9))
@@ -137,8 +137,7 @@ def test_what_a_draft_model_lacks_always_has_a_compiled_step() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_busy_traffic(seed: int) -> None:
-    """Shared prompts, few pages, ends at any time; the driver and the fake device check every
-    step."""
+    """Prompts are shared, pages few, and ends come at any time; every step is checked."""
     draw = random.Random(seed)
     windows = draw.choice([(None,), (None,), (None, 5), (6, None)])
     d = driver(
@@ -157,7 +156,9 @@ def test_busy_traffic(seed: int) -> None:
             *base[: draw.randrange(1, 10)],
             *(draw.randrange(4) for _ in range(draw.randrange(3))),
         )
-        n, tokens, salt = draw.choice([1, 1, 2, 4]), draw.randrange(1, 16), draw.choice("wwx")
+        n = draw.choice([1, 1, 2, 4])
+        tokens = draw.randrange(1, 16)
+        salt = draw.choice("wwx")
         if len(prompt) + tokens <= d.config.capacity:
             stop = ends if draw.random() < 0.5 else ()
             d.submit(

@@ -1,13 +1,11 @@
-"""Prompts that are embedded, in single situations: a sequence ends with its prompt, and needs no
-place behind it.
-"""
+"""Prompts that are embedded, in single situations: a sequence ends with its prompt."""
 
 import pytest
 
 from jaxserve.config import EngineOptions, resolve
-from jaxserve.engine.plan import Finish, FinishReason
+from jaxserve.engine.events import Finish, FinishReason
 from jaxserve.errors import CapacityError, ConfigError, ContextLengthError, NonFiniteLogitsError
-from tests.fake_runner import naive_embedding
+from tests.fake_model import naive_embedding
 from tests.jaxserve.engine.host.driver import PROMPT, Driver, config_of, request
 
 
@@ -50,7 +48,7 @@ def test_of_a_prompt_that_was_there_before_the_last_page_is_computed() -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_prompt_may_fill_the_context_and_the_cache(deterministic: bool) -> None:
-    """To the last position of the last page."""
+    """The prompt reaches to the last position of the last page."""
     config = config_of(
         embeds=True, deterministic=deterministic, max_context=16, num_pages=4, prefix_cache=False
     )
@@ -81,7 +79,7 @@ def test_an_abort_between_chunks_gives_everything_back() -> None:
 
 @pytest.mark.parametrize("spoilt", [1, 2, 3])
 def test_values_that_are_not_finite_end_that_request_alone(spoilt: int) -> None:
-    """In whichever of its chunks they come up; nothing of it can be found by others."""
+    """Values may be spoilt in any chunk; no page of the prompt can be found afterwards."""
     driver = Driver(
         config_of(embeds=True, step_tokens=8, page_size=2),
         spoils=lambda number, lane, row: (number, row) == (spoilt, 1),

@@ -1,4 +1,4 @@
-"""Under load that never ends everybody is served, and streams keep streaming."""
+"""Fairness under load that never ends: every request is served, and streams keep streaming."""
 
 import random
 from itertools import pairwise
@@ -14,13 +14,15 @@ STEPS = 120
 
 
 class SteadyLoad:
-    """An engine of random shape in which somebody always waits; a few sorts of requests come again
-    and again.
+    """An engine of random shape in which a request always waits.
+
+    A few sorts of requests come again and again.
     """
 
     def __init__(self, seed: int, deterministic: bool):
         self.draw = random.Random(seed)
-        draw, page_size = self.draw, self.draw.randint(1, 4)
+        draw = self.draw
+        page_size = draw.randint(1, 4)
         max_batch = draw.randint(1, 8)
         options = EngineOptions(
             max_batch=max_batch,
@@ -36,15 +38,16 @@ class SteadyLoad:
         )
         proposer = ScriptedProposer(draw.choice((1, 4))) if draw.random() < 0.5 else None
         self.driver = Driver(config, proposer=proposer)
-        self.most = min(config.max_context, config.capacity)
+        self.max_length = min(config.max_context, config.capacity)
         self.sorts = [self._sort() for _ in range(draw.randint(1, 4))]
-        self.oldest, self.age = -1, 0
+        self.oldest = -1
+        self.age = 0
 
     def _sort(self) -> dict[str, Any]:
-        length = self.draw.randint(1, self.most - 1)
+        length = self.draw.randint(1, self.max_length - 1)
         return {
             "prompt": tuple(range(length)),
-            "max_tokens": self.draw.randint(1, min(8, self.most - length)),
+            "max_tokens": self.draw.randint(1, min(8, self.max_length - length)),
             "n": self.draw.choice((1, 1, 2)),
             "salt": self.draw.choice(("", "w")),
             "prompt_logprobs": self.draw.choice((None, None, 0)),
@@ -55,16 +58,17 @@ class SteadyLoad:
         while len(driver.scheduler.waiting) < self.draw.choice((1, 3, 8)):
             driver.submit(request(str(len(driver.results)), **self.draw.choice(self.sorts)))
         driver.step()
-        oldest = min(driver.scheduler._sequences, default=-1)
+        oldest = min(driver.scheduler.queue.sequences, default=-1)
         self.age = self.age + 1 if oldest == self.oldest else 0
         self.oldest = oldest
 
     @property
     def patience(self) -> int:
-        """Steps that the oldest may take: three turns for each of its tokens, and as long for a
-        step in flight.
+        """Return the steps that the oldest sequence may take.
+
+        Three turns for each of its tokens, and some for steps in flight.
         """
-        seq = self.driver.scheduler._sequences.get(self.oldest)
+        seq = self.driver.scheduler.queue.sequences.get(self.oldest)
         return 3 * (seq.prompt_len + seq.max_tokens + 6) if seq else 1
 
 
@@ -74,7 +78,7 @@ def test_the_oldest_is_served_whatever_keeps_coming(seed: int, deterministic: bo
     load = SteadyLoad(seed, deterministic)
     for _ in range(STEPS):
         load.step()
-        assert load.age <= load.patience, f"sequence {load.oldest} waits since {load.age} steps"
+        assert load.age <= load.patience, f"sequence {load.oldest} has waited for {load.age} steps"
     load.driver.run()
 
 
@@ -83,9 +87,7 @@ def late(driver: Driver, **changes: Any) -> Request:
 
 
 def test_a_blocked_prompt_is_not_starved_by_later_ones() -> None:
-    """Two streams grow while "a" is half way: its second chunk lacks a page. Then short requests
-    come without end.
-    """
+    """The second chunk of "a" lacks a page, since two streams grow; short requests never end."""
     driver = Driver(
         config_of(max_batch=8, step_tokens=8, page_size=1, num_pages=15, prefix_cache=False)
     )
@@ -103,8 +105,8 @@ def test_a_stream_that_needs_no_page_is_not_held_up_by_a_prompt_that_did() -> No
         config_of(max_batch=3, step_tokens=5, page_size=4, num_pages=5, prefix_cache=False)
     )
     driver.submit(request("stream", prompt=(1,), max_tokens=12))
-    for name, length, most in (("short", 1, 5), ("shorter", 2, 2), ("long", 10, 2)):
-        driver.submit(request(name, prompt=tuple(range(length)), max_tokens=most))
+    for name, length, max_tokens in (("short", 1, 5), ("shorter", 2, 2), ("long", 10, 2)):
+        driver.submit(request(name, prompt=tuple(range(length)), max_tokens=max_tokens))
     driver.run()
     assert not_served(driver, "stream") == []
 
@@ -120,13 +122,13 @@ def test_drafts_do_not_take_the_budget_of_other_streams() -> None:
 
 
 def not_served(driver: Driver, name: str) -> list[int]:
-    """Steps between a request's first and last that have nothing for it."""
+    """Return the steps between a request's first and last that have no chunk of it."""
     served = [n for n, plan in enumerate(driver.plans) if name in driver.names(plan)]
     assert len(served) == len(driver.results[name, 0].cuts)
     return [n for before, after in pairwise(served) for n in range(before + 1, after)]
 
 
-# ---- deterministic: prompts, scores and decodes take turns
+# ---- Deterministic: prompts, scores and decodes take turns
 
 
 def test_deterministic_scores_are_admitted_while_prompts_keep_coming() -> None:
@@ -140,8 +142,7 @@ def test_deterministic_scores_are_admitted_while_prompts_keep_coming() -> None:
 
 
 def test_deterministic_scores_go_on_while_prompts_keep_coming() -> None:
-    """Four chunks to score, beside a stream, while every step that takes prompts finds a new
-    one."""
+    """Four chunks are to be scored beside a stream, and every prefill step finds a new prompt."""
     driver = Driver(config_of(deterministic=True))
     driver.submit(request("stream", max_tokens=50))
     driver.submit(request("scored", prompt=tuple(range(13)), prompt_logprobs=0))

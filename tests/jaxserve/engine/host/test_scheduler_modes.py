@@ -1,14 +1,13 @@
-"""The scheduler's special modes in single situations: drafts, decodes launched together, the same
-bits at any load.
-"""
+"""Modes of the scheduler in single situations: drafts, decodes as one, deterministic bits."""
 
 import dataclasses
 
 from jaxserve.engine.host.scheduler import Scheduler
-from tests.fake_runner import FakeRunner, naive
+from tests.fake_model import naive
+from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.driver import PROMPT, Driver, ScriptedProposer, config_of, request
 
-# ---- speculation
+# ---- Speculation
 
 
 def test_drafts_are_verified_and_cut_at_the_first_wrong_one() -> None:
@@ -20,7 +19,7 @@ def test_drafts_are_verified_and_cut_at_the_first_wrong_one() -> None:
 
 
 def test_accepted_drafts_after_an_end_token_are_not_published() -> None:
-    """Their pages are written, but nobody can ever ask for them."""
+    """Pages behind an end are written, but they must not be found."""
     source = request(prompt=(5,), salt="w", max_tokens=12)
     for end in naive(source, 0, 1, 12)[:8]:
         driver = Driver(config_of(page_size=1), proposer=ScriptedProposer())
@@ -30,9 +29,7 @@ def test_accepted_drafts_after_an_end_token_are_not_published() -> None:
 
 
 def test_drafts_do_not_preempt() -> None:
-    """The second is through before the first has tokens that need its pages; no draft of the first
-    is ever right.
-    """
+    """The plain request ends before the other needs its pages; every draft is wrong."""
     driver = Driver(
         config_of(page_size=1, num_pages=17, prefix_cache=False),
         proposer=ScriptedProposer(wrong_every=1),
@@ -44,11 +41,11 @@ def test_drafts_do_not_preempt() -> None:
     assert [len(plan.admissions) for plan in driver.plans if plan.admissions] == [2]
 
 
-# ---- several decodes as one
+# ---- Several decodes as one
 
 
 def test_decodes_are_launched_together_while_nobody_waits() -> None:
-    """Twelve tokens: one of the prompt's step, twice four, and the last three one by one."""
+    """Twelve tokens are one of the prompt's step, twice four, and the last three one by one."""
     driver = Driver(config_of(decode_steps=4))
     driver.submit(request(max_tokens=12))
     driver.run()
@@ -72,7 +69,7 @@ def test_a_row_takes_no_more_of_them_than_it_has_tokens_left() -> None:
     assert together == [[4, 2], [4]]
 
 
-def test_who_comes_is_not_kept_waiting_by_more_than_what_is_launched() -> None:
+def test_a_request_that_arrives_waits_only_for_what_is_launched() -> None:
     driver = Driver(config_of(decode_steps=4))
     driver.submit(request("a", max_tokens=40))
     for _ in range(4):
@@ -85,7 +82,7 @@ def test_who_comes_is_not_kept_waiting_by_more_than_what_is_launched() -> None:
 
 
 def test_an_end_among_them_ends_the_row_at_once() -> None:
-    """Its tokens after the end are never made; the launch that was on its way is nobody's."""
+    """No token is made after the end; results of the launch in flight are dropped."""
     tokens = naive(request(max_tokens=12), 0, 1, 12)
     driver = Driver(config_of(decode_steps=4))
     driver.submit(dataclasses.replace(request(max_tokens=12), eos_ids=(tokens[2],)))
@@ -111,10 +108,10 @@ def test_good_tokens_before_one_that_is_not_finite_are_delivered() -> None:
 
 
 def test_a_deadline_that_lies_inside_has_single_steps() -> None:
-    """A launch of several takes 10 s here; one is in flight when the next is planned, so 20 s are
-    kept free.
-    """
-    scheduler, now, steps = Scheduler(config_of(decode_steps=4)), 0.0, []
+    """Launches of several decodes take 10 s here, and one is in flight: 20 s are kept free."""
+    scheduler = Scheduler(config_of(decode_steps=4))
+    now = 0.0
+    steps = []
     runner = FakeRunner(scheduler.config)
     timed = dataclasses.replace(request(max_tokens=40), deadline=55.0)
     scheduler.submit(timed, 1, now)
@@ -126,7 +123,7 @@ def test_a_deadline_that_lies_inside_has_single_steps() -> None:
     assert {several for began, several in steps if began > 35} == {1}
 
 
-def test_one_that_waits_for_the_host_has_single_steps() -> None:
+def test_a_sequence_that_waits_for_the_host_has_single_steps() -> None:
     driver = Driver(config_of(decode_steps=4), proposer=ScriptedProposer())
     driver.submit(request("plain", max_tokens=20))
     driver.submit(request("drafts", salt="w", max_tokens=6))
@@ -136,7 +133,7 @@ def test_one_that_waits_for_the_host_has_single_steps() -> None:
     assert not any(together[: last + 1]) and any(together[last + 1 :])
 
 
-def test_who_waits_for_a_row_does_not_make_the_others_slow() -> None:
+def test_a_request_that_waits_for_a_row_does_not_slow_down_the_others() -> None:
     driver = Driver(config_of(decode_steps=4, max_batch=1))
     driver.submit(request("a", max_tokens=21))
     driver.submit(request("b", max_tokens=5))
@@ -144,8 +141,8 @@ def test_who_waits_for_a_row_does_not_make_the_others_slow() -> None:
     assert sum(plan.steps > 1 for plan in driver.plans) == 6
 
 
-def test_they_are_not_worth_a_preemption() -> None:
-    """Pages for one more token each, but not for four."""
+def test_decodes_as_one_are_not_worth_a_preemption() -> None:
+    """The pool has pages for one more token of each request, but not for four."""
     driver = Driver(config_of(decode_steps=4, page_size=2, num_pages=11, prefix_cache=False))
     driver.submit(request("a", prompt=(1, 2, 3), max_tokens=9))
     driver.submit(request("b", prompt=(4, 5, 6), max_tokens=9))
@@ -155,7 +152,7 @@ def test_they_are_not_worth_a_preemption() -> None:
     assert all(result.times.preemptions == 0 for result in driver.results.values() if result.times)
 
 
-# ---- deterministic
+# ---- Deterministic
 
 
 def test_deterministic_engines_reserve_and_cut_at_borders() -> None:
@@ -171,13 +168,12 @@ def test_deterministic_engines_reserve_and_cut_at_borders() -> None:
     assert len(admission.tables[0]) == 7  # 25 tokens in pages of 4
     driver.submit(request("b", prompt=(*range(13), 50, 51), max_tokens=1))
     driver.run()
-    assert driver.results["b", 0].cuts == [
-        ("prefill", 8, 7)
-    ]  # 12 tokens in full pages, down to the border
+    # 12 tokens are in full pages; the hit is cut down to the border.
+    assert driver.results["b", 0].cuts == [("prefill", 8, 7)]
 
 
 def test_deterministic_engines_admit_into_a_window_what_it_holds_at_its_most() -> None:
-    """Pages of 2, a window of 6: of 14 tokens four pages at a time are held, but six may be."""
+    """With pages of 2 and a window of 6, 14 tokens hold four pages at a time; six may be."""
     config = config_of(deterministic=True, page_size=2, step_tokens=8, windows=(6,), num_pages=10)
     assert config.pages_held(config.pools[0], 14) == 6
     driver = Driver(config)
@@ -198,9 +194,7 @@ def test_deterministic_engines_take_prompts_longer_than_a_window_s_pool() -> Non
 
 
 def test_deterministic_engines_publish_no_pages_of_decode_steps() -> None:
-    """Whoever comes with prompt and output as its prompt computes the output's positions by
-    prefill.
-    """
+    """A prompt that contains an earlier output computes the output's positions by prefill."""
     driver = Driver(config_of(deterministic=True, step_tokens=16))  # chunk_border 4
     driver.submit(request("a", prompt=PROMPT[:6], max_tokens=8))
     driver.run()
@@ -217,9 +211,7 @@ def test_deterministic_engines_do_not_draft() -> None:
 
 
 def test_deterministic_scores_come_from_the_same_steps_whatever_runs_beside_them() -> None:
-    """The last chunk, of one token, must not change its executable because the chunk before was
-    read meanwhile.
-    """
+    """The last chunk, of one token, is scored whether or not the one before was read by then."""
     cuts = []
     for others in (0, 1):
         driver = Driver(config_of(deterministic=True, step_tokens=16))  # chunk_border 4
@@ -233,9 +225,7 @@ def test_deterministic_scores_come_from_the_same_steps_whatever_runs_beside_them
 
 
 def test_deterministic_engines_publish_no_pages_of_score_steps() -> None:
-    """Another executable wrote them: whoever found them would get other bits than from its own
-    prefill.
-    """
+    """Pages of another executable would have other bits than a request's own prefill."""
     driver = Driver(config_of(deterministic=True, step_tokens=16))
     driver.submit(request("scored", prompt_logprobs=0))
     driver.run()

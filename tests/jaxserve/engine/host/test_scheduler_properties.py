@@ -1,6 +1,4 @@
-"""Any traffic on any small engine: every choice ends once and rightly, with the naive tokens, and
-leaves nothing.
-"""
+"""Any traffic on any small engine: every choice ends once, with the naive tokens."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from jaxserve.config import EngineConfig, EngineOptions, resolve
 from jaxserve.errors import RequestError
 from jaxserve.request import Request, SamplingParams
-from tests.fake_runner import VOCAB
+from tests.fake_model import VOCAB
 from tests.jaxserve.engine.host.checks import Result
 from tests.jaxserve.engine.host.driver import Driver, ScriptedProposer, ScriptedSpeculation
 
@@ -26,11 +24,11 @@ BASES = (
 
 @dataclass(frozen=True)
 class House:
-    """An engine to be built."""
+    """Parameters of an engine to be built."""
 
     config: EngineConfig
     drafts: int  # most drafted tokens; 0: no proposer
-    by_device: bool  # who drafts them
+    by_device: bool  # the device drafts, otherwise the host does
     spoilt_step: int  # every so many steps some rows are not finite; 0: never
 
     def driver(self) -> Driver:
@@ -46,7 +44,8 @@ class House:
 
 @st.composite
 def configs(draw: st.DrawFn, deterministic: bool, embeds: bool = False) -> EngineConfig:
-    page_size, max_batch = draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    page_size = draw(st.integers(1, 8))
+    max_batch = draw(st.integers(1, 4))
     step_tokens = draw(st.integers(max(page_size, max_batch) if deterministic else max_batch, 16))
     options = EngineOptions(
         max_batch=max_batch,
@@ -60,7 +59,8 @@ def configs(draw: st.DrawFn, deterministic: bool, embeds: bool = False) -> Engin
         prefix_cache=draw(st.booleans()),
         deterministic=deterministic,
     )
-    lanes, windows = draw(st.integers(1, 3)), draw(st.sampled_from(WINDOWS))
+    lanes = draw(st.integers(1, 3))
+    windows = draw(st.sampled_from(WINDOWS))
     return resolve(
         options,
         max_positions=40,
@@ -85,7 +85,7 @@ def houses(draw: st.DrawFn, embeds: bool = False) -> House:
 
 @st.composite
 def requests(draw: st.DrawFn) -> dict[str, Any]:
-    """Everything of a request but its id; parameters left out have their defaults."""
+    """Draw everything of a request but its id."""
     prompt = draw(st.sampled_from(BASES))[: draw(st.integers(1, 16))] + tuple(
         draw(st.lists(st.integers(0, 3), max_size=3))
     )
@@ -103,7 +103,8 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "logit_bias": draw(st.sampled_from([{}, {4: 2.0, 9: -3.0}])),
         "allowed_token_ids": draw(st.sampled_from([None, FEW_TOKENS])),
     }
-    salt, priority = draw(st.sampled_from(["", "", "w", "x"])), draw(st.integers(0, 1))
+    salt = draw(st.sampled_from(["", "", "w", "x"]))
+    priority = draw(st.integers(0, 1))
     return {"prompt": prompt, "params": params, "salt": salt, "priority": priority}
 
 
@@ -118,7 +119,7 @@ ACTIONS = st.one_of(
 
 
 def play(driver: Driver, actions: list[tuple[str, Any]]) -> None:
-    """The actions in order, then steps until all is done."""
+    """Take the actions in order, then run steps until all is done."""
     for number, (action, argument) in enumerate(actions):
         choices = list(driver.results)
         if action == "submit":
@@ -140,10 +141,10 @@ def play(driver: Driver, actions: list[tuple[str, Any]]) -> None:
 
 
 def submit(driver: Driver, request: Request) -> None:
-    """Queue it, or see it refused exactly when it can never run."""
-    most = min(driver.config.max_context, driver.config.capacity)
+    """Queue a request; check that it is refused exactly when it can never run."""
+    limit = min(driver.config.max_context, driver.config.capacity)
     generated = 0 if driver.config.embeds else request.params.max_tokens or 1
-    fits = len(request.prompt) + generated <= most
+    fits = len(request.prompt) + generated <= limit
     try:
         driver.submit(request)
     except RequestError:
@@ -167,13 +168,13 @@ def test_any_traffic(house: House, actions: list[tuple[str, Any]]) -> None:
 def test_any_traffic_whose_drafts_the_device_makes(
     house: House, drafts: int, actions: list[tuple[str, Any]]
 ) -> None:
-    """Of every request."""
+    """The device drafts for every request."""
     assume(any(pool.window is None for pool in house.config.pools))
-    everybody = [
+    drafting = [
         (what, argument | {"salt": "w"} if what == "submit" else argument)
         for what, argument in actions
     ]
-    play(replace(house, drafts=drafts, by_device=True).driver(), everybody)
+    play(replace(house, drafts=drafts, by_device=True).driver(), drafting)
 
 
 @settings(
@@ -181,9 +182,7 @@ def test_any_traffic_whose_drafts_the_device_makes(
 )
 @given(configs(deterministic=True), st.lists(ACTIONS, min_size=3, max_size=16))
 def test_any_traffic_deterministic(config: EngineConfig, actions: list[tuple[str, Any]]) -> None:
-    """The driver checks that no step is mixed, chunks keep to borders, nothing is preempted and
-    pages are reserved.
-    """
+    """No step is mixed, chunks keep to borders, no sequence is preempted, pages are reserved."""
     play(Driver(config), actions)
 
 
@@ -192,7 +191,7 @@ def test_any_traffic_deterministic(config: EngineConfig, actions: list[tuple[str
 )
 @given(houses(embeds=True), st.lists(ACTIONS, min_size=3, max_size=16))
 def test_any_traffic_of_embeddings(house: House, actions: list[tuple[str, Any]]) -> None:
-    """Whatever the parameters of sampling are: nobody heeds them."""
+    """Sampling parameters make no difference to an embedding."""
     play(house.driver(), actions)
 
 
@@ -216,9 +215,7 @@ def test_any_traffic_of_embeddings_deterministic(
 def test_deterministic_bits_do_not_depend_on_load(
     config: EngineConfig, actions: list[tuple[str, Any]]
 ) -> None:
-    """On a device whose last bits depend on executable and chunk borders, tokens are those of a run
-    alone.
-    """
+    """Tokens are those of a run alone, though the device's last bits depend on chunk borders."""
     loaded = Driver(config, executables_differ=True)
     play(loaded, actions)
     for request in {
@@ -232,8 +229,9 @@ def test_deterministic_bits_do_not_depend_on_load(
 
 
 def check_same_bits(got: Result, alone: Result) -> None:
-    """The same tokens and end, from the same chunks after the cached prefix, as far as it was left
-    to run.
+    """Check tokens, end and chunks against a run alone.
+
+    Chunks are compared behind the cached prefix, and as far as the choice was left to run.
     """
     ended_early = got.asked_to_end is not None
     assert got.tokens == (alone.tokens[: len(got.tokens)] if ended_early else alone.tokens)

@@ -1,11 +1,11 @@
-"""How many drafts to verify, by simulated costs of steps; and what prompt lookup drafts."""
+"""Number of drafted tokens to verify, by simulated costs of steps; and prompt lookup."""
 
 import random
 from collections import Counter
 
 import pytest
 
-from jaxserve.engine.buckets import drafts_of
+from jaxserve.engine.buckets import draft_counts
 from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import (
@@ -13,16 +13,16 @@ from jaxserve.engine.host.speculation import (
     Costs,
     DeviceDrafts,
     Speculation,
-    expected,
-    most_tokens_per_second,
+    best_draft_count,
+    expected_tokens,
 )
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.request import Request, SamplingParams
-from tests.fake_runner import VOCAB, naive
+from tests.fake_model import VOCAB, naive
 from tests.jaxserve.engine.host.driver import Driver, EagerProposer, config_of, request
 
 ROWS = (1, 2, 4, 8, 16)
-DRAFTS = (0, *drafts_of(7))
+DRAFTS = (0, *draft_counts(7))
 
 
 def costs(base: float, per_token: float) -> Costs:
@@ -37,30 +37,30 @@ def sequence(tokens: list[int], id: int = 1) -> Sequence:
 def test_expected_tokens_are_a_geometric_series() -> None:
     for chance in (0.0, 0.3, 0.99, 1.0):
         for drafts in range(9):
-            assert expected(chance, drafts) == pytest.approx(
+            assert expected_tokens(chance, drafts) == pytest.approx(
                 sum(chance**i for i in range(drafts + 1))
             )
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_never_slower_than_without(seed: int) -> None:
-    """Whatever the costs and the chances, by their own account."""
+    """The choice is never worse than no drafts, by the very costs and chances given."""
     draw = random.Random(seed)
     table = Costs({(rows, k): draw.uniform(0.1, 10) for rows in ROWS for k in DRAFTS})
     drafted = [(draw.random(), draw.randrange(1, 8)) for _ in range(draw.randrange(1, 10))]
     plain = draw.randrange(6)
     rows = plain + len(drafted)
-    chosen = most_tokens_per_second(table, rows, plain, drafted)
-    tokens = plain + sum(expected(chance, min(count, chosen)) for chance, count in drafted)
+    chosen = best_draft_count(table, rows, plain, drafted)
+    tokens = plain + sum(expected_tokens(chance, min(count, chosen)) for chance, count in drafted)
     assert tokens / table.of(rows, chosen) >= (plain + len(drafted)) / table.of(rows, 0)
 
 
 def test_a_chip_that_is_busy_verifies_nothing_and_one_that_waits_for_memory_all() -> None:
     drafted = [(0.8, 7)] * 8
-    assert most_tokens_per_second(costs(0, 1), 8, 0, drafted) == 0
-    assert most_tokens_per_second(costs(1, 0), 8, 0, drafted) == 7
-    assert most_tokens_per_second(costs(1, 0.04), 8, 0, drafted) in (1, 3)
-    assert most_tokens_per_second(costs(1, 0), 8, 0, [(0.0, 7)] * 8) == 0, "of equals the fewest"
+    assert best_draft_count(costs(0, 1), 8, 0, drafted) == 0
+    assert best_draft_count(costs(1, 0), 8, 0, drafted) == 7
+    assert best_draft_count(costs(1, 0.04), 8, 0, drafted) in (1, 3)
+    assert best_draft_count(costs(1, 0), 8, 0, [(0.0, 7)] * 8) == 0, "of equals the fewest"
 
 
 def test_costs_of_rows_between_the_compiled_ones() -> None:
@@ -82,17 +82,18 @@ class Always:
         pass
 
 
-def test_who_is_always_wrong_drafts_ever_more_rarely() -> None:
-    """And whoever is right does not pause."""
+def test_a_sequence_whose_drafts_fail_drafts_ever_more_rarely() -> None:
+    """A sequence whose drafts are accepted does not pause."""
     speculation = Speculation(Always(), 7, costs(1, 0.05))
-    good, bad = sequence([1, 2], 1), sequence([1, 2], 2)
+    good = sequence([1, 2], 1)
+    bad = sequence([1, 2], 2)
     drafted = {good.id: 0, bad.id: 0}
     for seq in (good, bad):
         speculation.enter(seq)
     for _ in range(400):
         for seq in (good, bad):
             seq.tokens.append(7)
-        speculation.wake([good, bad], drafts=True)
+        speculation.wake([good, bad], verifying=True)
         for seq in (good, bad):
             if seq.waits_for_host and (tokens := speculation.draft([seq], 1, 0, 7).get(seq.id)):
                 drafted[seq.id] += 1
@@ -108,7 +109,7 @@ def governed(driver: Driver, count: int) -> None:
 
 
 class Turning(EagerProposer):
-    """Wrong drafts for the first so many tokens of a sequence, and right ones from then on."""
+    """Drafts wrong tokens for the first `wrong` ones of a sequence, and right ones after them."""
 
     def __init__(self, wrong: int):
         super().__init__(7)
@@ -122,7 +123,7 @@ class Turning(EagerProposer):
 
 
 def test_wrong_drafts_are_forgotten() -> None:
-    """By the sequence itself after a while, and by others at once."""
+    """A sequence forgets wrong drafts after a while, and other sequences never knew of them."""
     late = Speculation(Turning(30), 7, costs(1, 0.03))
     driver = Driver(config_of(num_pages=200, max_context=700), speculation=late)
     driver.submit(request(max_tokens=600))
@@ -132,7 +133,8 @@ def test_wrong_drafts_are_forgotten() -> None:
     driver = Driver(config_of(num_pages=200, max_context=128), speculation=after)
     governed(driver, 12)
     driver.run()
-    after.proposer, before = Turning(0), after.drafted
+    after.proposer = Turning(0)
+    before = after.drafted
     governed(driver, 12)
     driver.run()
     assert after.accepted == after.drafted - before > 200
@@ -140,7 +142,7 @@ def test_wrong_drafts_are_forgotten() -> None:
 
 @pytest.mark.parametrize("step_tokens", [4, 5, 8])
 def test_there_is_room_for_every_row_s_drafts(step_tokens: int) -> None:
-    """Where rows fill the budget nothing is drafted, and no step of a draft model comes between."""
+    """Rows that fill the budget draft nothing, and no step of a draft model comes between."""
     drafter = Speculation(DeviceDrafts(7, has_pages=True), 7, costs(1, 0.01))
     driver = Driver(
         config_of(step_tokens=step_tokens, num_pages=200, max_context=128), speculation=drafter
@@ -152,8 +154,8 @@ def test_there_is_room_for_every_row_s_drafts(step_tokens: int) -> None:
     assert kinds["draft"] <= kinds["verify"] / 2
 
 
-def test_rows_do_not_wait_for_drafts_that_nobody_verifies() -> None:
-    """Beside prompts that go on coming, a row of prompt lookup has every step."""
+def test_rows_do_not_wait_for_drafts_that_are_not_verified() -> None:
+    """A row of prompt lookup is in every step while prompts go on coming."""
     driver = Driver(
         config_of(num_pages=400, max_context=128, max_batch=3), proposer=PromptLookup(7)
     )
@@ -176,18 +178,19 @@ def test_rows_do_not_wait_for_drafts_that_nobody_verifies() -> None:
     )
 
 
-def test_what_is_not_finite_behind_an_end_is_nobodys() -> None:
+def test_logits_that_are_not_finite_behind_an_end_do_not_matter() -> None:
     end = naive(request(max_tokens=12), 0, 1, 12)[5]
     driver = Driver(config_of(num_pages=40), proposer=Turning(0))
     launch = driver.runner.launch
 
     def spoilt(plan: StepPlan) -> StepOutput:
-        """The logits behind the end token are not."""
+        """Launch a step whose logits behind the end token are not finite."""
         output = launch(plan)
         for lane in output.lanes:
             for i, tokens in enumerate(lane.tokens):
                 if end in tokens[:-1]:
-                    lane.tokens[i], lane.finite[i] = tokens[: tokens.index(end) + 2], False
+                    lane.tokens[i] = tokens[: tokens.index(end) + 2]
+                    lane.finite[i] = False
         return output
 
     driver.runner.launch = spoilt  # type: ignore[method-assign]
@@ -209,16 +212,18 @@ def test_prompt_lookup_finds_the_longest_and_then_the_last() -> None:
 def test_prompt_lookup_is_what_a_search_finds() -> None:
     draw = random.Random(0)
     for id in range(100):
-        lookup, tokens = PromptLookup(4), [draw.randrange(4) for _ in range(3)]
+        lookup = PromptLookup(4)
+        tokens = [draw.randrange(4) for _ in range(3)]
         seq = sequence(tokens, id)
         for _ in range(30):
             seq.tokens += [draw.randrange(4) for _ in range(draw.randrange(1, 4))]
             assert lookup.propose(seq) == search(seq.tokens, 4)
 
 
-def search(tokens: list[int], most: int) -> list[int]:
+def search(tokens: list[int], limit: int) -> list[int]:
+    """Return the tokens that prompt lookup should find, by a plain search."""
     for length in (4, 3, 2):
         for end in range(len(tokens) - 1, length - 1, -1):
             if tokens[end - length : end] == tokens[-length:]:
-                return tokens[end : end + most]
+                return tokens[end : end + limit]
     return []

@@ -97,7 +97,7 @@ class Apart:
             await until(lambda: not role.shelf.budget.held, seconds)  # noqa: B023
             role.shelf.check_invariants()
         for server in (self.decode, *self.prefills):
-            room: Any = server.engine.transfers.room
+            room: Any = server.engine.transfers.slots
             await until(lambda: room._value == room._initial_value, seconds)  # noqa: B023
 
 

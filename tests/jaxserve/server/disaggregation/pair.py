@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jaxserve.cluster.transfer.handshake import Handshake
 from jaxserve.completion import Completion
-from jaxserve.engine.buckets import PIECES_AT_ONCE
+from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import RestartingError
 from jaxserve.llm import LLM
@@ -117,7 +117,7 @@ class Server:
         assert self.number("compiles_after_ready") == 0
         if self.llm.runner.config.page_exchange:
             assert self.number("disaggregation_buffer_bytes") == 0
-            assert engine.transfers.room._value == PIECES_AT_ONCE  # type: ignore[attr-defined]
+            assert engine.transfers.slots._value == SEGMENTS_ON_DEVICE  # type: ignore[attr-defined]
 
 
 async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:

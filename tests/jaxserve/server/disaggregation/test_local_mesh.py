@@ -23,7 +23,7 @@ from jaxserve import LLM, EngineOptions, serve
 from jaxserve.cluster.bootstrap import Alone
 from jaxserve.cluster.transfer.prefill import Prompt
 from jaxserve.completion import Completion
-from jaxserve.engine.buckets import PIECES_AT_ONCE
+from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
 from jaxserve.engine.device.page_store import PagesRead, PageStore
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import ConfigError, EngineError
@@ -172,7 +172,8 @@ class Joined:
             ):
                 await asyncio.sleep(0.01)
             while any(
-                engine.transfers._exports or taken(engine.transfers.room) for engine in self.engines
+                engine.transfers._exports or taken(engine.transfers.slots)
+                for engine in self.engines
             ):
                 await asyncio.sleep(0.01)
         for engine in self.engines:
@@ -298,7 +299,7 @@ def test_what_came_and_nobody_took_is_dropped(prefiller: LLM, decoder: LLM) -> N
                 both.mesh.arrivals(prompt, asyncio.get_running_loop().time() + 10)
             ) as arrivals:
                 assert (await anext(arrivals)).nbytes > 0
-                assert taken(both.engines[0].transfers.room) > 0
+                assert taken(both.engines[0].transfers.slots) > 0
             await both.at_rest()
 
     asyncio.run(main())
@@ -310,8 +311,8 @@ def test_who_goes_away_while_pages_wait_to_be_read_ends_that(prefiller: LLM, dec
     async def main() -> None:
         async with joined(prefiller, decoder) as both:
             engine = both.engines[0]
-            for _ in range(PIECES_AT_ONCE):
-                engine.transfers.room.acquire()
+            for _ in range(SEGMENTS_ON_DEVICE):
+                engine.transfers.slots.acquire()
             task = asyncio.create_task(both.ask(*prompts(200)))
             async with asyncio.timeout(10):
                 while not engine.transfers._exports or both.prefill.service.in_flight:
@@ -319,7 +320,7 @@ def test_who_goes_away_while_pages_wait_to_be_read_ends_that(prefiller: LLM, dec
                 task.cancel()
                 while engine.transfers._exports:
                     await asyncio.sleep(0.01)
-            engine.transfers.room.release(PIECES_AT_ONCE)
+            engine.transfers.slots.release(SEGMENTS_ON_DEVICE)
             await both.at_rest()
 
     asyncio.run(main())

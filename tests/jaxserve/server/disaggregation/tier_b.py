@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxserve.completion import Completion
-from jaxserve.engine.plan import Logprob
+from jaxserve.engine.events import Logprob
 from jaxserve.request import Request
 from tests.jaxserve.engine import naive
 from tests.jaxserve.engine.tiny import distribution

@@ -12,7 +12,7 @@ from grpc_status import rpc_status
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
-from tests.fake_runner import naive
+from tests.fake_model import naive
 from tests.jaxserve.engine.host.driver import request as engine_request
 from tests.jaxserve.server.harness import running
 

@@ -28,7 +28,7 @@ from jaxserve.server.readiness import Gate
 from jaxserve.server.security.auth import Tokens
 from jaxserve.v1 import inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
-from tests.fake_runner import naive_embedding
+from tests.fake_model import naive_embedding
 from tests.jaxserve.server.grpc.test_inference import TEXT, expected, sampling
 from tests.jaxserve.server.harness import Running, running
 

@@ -13,14 +13,15 @@ import httpx
 from openai import AsyncOpenAI
 from uvicorn import Server
 
-from jaxserve.engine.plan import Logprob, StepOutput, StepPlan
+from jaxserve.engine.events import Logprob
+from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.server.security.auth import Tokens
 from tests.byte_tokenizer import ByteTokenizer
-from tests.fake_runner import VOCAB, naive
+from tests.fake_model import VOCAB, naive
 from tests.jaxserve.engine.host.driver import request as engine_request
 from tests.jaxserve.server.harness import Running, running
 

@@ -19,7 +19,7 @@ from openai import OpenAI
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.fields import IGNORED
 from tests.byte_tokenizer import ByteTokenizer
-from tests.fake_runner import naive_embedding
+from tests.fake_model import naive_embedding
 from tests.jaxserve.server.http.harness import TEXT, Http, serving
 
 PATH = "/v1/embeddings"

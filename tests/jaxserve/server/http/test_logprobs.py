@@ -4,7 +4,7 @@ infinity, characters.
 
 from math import inf
 
-from jaxserve.engine.plan import Logprob
+from jaxserve.engine.events import Logprob
 from jaxserve.server.http.json import dumps
 from jaxserve.server.http.logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from tests.byte_tokenizer import ByteTokenizer

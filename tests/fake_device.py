@@ -1,0 +1,259 @@
+"""Memory and arithmetic of one lane of the fake device: pages, tables and rows are lists.
+
+The checksum of fake_model runs over what is read back from the pages through a row's table. So a
+wrong page, stale content, a wrong prefix hit or a wrong fed-back token changes the answer, or
+breaks an assertion first.
+
+The draft model is the same checksum over pages of its own, under the numbers of the first page
+group without a window; every third of its tokens is wrong.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isfinite, nan
+
+from jaxserve.engine.plan import DRAFTED, FED_BACK, NO_PAGE, Admission, LanePlan, StepKind
+from tests.fake_model import VOCAB, Rules, penalty_of, tokens_in, weight, window_of
+
+Slot = tuple[int, int, float]  # position, token, noise of the arithmetic that wrote it
+EMPTY: Slot = (-1, 0, nan)
+
+
+@dataclass
+class Row:
+    """State of an admitted sequence."""
+
+    tables: list[list[int]]  # per page group
+    length: int
+    rules: Rules
+    penalty: int
+    token: int | None = None  # the newest
+    # Where the row follows a grammar: the tokens allowed at each place that it samples next.
+    masks: list[list[int]] | None = None
+    # The launch in which the row ended itself or drafted: the next one was planned before the host
+    # knew how long the row is.
+    ended_in: int | None = None
+    drafted_in: int | None = None
+
+
+@dataclass
+class Chunk:
+    """Tokens of one row in a step, the drafted ones included."""
+
+    row: Row
+    start: int
+    tokens: list[int]
+    samples: int
+    spoilt: bool  # its results are not finite
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass
+class DeviceLane:
+    """Memory of one lane. Pages keep what was written to them until it is overwritten."""
+
+    page_size: int
+    windows: list[int | None]  # per page group
+    pages: list[list[list[Slot]]]  # per page group, per page
+    rows: dict[int, Row] = field(default_factory=dict)
+    drafts: dict[int, list[Slot]] = field(default_factory=dict)  # pages of the draft model, by id
+
+    # ---- Before a step
+
+    def admit(self, admission: Admission, width: int) -> None:
+        """Put a sequence into a row; width: pages of a table."""
+        tables = [[*pages, *[NO_PAGE] * (width - len(pages))] for pages in admission.tables]
+        penalty = penalty_of(admission.history or (), admission.prompt_tokens)
+        rules = Rules.of_admission(admission)
+        self.rows[admission.row] = Row(tables, admission.length, rules, penalty)
+
+    def place(self, plan: LanePlan) -> None:
+        """Write the plan's fresh pages into the tables."""
+        for group, row, index, page in plan.fresh:
+            table = self.rows[row].tables[group]
+            behind = window_of(self.windows[group], self.rows[row].length).start // self.page_size
+            assert table[index] == NO_PAGE and NO_PAGE not in table[behind:index], (
+                f"row {row}: page {index} of its table is not next"
+            )
+            table[index] = page
+
+    def mask(self, plan: LanePlan, size: int) -> None:
+        """Take the plan's masks, of `size` bytes each.
+
+        Masks hold for one step: a row that follows a grammar and lacks them cannot sample.
+        """
+        for row in self.rows.values():
+            row.masks = None
+        for row, words in plan.masks:
+            assert self.rows[row].rules.follows and row in plan.rows and len(words) % size == 0
+            self.rows[row].masks = [
+                tokens_in(words[at : at + size]) for at in range(0, len(words), size)
+            ]
+
+    def chunks(
+        self, plan: LanePlan, kind: StepKind, spoilt: list[bool], number: int
+    ) -> list[Chunk]:
+        """Return the plan's chunks as the device sees them.
+
+        Positions come from the row's own length, and tokens are fed back to the row.
+        """
+        found = []
+        at = 0
+        for i, (row_id, size, samples) in enumerate(
+            zip(plan.rows, plan.sizes, plan.samples, strict=True)
+        ):
+            row = self.rows[row_id]
+            sent = plan.tokens[at : at + size]
+            assert len(sent) == size and 0 <= samples <= size, "columns do not fit together"
+            late = row.drafted_in == number - 1 and row.length <= plan.starts[i]
+            assert late or row.ended_in in (number, number - 1) or row.length == plan.starts[i], (
+                f"row {row_id} is {row.length} long; the plan says {plan.starts[i]}"
+            )
+            if kind == "decode":
+                assert sent == [FED_BACK], "a decode step knows one fed-back token per row"
+            tokens = [row.token if token == FED_BACK else token for token in sent]
+            assert None not in tokens, f"row {row_id} has no token to feed back"
+            if DRAFTED in tokens:
+                assert kind == "verify" and tokens[1:] == [DRAFTED] * (samples - 1), (
+                    "drafts follow the newest token"
+                )
+                tokens = self.draft(row, row.token or 0, samples - 1)
+                row.drafted_in = number
+            known = [token for token in tokens if token is not None]
+            found.append(Chunk(row, row.length, known, samples, spoilt[i]))
+            at += size
+        assert at == len(plan.tokens), "tokens that belong to no chunk"
+        assert len(set(plan.rows)) == len(plan.rows), "a row twice in one step"
+        return found
+
+    # ---- The draft model
+
+    def draft(self, row: Row, token: int, count: int) -> list[int]:
+        """Return the newest token and the `count` ones that the draft model says come behind it."""
+        tokens = [token]
+        window = self.windows[0]
+        for position in range(row.length, row.length + 1 + count):
+            self.write_drafts(row, position, [tokens[-1]])
+            seen = [self._drafted(row, p)[1] for p in range(position + 1)]
+            total = sum(weight(p, seen[p]) for p in window_of(window, position))
+            penalty = row.penalty + 2 * sum(token + 1 for token in tokens[1:])
+            tokens.append(row.rules.choose(total, position + 1, penalty))
+            tokens[-1] = (tokens[-1] + 1) % VOCAB if position % 3 == 0 else tokens[-1]
+        return tokens[: 1 + count]
+
+    def write_drafts(self, row: Row, start: int, tokens: list[int]) -> None:
+        """Write tokens to the draft model's pages."""
+        table = row.tables[self.windows.index(None)]
+        for position, token in enumerate(tokens, start):
+            page = table[position // self.page_size]
+            assert page != NO_PAGE, f"position {position} has no page for the draft model"
+            slots = self.drafts.setdefault(page, [EMPTY] * self.page_size)
+            slots[position % self.page_size] = (position, token, 0)
+
+    def _drafted(self, row: Row, position: int) -> Slot:
+        """Return what the draft model has at a position: the same token as the model's pages."""
+        group = self.windows.index(None)
+        page = row.tables[group][position // self.page_size]
+        at = position % self.page_size
+        slot = self.drafts.get(page, [EMPTY] * self.page_size)[at]
+        known = position >= row.length or slot[:2] == self.pages[group][page][at][:2]
+        assert slot[0] == position and known, f"the draft model lacks position {position}"
+        return slot
+
+    def catch_up(self, plan: LanePlan) -> None:
+        """Run a step of the draft model alone."""
+        at = 0
+        own: list[set[int]] = []  # pages that each row writes
+        seen: list[set[int]] = []  # pages that each row reads or writes
+        for row_id, start, size in zip(plan.rows, plan.starts, plan.sizes, strict=True):
+            row = self.rows[row_id]
+            assert start + size <= row.length, "the draft model runs ahead of the model"
+            self.write_drafts(row, start, plan.tokens[at : at + size])
+            for position in range(start + size):
+                self._drafted(row, position)
+            pages = row.tables[self.windows.index(None)][: (start + size - 1) // self.page_size + 1]
+            seen.append(set(pages))
+            own.append(set(pages[start // self.page_size :]))
+            at += size
+        for i, written in enumerate(own):
+            assert all(written.isdisjoint(pages) for j, pages in enumerate(seen) if i != j), (
+                "a page of two rows"
+            )
+
+    # ---- The model
+
+    def write(self, chunks: list[Chunk], noise: Callable[[Chunk], float]) -> None:
+        """Write the chunks' tokens to their pages, in every group."""
+        written: set[tuple[int, int, int]] = set()
+        for chunk in chunks:
+            for group, table in enumerate(chunk.row.tables):
+                for position, token in enumerate(chunk.tokens, chunk.start):
+                    page = table[position // self.page_size]
+                    at = position % self.page_size
+                    assert page != NO_PAGE, f"position {position} has no page"
+                    assert (group, page, at) not in written, (
+                        f"page {page} is written twice in one step"
+                    )
+                    written.add((group, page, at))
+                    self.pages[group][page][at] = (position, token, noise(chunk))
+
+    def read(self, row: Row, query: int) -> float:
+        """Return the checksum of what a query sees in the first group.
+
+        What it sees in the other groups must be the same.
+        """
+        groups = [
+            {p: self._slot(pages, table, p) for p in window_of(window, query)}
+            for window, pages, table in zip(self.windows, self.pages, row.tables, strict=True)
+        ]
+        for other in groups[1:]:
+            common = groups[0].keys() & other.keys()
+            assert all(groups[0][p][:2] == other[p][:2] for p in common), "page groups differ"
+        # Times 0, so that a NaN in any group shows.
+        unseen = sum(0 * slot[2] for other in groups[1:] for slot in other.values())
+        return sum(weight(p, slot[1]) + slot[2] for p, slot in groups[0].items()) + unseen
+
+    def _slot(self, pages: list[list[Slot]], table: list[int], position: int) -> Slot:
+        slot = pages[table[position // self.page_size]][position % self.page_size]
+        assert slot[0] == position, (
+            f"position {position} reads what was written for position {slot[0]}"
+        )
+        return slot
+
+    def verify(self, chunk: Chunk, offset: int) -> tuple[list[int], bool]:
+        """Return the accepted tokens and the one behind them, and whether all was finite."""
+        row = chunk.row
+        new: list[int] = []
+        self.read(row, chunk.start)  # the query that reaches back furthest
+        for position in range(chunk.end - max(chunk.samples, 1), chunk.end):
+            total = self.read(row, position) + (nan if chunk.spoilt else 0)
+            if not isfinite(total):
+                return [0] * min(chunk.samples, 1), False
+            if not chunk.samples:
+                return [], True
+            mask = None
+            if row.rules.follows:
+                mask = self._mask_at(row, position - (chunk.end - chunk.samples))
+            new.append(row.rules.choose(int(total) + offset, position + 1, row.penalty, mask))
+            row.penalty += 2 * (new[-1] + 1)
+            if position + 1 < chunk.end and chunk.tokens[position + 1 - chunk.start] != new[-1]:
+                break
+        return new, True
+
+    def _mask_at(self, row: Row, place: int) -> list[int]:
+        """Return the allowed tokens; none for a place behind the end of the text."""
+        assert row.masks, "a row that follows a grammar has no mask"
+        return row.masks[place] if place < len(row.masks) else []
+
+    def embed(self, chunk: Chunk, offset: int) -> list[float]:
+        """Return the embedding of a prompt that ends with the chunk."""
+        return [self.read(chunk.row, chunk.end - 1) + offset, float(chunk.end)]
+
+    def advance(self, chunk: Chunk, new: list[int]) -> None:
+        """Move the row on by a chunk and the tokens that came of it."""
+        chunk.row.length = chunk.end - chunk.samples + len(new)
+        if new:
+            chunk.row.token = new[-1]
