@@ -35,8 +35,8 @@ from checkpoints.safetensors_reader import parse_json_object
 
 MANIFEST, WEIGHTS, METADATA = "manifest.json", "orbax", "zarr.json"
 FORMAT: Final = 1
-AGAIN: Final = "convert the checkpoint again"
-AS_THEY_ARE: Final = "auto"  # for the form of weights that are not quantized, as of --weights
+CONVERT_AGAIN: Final = "convert the checkpoint again"
+AS_STORED: Final = "auto"  # for the form of weights that are not quantized, as of --weights
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class StoredArray:
             self._array = tensorstore.open(spec, read=True).result()
         except (ValueError, OSError) as error:
             raise CheckpointError(
-                f"{folder / name}: cannot be opened ({error}); {AGAIN}"
+                f"{folder / name}: cannot be opened ({error}); {CONVERT_AGAIN}"
             ) from error
 
     @property
@@ -105,7 +105,7 @@ class StoredArray:
             return np.asarray(self._array[index].read().result())
         except (ValueError, OSError) as error:
             raise CheckpointError(
-                f"{self._folder / self._name}: cannot be read ({error}); {AGAIN}"
+                f"{self._folder / self._name}: cannot be read ({error}); {CONVERT_AGAIN}"
             ) from error
 
     def _chunks(self, index: tuple[slice, ...]) -> Iterator[str]:
@@ -167,7 +167,7 @@ def is_orbax(folder: Path) -> bool:
     return any(path.is_dir() for path in folder.glob(f"{WEIGHTS}*"))
 
 
-def write_manifest(folder: Path, source: Mapping[str, str], weights: str = AS_THEY_ARE) -> None:
+def write_manifest(folder: Path, source: Mapping[str, str], weights: str = AS_STORED) -> None:
     """The last file of a conversion: hashes of all others; `source` and `weights` of
     OrbaxCheckpoint.
     """
@@ -191,7 +191,7 @@ def check_hashes(folder: Path, files: Mapping[str, File]) -> None:
         if digest != file.sha256:
             raise CheckpointError(
                 f"{folder / name}: its sha256 is not that of {MANIFEST} (damaged or edited); "
-                f"{AGAIN}"
+                f"{CONVERT_AGAIN}"
             )
 
 
@@ -218,7 +218,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = parse_json_object(path.read_bytes(), path)
     except FileNotFoundError:
         raise CheckpointError(
-            f"{path}: there is no such file: the conversion did not finish; {AGAIN}"
+            f"{path}: there is no such file: the conversion did not finish; {CONVERT_AGAIN}"
         ) from None
     except OSError as error:
         raise CheckpointError(
@@ -227,7 +227,7 @@ def read_manifest(folder: Path) -> Manifest:
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
             f"{path}: its format is {manifest.get('format')!r}, this version reads {FORMAT}; "
-            f"{AGAIN}"
+            f"{CONVERT_AGAIN}"
         )
     try:
         files = {
@@ -235,15 +235,15 @@ def read_manifest(folder: Path) -> Manifest:
             for name, entry in manifest["files"].items()
         }
         source = {str(name): str(dtype) for name, dtype in manifest["source"].items()}
-        weights = str(manifest.get("weights", AS_THEY_ARE))  # older folders do not say it
+        weights = str(manifest.get("weights", AS_STORED))  # older folders do not say it
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{path}: is no manifest of a conversion ({error!r}); {AGAIN}"
+            f"{path}: is no manifest of a conversion ({error!r}); {CONVERT_AGAIN}"
         ) from error
     for name in files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointError(
-                f"{path}: names {name!r} outside its folder, which is refused; {AGAIN}"
+                f"{path}: names {name!r} outside its folder, which is refused; {CONVERT_AGAIN}"
             )
     return Manifest(source, weights, files)
 
@@ -254,11 +254,11 @@ def _check_sizes(folder: Path, files: Mapping[str, File]) -> None:
             size = (folder / name).stat().st_size
         except OSError as error:
             raise CheckpointError(
-                f"{folder / name}: {error.strerror}, and {MANIFEST} lists it; {AGAIN}"
+                f"{folder / name}: {error.strerror}, and {MANIFEST} lists it; {CONVERT_AGAIN}"
             ) from error
         if size != file.size:
             raise CheckpointError(
-                f"{folder / name}: has {size:,} bytes, in {MANIFEST} {file.size:,}; {AGAIN}"
+                f"{folder / name}: has {size:,} bytes, in {MANIFEST} {file.size:,}; {CONVERT_AGAIN}"
             )
 
 
@@ -269,7 +269,7 @@ def _check_no_other(folder: Path, files: Mapping[str, File]) -> None:
     for name in _files_below(folder / WEIGHTS):
         if f"{WEIGHTS}/{name}" not in files:
             raise CheckpointError(
-                f"{folder / WEIGHTS / name}: is not in {MANIFEST}; remove it, or {AGAIN}"
+                f"{folder / WEIGHTS / name}: is not in {MANIFEST}; remove it, or {CONVERT_AGAIN}"
             )
 
 

@@ -32,7 +32,7 @@ from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import DeviceDrafts, Speculation
 from jaxserve.errors import ConfigError, MemoryLimitError
-from jaxserve.models.quant import Form, form_in
+from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from sharding.mesh import crosses_slow_links, platform, spans_hosts
@@ -114,7 +114,7 @@ def plan_config(
             lanes=lanes,
             affordable_tokens=tokens,
             windows=windows,
-            min_rows=min_rows(mesh, dtype, form_in(params)),
+            min_rows=min_rows(mesh, dtype, scheme_in(params)),
             embeds=spec.embeds,
             weights=str(dtype),
         )
@@ -147,7 +147,7 @@ def plan_config(
     room = affordable_pages(budget, bytes_of, most)
 
     def asked(pages: int) -> Budget:
-        abstract = abstract_params(spec, dtype, mesh, form_in(params))
+        abstract = abstract_params(spec, dtype, mesh, scheme_in(params))
         config = resolved(pages * wish.page_size)
         probe = Lowering(
             spec, abstract, config, mesh, ModelDrafter(draft, config, mesh) if draft else None
@@ -189,7 +189,7 @@ def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
         )
 
 
-def min_rows(mesh: Mesh, dtype: jnp.dtype, form: Form | None = None) -> int:
+def min_rows(mesh: Mesh, dtype: jnp.dtype, form: QuantScheme | None = None) -> int:
     """2 for products of bfloat16 or int8 on a CPU: XLA:CPU has no kernel for one row and takes
     longer.
     """

@@ -17,7 +17,7 @@ from jaxserve.models.latent import latent_attention
 from jaxserve.models.layers import einsum, softcap
 from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.moe import Experts
-from jaxserve.models.quant import Form, quantized_specs
+from jaxserve.models.quant import QuantScheme, quantized_specs
 from jaxserve.models.rope import tables
 from jaxserve.models.sharded_attention import Attend, Rotation
 from jaxserve.models.spec import ModelSpec
@@ -51,7 +51,7 @@ def layer_axes(spec: ModelSpec, layer: int) -> dict:
     return axes | {"gate_up": "DCF", "down": "FD"} | biases
 
 
-def param_specs(spec: ModelSpec, dtype: jnp.dtype, form: Form | None = None) -> dict:
+def param_specs(spec: ModelSpec, dtype: jnp.dtype, form: QuantScheme | None = None) -> dict:
     """{"embed", "layers": [one dict per layer], "norm", "head" if it has one}, a ParamSpec each.
 
     form: of the weights that are quantized, a Quantized each; ModelError where the model has none

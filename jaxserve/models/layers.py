@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxserve.models.matmul_w8a8 import low_precision_product
-from jaxserve.models.matmul_weight_only import float_product, quantized_product
+from jaxserve.models.matmul_w8a8 import w8a8_matmul
+from jaxserve.models.matmul_weight_only import float_matmul, weight_only_matmul
 from jaxserve.models.quant import Quantized
 
 
@@ -17,9 +17,9 @@ def einsum(subscripts: str, x: jax.Array, weight: jax.Array | Quantized) -> jax.
     operands with a float32 accumulator are faster than float32 operands from two rows on.
     """
     if isinstance(weight, Quantized):
-        product = low_precision_product if weight.form.activations else quantized_product
+        product = w8a8_matmul if weight.scheme.activations else weight_only_matmul
         return product(subscripts, x, weight)
-    return float_product(subscripts, x, weight)
+    return float_matmul(subscripts, x, weight)
 
 
 def flatten(weight: jax.Array | Quantized) -> jax.Array | Quantized:

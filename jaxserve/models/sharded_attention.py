@@ -7,7 +7,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from pallas_kernels.paged_attention.api import Layout, Options, PagedAttention, Pages, Ragged
-from sharding.rules import LANES, RULES, Rules, partition
+from sharding.rules import DP_AXES, RULES, Rules, partition
 
 
 @flax.struct.dataclass
@@ -42,7 +42,7 @@ class Attend:
         T counts the tokens of all lanes, lane after lane; arrays of pages have a leading axis A. v
         is None for latent pages, whose one key head every shard has. sinks: see PagedAttention.
         """
-        heads, lanes = PartitionSpec(LANES, "tensor"), PartitionSpec(LANES)
+        heads, lanes = PartitionSpec(DP_AXES, "tensor"), PartitionSpec(DP_AXES)
         keys = lanes if v is None else heads
         paged = page_partition(self.kernel, self.options.layout, pages, self.mesh)
         return jax.shard_map(
@@ -83,4 +83,4 @@ def page_rules(layout: Layout) -> Rules:
     """How pages are split: latent ones by lanes alone, since their one head serves the queries of
     every shard.
     """
-    return RULES if layout.value_dim is None else {"A": LANES}
+    return RULES if layout.value_dim is None else {"A": DP_AXES}

@@ -21,7 +21,8 @@ from pallas_kernels.paged_attention.api import (
     Pages,
     Ragged,
 )
-from sharding import aot_devices as absent
+from sharding import aot_devices
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec, device_kind
 from sharding.rules import replicated
 
@@ -105,10 +106,10 @@ def compile_for(
     attention: PagedAttention, chip: str, step: Step
 ) -> tuple[jax.stages.Compiled, Options]:
     """Skips where the compiler is not installed."""
-    compiler = COMPILERS[absent.CHIPS[chip].platform]
+    compiler = COMPILERS[CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
-    mesh = MeshSpec().build(absent.devices(chip, 1))
+    mesh = MeshSpec().build(aot_devices.devices(chip, 1))
     options = step.options(device_kind(mesh))
     attention.check(
         options, Demand(step.heads, step.rows, step.width, jnp.dtype(step.dtype), device_kind(mesh))

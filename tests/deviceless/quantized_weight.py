@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from pallas_kernels.quantized_matmul.api import Demand, Options, QuantizedMatmul
-from sharding import aot_devices as absent
+from sharding import aot_devices
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec, device_kind
 from sharding.params import ParamSpec
 from tests.deviceless.grouped_product import COMPILERS
@@ -52,10 +53,10 @@ PRODUCTS = [
 
 def compile_for(kernel: QuantizedMatmul, chip: str, product: Product) -> jax.stages.Compiled:
     """Skips where the compiler is not installed."""
-    compiler = COMPILERS[absent.CHIPS[chip].platform]
+    compiler = COMPILERS[CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
-    mesh = MeshSpec().build(absent.devices(chip, 1))
+    mesh = MeshSpec().build(aot_devices.devices(chip, 1))
     options = Options(device_kind(mesh))
     (contracted, *columns), bfloat16 = product.shape, jnp.dtype(jnp.bfloat16)
     kernel.check(options, Demand(contracted, tuple(columns), product.group, bfloat16))

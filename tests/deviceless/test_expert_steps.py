@@ -19,11 +19,12 @@ from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.lowering import Lowering
 from jaxserve.engine.device.memory import bytes_per_device
-from jaxserve.loading.checkpoint import read_spec
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.inspection import inspect
-from sharding import aot_devices as absent
+from sharding import aot_devices
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs
 from tests.deviceless.attention_step import COMPILERS
@@ -77,10 +78,10 @@ def shortened(model: str) -> ModelSpec:
 @pytest.mark.deviceless
 @pytest.mark.parametrize(("model", "chip", "axes", "bucket"), list(cases()))
 def test_in_place_and_without_copies(model: str, chip: str, axes: MeshSpec, bucket: Bucket) -> None:
-    compiler = COMPILERS[absent.CHIPS[chip].platform]
+    compiler = COMPILERS[CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
-    mesh, spec = axes.build(absent.devices(chip, axes.size)), shortened(model).on(axes.tensor)
+    mesh, spec = axes.build(aot_devices.devices(chip, axes.size)), shortened(model).on(axes.tensor)
     params = map_specs(
         lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16))
     )

@@ -16,10 +16,11 @@ from jaxserve.config import resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.lowering import Lowering, abstract_params
 from jaxserve.engine.device.memory import bytes_per_device
-from jaxserve.models.quant import FORMS
+from jaxserve.models.quant import SCHEMES
 from jaxserve.plan.hlo.inspection import find_copies, inspect
 from jaxserve.plan.hlo.parser import parse
-from sharding import aot_devices as absent
+from sharding import aot_devices
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec
 from tests.deviceless.attention_step import COMPILERS
 from tests.deviceless.test_expert_steps import (
@@ -40,7 +41,7 @@ MESHES = [
     ("deepseek-v3", "7x", (1, 16, 1)),
 ]
 QUICK = ("mixtral-8x7b", "int8", DECODE)
-STEPS = [(name, DECODE) for name, form in FORMS.items() if not form.activations]
+STEPS = [(name, DECODE) for name, form in SCHEMES.items() if not form.activations]
 STEPS += [("int8", PREFILL), ("int4-g32", PREFILL)]
 
 
@@ -58,11 +59,11 @@ def cases() -> Iterator[ParameterSet]:
 def test_experts_are_read_as_they_are_kept(
     model: str, chip: str, axes: MeshSpec, weights: str, bucket: Bucket
 ) -> None:
-    compiler = COMPILERS[absent.CHIPS[chip].platform]
+    compiler = COMPILERS[CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
-    mesh, spec = axes.build(absent.devices(chip, axes.size)), shortened(model).on(axes.tensor)
-    params = abstract_params(spec, jnp.dtype(jnp.bfloat16), mesh, FORMS[weights])
+    mesh, spec = axes.build(aot_devices.devices(chip, axes.size)), shortened(model).on(axes.tensor)
+    params = abstract_params(spec, jnp.dtype(jnp.bfloat16), mesh, SCHEMES[weights])
     windows = [group.window for group in spec.page_groups()]
     config = resolve(
         OPTIONS,

@@ -136,7 +136,7 @@ def test_numbers_that_are_summed_up_lie_beside_each_other_on_a_gpu(
     mesh = MeshSpec(tensor=2).build(jax.devices())
     spec = ParamSpec("NHD", (4, 2, 6), jnp.dtype(jnp.int4), std=2.0, summed="NH")
     plain = random_params([spec], mesh)[0]
-    monkeypatch.setattr(params, "SIDE_BY_SIDE", {"cpu"})
+    monkeypatch.setattr(params, "SUMMED_LAST", {"cpu"})
     reordered = random_params([spec], mesh)[0]
     assert plain.format.layout.major_to_minor == (0, 1, 2)
     assert (

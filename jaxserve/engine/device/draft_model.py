@@ -23,7 +23,7 @@ from jaxserve.engine.device.sharded_model import Network
 from jaxserve.engine.device.state import State, abstract_state
 from jaxserve.engine.device.token_layout import Place, take
 from jaxserve.models.decoder import Forwarded
-from jaxserve.models.quant import form_in
+from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from pallas_kernels.errors import KernelError
@@ -58,7 +58,7 @@ class ModelDrafter:
 
     @cached_property
     def abstract(self) -> dict:
-        return abstract_params(self.model.spec, self._dtype, self.mesh, form_in(self.params))
+        return abstract_params(self.model.spec, self._dtype, self.mesh, scheme_in(self.params))
 
     @cached_property
     def kept(self) -> Any:
@@ -79,7 +79,7 @@ class ModelDrafter:
 
     @cached_property
     def _network(self) -> Network:
-        chosen = self.model.spec, self.config, self.mesh, self._dtype, form_in(self.params)
+        chosen = self.model.spec, self.config, self.mesh, self._dtype, scheme_in(self.params)
         return Network(
             self.model.spec,
             self.mesh,

@@ -28,13 +28,13 @@ from jaxserve.engine.device.state import State, abstract_state
 from jaxserve.engine.device.steps import StepBuilder, admit_row, set_bias, set_counts, set_masks
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.quant import Form, form_in
+from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
 from sharding.mesh import spans_hosts
 from sharding.params import map_specs
-from sharding.rules import LANES, replicated
+from sharding.rules import DP_AXES, replicated
 
 
 class Footprint(NamedTuple):
@@ -71,7 +71,7 @@ class Lowering:
         self.state: State = replace(
             abstract_state(spec, config, mesh, kernel), drafter=drafter.kept if drafter else None
         )
-        self.form = form_in(params)
+        self.form = scheme_in(params)
         self.grouped_matmul = choose_grouped_matmul(spec, config, mesh, dtype, self.form)
         self.placed = choose_quantized_matmul(spec, config, mesh, dtype, self.form)
         grouped = dispatch.GROUPED[self.grouped_matmul]
@@ -89,7 +89,7 @@ class Lowering:
 
         On a mesh over several hosts every one of them gets the whole download.
         """
-        lane_axis = NamedSharding(self.mesh, PartitionSpec(LANES))
+        lane_axis = NamedSharding(self.mesh, PartitionSpec(DP_AXES))
         size = upload_layout(bucket, self.page_groups, self.config.page_size).size
         upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
         download = replicated(self.mesh) if spans_hosts(self.mesh) else lane_axis
@@ -147,7 +147,7 @@ class Lowering:
 
 
 def abstract_params(
-    spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh, form: Form | None = None
+    spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh, form: QuantScheme | None = None
 ) -> dict:
     """Shapes, dtypes, shardings and memory orders of parameters, as declared: whether they are here
     or not.

@@ -24,7 +24,7 @@ from jaxserve.errors import ConfigError, EngineError
 from jaxserve.models.sharded_attention import page_partition
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages, quantize
-from sharding.rules import LANES
+from sharding.rules import DP_AXES
 
 WIDE = ("float32", "bfloat16")  # what can be narrowed: to what comes later here, and to 8 bits
 
@@ -59,7 +59,7 @@ class GroupIO:
 
     @property
     def _read_spec(self) -> PartitionSpec:
-        return PartitionSpec(LANES, None, None, self._heads)
+        return PartitionSpec(DP_AXES, None, None, self._heads)
 
     @property
     def _piece_spec(self) -> PartitionSpec:
@@ -98,7 +98,7 @@ class GroupIO:
             found = [self.kernel.read(_without_lane(layer), ids[0], self.layout) for layer in pages]
             return jax.tree.map(lambda *layers: jnp.stack(list(map(_flat, layers)))[None], *found)
 
-        specs = (self._partition(pages), PartitionSpec(LANES))
+        specs = (self._partition(pages), PartitionSpec(DP_AXES))
         return jax.shard_map(
             one_lane, mesh=self.mesh, in_specs=specs, out_specs=self._read_spec, check_vma=False
         )(pages, ids)
@@ -114,7 +114,7 @@ class GroupIO:
             return tuple(self._written(layer, ids[0], i, piece) for i, layer in enumerate(pages))
 
         held = self._partition(pages)
-        specs = (held, PartitionSpec(LANES), self._piece_spec)
+        specs = (held, PartitionSpec(DP_AXES), self._piece_spec)
         return jax.shard_map(
             one_lane, mesh=self.mesh, in_specs=specs, out_specs=held, check_vma=False
         )(pages, ids, piece)
@@ -258,7 +258,7 @@ class PageIO:
             for count in page_counts(self._config):
                 shape, lanes = (
                     (self._config.lanes, count),
-                    NamedSharding(self._mesh, PartitionSpec(LANES)),
+                    NamedSharding(self._mesh, PartitionSpec(DP_AXES)),
                 )
                 ids = jax.ShapeDtypeStruct(shape, np.int32, sharding=lanes)
                 yield _read_name(number, count), read.lower(of_group, ids)

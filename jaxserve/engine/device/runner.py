@@ -38,7 +38,7 @@ from jaxserve.engine.device.state import State, new_state
 from jaxserve.engine.kv_segment import Piece
 from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
 from jaxserve.errors import EngineError
-from jaxserve.models.quant import form_in
+from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
@@ -79,7 +79,7 @@ class DeviceRunner:
         self.buckets = BucketPlan.of(config)
         self.lowering = Lowering(
             spec,
-            abstract_params(spec, params["embed"].dtype, mesh, form_in(params)),
+            abstract_params(spec, params["embed"].dtype, mesh, scheme_in(params)),
             config,
             mesh,
             drafter,

@@ -14,14 +14,14 @@ from jaxtyping import Array, Float, Int
 from jaxserve.engine.device.kernels.attention import attention_options
 from jaxserve.engine.device.token_layout import Place, take
 from jaxserve.models.decoder import Forwarded, forward, logits
-from jaxserve.models.matmul_weight_only import place_weights
+from jaxserve.models.matmul_weight_only import bind_kernels
 from jaxserve.models.moe import Experts
-from jaxserve.models.quant import Placed
+from jaxserve.models.quant import KernelBinding
 from jaxserve.models.sharded_attention import Attend
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul.api import GroupedMatmul
 from pallas_kernels.paged_attention.api import PagedAttention, Pages, Ragged
-from sharding.rules import LANES
+from sharding.rules import DP_AXES
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Network:
     mesh: Mesh
     kernel: PagedAttention
     grouped: GroupedMatmul
-    placed: Mapping[str, Placed]
+    placed: Mapping[str, KernelBinding]
     page_size: int
     dtype: jnp.dtype
 
     def place_weights(self, params: dict) -> dict:
         """Parameters, inside a step: they know what multiplies them."""
-        return place_weights(params, self.placed)
+        return bind_kernels(params, self.placed)
 
     def forward(
         self,
@@ -98,7 +98,7 @@ class Network:
         the logits.
         """
         values = logits(params, self.spec, hidden)
-        for axes in ((LANES, "tensor"), (LANES, None)):
+        for axes in ((DP_AXES, "tensor"), (DP_AXES, None)):
             values = lax.with_sharding_constraint(
                 values, NamedSharding(self.mesh, PartitionSpec(*axes))
             )
@@ -109,7 +109,7 @@ def by_lane[T](mesh: Mesh, function: Callable[..., T]) -> Callable[..., T]:
     """For arrays whose first axis goes over lanes: left alone, XLA lets them exchange all of their
     logits.
     """
-    lanes = PartitionSpec(LANES)
+    lanes = PartitionSpec(DP_AXES)
     return jax.shard_map(function, mesh=mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
 
 

@@ -107,8 +107,8 @@ def test_weights_and_pages_of_the_draft_model_are_counted(pair: LLM) -> None:
     ("options", "draft", "message"),
     [
         (SPECULATING, None, "--speculate draft: there is no draft model"),
-        (OPTIONS, DRAFT, "drafts nothing .add --speculate draft"),
-        (replace(OPTIONS, speculate="ngram"), DRAFT, "drafts nothing .add --speculate draft"),
+        (OPTIONS, DRAFT, "drafts nothing without --speculate draft"),
+        (replace(OPTIONS, speculate="ngram"), DRAFT, "drafts nothing without --speculate draft"),
         (
             replace(SPECULATING, deterministic=True),
             DRAFT,

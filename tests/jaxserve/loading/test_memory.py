@@ -40,8 +40,9 @@ PROBE = """
 import math, sys, threading
 from pathlib import Path
 import jax
-from checkpoints.convert import to_orbax
-from jaxserve.loading.checkpoint import load_params, open_checkpoint
+from jaxserve.loading.convert import to_orbax
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import open_checkpoint
 from sharding.mesh import MeshSpec
 
 def anonymous():

@@ -13,7 +13,7 @@ import pytest
 from checkpoints.hf import HFCheckpoint
 from checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
-from jaxserve.loading.checkpoint import load_params
+from jaxserve.loading.parameters import load_params
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 

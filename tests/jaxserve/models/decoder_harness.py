@@ -8,7 +8,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from checkpoints.hf import HFCheckpoint
-from jaxserve.loading.checkpoint import load_params, read_spec
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import forward, logits
 from jaxserve.models.moe import Experts
 from jaxserve.models.sharded_attention import Attend

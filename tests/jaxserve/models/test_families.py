@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from checkpoints.errors import CheckpointError
 from checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
-from jaxserve.loading.checkpoint import load_params
+from jaxserve.loading.parameters import load_params
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -19,11 +19,12 @@ from jaxserve.errors import ModelError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.layers import einsum
 from jaxserve.models.matmul_w8a8 import check_chip
-from jaxserve.models.quant import FORMS, Form, Quantized, contracted, find_scales, form_of, round_to
+from jaxserve.models.quant import SCHEMES, Quantized, QuantScheme, contracted, parse_scheme
+from jaxserve.models.quantize import find_scales, round_to
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.parser import parse
-from sharding.aot_devices import CHIPS
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 
@@ -38,7 +39,7 @@ PROMPTS = ["What is 7 plus 5?", "Once upon a time"]
 
 
 def quantized(
-    name: str, axes: str, shape: tuple[int, ...], form: Form, rng: np.random.Generator
+    name: str, axes: str, shape: tuple[int, ...], form: QuantScheme, rng: np.random.Generator
 ) -> Quantized:
     weight, at = rng.normal(0, 0.1, shape).astype(np.float32), contracted(name, axes)
     scales = find_scales(weight, at, 1, form.largest)
@@ -51,7 +52,7 @@ def expected(subscripts: str, x: np.ndarray, weight: Quantized) -> tuple[np.ndar
     """The numbers of the rows, and their products exactly. And the products of their absolute
     values.
     """
-    form, wide = weight.form, x.astype(np.float32)
+    form, wide = weight.scheme, x.astype(np.float32)
     scales = np.abs(wide).max(axis=1, keepdims=True) * np.float32(1 / form.largest)
     numbers = wide * (np.float32(1) / scales)
     numbers = (np.rint(numbers) if "int8" in form.name else numbers).astype(form.dtype)
@@ -82,7 +83,7 @@ def test_products(
     alone would give.
     """
     rng = np.random.default_rng(5)
-    weight = quantized(name, axes, shape, FORMS[weights], rng)
+    weight = quantized(name, axes, shape, SCHEMES[weights], rng)
     x = jnp.asarray(
         rng.normal(0, 1, (rows, shape[0])) * 10.0 ** rng.integers(-3, 3, (rows, 1)), dtype
     )
@@ -92,7 +93,7 @@ def test_products(
     assert (
         np.abs(found - exact) <= 4e-7 * (np.abs(exact) if weights == "w8a8-int8" else terms)
     ).all()
-    alone = Quantized(weight.values, weight.scales, FORMS[FORMS[weights].weights_alone])
+    alone = Quantized(weight.values, weight.scales, SCHEMES[SCHEMES[weights].weights_alone])
     assert np.abs(found - einsum(subscripts, x, alone)).max() > 1e-4 * np.abs(exact).max()
 
 
@@ -102,7 +103,7 @@ def test_rows_do_not_feel_each_other(weights: str) -> None:
     alone with it.
     """
     rng = np.random.default_rng(1)
-    weight = quantized("down", "FD", (64, 16), FORMS[weights], rng)
+    weight = quantized("down", "FD", (64, 16), SCHEMES[weights], rng)
     x = rng.normal(0, 1, (6, 64)).astype(np.float32)
     plain = np.asarray(einsum("TF,FD->TD", jnp.asarray(x), weight))
     x[1], x[2, 3], x[3, 4], x[4] = 0, np.nan, np.inf, 1e-42
@@ -117,7 +118,7 @@ def test_what_is_summed_may_be_split(weights: str) -> None:
     sent as integers.
     """
     rng = np.random.default_rng(2)
-    weight = quantized("down", "FD", (256, 48), FORMS[weights], rng)
+    weight = quantized("down", "FD", (256, 48), SCHEMES[weights], rng)
     x = jnp.asarray(rng.normal(0, 1, (5, 256)), jnp.float32)
     one = np.asarray(jax.jit(einsum, static_argnums=0)("TF,FD->TD", x, weight))
     for tensor in (2, 4):
@@ -125,7 +126,9 @@ def test_what_is_summed_may_be_split(weights: str) -> None:
         split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("tensor",), ()))
         rows = NamedSharding(mesh, PartitionSpec(None, "tensor"))
         spread = Quantized(
-            jax.device_put(weight.values, split), jax.device_put(weight.scales, whole), weight.form
+            jax.device_put(weight.values, split),
+            jax.device_put(weight.scales, whole),
+            weight.scheme,
         )
         compiled = (
             jax.jit(einsum, static_argnums=0)
@@ -200,9 +203,9 @@ def test_chips_without_such_products(chip: str, weights: str, problem: str) -> N
     kind = CHIPS[chip]
     mesh = MeshSpec().without_devices(AbstractDevice(kind.kind, kind.cores, kind.platform))
     with pytest.raises(ModelError, match=problem):
-        check_chip(form_of(weights), mesh)
-    check_chip(form_of(weights.removeprefix("w8a8-")), mesh)
-    check_chip(form_of(weights), one_device_mesh())
+        check_chip(parse_scheme(weights), mesh)
+    check_chip(parse_scheme(weights.removeprefix("w8a8-")), mesh)
+    check_chip(parse_scheme(weights), one_device_mesh())
 
 
 def test_sums_that_int32_does_not_hold() -> None:
@@ -210,15 +213,15 @@ def test_sums_that_int32_does_not_hold() -> None:
     with pytest.raises(
         ModelError, match="w8a8-int8: down sums 133145 products, more than int32 holds"
     ):
-        param_specs(spec, jnp.dtype("float32"), FORMS["w8a8-int8"])
-    param_specs(replace(spec, d_mlp=133_144), jnp.dtype("float32"), FORMS["w8a8-int8"])
-    param_specs(spec, jnp.dtype("float32"), FORMS["w8a8-fp8"])
+        param_specs(spec, jnp.dtype("float32"), SCHEMES["w8a8-int8"])
+    param_specs(replace(spec, d_mlp=133_144), jnp.dtype("float32"), SCHEMES["w8a8-int8"])
+    param_specs(spec, jnp.dtype("float32"), SCHEMES["w8a8-fp8"])
 
 
 def test_one_row_on_a_cpu_is_two() -> None:
     """XLA:CPU takes ten times as long for one."""
     rows = [
-        min_rows(one_device_mesh(), jnp.dtype("float32"), form_of(weights))
+        min_rows(one_device_mesh(), jnp.dtype("float32"), parse_scheme(weights))
         for weights in ("int8", "w8a8-int8")
     ]
     assert rows == [1, 2]

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.models import moe
+from jaxserve.models import moe, moe_sizes
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.moe import Experts, room
+from jaxserve.models.moe import Experts
+from jaxserve.models.moe_sizes import all_to_all_capacity
 from jaxserve.models.spec import Mixture, ModelSpec
 from pallas_kernels.grouped_matmul import reference
 from sharding.mesh import MeshSpec
@@ -80,12 +81,12 @@ def test_every_token_gets_its_experts_answers(mesh: tuple[int, int, int]) -> Non
 def test_tokens_travel_by_all_to_all(
     mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert room(MIXTURE, TOKENS, 4) in range(TOKENS // 2, TOKENS)
+    assert all_to_all_capacity(MIXTURE, TOKENS, 4) in range(TOKENS // 2, TOKENS)
 
     def gather(*_: object) -> jax.Array:
         return jnp.full((TOKENS, SPEC.d_model), jnp.nan)
 
-    monkeypatch.setattr(Experts, "_gather", gather)
+    monkeypatch.setattr(Experts, "_by_all_gather", gather)
     check(MeshSpec(*mesh))
 
 
@@ -93,7 +94,7 @@ def test_tokens_that_all_want_one_shard_are_gathered(monkeypatch: pytest.MonkeyP
     def all_to_all(*_: object) -> jax.Array:
         return jnp.full((TOKENS, SPEC.d_model), jnp.nan)
 
-    monkeypatch.setattr(Experts, "_all_to_all", all_to_all)
+    monkeypatch.setattr(Experts, "_by_all_to_all", all_to_all)
     check(MeshSpec(expert=4), skewed=True)
 
 
@@ -102,7 +103,7 @@ def test_tokens_that_all_want_one_shard_are_gathered(monkeypatch: pytest.MonkeyP
 def test_more_than_is_expected_is_computed_in_turns(
     mesh: tuple[int, int, int], skewed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moe, "ROWS_AT_ONCE", 8)
+    monkeypatch.setattr(moe_sizes, "ROWS_AT_ONCE", 8)
     check(MeshSpec(*mesh), skewed=skewed)
 
 
@@ -111,10 +112,10 @@ def test_room_is_left_where_it_saves_something() -> None:
     multiple of 8.
     """
     eight_of_256 = replace(MIXTURE, experts=256, taken=8)
-    assert room(eight_of_256, 1024, 1) is None  # nobody to send to
-    assert room(eight_of_256, 1024, 4) is None  # a token goes to 90 % of the shards
-    assert room(eight_of_256, 1024, 32) == 288  # 229.6 + 4 * 13.3
-    assert room(MIXTURE, 8, 4) is None  # few tokens vary too much
+    assert all_to_all_capacity(eight_of_256, 1024, 1) is None  # nobody to send to
+    assert all_to_all_capacity(eight_of_256, 1024, 4) is None  # a token goes to 90 % of the shards
+    assert all_to_all_capacity(eight_of_256, 1024, 32) == 288  # 229.6 + 4 * 13.3
+    assert all_to_all_capacity(MIXTURE, 8, 4) is None  # few tokens vary too much
 
 
 def test_a_token_s_answer_is_the_same_whichever_way_it_went(
@@ -126,7 +127,7 @@ def test_a_token_s_answer_is_the_same_whichever_way_it_went(
     x = jnp.asarray(rng.standard_normal((4 * TOKENS, SPEC.d_model)), jnp.float32)
     experts = Experts(jnp.ones(len(x), bool), SPEC, mesh, reference)
     travelled, _ = jax.jit(lambda w, x: experts(w, x))(weights, x)
-    monkeypatch.setattr(moe, "room", lambda *_: None)
+    monkeypatch.setattr(moe, "all_to_all_capacity", lambda *_: None)
     gathered, _ = jax.jit(lambda w, x: experts(w, x))(weights, x)
     np.testing.assert_array_equal(travelled, gathered)
 
@@ -137,7 +138,7 @@ def test_a_token_s_answer_is_the_same_however_many_turns_its_neighbours_take(
     """Bit for bit: of its experts the same numbers are added one by one, wherever a turn ends."""
     mixture = replace(MIXTURE, taken=5)
     spec, mesh = replace(SPEC, mixture=mixture), MeshSpec(expert=2).build(jax.devices())
-    monkeypatch.setattr(moe, "ROWS_AT_ONCE", 8)
+    monkeypatch.setattr(moe_sizes, "ROWS_AT_ONCE", 8)
     weights, rng = weights_on(mesh, spec), np.random.default_rng(0)
     x = rng.standard_normal((2 * TOKENS, spec.d_model)).astype(np.float32)
     experts = Experts(jnp.ones(len(x), bool), spec, mesh, reference)

@@ -13,7 +13,7 @@ import pytest
 
 from jaxserve import plan
 from jaxserve.errors import ModelError
-from jaxserve.loading.checkpoint import read_spec
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import LongRope
 from jaxserve.models.spec import ModelSpec

@@ -17,11 +17,13 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
-from jaxserve.loading.checkpoint import load_params, read_spec
-from jaxserve.models import quant
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
+from jaxserve.models import quantize
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.layers import einsum
-from jaxserve.models.quant import FORMS, Quantized, contracted, grouped, is_quantized
+from jaxserve.models.quant import SCHEMES, Quantized, contracted, is_quantized
+from jaxserve.models.quantize import grouped
 from jaxserve.plan.model import read_config
 from sharding.mesh import MeshSpec
 from sharding.params import is_param_spec, stored_bytes
@@ -47,7 +49,7 @@ STEPS = {
 }  # that the largest number is long; of fp8 the longest: 448 = 14 * 32
 MESHES = ((1, 1, 2), (1, 1, 4), (2, 1, 2))
 BOUND = 1e-4
-WEIGHTS_ALONE = [name for name, form in FORMS.items() if not form.activations]
+WEIGHTS_ALONE = [name for name, form in SCHEMES.items() if not form.activations]
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +127,7 @@ def leaves(params: dict, folder: Path) -> Iterator[tuple[str, jax.Array | Quanti
         yield path[-1].key, leaf, declared.axes
 
 
-@pytest.mark.parametrize("weights", [*FORMS, "int8+head", "int4-g64+head"])
+@pytest.mark.parametrize("weights", [*SCHEMES, "int8+head", "int4-g64+head"])
 def test_numbers_times_scales_are_the_rounded_checkpoint(
     weights: str, divisible: Path, tmp_path: Path
 ) -> None:
@@ -207,12 +209,12 @@ def test_products(
     """Against float64 with the numbers that the weight stands for; in bfloat16 groups of many rows
     are rounded.
     """
-    form, draw = FORMS[weights], np.random.default_rng(5)
+    form, draw = SCHEMES[weights], np.random.default_rng(5)
     at = contracted(name, axes)
     weight = draw.normal(0, 0.1, shape).astype(np.float32)
-    scales = quant.find_scales(weight, at, shape[0] // (form.group or shape[0]), form.largest)
+    scales = quantize.find_scales(weight, at, shape[0] // (form.group or shape[0]), form.largest)
     held = Quantized(
-        jnp.asarray(quant.round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form
+        jnp.asarray(quantize.round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form
     )
     x = jnp.asarray(draw.normal(0, 1, (rows, shape[0])), dtype)
     exact = np.einsum(
@@ -224,13 +226,13 @@ def test_products(
 
 
 @pytest.mark.parametrize("axes", MESHES)
-@pytest.mark.parametrize("weights", FORMS)
+@pytest.mark.parametrize("weights", SCHEMES)
 def test_shards_hold_what_one_device_holds(
     weights: str, axes: tuple[int, int, int], divisible: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit, in however many pieces each was read."""
     one = load(divisible, weights)
-    monkeypatch.setattr(quant, "PIECE", 1000)
+    monkeypatch.setattr(quantize, "MAX_NUMBERS", 1000)
     mesh = MeshSpec(*axes).build(jax.devices())
     spread = load(divisible, weights, mesh)
     assert spread["layers"][0]["down"].values.sharding.shard_shape((512, 128)) == (
@@ -259,11 +261,11 @@ def test_channels_of_zeros_stay_zeros(divisible: Path, tmp_path: Path) -> None:
 def test_bytes(weights: str, bits: int) -> None:
     """Two int4 in a byte; a float32 scale for 32 of them is a bit for each."""
     specs = param_specs(
-        read_spec(read_config("llama3.1-8b")[1])[1], jnp.dtype(jnp.bfloat16), FORMS[weights]
+        read_spec(read_config("llama3.1-8b")[1])[1], jnp.dtype(jnp.bfloat16), SCHEMES[weights]
     )
     down = specs["layers"][0]["down"]
     assert abs(down.values.nbytes + down.scales.nbytes - 14336 * 4096 * bits // 8) <= 4096 * 4
-    array = jax.device_put(np.zeros((64, 63), FORMS[weights].dtype))
+    array = jax.device_put(np.zeros((64, 63), SCHEMES[weights].dtype))
     assert (
         array.on_device_size_in_bytes()
         == stored_bytes(array.shape, array.dtype)
@@ -310,7 +312,7 @@ def test_what_cannot_be_quantized(case: str, weights: str, problem: str) -> None
 
 def test_groups_that_shards_would_cut(divisible: Path) -> None:
     spec = read_spec(HFCheckpoint.open(divisible).config)[1]
-    down = param_specs(spec, jnp.dtype(jnp.float32), FORMS["int4-g128"])["layers"][0]["down"]
+    down = param_specs(spec, jnp.dtype(jnp.float32), SCHEMES["int4-g128"])["layers"][0]["down"]
     with pytest.raises(
         ShardingError,
         match=r"axis F .mlp. of size 4 does not divide by mesh axis 'tensor' of size 8",

@@ -14,11 +14,12 @@ from safetensors.numpy import save_file
 
 from checkpoints.hf import HFCheckpoint
 from checkpoints.quantized import dequantized
-from jaxserve.loading.checkpoint import read_spec
-from jaxserve.models import quant
+from jaxserve.loading.spec import read_spec
+from jaxserve.models import quantize
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.moe import Experts, products
-from jaxserve.models.quant import FORMS, Quantized, contracted
+from jaxserve.models.moe import Experts
+from jaxserve.models.moe_sizes import kernel_demands
+from jaxserve.models.quant import SCHEMES, Quantized, contracted
 from jaxserve.models.spec import Mixture, ModelSpec
 from pallas_kernels.grouped_matmul import reference
 from sharding.mesh import MeshSpec
@@ -189,7 +190,7 @@ def test_shards_hold_what_one_device_holds(
 ) -> None:
     """Bit for bit, in however many pieces each was read."""
     one = load(wide[case], weights)
-    monkeypatch.setattr(quant, "PIECE", 5000)
+    monkeypatch.setattr(quantize, "MAX_NUMBERS", 5000)
     spread = load(wide[case], weights, MeshSpec(*axes).build(jax.devices()))
     down = spread["layers"][1]["experts"]["down"].values
     assert down.sharding.shard_shape(down.shape) == (8 // axes[1], 256 // axes[2], 128)
@@ -210,11 +211,11 @@ def test_a_piece_is_of_one_expert_before_it_is_a_part_of_one(
         (2**17, (2, 2, 128, 256)),
         (2**16, (1, 2, 128, 256)),
     ]:
-        monkeypatch.setattr(quant, "PIECE", size)
-        assert {tuple(map(len, piece)) for piece, _ in quant._pieces(asked, at)} == {expected}
-    monkeypatch.setattr(quant, "PIECE", 2**13)
+        monkeypatch.setattr(quantize, "MAX_NUMBERS", size)
+        assert {tuple(map(len, piece)) for piece, _ in quantize._parts(asked, at)} == {expected}
+    monkeypatch.setattr(quantize, "MAX_NUMBERS", 2**13)
     covered = np.zeros((8, 2, 128, 256), int)
-    for piece, place in quant._pieces(asked, at):
+    for piece, place in quantize._parts(asked, at):
         assert tuple(map(len, piece)) == (1, 1, 128, 64)
         assert [part.start for part in piece] == [part.start or 0 for part in place]
         covered[place] += 1
@@ -230,15 +231,15 @@ SPEC = ModelSpec("test", 32, 128, 1, 4, 4, 32, 64, 1e-5, 64, mixture=MIXTURE)
 
 def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
     """A layer's experts and what they stand for; of the shared MLP, and of the router."""
-    draw, form = np.random.default_rng(3), FORMS[weights]
+    draw, form = np.random.default_rng(3), SCHEMES[weights]
     declared = param_specs(SPEC, jnp.dtype("float32"), form)["layers"][0]
     places = param_specs(SPEC, jnp.dtype("float32"))["layers"][0]
 
     def place(name: str, param: Quantized, axes: str) -> tuple[Quantized, np.ndarray]:
         weight = draw.normal(0, 0.5, param.values.shape).astype(np.float32)
         at = contracted(name, axes)
-        scales = quant.find_scales(weight, at, param.scales.shape[at.start], form.largest)
-        numbers = quant.round_to(form.dtype, weight, at, scales)
+        scales = quantize.find_scales(weight, at, param.scales.shape[at.start], form.largest)
+        numbers = quantize.round_to(form.dtype, weight, at, scales)
         held = Quantized(
             jax.device_put(numbers, param.values.sharding(mesh)),
             jax.device_put(scales, param.scales.sharding(mesh)),
@@ -268,7 +269,7 @@ def test_what_is_asked_of_a_kernel() -> None:
     """
     mesh, dtype = MeshSpec(expert=2, tensor=4).build(jax.devices()), jnp.dtype("bfloat16")
     asked = {
-        form: products(SPEC, 16, mesh, reference, dtype, FORMS.get(form))
+        form: kernel_demands(SPEC, 16, mesh, reference, dtype, SCHEMES.get(form))
         for form in ("", "int8", "int4-g32")
     }
     assert [(up.numbers, up.scales, down.scales) for (_, up), (_, down) in asked.values()] == [

@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import BucketPlan
-from jaxserve.models.moe import products
-from jaxserve.models.quant import Form
+from jaxserve.models.moe_sizes import kernel_demands
+from jaxserve.models.quant import QuantScheme
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from pallas_kernels.errors import KernelError
@@ -20,7 +20,11 @@ log = logging.getLogger("jaxserve.engine")
 
 
 def choose_grouped_matmul(
-    spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, form: Form | None = None
+    spec: ModelSpec,
+    config: EngineConfig,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    form: QuantScheme | None = None,
 ) -> str:
     """The name of an implementation that can run every step of this engine; KernelError when the
     one asked for cannot.
@@ -39,7 +43,7 @@ def products_of_steps(
     mesh: Mesh,
     kernel: GroupedMatmul,
     dtype: jnp.dtype,
-    form: Form | None,
+    form: QuantScheme | None,
 ) -> list[tuple[Options, Demand]]:
     """What all steps of the engine ask of an implementation; nothing of a model without experts."""
     if spec.mixture is None:
@@ -48,7 +52,7 @@ def products_of_steps(
     return [
         each
         for tokens in sorted(sizes)
-        for each in products(spec, tokens, mesh, kernel, dtype, form)
+        for each in kernel_demands(spec, tokens, mesh, kernel, dtype, form)
     ]
 
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from jaxserve.config import EngineConfig
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.quant import Form, Placed, Quantized, contracted, is_quantized
+from jaxserve.models.quant import KernelBinding, Quantized, QuantScheme, contracted, is_quantized
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from pallas_kernels.errors import KernelError
@@ -20,15 +20,15 @@ log = logging.getLogger("jaxserve.engine")
 
 
 def choose_quantized_matmul(
-    spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, form: Form | None
-) -> Mapping[str, Placed]:
+    spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, form: QuantScheme | None
+) -> Mapping[str, KernelBinding]:
     """By name, the weights whose products are a kernel's; KernelError when the one that is asked
     for cannot.
 
     dtype: of activations. config.quantized_matmul: a name, or auto. What auto passes over is
     logged.
     """
-    found: dict[str, Placed] = {}
+    found: dict[str, KernelBinding] = {}
     for name, weight in _in_groups(spec, dtype, form).items():
         demand = _demand(name, weight, mesh, dtype)
 
@@ -40,11 +40,13 @@ def choose_quantized_matmul(
             config.quantized_matmul, platform(mesh), asked, log_refusal
         )
         if kernel != "reference":
-            found[name] = Placed(weight.values.axes, mesh, dispatch.QUANTIZED[kernel], demand)
+            found[name] = KernelBinding(
+                weight.values.axes, mesh, dispatch.QUANTIZED[kernel], demand
+            )
     return found
 
 
-def _in_groups(spec: ModelSpec, dtype: jnp.dtype, form: Form | None) -> dict[str, Quantized]:
+def _in_groups(spec: ModelSpec, dtype: jnp.dtype, form: QuantScheme | None) -> dict[str, Quantized]:
     """The declarations of weights with groups, but for experts; every layer's are alike."""
 
     def declared() -> Iterator[tuple[str, Quantized]]:
@@ -53,7 +55,7 @@ def _in_groups(spec: ModelSpec, dtype: jnp.dtype, form: Form | None) -> dict[str
             yield from (
                 (name, leaf)
                 for name, leaf in weights.items()
-                if is_quantized(leaf) and leaf.form.group
+                if is_quantized(leaf) and leaf.scheme.group
             )
 
     return dict(declared())
@@ -63,8 +65,8 @@ def _demand(name: str, weight: Quantized, mesh: Mesh, dtype: jnp.dtype) -> Deman
     values = weight.values
     shape, at = values.sharding(mesh).shard_shape(values.shape), contracted(name, values.axes)
     columns = (*shape[: at.start], *shape[at.stop :])
-    assert weight.form.group
+    assert weight.scheme.group
     turned = at.start > 0
     if turned:
         columns = (math.prod(columns),)  # layers.flatten
-    return Demand(math.prod(shape[at]), columns, weight.form.group, dtype, turned)
+    return Demand(math.prod(shape[at]), columns, weight.scheme.group, dtype, turned)

@@ -18,8 +18,7 @@ import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from checkpoints import convert, orbax_store
-from checkpoints.convert import main, to_hf, to_orbax
+from checkpoints import orbax_store
 from checkpoints.errors import CheckpointError
 from checkpoints.hf import INDEX, UNFINISHED, HFCheckpoint
 from checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, StoredArray
@@ -27,12 +26,16 @@ from checkpoints.orbax_writer import Writer
 from checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
 from jaxserve.generate import main as generate
-from jaxserve.loading.checkpoint import load, load_params, open_checkpoint
+from jaxserve.loading import convert
+from jaxserve.loading.convert import main, to_hf, to_orbax
+from jaxserve.loading.folder import load
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import open_checkpoint
 from jaxserve.plan.__main__ import main as plan
 from sharding.mesh import MeshSpec
 from tests.jaxserve.cluster.processes import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"
 BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-chat-draft"
 # fused and separate projections, tied heads, biases, mixtures, latent attention, another's modules
@@ -348,8 +351,9 @@ def test_parameters_of_another_config_are_refused(spoiled: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from checkpoints import convert, orbax_writer
-from checkpoints.convert import to_orbax, to_hf
+from checkpoints import orbax_writer
+from jaxserve.loading import convert
+from jaxserve.loading.convert import to_orbax, to_hf
 point, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 calls = 0
 
@@ -365,7 +369,7 @@ def die(work):
 for holder, name in {
     "layer": ((orbax_writer.ocp.partial, "save"),),
     "finalize": ((orbax_writer.ocp.partial, "finalize"),),
-    "configs": ((convert, "take_along"),),
+    "configs": ((convert, "copy_other_files"),),
     "manifest": ((convert, "write_manifest"), (convert, "save_file")),
     "rename": ((Path, "rename"),),
 }[point]:
@@ -437,7 +441,7 @@ def test_what_cannot_be_converted_is_one_line(
         ([str(BUNDLED), str(tmp_path)], "is there already"),
         ([f"{tmp_path}/none", f"{tmp_path}/x"], "there is no such folder"),
         ([str(BUNDLED), f"{tmp_path}/no/x"], "cannot be made"),
-        ([str(BUNDLED), f"{BUNDLED}/x"], "whose files are taken along"),
+        ([str(BUNDLED), f"{BUNDLED}/x"], "whose files are copied"),
     ):
         assert main(arguments) == 2
         err = capfd.readouterr().err
@@ -541,7 +545,8 @@ jax.config.update("jax_num_cpu_devices", 2)
 jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
 from pathlib import Path
 from checkpoints import orbax_store
-from jaxserve.loading.checkpoint import load_params, open_checkpoint
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import open_checkpoint
 from sharding.mesh import MeshSpec
 check, read = orbax_store.check_hashes, []
 checkpoint = open_checkpoint(Path(sys.argv[3]))

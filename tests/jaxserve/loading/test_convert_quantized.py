@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from checkpoints.convert import main, to_orbax
 from checkpoints.errors import CheckpointError
 from checkpoints.int4_packing import paired, unpaired
 from checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, write_manifest
@@ -25,12 +24,15 @@ from jaxserve.config import EngineOptions
 from jaxserve.errors import ModelError
 from jaxserve.generate import main as generate
 from jaxserve.llm import LLM
-from jaxserve.loading import shards as placing
-from jaxserve.loading.checkpoint import load, load_params, open_checkpoint, read_spec
-from jaxserve.models.quant import FORMS, form_of
+from jaxserve.loading import shards
+from jaxserve.loading.convert import main, to_orbax
+from jaxserve.loading.folder import load
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import open_checkpoint, read_spec
+from jaxserve.models.quant import SCHEMES, parse_scheme
 from jaxserve.plan.__main__ import main as plan
 from jaxserve.server.assembly import model_card
-from tests.checkpoints.test_convert import (
+from tests.jaxserve.loading.test_convert import (
     BUNDLED,
     GOLDEN,
     SMALL_CHUNKS,
@@ -90,11 +92,11 @@ def never_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("rounds what is stored")
 
-    monkeypatch.setattr(placing, "Rounding", refuse)
+    monkeypatch.setattr(shards, "ShardQuantizer", refuse)
 
 
 @pytest.mark.parametrize("axes", MESHES)
-@pytest.mark.parametrize("weights", [*FORMS, "int8+head", "int4-g128+head"])
+@pytest.mark.parametrize("weights", [*SCHEMES, "int8+head", "int4-g128+head"])
 def test_what_is_stored_is_what_would_be_loaded(
     weights: str,
     axes: tuple[int, int, int],
@@ -474,5 +476,5 @@ def test_a_shard_reads_its_own_files(wide: Path, converted: Callable[[Path, str]
 
 
 def test_every_form_has_a_name_that_is_stored() -> None:
-    for name in (*FORMS, "int8+head"):
-        assert str(form_of(name)) == name
+    for name in (*SCHEMES, "int8+head"):
+        assert str(parse_scheme(name)) == name

@@ -18,8 +18,10 @@ from tokenizers import models, pre_tokenizers
 from checkpoints.hf import HFCheckpoint
 from checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
-from jaxserve.loading import checkpoint as loading
-from jaxserve.loading.checkpoint import load, load_params, read_spec
+from jaxserve.loading.folder import load
+from jaxserve.loading.match import by_parameter, match_tensors
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.spec import ModelSpec
@@ -155,11 +157,11 @@ def test_every_tensor_of_deepseek_r1_has_its_parameter(data_folder: Path) -> Non
         for name, entry in names.items()
     }
     family, spec = read_spec(config)
-    table = loading._match(family, spec, dequantized(stored, config))
+    table = match_tensors(family, spec, dequantized(stored, config))
     for row in table:
         assert list(stored[row.name].shape) == row.shape(spec.sizes(row.block)), row
     params = param_specs(spec, jnp.dtype(jnp.bfloat16))
-    for path, rows in loading.by_parameter(table).items():
+    for path, rows in by_parameter(table).items():
         param = functools.reduce(lambda holder, step: holder[step], path, params)
         assert sum(row.size(param.axes, spec.sizes(row.block)) for row in rows) == math.prod(
             param.shape
