@@ -10,10 +10,11 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from jaxserve.models.mixture import Mixture
 from jaxserve.models.mlp import activate
 from jaxserve.models.moe_sizes import block_rows, blocks_at_once, fits_at_once
 from jaxserve.models.quant import Quantized
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul.api import GroupedMatmul, Groups, Options
 from pallas_kernels.grouped_matmul.grouping import arrange
 from sharding.mesh import device_kind

@@ -21,11 +21,12 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.models.local_experts import LocalExperts
+from jaxserve.models.mixture import Mixture
 from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.moe_sizes import all_to_all_capacity
 from jaxserve.models.quant import Quantized, scale_axes
 from jaxserve.models.routing import route
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul.api import GroupedMatmul
 from sharding.rules import DP_AXES, partition
 

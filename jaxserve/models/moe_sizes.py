@@ -9,8 +9,9 @@ from typing import Final
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxserve.models.mixture import Mixture
 from jaxserve.models.quant import QuantScheme
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Options
 from pallas_kernels.grouped_matmul.grouping import blocks_needed
 from sharding.mesh import device_kind

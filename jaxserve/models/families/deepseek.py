@@ -15,8 +15,9 @@ from jaxserve.models.families.hf_names import (
     outer_tensors,
 )
 from jaxserve.models.families.weight_table import Family, Tensor
+from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import YarnRope
-from jaxserve.models.spec import Latent, Mixture, ModelSpec
+from jaxserve.models.spec import Latent, ModelSpec
 
 
 def spec_from_v2(config: Mapping[str, Any]) -> ModelSpec:

@@ -7,7 +7,8 @@ from jaxserve.errors import ModelError
 from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
 from jaxserve.models.families.hf_names import layer_tensors, tensors
 from jaxserve.models.families.weight_table import Family, Tensor
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.mixture import Mixture
+from jaxserve.models.spec import ModelSpec
 
 EXPERTS = {  # the columns of gate and up alternate
     "mlp.experts.gate_up_proj": ("gate_up", "ED(FC)"),

@@ -7,7 +7,8 @@ from typing import Any
 from jaxserve.models.families.hf_config import FULL, ConfigReader
 from jaxserve.models.families.hf_names import expert_tensors, layer_tensors, tensors
 from jaxserve.models.families.weight_table import Family, Tensor
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.mixture import Mixture
+from jaxserve.models.spec import ModelSpec
 
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:

@@ -9,9 +9,10 @@ import pytest
 
 from jaxserve.models import moe, moe_sizes
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.mixture import Mixture
 from jaxserve.models.moe import Experts
 from jaxserve.models.moe_sizes import all_to_all_capacity
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul import reference
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs, random_params

@@ -17,10 +17,11 @@ from checkpoints.quantized import dequantized
 from jaxserve.loading.spec import read_spec
 from jaxserve.models import quantize
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.mixture import Mixture
 from jaxserve.models.moe import Experts
 from jaxserve.models.moe_sizes import kernel_demands
 from jaxserve.models.quant import SCHEMES, Quantized, contracted
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul import reference
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
+from jaxserve.models.mixture import Mixture
 from jaxserve.models.quant import SCHEMES
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, Limits, Weight, Work, _of_weight, work_of
 from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec
