@@ -34,7 +34,7 @@ class Document:
 
     @property
     def held_out(self) -> bool:
-        """Whether the document belongs to the held-out split."""
+        """True if the document belongs to the held-out split."""
         joined = "\0".join(f"{turn.role}\n{turn.text}" for turn in self.turns)
         return zlib.crc32(joined.encode()) % HELD_OUT_PART == 0
 

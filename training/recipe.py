@@ -48,8 +48,8 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
         "target": Recipe(
             model=256, mlp=576, layers=6, heads=8, kv_heads=4, head_dim=32, peak_rate=2e-3
         ),
-        # Shorter windows give more steps; with fewer the model learns no sums. Nine of ten documents
-        # fit into a window.
+        # Shorter windows give more steps: with fewer the model learns no sums. Nine of ten
+        # documents fit into a window.
         "draft": Recipe(
             model=96,
             mlp=128,

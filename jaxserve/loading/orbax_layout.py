@@ -1,6 +1,4 @@
-"""Describes how a folder of checkpoints.convert holds a model: its parameters by path, and the
-quantization scheme of its weights.
-"""
+"""Layout of a converted folder: parameters by path, and the quantization scheme of weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -24,7 +24,8 @@ from sharding.params import ParamSpec
 Read = Callable[[Ranges], np.ndarray]  # reads the given range of each of a parameter's dimensions
 # Entries of a tile of `_copy`: along the dimension that is contiguous in the file, and along the
 # one that is contiguous in the target.
-FILE_TILE, TARGET_TILE = 128, 32
+FILE_TILE = 128
+TARGET_TILE = 32
 
 
 def load_parameter(

@@ -36,7 +36,7 @@ class _Blocks(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalExperts:
-    """What one shard's experts and columns contribute; called inside shard_map."""
+    """The experts and columns of one shard, called inside shard_map."""
 
     spec: ModelSpec
     mesh: Mesh

@@ -203,7 +203,7 @@ class ModelSpec:
 
     @property
     def has_head(self) -> bool:
-        """Whether the model has a weight for logits apart from the embedding."""
+        """True if the model has a weight for logits apart from the embedding."""
         return not (self.tied_head or self.embeds)
 
     def has_experts(self, layer: int) -> bool:

@@ -14,7 +14,8 @@ from checkpoints.errors import CheckpointError
 from checkpoints.hf import INDEX, HFCheckpoint
 from checkpoints.safetensors_reader import check_finite
 
-FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+FIRST = "model-00001-of-00002.safetensors"
+SECOND = "model-00002-of-00002.safetensors"
 
 
 def tensor(value: float) -> np.ndarray:

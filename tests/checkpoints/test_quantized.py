@@ -35,7 +35,8 @@ def test_every_number_and_power_of_mxfp4() -> None:
     """
 
     def e2m1(bits: int) -> float:
-        exponent, mantissa = bits >> 1 & 3, bits & 1
+        exponent = bits >> 1 & 3
+        mantissa = bits & 1
         size = mantissa / 2 if exponent == 0 else 2.0 ** (exponent - 1) * (1 + mantissa / 2)
         return -size if bits & 8 else size
 

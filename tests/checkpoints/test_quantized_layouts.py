@@ -16,7 +16,9 @@ from checkpoints.quantized import check_method, dequantized
 from checkpoints.quantized.packed import Packed
 
 WHOLE = (slice(None), slice(None))
-IN, OUT, GROUP = 64, 32, 16
+IN = 64
+OUT = 32
+GROUP = 16
 AWQ_ORDER = [
     0,
     2,
@@ -79,11 +81,9 @@ def compressed(
 def awq_tensors(seed: int = 0) -> tuple[Tensors, np.ndarray]:
     """a's tensors, and its weight [O, I]."""
     rng = np.random.default_rng(seed)
-    values, zeros, scales = (
-        codes(rng, 4, IN, OUT),
-        codes(rng, 4, IN // GROUP, OUT),
-        scales_of(rng, IN // GROUP, OUT),
-    )
+    values = codes(rng, 4, IN, OUT)
+    zeros = codes(rng, 4, IN // GROUP, OUT)
+    scales = scales_of(rng, IN // GROUP, OUT)
     columns = np.arange(OUT).reshape(-1, 8)[:, AWQ_ORDER].ravel()
     tensors = {
         "a.qweight": pack(values[:, columns], 4, 1),
@@ -102,11 +102,9 @@ def gptq_tensors(
     modulo 2**bits.
     """
     rng = np.random.default_rng(bits)
-    values, zeros, scales = (
-        codes(rng, bits, IN, OUT),
-        codes(rng, bits, IN // GROUP, OUT),
-        scales_of(rng, IN // GROUP, OUT),
-    )
+    values = codes(rng, bits, IN, OUT)
+    zeros = codes(rng, bits, IN // GROUP, OUT)
+    scales = scales_of(rng, IN // GROUP, OUT)
     zeros[0, :2] = 0, 2**bits - 1
     tensors = {
         "a.qweight": pack(values, bits, 0),
@@ -120,10 +118,8 @@ def gptq_tensors(
 def packed_tensors(bits: int = 4, groups: int = 1) -> tuple[Tensors, np.ndarray]:
     """a's symmetric tensors of compressed-tensors, and its weight [O, I]."""
     rng = np.random.default_rng(bits)
-    values, scales = (
-        codes(rng, bits, OUT, IN),
-        scales_of(rng, OUT, groups).astype(ml_dtypes.bfloat16),
-    )
+    values = codes(rng, bits, OUT, IN)
+    scales = scales_of(rng, OUT, groups).astype(ml_dtypes.bfloat16)
     tensors = {
         "a.weight_packed": pack(values, bits, 1),
         "a.weight_scale": scales,
@@ -218,7 +214,9 @@ def test_compressed_tensors_fill_the_last_words_up() -> None:
     """30 outputs and 60 inputs of 4 bits: neither the zero points nor the weights end with a
     word."""
     rng = np.random.default_rng(0)
-    values, zeros, scales = codes(rng, 4, 30, 60), codes(rng, 4, 30, 3), scales_of(rng, 30, 3)
+    values = codes(rng, 4, 30, 60)
+    zeros = codes(rng, 4, 30, 3)
+    scales = scales_of(rng, 30, 3)
     tensors = {"a.weight_packed": pack(values, 4, 1), "a.weight_zero_point": pack(zeros, 4, 0)}
     tensors |= {"a.weight_scale": scales, "a.weight_shape": np.array([30, 60])}
     weight = dequantized(tensors, compressed(strategy="group", group_size=20, symmetric=False))[
@@ -376,7 +374,9 @@ def without(tensors: Tensors, name: str) -> Tensors:
     return {each: tensor for each, tensor in tensors.items() if each != name}
 
 
-AWQ, GPTQ, PACKED = awq_tensors()[0], gptq_tensors(4, 1)[0], packed_tensors()[0]
+AWQ = awq_tensors()[0]
+GPTQ = gptq_tensors(4, 1)[0]
+PACKED = packed_tensors()[0]
 IN_ORDER = {"a.g_idx": np.arange(IN) // GROUP}
 
 

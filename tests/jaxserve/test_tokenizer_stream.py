@@ -43,10 +43,13 @@ def assert_stream_is_exact(tokenizer: Tokenizer, prompt: Sequence[int], ids: Seq
 
 def pushed(stream: StreamDecoder, ids: Sequence[int], seed: int) -> str:
     """The text of ids pushed in lots of random size, 0 included."""
-    sizes, text, start = random.Random(seed), "", 0
+    sizes = random.Random(seed)
+    text = ""
+    start = 0
     while start < len(ids):
         end = start + sizes.randrange(4)
-        text, start = text + stream.push(ids[start:end]), end
+        text = text + stream.push(ids[start:end])
+        start = end
     return text + stream.finish()
 
 

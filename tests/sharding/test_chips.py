@@ -14,7 +14,8 @@ from jax.sharding import AbstractDevice, Mesh
 from sharding.chips import CHIPS, multiplies_natively
 from sharding.mesh import MeshSpec
 
-INT8, FP8 = jnp.dtype("int8"), jnp.dtype("float8_e4m3fn")
+INT8 = jnp.dtype("int8")
+FP8 = jnp.dtype("float8_e4m3fn")
 KNOWN = {
     "v4": (False, False),
     "v5e": (True, False),

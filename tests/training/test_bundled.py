@@ -69,7 +69,8 @@ def tokenizer() -> bytes:
 
 def expected_tensors(config: dict) -> dict[str, list[int]]:
     """Names and shapes as `transformers` writes a Llama with these figures and a tied head."""
-    width, mlp = config["hidden_size"], config["intermediate_size"]
+    width = config["hidden_size"]
+    mlp = config["intermediate_size"]
     query, key = (
         config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads")
     )
@@ -242,9 +243,11 @@ def test_steps_and_minutes_exclude_each_other(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(("name", "parameters"), [("target", 4_361_472), ("draft", 400_032)])
 def test_a_committed_folder_is_what_its_config_and_account_say(name: str, parameters: int):
-    folder, recipe = FOLDERS[name], RECIPES[name]
+    folder = FOLDERS[name]
+    recipe = RECIPES[name]
     check_folder(folder)
-    account, config = read(folder, "training.json"), read(folder, "config.json")
+    account = read(folder, "training.json")
+    config = read(folder, "config.json")
     assert (
         account["parameters"]
         == sum(int(np.prod(shape)) for shape in stored_tensors(folder).values())
@@ -276,7 +279,8 @@ def stored_params(folder: Path, recipe: Recipe) -> nnx.State:
 
 
 def test_the_committed_target_has_the_loss_that_its_account_states():
-    folder, recipe = FOLDERS["target"], RECIPES["target"]
+    folder = FOLDERS["target"]
+    recipe = RECIPES["target"]
     account = read(folder, "training.json")
     held_out = documents(account["seed"], "held-out", recipe.held_out_documents, "facts")
     texts = encoded((folder / "tokenizer.model").read_bytes(), held_out)

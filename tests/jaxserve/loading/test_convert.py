@@ -61,7 +61,8 @@ def silent(done: int, total: int, what: str) -> None:
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The Orbax folder of a golden case, made once."""
-    folder, made = tmp_path_factory.mktemp("orbax"), dict[str, Path]()
+    folder = tmp_path_factory.mktemp("orbax")
+    made = dict[str, Path]()
 
     def of(case: str) -> Path:
         if case not in made:
@@ -489,10 +490,8 @@ def test_a_host_reads_the_chunks_of_its_slices(
 def test_pytrees_under_one_path(tmp_path: Path) -> None:
     """As quantized weights are: values and scales."""
     writer = Writer(tmp_path)
-    values, scales = (
-        np.arange(-8, 8, dtype=np.int8).reshape(4, 4),
-        np.ones((4,), ml_dtypes.bfloat16),
-    )
+    values = np.arange(-8, 8, dtype=np.int8).reshape(4, 4)
+    scales = np.ones((4,), ml_dtypes.bfloat16)
     writer.add(
         ("layers", 0, "o"), "NH", {"values": values.astype(ml_dtypes.int4), "scales": scales}
     )
@@ -562,7 +561,8 @@ def test_two_hosts_read_their_own_experts(converted: Callable[[str], Path], tmp_
     """Eight experts on four devices of two processes: no file of an expert is read by both, and
     none by neither.
     """
-    folder, address = converted("qwen2_moe_shared_expert"), f"127.0.0.1:{free_port()}"
+    folder = converted("qwen2_moe_shared_expert")
+    address = f"127.0.0.1:{free_port()}"
     said = [tmp_path / "0", tmp_path / "1"]
     start = [sys.executable, "-c", HOST, address]
     hosts = [

@@ -179,7 +179,8 @@ def test_pairs() -> None:
     assert pairs.dtype == np.uint8 and pairs.shape == (3, 5, 7)
     assert unpaired(pairs).dtype == ml_dtypes.int4
     np.testing.assert_array_equal(unpaired(pairs).astype(np.int8), numbers.astype(np.int8))
-    one, two = ml_dtypes.int4(-3), ml_dtypes.int4(5)
+    one = ml_dtypes.int4(-3)
+    two = ml_dtypes.int4(5)
     assert paired(np.array([one, two])).tolist() == [0x5D], "the first in the low half"
 
 
@@ -292,7 +293,8 @@ def test_hosts_must_agree_on_the_form_that_they_found(tmp_path: Path) -> None:
             max_batch=2, step_tokens=32, page_size=16, cache_tokens=512, max_context=128
         )
         with LLM(folder, options=options) as llm:
-            model, config = llm.model, llm.runner.config
+            model = llm.model
+            config = llm.runner.config
             facts.append(facts_of_engine(model.spec, model.params, model.weights, config))
             card = model_card(llm, "it")
     assert difference(*facts) == "their form: int8 there, auto here"
@@ -334,7 +336,8 @@ def test_what_is_refused_is_one_line(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    quantized, target = str(converted(wide, "int8")), f"{tmp_path}/x"
+    quantized = str(converted(wide, "int8"))
+    target = f"{tmp_path}/x"
     for arguments, said in (
         ([quantized, target], "is converted already"),
         ([quantized, target, "--weights", "int8"], "is converted already"),
@@ -371,7 +374,8 @@ def without(folder: Path, name: str) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest | {"files": files}))
 
 
-VALUES, SCALES = "layers.1.qkv.values", "layers.0.down.scales"
+VALUES = "layers.1.qkv.values"
+SCALES = "layers.0.down.scales"
 
 
 @pytest.mark.parametrize(

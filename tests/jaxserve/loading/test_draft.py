@@ -18,7 +18,8 @@ from jaxserve.request import SamplingParams
 from tests.byte_tokenizer import ByteTokenizer
 
 FOLDER = Path(__file__).parents[3] / "checkpoints" / "bundled"
-MODEL, DRAFT = FOLDER / "tiny-chat", FOLDER / "tiny-chat-draft"
+MODEL = FOLDER / "tiny-chat"
+DRAFT = FOLDER / "tiny-chat-draft"
 OPTIONS = EngineOptions(
     max_batch=2, step_tokens=16, page_size=16, cache_tokens=1024, max_context=256
 )
@@ -94,7 +95,8 @@ def test_weights_and_pages_of_the_draft_model_are_counted(pair: LLM) -> None:
     """Three layers, K and V, 2 heads of 16 and float32, beside the model's pages and under their
     numbers.
     """
-    state, config = pair.runner.lowering.state, pair.runner.config
+    state = pair.runner.lowering.state
+    config = pair.runner.config
     pages = jax.tree.leaves(state.drafter)
     assert (
         sum(leaf.size for leaf in pages)

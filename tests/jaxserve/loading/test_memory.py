@@ -111,11 +111,14 @@ def write_sparse_checkpoint(folder: Path, config: dict) -> tuple[int, int]:
     """A checkpoint of zeros in bfloat16 that takes no room on the disk; bytes in all, and of the
     largest tensor.
     """
-    header, end, largest = {}, 0, 0
+    header = {}
+    end = 0
+    largest = 0
     for name, shape in shapes_of(config).items():
         size = 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
-        end, largest = end + size, max(largest, size)
+        end = end + size
+        largest = max(largest, size)
     text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)

@@ -89,7 +89,8 @@ def test_logits_in_bfloat16(case: str) -> None:
     is off by more.
     """
     golden = np.load(GOLDEN / case / "golden.npz")
-    prompts, tokens = golden["prompts"], golden["tokens"]
+    prompts = golden["prompts"]
+    tokens = golden["tokens"]
     decoder = Decoder(
         GOLDEN / case, one_device_mesh(), rows=2, context=64, page_size=8, dtype="bfloat16"
     )
@@ -114,9 +115,11 @@ def test_every_token_goes_to_the_same_experts(case: str) -> None:
 
 def check_logits(case: str, mesh: Mesh) -> None:
     golden = np.load(GOLDEN / case / "golden.npz")
-    prompts, tokens = golden["prompts"], golden["tokens"]
+    prompts = golden["prompts"]
+    tokens = golden["tokens"]
     decoder = Decoder(GOLDEN / case, mesh, rows=2, context=64, page_size=8)
-    first, second = prompts[:, :10], prompts[:, 10:]
+    first = prompts[:, :10]
+    second = prompts[:, 10:]
     in_chunks = np.concatenate([decoder(first, 0), decoder(second, 10)], axis=1)
     np.testing.assert_allclose(in_chunks, golden["prompt_logits"], atol=BOUND)
     for i in range(tokens.shape[1]):

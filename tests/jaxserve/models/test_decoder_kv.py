@@ -66,7 +66,8 @@ class Held:
                     yield values.reshape(-1, *values.shape[2:])[:tokens]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        held, nearest = next(self._found), rounded(x, self._dtype)
+        held = next(self._found)
+        nearest = rounded(x, self._dtype)
         slack = TIE * np.abs(x).max(-1, keepdims=True)
         assert (np.abs(held - x) <= np.abs(nearest - x) + slack).all()
         assert np.isclose(held, nearest, rtol=0, atol=slack).mean() > 0.99

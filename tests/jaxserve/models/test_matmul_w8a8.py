@@ -41,7 +41,8 @@ PROMPTS = ["What is 7 plus 5?", "Once upon a time"]
 def quantized(
     name: str, axes: str, shape: tuple[int, ...], form: QuantScheme, rng: np.random.Generator
 ) -> Quantized:
-    weight, at = rng.normal(0, 0.1, shape).astype(np.float32), contracted(name, axes)
+    weight = rng.normal(0, 0.1, shape).astype(np.float32)
+    at = contracted(name, axes)
     scales = find_scales(weight, at, 1, form.largest)
     return Quantized(
         jnp.asarray(round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form
@@ -52,7 +53,8 @@ def expected(subscripts: str, x: np.ndarray, weight: Quantized) -> tuple[np.ndar
     """The numbers of the rows, and their products exactly. And the products of their absolute
     values.
     """
-    form, wide = weight.scheme, x.astype(np.float32)
+    form = weight.scheme
+    wide = x.astype(np.float32)
     scales = np.abs(wide).max(axis=1, keepdims=True) * np.float32(1 / form.largest)
     numbers = wide * (np.float32(1) / scales)
     numbers = (np.rint(numbers) if "int8" in form.name else numbers).astype(form.dtype)
@@ -154,7 +156,8 @@ def test_logits_on_meshes(weights: str) -> None:
     """Near full precision, and on two devices near one: what is a hair apart may be rounded to
     another number.
     """
-    folder, prompts = GOLDEN / "llama_gqa", np.random.default_rng(0).integers(0, 64, (2, 12))
+    folder = GOLDEN / "llama_gqa"
+    prompts = np.random.default_rng(0).integers(0, 64, (2, 12))
     exact = Decoder(folder, one_device_mesh(), rows=2, context=32, page_size=8)(prompts, 0)
     found = []
     for tensor in (1, 2):

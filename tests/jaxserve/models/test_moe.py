@@ -44,7 +44,8 @@ def dense(
         )
         return (both[0] / (1 + np.exp(-both[0])) * both[1]) @ own["down"]
 
-    out, load = np.zeros_like(x), np.zeros(mixture.experts, int)
+    out = np.zeros_like(x)
+    load = np.zeros(mixture.experts, int)
     for token, v in enumerate(x):
         if live[token]:
             scores = np.exp(v @ w["router"])
@@ -59,11 +60,13 @@ def dense(
 
 
 def check(mesh_spec: MeshSpec, mixture: Mixture = MIXTURE, skewed: bool = False) -> None:
-    spec, mesh = replace(SPEC, mixture=mixture), mesh_spec.build(jax.devices())
+    spec = replace(SPEC, mixture=mixture)
+    mesh = mesh_spec.build(jax.devices())
     weights = weights_on(mesh, spec)
     rng = np.random.default_rng(0)
     count = TOKENS * mesh_spec.lanes
-    x, live = rng.standard_normal((count, spec.d_model)).astype(np.float32), rng.random(count) < 0.9
+    x = rng.standard_normal((count, spec.d_model)).astype(np.float32)
+    live = rng.random(count) < 0.9
     if skewed:  # all tokens alike, but for a little: they want the same experts
         x = x[:1] + 0.01 * x
     experts = Experts(jnp.asarray(live), spec, mesh, reference)
@@ -124,7 +127,8 @@ def test_a_token_s_answer_is_the_same_whichever_way_it_went(
 ) -> None:
     """Bit for bit: the others decide the way."""
     mesh = MeshSpec(expert=4).build(jax.devices())
-    weights, rng = weights_on(mesh, SPEC), np.random.default_rng(0)
+    weights = weights_on(mesh, SPEC)
+    rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((4 * TOKENS, SPEC.d_model)), jnp.float32)
     experts = Experts(jnp.ones(len(x), bool), SPEC, mesh, reference)
     travelled, _ = jax.jit(lambda w, x: experts(w, x))(weights, x)
@@ -138,9 +142,11 @@ def test_a_token_s_answer_is_the_same_however_many_turns_its_neighbours_take(
 ) -> None:
     """Bit for bit: of its experts the same numbers are added one by one, wherever a turn ends."""
     mixture = replace(MIXTURE, taken=5)
-    spec, mesh = replace(SPEC, mixture=mixture), MeshSpec(expert=2).build(jax.devices())
+    spec = replace(SPEC, mixture=mixture)
+    mesh = MeshSpec(expert=2).build(jax.devices())
     monkeypatch.setattr(moe_sizes, "ROWS_AT_ONCE", 8)
-    weights, rng = weights_on(mesh, spec), np.random.default_rng(0)
+    weights = weights_on(mesh, spec)
+    rng = np.random.default_rng(0)
     x = rng.standard_normal((2 * TOKENS, spec.d_model)).astype(np.float32)
     experts = Experts(jnp.ones(len(x), bool), spec, mesh, reference)
     answer = jax.jit(lambda w, x: experts(w, x))

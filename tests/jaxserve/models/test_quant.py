@@ -113,7 +113,8 @@ def load(folder: Path, weights: str = "auto", mesh: Mesh | None = None) -> dict:
 
 
 def stands_for(name: str, weight: Quantized, axes: str) -> np.ndarray:
-    at, scales = contracted(name, axes), np.asarray(weight.scales)
+    at = contracted(name, axes)
+    scales = np.asarray(weight.scales)
     numbers = grouped(np.asarray(weight.values).astype(np.float32), at, scales.shape[at.start])
     return (numbers * np.expand_dims(scales, at.start + 1)).reshape(weight.values.shape)
 
@@ -135,7 +136,8 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(
     the dimensions.
     """
     expected = load(rounded_checkpoint(divisible, weights, tmp_path))
-    plain, quantized = load(divisible), load(divisible, weights)
+    plain = load(divisible)
+    quantized = load(divisible, weights)
     whole = leaves(expected, divisible), leaves(plain, divisible)
     kinds = set[str]()
     for (name, weight, axes), (_, rounded, _), (_, exact, _) in zip(
@@ -145,7 +147,8 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(
             np.testing.assert_array_equal(weight, exact)
             continue
         kinds.add(name)
-        found, exact = stands_for(name, weight, axes), np.asarray(exact)
+        found = stands_for(name, weight, axes)
+        exact = np.asarray(exact)
         np.testing.assert_array_equal(found, rounded)
         step = np.abs(exact).max() / STEPS[weights.removeprefix("w8a8-")[:4].removesuffix("+")]
         assert 0 < np.abs(found - exact).max() <= step / 2 * 1.0001
@@ -209,7 +212,8 @@ def test_products(
     """Against float64 with the numbers that the weight stands for; in bfloat16 groups of many rows
     are rounded.
     """
-    form, draw = SCHEMES[weights], np.random.default_rng(5)
+    form = SCHEMES[weights]
+    draw = np.random.default_rng(5)
     at = contracted(name, axes)
     weight = draw.normal(0, 0.1, shape).astype(np.float32)
     scales = quantize.find_scales(weight, at, shape[0] // (form.group or shape[0]), form.largest)

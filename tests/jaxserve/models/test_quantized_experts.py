@@ -60,7 +60,8 @@ BY_EXPERT = re.compile(r"\.experts\.(gate_up|down)_proj$")  # [E, inputs, output
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Random checkpoints of four families."""
-    found, draw = dict[str, Path](), np.random.default_rng(3)
+    found = dict[str, Path]()
+    draw = np.random.default_rng(3)
     for case, sizes in WIDE.items():
         folder = found[case] = tmp_path_factory.mktemp(case)
         config = json.loads((GOLDEN / case / "config.json").read_text()) | sizes
@@ -108,7 +109,8 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(
 ) -> None:
     """Bit for bit, and no further from the weight than half a step."""
     folder = wide[case]
-    plain, quantized = load(folder), load(folder, weights)
+    plain = load(folder)
+    quantized = load(folder, weights)
     whole = (
         leaves(load(rounded_checkpoint(folder, weights, tmp_path)), folder),
         leaves(plain, folder),
@@ -121,7 +123,8 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(
             np.testing.assert_array_equal(weight, exact)
             continue
         kinds.add(name)
-        found, exact = stands_for(name, weight, axes), np.asarray(exact)
+        found = stands_for(name, weight, axes)
+        exact = np.asarray(exact)
         np.testing.assert_array_equal(found, rounded)
         assert (
             0 < np.abs(found - exact).max() <= np.abs(exact).max() / STEPS[weights[:4]] / 2 * 1.0001
@@ -206,7 +209,8 @@ def test_a_piece_is_of_one_expert_before_it_is_a_part_of_one(
     wide: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has tensors of its own, that are read once for a piece."""
-    asked, at = tuple(map(range, (8, 2, 128, 256))), contracted("gate_up", "ECDF")
+    asked = tuple(map(range, (8, 2, 128, 256)))
+    at = contracted("gate_up", "ECDF")
     for size, expected in [
         (2**20, (8, 2, 128, 256)),
         (2**17, (2, 2, 128, 256)),
@@ -232,7 +236,8 @@ SPEC = ModelSpec("test", 32, 128, 1, 4, 4, 32, 64, 1e-5, 64, mixture=MIXTURE)
 
 def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
     """A layer's experts and what they stand for; of the shared MLP, and of the router."""
-    draw, form = np.random.default_rng(3), SCHEMES[weights]
+    draw = np.random.default_rng(3)
+    form = SCHEMES[weights]
     declared = param_specs(SPEC, jnp.dtype("float32"), form)["layers"][0]
     places = param_specs(SPEC, jnp.dtype("float32"))["layers"][0]
 
@@ -248,7 +253,8 @@ def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
         )
         return held, stands_for(name, held, axes)
 
-    held, exact = dict(declared), dict(declared)
+    held = dict(declared)
+    exact = dict(declared)
     for block in ("experts", "shared"):
         pairs = {
             name: place(name, param, places[block][name].axes)
@@ -268,7 +274,8 @@ def test_what_is_asked_of_a_kernel() -> None:
     """The dtype of numbers, and one scale for a whole sum or for each group of it, of a shard's
     columns.
     """
-    mesh, dtype = MeshSpec(expert=2, tensor=4).build(jax.devices()), jnp.dtype("bfloat16")
+    mesh = MeshSpec(expert=2, tensor=4).build(jax.devices())
+    dtype = jnp.dtype("bfloat16")
     asked = {
         form: kernel_demands(SPEC, 16, mesh, reference, dtype, SCHEMES.get(form))
         for form in ("", "int8", "int4-g32")
@@ -287,11 +294,10 @@ def test_every_token_gets_its_experts_answers(weights: str, axes: tuple[int, int
     mesh_spec = MeshSpec(*axes)
     mesh = mesh_spec.build(jax.devices())
     held, exact = quantized_layer(weights, mesh)
-    draw, count = np.random.default_rng(0), TOKENS * mesh_spec.lanes
-    x, live = (
-        draw.standard_normal((count, SPEC.d_model)).astype(np.float32),
-        draw.random(count) < 0.9,
-    )
+    draw = np.random.default_rng(0)
+    count = TOKENS * mesh_spec.lanes
+    x = draw.standard_normal((count, SPEC.d_model)).astype(np.float32)
+    live = draw.random(count) < 0.9
     out, _ = jax.jit(lambda w, x: Experts(jnp.asarray(live), SPEC, mesh, reference)(w, x))(
         held, jnp.asarray(x)
     )
