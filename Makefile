@@ -13,7 +13,7 @@ JOBS           ?= auto
 DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
 
 CALLS_JAX := $(addprefix tests/,sharding pallas_kernels jaxserve/engine jaxserve/models jaxserve/test_generate.py \
-  jaxserve/loading/test_convert.py)
+  jaxserve/loading/test_convert.py jaxserve/loading/test_convert_damage.py)
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
 PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto
 # Tests of a file in one process. One that crashes ends the run: pytest-xdist 3.8 would wait for ever for the process it

@@ -1,4 +1,4 @@
-"""Loading, encoding and whole decoding, against the libraries and published vectors."""
+"""Loading, encoding and decoding of whole texts, against the libraries and published vectors."""
 
 import itertools
 import json
@@ -45,7 +45,7 @@ def visible(case: Case, ids: list[int]) -> list[int]:
 
 
 def one_replacement(text: str) -> str:
-    """Runs of U+FFFD as one: how many stand for ill-formed bytes differs between the libraries."""
+    """Replace runs of U+FFFD by one; libraries differ in how many stand for ill-formed bytes."""
     return re.sub("\ufffd+", "\ufffd", text)
 
 
@@ -115,7 +115,8 @@ def test_token_text_names_special_tokens_and_shows_no_broken_character(case: Cas
     )
     assert case.tokenizer.token_text(size) == f"<id {size}>"
     for index in range(0, size, 7):
-        text, (data, _) = case.tokenizer.token_text(index), case.tokenizer.token_bytes(index)
+        text = case.tokenizer.token_text(index)
+        data, _ = case.tokenizer.token_bytes(index)
         assert text
         assert text.count("\ufffd") == data.count("\ufffd".encode())
 

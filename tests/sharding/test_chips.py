@@ -1,6 +1,4 @@
-"""Which chips multiply numbers of 8 bits: by their makers' tables, and of other GPUs by compute
-capability.
-"""
+"""Chips that multiply 8-bit numbers: by data sheet, and other GPUs by compute capability."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,6 +1,4 @@
-"""The bundled models: their tokens, their training in miniature, and the folders that are
-committed.
-"""
+"""The bundled models: tokens, training in miniature, and the folders in the repository."""
 
 import json
 import re
@@ -68,7 +66,7 @@ def tokenizer() -> bytes:
 
 
 def expected_tensors(config: dict) -> dict[str, list[int]]:
-    """Names and shapes as `transformers` writes a Llama with these figures and a tied head."""
+    """Return names and shapes as transformers writes a Llama with these sizes and a tied head."""
     width = config["hidden_size"]
     mlp = config["intermediate_size"]
     query, key = (
@@ -147,8 +145,7 @@ def rendered(messages: list[dict], **variables: object) -> str:
 
 
 def ids_of(pieces: sentencepiece.SentencePieceProcessor, prompt: str) -> list[int]:
-    """A rendered chat as ids: names of control tokens are tokens, what lies between them is
-    text."""
+    """Encode a rendered chat: names of control tokens are tokens, the text between them is text."""
     parts = re.split(r"(<s>|<\|im_start\|>|<\|im_end\|>)", prompt)
     return [
         token
@@ -268,7 +265,7 @@ def test_the_committed_folders_are_small_and_share_their_vocabulary():
 
 
 def stored_params(folder: Path, recipe: Recipe) -> nnx.State:
-    """The folder's weights as the training's parameters, float32."""
+    """Return the folder's weights as parameters of the training, float32."""
     params = nnx.state(Llama(recipe, nnx.Rngs(0)), nnx.Param)
     stored = load_file(folder / "model.safetensors")
     flat = nnx.to_flat_state(params)

@@ -1,4 +1,4 @@
-"""The text of the bundled models: seeded, split, and true to itself."""
+"""The corpus of the bundled models: seeded, split, and consistent."""
 
 import json
 import random
@@ -66,7 +66,7 @@ def test_a_broken_grammar_is_refused(text: str, message: str):
 
 
 def test_stories_hold_together():
-    """What was lost is what is found, with its color, by the friend who came by."""
+    """The lost thing is the one that is found, with its color, by the friend who came by."""
     told = [
         re.search(r"I lost my (\w+) (.+?),\" said (\w+)\.", said(text)[0])
         for text in texts(0, "train", 300, "story")

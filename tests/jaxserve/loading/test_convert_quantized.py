@@ -1,6 +1,4 @@
-"""Folders with quantized weights: what is stored is what quantizing on load would give, and nothing
-rounds it again.
-"""
+"""Folders with quantized weights: they hold what quantizing on load gives, and are not rounded."""
 
 import json
 import shutil
@@ -32,7 +30,7 @@ from jaxserve.loading.spec import open_checkpoint, read_spec
 from jaxserve.models.quant import SCHEMES, parse_scheme
 from jaxserve.plan.__main__ import main as plan
 from jaxserve.server.assembly import model_card
-from tests.jaxserve.loading.test_convert import (
+from tests.jaxserve.loading.convert_harness import (
     BUNDLED,
     GOLDEN,
     SMALL_CHUNKS,
@@ -53,8 +51,7 @@ WIDE |= {"head_dim": 64, "vocab_size": 64}
 
 
 def random_llama(folder: Path, **changes: int) -> Path:
-    """Every sum is of a multiple of 128 numbers, on four devices too, which copy its two kv
-    heads."""
+    """Write a random Llama with two kv heads, whose sums on four devices are multiples of 128."""
     config = json.loads((GOLDEN / "llama_gqa" / "config.json").read_text()) | WIDE | changes
     family, spec = read_spec(config)
     draw = np.random.default_rng(3)
@@ -75,7 +72,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str], Path]:
-    """The Orbax folder of a source and a form, made once."""
+    """Return a function from a source and a scheme to its Orbax folder, which is made once."""
     folder = tmp_path_factory.mktemp("quantized")
 
     @cache
@@ -186,7 +183,7 @@ def test_pairs() -> None:
 
 @pytest.mark.parametrize("width", [30, 31])
 def test_any_slice_of_int4(width: int, tmp_path: Path) -> None:
-    """Of chunks of four rows, at even borders and odd ones."""
+    """Slices of chunks of four rows begin and end at even and odd numbers."""
     numbers = np.random.default_rng(1).integers(-7, 8, (16, width), np.int8)
     writer = Writer(tmp_path, chunk_bytes=64)
     writer.add(("head",), "DV", {"values": numbers.astype(ml_dtypes.int4)})
@@ -241,9 +238,7 @@ def test_the_stored_form_may_be_named_and_no_other(
 def test_the_same_words_and_the_same_identity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a folder whose weights were quantized, and of one whose are while they are loaded; by
-    every door.
-    """
+    """Weights quantized on disk and on load give the same tokens and facts everywhere."""
     assert main([str(BUNDLED), str(tmp_path / "int8"), "--weights", "int8"]) == 0
     flags = (
         "--max-batch 2 --step-tokens 32 --page-size 16 --cache-tokens 512 --temperature 0 "
@@ -367,7 +362,7 @@ def said_to_be(folder: Path, **fields: Any) -> None:
 
 
 def without(folder: Path, name: str) -> None:
-    """Gone from the folder, and from the manifest."""
+    """Remove a parameter from the folder and the manifest."""
     shutil.rmtree(next(folder.glob(f"orbax/*/{name}")))
     manifest = json.loads((folder / MANIFEST).read_text())
     files = {path: file for path, file in manifest["files"].items() if f"/{name}/" not in path}
@@ -450,7 +445,7 @@ def test_damage_is_refused_with_the_name_of_the_file(
 def test_nan_is_refused(
     name: str, byte: int, wide: Path, converted: Callable[[Path, str], Path], tmp_path: Path
 ) -> None:
-    """Among numbers in fp8 as among scales; whoever wrote them: the hashes are right."""
+    """NaN is refused in fp8 numbers and in scales, even when the hashes are right."""
     folder = tmp_path / "spoiled"
     shutil.copytree(converted(wide, "fp8"), folder)
     data = bytearray(chunk_of(folder, name).read_bytes())

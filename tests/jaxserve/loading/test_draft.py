@@ -1,4 +1,4 @@
-"""A checkpoint that drafts for another: the bundled pair, and what is refused."""
+"""Draft models: the bundled pair, and checkpoints that are refused."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -92,8 +92,9 @@ def test_generate_says_what_the_draft_model_takes(capsys: pytest.CaptureFixture[
 
 
 def test_weights_and_pages_of_the_draft_model_are_counted(pair: LLM) -> None:
-    """Three layers, K and V, 2 heads of 16 and float32, beside the model's pages and under their
-    numbers.
+    """The draft model's pages are counted beside the model's, under the same page numbers.
+
+    They have three layers, K and V, 2 heads of 16, and float32.
     """
     state = pair.runner.lowering.state
     config = pair.runner.config
@@ -143,7 +144,7 @@ class Other(ByteTokenizer):
 
 
 class Special(ByteTokenizer):
-    """Token 65 is no text."""
+    """A tokenizer whose token 65 is special."""
 
     special_tokens = MappingProxyType({"A": 65, "<bos>": 256, "<eos>": 257})
 

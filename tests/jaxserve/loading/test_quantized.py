@@ -1,6 +1,4 @@
-"""Tiny models quantized by other people's libraries: the weights, logits and shards that they load
-to.
-"""
+"""Models quantized by other libraries: the weights, logits and shards that are loaded."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,7 @@ PROJECTIONS = 7  # of the one layer
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_of_the_library_bit_for_bit(case: str) -> None:
-    """In the precision in which the library gives them: ours are rounded to it."""
+    """Weights are compared in the library's precision, to which ours are rounded."""
     checkpoint = HFCheckpoint.open(GOLDEN / case)
     golden = np.load(GOLDEN / case / "golden.npz")
     weights = dequantized(checkpoint.tensors, checkpoint.config)
@@ -77,9 +75,7 @@ def test_two_devices_hold_what_one_holds(case: str) -> None:
 
 
 def test_a_bias_of_zeros_adds_nothing() -> None:
-    """AutoGPTQ of old gave every layer one, whether the model has it or not; one that is not zero
-    is not left out.
-    """
+    """A bias of zeros, which old AutoGPTQ gave every layer, is ignored; another is refused."""
     checkpoint = HFCheckpoint.open(GOLDEN / "gptq_4bit")
     name = "model.layers.0.self_attn.o_proj.bias"
     bias = np.zeros(64, np.float16)

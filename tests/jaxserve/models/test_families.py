@@ -1,4 +1,4 @@
-"""config.json and weights: what is understood, and the words for what is not."""
+"""Reading of config.json and weights: what is supported, and the errors for the rest."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""Products of 8-bit numbers with each other against NumPy's float64, which is exact; meshes, and
-chips without them.
-"""
+"""Products of 8-bit numbers against NumPy's float64, which is exact, on meshes and chips."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -50,9 +48,7 @@ def quantized(
 
 
 def expected(subscripts: str, x: np.ndarray, weight: Quantized) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the rows, and their products exactly. And the products of their absolute
-    values.
-    """
+    """Return the rounded rows, their exact products, and the products of their absolute values."""
     form = weight.scheme
     wide = x.astype(np.float32)
     scales = np.abs(wide).max(axis=1, keepdims=True) * np.float32(1 / form.largest)
@@ -81,8 +77,9 @@ def test_products(
     dtype: str,
     rows: int,
 ) -> None:
-    """To the last digits of float32, of int8 whatever the terms of the sum; and not what weights
-    alone would give.
+    """Products are right to the last digits of float32; int8 whatever the terms of the sum.
+
+    They differ from those of rounded weights alone.
     """
     rng = np.random.default_rng(5)
     weight = quantized(name, axes, shape, SCHEMES[weights], rng)
@@ -101,9 +98,7 @@ def test_products(
 
 @pytest.mark.parametrize("weights", W8A8)
 def test_rows_do_not_feel_each_other(weights: str) -> None:
-    """A row of zeros is zeros; one with something that is not finite has nothing finite, and is
-    alone with it.
-    """
+    """A row of zeros gives zeros; a row that is not finite affects no other row."""
     rng = np.random.default_rng(1)
     weight = quantized("down", "FD", (64, 16), SCHEMES[weights], rng)
     x = rng.normal(0, 1, (6, 64)).astype(np.float32)
@@ -116,8 +111,9 @@ def test_rows_do_not_feel_each_other(weights: str) -> None:
 
 @pytest.mark.parametrize("weights", W8A8)
 def test_what_is_summed_may_be_split(weights: str) -> None:
-    """The scale of a token is that of the whole row; sums of int8 are the same bit for bit, being
-    sent as integers.
+    """A token's scale covers the whole row on every mesh.
+
+    Sums of int8 are the same bit for bit, since shards send integers.
     """
     rng = np.random.default_rng(2)
     weight = quantized("down", "FD", (256, 48), SCHEMES[weights], rng)
@@ -153,8 +149,9 @@ def test_what_is_summed_may_be_split(weights: str) -> None:
 
 @pytest.mark.parametrize("weights", [*W8A8, "w8a8-int8+head"])
 def test_logits_on_meshes(weights: str) -> None:
-    """Near full precision, and on two devices near one: what is a hair apart may be rounded to
-    another number.
+    """Logits are close to full precision, and on two devices close to one device's.
+
+    Numbers that are almost equal may be rounded differently.
     """
     folder = GOLDEN / "llama_gqa"
     prompts = np.random.default_rng(0).integers(0, 64, (2, 12))
@@ -173,7 +170,7 @@ def test_logits_on_meshes(weights: str) -> None:
 
 @pytest.mark.parametrize("weights", ["w8a8-int8", pytest.param("w8a8-fp8", marks=pytest.mark.slow)])
 def test_tokens_on_meshes(weights: str) -> None:
-    """Of the bundled model, whose top two are far enough apart in these answers."""
+    """The bundled model's best two tokens are far enough apart in these answers."""
     found = [tokens(weights, MeshSpec(*axes)) for axes in ((1, 1, 1), (2, 1, 2))]
     assert found[0][0][:8] != found[0][1][:8] and all(each == found[0] for each in found)
 
@@ -222,7 +219,7 @@ def test_sums_that_int32_does_not_hold() -> None:
 
 
 def test_one_row_on_a_cpu_is_two() -> None:
-    """XLA:CPU takes ten times as long for one."""
+    """A single row is padded to two, since XLA:CPU takes ten times as long for one."""
     rows = [
         min_rows(one_device_mesh(), jnp.dtype("float32"), parse_scheme(weights))
         for weights in ("int8", "w8a8-int8")

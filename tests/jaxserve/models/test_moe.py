@@ -1,4 +1,4 @@
-"""Expert MLPs on meshes, beside every token's own sum over its experts in float64."""
+"""Expert MLPs on meshes, compared with every token's own sum over its experts in float64."""
 
 from dataclasses import replace
 
@@ -32,9 +32,7 @@ def weights_on(mesh: jax.sharding.Mesh, spec: ModelSpec) -> dict:
 def dense(
     mixture: Mixture, weights: dict, x: np.ndarray, live: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What each token's experts say, one token after the other; and how many each expert has
-    answered.
-    """
+    """Return the answers, token by token, and how many tokens each expert has answered."""
     w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
     x = x.astype(np.float64)
 
@@ -112,8 +110,9 @@ def test_more_than_is_expected_is_computed_in_turns(
 
 
 def test_room_is_left_where_it_saves_something() -> None:
-    """By the formula for evenly routed tokens: T (1 - (1 - 1/n)^X), four standard deviations and a
-    multiple of 8.
+    """The capacity is that of evenly routed tokens, or None where it saves too little.
+
+    T (1 - (1 - 1/n)^X) and four standard deviations, rounded up to a multiple of 8.
     """
     eight_of_256 = replace(MIXTURE, experts=256, taken=8)
     assert all_to_all_capacity(eight_of_256, 1024, 1) is None  # nobody to send to
@@ -125,7 +124,7 @@ def test_room_is_left_where_it_saves_something() -> None:
 def test_a_token_s_answer_is_the_same_whichever_way_it_went(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bit for bit: the others decide the way."""
+    """Answers are equal bit for bit: other tokens decide which way is taken."""
     mesh = MeshSpec(expert=4).build(jax.devices())
     weights = weights_on(mesh, SPEC)
     rng = np.random.default_rng(0)
@@ -140,7 +139,7 @@ def test_a_token_s_answer_is_the_same_whichever_way_it_went(
 def test_a_token_s_answer_is_the_same_however_many_turns_its_neighbours_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bit for bit: of its experts the same numbers are added one by one, wherever a turn ends."""
+    """Answers are equal bit for bit: experts are added one by one, wherever a wave ends."""
     mixture = replace(MIXTURE, taken=5)
     spec = replace(SPEC, mixture=mixture)
     mesh = MeshSpec(expert=2).build(jax.devices())

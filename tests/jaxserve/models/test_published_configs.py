@@ -1,6 +1,4 @@
-"""config.json of published checkpoints: understood to the last field, and the published number of
-parameters.
-"""
+"""Published config.json files: every field is understood, and parameters are counted right."""
 
 import json
 import math

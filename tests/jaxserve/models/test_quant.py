@@ -1,6 +1,4 @@
-"""Quantized weights against NumPy, which rounds the rows of a checkpoint's own tensors: output
-channels.
-"""
+"""Quantized weights, compared with a checkpoint whose tensors NumPy rounds row by row."""
 
 import json
 import shutil
@@ -54,9 +52,7 @@ WEIGHTS_ALONE = [name for name, form in SCHEMES.items() if not form.activations]
 
 @pytest.fixture(scope="session")
 def divisible(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama whose every sum is of a multiple of 128 numbers, on four devices too; random, with a
-    head of its own.
-    """
+    """A random Llama with a head, whose sums on four devices are multiples of 128 numbers."""
     folder = tmp_path_factory.mktemp("divisible")
     config = json.loads((GOLDEN / "llama_gqa" / "config.json").read_text())
     config |= {
@@ -87,7 +83,7 @@ def divisible(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rounded_rows(tensor: np.ndarray, weights: str) -> np.ndarray:
-    """What the quantized rows stand for."""
+    """Return the numbers that quantized rows stand for."""
     form, _, group = weights.removeprefix("w8a8-").partition("-g")
     groups = tensor.reshape(len(tensor), -1, int(group or tensor.shape[1]))
     scales = np.abs(groups).max(-1, keepdims=True) / np.float32(LARGEST[form])
@@ -96,7 +92,7 @@ def rounded_rows(tensor: np.ndarray, weights: str) -> np.ndarray:
 
 
 def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
-    """With every projection rounded, and the head if it is asked for."""
+    """Write a checkpoint with every projection rounded, and the head if it is asked for."""
     form, _, head = weights.partition("+")
     suffixes = ("_proj.weight", "lm_head.weight") if head else ("_proj.weight",)
     tensors = load_file(folder / "model.safetensors")
@@ -120,7 +116,7 @@ def stands_for(name: str, weight: Quantized, axes: str) -> np.ndarray:
 
 
 def leaves(params: dict, folder: Path) -> Iterator[tuple[str, jax.Array | Quantized, str]]:
-    """Name, parameter, axes."""
+    """Yield the name, the parameter and the axes of each parameter."""
     spec = read_spec(HFCheckpoint.open(folder).config)[1]
     specs = jax.tree.leaves(param_specs(spec, jnp.dtype(jnp.float32)), is_leaf=is_param_spec)
     found, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantized)
@@ -132,9 +128,7 @@ def leaves(params: dict, folder: Path) -> Iterator[tuple[str, jax.Array | Quanti
 def test_numbers_times_scales_are_the_rounded_checkpoint(
     weights: str, divisible: Path, tmp_path: Path
 ) -> None:
-    """Bit for bit, and no further from the weight than half a step, in whatever order memory has
-    the dimensions.
-    """
+    """Weights are equal bit for bit in any memory order, within half a step of the source."""
     expected = load(rounded_checkpoint(divisible, weights, tmp_path))
     plain = load(divisible)
     quantized = load(divisible, weights)
@@ -170,7 +164,7 @@ def test_logits_of_a_quantized_model(
     [*((case, "int8") for case in DENSE), ("phi3_window", "int4"), ("llama_tied", "fp8")],
 )
 def test_logits_of_every_dense_family(case: str, weights: str, tmp_path: Path) -> None:
-    """Tied embeddings, biases, tensors that are fused in the checkpoint."""
+    """The cases have tied embeddings, biases, and tensors that are fused in the checkpoint."""
     check_logits(GOLDEN / case, weights, MeshSpec(tensor=2).build(jax.devices()), tmp_path)
 
 
@@ -209,8 +203,9 @@ def test_products(
     dtype: str,
     rows: int,
 ) -> None:
-    """Against float64 with the numbers that the weight stands for; in bfloat16 groups of many rows
-    are rounded.
+    """Products are those of float64 with the weight's numbers.
+
+    In bfloat16, groups of many rows are rounded.
     """
     form = SCHEMES[weights]
     draw = np.random.default_rng(5)
@@ -234,7 +229,7 @@ def test_products(
 def test_shards_hold_what_one_device_holds(
     weights: str, axes: tuple[int, int, int], divisible: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit, in however many pieces each was read."""
+    """Shards are equal bit for bit, in however many parts each was read."""
     one = load(divisible, weights)
     monkeypatch.setattr(quantize, "MAX_NUMBERS", 1000)
     mesh = MeshSpec(*axes).build(jax.devices())
@@ -263,7 +258,7 @@ def test_channels_of_zeros_stay_zeros(divisible: Path, tmp_path: Path) -> None:
     ("weights", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4), ("int4-g32", 5)]
 )
 def test_bytes(weights: str, bits: int) -> None:
-    """Two int4 in a byte; a float32 scale for 32 of them is a bit for each."""
+    """Two int4 take a byte; a float32 scale for 32 of them takes a bit for each."""
     specs = param_specs(
         read_spec(read_config("llama3.1-8b")[1])[1], jnp.dtype(jnp.bfloat16), SCHEMES[weights]
     )

@@ -1,6 +1,4 @@
-"""Quantized mixtures of experts against NumPy, which rounds the checkpoint's own tensors along
-their inputs.
-"""
+"""Quantized mixtures of experts, compared with tensors that NumPy rounds along their inputs."""
 
 import json
 import re
@@ -80,7 +78,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
-    """A folder of what the quantized weights stand for, in float32."""
+    """Write a folder with the numbers that the quantized weights stand for, in float32."""
     checkpoint = HFCheckpoint.open(folder)
     config = {
         name: value for name, value in checkpoint.config.items() if name != "quantization_config"
@@ -107,7 +105,7 @@ def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
 def test_numbers_times_scales_are_the_rounded_checkpoint(
     case: str, weights: str, wide: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Bit for bit, and no further from the weight than half a step."""
+    """Weights are equal bit for bit, and within half a step of the source."""
     folder = wide[case]
     plain = load(folder)
     quantized = load(folder, weights)
@@ -161,7 +159,7 @@ def test_logits(case: str, weights: str, wide: dict[str, Path], tmp_path: Path) 
 def test_logits_of_checkpoints_that_are_quantized_themselves(
     case: str, weights: str, tmp_path: Path
 ) -> None:
-    """In blocks and in groups, which are dequantized first; and one whose head is its embedding."""
+    """Checkpoints quantized in blocks and groups are dequantized first; one has a tied head."""
     check_logits(GOLDEN / case, weights, tmp_path)
 
 
@@ -192,7 +190,7 @@ def test_shards_hold_what_one_device_holds(
     wide: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bit for bit, in however many pieces each was read."""
+    """Shards are equal bit for bit, in however many parts each was read."""
     one = load(wide[case], weights)
     monkeypatch.setattr(quantize, "MAX_NUMBERS", 5000)
     spread = load(wide[case], weights, MeshSpec(*axes).build(jax.devices()))
@@ -208,7 +206,7 @@ def test_shards_hold_what_one_device_holds(
 def test_a_piece_is_of_one_expert_before_it_is_a_part_of_one(
     wide: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has tensors of its own, that are read once for a piece."""
+    """Reads are cut between experts first: each has its own tensors, read once for a part."""
     asked = tuple(map(range, (8, 2, 128, 256)))
     at = contracted("gate_up", "ECDF")
     for size, expected in [
@@ -235,7 +233,7 @@ SPEC = ModelSpec("test", 32, 128, 1, 4, 4, 32, 64, 1e-5, 64, mixture=MIXTURE)
 
 
 def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
-    """A layer's experts and what they stand for; of the shared MLP, and of the router."""
+    """Return a layer's quantized experts, shared MLP and router, and what they stand for."""
     draw = np.random.default_rng(3)
     form = SCHEMES[weights]
     declared = param_specs(SPEC, jnp.dtype("float32"), form)["layers"][0]
@@ -271,9 +269,7 @@ def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
 
 
 def test_what_is_asked_of_a_kernel() -> None:
-    """The dtype of numbers, and one scale for a whole sum or for each group of it, of a shard's
-    columns.
-    """
+    """A demand has the dtype of numbers, and the scales of each column of a shard."""
     mesh = MeshSpec(expert=2, tensor=4).build(jax.devices())
     dtype = jnp.dtype("bfloat16")
     asked = {
@@ -290,7 +286,7 @@ def test_what_is_asked_of_a_kernel() -> None:
 @pytest.mark.parametrize("axes", [(1, 1, 1), (1, 4, 2), (2, 1, 4)])
 @pytest.mark.parametrize("weights", WEIGHTS_ALONE)
 def test_every_token_gets_its_experts_answers(weights: str, axes: tuple[int, int, int]) -> None:
-    """Beside float64 with the numbers that the weights stand for."""
+    """Answers are those of float64 with the numbers that the weights stand for."""
     mesh_spec = MeshSpec(*axes)
     mesh = mesh_spec.build(jax.devices())
     held, exact = quantized_layer(weights, mesh)
