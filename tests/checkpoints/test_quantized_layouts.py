@@ -32,7 +32,7 @@ Tensors = dict[str, np.ndarray]
 
 
 def pack(codes: np.ndarray, bits: int, axis: int) -> np.ndarray:
-    """Pack codes of `bits` bits in int32 words: one long number along the axis, the first lowest."""
+    """Pack codes in int32 words: one long number along the axis, the first code lowest."""
     lines = np.moveaxis(codes, axis, -1)
     numbers = [sum(int(code) << bits * at for at, code in enumerate(line)) for line in lines]
     size = -(-lines.shape[-1] * bits // 32) * 4
