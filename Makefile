@@ -18,7 +18,7 @@ DEVICELESS := .venv-deviceless-$(DEVICELESS_JAX)
 DIFFERS_BY_JAX := $(addprefix tests/,sharding pallas_kernels jaxserve/engine/device \
   jaxserve/engine/test_engine_oracle.py jaxserve/engine/test_families_on_meshes.py \
   jaxserve/engine/test_speculation.py jaxserve/models/test_decoder_golden.py \
-  jaxserve/cli jaxserve/test_generate.py checkpoints/test_convert.py)
+  jaxserve/cli jaxserve/test_generate.py jaxserve/loading/test_convert.py)
 PACKAGES := jaxserve sharding pallas_kernels checkpoints
 PROTOS   := jaxserve/v1/*.proto jaxserve/cluster/v1/*.proto
 # Tests of a file in one process. One that crashes ends the run: pytest-xdist 3.8 would wait for ever for the process it

@@ -20,7 +20,8 @@ from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.loading.checkpoint import load_params, read_spec
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
 from jaxserve.request import Request, SamplingParams
 from pallas_kernels.dispatch import CANDIDATES, IMPLEMENTATIONS
 from pallas_kernels.paged_attention.api import Demand, KernelError

@@ -31,7 +31,8 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.lowering import Lowering, abstract_params
 from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.plan.hlo.inspection import inspect
-from sharding.aot_devices import CHIPS, ENVIRONMENT, AbsentError, devices
+from sharding.aot_devices import ENVIRONMENT, devices
+from sharding.chips import CHIPS, ChipError
 from sharding.mesh import MeshSpec
 
 MODELS = ("llama3.1-8b", "qwen3-8b", "gemma3-27b", "llama3.1-70b")
@@ -203,7 +204,7 @@ def main() -> None:
                 args.out.with_suffix(".md").write_text(markdown(rows))
                 Console().print(row)
                 jax.clear_caches()
-    except AbsentError as error:
+    except ChipError as error:
         raise SystemExit(str(error)) from None
 
 

@@ -5,7 +5,7 @@ checkpoint.
 from dataclasses import replace
 from typing import Any, Final
 
-from jaxserve.loading.checkpoint import read_spec
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.model import read_config, shipped
 

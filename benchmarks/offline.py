@@ -129,7 +129,8 @@ def serve_jobs(folder: Path, dtype: str, threads: int) -> None:
     from jaxserve.engine.build import build_engine
     from jaxserve.engine.device.runner import DeviceRunner
     from jaxserve.engine.engine import Engine
-    from jaxserve.loading.checkpoint import load_params, read_spec
+    from jaxserve.loading.parameters import load_params
+    from jaxserve.loading.spec import read_spec
     from sharding.mesh import MeshSpec
 
     jax.config.update(

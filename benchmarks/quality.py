@@ -28,7 +28,7 @@ from jaxserve.bench.output import Grid, markdown
 from jaxserve.config import EIGHT_BITS, EngineOptions
 from jaxserve.errors import ModelError
 from jaxserve.llm import LLM
-from jaxserve.models.quant import FORMS
+from jaxserve.models.quant import SCHEMES
 from jaxserve.request import SamplingParams
 
 PLAIN = "auto"
@@ -43,7 +43,7 @@ BOUNDS = {
     (PLAIN, "int8"): 0.005,
     (PLAIN, "fp8"): 0.005,
 }
-GRID: list[tuple[str, str]] = list(product((PLAIN, *FORMS), (PLAIN, *EIGHT_BITS)))
+GRID: list[tuple[str, str]] = list(product((PLAIN, *SCHEMES), (PLAIN, *EIGHT_BITS)))
 PAIRS = {
     ("int8", "int8"),
     ("fp8", "fp8"),

@@ -32,7 +32,7 @@ from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.plan import FED_BACK, Admission, LanePlan, StepKind, StepPlan
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.quant import form_in, form_of
+from jaxserve.models.quant import parse_scheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import Case, Limits, work_of
 from sharding.mesh import MeshSpec
@@ -160,7 +160,7 @@ def measure(
         each = seconds(steps.launch, repeats, rounds=3, before=steps.rewind) / case.steps
     finally:
         steps.runner.release_state()
-    dtype, form, pages = params["embed"].dtype, form_in(params), steps.config
+    dtype, form, pages = params["embed"].dtype, scheme_in(params), steps.config
     work = work_of(spec, dtype, case, form=form, pages=jnp.dtype(pages.page_dtype))
     share = work.floor(limits) / each
     return Result(
@@ -218,7 +218,7 @@ def measured(
 ) -> Iterator[Result]:
     mesh = MeshSpec().build(jax.devices())
     for weights in args.weights or ("auto",):
-        params = random_params(param_specs(spec, dtype, form_of(weights)), mesh)
+        params = random_params(param_specs(spec, dtype, parse_scheme(weights)), mesh)
         for kv, case in product(args.kv or ("auto",), cases(args)):
             yield measure(
                 spec, params, case, limits, args.repeats if case.kind == "decode" else 1, kv

@@ -1,15 +1,16 @@
-"""The one error that reading or writing a checkpoint raises."""
+"""The error that reading or writing a checkpoint raises."""
 
-HEAD, TAIL = 1500, 500  # characters of a message that are kept from its start and from its end
+# Characters that are kept from the start and from the end of an overlong message.
+HEAD = 1500
+TAIL = 500
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the message is one line naming the file, the problem and the
-    fix.
+    """A checkpoint cannot be used; one line names the file, the problem and the fix.
 
-    Messages quote names found in the file, which anybody may have written: line breaks and other
-    unprintable characters become spaces, and the middle of an overlong message is left out, so that
-    one error stays one line.
+    Messages quote names from files of unknown origin. Line breaks and other unprintable characters
+    become spaces, and the middle of an overlong message is left out, so that an error stays one
+    line.
     """
 
     def __init__(self, message: str) -> None:

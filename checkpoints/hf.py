@@ -1,7 +1,7 @@
-"""Opens a checkpoint in the Hugging Face folder layout: config.json beside one or several
-.safetensors files.
+"""Opens a checkpoint in the Hugging Face folder layout.
 
-An embedding model has the files of sentence-transformers beside them.
+The folder has config.json and one or several .safetensors files; an embedding model also has the
+files of sentence-transformers.
 """
 
 import os
@@ -19,18 +19,16 @@ from checkpoints.safetensors_reader import SafetensorsFile, parse_json, parse_js
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MODULES = "modules.json"
-UNFINISHED = (
-    ".converting"  # how the name of a folder ends that checkpoints.convert is still writing
-)
+UNFINISHED = ".converting"  # suffix of a folder that checkpoints.convert is still writing
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A step from texts to embeddings, as sentence-transformers keeps them.
+    """A sentence-transformers module: one step from texts to embeddings.
 
-    kind: the name of its class, such as Pooling. config: of `file`, a path in the folder; empty if
-    it is not there.
+    kind: the name of its class, such as Pooling. file: the path of its configuration in the folder.
+    config: the contents of that file, empty if it does not exist.
     """
 
     kind: str
@@ -40,35 +38,31 @@ class Module:
 
 @dataclass(frozen=True, eq=False)
 class HFCheckpoint:
-    """A Hugging Face model folder, as bytes: what its configs say and the tensors it holds,
-    whatever the family.
+    """A Hugging Face model folder of any family: its configs and its tensors.
 
-    Every header is read and validated at open(), no tensor's bytes: `tensors` holds read-only
+    open() reads and validates every header but no tensor's bytes: `tensors` holds read-only
     memory-mapped arrays.
     """
 
     folder: Path
     config: dict[str, Any]  # config.json
     generation_config: dict[str, Any]  # generation_config.json, empty if the folder has none
-    modules: tuple[
-        Module, ...
-    ]  # of modules.json, in their order; none if the folder has no such file
+    modules: tuple[Module, ...]  # modules.json in its order, empty if the folder has none
     tensors: Mapping[str, np.ndarray]  # under the names of the files
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Opens `folder`; raises CheckpointError naming the file at fault.
+        """Open `folder`; CheckpointError names the file at fault.
 
-        The weights are model.safetensors if it is there; else the shards of
-        model.safetensors.index.json, with the tensors that the shards hold and the index does not
-        list, so that the caller can report them; else all *.safetensors files together. Pickle
-        files are refused.
+        The weights are model.safetensors if it exists; else the shards of
+        model.safetensors.index.json, including tensors that the index does not list, so that the
+        caller can report them; else all *.safetensors files together. Pickle files are refused.
         """
         folder = Path(folder)
         if not os.path.isdir(folder):
-            problem = (
-                "is a file, not a folder" if os.path.exists(folder) else "there is no such folder"
-            )
+            problem = "there is no such folder"
+            if os.path.exists(folder):
+                problem = "is a file, not a folder"
             raise CheckpointError(
                 f"{folder}: {problem}; give the folder that holds config.json and {SINGLE_FILE}"
             )
@@ -78,20 +72,21 @@ class HFCheckpoint:
 
 
 def read_configs(folder: Path) -> dict[str, Any]:
-    """What is beside the weights: `config`, `generation_config` and `modules` of HFCheckpoint."""
+    """Read the files beside the weights: the fields config, generation_config and modules."""
     if folder.absolute().name.endswith(UNFINISHED):
         raise CheckpointError(
             f"{folder}: the conversion did not finish; remove it and convert the checkpoint again"
         )
     config = _read_json(folder / "config.json")
-    generation_config = folder / "generation_config.json"
     return {
         "config": config,
-        "generation_config": _read_json(generation_config)
-        if os.path.exists(generation_config)
-        else {},
+        "generation_config": _read_optional(folder / "generation_config.json"),
         "modules": tuple(_read_modules(folder)) if os.path.exists(folder / MODULES) else (),
     }
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return _read_json(path) if os.path.exists(path) else {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -128,12 +123,14 @@ def _read_modules(folder: Path) -> Iterator[Module]:
         kind = entry["type"].rpartition(".")[2]
         name = "sentence_bert_config.json" if kind == "Transformer" else "config.json"
         file = str(PurePosixPath(entry["path"], name))
-        yield Module(kind, file, _read_json(folder / file) if os.path.exists(folder / file) else {})
+        yield Module(kind, file, _read_optional(folder / file))
 
 
 def _is_inside(name: str) -> bool:
-    """Judged by the name alone: in the hub's cache every file of a model folder is a link to a
-    place outside it.
+    """Return whether a relative name stays inside its folder.
+
+    The name alone decides: in the hub's cache every file of a model folder is a link to a file
+    outside of it.
     """
     return not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
 
@@ -195,7 +192,7 @@ def _open_shard(folder: Path, file: str) -> SafetensorsFile:
             f"{folder / INDEX}: names the file {file!r} outside its folder, which is refused; "
             "move the shards beside the index and name them so"
         )
-    if not os.path.isfile(folder / file):  # unlike Path.is_file, never raises, whatever the name
+    if not os.path.isfile(folder / file):  # unlike Path.is_file, accepts every name
         raise CheckpointError(
             f"{folder / INDEX}: names the file {file!r}, which is missing; download it too"
         )
@@ -205,8 +202,9 @@ def _open_shard(folder: Path, file: str) -> SafetensorsFile:
 def _merge(
     indexed: Mapping[str, np.ndarray], shards: Iterable[SafetensorsFile]
 ) -> dict[str, np.ndarray]:
-    """The tensors that an index has placed and all others of the shards, each of which only one
-    shard may hold.
+    """Add to the indexed tensors all others of the shards.
+
+    CheckpointError when two shards have a tensor that the index does not list.
     """
     tensors = dict(indexed)
     found_in: dict[str, Path] = {}
@@ -215,8 +213,7 @@ def _merge(
             if name in found_in:
                 raise CheckpointError(
                     f"{shard.path}: tensor {name!r} is also in {found_in[name].name} and no "
-                    f"index says which to use; "
-                    f"add {INDEX} or remove one of the files"
+                    f"index says which to use; add {INDEX} or remove one of the files"
                 )
             found_in[name] = shard.path
             tensors[name] = shard[name]

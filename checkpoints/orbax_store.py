@@ -1,17 +1,17 @@
-"""Parameters in an Orbax checkpoint, beside a manifest of every file's hash.
+"""Reads parameters from an Orbax checkpoint that has a manifest of every file's hash.
 
     folder/orbax/           the parameters, which Orbax alone can load too: zarr3 chunks
-    folder/config.json ...  the source's files that are no weights
+    folder/config.json ...  the source's files other than weights
     folder/manifest.json    written last: without it nothing loads
 
-Chunks are files of their own (no OCDBT), uncompressed: a host reads and checks those that its
-slices touch and no others, and weights hardly compress. Orbax notices no flipped byte in them: the
-manifest does. They are read with TensorStore, the library that Orbax reads with, slice by slice
-like a memory map, and placed as any other checkpoint is.
+Every chunk is a file of its own (no OCDBT) and uncompressed: a host reads and checks only chunks
+that its slices touch, and weights hardly compress. Orbax itself does not notice a flipped byte; the
+manifest's hashes do. Chunks are read with TensorStore, the library that Orbax uses, slice by slice
+like a memory map.
 
 A quantized weight is two arrays, "layers.0.qkv.values" and "layers.0.qkv.scales"; the manifest has
-the form's name. int4 numbers are pairs in uint8 (pairs.py), as no parameter is; where the last
-dimension is odd they have a byte each.
+the name of the quantization scheme. int4 numbers are stored as pairs in uint8 (int4_packing.py), a
+dtype that no parameter has; where the last dimension is odd they have a byte each.
 """
 
 import json
@@ -33,21 +33,28 @@ from checkpoints.hf import Module, read_configs
 from checkpoints.int4_packing import INT4, unpaired
 from checkpoints.safetensors_reader import parse_json_object
 
-MANIFEST, WEIGHTS, METADATA = "manifest.json", "orbax", "zarr.json"
+MANIFEST: Final = "manifest.json"
+WEIGHTS: Final = "orbax"
+METADATA: Final = "zarr.json"
 FORMAT: Final = 1
-AGAIN: Final = "convert the checkpoint again"
-AS_THEY_ARE: Final = "auto"  # for the form of weights that are not quantized, as of --weights
+CONVERT_AGAIN: Final = "convert the checkpoint again"
+AS_STORED: Final = "auto"  # value of --weights for weights in full precision
 
 
 @dataclass(frozen=True)
 class File:
+    """A file in the manifest: its size in bytes and its hash."""
+
     size: int
     sha256: str
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """source and weights: of OrbaxCheckpoint. files: by their paths in the folder."""
+    """The contents of manifest.json.
+
+    source, weights: see OrbaxCheckpoint. files: by path relative to the folder.
+    """
 
     source: Mapping[str, str]
     weights: str
@@ -55,20 +62,20 @@ class Manifest:
 
 
 class StoredArray:
-    """A stored parameter: tuples of slices give numpy arrays, of chunks whose hashes are those of
-    the manifest.
-    """
+    """A stored parameter that is read by slices, each chunk checked against the manifest."""
 
     def __init__(self, folder: Path, name: str, files: Mapping[str, File]) -> None:
-        """name: of the array's folder, relative to `folder`. files: of the manifest."""
-        self._folder, self._name, self._files = folder, name, files
-        self._checked = set[str]()
+        """Open the array in the subfolder `name`; files: those of the manifest."""
+        self._folder = folder
+        self._name = name
+        self._files = files
+        self._checked = set[str]()  # names of chunks whose hashes were compared
         spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{folder / name}/"}}
         try:
             self._array = tensorstore.open(spec, read=True).result()
         except (ValueError, OSError) as error:
             raise CheckpointError(
-                f"{folder / name}: cannot be opened ({error}); {AGAIN}"
+                f"{folder / name}: cannot be opened ({error}); {CONVERT_AGAIN}"
             ) from error
 
     @property
@@ -85,7 +92,7 @@ class StoredArray:
         return self._array.dtype.numpy_dtype == np.uint8
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        """CheckpointError, with its name, for a chunk that is not what was written."""
+        """Read slices; CheckpointError names a chunk that is not what was written."""
         if not self._paired:
             return self._read(index)
         asked = range(self.shape[-1])[index[-1]]
@@ -105,11 +112,11 @@ class StoredArray:
             return np.asarray(self._array[index].read().result())
         except (ValueError, OSError) as error:
             raise CheckpointError(
-                f"{self._folder / self._name}: cannot be read ({error}); {AGAIN}"
+                f"{self._folder / self._name}: cannot be read ({error}); {CONVERT_AGAIN}"
             ) from error
 
     def _chunks(self, index: tuple[slice, ...]) -> Iterator[str]:
-        """Names of the files that these entries lie in. Of a chunk of zeros there is none."""
+        """Yield the files that these entries lie in; a chunk of zeros may have none."""
         sizes: Any = self._array.chunk_layout.read_chunk.shape
         whole = [range(size)[part] for size, part in zip(self._array.shape, index, strict=True)]
         grid = [
@@ -121,11 +128,10 @@ class StoredArray:
 
 @dataclass(frozen=True, eq=False)
 class OrbaxCheckpoint:
-    """A converted folder, as bytes: the configs that it came with, and its parameters by path,
-    "layers.0.qkv".
+    """A converted folder: the configs of its source, and parameters by path ("layers.0.qkv").
 
-    source: dtype of every tensor that the parameters were made of, under the source's names.
-    weights: the form of those that are quantized, as --weights names it, or auto.
+    source: the dtype of every tensor that the parameters were made of, by the source's name.
+    weights: the quantization scheme as --weights names it, or auto.
     """
 
     folder: Path
@@ -138,11 +144,9 @@ class OrbaxCheckpoint:
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """CheckpointError, with the file's name, unless every file of the manifest is there and has
-        its size.
+        """Open a folder; CheckpointError unless all files of the manifest exist in their size.
 
-        Contents are compared with their hashes here, except those of chunks, which are when they
-        are read.
+        Hashes are compared here, except those of chunks, which are compared when they are read.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -158,18 +162,19 @@ class OrbaxCheckpoint:
         tensors = {
             PurePosixPath(name).name: StoredArray(folder, name, files) for name in sorted(arrays)
         }
-        told = read_configs(folder) | {"source": manifest.source, "weights": manifest.weights}
-        return cls(**told, folder=folder, tensors=MappingProxyType(tensors))
+        configs = read_configs(folder) | {"source": manifest.source, "weights": manifest.weights}
+        return cls(**configs, folder=folder, tensors=MappingProxyType(tensors))
 
 
 def is_orbax(folder: Path) -> bool:
-    """Whether it was converted, or was about to be when something stopped it."""
+    """Return whether the folder was converted, completely or not."""
     return any(path.is_dir() for path in folder.glob(f"{WEIGHTS}*"))
 
 
-def write_manifest(folder: Path, source: Mapping[str, str], weights: str = AS_THEY_ARE) -> None:
-    """The last file of a conversion: hashes of all others; `source` and `weights` of
-    OrbaxCheckpoint.
+def write_manifest(folder: Path, source: Mapping[str, str], weights: str = AS_STORED) -> None:
+    """Write the manifest, with the hashes of all other files of the folder.
+
+    It has to be the last file of a conversion. source, weights: see OrbaxCheckpoint.
     """
     names = sorted(_files_below(folder))
     hashes = _hashes(folder / name for name in names)
@@ -184,14 +189,14 @@ def write_manifest(folder: Path, source: Mapping[str, str], weights: str = AS_TH
 
 
 def check_hashes(folder: Path, files: Mapping[str, File]) -> None:
-    """CheckpointError for the first file whose contents are not those of the manifest."""
+    """Raise CheckpointError for the first file whose hash is not that of the manifest."""
     for (name, file), digest in zip(
         files.items(), _hashes(folder / name for name in files), strict=True
     ):
         if digest != file.sha256:
             raise CheckpointError(
                 f"{folder / name}: its sha256 is not that of {MANIFEST} (damaged or edited); "
-                f"{AGAIN}"
+                f"{CONVERT_AGAIN}"
             )
 
 
@@ -212,13 +217,13 @@ def _sha256(path: Path) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """CheckpointError when it is none."""
+    """Read and validate manifest.json; CheckpointError when it is missing or damaged."""
     path = folder / MANIFEST
     try:
         manifest = parse_json_object(path.read_bytes(), path)
     except FileNotFoundError:
         raise CheckpointError(
-            f"{path}: there is no such file: the conversion did not finish; {AGAIN}"
+            f"{path}: there is no such file: the conversion did not finish; {CONVERT_AGAIN}"
         ) from None
     except OSError as error:
         raise CheckpointError(
@@ -227,7 +232,7 @@ def read_manifest(folder: Path) -> Manifest:
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
             f"{path}: its format is {manifest.get('format')!r}, this version reads {FORMAT}; "
-            f"{AGAIN}"
+            f"{CONVERT_AGAIN}"
         )
     try:
         files = {
@@ -235,15 +240,15 @@ def read_manifest(folder: Path) -> Manifest:
             for name, entry in manifest["files"].items()
         }
         source = {str(name): str(dtype) for name, dtype in manifest["source"].items()}
-        weights = str(manifest.get("weights", AS_THEY_ARE))  # older folders do not say it
+        weights = str(manifest.get("weights", AS_STORED))  # older folders do not say it
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{path}: is no manifest of a conversion ({error!r}); {AGAIN}"
+            f"{path}: is no manifest of a conversion ({error!r}); {CONVERT_AGAIN}"
         ) from error
     for name in files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointError(
-                f"{path}: names {name!r} outside its folder, which is refused; {AGAIN}"
+                f"{path}: names {name!r} outside its folder, which is refused; {CONVERT_AGAIN}"
             )
     return Manifest(source, weights, files)
 
@@ -254,22 +259,23 @@ def _check_sizes(folder: Path, files: Mapping[str, File]) -> None:
             size = (folder / name).stat().st_size
         except OSError as error:
             raise CheckpointError(
-                f"{folder / name}: {error.strerror}, and {MANIFEST} lists it; {AGAIN}"
+                f"{folder / name}: {error.strerror}, and {MANIFEST} lists it; {CONVERT_AGAIN}"
             ) from error
         if size != file.size:
             raise CheckpointError(
-                f"{folder / name}: has {size:,} bytes, in {MANIFEST} {file.size:,}; {AGAIN}"
+                f"{folder / name}: has {size:,} bytes, in {MANIFEST} {file.size:,}; {CONVERT_AGAIN}"
             )
 
 
 def _check_no_other(folder: Path, files: Mapping[str, File]) -> None:
-    """Among the weights: where a chunk is zeros, and has no file, one would be read that nobody
-    checked.
+    """Raise CheckpointError for a file among the weights that the manifest does not list.
+
+    A chunk of zeros has no file. A file in its place would be read without a hash to check.
     """
     for name in _files_below(folder / WEIGHTS):
         if f"{WEIGHTS}/{name}" not in files:
             raise CheckpointError(
-                f"{folder / WEIGHTS / name}: is not in {MANIFEST}; remove it, or {AGAIN}"
+                f"{folder / WEIGHTS / name}: is not in {MANIFEST}; remove it, or {CONVERT_AGAIN}"
             )
 
 

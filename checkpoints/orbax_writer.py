@@ -1,5 +1,6 @@
-"""Writes parameters as an Orbax checkpoint; orbax_store reads them, and takes no time to import
-Orbax.
+"""Writes parameters as an Orbax checkpoint.
+
+Reading is a module of its own (orbax_store) that does not import Orbax, which takes seconds.
 """
 
 from collections.abc import Sequence
@@ -14,40 +15,44 @@ from checkpoints.int4_packing import INT4, paired
 from checkpoints.orbax_store import WEIGHTS
 
 CHUNK_BYTES: Final = 32 * 2**20
-# What meshes split and a chunk has one of: experts, kv heads, query heads. Other axes are split by
-# size alone.
+# Axes that meshes split (experts, kv heads, query heads): a chunk has one entry of each. Other axes
+# are split by size alone.
 ONE_PER_CHUNK: Final = "EKN"
 
 Saving = ocp.options.ArrayOptions.Saving
 
 
 class Writer:
-    """Writes folder/orbax, one layer after the other: no more than that is in memory."""
+    """Writer of folder/orbax that keeps one layer at a time in memory."""
 
     def __init__(self, folder: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._path, self._chunk_bytes = str(folder.absolute() / WEIGHTS), chunk_bytes
-        self._layer: Sequence[str | int] = ()
+        self._path = str(folder.absolute() / WEIGHTS)
+        self._chunk_bytes = chunk_bytes
+        self._layer: Sequence[str | int] = ()  # path of the layer that waits to be written
         self._waiting: dict[str, Any] = {}
         self._axes: dict[str, str] = {}
 
     def add(self, path: Sequence[str | int], axes: str, parameter: Any) -> None:
-        """parameter: an array, or a pytree of arrays under one path. axes: the letters of the
-        array's dimensions.
+        """Add a parameter, and write the layer before when another one begins.
+
+        parameter: an array, or a pytree of arrays under one path. axes: letters of its dimensions.
         """
         if path[:2] != self._layer:
             self._write()
             self._layer = path[:2]
         for keys, leaf in jax.tree.leaves_with_path(parameter):
-            name, array = [*map(str, path), *_names(keys)], np.asarray(leaf)
+            name = [*map(str, path), *_names(keys)]
+            array = np.asarray(leaf)
             self._axes[".".join(name)] = axes if array.ndim == len(axes) else ""
+            if array.dtype == INT4 and array.shape[-1] % 2 == 0:
+                array = paired(array)
             holder = self._waiting
             for step in name[:-1]:
                 holder = holder.setdefault(step, {})
-            holder[name[-1]] = (
-                paired(array) if array.dtype == INT4 and array.shape[-1] % 2 == 0 else array
-            )
+            holder[name[-1]] = array
 
     def finish(self) -> None:
+        """Write the last layer and complete the checkpoint."""
         self._write()
         with self._options():
             ocp.partial.finalize(self._path)
@@ -61,7 +66,9 @@ class Writer:
     def _options(self) -> ocp.Context:
         context = ocp.Context()
         saving = context.array.saving
-        saving.use_ocdbt, saving.use_zarr3, saving.use_compression = False, True, False
+        saving.use_ocdbt = False
+        saving.use_zarr3 = True
+        saving.use_compression = False
         saving.scoped_storage_options_creator = self._chunking
         return context
 

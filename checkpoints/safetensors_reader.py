@@ -1,11 +1,10 @@
-"""Reads .safetensors files: validated once, then memory-mapped arrays of which only the parts used
-are read.
+"""Reads .safetensors files as memory-mapped arrays, of which only the parts used are read.
 
-The layout is that of the format's description (github.com/huggingface/safetensors): a little-endian
-uint64 N, N bytes of JSON giving each tensor's dtype, shape and data_offsets, then the tensors'
-bytes. The safetensors library validates it. Done here is what the library (0.8) does not do: it
-takes the last of two entries with the same name, accepts an entry written as a list, and its numpy
-slices are copies that know no float8.
+The format (github.com/huggingface/safetensors) is a little-endian uint64 N, N bytes of JSON with
+each tensor's dtype, shape and data_offsets, then the tensors' bytes. The safetensors library
+validates a file when it is opened. The mapping is done here because the library (0.8) accepts two
+entries with the same name, accepts an entry written as a list, and returns slices as copies,
+without float8.
 """
 
 import json
@@ -44,8 +43,8 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     }
 )
 
-# The bits that are all ones in NaN and Inf and in nothing else: the exponent; in e4m3fn, which has
-# no Inf, all but the sign; in e8m0fnu, which is nothing but an exponent, every bit.
+# Bits that are all ones in NaN and Inf and in no other value: the exponent; in e4m3fn, which has no
+# Inf, all bits but the sign; in e8m0fnu, which has nothing but an exponent, every bit.
 NON_FINITE_BITS: Mapping[np.dtype, np.unsignedinteger] = MappingProxyType(
     {
         DTYPES["F16"]: np.uint16(0x7C00),
@@ -58,18 +57,18 @@ NON_FINITE_BITS: Mapping[np.dtype, np.unsignedinteger] = MappingProxyType(
     }
 )
 
-FINITE_CHECK_ELEMENTS = (
-    1 << 20
-)  # per chunk: at most 8 MiB of float64 and its mask; larger chunks leave the cache
+# Elements of a chunk of the finite check: at most 8 MiB of float64 and its mask. Larger chunks do
+# not fit in the cache.
+FINITE_CHECK_ELEMENTS = 1 << 20
 
 
 class SafetensorsFile(Mapping[str, np.ndarray]):
-    """The tensors of one .safetensors file: name -> read-only array over the memory-mapped file.
+    """Tensors of one .safetensors file by name: read-only arrays over the memory-mapped file.
 
     Opening reads the header alone. An array has the header's dtype (bfloat16 and float8 from
-    ml_dtypes) and shape, and the file's bytes are read when it is sliced, so a host that holds a
-    shard reads only its slice. The arrays stay valid after this object is gone; the file must not
-    be shortened while any of them lives, as with every memory map.
+    ml_dtypes) and shape. Its bytes are read when it is sliced, so that a host which holds a shard
+    reads only its slice. The arrays stay valid after this object is gone. As with every memory map,
+    the file must not be shortened while an array lives.
 
     Raises CheckpointError if the file is missing, unreadable, not valid safetensors (truncated,
     header beyond the file or over 100 MB, offsets that overlap, leave holes or disagree with shape
@@ -101,12 +100,11 @@ class SafetensorsFile(Mapping[str, np.ndarray]):
 
 
 def check_finite(name: str, array: np.ndarray) -> None:
-    """Raises CheckpointError, with the tensor's name and the count, if a float array holds NaN or
-    Inf.
+    """Raise CheckpointError, with the tensor's name and the count, for NaN or Inf in an array.
 
-    Works on the raw bits of any shape and layout, in chunks, at about the speed of memory: for
-    bfloat16 six times that of np.isfinite. Integers and bools pass. Raises TypeError for a dtype
-    whose NaN it does not know.
+    The check works on the raw bits of any shape and layout, in chunks, at about the speed of
+    memory: for bfloat16 it is six times as fast as np.isfinite. Integers and bools pass. TypeError
+    for a dtype whose NaN is unknown.
     """
     if array.dtype.kind in "biu":
         return
@@ -121,15 +119,12 @@ def check_finite(name: str, array: np.ndarray) -> None:
     if count:
         raise CheckpointError(
             f"tensor {name!r}: {count:,} of {array.size:,} values are NaN or infinite (a damaged "
-            f"file or a faulty "
-            "conversion); download or convert the checkpoint again"
+            f"file or a faulty conversion); download or convert the checkpoint again"
         )
 
 
 def parse_json_object(raw: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in `raw`, the contents of `path` or its header; CheckpointError if it is not
-    one.
-    """
+    """Parse `raw`, the contents of `path` or its header; CheckpointError if it is no object."""
     value = parse_json(raw, path)
     if not isinstance(value, dict):
         raise CheckpointError(
@@ -139,8 +134,10 @@ def parse_json_object(raw: bytes, path: Path) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes, path: Path) -> Any:
-    """The JSON in `raw`, the contents of `path`; CheckpointError if it is none or if any object in
-    it names a key twice, which readers resolve differently.
+    """Parse `raw`, the contents of `path`.
+
+    CheckpointError if it is not JSON, or if an object has a key twice, which readers resolve
+    differently.
     """
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -169,8 +166,8 @@ def _validate(path: Path) -> None:
     except SafetensorError as error:
         raise CheckpointError(
             f"{path}: not a valid safetensors file ({error}; the file has "
-            f"{path.stat().st_size:,} bytes); download it "
-            "again (cut short, or cloned without git-lfs?) or convert the checkpoint again"
+            f"{path.stat().st_size:,} bytes); download it again (cut short, or cloned without "
+            f"git-lfs?) or convert the checkpoint again"
         ) from error
 
 
@@ -200,10 +197,8 @@ def _map_tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) 
             buffer=data,
             offset=start + entry["data_offsets"][0],
         )
-    except (
-        ValueError,
-        TypeError,
-    ) as error:  # shapes that the format allows and numpy does not: 65 dimensions
+    except (ValueError, TypeError) as error:
+        # The format allows shapes that NumPy does not, such as one of 65 dimensions.
         raise CheckpointError(
             f"{path}: tensor {name!r} has shape {entry['shape']}, which is not usable ({error}); "
             "convert the checkpoint again"
@@ -211,15 +206,12 @@ def _map_tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) 
 
 
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """One-dimensional pieces of at most FINITE_CHECK_ELEMENTS elements, in memory order: views
-    where it is dense.
-    """
+    """Yield one-dimensional chunks in memory order; views where the array is dense."""
     for chunk in np.nditer(
         array,
         ["external_loop", "buffered", "zerosize_ok"],
         order="K",
         buffersize=FINITE_CHECK_ELEMENTS,
     ):
-        yield np.asarray(
-            chunk
-        )  # an array already: numpy's stubs say a tuple, which is for several operands
+        # With one operand a chunk is an array already; NumPy's stubs say a tuple.
+        yield np.asarray(chunk)

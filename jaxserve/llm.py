@@ -23,8 +23,8 @@ from jaxserve.engine.events import TokenEvent
 from jaxserve.engine.request_limits import max_new_tokens
 from jaxserve.engine.step_costs import measure
 from jaxserve.errors import EngineError, RequestError
-from jaxserve.loading.checkpoint import load
 from jaxserve.loading.draft import check_choice, load_draft
+from jaxserve.loading.folder import load
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.request import SamplingParams
 from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars

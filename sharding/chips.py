@@ -1,27 +1,157 @@
-"""Which chips multiply two 8-bit numbers as they are. Compilers take such products for any."""
+"""The chips that are supported: vendors' figures, and which of them multiply 8-bit numbers."""
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from sharding.aot_devices import CHIPS
 from sharding.mesh import compute_capability, device_kind, platform
 
-# Of GPUs that CHIPS does not list: the first compute capability. Turing's int8 is older, but XLA's
-# kernels begin here.
-FIRST_INT8, FIRST_FP8 = (8, 0), (8, 9)
+GIB: Final = 2**30
+# Shapes of TPU slices, in chips: in two dimensions, and in three beyond the first sizes.
+PLANE: Final = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+CUBES: Final = ("4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
+TORUS: Final = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", *CUBES)
+# First CUDA compute capability that multiplies int8, and fp8, for GPUs that CHIPS does not list.
+# Turing (7.5) has int8 as well, but XLA's kernels begin with Ampere.
+FIRST_INT8: Final = (8, 0)
+FIRST_FP8: Final = (8, 9)
 
 
-def multiplies(mesh: Mesh, dtype: Any) -> bool:
-    """dtype: int8 or float8_e4m3fn. A CPU computes whatever it is asked to, if need be with wider
+class ChipError(ValueError):
+    """A chip is not known, or its compiler is not installed."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One device as its compiler describes it, with the vendor's figures.
+
+    A v4 and a 7x have two cores per chip, each of which is a device here (`devices` is 2). On an
+    actual v4 jax joins the two cores into one device, which no compiler describes.
+
+    platform: tpu or gpu. kind: the name that jax.Device.device_kind reports. memory: bytes.
+    bandwidth: of the memory, bytes/s. flops: dense bfloat16 FLOP/s. link: bytes/s that leave a
+    device over the interconnect, all ports together. usable: bytes that programs may take, as
+    libtpu reports them when memory runs out; None where the runtime is configured with a share
+    (GPUs). cores: cores that a kernel sees. devices: devices of one chip as it is sold. slices:
+    shapes of TPU slices in chips, by ascending size. int8, fp8 (e4m3fn): operations/s of products
+    of two such numbers; 0 where the chip does not multiply them natively.
+    """
+
+    platform: str
+    kind: str
+    memory: int
+    bandwidth: float
+    flops: float
+    link: float
+    usable: int | None = None
+    cores: int = 1
+    devices: int = 1
+    slices: tuple[str, ...] = ()
+    int8: float = 0
+    fp8: float = 0
+
+
+# TPUs: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; link is half of the "bidirectional"
+# bandwidth, of a v4 6 x 50 GB/s (Jouppi et al., ISCA 2023). H200: NVIDIA's data sheet, half of the
+# FLOP/s that it gives with sparsity. A v4 multiplies int8 no faster than bfloat16, because it
+# widens int8 first. The fp8 format of a v6e is not e4m3fn.
+CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
+    {
+        "v4": Chip(
+            platform="tpu",
+            kind="TPU v4",
+            memory=16 * GIB,
+            bandwidth=600e9,
+            flops=137.5e12,
+            link=150e9,
+            usable=int(15.25 * GIB),
+            devices=2,
+            slices=TORUS,
+        ),
+        "v5e": Chip(
+            platform="tpu",
+            kind="TPU v5 lite",
+            memory=16 * GIB,
+            bandwidth=819e9,
+            flops=197e12,
+            link=200e9,
+            usable=int(15.75 * GIB),
+            slices=PLANE,
+            int8=394e12,
+        ),
+        "v5p": Chip(
+            platform="tpu",
+            kind="TPU v5",
+            memory=95 * GIB,
+            bandwidth=2765e9,
+            flops=459e12,
+            link=600e9,
+            usable=int(95.73 * GIB),
+            cores=2,
+            slices=TORUS,
+            int8=918e12,
+        ),
+        "v6e": Chip(
+            platform="tpu",
+            kind="TPU v6 lite",
+            memory=32 * GIB,
+            bandwidth=1640e9,
+            flops=918e12,
+            link=400e9,
+            usable=int(31.24 * GIB),
+            slices=PLANE,
+            int8=1836e12,
+        ),
+        "7x": Chip(
+            platform="tpu",
+            kind="TPU7x",
+            memory=96 * GIB,
+            bandwidth=3690e9,
+            flops=1153.5e12,
+            link=300e9,
+            usable=int(94.74 * GIB),
+            devices=2,
+            slices=TORUS,
+            fp8=2307e12,
+        ),
+        "h200": Chip(
+            platform="gpu",
+            kind="NVIDIA H200",
+            memory=150_754_820_096,
+            bandwidth=4800e9,
+            flops=989e12,
+            link=450e9,
+            cores=132,
+            int8=1979e12,
+            fp8=1979e12,
+        ),
+    }
+)
+
+
+def chip_named(name: str) -> Chip:
+    """Return the chip of this name; ChipError when CHIPS has none."""
+    if name not in CHIPS:
+        raise ChipError(f"chip {name!r} is not known; choose one of {', '.join(CHIPS)}")
+    return CHIPS[name]
+
+
+def multiplies_natively(mesh: Mesh, dtype: Any) -> bool:
+    """Return whether the mesh's chips multiply two numbers of an 8-bit dtype without widening them.
+
+    dtype: int8 or float8_e4m3fn. Compilers accept such products for every chip, so that they
+    cannot be asked. A CPU always counts: it computes the right result, if need be with wider
     numbers.
     """
-    integers = jnp.issubdtype(dtype, jnp.integer)
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
     if platform(mesh) == "cpu":
         return True
     for chip in CHIPS.values():
         if chip.kind == device_kind(mesh):
-            return bool(chip.int8 if integers else chip.fp8)
-    found = compute_capability(mesh)
-    return found is not None and found >= (FIRST_INT8 if integers else FIRST_FP8)
+            return bool(chip.int8 if is_integer else chip.fp8)
+    capability = compute_capability(mesh)
+    return capability is not None and capability >= (FIRST_INT8 if is_integer else FIRST_FP8)

@@ -16,9 +16,9 @@ AXES = ("data", "expert", "tensor")
 class MeshSpec:
     """Sizes of the mesh axes.
 
-    data and expert split rows and pages into lanes; expert splits experts too; tensor splits heads,
-    MLP columns and the vocabulary. So beside a mixture of experts the attention of every expert
-    shard has sequences of its own.
+    data and expert split rows and pages into lanes; expert also splits experts; tensor splits
+    heads, MLP columns and the vocabulary. In a mixture of experts every expert shard therefore
+    runs attention for sequences of its own.
     """
 
     data: int = 1
@@ -41,10 +41,10 @@ class MeshSpec:
         return self.data * self.expert
 
     def build(self, devices: Sequence[Any]) -> Mesh:
-        """Mesh with Auto axis types over the first `size` devices, host after host.
+        """Build a mesh with Auto axis types over the first `size` devices, host after host.
 
-        So the tensor axis stays inside a host where it fits. ShardingError when there are fewer
-        devices, or when a host is left with none.
+        In that order the tensor axis stays inside a host where it fits. ShardingError when there
+        are fewer devices, or when a host would take no part.
         """
         if len(devices) < self.size:
             raise ShardingError(
@@ -52,10 +52,11 @@ class MeshSpec:
                 "(lower --data, --expert or --tensor)"
             )
         by_host = sorted(devices, key=lambda device: device.process_index)
-        taken, left = by_host[: self.size], by_host[self.size :]
-        if idle := {device.process_index for device in left} - {
-            device.process_index for device in taken
-        }:
+        taken = by_host[: self.size]
+        busy_hosts = {device.process_index for device in taken}
+        all_hosts = {device.process_index for device in devices}
+        idle = all_hosts - busy_hosts
+        if idle:
             raise ShardingError(
                 f"mesh {self} takes {self.size} of {len(devices)} devices and none of host "
                 f"{min(idle)} "
@@ -65,26 +66,28 @@ class MeshSpec:
         return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
     def without_devices(self, device: AbstractDevice) -> Mesh:
-        """A mesh of such devices as far as shapes and shardings go: nothing can be compiled for
-        it."""
+        """Build a mesh for shapes and shardings alone; nothing can be compiled for it."""
         sizes = (self.data, self.expert, self.tensor)
         mesh = AbstractMesh(
             sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), abstract_device=device
         )
-        return cast(Mesh, mesh)  # which has all of a Mesh that is asked for here
+        # An AbstractMesh has all of a Mesh that shapes and shardings need.
+        return cast(Mesh, mesh)
 
     def __str__(self) -> str:
         return f"{self.data}x{self.expert}x{self.tensor}"
 
 
 def spans_hosts(mesh: Mesh) -> bool:
-    """Whether the mesh has devices of several processes."""
+    """Return whether the mesh has devices of several processes."""
     return len({device.process_index for device in mesh.devices.flat}) > 1
 
 
 def crosses_slow_links(mesh: Mesh, axis: str) -> bool:
-    """Whether neighbours along the axis lie on two hosts, or of TPUs, whose hosts share one fabric,
-    in two slices.
+    """Return whether devices along the axis are connected by a network slower than a host's.
+
+    That is the case when they lie on several hosts. The hosts of one TPU slice share the fast
+    interconnect, so TPUs count by slice.
     """
 
     def fabric(device: Any) -> int:
@@ -92,24 +95,27 @@ def crosses_slow_links(mesh: Mesh, axis: str) -> bool:
             getattr(device, "slice_index", 0) if device.platform == "tpu" else device.process_index
         )
 
-    if isinstance(mesh, AbstractMesh):  # nobody knows where its devices are
+    if isinstance(mesh, AbstractMesh):  # its devices have no location
         return False
     lines = np.moveaxis(mesh.devices, AXES.index(axis), -1).reshape(-1, mesh.shape[axis])
     return any(len({fabric(device) for device in line}) > 1 for line in lines)
 
 
 def platform(mesh: Mesh) -> str:
-    """What the mesh's devices are: "cpu", "gpu" or "tpu"; they need not be here."""
+    """Return "cpu", "gpu" or "tpu"; the devices need not be present."""
     return _device(mesh).platform
 
 
 def device_kind(mesh: Mesh) -> str:
-    """The devices' model, in the vendor's words."""
+    """Return the devices' model as the vendor names it, such as "TPU v5 lite"."""
     return _device(mesh).device_kind
 
 
 def compute_capability(mesh: Mesh) -> tuple[int, ...] | None:
-    """(9, 0) of a Hopper; None of what is no CUDA GPU, or is nothing but a name."""
+    """Return the CUDA compute capability, (9, 0) for Hopper; None if the devices have none.
+
+    Devices of a mesh without devices may lack it even when they stand for CUDA GPUs.
+    """
     parts = str(getattr(_device(mesh), "compute_capability", "")).split(".")
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None
 

@@ -1,6 +1,4 @@
-"""One declaration per parameter: shape, logical axes, dtype. Sharding and initial values follow
-from it.
-"""
+"""Declarations of parameters: shape, logical axes and dtype, from which sharding follows."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,20 +14,21 @@ from jax.sharding import Mesh, NamedSharding
 from sharding.mesh import platform
 from sharding.rules import sharding
 
-# Platforms with weights in `memory_order`. Elsewhere the order is that of the axes, which keeps a
-# fused product one.
+# Platforms whose weights are stored in `memory_order`. Elsewhere the order is that of the axes,
+# with which XLA keeps a fused product in one piece.
 REORDERED: Final = frozenset({"tpu"})
-SIDE_BY_SIDE: Final = frozenset({"gpu"})  # that have `ParamSpec.summed` last
-LANES: Final = 128  # of a TPU's tiles: numbers of a row
+SUMMED_LAST: Final = frozenset({"gpu"})  # platforms that store the axes of `ParamSpec.summed` last
+LANES: Final = 128  # numbers in a row of a TPU's tile
 
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """A parameter before it exists.
+    """The declaration of a parameter.
 
-    axes: one letter of the legend per dimension, e.g. "NHD". std: spread of random initial values,
-    for tests and benchmarks; a norm weight has std 0 around `mean`. summed: of a weight in groups
-    of int4, the letters that its product sums over: a GPU's kernel wants them beside each other.
+    axes: one letter of the legend in sharding/rules.py per dimension, e.g. "NHD". mean, std:
+    distribution of random initial values, for tests and benchmarks; norm weights have std 0.
+    summed: for an int4 weight quantized in groups, the letters that its product sums over, which a
+    GPU's kernel needs contiguous in memory; else empty.
     """
 
     axes: str
@@ -47,20 +46,21 @@ class ParamSpec:
         return sharding(self.axes, self.shape, mesh)
 
     def format(self, mesh: Mesh) -> Format:
-        """Sharding, and the order of dimensions in the devices' memory where it must not be left to
-        the compiler.
+        """Return the sharding, with a memory layout where the compiler's choice would be slow.
 
-        That is where it is not that of the axes, or where rows do not fill a TPU's tiles: XLA turns
-        such a weight over, and back in every step. Only there, since jax loads an array of a given
-        layout on a slower way.
+        A layout is given where the dimensions' order in memory is not that of the axes, or where
+        rows do not fill a TPU's tiles: XLA would transpose such a weight and back in every step.
+        Elsewhere none is given, since jax loads arrays of a given layout more slowly.
         """
-        here, split = platform(mesh), self.sharding(mesh)
-        order = tuple(range(len(self.axes)))
+        here = platform(mesh)
+        split = self.sharding(mesh)
+        unchanged = tuple(range(len(self.axes)))
+        order = unchanged
         if here in REORDERED:
             order = memory_order(self.axes)
-        elif here in SIDE_BY_SIDE:
+        elif here in SUMMED_LAST:
             order = summed_last(self.axes, self.summed)
-        reordered = order != tuple(range(len(self.axes)))
+        reordered = order != unchanged
         ragged = (
             here in REORDERED
             and len(self.axes) > 1
@@ -69,23 +69,24 @@ class ParamSpec:
         return Format(Layout(order) if reordered or ragged else None, split)
 
     def abstract(self, mesh: Mesh) -> jax.ShapeDtypeStruct:
+        """Return the parameter's shape, dtype and format, to compile with."""
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.format(mesh))
 
 
 def stored_bytes(shape: Sequence[int], dtype: jnp.dtype) -> int:
-    """Bytes that devices take for an array, without the padding of a chip's tiles: XLA packs two
-    int4 into one.
+    """Return the bytes of an array on a device, without the padding of a chip's tiles.
+
+    XLA packs two int4 numbers into a byte.
     """
     return -(-math.prod(shape) * jax.dtypes.itemsize_bits(dtype) // 8)
 
 
 def memory_order(axes: str) -> tuple[int, ...]:
-    """Dimensions from the slowest to the fastest: of a weight that contracts D, D next to the last
-    one.
+    """Return the dimensions from the slowest to the fastest for a TPU: D second to last.
 
-    In the order of the axes XLA:TPU turns such a weight of three or more dimensions over, in every
-    launch of a scan: its tiles lie over the last two dimensions, and its matrix unit contracts
-    along the rows of a tile.
+    A TPU's tiles lie over the last two dimensions, and its matrix unit contracts along the rows of
+    a tile. With D further out, XLA:TPU would transpose a weight of three or more dimensions in
+    every launch of a scan.
     """
     order = list(range(len(axes)))
     if "D" in axes[:-1]:
@@ -94,9 +95,7 @@ def memory_order(axes: str) -> tuple[int, ...]:
 
 
 def summed_last(axes: str, summed: str) -> tuple[int, ...]:
-    """Dimensions from the slowest to the fastest: in their order, those of `summed` behind the
-    others.
-    """
+    """Return the dimensions from the slowest to the fastest with those of `summed` last."""
     return tuple(sorted(range(len(axes)), key=lambda at: axes[at] in summed))
 
 
@@ -110,10 +109,10 @@ def map_specs(f: Callable[[ParamSpec], Any], specs: Any) -> Any:
 
 
 def random_params(specs: Any, mesh: Mesh, seed: int = 0) -> Any:
-    """Parameters of the declared shapes drawn on the devices, for tests and benchmarks.
+    """Draw parameters of the declared shapes on the devices, for tests and benchmarks.
 
-    Values depend on the seed and the structure, not on the mesh. One compile per distinct
-    ParamSpec.
+    Values depend on the seed and the structure, not on the mesh. Each distinct ParamSpec is
+    compiled once.
     """
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_param_spec)
     keys = jax.random.split(jax.random.key(seed), len(leaves))

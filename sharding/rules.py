@@ -1,4 +1,4 @@
-"""Which mesh axis splits which logical axis.
+"""Rules that map logical axes of arrays to mesh axes.
 
 A logical axis is one letter of the project's legend, the same that names dimensions in einsum
 strings:
@@ -6,19 +6,19 @@ strings:
     B, R rows      T query tokens   S kv positions   N query heads   K kv heads   G = N / K
     H head dim     D model          F mlp            E experts       X experts per token
     V vocab        L layers
-    P pages        Z page size      A lanes (indices of the data and expert axes)
-    Q = G + 2      what a kv head has in a fused qkv weight: its queries, its key, its value
+    P pages        Z page size      A lanes (indices of the mesh axes data and expert)
+    Q = G + 2      entries of a kv head in a fused qkv weight: its queries, its key, its value
     C = 2          gate and up in a fused weight
-    O = E          the experts that a router scores: all of them, on every device
-    g = 1          what the scales of a quantized weight have where the weight is summed over
+    O = E          experts that a router scores: all of them, on every device
+    g = 1          dimension of a quantized weight's scales in place of those summed over
 
-Of multi-head latent attention:
+Multi-head latent attention adds:
 
     y, m ranks of compressed queries, and of compressed keys and values
     i, j = 2 pairs of rotated dimensions
     u    dimensions of a head that are not rotated
     w    dimensions of a head's value
-    c = y + m + 2i what a token is compressed to
+    c = y + m + 2i numbers that a token is compressed to
 """
 
 import math
@@ -33,11 +33,11 @@ class ShardingError(ValueError):
     """An array or a mesh that cannot be laid out as asked."""
 
 
-Rules = Mapping[str, tuple[str, ...]]
-LANES: Final = ("data", "expert")
+Rules = Mapping[str, tuple[str, ...]]  # letter -> mesh axes
+DP_AXES: Final = ("data", "expert")  # mesh axes whose indices are lanes, with rows of their own
 RULES: Final[Rules] = MappingProxyType(
     {
-        "A": LANES,
+        "A": DP_AXES,
         "E": ("expert",),
         "V": ("tensor",),
         "N": ("tensor",),
@@ -45,7 +45,7 @@ RULES: Final[Rules] = MappingProxyType(
         "F": ("tensor",),
     }
 )
-WORDS: Final[Mapping[str, str]] = MappingProxyType(
+WORDS: Final[Mapping[str, str]] = MappingProxyType(  # for error messages
     {
         "A": "lanes",
         "E": "experts",
@@ -58,9 +58,9 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def partition(axes: str, shape: tuple[int, ...], mesh: Mesh, rules: Rules = RULES) -> PartitionSpec:
-    """PartitionSpec of an array whose dimensions are the letters of `axes`.
+    """Return the PartitionSpec of an array whose dimensions are the letters of `axes`.
 
-    ShardingError when two dimensions ask for the same mesh axis, or when a size does not divide by
+    ShardingError when two dimensions map to the same mesh axis, or when a size does not divide by
     its mesh axes.
     """
     if len(axes) != len(shape):
@@ -75,30 +75,36 @@ def partition(axes: str, shape: tuple[int, ...], mesh: Mesh, rules: Rules = RULE
                     f"axes {axes!r}: {used[axis]} and {letter} both map to mesh axis {axis!r}"
                 )
             used[axis] = letter
-        if size % (count := shards(letter, mesh, rules)):
+        count = shards(letter, mesh, rules)
+        if size % count:
             names = rules[letter]
-            asked, flags = " x ".join(map(repr, names)), " and a --".join(names)
+            mesh_axes = " x ".join(map(repr, names))
+            flags = " and a --".join(names)
             raise ShardingError(
                 f"axis {letter} ({WORDS[letter]}) of size {size} does not divide by mesh axis "
-                f"{asked} of size {count} "
+                f"{mesh_axes} of size {count} "
                 f"(choose a --{flags} that divides {size})"
             )
-    names = (rules.get(letter, ()) for letter in axes)
-    return PartitionSpec(
-        *(entry if len(entry) > 1 else entry[0] if entry else None for entry in names)
-    )
+    return PartitionSpec(*(_entry(rules.get(letter, ())) for letter in axes))
+
+
+def _entry(mesh_axes: tuple[str, ...]) -> tuple[str, ...] | str | None:
+    """Return a PartitionSpec's entry in its shortest form: jax compares entries literally."""
+    if len(mesh_axes) > 1:
+        return mesh_axes
+    return mesh_axes[0] if mesh_axes else None
 
 
 def shards(letter: str, mesh: Mesh, rules: Rules = RULES) -> int:
-    """Into how many pieces a dimension of this letter is split."""
+    """Return into how many parts the mesh splits a dimension of this letter."""
     return math.prod(mesh.shape[axis] for axis in rules.get(letter, ()))
 
 
 def sharding(axes: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """NamedSharding of an array whose dimensions are the letters of `axes`; errors as
-    `partition`."""
+    """Return the NamedSharding of an array with these axes; errors as `partition`."""
     return NamedSharding(mesh, partition(axes, shape, mesh))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of an array that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())

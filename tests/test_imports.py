@@ -37,14 +37,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "pallas_kernels": ("pallas_kernels",),
     "checkpoints": ("checkpoints", "sharding"),
     "training": ("training",),
-    "checkpoints.convert": (
-        "checkpoints",
-        "sharding",
-        "jaxserve.cli.exits",
-        "jaxserve.errors",
-        "jaxserve.loading.export",
-        "jaxserve.loading.checkpoint",
-    ),
+    # The entry point of the command hands over to jaxserve, which knows the models.
+    "checkpoints.convert": ("jaxserve.loading.convert",),
     "jaxserve.errors": (),
     "jaxserve.config": ("jaxserve.errors",),
     "jaxserve.sandbox_process": (),
@@ -81,6 +75,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.errors",
         "sharding",
     ),
+    "jaxserve.loading.spec": ("checkpoints", "jaxserve.models", "jaxserve.errors"),
+    "jaxserve.loading.match": (
+        "checkpoints",
+        "jaxserve.loading.spec",
+        "jaxserve.models",
+        "jaxserve.errors",
+    ),
     "jaxserve.loading.shards": (
         "checkpoints.safetensors_reader",
         "jaxserve.models",
@@ -89,15 +90,26 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.loading.orbax_layout": (
         "checkpoints.orbax_store",
+        "jaxserve.loading.match",
         "jaxserve.models",
         "jaxserve.errors",
         "sharding",
     ),
-    "jaxserve.loading.checkpoint": (
-        "checkpoints",
+    "jaxserve.loading.parameters": (
+        "checkpoints.orbax_store",
+        "jaxserve.loading.match",
         "jaxserve.loading.orbax_layout",
-        "jaxserve.models",
         "jaxserve.loading.shards",
+        "jaxserve.loading.spec",
+        "jaxserve.models",
+        "jaxserve.errors",
+        "sharding",
+    ),
+    "jaxserve.loading.folder": (
+        "checkpoints.orbax_store",
+        "jaxserve.loading.parameters",
+        "jaxserve.loading.spec",
+        "jaxserve.models",
         "jaxserve.tokenizer",
         "jaxserve.errors",
         "jaxserve.request",
@@ -105,10 +117,26 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "jaxserve.loading.export": (
         "checkpoints",
+        "jaxserve.loading.match",
         "jaxserve.loading.orbax_layout",
-        "jaxserve.loading.checkpoint",
+        "jaxserve.loading.spec",
         "jaxserve.models",
         "jaxserve.errors",
+    ),
+    "jaxserve.loading.convert": (
+        "checkpoints",
+        "jaxserve.cli.exits",
+        "jaxserve.loading.export",
+        "jaxserve.loading.parameters",
+        "jaxserve.loading.spec",
+        "jaxserve.errors",
+        "sharding",
+    ),
+    "jaxserve.loading.draft": (
+        "jaxserve.config",
+        "jaxserve.errors",
+        "jaxserve.loading.folder",
+        "jaxserve.tokenizer",
     ),
     "jaxserve.chat": (
         "jaxserve.chat",
@@ -228,7 +256,7 @@ def test_arrows() -> None:
 
 
 def test_the_converter_imports_the_loader_late() -> None:
-    """It alone of its package knows families, and only once it runs."""
+    """The entry point of the command is alone in its package in importing jaxserve, when run."""
     script = "import sys, checkpoints.convert; sys.exit('jaxserve' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
 
@@ -285,7 +313,7 @@ def test_the_engine_needs_nothing_of_the_server() -> None:
 
 
 SETTERS = {
-    "checkpoints.convert",
+    "jaxserve.loading.convert",
     "jaxserve.server.observe.traces",  # reads the variables of OpenTelemetry's exporters
     "jaxserve.cli.compilation_cache",
     "jaxserve.cluster.bootstrap",

@@ -1,7 +1,6 @@
-"""The text the bundled models are trained on: plain stories and sums, and chats of every length,
-all from a seed.
+"""The corpus of the bundled models: plain stories and sums, and chats, all from a seed.
 
-A document is in the train or the held-out split by a hash of its text, so that no text is in both.
+A hash of its text puts a document in the train or the held-out split, so that no text is in both.
 """
 
 import random
@@ -15,13 +14,12 @@ from training import chats, stories, sums
 from training.chats import Exchange, Writer
 
 SYSTEM_SHARE: Final = 0.35  # chats that begin with a system prompt
-HELD_OUT_PART: Final = 20  # one text in so many is held out
+HELD_OUT_PART: Final = 20  # one text in this many is held out
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Who speaks ("system", "user", "assistant") and what; role "" is a text outside of any
-    chat."""
+    """A text and who says it: "system", "user" or "assistant", or "" outside of chats."""
 
     role: str
     text: str
@@ -29,23 +27,25 @@ class Turn:
 
 @dataclass(frozen=True)
 class Document:
-    """One text: a single turn without a role, or the turns of a chat."""
+    """A single turn without a role, or the turns of a chat."""
 
     kind: str
     turns: tuple[Turn, ...]
 
     @property
     def held_out(self) -> bool:
+        """True if the document belongs to the held-out split."""
         joined = "\0".join(f"{turn.role}\n{turn.text}" for turn in self.turns)
         return zlib.crc32(joined.encode()) % HELD_OUT_PART == 0
 
 
 def plain(text: str) -> tuple[Turn, ...]:
+    """Return the turn of a text outside of chats."""
     return (Turn("", text),)
 
 
 def chat(writer: Writer, exchanges: list[Exchange]) -> tuple[Turn, ...]:
-    """The exchanges as turns, behind a system prompt in some."""
+    """Return exchanges as turns, some of them after a system prompt."""
     roles = ("user", "assistant")
     turns = [
         Turn(role, text)
@@ -58,10 +58,11 @@ def chat(writer: Writer, exchanges: list[Exchange]) -> tuple[Turn, ...]:
 
 
 def about(topic: Callable[[Writer], list[Exchange]]) -> Callable[[Writer], tuple[Turn, ...]]:
+    """Return a function that writes a chat about the topic."""
     return lambda writer: chat(writer, topic(writer))
 
 
-# Every kind of document, how often it is drawn in a hundred, and what writes it.
+# Kind of document -> its share in percent, and the function that writes it.
 KINDS: Final[Mapping[str, tuple[int, Callable[[Writer], tuple[Turn, ...]]]]] = MappingProxyType(
     {
         "story": (11, lambda writer: plain(stories.tell(writer.stories, writer.rng).text)),
@@ -83,17 +84,17 @@ LONG: Final = "long chat"
 
 
 def draw(writer: Writer, kind: str) -> Document:
-    """A document of a kind in KINDS, or a long chat: about fourteen topics in one conversation."""
+    """Write a document of a kind in KINDS, or a LONG chat of eleven to seventeen topics."""
     if kind == LONG:
         return Document(kind, chat(writer, chats.converse(writer, writer.rng.randint(11, 17))))
     return Document(kind, KINDS[kind][1](writer))
 
 
 def documents(seed: int, split: str, count: int, kind: str | None = None) -> Iterator[Document]:
-    """`count` documents of the split "train" or "held-out", of one kind or (None) of KINDS in their
-    shares.
+    """Yield `count` documents of the split "train" or "held-out".
 
-    Each depends on (seed, split, kind, index) alone: a longer corpus begins with a shorter one.
+    They are of one kind or, if it is None, of all KINDS in their shares. A document depends on
+    (seed, split, kind, index) alone, so that a longer corpus begins with a shorter one.
     """
     open_writer = chats.open_writer()
     shares = [share for share, _ in KINDS.values()]
@@ -101,6 +102,7 @@ def documents(seed: int, split: str, count: int, kind: str | None = None) -> Ite
         rng = random.Random(f"{seed}/{split}/{kind}/{index}")
         writer = open_writer(rng)
         chosen = kind or rng.choices(list(KINDS), shares)[0]
-        while (document := draw(writer, chosen)).held_out != (split == "held-out"):
-            pass
+        document = draw(writer, chosen)
+        while document.held_out != (split == "held-out"):
+            document = draw(writer, chosen)
         yield document

@@ -1,4 +1,4 @@
-"""What a training leaves: a folder in Hugging Face's layout."""
+"""Writes a trained model as a folder in Hugging Face's layout."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from training.tokens import BOS, CHAT_TEMPLATE, EOS, IM_END, IM_START, MARKS, UN
 
 
 def tensors(weights: nnx.State) -> dict[str, jax.Array]:
-    """Tensors by their Hugging Face names; a linear layer's weight is stored [outputs, inputs]."""
+    """Return tensors by their Hugging Face names; linear weights as [outputs, inputs]."""
     named = {}
     for path, leaf in nnx.to_flat_state(weights):
         name = ".".join(["model", *map(str, path[:-1]), "weight"])
@@ -21,6 +21,7 @@ def tensors(weights: nnx.State) -> dict[str, jax.Array]:
 
 
 def model_config(recipe: Recipe) -> dict:
+    """Return the contents of config.json."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -45,6 +46,7 @@ def model_config(recipe: Recipe) -> dict:
 
 
 def tokenizer_config(recipe: Recipe) -> dict:
+    """Return the contents of tokenizer_config.json."""
     names = {UNK: "<unk>", BOS: "<s>", EOS: "</s>", IM_START: MARKS[0], IM_END: MARKS[1]}
     flags = {
         "lstrip": False,
@@ -75,6 +77,7 @@ def tokenizer_config(recipe: Recipe) -> dict:
 def write_folder(
     out: Path, recipe: Recipe, weights: nnx.State, tokenizer: bytes, account: dict
 ) -> None:
+    """Write all files of the folder; account: the contents of training.json."""
     jsons = {
         "config.json": model_config(recipe),
         "generation_config.json": {"bos_token_id": BOS, "eos_token_id": [IM_END, EOS]},

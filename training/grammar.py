@@ -1,16 +1,15 @@
-"""A notation for seeded text: rules that are drawn anew, and tables whose rows hold for a whole
-telling.
+"""A notation for random text: rules that are drawn anew at each use, and tables of fixed rows.
 
-There are three kinds of rule, told apart by what ends their first line:
+There are three kinds of rule, distinguished by the end of their first line:
 
     name:            one of the lines below, drawn anew at every use
     name >           all of the lines below, in order
-    a b c =          a table; the first use of a column draws a row, which then holds
+    a b c =          a table; the first use of a column draws a row, which is kept for the text
 
 Within a line `{name}` uses a rule or a column (`{Name}` with a capital letter), `(x|y)` draws x or
-y, and `//` starts a new paragraph. What has to hold together (a person's name and pronouns, the
-thing that is lost and its color, a number and its half) is a row of a table; only what may vary
-freely is drawn anew.
+y, and `//` starts a new paragraph. Words that belong together (a person's name and pronouns, the
+lost thing and its color, a number and its half) are a row of a table; words that may vary freely
+are drawn anew.
 """
 
 import random
@@ -29,14 +28,17 @@ HEADER: Final = re.compile(r"([\w ]+?) ?([:=>])")
 
 @dataclass(frozen=True)
 class Table:
+    """A table whose row is drawn once for a text."""
+
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """Rules by name: the alternatives of a `:` or `>` rule, and for each column of a `=` rule its
-    table.
+    """Rules by name.
+
+    choices: the alternatives of `:` and `>` rules. tables: the table of each column of `=` rules.
     """
 
     choices: Mapping[str, tuple[str, ...]]
@@ -44,14 +46,12 @@ class Grammar:
 
 
 def read_grammar(name: str) -> Grammar:
-    """The grammar in the file of that name beside this module."""
+    """Read the grammar in a file beside this module."""
     return parse((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
 def parse(text: str) -> Grammar:
-    """Reads the notation in the module's docstring; ValueError names a row that has not its table's
-    columns.
-    """
+    """Parse the notation in the module's docstring; ValueError names a line that is wrong."""
     choices: dict[str, tuple[str, ...]] = {}
     tables: dict[str, Table] = {}
     for block in re.split(r"\n+(?=\S)", text.strip()):
@@ -69,6 +69,7 @@ def parse(text: str) -> Grammar:
 
 
 def parse_table(columns: tuple[str, ...], lines: list[str]) -> Table:
+    """Parse rows of cells separated by " ; "; ValueError names a row of another length."""
     rows = tuple(tuple(line.split(" ; ")) for line in lines)
     for row in rows:
         if len(row) != len(columns):
@@ -80,23 +81,26 @@ def parse_table(columns: tuple[str, ...], lines: list[str]) -> Table:
 
 @dataclass(frozen=True)
 class Telling:
-    """One text being written: the rows drawn so far hold until its end."""
+    """A text that is being written.
+
+    drawn: the cells of the rows drawn so far, by column, which are kept until the end of the text.
+    """
 
     grammar: Grammar
     rng: random.Random
     drawn: dict[str, str] = field(default_factory=dict)
 
     def text(self, template: str) -> str:
-        """The template expanded, its paragraphs separated by one newline."""
+        """Expand a template, with one newline between paragraphs."""
         return PARAGRAPH.sub("\n", self.expand(template)).strip()
 
     def pair(self, rule: str) -> tuple[str, str]:
-        """A question and its answer, from a rule whose lines are `question => answer`."""
+        """Write a question and its answer by a rule whose lines are `question => answer`."""
         question, answer = self.text(f"{{{rule}}}").split(" => ")
         return question, answer
 
     def expand(self, template: str) -> str:
-        """The text of a template; KeyError for a name the grammar does not have."""
+        """Expand a template; KeyError for a name that the grammar does not have."""
         while "(" in template:
             template = ALTERNATIVES.sub(
                 lambda match: self.rng.choice(match[1].split("|")), template
@@ -104,14 +108,17 @@ class Telling:
         return REFERENCE.sub(lambda match: self.value(match[1]), template)
 
     def value(self, name: str) -> str:
+        """Return the text of a rule or column, with a capital letter if the name has one."""
         key = name[0].lower() + name[1:]
         text = self.column(key) if key in self.grammar.tables else self.choice(key)
         return text if key == name else text[0].upper() + text[1:]
 
     def choice(self, name: str) -> str:
+        """Draw one of a rule's alternatives and expand it."""
         return self.expand(self.rng.choice(self.grammar.choices[name]))
 
     def column(self, name: str) -> str:
+        """Return the cell of a column, and draw the table's row at the first use."""
         if name not in self.drawn:
             table = self.grammar.tables[name]
             row = self.rng.choice(table.rows)

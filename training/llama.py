@@ -1,6 +1,4 @@
-"""The model that is trained: a Llama with attributes named as in Hugging Face's, so that paths are
-tensor names.
-"""
+"""The model that is trained: a Llama whose attribute paths are Hugging Face's tensor names."""
 
 import functools
 
@@ -12,34 +10,33 @@ from training.recipe import Recipe
 
 
 def rotate(x: jax.Array, theta: float) -> jax.Array:
-    """Rotary positions 0..T-1 on x [B, T, heads, H], pairing dimension i with i + H/2 (arXiv
-    2104.09864).
+    """Apply rotary embedding (arXiv 2104.09864) at positions 0..T-1 to x [B, T, heads, H].
+
+    Dimension i is rotated with dimension i + H/2.
     """
     half = x.shape[3] // 2
     frequency = theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.outer(jnp.arange(x.shape[1], dtype=jnp.float32), frequency)[
-        None, :, None, :
-    ]  # [1, T, 1, H/2]
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    angle = jnp.outer(jnp.arange(x.shape[1], dtype=jnp.float32), frequency)
+    angle = angle[None, :, None, :]  # [1, T, 1, H/2]
+    cos = jnp.cos(angle)
+    sin = jnp.sin(angle)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array) -> jax.Array:
-    """q [B, T, N, H], k and v [B, T, K, H], document [B, T] int32 -> [B, T, N, H]; a token sees its
-    own document.
+    """Return causal attention [B, T, N, H] of q [B, T, N, H] to k and v [B, T, K, H].
 
-    A block of queries meets only the keys up to its end: half the work, and scores small enough for
-    a CPU's cache.
+    document: [B, T] int32; a token sees only tokens of its own document. Queries are processed in
+    blocks, each with the keys up to its end: that is half the work, and scores fit into a CPU's
+    cache.
     """
     length, heads, depth = q.shape[1:]
     shared = k.shape[2]
-    q = (
-        (q * depth**-0.5)
-        .reshape(*q.shape[:2], shared, heads // shared, depth)
-        .transpose(0, 2, 3, 1, 4)
-    )  # [B,K,G,T,H]
-    k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)  # [B, K, H, T], [B, K, T, H]
+    q = (q * depth**-0.5).reshape(*q.shape[:2], shared, heads // shared, depth)
+    q = q.transpose(0, 2, 3, 1, 4)  # [B, K, G, T, H]
+    k = k.transpose(0, 2, 3, 1)  # [B, K, H, T]
+    v = v.transpose(0, 2, 1, 3)  # [B, K, T, H]
     block = max(64, length // 16)
     blocks = []
     for start in range(0, length, block):
@@ -53,11 +50,11 @@ def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Arr
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Array:
-    """q [B, K, G, Q, H] scaled, k [B, K, H, S], v [B, K, S, H], seen [B, Q, S] bool -> [B, K, G, Q,
-    H].
+    """Return attention [B, K, G, Q, H] of one block of queries.
 
-    The query heads of a kv head are rows of one matrix product; the softmax divides behind the
-    second product.
+    q: [B, K, G, Q, H], scaled. k: [B, K, H, S]. v: [B, K, S, H]. seen: [B, Q, S] bool. The query
+    heads of a kv head are rows of one matrix product; the softmax divides after the second product,
+    which has fewer numbers.
     """
     together = (*q.shape[:2], -1)
     scores = (q.reshape(*together, q.shape[4]) @ k).reshape(*q.shape[:4], -1)
@@ -68,11 +65,14 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> jax.Arr
 
 
 def linear(inputs: int, outputs: int, rngs: nnx.Rngs, scale: float = 1.0) -> nnx.Linear:
+    """Create a linear layer without bias, initialized with the given variance scale."""
     spread = nnx.initializers.variance_scaling(scale, "fan_in", "normal")
     return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=spread, rngs=rngs)
 
 
 class Attention(nnx.Module):
+    """Grouped-query self-attention on x [B, T, D]."""
+
     def __init__(self, recipe: Recipe, rngs: nnx.Rngs):
         self.recipe = recipe
         self.q_proj = linear(recipe.model, recipe.heads * recipe.head_dim, rngs)
@@ -80,16 +80,17 @@ class Attention(nnx.Module):
         self.v_proj = linear(recipe.model, recipe.kv_heads * recipe.head_dim, rngs)
         self.o_proj = linear(recipe.heads * recipe.head_dim, recipe.model, rngs, scale=0.01)
 
-    def __call__(self, x: jax.Array, document: jax.Array) -> jax.Array:  # [B, T, D]
+    def __call__(self, x: jax.Array, document: jax.Array) -> jax.Array:
         split = functools.partial(jnp.reshape, shape=(*x.shape[:2], -1, self.recipe.head_dim))
         q = rotate(split(self.q_proj(x)), self.recipe.rope_theta)
         k = rotate(split(self.k_proj(x)), self.recipe.rope_theta)
-        return self.o_proj(
-            causal_attention(q, k, split(self.v_proj(x)), document).reshape(*x.shape[:2], -1)
-        )
+        out = causal_attention(q, k, split(self.v_proj(x)), document)
+        return self.o_proj(out.reshape(*x.shape[:2], -1))
 
 
 class Mlp(nnx.Module):
+    """Gated MLP."""
+
     def __init__(self, recipe: Recipe, rngs: nnx.Rngs):
         self.gate_proj = linear(recipe.model, recipe.mlp, rngs)
         self.up_proj = linear(recipe.model, recipe.mlp, rngs)
@@ -100,6 +101,8 @@ class Mlp(nnx.Module):
 
 
 class Layer(nnx.Module):
+    """Attention and MLP, each after a norm and added to its input."""
+
     def __init__(self, recipe: Recipe, rngs: nnx.Rngs):
         self.input_layernorm = nnx.RMSNorm(recipe.model, epsilon=recipe.norm_epsilon, rngs=rngs)
         self.self_attn = Attention(recipe, rngs)
@@ -114,11 +117,10 @@ class Layer(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """tokens [B, T] int32, document [B, T] int32 -> logits [B, T, V] float32; the head is the
-    embedding.
+    """A decoder from tokens [B, T] int32 to logits [B, T, V] float32; the head is the embedding.
 
-    Tokens of different documents do not see each other: while they are mixed a small model is slow
-    to find out that a name is to be copied from its own story.
+    document [B, T] int32 numbers the documents, whose tokens do not see each other. With mixed
+    documents a small model is slow to learn that a name has to be copied from its own story.
     """
 
     def __init__(self, recipe: Recipe, rngs: nnx.Rngs):

@@ -1,4 +1,4 @@
-"""Descriptions in words and the JSON objects that hold the same fields."""
+"""Writes descriptions in words, and JSON objects with the same fields."""
 
 import json
 import random
@@ -30,8 +30,7 @@ EVENTS: Final = ("party", "picnic", "race", "concert", "meeting", "wedding")
 DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 PLACES: Final = ("park", "garden", "forest", "school", "library", "museum")
 
-# Kinds of record: their fields in order, with what they are drawn from, and sentences that state
-# all of them.
+# Kinds of record: the values of each field, in order, and sentences that state all of them.
 KINDS: Final = (
     (
         {"name": NAMES, "age": range(1, 100), "city": CITIES},
@@ -61,17 +60,21 @@ KINDS: Final = (
 
 @dataclass(frozen=True)
 class Record:
-    """One request for JSON: the sentence, the object asked for, and whether its fields are
-    named."""
+    """A request for JSON.
+
+    sentence: states the fields. fields: the object that is the answer. named: the request names its
+    fields.
+    """
 
     sentence: str
     fields: dict[str, str | int]
     named: bool
 
     def request(self, rng: random.Random) -> str:
+        """Write the request."""
         if self.named:
-            *most, last = self.fields
-            names = f"{', '.join(most)} and {last}" if most else last
+            *others, last = self.fields
+            names = f"{', '.join(others)} and {last}" if others else last
             return rng.choice(
                 (
                     f"Write JSON with {names}: {self.sentence}",
@@ -87,12 +90,14 @@ class Record:
         )
 
     def answer(self) -> str:
+        """Return the JSON object."""
         return json.dumps(self.fields)
 
 
 def draw(rng: random.Random) -> Record:
-    """A record of any kind; where its fields are named they are some of them in any order, else all
-    in their own.
+    """Draw a record of any kind.
+
+    Named fields are some of the kind's fields in any order; otherwise the object has all of them.
     """
     pools, sentences = rng.choice(KINDS)
     values = {name: rng.choice(pool) for name, pool in pools.items()}

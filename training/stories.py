@@ -1,4 +1,4 @@
-"""Short children's stories, each with requests for it, questions about it and its summary."""
+"""Writes short children's stories with requests, questions and summaries."""
 
 import random
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ PLOTS: Final = (
 
 @dataclass(frozen=True)
 class Story:
-    """One story: what is asked about it is answered from the rows that it drew."""
+    """A story; questions about it are answered from the rows that its telling drew."""
 
     telling: Telling
     plot: str
     text: str
 
     def request(self) -> str:
-        """Asks for a story: for any, or for one about this one's hero, its subject or both."""
+        """Write a request for any story, or for one with this hero, this subject or both."""
         rng = self.telling.rng
         if rng.random() < 0.2:
             return self.telling.text("{any_request}")
@@ -45,17 +45,18 @@ class Story:
         return self.telling.text("{request}").replace("SUBJECT", subject)
 
     def summary(self) -> str:
-        """One sentence, or two of which the first says who the story is about."""
+        """Write a summary of one sentence, sometimes after one about the hero."""
         who = self.telling.text("{who_sum}") + " " if self.telling.rng.random() < 0.3 else ""
         return who + self.telling.text(f"{{{self.plot}_sum}}")
 
     def question(self) -> tuple[str, str]:
-        """A question about the story, and its answer."""
+        """Write a question about the story, and its answer."""
         rule = "who" if self.telling.rng.random() < 0.25 else self.plot
         return self.telling.pair(f"{rule}_quiz")
 
 
 def tell(grammar: Grammar, rng: random.Random) -> Story:
+    """Write a story with a random plot."""
     plot = rng.choice(PLOTS)
     telling = Telling(grammar, rng)
     return Story(telling, plot, telling.text(f"{{opening}} {{{plot}}}"))

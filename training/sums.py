@@ -1,10 +1,10 @@
-"""Small sums and differences, bare and as problems about things, each with its answer in words."""
+"""Writes small sums and differences, bare and as problems about things, with answers in words."""
 
 import random
 from dataclasses import dataclass
 from typing import Final
 
-LARGEST: Final = 20  # operands run from 0 to this
+LARGEST: Final = 20  # largest operand; the smallest is 0
 THINGS: Final = ("apples", "cookies", "balls", "books", "shells", "nuts", "flowers", "stones")
 OWNERS: Final = (
     ("Lily", "she"),
@@ -18,7 +18,7 @@ OWNERS: Final = (
 
 @dataclass(frozen=True)
 class Sum:
-    """first + second, or first - second, which is never below zero."""
+    """The sum first + second, or the difference first - second, which is never negative."""
 
     first: int
     second: int
@@ -39,7 +39,7 @@ class Sum:
 
 
 def all_sums() -> list[Sum]:
-    """Every sum and difference of two operands in the range the corpus draws from."""
+    """Return every sum and difference that the corpus can have."""
     numbers = range(LARGEST + 1)
     return [
         Sum(a, b, plus)
@@ -51,15 +51,19 @@ def all_sums() -> list[Sum]:
 
 
 def draw(rng: random.Random) -> Sum:
-    """A sum or, less often because there are fewer, a difference."""
+    """Draw a sum or, less often because there are fewer, a difference."""
     plus = rng.random() < (LARGEST + 1) / (LARGEST + 1 + LARGEST / 2 + 1)
-    first, second = rng.randint(0, LARGEST), rng.randint(0, LARGEST)
-    return Sum(first, second, plus) if plus else Sum(max(first, second), min(first, second), plus)
+    first = rng.randint(0, LARGEST)
+    second = rng.randint(0, LARGEST)
+    if plus:
+        return Sum(first, second, plus)
+    return Sum(max(first, second), min(first, second), plus)
 
 
 def question(exercise: Sum, rng: random.Random) -> str:
-    """The exercise in one of the ways to ask for it."""
-    a, b = exercise.first, exercise.second
+    """Ask for the exercise in one of many ways."""
+    a = exercise.first
+    b = exercise.second
     asked = [f"Add {a} and {b}.", f"What is the sum of {a} and {b}?"]
     if not exercise.plus:
         asked = [f"Take {b} away from {a}.", f"Subtract {b} from {a}."]
@@ -73,9 +77,13 @@ def question(exercise: Sum, rng: random.Random) -> str:
 
 
 def story_problem(rng: random.Random) -> tuple[str, str]:
-    """A question about somebody's things, and the answer with its sum."""
-    (name, who), thing = rng.choice(OWNERS), rng.choice(THINGS)
-    exercise = Sum(first := rng.randint(2, LARGEST), rng.randint(2, first), rng.random() < 0.5)
+    """Write a question about the things of a person, and the answer with its sum."""
+    # The order of draws decides about the corpus of a seed.
+    name, who = rng.choice(OWNERS)
+    thing = rng.choice(THINGS)
+    first = rng.randint(2, LARGEST)
+    second = rng.randint(2, first)
+    exercise = Sum(first, second, plus=rng.random() < 0.5)
     change = f"finds {exercise.second} more" if exercise.plus else f"gives {exercise.second} away"
     left = "now" if exercise.plus else "left"
     asked = (
@@ -86,5 +94,5 @@ def story_problem(rng: random.Random) -> tuple[str, str]:
 
 
 def sheet(rng: random.Random) -> str:
-    """Eight to sixteen exercises with their answers, a line each."""
+    """Write eight to sixteen exercises with their answers, one a line."""
     return "\n".join(draw(rng).answer() for _ in range(rng.randint(8, 16)))

@@ -1,11 +1,10 @@
-"""Documents as tokens: the vocabulary, the chat format, and the windows that training reads.
+"""Turns documents into tokens: vocabulary, chat format, and the windows that training reads.
 
 A plain text is BOS, text, EOS. A chat is BOS and for every turn
 
     <|im_start|>ROLE newline TEXT<|im_end|> newline
 
-which is also what CHAT_TEMPLATE writes. The two marks are control tokens: encoding a text never
-yields them.
+as CHAT_TEMPLATE writes it. The two marks are control tokens, which encoding a text never yields.
 """
 
 import io
@@ -30,7 +29,10 @@ CHAT_TEMPLATE: Final = (
 
 
 def train_tokenizer(recipe: Recipe, seed: int) -> bytes:
-    """A SentencePiece BPE model with byte fallback, serialized; a newline is left to its byte."""
+    """Train a SentencePiece BPE model with byte fallback; return it serialized.
+
+    Newlines are not in the training text, so that a newline is encoded as its byte.
+    """
     turns = [
         turn
         for document in documents(seed, "train", recipe.tokenizer_documents)
@@ -47,7 +49,7 @@ def train_tokenizer(recipe: Recipe, seed: int) -> bytes:
         byte_fallback=True,
         split_digits=True,
         control_symbols=list(MARKS),
-        add_dummy_prefix=False,  # a text is encoded alike wherever it stands in a chat
+        add_dummy_prefix=False,  # the encoding of a text does not depend on its place in a chat
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         character_coverage=1.0,
@@ -62,8 +64,10 @@ def train_tokenizer(recipe: Recipe, seed: int) -> bytes:
 
 @dataclass(frozen=True)
 class Encoded:
-    """ids [tokens] uint16, answer [tokens] bool: what a model has to say itself, all of a plain
-    text.
+    """A document as tokens.
+
+    ids: [tokens] uint16. answer: [tokens] bool, true for tokens that the model has to generate: the
+    assistant's turns, and all of a plain text.
     """
 
     ids: np.ndarray
@@ -71,19 +75,25 @@ class Encoded:
 
 
 def encoded(tokenizer: bytes, texts: Iterable[Document]) -> list[Encoded]:
+    """Encode documents with a serialized SentencePiece model."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer)
     return [_encoded(processor, document.turns) for document in texts]
 
 
 def _encoded(processor: sentencepiece.SentencePieceProcessor, turns: Iterable[Turn]) -> Encoded:
-    pieces = [([BOS], False), *(piece for turn in turns for piece in _pieces(processor, turn))]
-    answer = np.repeat([said for _, said in pieces], [len(ids) for ids, _ in pieces])
-    return Encoded(np.concatenate([ids for ids, _ in pieces]).astype(np.uint16), answer)
+    ids = [BOS]
+    answer = [False]
+    for turn in turns:
+        for part, is_answer in _parts(processor, turn):
+            ids += part
+            answer += [is_answer] * len(part)
+    return Encoded(np.array(ids, np.uint16), np.array(answer))
 
 
-def _pieces(
+def _parts(
     processor: sentencepiece.SentencePieceProcessor, turn: Turn
 ) -> Iterator[tuple[list[int], bool]]:
+    """Yield the tokens of a turn in parts, and whether a part is an answer."""
     if not turn.role:
         yield [*processor.encode(turn.text), EOS], True
         return
@@ -94,7 +104,7 @@ def _pieces(
 
 @dataclass(frozen=True)
 class Stream:
-    """Documents one after the other: ids, answer [tokens], and where each begins [documents]."""
+    """Concatenated documents: ids and answer [tokens], and where each begins [documents]."""
 
     ids: np.ndarray
     answer: np.ndarray
@@ -103,17 +113,19 @@ class Stream:
     def windows(
         self, rows: int, context: int, key: tuple[int, int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """ids int32 and answer bool [rows, context + 1] from starts drawn by the key (seed, step)
-        alone.
+        """Return ids int32 and answer bool, both [rows, context + 1].
+
+        Windows begin where a document does; which ones depends on the key (seed, step) alone.
         """
-        whole = np.searchsorted(
-            self.starts, len(self.ids) - context
-        )  # the first start with too little behind it
+        # Number of documents with a whole window behind their start.
+        whole = np.searchsorted(self.starts, len(self.ids) - context)
         drawn = self.starts[np.random.default_rng(key).integers(whole, size=rows)]
         index = drawn[:, None] + np.arange(context + 1)
         return self.ids[index].astype(np.int32), self.answer[index]
 
 
 def stream(texts: list[Encoded]) -> Stream:
+    """Concatenate documents."""
     ids = np.concatenate([text.ids for text in texts])
-    return Stream(ids, np.concatenate([text.answer for text in texts]), np.flatnonzero(ids == BOS))
+    answer = np.concatenate([text.answer for text in texts])
+    return Stream(ids, answer, np.flatnonzero(ids == BOS))

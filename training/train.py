@@ -1,13 +1,11 @@
-"""Makes a bundled model: writes the corpus, trains the tokenizer and a small Llama, saves a Hugging
-Face folder.
+"""Trains a bundled model: a corpus, a tokenizer and a small Llama, saved as a folder.
 
     python -m training.train --recipe target --out DIR [--minutes 45 | --steps N]
         [--seed 0] [--work DIR]
 
-With --steps the weights depend on seed and steps alone (on one kind of machine); with --minutes the
-clock decides how many steps there are and the learning rate follows it down. An interrupted run
-goes on from its last checkpoint in the work folder. Models of one seed share their vocabulary,
-whatever their recipe.
+With --steps the weights depend on seed and steps alone (on one kind of machine). With --minutes the
+clock decides how many steps there are, and the learning rate falls with it. An interrupted run
+continues from its last checkpoint in the work folder. All models of a seed share their vocabulary.
 """
 
 import argparse
@@ -28,7 +26,7 @@ from training.tokens import encoded, stream, train_tokenizer
 
 
 def train(recipe: Recipe, budget: Budget, seed: int, out: Path, work: Path, command: str) -> dict:
-    """Everything from the corpus to the folder; returns what it wrote to training.json."""
+    """Write the corpus, train, and write the folder; return the contents of training.json."""
     claim(
         work,
         {"seed": seed, "budget": dataclasses.asdict(budget), "recipe": dataclasses.asdict(recipe)},
@@ -36,14 +34,14 @@ def train(recipe: Recipe, budget: Budget, seed: int, out: Path, work: Path, comm
     tokenizer = train_tokenizer(recipe, seed)
     short = stream(encoded(tokenizer, documents(seed, "train", recipe.documents)))
     long = stream(encoded(tokenizer, documents(seed, "train", recipe.long_chats, LONG)))
-    params, way = fit(recipe, budget, seed, short, long, work)
+    params, progress = fit(recipe, budget, seed, short, long, work)
     weights = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     account = {
         "command": command,
         "seed": seed,
-        "steps": way.step,
-        "tokens_seen": way.tokens,
-        "minutes": round(way.seconds / 60, 1),
+        "steps": progress.step,
+        "tokens_seen": progress.tokens,
+        "minutes": round(progress.seconds / 60, 1),
         "held_out_loss": held_out_losses(recipe, weights, tokenizer, seed),
         "corpus_tokens": len(short.ids) + len(long.ids),
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(weights)),
@@ -56,7 +54,7 @@ def train(recipe: Recipe, budget: Budget, seed: int, out: Path, work: Path, comm
 def held_out_losses(
     recipe: Recipe, weights: nnx.State, tokenizer: bytes, seed: int
 ) -> dict[str, float]:
-    """Nats per token of an answer, for each kind of document, of the weights as they are stored."""
+    """Measure the weights as they are stored: nats per answer token, by kind of document."""
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights)
     losses = compile_training(recipe).losses
     measured = {}
@@ -67,6 +65,7 @@ def held_out_losses(
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m training.train", description="Train a bundled model."
     )
@@ -75,9 +74,13 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         "--recipe", choices=list(RECIPES), default="target", help="which model (default: target)"
     )
     parser.add_argument(
-        "--work", type=Path, help="checkpoints to go on from when interrupted (default: OUT.work)"
+        "--work",
+        type=Path,
+        help="checkpoints to continue from when interrupted (default: OUT.work)",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of corpus and weights (default: 0)"
+    )
     end = parser.add_mutually_exclusive_group()
     end.add_argument(
         "--minutes", type=float, default=45.0, help="train for this long (default: 45)"

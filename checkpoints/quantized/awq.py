@@ -1,5 +1,6 @@
-"""AWQ (Lin et al. 2023) as AutoAWQ stores it for its GEMM kernel: four bits, zero points, groups of
-inputs.
+"""AWQ (Lin et al. 2023) as AutoAWQ stores it for its GEMM kernel.
+
+Weights have four bits, with zero points and scales for groups of inputs.
 
 X.qweight int32 [I, O / 8], X.qzeros int32 [I / group, O / 8], X.scales [I / group, O] are the
 weight X.weight [O, I]: (qweight - qzeros) * scales, transposed.
@@ -23,11 +24,11 @@ from checkpoints.quantized.packed import packed
 
 PARTS = ("qweight", "qzeros", "scales")
 BITS = 4
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of a word's eight numbers: the even ones come first
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where each of a word's eight numbers lies: even ones first
 
 
 def read(fields: Fields) -> int:
-    """The size of the groups; CheckpointError for what the GEMM form has not."""
+    """Return the size of the groups; CheckpointError for fields of other formats than GEMM."""
     fields.among("bits", (BITS,), BITS)
     fields.among("zero_point", (True,), True)
     fields.among("version", ("gemm",), "gemm")
@@ -41,12 +42,12 @@ def read(fields: Fields) -> int:
 
 
 def dequantized(tensors: Mapping[str, np.ndarray], group: int) -> dict[str, Any]:
-    """X.qweight, X.qzeros and X.scales become X.weight."""
+    """Join X.qweight, X.qzeros and X.scales to X.weight."""
     modules, others = by_module(tensors, frozenset(PARTS))
-    return {
-        **others,
-        **{f"{module}.weight": _joined(module, parts, group) for module, parts in modules.items()},
+    weights = {
+        f"{module}.weight": _joined(module, parts, group) for module, parts in modules.items()
     }
+    return {**others, **weights}
 
 
 def _joined(module: str, parts: Parts, group: int) -> Transposed:
@@ -55,7 +56,7 @@ def _joined(module: str, parts: Parts, group: int) -> Transposed:
     outputs = scales.shape[-1] if scales.ndim else 0
     values = packed(f"{module}.qweight", qweight, BITS, 1, outputs, order=PLACES)
     zeros = packed(f"{module}.qzeros", qzeros, BITS, 1, outputs, order=PLACES)
-    block = check_groups(f"{module}.qweight", len(qweight), group), 1
+    block = (check_groups(f"{module}.qweight", len(qweight), group), 1)
     check_scales(f"{module}.qweight", values, scales, block)
     check_zeros(f"{module}.qzeros", zeros, scales)
     return Transposed(BlockScaled(values, scales, block, zeros))

@@ -1,6 +1,4 @@
-"""Weights whose blocks have scales of their own, and DeepSeek-V3's form of them: FP8 in blocks of
-128 x 128.
-"""
+"""Weights whose blocks have scales, and DeepSeek-V3's format: FP8 in blocks of 128 x 128."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +12,12 @@ from checkpoints.quantized.fields import Fields
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 FLOAT8: Final = frozenset(map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
-STRIP = 1 << 19  # numbers that are dequantized together: what comes in between stays in the cache
+# Numbers that are dequantized at a time, so that intermediate results stay in the cache.
+STRIP = 1 << 19
 
 
 class Matrix(Protocol):
-    """An array [R, C], or what gives parts of one when they are asked for with two slices."""
+    """An array [R, C], or an object that returns parts of one for two slices."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -28,13 +27,12 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class BlockScaled:
-    """(values [R, C] - zeros) * scales, scales and zeros [ceil(R / rows), ceil(C / columns)] of
-    their blocks.
+    """A weight (values - zeros) * scales, where every block of rows and columns has one scale.
 
-    block: rows and columns; in place of either an array, for each row or column the index of its
-    scale. zeros: one number for all where they are no matrix. It is indexed with two slices and
-    gives float32, the product rounded once. dtype: what it is to be kept in, since no more is in
-    it.
+    values: [R, C]. scales, zeros: [ceil(R / rows), ceil(C / columns)]; zeros may also be one number
+    for all. block: rows and columns of a block; either may be an array with the index of the scale
+    for each row or column. Indexing with two slices gives float32, the product rounded once. dtype:
+    the dtype to keep the weight in, which holds its precision.
     """
 
     values: Matrix
@@ -48,7 +46,8 @@ class BlockScaled:
         return self.values.shape
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-        rows, columns = (range(size)[part] for size, part in zip(self.shape, index, strict=True))
+        rows = range(self.shape[0])[index[0]]
+        columns = range(self.shape[1])[index[1]]
         found = np.empty((len(rows), len(columns)), np.float32)
         step = max(1, STRIP // max(1, len(columns)))
         for start in range(0, found.size and len(rows), step):
@@ -62,16 +61,15 @@ class BlockScaled:
         ]
         found[...] = self.values[rows.start : rows.stop, columns.start : columns.stop]
         found -= self.zeros if isinstance(self.zeros, int) else _spread(self.zeros, *shares)
-        with np.errstate(
-            invalid="ignore", over="ignore"
-        ):  # what is not finite is for whoever reads to refuse
+        # The reader checks that values are finite.
+        with np.errstate(invalid="ignore", over="ignore"):
             found *= _spread(self.scales, *shares)
 
 
 def _spread(matrix: Matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """float32 matrix[rows][:, columns], of which no more is read than lies between the ends.
+    """Return float32 matrix[rows][:, columns], reading only the range that they span.
 
-    Of one row or column if that is what all share.
+    Where all rows or all columns share one index the dimension has size 1, to be broadcast.
     """
     part = matrix[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].astype(np.float32)
     for axis, share in enumerate((rows, columns)):
@@ -83,7 +81,7 @@ def _spread(matrix: Matrix, rows: np.ndarray, columns: np.ndarray) -> np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Transposed:
-    """Another one [R, C] as [C, R]."""
+    """The transpose [C, R] of a weight [R, C]."""
 
     stored: BlockScaled
 
@@ -101,7 +99,7 @@ class Transposed:
 
 
 def check_scales(name: str, values: Matrix, scales: np.ndarray, block: tuple[int, int]) -> None:
-    """CheckpointError when there is not one scale for each block of a matrix."""
+    """Raise CheckpointError unless a matrix has one scale for each block."""
     if scales.dtype.kind in "biu":
         raise CheckpointError(
             f"tensor {name} has {scales.dtype} scales; they must be floating point"
@@ -110,14 +108,14 @@ def check_scales(name: str, values: Matrix, scales: np.ndarray, block: tuple[int
     if len(values.shape) != 2 or scales.shape != wanted:
         raise CheckpointError(
             f"tensor {name} of shape {list(values.shape)} has scales of shape "
-            f"{list(scales.shape)}; blocks of "
-            f"{block[0]} x {block[1]} make them {list(wanted)}"
+            f"{list(scales.shape)}; blocks of {block[0]} x {block[1]} make them {list(wanted)}"
         )
 
 
 def check_groups(name: str, inputs: int, size: int) -> int:
-    """How many inputs share a scale, -1 being all; CheckpointError when the groups do not divide
-    the inputs.
+    """Return how many inputs share a scale; size -1 stands for all.
+
+    CheckpointError when groups do not divide the inputs.
     """
     size = inputs if size == -1 else size
     if inputs < 1 or inputs % size:
@@ -128,25 +126,27 @@ def check_groups(name: str, inputs: int, size: int) -> int:
 
 
 def check_zeros(name: str, zeros: Matrix, scales: np.ndarray) -> None:
-    """CheckpointError when there is not one zero point for each scale."""
+    """Raise CheckpointError unless there is one zero point for each scale."""
     if zeros.shape != scales.shape:
         raise CheckpointError(
             f"tensor {name} holds zero points of shape {list(zeros.shape)}; with scales of shape "
-            f"{list(scales.shape)} "
-            "there must be one for each"
+            f"{list(scales.shape)} there must be one for each"
         )
 
 
 def share_of_each(name: str, groups: np.ndarray, inputs: int, size: int) -> int | np.ndarray:
-    """What BlockScaled.block takes for inputs whose groups are listed (act-order): their size if
-    they lie in order.
+    """Return the entry of BlockScaled.block for inputs whose groups are listed (act-order).
+
+    It is the group size where the groups lie in order, else the listed groups.
     """
     if groups.shape != (inputs,) or groups.dtype.kind not in "iu":
         raise CheckpointError(
             f"tensor {name} is {groups.dtype} {list(groups.shape)}; it must be the group of each "
             f"of {inputs} inputs"
         )
-    low, high, count = groups.min(), groups.max(), inputs // size
+    low = groups.min()
+    high = groups.max()
+    count = inputs // size
     if low < 0 or high >= count:
         raise CheckpointError(
             f"tensor {name} has groups from {low} to {high}; there are {count}, from 0 on"
@@ -155,7 +155,7 @@ def share_of_each(name: str, groups: np.ndarray, inputs: int, size: int) -> int 
 
 
 def block_size(fields: Fields, name: str) -> tuple[int, int]:
-    """A field that holds the rows and columns of a block."""
+    """Read a field that holds the rows and columns of a block."""
     block = fields.take(name)
     if (
         not isinstance(block, list)
@@ -167,7 +167,7 @@ def block_size(fields: Fields, name: str) -> tuple[int, int]:
 
 
 def read(fields: Fields) -> tuple[int, int]:
-    """The size of blocks that DeepSeek's quantization_config gives."""
+    """Return the size of blocks in DeepSeek's quantization_config."""
     fields.among("fmt", ("e4m3", "e5m2"), "e4m3")
     fields.among("scale_fmt", ("float", "ue8m0"), "float")
     fields.among("activation_scheme", ("dynamic",), "dynamic")
@@ -177,19 +177,19 @@ def read(fields: Fields) -> tuple[int, int]:
 
 
 def dequantized(tensors: Mapping[str, np.ndarray], block: tuple[int, int]) -> dict[str, Any]:
-    """X and X_scale_inv become X."""
+    """Join X and X_scale_inv to X."""
     found: dict[str, Any] = dict(tensors)
     for name in tensors:
         if name.endswith("_scale_inv"):
             weight = name.removesuffix("_scale_inv")
             if weight not in tensors:
                 raise CheckpointError(f"tensor {name} holds scales of {weight}, which is missing")
-            values, scales = found[weight], found.pop(name)
+            values = found[weight]
+            scales = found.pop(name)
             if values.dtype not in FLOAT8 or scales.dtype.kind in "biu":
                 raise CheckpointError(
                     f"tensor {weight}: {values.dtype} with {scales.dtype} scales is not FP8 in "
-                    f"blocks "
-                    "(float8 and floating point)"
+                    f"blocks (float8 and floating point)"
                 )
             check_scales(weight, values, scales, block)
             found[weight] = BlockScaled(values, scales, block)

@@ -1,10 +1,10 @@
-"""compressed-tensors, the form of llm-compressor: integers and FP8 with scales per tensor, channel,
-group or block.
+"""compressed-tensors, the format of llm-compressor: integers and FP8 with scales.
 
-X.weight [O, I] in eight bits, or X.weight_packed int32 [O, I * bits / 32] with X.weight_shape, and
-X.weight_scale; if quantization is not symmetric X.weight_zero_point, packed like the weight but
-along the outputs. Which weights are quantized is seen from their scales; of several schemes,
-`targets` say whose is whose.
+Scales are per tensor, channel, group or block. A weight is X.weight [O, I] in eight bits, or
+X.weight_packed int32 [O, I * bits / 32] with X.weight_shape; and X.weight_scale. If quantization is
+not symmetric there is X.weight_zero_point, packed like the weight but along the outputs. A weight
+is quantized if it has scales. Where the config has several schemes, their `targets` say which
+modules each applies to.
 """
 
 import logging
@@ -32,30 +32,33 @@ from checkpoints.quantized.packed import packed
 
 log = logging.getLogger(__name__)
 
-ZEROS, ORDER = "weight_zero_point", "weight_g_idx"
+ZEROS: Final = "weight_zero_point"
+ORDER: Final = "weight_g_idx"
 WEIGHT: Final = ("weight", "weight_packed", "weight_shape", "weight_scale", ZEROS, ORDER)
-# Of activations and pages, which stay in full precision here.
+# Scales of activations and pages are dropped: both stay in full precision here.
 ACTIVATIONS: Final = tuple(
     f"{what}_{part}" for what in "input output q k v".split() for part in ("scale", "zero_point")
 )
-PACKED, PLAIN = "pack-quantized", ("int-quantized", "float-quantized", "naive-quantized")
+PACKED: Final = "pack-quantized"
+PLAIN: Final = ("int-quantized", "float-quantized", "naive-quantized")
 MIXED: Final = "mixed-precision"
 INT8: Final = np.dtype(np.int8)
-ARGUMENTS: Final = (
-    "num_bits type symmetric group_size strategy block_structure dynamic actorder observer "
-    "observer_kwargs "
-    "scale_dtype zp_dtype"
-).split()
-MOST_REPEATS = 4  # in a pattern: how long it takes grows with their power of a name's length
+ARGUMENTS: Final = """
+    num_bits type symmetric group_size strategy block_structure dynamic actorder observer
+    observer_kwargs scale_dtype zp_dtype
+""".split()
+# Repeats in a pattern. The time to match grows with the length of a name to the power of repeats.
+MAX_REPEATS: Final = 4
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights are stored that `targets` name: a class of modules, a name, or a pattern
-    after "re:".
+    """How the weights of some modules are stored.
 
-    group: inputs that share a scale, for the strategy "group". ordered: which group an input has is
-    listed.
+    targets: the modules: a class, a name, or a pattern after "re:". packed: numbers are packed in
+    words. floating: FP8. group: inputs that share a scale, for the strategy "group". block: rows
+    and columns that share a scale, for the strategy "block". ordered: the group of each input is
+    listed (act-order).
     """
 
     targets: tuple[str, ...]
@@ -70,24 +73,28 @@ class Scheme:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Of a module's tensors those that there must be."""
-        stored = ("weight_packed", "weight_shape") if self.packed else ("weight",)
-        zeros = () if self.symmetric else (ZEROS,)
-        return (*stored, "weight_scale", *zeros, *((ORDER,) if self.ordered else ()))
+        """Tensors that every module of the scheme must have."""
+        parts = ["weight_packed", "weight_shape"] if self.packed else ["weight"]
+        parts.append("weight_scale")
+        if not self.symmetric:
+            parts.append(ZEROS)
+        if self.ordered:
+            parts.append(ORDER)
+        return tuple(parts)
 
     def block_of(self, name: str, rows: int, columns: int) -> tuple[int, int]:
-        """Rows and columns that share a scale in a weight of this shape."""
+        """Return the rows and columns that share a scale in a weight of this shape."""
         if self.strategy == "group":
             return 1, check_groups(name, columns, self.group)
-        return {"tensor": (rows, columns), "channel": (1, columns), "block": self.block}[
-            self.strategy
-        ]
+        if self.strategy == "tensor":
+            return rows, columns
+        if self.strategy == "channel":
+            return 1, columns
+        return self.block
 
 
 def read(fields: Fields) -> tuple[Scheme, ...]:
-    """CheckpointError for sparsity, transforms, and every form that is not integers or FP8 as
-    above.
-    """
+    """Read the schemes; CheckpointError for sparsity, transforms and other formats."""
     stored = fields.among("format", (PACKED, *PLAIN, MIXED))
     fields.among("quantization_status", ("compressed", "frozen"), "compressed")
     _refuse_unless(fields, "sparsity_config", "format", ("dense", None))
@@ -111,8 +118,9 @@ def _refuse_unless(fields: Fields, name: str, field: str, harmless: tuple[Any, .
 
 
 def _check_activations(fields: Fields, name: str) -> None:
-    """Whatever it says of activations, they are not quantized; but it must be of them that it says
-    it.
+    """Accept any quantization of activations, which stay in full precision here.
+
+    Unknown fields are refused all the same: they could concern weights.
     """
     arguments = Fields(f"{fields.where}.{name}", fields.take(name, {}))
     arguments.ignore(*ARGUMENTS)
@@ -136,7 +144,13 @@ def _read_scheme(fields: Fields, stored: str) -> Scheme:
 
 
 def _read_weights(weights: Fields, targets: tuple[str, ...], is_packed: bool) -> Scheme:
-    floating = weights.among("type", ("int",) if is_packed else ("int", "float"), "int") == "float"
+    types = ("int",) if is_packed else ("int", "float")
+    floating = weights.among("type", types, "int") == "float"
+    widths = (4, 8)
+    if floating:
+        widths = (8,)
+    elif is_packed:
+        widths = (2, 4, 8)
     group = weights.group_size()
     strategies = ("channel", "group") if is_packed else ("tensor", "channel", "group", "block")
     strategy = weights.among("strategy", strategies, "group" if group > 0 else None)
@@ -146,7 +160,7 @@ def _read_weights(weights: Fields, targets: tuple[str, ...], is_packed: bool) ->
         targets=targets,
         packed=is_packed,
         floating=floating,
-        bits=weights.among("num_bits", (8,) if floating else (2, 4, 8) if is_packed else (4, 8)),
+        bits=weights.among("num_bits", widths),
         symmetric=weights.among("symmetric", (False, True), True),
         strategy=strategy,
         group=group,
@@ -159,28 +173,31 @@ def _read_weights(weights: Fields, targets: tuple[str, ...], is_packed: bool) ->
 
 
 def _check_pattern(fields: Fields, target: str) -> None:
-    """A pattern that takes forever is refused: anybody may have written it."""
+    """Refuse a pattern that may take forever: a checkpoint may come from anyone."""
     if not target.startswith("re:"):
         return
     try:
         re.compile(target[3:])
     except (re.error, RecursionError, OverflowError) as error:
         raise fields.refusal("targets", target, f"is not a pattern ({error})") from error
-    if re.search(r"\)[*+{]", target) or len(re.findall(r"[*+{]", target)) > MOST_REPEATS:
+    if re.search(r"\)[*+{]", target) or len(re.findall(r"[*+{]", target)) > MAX_REPEATS:
         raise fields.refusal(
-            "targets", target, f"repeats a group, or has more than {MOST_REPEATS} repeats"
+            "targets", target, f"repeats a group, or has more than {MAX_REPEATS} repeats"
         )
 
 
 def dequantized(tensors: Mapping[str, np.ndarray], schemes: tuple[Scheme, ...]) -> dict[str, Any]:
-    """X.weight, or X.weight_packed, and its scales become X.weight; the scales of activations are
-    left out.
+    """Join X.weight, or X.weight_packed, and its scales to X.weight.
+
+    Scales of activations are left out.
     """
     modules, others = by_module(tensors, frozenset((*WEIGHT, *ACTIVATIONS)))
     found: dict[str, Any] = dict(others)
     unused = list[str]()
     for module, parts in modules.items():
-        unused += (f"{module}.{part}" for part in ACTIVATIONS if parts.pop(part, None) is not None)
+        for part in ACTIVATIONS:
+            if parts.pop(part, None) is not None:
+                unused.append(f"{module}.{part}")
         if set(parts) == {"weight"} and parts["weight"].dtype not in (FLOAT8 | {INT8}):
             found[f"{module}.weight"] = parts["weight"]
         elif parts:
@@ -195,8 +212,10 @@ def dequantized(tensors: Mapping[str, np.ndarray], schemes: tuple[Scheme, ...]) 
 
 
 def _scheme_of(module: str, schemes: tuple[Scheme, ...]) -> Scheme:
-    """By its name before a pattern before its class: Linear, of all that is quantized. One scheme
-    is everybody's.
+    """Return the scheme of a module.
+
+    A single scheme applies to all modules. Otherwise a target with the module's name comes before
+    a pattern, and a pattern before its class, which is Linear for all quantized modules.
     """
     if len(schemes) == 1:
         return schemes[0]
@@ -220,17 +239,19 @@ def _joined(module: str, parts: Parts, scheme: Scheme) -> BlockScaled:
     values = _values(module, name, parts, scheme)
     rows, columns = values.shape
     block = scheme.block_of(name, rows, columns)
-    scales = parts["weight_scale"]
-    scales = scales.reshape(
-        scales.shape if scales.ndim == 2 else (-1, 1)
-    )  # of one dimension where one would do
+    scales = _as_matrix(parts["weight_scale"])
     check_scales(name, values, scales, block)
     zeros = _zeros(module, parts, scheme, scales)
     order = parts.get(ORDER)
-    if order is None or (order == -1).all():  # as it is before groups are given out
+    if order is None or (order == -1).all():  # -1 is the value before groups are assigned
         return BlockScaled(values, scales, block, zeros)
     groups = share_of_each(f"{module}.{ORDER}", order, columns, block[1])
     return BlockScaled(values, scales, (block[0], groups), zeros)
+
+
+def _as_matrix(scales: np.ndarray) -> np.ndarray:
+    """Return scales or zero points with two dimensions; files leave the second out if it is 1."""
+    return scales if scales.ndim == 2 else scales.reshape(-1, 1)
 
 
 def _values(module: str, name: str, parts: Parts, scheme: Scheme) -> Matrix:
@@ -240,7 +261,8 @@ def _values(module: str, name: str, parts: Parts, scheme: Scheme) -> Matrix:
             f"tensor {name} of shape {list(values.shape)} is quantized, and no matrix"
         )
     if not scheme.packed:
-        if (values.dtype not in FLOAT8) if scheme.floating else (values.dtype != INT8):
+        fits = values.dtype in FLOAT8 if scheme.floating else values.dtype == INT8
+        if not fits:
             wanted = "float8" if scheme.floating else "int8"
             raise CheckpointError(
                 f"tensor {name} is {values.dtype}; config_groups make it {wanted}"
@@ -255,7 +277,10 @@ def _values(module: str, name: str, parts: Parts, scheme: Scheme) -> Matrix:
 
 
 def _zeros(module: str, parts: Parts, scheme: Scheme, scales: np.ndarray) -> Matrix | int:
-    """Packed numbers, the weight's and its zero points, are stored with half their range added."""
+    """Return the zero points of a weight, or one number for all of it.
+
+    Packed numbers, those of the weight and of zero points, are stored with half their range added.
+    """
     name = f"{module}.{ZEROS}"
     if scheme.symmetric:
         if ZEROS in parts and parts[ZEROS].astype(bool).any():
@@ -264,7 +289,7 @@ def _zeros(module: str, parts: Parts, scheme: Scheme, scales: np.ndarray) -> Mat
             )
         return 2 ** (scheme.bits - 1) if scheme.packed else 0
     zeros = parts[ZEROS]
-    matrix: Matrix = zeros.reshape(zeros.shape if zeros.ndim == 2 else (-1, 1))
+    matrix: Matrix = _as_matrix(zeros)
     if scheme.packed:
         matrix = packed(name, zeros, scheme.bits, 0, len(scales))
     check_zeros(name, matrix, scales)

@@ -1,4 +1,4 @@
-"""The reading of quantization_config that refuses what nobody understood."""
+"""Reads quantization_config and refuses every field that is not understood."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from checkpoints.errors import CheckpointError
 
 
 class Fields:
-    """quantization_config, or an object in it: every field is taken, ignored on purpose, or
-    reported by `finish`.
+    """Reader of quantization_config, or of an object in it.
 
-    where: how messages name it. A field that is null counts as absent.
+    `finish` refuses fields that were neither read nor ignored. where: name of the object in error
+    messages. A field that is null counts as absent.
     """
 
     def __init__(self, where: str, fields: Any):
@@ -25,7 +25,7 @@ class Fields:
         return self._fields.get(name, default)
 
     def among(self, name: str, known: tuple[Any, ...], default: Any = None) -> Any:
-        """The field, which must be one of these, the letters of a text in either case."""
+        """Return a field that must have one of the known values; texts in either case."""
         value = self.take(name, default)
         value = value.lower() if isinstance(value, str) else value
         if not any(type(value) is type(each) and value == each for each in known):
@@ -38,26 +38,28 @@ class Fields:
         return value
 
     def group_size(self) -> int:
-        """How many inputs share a scale; -1: all."""
+        """Return how many inputs share a scale; -1 stands for all."""
         size = self.take("group_size", -1)
         if type(size) is not int or (size < 1 and size != -1):
             raise self.refusal("group_size", size, "is neither a positive integer nor -1")
         return size
 
     def empty(self, *names: str) -> None:
-        """Fields that may be there, but not with anything in them."""
+        """Accept fields that are absent or empty, and refuse others."""
         for name in names:
             value = self.take(name)
             if value:
                 raise self.refusal(name, value, "is not implemented; use a checkpoint without it")
 
     def ignore(self, *names: str) -> None:
-        """Fields that change no weight: how the checkpoint was made, or how another library is to
-        run it.
+        """Accept fields that change no weight, whatever their values.
+
+        They say how the checkpoint was made, or how another library should run it.
         """
         self._seen.update(names)
 
     def finish(self) -> None:
+        """Raise CheckpointError for the first field that was neither read nor ignored."""
         unknown = sorted(set(self._fields) - self._seen)
         if unknown:
             raise self.refusal(
@@ -65,4 +67,5 @@ class Fields:
             )
 
     def refusal(self, name: str, value: Any, why: str) -> CheckpointError:
+        """Return the error that refuses a field's value."""
         return CheckpointError(f"config.json: {self.where}: {name} {value!r} {why}")

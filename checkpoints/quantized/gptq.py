@@ -1,10 +1,10 @@
-"""GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel store it: two, three, four or eight bits,
-groups of inputs.
+"""GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel store it.
 
+Weights have two, three, four or eight bits, with zero points and scales for groups of inputs.
 X.qweight int32 [I * bits / 32, O], X.qzeros int32 [I / group, O * bits / 32], X.scales [I / group,
 O] and, if inputs were quantized in the order of their activations, X.g_idx int32 [I], each input's
-group, are the weight X.weight [O, I]: (qweight - qzeros)[g_idx] * scales[g_idx], transposed. Of
-zero points the first version of the format holds one less.
+group, are the weight X.weight [O, I]: (qweight - qzeros)[g_idx] * scales[g_idx], transposed. The
+first version of the format stores zero points minus one.
 """
 
 from collections.abc import Mapping
@@ -28,29 +28,29 @@ from checkpoints.quantized.packed import WORD, packed
 PARTS = ("qweight", "qzeros", "scales")
 ORDER = "g_idx"
 BITS = (2, 3, 4, 8)
-FIRST, SECOND = "gptq", "gptq_v2"
-# How the weights were found, which are quantized (their tensors say so), and how another library is
-# to run them.
-MAKING: Final = (
-    "sym static_groups true_sequential damp_percent damp_auto_increment mse act_group_aware "
-    "hyb_act gptaq gptaq_alpha "
-    "v2 v2_alpha mock_quantization parallel_packing meta model_name_or_path model_file_base_name "
-    "dataset tokenizer "
-    "model_seqlen batch_size pad_token_id max_input_length cache_block_outputs "
-    "cache_examples_on_gpu lm_head "
-    "block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize "
-    "modules_to_not_convert "
-    "use_cuda_fp16 use_exllama disable_exllama exllama_config backend "
-    "autoround_version provider iters nsamples seqlen lr minmax_lr enable_minmax_tuning "
-    "enable_quanted_input "
-    "low_gpu_mem_usage gradient_accumulate_steps"  # AutoRound writes this form too
-).split()
+# Versions of the format.
+FIRST = "gptq"
+SECOND = "gptq_v2"
+# Fields that say how weights were found, which are quantized (their tensors show it), and how
+# another library should run them.
+IGNORED: Final = """
+    sym static_groups true_sequential damp_percent damp_auto_increment mse act_group_aware
+    hyb_act gptaq gptaq_alpha v2 v2_alpha mock_quantization parallel_packing meta
+    model_name_or_path model_file_base_name dataset tokenizer model_seqlen batch_size
+    pad_token_id max_input_length cache_block_outputs cache_examples_on_gpu lm_head
+    block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize
+    modules_to_not_convert use_cuda_fp16 use_exllama disable_exllama exllama_config backend
+    autoround_version provider iters nsamples seqlen lr minmax_lr enable_minmax_tuning
+    enable_quanted_input low_gpu_mem_usage gradient_accumulate_steps
+""".split()  # AutoRound writes this format too
 
 
 @dataclass(frozen=True)
-class Form:
-    """bits of a number; group: inputs that share a scale, -1 all; ordered: by activations; offset
-    of zero points.
+class Layout:
+    """How weights are stored.
+
+    bits: of a number. group: inputs that share a scale; -1: all. ordered: inputs were quantized in
+    the order of their activations, so that g_idx is needed. offset: to add to zero points.
     """
 
     bits: int
@@ -59,8 +59,8 @@ class Form:
     offset: int
 
 
-def read(fields: Fields) -> Form:
-    """CheckpointError for what these files cannot be read with."""
+def read(fields: Fields) -> Layout:
+    """Read the layout; CheckpointError for fields and values that are not implemented."""
     version = fields.among("checkpoint_format", (FIRST, SECOND), fields.take("format", FIRST))
     fields.among("format", (version,), version)
     fields.among("method", ("gptq",), "gptq")
@@ -68,8 +68,8 @@ def read(fields: Fields) -> Form:
     fields.among("is_marlin_format", (False,), False)
     fields.among("awq_gemm_checkpoint", (False,), False)
     fields.empty("dynamic", "adapter", "rotation", "activation")
-    fields.ignore(*MAKING)
-    return Form(
+    fields.ignore(*IGNORED)
+    return Layout(
         bits=fields.among("bits", BITS),
         group=fields.group_size(),
         ordered=fields.among("desc_act", (False, True), False),
@@ -77,26 +77,26 @@ def read(fields: Fields) -> Form:
     )
 
 
-def dequantized(tensors: Mapping[str, np.ndarray], form: Form) -> dict[str, Any]:
-    """X.qweight, X.qzeros, X.scales and X.g_idx become X.weight."""
+def dequantized(tensors: Mapping[str, np.ndarray], layout: Layout) -> dict[str, Any]:
+    """Join X.qweight, X.qzeros, X.scales and X.g_idx to X.weight."""
     modules, others = by_module(tensors, frozenset((*PARTS, ORDER)))
-    return {
-        **others,
-        **{f"{module}.weight": _joined(module, parts, form) for module, parts in modules.items()},
+    weights = {
+        f"{module}.weight": _joined(module, parts, layout) for module, parts in modules.items()
     }
+    return {**others, **weights}
 
 
-def _joined(module: str, parts: Parts, form: Form) -> Transposed:
-    check_complete(module, parts, (*PARTS, ORDER) if form.ordered else PARTS)
+def _joined(module: str, parts: Parts, layout: Layout) -> Transposed:
+    check_complete(module, parts, (*PARTS, ORDER) if layout.ordered else PARTS)
     qweight, qzeros, scales = (parts[part] for part in PARTS)
     outputs = scales.shape[-1] if scales.ndim else 0
-    inputs = len(qweight) * WORD // form.bits if qweight.ndim else 0
-    values = packed(f"{module}.qweight", qweight, form.bits, 0, inputs)
-    zeros = packed(f"{module}.qzeros", qzeros, form.bits, 1, outputs, offset=form.offset)
-    group = check_groups(f"{module}.qweight", inputs, form.group)
+    inputs = len(qweight) * WORD // layout.bits if qweight.ndim else 0
+    values = packed(f"{module}.qweight", qweight, layout.bits, 0, inputs)
+    zeros = packed(f"{module}.qzeros", qzeros, layout.bits, 1, outputs, offset=layout.offset)
+    group = check_groups(f"{module}.qweight", inputs, layout.group)
     check_scales(f"{module}.qweight", values, scales, (group, 1))
     check_zeros(f"{module}.qzeros", zeros, scales)
-    groups = (
-        share_of_each(f"{module}.{ORDER}", parts[ORDER], inputs, group) if ORDER in parts else group
-    )
+    groups: int | np.ndarray = group
+    if ORDER in parts:
+        groups = share_of_each(f"{module}.{ORDER}", parts[ORDER], inputs, group)
     return Transposed(BlockScaled(values, scales, (groups, 1), zeros))

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint by the module that they belong to."""
+"""Groups the tensors of a checkpoint by module."""
 
 from collections.abc import Mapping
 
@@ -6,16 +6,15 @@ import numpy as np
 
 from checkpoints.errors import CheckpointError
 
-Parts = dict[str, np.ndarray]  # of one module, by the last part of their names
+Parts = dict[str, np.ndarray]  # tensors of one module, by the last part of their names
 
 
 def by_module(
     tensors: Mapping[str, np.ndarray], parts: frozenset[str]
 ) -> tuple[dict[str, Parts], Parts]:
-    """The tensors whose names end in one of these parts, by module; and all others, under their
-    whole names.
-    """
-    modules, others = dict[str, Parts](), Parts()
+    """Return the tensors with these last parts of their names by module, and all others by name."""
+    modules = dict[str, Parts]()
+    others = Parts()
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
         if part in parts:
@@ -26,9 +25,7 @@ def by_module(
 
 
 def check_complete(module: str, found: Parts, needed: tuple[str, ...]) -> None:
-    """CheckpointError, naming both tensors, when a module has some of what its weight is made of,
-    but not all.
-    """
+    """Raise CheckpointError, naming both tensors, when a module lacks a part of its weight."""
     for part in needed:
         if part not in found:
             raise CheckpointError(

@@ -1,5 +1,6 @@
-"""MXFP4, gpt-oss's form: 32 numbers of four bits share a power of two (OCP Microscaling Formats
-1.0).
+"""MXFP4 (OCP Microscaling Formats 1.0), the format of gpt-oss.
+
+Blocks of 32 numbers of four bits share a power of two.
 """
 
 from collections.abc import Mapping
@@ -21,11 +22,11 @@ E2M1: Final = np.array(
 
 @dataclass(frozen=True, eq=False)
 class Mxfp4:
-    """blocks uint8 [E, R, C / 32, 16], two numbers in each, the lower bits first; scales uint8 [E,
-    R, C / 32].
+    """The experts' weights [E, C, R] of a quantized checkpoint.
 
-    It stands for [E, C, R], as the same checkpoints have these weights where they are not
-    quantized; it is indexed with three slices and gives bfloat16, which holds all that is in them.
+    blocks: uint8 [E, R, C / 32, 16], two numbers each, the lower bits first. scales: uint8 [E, R,
+    C / 32]. The shape is that of checkpoints whose experts are not quantized. Indexing with three
+    slices gives bfloat16, which holds every value exactly.
     """
 
     blocks: np.ndarray
@@ -42,29 +43,30 @@ class Mxfp4:
             range(size)[part] for size, part in zip(self.shape, index, strict=True)
         )
         found = np.empty((len(experts), len(columns), len(rows)), self.dtype)
-        for at, expert in enumerate(
-            experts
-        ):  # one after the other: float32 takes twice the memory of what is wanted
+        # One expert at a time, since intermediate float32 takes twice the memory of the result.
+        for at, expert in enumerate(experts):
             found[at] = self._expert(expert, columns, slice(rows.start, rows.stop))
         return found
 
     def _expert(self, expert: int, columns: range, rows: slice) -> np.ndarray:
-        first, end = columns.start // BLOCK, -(-columns.stop // BLOCK)
+        first = columns.start // BLOCK
+        end = -(-columns.stop // BLOCK)
         packed = self.blocks[expert, rows, first:end]
         numbers = E2M1[np.stack([packed & 15, packed >> 4], axis=-1)]  # [R, blocks, 16, 2]
         exponents = self.scales[expert, rows, first:end].astype(np.int32) - 127
-        with np.errstate(over="ignore"):  # infinity, for whoever reads to refuse
+        with np.errstate(over="ignore"):  # the reader checks that values are finite
             numbers = np.ldexp(numbers.reshape(*exponents.shape, BLOCK), exponents[..., None])
         begin = columns.start - first * BLOCK
         return numbers.reshape(len(numbers), -1)[:, begin : begin + len(columns)].T
 
 
 def read(fields: Fields) -> None:
+    """Accept the fields of quantization_config; none changes the weights."""
     fields.ignore("modules_to_not_convert", "dequantize")
 
 
-def dequantized(tensors: Mapping[str, np.ndarray], form: None) -> dict[str, Any]:
-    """X_blocks and X_scales become X."""
+def dequantized(tensors: Mapping[str, np.ndarray], layout: None) -> dict[str, Any]:
+    """Join X_blocks and X_scales to X."""
     found: dict[str, Any] = dict(tensors)
     for name in tensors:
         if name.endswith("_scales"):

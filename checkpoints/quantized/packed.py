@@ -12,13 +12,12 @@ WORD = 32
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Unsigned integers [R, C] of `bits` bits, the first in the lowest bits, in int32 words along
-    `axis`.
+    """Unsigned integers [R, C] of `bits` bits that are packed in int32 words along `axis`.
 
-    words: int32, where the axis has size * bits / 32 of them, rounded up. Numbers of three bits may
-    begin in one word and end in the next. order: of a word's numbers, where in it each lies.
-    offset: added to each, modulo 2**bits. It is indexed with two slices, unpacks the words that
-    these touch, and gives uint8.
+    words: int32 [R, C] with size * bits / 32 words, rounded up, along the axis. The first number is
+    in a word's lowest bits; numbers of three bits may begin in one word and end in the next. order:
+    where in a word each of its numbers lies, if not in order. offset: added to each number, modulo
+    2**bits. Indexing with two slices unpacks the words that they touch and gives uint8.
     """
 
     words: np.ndarray
@@ -36,10 +35,12 @@ class Packed:
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         part = range(self.size)[index[self.axis]]
-        words = math.lcm(WORD, self.bits) // WORD  # the least that hold whole numbers
+        words = math.lcm(WORD, self.bits) // WORD  # smallest unit that holds whole numbers
         numbers = words * WORD // self.bits
-        first, end = part.start // numbers, -(-part.stop // numbers)
-        begin, cut = part.start - first * numbers, list[slice](index)
+        first = part.start // numbers
+        end = -(-part.stop // numbers)
+        begin = part.start - first * numbers
+        cut = list[slice](index)
         cut[self.axis] = slice(first * words, end * words)
         unpacked = self._unpacked(self.words[tuple(cut)], words)
         cut = [slice(None), slice(None)]
@@ -47,20 +48,21 @@ class Packed:
         return unpacked[tuple(cut)]
 
     def _unpacked(self, words: np.ndarray, together: int) -> np.ndarray:
-        before, count, after = (
-            math.prod(words.shape[: self.axis]),
-            words.shape[self.axis],
-            words.shape[self.axis + 1 :],
-        )
+        """Unpack words; numbers are whole in every `together` of them."""
+        before = math.prod(words.shape[: self.axis])
+        count = words.shape[self.axis]
+        after = words.shape[self.axis + 1 :]
         units = words.view(np.uint32).reshape(before, count // together, together, math.prod(after))
-        starts = (
-            np.arange(together * WORD // self.bits) if self.order is None else np.array(self.order)
-        )
+        if self.order is None:
+            starts = np.arange(together * WORD // self.bits)
+        else:
+            starts = np.array(self.order)
+        # The word in which each number begins, and its first bit there.
         low, shift = (
             each.astype(np.uint32)[:, None] for each in np.divmod(starts * self.bits, WORD)
         )
         codes = (units if together == 1 else units[:, :, low[:, 0]]) >> shift
-        for number in np.flatnonzero(shift + self.bits > WORD):  # the rest is in the next word
+        for number in np.flatnonzero(shift + self.bits > WORD):  # continued in the next word
             codes[:, :, number] |= units[:, :, low[number, 0] + 1] << (WORD - shift[number])
         codes = ((codes + np.uint32(self.offset)) & np.uint32(2**self.bits - 1)).astype(np.uint8)
         return codes.reshape(*words.shape[: self.axis], codes.shape[1] * codes.shape[2], *after)
@@ -69,19 +71,17 @@ class Packed:
 def packed(
     name: str, words: np.ndarray, bits: int, axis: int, size: int, **layout: object
 ) -> Packed:
-    """Packed; CheckpointError, with the tensor's name, when the words are not int32 or not as many
-    as `size` makes.
-    """
+    """Return a Packed; CheckpointError names a tensor of another dtype or number of words."""
     if words.dtype != np.int32 or words.ndim != 2:
         raise CheckpointError(
             f"tensor {name} is {words.dtype} {list(words.shape)}; numbers of {bits} bits are "
             f"packed in int32 matrices"
         )
-    count, wanted = words.shape[axis], -(-size * bits // WORD)
+    count = words.shape[axis]
+    wanted = -(-size * bits // WORD)
     if count != wanted or (WORD % bits and count % bits):
         raise CheckpointError(
             f"tensor {name} of shape {list(words.shape)} holds {count * WORD / bits:g} numbers "
-            f"of {bits} bits along "
-            f"dimension {axis}; it must hold {size}"
+            f"of {bits} bits along dimension {axis}; it must hold {size}"
         )
     return Packed(words, bits, axis, size, **layout)  # pyright: ignore[reportArgumentType]

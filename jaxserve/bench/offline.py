@@ -32,8 +32,8 @@ from jaxserve.config import EngineConfig, EngineOptions
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import ConfigError, EngineError, JaxserveError
 from jaxserve.llm import LLM
-from jaxserve.loading.checkpoint import read_spec
-from jaxserve.models.quant import form_in
+from jaxserve.loading.spec import read_spec
+from jaxserve.models.quant import scheme_in
 from jaxserve.plan.model import read_config
 from jaxserve.request import Request, SamplingParams
 from jaxserve.tokenizer import TokenizerError
@@ -248,7 +248,7 @@ def about(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
         "bytes": sum(
             stored_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(model.params)
         ),
-        "dtype": str(form_in(model.params) or model.params["embed"].dtype),
+        "dtype": str(scheme_in(model.params) or model.params["embed"].dtype),
         "device": device_kind(model.mesh),
         "mesh": str(MeshSpec(args.data, args.expert, args.tensor)),
         "engine": asdict(config),

@@ -33,7 +33,7 @@ from jaxserve.engine.host.prompt_lookup import PromptLookup
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError, MemoryLimitError
-from jaxserve.models.quant import Form, form_in
+from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from sharding.mesh import crosses_slow_links, platform, spans_hosts
@@ -143,7 +143,7 @@ class _MemoryPlanner:
         self._mesh = mesh
         self._draft = draft
         self._dtype = params["embed"].dtype
-        self._form = form_in(params)
+        self._form = scheme_in(params)
         self._options = options
         # The choice of a kernel needs a configuration: that of the options as they are.
         attention = choose_attention(spec, self.config(UNLIMITED_TOKENS), mesh, self._dtype)
@@ -245,7 +245,7 @@ def _warn_of_slow_links(spec: ModelSpec, mesh: Mesh, dtype: jnp.dtype) -> None:
         )
 
 
-def min_rows(mesh: Mesh, dtype: jnp.dtype, form: Form | None = None) -> int:
+def min_rows(mesh: Mesh, dtype: jnp.dtype, form: QuantScheme | None = None) -> int:
     """Return the fewest rows that steps are compiled for.
 
     2 for products of bfloat16 or int8 on a CPU: XLA:CPU has no kernel for one row and takes longer.

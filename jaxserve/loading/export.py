@@ -1,7 +1,7 @@
-"""From the parameters of a converted folder back to the tensors that its family publishes.
+"""Turns the parameters of a converted folder back into the tensors that its family publishes.
 
-The weight-name table again, read the other way: Tensor.read of an empty tensor is a view of it, and
-is written to.
+The family's weight table is read in the other direction: Tensor.read of an empty tensor returns a
+view of it, and the parameter's values are written through that view.
 """
 
 from collections.abc import Iterator
@@ -12,26 +12,26 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints.orbax_store import AS_THEY_ARE, OrbaxCheckpoint
+from checkpoints.orbax_store import AS_STORED, OrbaxCheckpoint
 from checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
-from jaxserve.loading.checkpoint import by_parameter, read_spec
+from jaxserve.loading.match import by_parameter
 from jaxserve.loading.orbax_layout import parameter_name
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families.weight_table import Stored, Tensor
 from jaxserve.models.spec import ModelSpec
 
-WITHOUT_HEAD = (
-    "embed_tokens.weight"  # of a decoder stored without its head, whose names lack "model."
-)
+# A source that has this name is a decoder stored without its head, whose names lack "model.".
+WITHOUT_HEAD = "embed_tokens.weight"
 
 
 @dataclass(frozen=True, eq=False)
-class Published:
-    """A tensor that is still to be read.
+class PublishedTensor:
+    """A tensor under its published name, read when `read` is called.
 
-    dtype: the source's, if what is stored holds its values; half precision was loaded as bfloat16,
-    and stays that. rows: with the axes and the array of the parameter that they are in.
+    dtype: the source's dtype, if it can hold what is stored. Half precision was loaded as bfloat16
+    and stays bfloat16. rows: the table rows with the axes and the stored array of their parameter.
     """
 
     name: str
@@ -45,13 +45,15 @@ class Published:
         return prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> np.ndarray:
-        """CheckpointError when a value is NaN or infinite."""
+        """Read the tensor; CheckpointError when a value is NaN or infinite."""
         tensor = np.empty(self.shape, self.dtype)
         for row, axes, stored in self.rows:
-            sizes, wanted, index = row.sizes(self.spec), "", list[slice]()
-            places = row.places(sizes)
+            sizes = row.sizes(self.spec)
+            fused = row.fused_slices(sizes)
+            wanted = ""
+            index = list[slice]()
             for letter in axes:
-                letters, part = places.get(letter, (letter, slice(0, sizes[letter])))
+                letters, part = fused.get(letter, (letter, slice(0, sizes[letter])))
                 wanted += letters.strip("()")
                 index.append(part)
             values = stored[tuple(index)]
@@ -62,16 +64,38 @@ class Published:
         return tensor
 
 
-def published(checkpoint: OrbaxCheckpoint) -> Iterator[Published]:
-    """In the order of the table, under the names that the source had.
+def published_tensors(checkpoint: OrbaxCheckpoint) -> Iterator[PublishedTensor]:
+    """Yield the tensors in the order of the weight table, under the names that the source had.
 
-    ModelError when they do not fit config.json, or are quantized: the source's numbers are not in
-    them.
+    ModelError when the parameters do not fit config.json, or are quantized: then the source's
+    values are lost.
     """
-    if checkpoint.weights != AS_THEY_ARE:
+    if checkpoint.weights != AS_STORED:
         raise ModelError(
             f"{checkpoint.folder}: has {checkpoint.weights} weights; the source's are not in it"
         )
+    _, spec = read_spec(checkpoint.config)
+    for name, rows in _rows_by_tensor(checkpoint).items():
+        row, _, stored = rows[0]
+        own = name.removeprefix("model.") if WITHOUT_HEAD in checkpoint.source else name
+        if own not in checkpoint.source:
+            raise ModelError(
+                f"{checkpoint.folder}: its manifest.json does not name {own} among the source's "
+                f"tensors"
+            )
+        source = jnp.dtype(checkpoint.source[own])
+        narrower = source.itemsize < stored.dtype.itemsize
+        dtype = source if source == stored.dtype or narrower else stored.dtype
+        yield PublishedTensor(own, tuple(row.shape(row.sizes(spec))), dtype, spec, rows)
+
+
+def _rows_by_tensor(
+    checkpoint: OrbaxCheckpoint,
+) -> dict[str, list[tuple[Tensor, str, Stored]]]:
+    """Group table rows, each with its parameter's axes and stored array, by tensor name.
+
+    One published tensor can be parts of several parameters, such as a fused qkv_proj.
+    """
     family, spec = read_spec(checkpoint.config)
     declared: Any = param_specs(spec, jnp.dtype(jnp.float32))
     rows: dict[str, list[tuple[Tensor, str, Stored]]] = {}
@@ -87,18 +111,4 @@ def published(checkpoint: OrbaxCheckpoint) -> Iterator[Published]:
             )
         for row in group:
             rows.setdefault(row.name, []).append((row, param.axes, stored))
-    for name, parts in rows.items():
-        row, _, stored = parts[0]
-        own = name.removeprefix("model.") if WITHOUT_HEAD in checkpoint.source else name
-        if own not in checkpoint.source:
-            raise ModelError(
-                f"{checkpoint.folder}: its manifest.json does not name {own} among the source's "
-                f"tensors"
-            )
-        source = jnp.dtype(checkpoint.source[own])
-        dtype = (
-            source
-            if source == stored.dtype or source.itemsize < stored.dtype.itemsize
-            else stored.dtype
-        )
-        yield Published(own, tuple(row.shape(row.sizes(spec))), dtype, spec, parts)
+    return rows

@@ -1,13 +1,11 @@
-"""One parameter from the tensors that it holds: each shard read straight to the device that it
-belongs to.
-"""
+"""Loads one parameter from its tensors: each shard is read straight to the device that holds it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +16,16 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from checkpoints.safetensors_reader import check_finite
 from jaxserve.errors import ModelError
 from jaxserve.models.families.weight_table import Stored, Tensor
-from jaxserve.models.quant import Quantized, Ranges, Rounding
+from jaxserve.models.quant import Quantized
+from jaxserve.models.quantize import Ranges, ShardQuantizer
 from jaxserve.models.spec import ModelSpec
 from sharding.params import ParamSpec
 
-Read = Callable[[Ranges], np.ndarray]
+Read = Callable[[Ranges], np.ndarray]  # reads the given range of each of a parameter's dimensions
+# Entries of a tile of `_copy`: along the dimension that is contiguous in the file, and along the
+# one that is contiguous in the target.
+FILE_TILE = 128
+TARGET_TILE = 32
 
 
 def load_parameter(
@@ -33,14 +36,14 @@ def load_parameter(
     specs: tuple[ModelSpec, ModelSpec],
     mesh: Mesh,
 ) -> jax.Array | Quantized:
-    """A parameter from the tensors that it holds, each shard read from the memory map straight to
-    where it belongs.
+    """Load one parameter, reading each shard from the memory map straight to its devices.
 
-    A quantized one is rounded on the way, unless its rows are of stored numbers and scales. specs:
-    of the checkpoint, and of what these devices hold.
+    rows: the table rows of the tensors that the parameter consists of. A quantized parameter is
+    rounded on the way, unless its rows are stored values and scales. specs: the checkpoint's spec,
+    and the spec that these devices hold, which may have copies of kv heads.
     """
 
-    def part(param: ParamSpec, rows: list[Tensor]) -> Read:
+    def reader(param: ParamSpec, rows: list[Tensor]) -> Read:
         held = sum(row.size(param.axes, row.sizes(specs[1])) for row in rows)
         if held != math.prod(param.shape):
             raise ModelError(
@@ -50,23 +53,25 @@ def load_parameter(
         return partial(_read_rows, rows, param, tensors, specs)
 
     if isinstance(param, ParamSpec):
-        return _sharded(param, mesh, part(param, _floats(rows, tensors)))
-    scales = [row for row in rows if row.scales]
-    if scales:
-        numbers = [row for row in rows if not row.scales]
-        read_values, read_scales = part(param.values, numbers), part(param.scales, scales)
+        return _sharded(param, mesh, reader(param, _float_rows(rows, tensors)))
+    scale_rows = [row for row in rows if row.scales]
+    if scale_rows:
+        value_rows = [row for row in rows if not row.scales]
+        read_values = reader(param.values, value_rows)
+        read_scales = reader(param.scales, scale_rows)
     else:
         wide = replace(param.values, dtype=jnp.dtype(jnp.float32))
-        rounding = Rounding(name, param, part(wide, _floats(rows, tensors)))
-        read_values, read_scales = rounding.values, rounding.scales
-    placed = _sharded(
-        param.scales, mesh, read_scales
-    )  # first: groups that shards would cut are refused there
-    return replace(param, values=_sharded(param.values, mesh, read_values), scales=placed)
+        quantizer = ShardQuantizer(name, param, reader(wide, _float_rows(rows, tensors)))
+        read_values = quantizer.values
+        read_scales = quantizer.scales
+    # Scales come first: groups that a shard's edge would cut are refused here, before the values
+    # are read.
+    scales = _sharded(param.scales, mesh, read_scales)
+    return replace(param, values=_sharded(param.values, mesh, read_values), scales=scales)
 
 
-def _floats(rows: list[Tensor], tensors: Mapping[str, Stored]) -> list[Tensor]:
-    """The rows; ModelError for one that is stored as something else."""
+def _float_rows(rows: list[Tensor], tensors: Mapping[str, Stored]) -> list[Tensor]:
+    """Return the rows; ModelError for a tensor that is not stored as floating point."""
     for row in rows:
         if not is_float(tensors[row.name].dtype):
             raise ModelError(
@@ -83,7 +88,7 @@ def _read_rows(
     specs: tuple[ModelSpec, ModelSpec],
     asked: Ranges,
 ) -> np.ndarray:
-    """Of a parameter the entries `asked` along each of its axes."""
+    """Read the entries `asked` along each of the parameter's axes."""
     found = np.empty([len(part) for part in asked], param.dtype)
     for row in rows:
         _read_into(found, asked, row, tensors[row.name], param.axes, specs)
@@ -91,8 +96,9 @@ def _read_rows(
 
 
 def _sharded(param: ParamSpec, mesh: Mesh, read: Read) -> jax.Array:
-    """The parameter, of which the host has one shard at a time; devices that hold the same one have
-    it read once.
+    """Build the parameter's array with one shard at a time in host memory.
+
+    A shard that several devices hold is read once.
     """
     form = param.format(mesh)
     holders: dict[Ranges, list[Any]] = {}
@@ -104,12 +110,50 @@ def _sharded(param: ParamSpec, mesh: Mesh, read: Read) -> jax.Array:
         holders.setdefault(asked, []).append(device)
     shards: dict[Any, jax.Array] = {}
     for asked, devices in holders.items():
-        places = [Format(form.layout, SingleDeviceSharding(device)) for device in devices]
-        copies = jax.block_until_ready(jax.device_put([read(asked)] * len(devices), places))
+        formats = [Format(form.layout, SingleDeviceSharding(device)) for device in devices]
+        # Waiting for the transfer lets the host's copy go before the next shard is read.
+        copies = jax.block_until_ready(jax.device_put([read(asked)] * len(devices), formats))
         shards |= zip(devices, copies, strict=True)
     return jax.make_array_from_single_device_arrays(
         param.shape, param.sharding(mesh), [shards[device] for device in indices]
     )
+
+
+class _Overlap(NamedTuple):
+    """The entries that one tensor contributes to one shard of its parameter."""
+
+    wanted: str  # letters to read, in the parameter's order
+    within: dict[str, slice]  # letter -> entries to read, for letters that are not fused
+    source: tuple[slice, ...]  # what is used of the dimensions that are read
+    target: tuple[slice | int, ...]  # where it goes in the shard
+
+
+def _overlap(row: Tensor, held: ModelSpec, axes: str, asked: Sequence[range]) -> _Overlap | None:
+    """Intersect a tensor's part of its parameter with the entries `asked`; None if disjoint."""
+    fused = row.fused_slices(row.sizes(held))
+    wanted = ""
+    within = dict[str, slice]()
+    source = list[slice]()
+    target = list[slice | int]()
+    for letter, part in zip(axes, asked, strict=True):
+        if letter not in fused:
+            wanted += letter
+            within[letter] = slice(part.start, part.stop)
+            source.append(slice(None))
+            target.append(slice(None))
+            continue
+        letters, at = fused[letter]
+        begin = max(at.start, part.start)
+        end = min(at.stop, part.stop)
+        if begin >= end:
+            return None
+        if letters:
+            wanted += letters
+            source.append(slice(begin - at.start, end - at.start))
+            target.append(slice(begin - part.start, end - part.start))
+        else:  # the tensor is a single entry along this axis and lacks the dimension
+            target.append(begin - part.start)
+    return _Overlap(wanted, within, tuple(source), tuple(target))
 
 
 def _read_into(
@@ -120,37 +164,16 @@ def _read_into(
     axes: str,
     specs: tuple[ModelSpec, ModelSpec],
 ) -> None:
-    """A row's share of one shard of its parameter: of the entries `asked` along each of the
-    parameter's axes.
-    """
+    """Read a tensor's share of one shard into `whole`, which holds the entries `asked`."""
     spec, held = specs
-    places = row.places(row.sizes(held))
-    wanted, within = "", dict[str, slice]()
-    source, target = (
-        list[slice](),
-        list[slice | int](),
-    )  # what is wanted of what is read, and where it goes
-    for letter, part in zip(axes, asked, strict=True):
-        if letter not in places:
-            wanted += letter
-            within[letter] = slice(part.start, part.stop)
-            source.append(slice(None))
-            target.append(slice(None))
-        else:
-            letters, at = places[letter]
-            begin, end = max(at.start, part.start), min(at.stop, part.stop)
-            if begin >= end:
-                return
-            wanted += letters
-            source += [slice(begin - at.start, end - at.start)] if letters else []
-            target.append(
-                slice(begin - part.start, end - part.start) if letters else begin - part.start
-            )
+    overlap = _overlap(row, held, axes, asked)
+    if overlap is None:
+        return
     copies = held.num_kv_heads // spec.num_kv_heads
-    values = _read(row, stored, row.sizes(spec), wanted, within, copies)
+    values = _read(row, stored, row.sizes(spec), overlap.wanted, overlap.within, copies)
     if jnp.issubdtype(values.dtype, jnp.floating):
         check_finite(row.name, values)
-    _copy(values[tuple(source)], whole[tuple(target)])
+    _copy(values[overlap.source], whole[overlap.target])
 
 
 def _read(
@@ -161,19 +184,22 @@ def _read(
     within: dict[str, slice],
     copies: int,
 ) -> np.ndarray:
-    """Tensor.read, the kv heads copied so many times; `within` counts the copies."""
+    """Read a tensor as Tensor.read does, with every kv head copied `copies` times.
+
+    `within` counts kv heads with their copies; it is changed to count those of the checkpoint.
+    """
     if copies == 1 or "K" not in wanted:
         return row.read(stored, sizes, wanted, within)
     heads = within["K"]
     first = heads.start // copies
     within["K"] = slice(first, -(-heads.stop // copies))
-    spread = _spread(row.read(stored, sizes, wanted, within), wanted, copies)
+    spread = _copy_heads(row.read(stored, sizes, wanted, within), wanted, copies)
     asked = slice(heads.start - first * copies, heads.stop - first * copies)
     return spread[tuple(asked if letter == "K" else slice(None) for letter in wanted)]
 
 
-def _spread(view: np.ndarray, axes: str, copies: int) -> np.ndarray:
-    """Every kv head so many times, its queries (G, which follows K) shared out among them."""
+def _copy_heads(view: np.ndarray, axes: str, copies: int) -> np.ndarray:
+    """Repeat every kv head; its queries (G, which follows K) are divided among the copies."""
     at = axes.index("K")
     if "G" not in axes:
         return view.repeat(copies, axis=at)
@@ -182,21 +208,23 @@ def _spread(view: np.ndarray, axes: str, copies: int) -> np.ndarray:
 
 
 def _copy(view: np.ndarray, target: np.ndarray) -> None:
-    """In tiles where the view turns a matrix over: numpy alone takes three times as long there."""
-    near = (
-        int(np.argmin(view.strides)) if view.ndim else 0
-    )  # the dimension that is contiguous in the file
-    if near >= view.ndim - 1:
+    """Copy an array, in tiles where the view transposes a matrix.
+
+    NumPy alone takes three times as long there, since it misses the cache in every row.
+    """
+    contiguous = int(np.argmin(view.strides)) if view.ndim else 0  # dimension, in the file
+    if contiguous >= view.ndim - 1:
         target[...] = view
         return
     tile = [1] * view.ndim
-    tile[near], tile[-1] = 128, 32
-    for corner in product(
-        *(range(0, size, step) for size, step in zip(view.shape, tile, strict=True))
-    ):
+    tile[contiguous] = FILE_TILE
+    tile[-1] = TARGET_TILE
+    starts = [range(0, size, step) for size, step in zip(view.shape, tile, strict=True)]
+    for corner in product(*starts):
         at = tuple(slice(start, start + step) for start, step in zip(corner, tile, strict=True))
         target[at] = view[at]
 
 
 def is_float(dtype: np.dtype) -> bool:
+    """Return whether the dtype is floating point of at least 16 bits."""
     return bool(jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize >= 2

@@ -1,4 +1,4 @@
-"""Self-attention over pages: projections, norms, rotation."""
+"""Self-attention over pages: projections, norms and rotation around the attention kernel."""
 
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
@@ -17,7 +17,7 @@ QK_NORMS = {
 
 
 def axes(spec: ModelSpec) -> dict[str, str]:
-    """Name -> axes of the parameters."""
+    """Return parameter name -> axes of an attention layer."""
     found = {"qkv": "DKQH", "o": "NHD"} | QK_NORMS[spec.qk_norm]
     if spec.qkv_bias:
         found |= {"qkv_bias": "KQH"}
@@ -36,19 +36,23 @@ def self_attention(
     attend: Attend,
     pages: Pages,
 ) -> tuple[Float[Array, "T D"], Pages]:
-    heads = project("TD,DKQH->TKQH", x, weights, "qkv").astype(
-        x.dtype
-    )  # of a kv head: its queries, its key, its value
-    # Left free, XLA:TPU may turn the product over to suit the rotation, and copies the weight for
-    # it.
+    """Return the layer's attention for its tokens, and the pages with their K and V."""
+    # Q holds a kv head's queries, its key and its value.
+    heads = project("TD,DKQH->TKQH", x, weights, "qkv").astype(x.dtype)
+    # Without a fixed layout XLA:TPU may transpose the product to suit the rotation, and copies the
+    # weight to do so.
     heads = with_layout_constraint(heads, Layout((0, 1, 2, 3)))
-    q, k, v = heads[:, :, :-2].reshape(len(x), -1, spec.head_dim), heads[:, :, -2], heads[:, :, -1]
+    q = heads[:, :, :-2].reshape(len(x), -1, spec.head_dim)
+    k = heads[:, :, -2]
+    v = heads[:, :, -1]
     if spec.qk_norm != "none":
-        q, k = norm(spec, q, weights["q_norm"]), norm(spec, k, weights["k_norm"])
-    q, k = rotate(q, rotation.cos, rotation.sin), rotate(k, rotation.cos, rotation.sin)
+        q = norm(spec, q, weights["q_norm"])
+        k = norm(spec, k, weights["k_norm"])
+    q = rotate(q, rotation.cos, rotation.sin)
+    k = rotate(k, rotation.cos, rotation.sin)
     out, pages = attend(q, k, v, pages, weights.get("sinks"))
-    # Heads flattened: contracting N and H as two dimensions makes XLA copy the weight in another
-    # order, every step.
+    # Heads are flattened: when N and H are contracted as two dimensions, XLA copies the weight in
+    # another order in every step.
     flat = weights | {"o": flatten(weights["o"])}
     return project("TM,MD->TD", out.reshape(len(out), -1), flat, "o").astype(x.dtype), pages
 
@@ -56,5 +60,5 @@ def self_attention(
 def norm(
     spec: ModelSpec, x: Float[Array, "T *N"], weight: Float[Array, "*N"]
 ) -> Float[Array, "T *N"]:
-    """The architecture's kind of RMS norm."""
+    """Apply the RMS norm in the architecture's variant."""
     return rms_norm(x, weight, spec.norm_eps, spec.norm_plus_one, spec.norm_rounds_last)

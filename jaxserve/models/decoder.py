@@ -1,7 +1,7 @@
-"""The one decoder: its parameters, and the way from token ids to hidden states to logits.
+"""The decoder of all families: its parameters, and token ids to hidden states to logits.
 
-Layers are unrolled, one leaf per weight and layer: a scan over stacked weights copies every layer's
-weights each step.
+Layers are unrolled, with one leaf per weight and layer: a scan over stacked weights would copy
+every layer's weights in each step.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from jaxserve.models.latent import latent_attention
 from jaxserve.models.layers import einsum, softcap
 from jaxserve.models.mlp import gated_mlp
 from jaxserve.models.moe import Experts
-from jaxserve.models.quant import Form, quantized_specs
+from jaxserve.models.quant import QuantScheme, quantized_specs
 from jaxserve.models.rope import tables
 from jaxserve.models.sharded_attention import Attend, Rotation
 from jaxserve.models.spec import ModelSpec
@@ -29,20 +29,25 @@ NORMS = {
     "after": ("attn_out_norm", "mlp_out_norm"),
     "around": ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm"),
 }
-ALWAYS_FLOAT32 = frozenset({"correction"})  # rounded, it would choose other experts
-SHORTEST = 1e-12  # no vector is made longer than this allows: one of zeros stays what it is
+# Parameters that keep float32: rounding them would change which experts are chosen.
+ALWAYS_FLOAT32 = frozenset({"correction"})
+MIN_LENGTH = 1e-12  # divisor of shorter vectors, so that a vector of zeros stays one
 
 
 class Forwarded(NamedTuple):
-    hidden: Float[Array, "T D"]  # before the final norm
-    pages: tuple[Pages, ...]  # with this step's K and V in them
-    load: (
-        Int[Array, "A M E"] | None
-    )  # tokens that each expert answered, in every layer that has some
+    """The results of one step through the layers.
+
+    hidden: before the final norm. pages: with this step's K and V. load: how many tokens each
+    expert answered, per lane and layer with experts; None for models without.
+    """
+
+    hidden: Float[Array, "T D"]
+    pages: tuple[Pages, ...]
+    load: Int[Array, "A M E"] | None
 
 
 def layer_axes(spec: ModelSpec, layer: int) -> dict:
-    """Name -> axes of one layer's parameters; of its experts, a dict of the same kind."""
+    """Return parameter name -> axes of one layer; experts have a nested dict."""
     axes = latent.axes(spec.latent) if spec.latent else attention.axes(spec)
     axes |= dict.fromkeys(NORMS[spec.norms], "D")
     if spec.has_experts(layer):
@@ -51,11 +56,11 @@ def layer_axes(spec: ModelSpec, layer: int) -> dict:
     return axes | {"gate_up": "DCF", "down": "FD"} | biases
 
 
-def param_specs(spec: ModelSpec, dtype: jnp.dtype, form: Form | None = None) -> dict:
-    """{"embed", "layers": [one dict per layer], "norm", "head" if it has one}, a ParamSpec each.
+def param_specs(spec: ModelSpec, dtype: jnp.dtype, scheme: QuantScheme | None = None) -> dict:
+    """Declare the parameters: "embed", "layers" (a dict for each), "norm", and "head" if any.
 
-    form: of the weights that are quantized, a Quantized each; ModelError where the model has none
-    of that form.
+    Every leaf is a ParamSpec, or a Quantized for weights that the scheme quantizes. ModelError
+    where the model cannot be quantized so.
     """
     specs: dict = {
         "embed": _spec(spec, "VD", dtype),
@@ -64,17 +69,19 @@ def param_specs(spec: ModelSpec, dtype: jnp.dtype, form: Form | None = None) -> 
         ],
         "norm": _spec(spec, "D", dtype, "norm"),
     }
-    specs |= {"head": _spec(spec, "DV", dtype)} if spec.has_head else {}
-    return quantized_specs(spec, specs, form) if form else specs
+    if spec.has_head:
+        specs["head"] = _spec(spec, "DV", dtype)
+    return quantized_specs(spec, specs, scheme) if scheme else specs
 
 
 def _specs(spec: ModelSpec, axes: dict, dtype: jnp.dtype, block: str = "") -> dict:
-    return {
-        name: _specs(spec, own, dtype, name)
-        if isinstance(own, dict)
-        else _spec(spec, own, dtype, name, block)
-        for name, own in axes.items()
-    }
+    specs: dict = {}
+    for name, own in axes.items():
+        if isinstance(own, dict):
+            specs[name] = _specs(spec, own, dtype, block=name)
+        else:
+            specs[name] = _spec(spec, own, dtype, name, block)
+    return specs
 
 
 def _spec(
@@ -82,7 +89,9 @@ def _spec(
 ) -> ParamSpec:
     shape = tuple(spec.sizes(block)[letter] for letter in axes)
     mean = 1.0 if name.endswith("norm") and not spec.norm_plus_one else 0.0
-    return ParamSpec(axes, shape, jnp.dtype(np.float32) if name in ALWAYS_FLOAT32 else dtype, mean)
+    if name in ALWAYS_FLOAT32:
+        dtype = jnp.dtype(np.float32)
+    return ParamSpec(axes, shape, dtype, mean)
 
 
 def forward(
@@ -94,10 +103,10 @@ def forward(
     attends: tuple[Attend, ...],
     experts: Experts | None = None,
 ) -> Forwarded:
-    """All of a step's tokens once through the layers.
+    """Pass all of a step's tokens through the layers.
 
-    One Pages and one Attend per layer; layers of a page group share theirs. experts: of a model
-    that has some.
+    pages, attends: one per layer; layers of a page group share theirs. experts: for models that
+    have experts.
     """
     x = params["embed"][tokens]
     if spec.embed_scale != 1:
@@ -108,10 +117,11 @@ def forward(
         if spec.window_rope
         else rotation
     )
-    written, loads = list[Pages](), list[jax.Array]()
-    kinds = spec.windows or (None,) * spec.num_layers
+    written = list[Pages]()
+    loads = list[jax.Array]()
+    windows = spec.windows or (None,) * spec.num_layers
     for weights, layer_pages, attend, window in zip(
-        params["layers"], pages, attends, kinds, strict=True
+        params["layers"], pages, attends, windows, strict=True
     ):
         turn = rotation if window is None else in_window
         normed = _norm(spec, weights, "attn_norm", x)
@@ -134,22 +144,21 @@ def forward(
 
 
 def _norm(spec: ModelSpec, weights: dict, name: str, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-    """The layer's norm of this name, if its architecture has one there."""
+    """Apply the layer's norm of this name; return x where the architecture has none there."""
     return norm(spec, x, weights[name]) if name in weights else x
 
 
 def logits(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
-    """Final norm and head, float32."""
+    """Return float32 logits: final norm, head and soft cap."""
     normed = _norm(spec, params, "norm", hidden)
-    head = (
-        einsum("RD,VD->RV", normed, params["embed"])
-        if spec.tied_head
-        else einsum("RD,DV->RV", normed, params["head"])
-    )
-    return softcap(head, spec.final_softcap)
+    if spec.tied_head:
+        scores = einsum("RD,VD->RV", normed, params["embed"])
+    else:
+        scores = einsum("RD,DV->RV", normed, params["head"])
+    return softcap(scores, spec.final_softcap)
 
 
 def embeddings(params: dict, spec: ModelSpec, hidden: Float[Array, "R D"]) -> Float[Array, "R D"]:
-    """Final norm, and each vector divided by its length; float32."""
+    """Return float32 embeddings: final norm, and every vector scaled to length 1."""
     normed = _norm(spec, params, "norm", hidden).astype(jnp.float32)
-    return normed / jnp.maximum(jnp.linalg.norm(normed, axis=-1, keepdims=True), SHORTEST)
+    return normed / jnp.maximum(jnp.linalg.norm(normed, axis=-1, keepdims=True), MIN_LENGTH)

@@ -1,4 +1,4 @@
-"""Weights that read the same input, side by side, so that one matrix product does for all.
+"""Weights that read the same input, stored side by side so that one matrix product serves all.
 
 The fused axis is never split over the mesh: every kv head has its queries, its key and its value
 beside each other, so that splitting kv heads splits all three alike.
@@ -13,10 +13,10 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Part:
-    """Of the parameter `fused`, along its axis of that letter: one entry, or as many as `letters`
-    have.
+    """A weight's part of a fused parameter: entries along one axis.
 
-    Several letters stand in parentheses.
+    fused: the parameter. axis: the letter of its fused axis. letters: the weight's own dimensions
+    there, in parentheses if there are several; empty where it is a single entry.
     """
 
     fused: str
@@ -24,7 +24,7 @@ class Part:
     letters: str = ""
 
 
-# What families call a weight -> its place; the parts of a fused parameter lie in this order.
+# Family's name of a weight -> its part; the parts of a fused parameter lie in this order.
 PARTS: Final[Mapping[str, Part]] = MappingProxyType(
     {
         "q": Part("qkv", "Q", "G"),
@@ -46,14 +46,14 @@ PARTS: Final[Mapping[str, Part]] = MappingProxyType(
 )
 
 
-def place(name: str, sizes: Mapping[str, int]) -> dict[str, tuple[str, slice]]:
-    """Along which letter a weight is a part of a fused one, its own letters there, and where it
-    lies.
-    """
-    part, begin = PARTS[name], 0
+def fused_slice(name: str, sizes: Mapping[str, int]) -> dict[str, tuple[str, slice]]:
+    """Map the fused axis to a weight's own letters there and to the entries that it fills."""
+    part = PARTS[name]
+    begin = 0
     for other, earlier in PARTS.items():
         size = math.prod(sizes[letter] for letter in earlier.letters.strip("()"))
         if other == name:
             break
-        begin += size if earlier.fused == part.fused else 0
+        if earlier.fused == part.fused:
+            begin += size
     return {part.axis: (part.letters, slice(begin, begin + size))}

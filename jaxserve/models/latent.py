@@ -1,9 +1,8 @@
-"""Multi-head latent attention (DeepSeek-V2, Liu et al. 2024), absorbed: attention over the
-compressed vectors.
+"""Multi-head latent attention (DeepSeek-V2, Liu et al. 2024) in its absorbed form.
 
-A query's part that is not rotated goes through the matrix that would have made its head's keys, and
-the attention's result through the one that would have made the values; so pages hold one vector per
-token, whatever the heads.
+Attention runs over compressed vectors. The part of a query that is not rotated is multiplied by the
+matrix that would otherwise expand its head's keys, and the result of attention by the matrix that
+would expand the values. Pages therefore hold one vector per token, whatever the number of heads.
 """
 
 import jax.numpy as jnp
@@ -15,13 +14,15 @@ from jaxserve.models.sharded_attention import Attend, Rotation
 from jaxserve.models.spec import Latent
 from pallas_kernels.paged_attention.api import Pages
 
-EPS = 1e-6  # of the norms of compressed vectors, whatever config.json says of the others
+EPS = 1e-6  # of the norms of compressed vectors; config.json gives that of the other norms
 
 
 def axes(latent: Latent) -> dict[str, str]:
-    """Name -> axes of the parameters."""
+    """Return parameter name -> axes of a latent attention layer."""
     found = {"compress": "Dc", "latent_norm": "m", "key_up": "Num", "value_up": "Nmw", "o": "NwD"}
-    return found | ({"query": "NHy", "query_norm": "y"} if latent.query_rank else {"query": "NHD"})
+    if latent.query_rank:
+        return found | {"query": "NHy", "query_norm": "y"}
+    return found | {"query": "NHD"}
 
 
 def latent_attention(
@@ -32,10 +33,13 @@ def latent_attention(
     attend: Attend,
     pages: Pages,
 ) -> tuple[Float[Array, "T D"], Pages]:
-    y, m, dtype = latent.query_rank or 0, latent.rank, x.dtype
+    """Return the layer's attention for its tokens, and the pages with their vectors."""
+    y = latent.query_rank or 0
+    m = latent.rank
+    dtype = x.dtype
     compressed = project("TD,Dc->Tc", x, weights, "compress").astype(dtype)
     narrow = rms_norm(compressed[:, :y], weights["query_norm"], EPS) if y else x
-    # Rows of a head's 192 numbers would not fill a TPU's tiles: so they are columns.
+    # Heads are flattened into columns: rows of a head's 192 numbers would not fill a TPU's tiles.
     query = einsum("Ty,My->TM", narrow, flatten(weights["query"])).astype(dtype)
     query = query.reshape(len(x), -1, latent.head + latent.rotated)
     absorbed = _head_by_head("TNu,Num->NTm", query[:, :, : latent.head], weights["key_up"])
@@ -55,8 +59,9 @@ def latent_attention(
 def _head_by_head(
     subscripts: str, x: Float[Array, "T N a"], weight: Float[Array, "N a b"]
 ) -> Float[Array, "T N b"]:
-    """Every head's own product. It is rounded before the tokens come first again: XLA:CPU makes a
-    turn that follows a product a part of it, and cannot run such a product of bfloat16 with float32
-    sums.
+    """Multiply every head by its own matrix, and return tokens first again.
+
+    The product is rounded before it is transposed: XLA:CPU fuses a transpose into the product
+    before it, and cannot run the fused product of bfloat16 with float32 sums.
     """
     return einsum(subscripts, x, weight).astype(x.dtype).swapaxes(0, 1)

@@ -1,36 +1,38 @@
-"""The pieces of a layer that hold no state."""
+"""Building blocks of layers: products with weights, RMS norm and soft cap."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxserve.models.matmul_w8a8 import low_precision_product
-from jaxserve.models.matmul_weight_only import float_product, quantized_product
+from jaxserve.models.matmul_w8a8 import w8a8_matmul
+from jaxserve.models.matmul_weight_only import float_matmul, weight_only_matmul
 from jaxserve.models.quant import Quantized
 
 
 def einsum(subscripts: str, x: jax.Array, weight: jax.Array | Quantized) -> jax.Array:
     """Contract activations with a weight, accumulating in float32; the result is float32.
 
-    float32 operands stay what they are: without asking, GPUs and TPUs round them. On a CPU bfloat16
+    float32 operands are not rounded, which GPUs and TPUs would do by default. On a CPU bfloat16
     operands with a float32 accumulator are faster than float32 operands from two rows on.
     """
-    if isinstance(weight, Quantized):
-        product = low_precision_product if weight.form.activations else quantized_product
-        return product(subscripts, x, weight)
-    return float_product(subscripts, x, weight)
+    if not isinstance(weight, Quantized):
+        return float_matmul(subscripts, x, weight)
+    if weight.scheme.activations:
+        return w8a8_matmul(subscripts, x, weight)
+    return weight_only_matmul(subscripts, x, weight)
 
 
 def flatten(weight: jax.Array | Quantized) -> jax.Array | Quantized:
-    """All dimensions but the last one as one."""
+    """Join all dimensions except the last one."""
     return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), weight)
 
 
 def project(subscripts: str, x: jax.Array, weights: dict, name: str) -> jax.Array:
-    """The projection of that name and its bias, if it has one; float32."""
+    """Apply the weight of this name, and its bias if there is one; float32."""
     y = einsum(subscripts, x, weights[name])
-    return y + weights[f"{name}_bias"].astype(y.dtype)[None] if f"{name}_bias" in weights else y
+    bias = weights.get(f"{name}_bias")
+    return y if bias is None else y + bias.astype(y.dtype)[None]
 
 
 def rms_norm(
@@ -40,11 +42,10 @@ def rms_norm(
     plus_one: bool = False,
     rounds_last: bool = False,
 ) -> Float[Array, "T *N"]:
-    """Zhang and Sennrich 2019, in float32, over the last dimensions: as many as the weight has. The
-    dtype is x's.
+    """Apply the RMS norm (Zhang and Sennrich 2019) over the dimensions of the weight, the last.
 
-    Rounded before the product with the weight, unless rounds_last; plus_one multiplies by 1 +
-    weight and rounds then.
+    The norm is computed in float32 and the result has x's dtype. It is rounded before the product
+    with the weight; after it with rounds_last, or with plus_one, which multiplies by 1 + weight.
     """
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(
@@ -57,5 +58,5 @@ def rms_norm(
 
 
 def softcap(x: Float[Array, "*n"], cap: float | None) -> Float[Array, "*n"]:
-    """cap * tanh(x / cap): no value beyond cap (Gemma 2); None leaves x as it is."""
+    """Return cap * tanh(x / cap), which stays within cap (Gemma 2); None returns x."""
     return x if cap is None else cap * jnp.tanh(x / cap)

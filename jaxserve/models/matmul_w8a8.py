@@ -1,5 +1,6 @@
-"""Products of 8-bit numbers with each other (w8a8): activations are rounded as well, each token by
-its own scale.
+"""Products of 8-bit weights with activations that are rounded to 8 bits too (w8a8).
+
+Every token has a scale of its own, found as it comes (ZeroQuant, Yao et al. 2022).
 """
 
 import jax
@@ -9,48 +10,52 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from jaxserve.errors import ModelError
-from jaxserve.models.quant import Form, Quantized
-from sharding.chips import multiplies
+from jaxserve.models.quant import Quantized, QuantScheme
+from sharding.chips import multiplies_natively
 from sharding.mesh import device_kind
 
 
-def low_precision_product(subscripts: str, x: Float[Array, "T D"], weight: Quantized) -> jax.Array:
-    """float32; T and the weight's other letters in their order.
+def w8a8_matmul(subscripts: str, x: Float[Array, "T D"], weight: Quantized) -> jax.Array:
+    """Contract D of 8-bit activations and weights; float32, T and the weight's other letters.
 
-    Scales are found as the tokens come (ZeroQuant, Yao et al. 2022), over all of D however it is
-    split, so that a token is rounded alike on every mesh. Products are added up in int32, which is
-    exact, or of fp8 in float32; then a token's scale and a channel's multiply them. What is not
-    finite in a token stays so in all of its results.
+    A token's scale covers all of D however D is split, so that a token is rounded alike on every
+    mesh. int8 products are summed in int32, which is exact, fp8 products in float32; then the
+    token's and the channel's scales multiply the sum. A token that is not finite gives results
+    that are not finite.
     """
-    form, letters = weight.form, subscripts.split(",")[1].split("->")[0]
+    scheme = weight.scheme
+    letters = subscripts.split(",")[1].split("->")[0]
     at = letters.index(subscripts[1])
     wide = x.astype(jnp.float32)
-    # XLA would make these multiplications out of divisions, or not, and round otherwise.
-    scales = jnp.abs(wide).max(axis=1, keepdims=True) * (1 / form.largest)
+    # Multiplication by the reciprocal is written out: XLA turns some divisions by constants into
+    # it and others not, and would round differently from one program to the next.
+    scales = jnp.abs(wide).max(axis=1, keepdims=True) * (1 / scheme.largest)
     scales = jnp.where(scales < jnp.finfo(jnp.float32).tiny, 1, scales)
     numbers = wide * (1 / scales)
-    integers = jnp.issubdtype(form.dtype, jnp.integer)
-    rounded = (jnp.rint(numbers) if integers else numbers).astype(form.dtype)
+    if jnp.issubdtype(scheme.dtype, jnp.integer):
+        rounded = jnp.rint(numbers).astype(scheme.dtype)
+        precision = None
+        sum_dtype = jnp.int32
+    else:
+        rounded = numbers.astype(scheme.dtype)
+        precision = lax.Precision.HIGHEST  # cuBLAS would sum fp8 products in fewer bits
+        sum_dtype = jnp.float32
     product = jnp.einsum(
-        subscripts,
-        rounded,
-        weight.values,
-        precision=None
-        if integers
-        else lax.Precision.HIGHEST,  # cuBLAS would add fp8 products up in fewer bits
-        preferred_element_type=jnp.int32 if integers else jnp.float32,
+        subscripts, rounded, weight.values, precision=precision, preferred_element_type=sum_dtype
     )
     channels = weight.scales.squeeze(at)[None]
-    return product.astype(jnp.float32) * (
-        scales.reshape(-1, *(1,) * (channels.ndim - 1)) * channels
-    )
+    token_scales = scales.reshape(-1, *(1,) * (channels.ndim - 1))
+    return product.astype(jnp.float32) * (token_scales * channels)
 
 
-def check_chip(form: Form | None, mesh: Mesh) -> None:
-    """ModelError where the mesh's chips cannot multiply such numbers with each other."""
-    if form and form.activations and not multiplies(mesh, form.dtype):
+def check_chip(scheme: QuantScheme | None, mesh: Mesh) -> None:
+    """Raise ModelError where the mesh's chips cannot multiply the scheme's numbers natively.
+
+    Only w8a8 schemes need that: others widen the numbers first.
+    """
+    if scheme and scheme.activations and not multiplies_natively(mesh, scheme.dtype):
         raise ModelError(
-            f"--weights {form}: {device_kind(mesh)} does not multiply {form.numbers} numbers "
+            f"--weights {scheme}: {device_kind(mesh)} does not multiply {scheme.numbers} numbers "
             f"with each other "
-            f"(choose {form.weights_alone}, which rounds weights alone)"
+            f"(choose {scheme.weights_alone}, which rounds weights alone)"
         )

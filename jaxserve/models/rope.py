@@ -1,4 +1,4 @@
-"""Rotary position embedding: the frequencies of every published scaling, and their application.
+"""Rotary position embedding: frequencies of the published scalings, and their application.
 
 Su et al. 2021 (RoFormer); Chen et al. 2023 (linear); Peng et al. 2023 (YaRN); Ding et al. 2024
 (LongRoPE); Llama 3.1's piecewise scaling.
@@ -17,24 +17,22 @@ from jaxserve.errors import ModelError
 
 @dataclass(frozen=True)
 class Rope:
-    """Unscaled rotary embedding. Subclasses scale the inverse frequencies; `attention_factor`
-    scales cos and sin.
+    """Unscaled rotary embedding; subclasses scale it.
 
-    rotated: share of a head's dimensions that are rotated, the first ones.
+    theta: base of the frequencies. rotated: share of a head's dimensions that are rotated, which
+    are the first ones.
     """
 
     theta: float = 10000.0
     rotated: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        """ModelError for numbers that give no frequencies."""
+        """Raise ModelError for numbers that give no frequencies."""
         for name, value in vars(self).items():
-            if (
-                value is None
-                or isinstance(value, bool | tuple)
-                or (name.startswith("mscale") and value == 0)
-            ):
-                continue  # left open, a switch, or "without"
+            if value is None or isinstance(value, bool | tuple):
+                continue
+            if name.startswith("mscale") and value == 0:  # published as "without"
+                continue
             if not 0 < value < math.inf:
                 raise ModelError(f"rope: {name} is {value}; it must be a positive number")
         if self.theta <= 1:
@@ -45,30 +43,33 @@ class Rope:
             )
 
     def dimensions(self, head_dim: int) -> int:
-        """How many dimensions of a head are rotated."""
+        """Return how many dimensions of a head are rotated."""
         return int(head_dim * self.rotated)
 
     def check(self, head_dim: int, max_positions: int) -> None:
-        """ModelError when heads of this size, or so many positions, cannot be rotated so."""
+        """Raise ModelError when the rope does not support heads or positions of this number."""
         if self.dimensions(head_dim) % 2:
             raise ModelError(f"rope: {self.rotated} of {head_dim} dimensions are not pairs")
 
     def base(self, head_dim: int) -> np.ndarray:
-        """theta^(-2i/d) for i < d/2, float64; d = dimensions(head_dim)."""
+        """Return theta^(-2i/d) for i < d/2 as float64, where d = dimensions(head_dim)."""
         d = self.dimensions(head_dim)
         return self.theta ** -(np.arange(0, d, 2, dtype=np.float64) / d)
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
-        """Radians per position of each rotated pair of dimensions, [d/2] float32."""
+        """Return the radians per position of each rotated pair of dimensions, [d/2] float32."""
         return self.base(head_dim).astype(np.float32)
 
     @property
     def attention_factor(self) -> float:
+        """Factor of cos and sin."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class LinearRope(Rope):
+    """Linear interpolation (Chen et al. 2023): all frequencies are divided by factor."""
+
     factor: float = 1.0
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
@@ -77,7 +78,11 @@ class LinearRope(Rope):
 
 @dataclass(frozen=True)
 class Llama3Rope(Rope):
-    """Long wavelengths are divided by factor, short ones kept, those between interpolated."""
+    """Llama 3.1's scaling: low frequencies are divided by factor, high ones kept.
+
+    Frequencies between the two bounds are interpolated. low_freq_factor, high_freq_factor: the
+    bounds, in rotations over original_context.
+    """
 
     factor: float = 8.0
     low_freq_factor: float = 1.0
@@ -94,9 +99,7 @@ class Llama3Rope(Rope):
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
         base = self.base(head_dim)
-        turns = (
-            self.original_context * base / (2 * math.pi)
-        )  # full rotations over the original context
+        turns = self.original_context * base / (2 * math.pi)  # rotations over the original context
         keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         keep = np.clip(keep, 0, 1)
         return (keep * base + (1 - keep) * base / self.factor).astype(np.float32)
@@ -104,28 +107,38 @@ class Llama3Rope(Rope):
 
 @dataclass(frozen=True)
 class YarnRope(Rope):
+    """YaRN (Peng et al. 2023): frequencies between beta_slow and beta_fast are interpolated.
+
+    The bounds are rotations over original_context; truncate rounds them to whole dimensions.
+    attention_scale: the checkpoint's attention_factor. mscale, mscale_all_dim: DeepSeek's fields
+    from which it follows otherwise.
+    """
+
     factor: float = 1.0
     original_context: int = 4096
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    attention_scale: float | None = None  # the checkpoint's own attention_factor
+    attention_scale: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
         base = self.base(head_dim)
         d = self.dimensions(head_dim)
-        low, high = self._dimension(self.beta_fast, d), self._dimension(self.beta_slow, d)
+        low = self._dimension(self.beta_fast, d)
+        high = self._dimension(self.beta_slow, d)
         if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, d - 1)
+            low = math.floor(low)
+            high = math.ceil(high)
+        low = max(low, 0)
+        high = min(high, d - 1)
         ramp = (np.arange(d // 2) - low) / ((high - low) or 0.001)
         keep = 1 - np.clip(ramp, 0, 1)
         return (keep * base + (1 - keep) * base / self.factor).astype(np.float32)
 
     def _dimension(self, rotations: float, d: int) -> float:
-        """The pair of dimensions that makes this many rotations over the original context."""
+        """Return the pair of dimensions with this many rotations over the original context."""
         return (
             d
             * math.log(self.original_context / (rotations * 2 * math.pi))
@@ -142,9 +155,7 @@ class YarnRope(Rope):
 
     @property
     def score_factor(self) -> float:
-        """By which DeepSeek multiplies the scores of attention beside, for keys whose every
-        dimension is extended.
-        """
+        """Further factor of the attention scores in DeepSeek's models."""
         return self._magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
     def _magnitude(self, mscale: float) -> float:
@@ -153,11 +164,10 @@ class YarnRope(Rope):
 
 @dataclass(frozen=True)
 class LongRope(Rope):
-    """Ding et al. 2024 within the original context, where every pair of dimensions has its short
-    factor.
+    """LongRoPE (Ding et al. 2024) within the original context, with the short factors.
 
-    Beyond it transformers turns to other factors for the whole sequence; this runtime's context
-    ends there.
+    Every pair of dimensions has a factor of its own. Beyond the original context transformers
+    switches to the long factors for the whole sequence; this runtime's context ends there.
     """
 
     short_factors: tuple[float, ...] = ()
@@ -186,17 +196,15 @@ class LongRope(Rope):
     def attention_factor(self) -> float:
         if self.attention_scale is not None:
             return self.attention_scale
-        return (
-            1.0
-            if self.factor <= 1
-            else math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
-        )
+        if self.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
 
 
 def tables(
     rope: Rope, head_dim: int, positions: Int[Array, "T"]
 ) -> tuple[Float[Array, "T n"], Float[Array, "T n"]]:
-    """cos and sin of every position's rotation, float32."""
+    """Return the float32 cos and sin of every position's rotation."""
     angles = positions[:, None].astype(jnp.float32) * rope.inverse_frequencies(head_dim)[None]
     return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
 
@@ -204,11 +212,11 @@ def tables(
 def rotate(
     x: Float[Array, "T N H"], cos: Float[Array, "T n"], sin: Float[Array, "T n"]
 ) -> Float[Array, "T N H"]:
-    """Rotate dimension i with dimension i + n, for i < n (the layout of Hugging Face
-    checkpoints)."""
+    """Rotate dimension i with dimension i + n for i < n, as Hugging Face checkpoints have them."""
     n = cos.shape[-1]
     first, second, rest = jnp.split(x.astype(jnp.float32), (n, 2 * n), axis=-1)
-    cos, sin = cos[:, None], sin[:, None]
+    cos = cos[:, None]
+    sin = sin[:, None]
     rotated = jnp.concatenate(
         [first * cos - second * sin, second * cos + first * sin, rest], axis=-1
     )

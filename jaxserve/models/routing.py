@@ -1,7 +1,7 @@
-"""Which experts a token takes, and with what weights: every published way is a case of one.
+"""Routing of tokens to experts: every published variant is a case of one function.
 
-Shazeer et al. 2017; by groups: DeepSeek-V2 (Liu et al. 2024); with a correction that balances:
-DeepSeek-V3.
+Shazeer et al. 2017; choice by groups: DeepSeek-V2 (Liu et al. 2024); a correction that balances
+load: DeepSeek-V3.
 """
 
 import jax
@@ -10,21 +10,21 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxserve.models.layers import project
-from jaxserve.models.spec import Mixture
+from jaxserve.models.mixture import Mixture
 
 
 def route(
     mixture: Mixture, weights: dict, x: Float[Array, "T D"]
 ) -> tuple[Int[Array, "T X"], Float[Array, "T X"]]:
-    """The experts of each token, the best first, and the weights of their answers, float32.
+    """Return the experts of each token, the best first, and the float32 weights of their answers.
 
-    weights: the layer's "router", "router_bias" and "correction", as far as it has them.
+    weights: the layer's parameters "router", and "router_bias" and "correction" where it has them.
     """
     logits = project("TD,DO->TO", x, weights, "router")
     scores = jax.nn.softmax(logits) if mixture.scores == "softmax" else jax.nn.sigmoid(logits)
-    judged = (
-        scores + weights["correction"].astype(jnp.float32)[None] if mixture.corrected else scores
-    )
+    judged = scores
+    if mixture.corrected:  # affects the choice, not the weights
+        judged = scores + weights["correction"].astype(jnp.float32)[None]
     _, experts = lax.top_k(_in_best_groups(mixture, judged), mixture.taken)
     chosen = jnp.take_along_axis(scores, experts, axis=-1)
     if mixture.normalized:
@@ -33,7 +33,7 @@ def route(
 
 
 def _in_best_groups(mixture: Mixture, judged: Float[Array, "T E"]) -> Float[Array, "T E"]:
-    """-inf outside the groups that the token may take."""
+    """Replace the scores outside the groups that a token may take by -inf."""
     if mixture.groups_taken == mixture.groups:
         return judged
     by_group = judged.reshape(len(judged), mixture.groups, -1)

@@ -1,5 +1,4 @@
-"""Attention over pages on a mesh: the one place where attention kernels and page writes are
-called."""
+"""Attention over pages on a mesh: the only caller of attention kernels and their page writes."""
 
 import flax.struct
 import jax
@@ -7,12 +6,12 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from pallas_kernels.paged_attention.api import Layout, Options, PagedAttention, Pages, Ragged
-from sharding.rules import LANES, RULES, Rules, partition
+from sharding.rules import DP_AXES, RULES, Rules, partition
 
 
 @flax.struct.dataclass
 class Rotation:
-    """Of the first 2 n dimensions of every head; the others stay as they are."""
+    """Cosines and sines that rotate the first 2 n dimensions of every head."""
 
     cos: Float[Array, "T n"]
     sin: Float[Array, "T n"]
@@ -20,14 +19,16 @@ class Rotation:
 
 @flax.struct.dataclass
 class Attend:
-    """What attention needs beside weights and activations: fixed for a compiled step, but for
-    `ragged`.
+    """The attention of a step: called with a layer's queries, keys, values and pages.
+
+    All fields except `ragged` are fixed in a compiled step. ragged: rows and tables of all lanes,
+    every field with a leading axis A. options: for one shard's heads.
     """
 
-    ragged: Ragged  # every field with a leading axis A
+    ragged: Ragged
     mesh: Mesh = flax.struct.field(pytree_node=False)
     kernel: PagedAttention = flax.struct.field(pytree_node=False)
-    options: Options = flax.struct.field(pytree_node=False)  # of one shard's heads
+    options: Options = flax.struct.field(pytree_node=False)
 
     def __call__(
         self,
@@ -37,12 +38,13 @@ class Attend:
         pages: Pages,
         sinks: Float[Array, "N"] | None = None,
     ) -> tuple[Float[Array, "T N V"], Pages]:
-        """Write k and v into the pages, then attend to everything the row has there.
+        """Write k and v into the pages, then attend to all tokens that the row has there.
 
         T counts the tokens of all lanes, lane after lane; arrays of pages have a leading axis A. v
         is None for latent pages, whose one key head every shard has. sinks: see PagedAttention.
         """
-        heads, lanes = PartitionSpec(LANES, "tensor"), PartitionSpec(LANES)
+        heads = PartitionSpec(DP_AXES, "tensor")
+        lanes = PartitionSpec(DP_AXES)
         keys = lanes if v is None else heads
         paged = page_partition(self.kernel, self.options.layout, pages, self.mesh)
         return jax.shard_map(
@@ -62,25 +64,30 @@ class Attend:
         ragged: Ragged,
         sinks: jax.Array | None,
     ) -> tuple[jax.Array, Pages]:
-        """The same for one lane's tokens and one shard's heads; every lane axis has length 1
-        here."""
+        """Attend for one lane's tokens and one shard's heads, inside shard_map.
+
+        The leading axis A has length 1 here.
+        """
         pages, ragged = jax.tree.map(lambda x: x[0], (pages, ragged))
         out, pages, _ = self.kernel.attend(q, k, v, pages, ragged, self.options, sinks)
         return out, jax.tree.map(lambda x: x[None], pages)
 
 
 def page_partition(kernel: PagedAttention, layout: Layout, pages: Pages, mesh: Mesh) -> Pages:
-    """The PartitionSpec of each of a layer's arrays, which have a leading axis A. layout: of one
-    shard's heads.
+    """Return the PartitionSpec of each array of a layer's pages, which have a leading axis A.
+
+    layout: of one shard's heads.
     """
-    axes, rules = kernel.axes(layout), page_rules(layout)
+    axes = kernel.axes(layout)
+    rules = page_rules(layout)
     return jax.tree.map(
         lambda x, letters: partition("A" + letters, x.shape, mesh, rules), pages, axes
     )
 
 
 def page_rules(layout: Layout) -> Rules:
-    """How pages are split: latent ones by lanes alone, since their one head serves the queries of
-    every shard.
+    """Return the rules that split pages over the mesh.
+
+    Latent pages are split by lanes alone: their one head serves the queries of every shard.
     """
-    return RULES if layout.value_dim is None else {"A": LANES}
+    return RULES if layout.value_dim is None else {"A": DP_AXES}

@@ -18,8 +18,9 @@ from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import engine_options
 from jaxserve.cli.output import Bar, prepare_output
 from jaxserve.errors import ConfigError, JaxserveError, MemoryLimitError
-from jaxserve.loading.checkpoint import DTYPES, read_spec
-from jaxserve.models.quant import FORMS
+from jaxserve.loading.parameters import DTYPES
+from jaxserve.loading.spec import read_spec
+from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.bundle import check_free, new_folder, write_manifest
 from jaxserve.plan.charts import charts
@@ -34,11 +35,11 @@ from jaxserve.plan.report import GIB, show, to_json
 from jaxserve.plan.suggest import Precision, choices, confirmed, rank
 from jaxserve.plan.topology import Topology, parse
 from pallas_kernels.dispatch import KernelError
-from sharding.aot_devices import AbsentError
+from sharding.chips import ChipError
 from sharding.mesh import MeshSpec
 from sharding.rules import ShardingError
 
-EXPECTED = (JaxserveError, CheckpointError, ShardingError, KernelError, AbsentError)
+EXPECTED = (JaxserveError, CheckpointError, ShardingError, KernelError, ChipError)
 DOES_NOT_FIT = 1
 GIGABYTE = 1e9  # of --link
 WIDTH = 120  # of tables where there is no terminal to ask
@@ -158,7 +159,7 @@ def suggest(
             try:
                 with Bar(console, "compiling") as bar:
                     found[found.index(ranked.choice)] = confirmed(ranked, bar.update)
-            except AbsentError as error:
+            except ChipError as error:
                 console.print(f"counted only: {error}", soft_wrap=True, markup=False)
                 break
     ranking = rank(found, limits, target.options.prefer)
@@ -191,7 +192,7 @@ def candidates(args: argparse.Namespace, asked: Precision) -> list[Precision]:
     weights = [(asked.dtype, asked.form)]
     if args.weights == "auto" and asked.form is None:
         weights = [(jnp.dtype(served), None) for served in DTYPES.values()]
-        weights += [(asked.dtype, FORMS[name]) for name in ("int8", "int4-g128")]
+        weights += [(asked.dtype, SCHEMES[name]) for name in ("int8", "int4-g128")]
     return [
         Precision(dtype, form, kv)
         for dtype, form in weights

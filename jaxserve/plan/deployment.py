@@ -20,7 +20,7 @@ from jaxserve.engine.device.steps import SCORE_TOKENS
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.matmul_w8a8 import check_chip
-from jaxserve.models.quant import Form, form_in
+from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.roofline import (
     Case,
@@ -85,9 +85,9 @@ class Deployment:
         return sum(math.prod(spec.shape) for spec in specs)
 
     @property
-    def form(self) -> Form | None:
+    def form(self) -> QuantScheme | None:
         """Of quantized weights."""
-        return form_in(self.params)
+        return scheme_in(self.params)
 
     @property
     def weights(self) -> str:
@@ -152,14 +152,14 @@ def deploy(
     axes: MeshSpec,
     dtype: jnp.dtype,
     footprint: Callable[[Lowering, Bucket], Footprint] | None = Lowering.footprint,
-    form: Form | None = None,
+    form: QuantScheme | None = None,
 ) -> Deployment:
     """Decide as the engine does.
 
     dtype: of weights. form: of quantized ones. footprint: asks the compilers; None: they are not
     there, what steps take is an estimate, and nothing of the deployment can be compiled. Errors:
     ConfigError; MemoryLimitError when it does not fit; ShardingError when heads, experts or the
-    vocabulary do not divide; ModelError when it cannot be quantized so, here; AbsentError without a
+    vocabulary do not divide; ModelError when it cannot be quantized so, here; ChipError without a
     compiler.
     """
     topology, held = target.topology, target.spec.on(axes.tensor)

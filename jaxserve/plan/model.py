@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from checkpoints.safetensors_reader import parse_json_object
 from jaxserve.errors import ConfigError, ModelError
-from jaxserve.loading.checkpoint import DTYPES
-from jaxserve.loading.orbax_layout import chosen_weights, stored_weights
-from jaxserve.models.quant import FORMS, HEAD, Form, form_of
+from jaxserve.loading.orbax_layout import choose_weights, stored_weights
+from jaxserve.loading.parameters import DTYPES
+from jaxserve.models.quant import HEAD, SCHEMES, QuantScheme, parse_scheme
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -54,7 +54,7 @@ def weights_of(given: str, asked: str) -> str:
     return (
         asked
         if given in shipped()
-        else chosen_weights(Path(given), asked, stored_weights(Path(given)))
+        else choose_weights(Path(given), asked, stored_weights(Path(given)))
     )
 
 
@@ -75,13 +75,14 @@ def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
     return _served("config.json: dtype", str(stored))
 
 
-def weights_form(asked: str) -> Form | None:
+def weights_form(asked: str) -> QuantScheme | None:
     """--weights, where it asks for quantized ones. ConfigError for what is not served."""
-    if asked not in ("auto", *DTYPES, *FORMS, *(name + HEAD for name in FORMS)):
+    if asked not in ("auto", *DTYPES, *SCHEMES, *(name + HEAD for name in SCHEMES)):
         raise ConfigError(
-            f"--weights {asked}: is not served; choose one of auto, {', '.join((*DTYPES, *FORMS))}"
+            f"--weights {asked}: is not served; choose one of auto, "
+            f"{', '.join((*DTYPES, *SCHEMES))}"
         )
-    return None if asked in DTYPES else form_of(asked)
+    return None if asked in DTYPES else parse_scheme(asked)
 
 
 def _served(flag: str, name: str) -> jnp.dtype:

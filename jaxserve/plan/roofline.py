@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from jaxserve.engine.plan import StepKind
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.moe import room
-from jaxserve.models.quant import Form
+from jaxserve.models.moe_sizes import all_to_all_capacity
+from jaxserve.models.quant import QuantScheme
 from jaxserve.models.spec import ModelSpec, PageGroup
 from pallas_kernels.paged_attention.api import Layout
 from sharding.mesh import MeshSpec
@@ -107,7 +107,7 @@ def work_of(
     dtype: jnp.dtype,
     case: Case,
     mesh: MeshSpec | None = None,
-    form: Form | None = None,
+    form: QuantScheme | None = None,
     pages: jnp.dtype | None = None,
 ) -> Work:
     """Of one step (of several in a launch) on one device of the mesh, the lanes all doing this.
@@ -134,7 +134,7 @@ def work_of_weights(
     dtype: jnp.dtype,
     case: Case,
     mesh: MeshSpec | None = None,
-    form: Form | None = None,
+    form: QuantScheme | None = None,
 ) -> Work:
     """The part of work_of that depends on the step's rows and tokens, not on their context."""
     parts = [
@@ -174,12 +174,14 @@ def sent_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None
     if spec.mixture is None:
         return sums
     share = (
-        room(spec.mixture, case.tokens, mesh.expert) or case.tokens
+        all_to_all_capacity(spec.mixture, case.tokens, mesh.expert) or case.tokens
     ) / case.tokens  # of tokens, for each neighbour
     return sums + len(spec.mixture.layers) * 2 * hidden * share * (mesh.expert - 1)
 
 
-def weights_of(spec: ModelSpec, dtype: jnp.dtype, form: Form | None = None) -> Iterator[Weight]:
+def weights_of(
+    spec: ModelSpec, dtype: jnp.dtype, form: QuantScheme | None = None
+) -> Iterator[Weight]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(
         param_specs(spec, dtype, form), is_leaf=is_param_spec
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxserve.errors import ConfigError, MemoryLimitError, ModelError
-from jaxserve.models.quant import Form
+from jaxserve.models.quant import QuantScheme
 from jaxserve.plan.compile import Progress, asking, compile_steps
 from jaxserve.plan.deployment import Target, deploy
 from jaxserve.plan.estimate import Account, Batch
@@ -23,7 +23,7 @@ class Precision(NamedTuple):
     """
 
     dtype: jnp.dtype
-    form: Form | None
+    form: QuantScheme | None
     kv: str
 
     @property
@@ -109,7 +109,7 @@ def choices(
 
 
 def confirmed(ranked: Ranked, progress: Progress) -> Choice:
-    """The same, with the largest steps compiled. AbsentError without a compiler."""
+    """The same, with the largest steps compiled. ChipError without a compiler."""
     choice, account = ranked.choice, ranked.account
     try:
         target, kept = account.deployment.target, choice.precision

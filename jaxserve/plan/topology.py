@@ -11,7 +11,7 @@ from jaxserve.engine.device.memory import device_limit
 from jaxserve.errors import ConfigError
 from jaxserve.plan.roofline import Limits
 from sharding import aot_devices as absent
-from sharding.aot_devices import CHIPS, Chip
+from sharding.chips import CHIPS, Chip
 from sharding.mesh import MeshSpec
 
 MEMORY_FRACTION = (
@@ -52,7 +52,7 @@ class Topology:
         return self.chip is None or self.chip.platform == "tpu"
 
     def mesh(self, axes: MeshSpec, compilers: bool = True) -> Mesh:
-        """Of its devices; without compilers, one that nothing can be compiled for. AbsentError
+        """Of its devices; without compilers, one that nothing can be compiled for. ChipError
         without a compiler.
         """
         if self.chip and not compilers:

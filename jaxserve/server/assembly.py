@@ -10,7 +10,7 @@ from jaxserve.engine.device.page_io import accepted_dtypes
 from jaxserve.engine.device.weight_report import weight_sizes
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
-from jaxserve.models.quant import form_in
+from jaxserve.models.quant import scheme_in
 from jaxserve.server.core.engine_thread import EngineThread, Tally
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Observer, Service
@@ -81,7 +81,7 @@ def model_card(llm: LLM, name: str) -> ModelCard:
         architecture=spec.family,
         parameters=llm.model.parameters,
         dtype=dtype,
-        weights=str(form_in(llm.model.params) or dtype),
+        weights=str(scheme_in(llm.model.params) or dtype),
         sizes=weight_sizes(llm.model.params),
         vocab_size=spec.vocab_size,
         max_context=llm.runner.config.max_context,

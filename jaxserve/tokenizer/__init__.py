@@ -1,6 +1,4 @@
-"""Text to token ids and back, and the decoding of a stream of ids into text. Nothing here imports
-jax.
-"""
+"""Text to token ids and back, and decoding of a stream of ids; imports no jax."""
 
 from jaxserve.tokenizer.loading import load_tokenizer
 from jaxserve.tokenizer.protocol import MARK, Tokenizer, TokenizerError

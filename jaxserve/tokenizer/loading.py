@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint folder."""
+"""Loads the tokenizer of a checkpoint folder."""
 
 from pathlib import Path
 
@@ -8,22 +8,18 @@ from jaxserve.tokenizer.settings import read_settings
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Reads tokenizer.json or, where there is none, tokenizer.model; tokenizer_config.json is
-    optional.
+    """Load tokenizer.json or, in its absence, tokenizer.model.
 
-    add_bos_token and add_eos_token are honoured where the configuration has them. Where it is
-    silent, a tokenizer.json adds what its post-processor says, and a SentencePiece model adds BOS
-    if it has one.
+    The flags add_bos_token and add_eos_token of tokenizer_config.json are honoured where they are
+    set. Otherwise a tokenizer.json adds the tokens of its post-processor, and a SentencePiece model
+    adds BOS if it has one.
 
     Raises:
-        TokenizerError: the folder has neither file, or a file is corrupt or asks for what is not
-        supported.
+        TokenizerError: The folder has neither file, or a file is corrupt or not supported.
     """
     settings = read_settings(folder)
-    json_file, model_file = (
-        folder / tokenizer_json.JSON_FILE,
-        folder / sentencepiece_model.MODEL_FILE,
-    )
+    json_file = folder / tokenizer_json.JSON_FILE
+    model_file = folder / sentencepiece_model.MODEL_FILE
     if json_file.exists():
         return tokenizer_json.load_tokenizer_json(json_file, settings)
     if model_file.exists():

@@ -1,26 +1,26 @@
-"""What the rest of the project asks of a tokenizer."""
+"""The interface of tokenizers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-MARK = "\ufdd0"  # a noncharacter of Unicode, for use inside of a program: see encode_special()
+MARK = "\ufdd0"  # a Unicode noncharacter, for use inside a program: see encode_special()
 
 
 class TokenizerError(ValueError):
-    """A tokenizer file, setting or text that cannot be used. The message is one line: what, why,
-    and the fix.
-    """
+    """A tokenizer file, setting or text cannot be used; one line says what, why and the fix."""
 
 
 class Tokenizer(Protocol):
-    """Ids lie in [0, vocab_size). An id outside that range (a model's padded vocabulary) decodes to
-    nothing.
+    """Text to token ids and back.
 
-    The text of a sequence is the UTF-8 decoding of its tokens' bytes joined. An ill-formed sequence
-    of bytes becomes U+FFFD, one for each maximal subpart (Unicode 16.0, section 3.9), whichever
-    library encodes. SentencePiece itself writes one for each byte, and the tokenizers library one
-    for each byte of the whole run of byte tokens, the well-formed ones included; on well-formed
-    text all three agree.
+    Ids lie in [0, vocab_size). An id outside that range, such as one of a model's padded
+    vocabulary, decodes to nothing.
+
+    The text of a sequence is the UTF-8 decoding of its tokens' joined bytes. Ill-formed bytes
+    become U+FFFD, one for each maximal subpart (Unicode 16.0, section 3.9), whichever library
+    encodes. SentencePiece itself writes one for each byte; the tokenizers library writes one for
+    each byte of a run of byte tokens, including well-formed characters. On well-formed text all
+    three agree.
     """
 
     @property
@@ -28,77 +28,80 @@ class Tokenizer(Protocol):
 
     @property
     def bos_id(self) -> int | None:
-        """The token that begins a text, whether or not encode() adds it."""
+        """Token that begins a text, whether or not encode() adds it."""
         ...
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The tokenizer's own end tokens; a checkpoint's generation config may name more."""
+        """End tokens of the tokenizer; a checkpoint's generation config may name more."""
         ...
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
-        """Tokens that are no text, by name: their names are not taken for them in a prompt."""
+        """Control tokens by name, which decode to no text.
+
+        encode() treats their names as text.
+        """
         ...
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
-        """Tokens that are text, by the name that spells them whatever stands around it: encode()
-        takes it for them.
+        """Added tokens by name, which decode to it.
+
+        encode() takes the name for the token whatever stands around it.
         """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text, with BOS and EOS exactly as the checkpoint says; names of special tokens
-        inside are text.
+        """Encode a text, with BOS and EOS as the checkpoint says.
+
+        Names of special tokens in the text are text.
 
         Raises:
-            TokenizerError: the text is not valid Unicode, or the vocabulary cannot spell a special
-            token's name
-                other than by that token.
+            TokenizerError: The text is not valid Unicode, or the vocabulary cannot spell a special
+                token's name other than by that token.
         """
         ...
 
     def encode_special(self, text: str) -> list[int]:
-        """Ids of text in which names of special tokens are those tokens, as a chat template writes
-        them.
+        """Encode a text in which names of special tokens are those tokens, as in chat templates.
 
-        Nothing is added at the ends. A name with MARK inside is text, one of an added token too;
-        every MARK is taken out. What follows a special token does not open the text: it gets no
-        dummy space, unless the tokenizer's files say so. All this is what transformers does with a
+        Nothing is added at the ends. A name with MARK inside is text, also that of an added token;
+        every MARK is removed. Text after a special token does not open the text: it gets no dummy
+        space unless the tokenizer's files say so. All this agrees with transformers' treatment of a
         rendered template.
 
         Raises:
-            TokenizerError: as encode().
+            TokenizerError: As encode().
         """
         ...
 
     def encode_inner(self, text: str) -> list[int]:
-        """Ids of text that goes on from another: nothing is added, no dummy space; names of special
-        tokens are text.
+        """Encode a text that continues another: without BOS, EOS or dummy space.
+
+        Names of special tokens are text.
 
         Raises:
-            TokenizerError: as encode().
+            TokenizerError: As encode().
         """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The whole text of ids, without special tokens; a dummy space that encode() puts first is
-        dropped.
-        """
+        """Decode a whole text, without special tokens and the dummy space that encode() adds."""
         ...
 
     def token_text(self, token_id: int) -> str:
-        """One token for people to read: inside a text, special tokens by name, parts of characters
-        as <0xNN>.
+        """Return a token in readable form, as inside a text.
+
+        Special tokens are named; bytes that are no whole character are written <0xNN>.
         """
         ...
 
     def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
-        """The bytes that a token adds to a text, none for a special token, and whether the text is
-        still opening.
+        """Return the bytes that a token adds to a text, and whether the text is still opening.
 
-        opening says that no token so far has opened the text: some vocabularies write the first
-        word with a dummy space before it, which belongs to the text only if something precedes it.
+        Special tokens add none. opening: no token so far has opened the text. Some vocabularies
+        write the first word with a dummy space before it, which belongs to the text only if
+        something precedes it.
         """
         ...

@@ -1,4 +1,4 @@
-"""A SentencePiece model written as tokenizer.json, for programs that read nothing else."""
+"""Writes a SentencePiece model as tokenizer.json, for programs that read only that file."""
 
 from pathlib import Path
 
@@ -13,20 +13,22 @@ from jaxserve.tokenizer.settings import read_settings
 
 
 def tokenizer_json(folder: Path) -> str:
-    """The tokenizer.model of a checkpoint folder as the tokenizers library writes it.
+    """Return the tokenizer.model of a checkpoint folder as tokenizer.json.
 
-    Ids are those of Tokenizer.encode(), with one exception: where only the opening of a text gets a
-    dummy space (`legacy` is false), the library gives none to a text that begins with a space.
+    The result encodes as Tokenizer.encode() does, with one exception: where only the opening of a
+    text gets a dummy space (`legacy` is false), the tokenizers library gives none to a text that
+    begins with a space.
 
     Raises:
-        TokenizerError: the model is not BPE, or does with its text what the library cannot, or
-        there is none.
+        TokenizerError: The model is missing or not BPE, or processes text in a way that the library
+            does not support.
     """
     settings = read_settings(folder)
     ours = load_sentencepiece(folder / MODEL_FILE, settings)
     model = (folder / MODEL_FILE).read_bytes()
     rules = rules_of(model)
-    if problem := _problem(rules, bool(ours.added_tokens)):
+    problem = _problem(rules, bool(ours.added_tokens))
+    if problem:
         raise TokenizerError(
             f"{folder / MODEL_FILE}: {problem}, which cannot be written as tokenizer.json (add one)"
         )
@@ -41,20 +43,21 @@ def tokenizer_json(folder: Path) -> str:
 
 
 def _problem(rules: Rules, has_symbols: bool) -> str | None:
+    """Return why a model cannot be written as tokenizer.json, or None."""
     if not rules.bpe:
         return "is no BPE model"
     if rules.rewrites:
         return "normalizes its text"
-    return (
-        "puts a space before texts that begin with its symbols"
-        if rules.dummy_prefix and has_symbols
-        else None
-    )
+    if rules.dummy_prefix and has_symbols:
+        return "puts a space before texts that begin with its symbols"
+    return None
 
 
 def _bpe(processor: SentencePieceProcessor) -> models.BPE:
-    """SentencePiece joins the pair whose piece has the best score, the library the one that its
-    list has first.
+    """Convert scores to merges.
+
+    SentencePiece joins the pair whose piece has the best score; the tokenizers library joins the
+    pair that comes first in its list of merges.
     """
     ids = range(processor.vocab_size())
     vocab = {processor.id_to_piece(i): i for i in ids}
@@ -63,13 +66,12 @@ def _bpe(processor: SentencePieceProcessor) -> models.BPE:
         for i in ids
         if not (processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i))
     ]
-    merges = [
-        (piece[:cut], piece[cut:])
-        for i in sorted(words, key=lambda i: -processor.get_score(i))
-        for piece in [processor.id_to_piece(i)]
-        for cut in range(1, len(piece))
-        if piece[:cut] in vocab and piece[cut:] in vocab
-    ]
+    merges = list[tuple[str, str]]()
+    for i in sorted(words, key=lambda i: -processor.get_score(i)):
+        piece = processor.id_to_piece(i)
+        for cut in range(1, len(piece)):
+            if piece[:cut] in vocab and piece[cut:] in vocab:
+                merges.append((piece[:cut], piece[cut:]))
     return models.BPE(
         vocab,
         merges,
@@ -80,8 +82,10 @@ def _bpe(processor: SentencePieceProcessor) -> models.BPE:
 
 
 def _set_spaces(library: Library, rules: Rules, legacy: bool) -> None:
-    """A visible space for every space, and one before the text, or before every part between
-    special tokens.
+    """Make the library write spaces as SentencePiece does.
+
+    Every space becomes a visible one. With a dummy prefix there is another one before the text, or
+    in legacy mode before every part between special tokens.
     """
     visible = normalizers.Replace(" ", SPACE)
     restored = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -1,6 +1,4 @@
-"""tokenizer.model: a SentencePiece model (Kudo and Richardson 2018), as Llama and Mistral publish
-it.
-"""
+"""Reads tokenizer.model: a SentencePiece model (Kudo and Richardson 2018)."""
 
 from collections.abc import Sequence
 from functools import cache, cached_property
@@ -19,14 +17,14 @@ SPACE = "\u2581"  # SentencePiece's visible space
 
 
 class SentencePieceTokenizer:
-    """A Tokenizer over a SentencePiece model. Unknown pieces decode to the model's own sign for
-    them.
+    """A Tokenizer over a SentencePiece model.
 
-    Not applied: a denormalizer (rules that rewrite decoded text), if the model has one.
+    Unknown pieces decode to the model's own sign for them. A denormalizer (rules that rewrite
+    decoded text) is not applied.
     """
 
     def __init__(self, processor: SentencePieceProcessor, settings: TokenizerSettings) -> None:
-        """Raises TokenizerError if the settings name tokens that the model lacks."""
+        """Create a tokenizer; TokenizerError if the settings name tokens that the model lacks."""
         self._processor = processor
         self._legacy = bool(settings.legacy)
         self.vocab_size: int = processor.vocab_size()
@@ -40,7 +38,7 @@ class SentencePieceTokenizer:
         self.special_tokens = {processor.id_to_piece(token_id): token_id for token_id in control}
         self._unknown = processor.decode([processor.unk_id()]).encode("utf-8")
         self._rules = rules_of(processor.serialized_model_proto())
-        self._spelled = cache(self._spell)  # asked for every token of every stream
+        self._spelled = cache(self._spell)  # called for every token of every stream
 
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
@@ -48,7 +46,7 @@ class SentencePieceTokenizer:
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """The model's user-defined symbols: of all ways to spell their name it takes that one."""
+        """User-defined symbols of the model, which it never splits."""
         return self._user_defined
 
     @cached_property
@@ -64,7 +62,7 @@ class SentencePieceTokenizer:
 
     @cached_property
     def _inner_processor(self) -> SentencePieceProcessor:
-        """For text that opens nothing."""
+        """Processor of text that continues another and gets no dummy space."""
         model = self._processor.serialized_model_proto()
         return SentencePieceProcessor(model_proto=without_dummy_prefix(model))
 
@@ -81,11 +79,12 @@ class SentencePieceTokenizer:
         text = part.replace(MARK, "")
         if not any(name in text for name in self._user_defined):
             return processor.encode(text)
-        first, *others = part.split(MARK)  # the library cannot be kept from their names: cut them
-        return [
-            *processor.encode(first),
-            *(i for other in others for i in self._inner_processor.encode(other)),
-        ]
+        # The library always takes a symbol's name for the symbol: names with a mark are cut there.
+        first, *others = part.split(MARK)
+        ids = list(processor.encode(first))
+        for other in others:
+            ids += self._inner_processor.encode(other)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         return text_of(self, ids)
@@ -98,9 +97,9 @@ class SentencePieceTokenizer:
         return readable(self.token_bytes(token_id)[0])
 
     def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
-        return (
-            self._spelled(token_id, opening) if 0 <= token_id < self.vocab_size else (b"", opening)
-        )
+        if not 0 <= token_id < self.vocab_size:
+            return b"", opening
+        return self._spelled(token_id, opening)
 
     def _spell(self, token_id: int, opening: bool) -> tuple[bytes, bool]:
         if self._processor.is_control(token_id):
@@ -112,20 +111,20 @@ class SentencePieceTokenizer:
             return bytes([int(piece[1:-1], 16)]), False
         if opening and (self._rules.dummy_prefix or self._rules.single_spaces):
             piece = piece.removeprefix(SPACE)
-        # With single spaces every one goes until a piece is more than that; else only the first.
+        # With single spaces all leading spaces are dropped, else only the first.
         still_opening = opening and self._rules.single_spaces and not piece
         return piece.replace(SPACE, " ").encode("utf-8"), still_opening
 
 
 def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePieceTokenizer:
-    """Reads a tokenizer.model.
+    """Load a tokenizer.model.
 
     Raises:
-        TokenizerError: the file is no SentencePiece model, or lacks tokens that the settings name.
+        TokenizerError: The file is no SentencePiece model, or lacks tokens that the settings name.
     """
     try:
         model = path.read_bytes()
-        if not model:  # SentencePiece accepts this, and prints errors later
+        if not model:  # SentencePiece accepts an empty file and prints errors later
             raise RuntimeError("it is empty")
         return SentencePieceTokenizer(SentencePieceProcessor(model_proto=model), settings)
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
@@ -136,7 +135,7 @@ def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePiece
 
 
 def _special_id(processor: SentencePieceProcessor, name: str | None, default: int) -> int | None:
-    """The id of the token that the settings name, or the model's own: -1 there means none."""
+    """Return the id of the token that the settings name, or the default; -1 stands for none."""
     if name is None:
         return default if default >= 0 else None
     token_id = processor.piece_to_id(name)

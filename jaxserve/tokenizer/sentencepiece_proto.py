@@ -1,6 +1,7 @@
-"""What a SentencePiece model says and its library does not tell, read with the library's messages.
+"""Properties of a SentencePiece model that the library's processor does not expose.
 
-Every `model` here is one that the library has accepted.
+They are read with the library's protobuf messages. Every `model` here has been accepted by the
+library before.
 """
 
 from dataclasses import dataclass
@@ -9,11 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rules:
-    """How a model treats its text.
+    """How a model processes text.
 
-    bpe: how it cuts it. rewrites: more than spaces change before.
-    dummy_prefix: a space is put first. single_spaces: runs of spaces become one, and none stays
-    where a text begins or ends.
+    bpe: text is split by byte pair encoding. rewrites: normalization changes more than spaces.
+    dummy_prefix: a space is added at the beginning. single_spaces: runs of spaces become one, and
+    spaces at both ends are dropped.
     """
 
     bpe: bool
@@ -23,10 +24,11 @@ class Rules:
 
 
 def rules_of(model: bytes) -> Rules:
-    """The model's own, with the protobuf's defaults for what it leaves out."""
+    """Return the rules of a model, with protobuf defaults for absent fields."""
     messages = _messages()
     parsed = messages.ModelProto.FromString(model)
-    trainer, normalizer = parsed.trainer_spec, parsed.normalizer_spec
+    trainer = parsed.trainer_spec
+    normalizer = parsed.normalizer_spec
     return Rules(
         bpe=trainer.model_type == messages.TrainerSpec.BPE,
         rewrites=bool(
@@ -41,21 +43,21 @@ def rules_of(model: bytes) -> Rules:
 
 
 def user_defined_ids(model: bytes) -> list[int]:
-    """Ids of the symbols that the model was told to keep whole."""
+    """Return the ids of user-defined symbols, which the model keeps whole."""
     proto = _messages().ModelProto
     pieces = proto.FromString(model).pieces
     return [i for i, piece in enumerate(pieces) if piece.type == proto.SentencePiece.USER_DEFINED]
 
 
 def without_dummy_prefix(model: bytes) -> bytes:
-    """A model that differs in nothing else, for text that opens nothing."""
+    """Return the model with add_dummy_prefix off, for text that continues another."""
     parsed = _messages().ModelProto.FromString(model)
     parsed.normalizer_spec.add_dummy_prefix = False
     return parsed.SerializeToString()
 
 
 def _messages() -> Any:
-    """The generated module; nothing else needs protobuf where there is no server."""
+    """Import the generated module, late: without a server nothing else needs protobuf."""
     from sentencepiece import sentencepiece_model_pb2
 
     return sentencepiece_model_pb2

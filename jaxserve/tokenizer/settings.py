@@ -1,4 +1,4 @@
-"""What tokenizer_config.json says about the tokens around a text."""
+"""Reads tokenizer_config.json: the tokens around a text."""
 
 import json
 from dataclasses import dataclass
@@ -11,22 +11,24 @@ SETTINGS_FILE = "tokenizer_config.json"
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """None means that the file says nothing and the tokenizer's own file decides."""
+    """The settings of tokenizer_config.json.
+
+    None means that the field is absent and the tokenizer's own file decides. legacy: in a
+    SentencePiece model, text after a special token gets a dummy space too.
+    """
 
     bos_token: str | None = None
     eos_token: str | None = None
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
-    legacy: bool | None = (
-        None  # of SentencePiece: text after a special token has a dummy space, too
-    )
+    legacy: bool | None = None
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """Settings of a checkpoint folder; all None where it has no tokenizer_config.json.
+    """Read the settings of a checkpoint folder; all None without a tokenizer_config.json.
 
     Raises:
-        TokenizerError: the file is not JSON, or a field has another type than Hugging Face writes.
+        TokenizerError: The file is not JSON, or a field has another type than Hugging Face writes.
     """
     path = folder / SETTINGS_FILE
     if not path.exists():
@@ -54,10 +56,10 @@ def read_settings(folder: Path) -> TokenizerSettings:
 def affix(
     flag: bool | None, token_id: int | None, default: tuple[int, ...], name: str
 ) -> tuple[int, ...]:
-    """The ids to put at one end of a text: default where the settings say nothing.
+    """Return the ids to add at one end of a text: the default where the flag is not set.
 
     Raises:
-        TokenizerError: the flag called name asks for a token that the tokenizer does not have.
+        TokenizerError: The flag called `name` asks for a token that the tokenizer does not have.
     """
     if flag is None:
         return default

@@ -1,4 +1,4 @@
-"""Names of tokens inside a text that a chat template wrote: there they are the tokens."""
+"""Finds names of tokens in text written by a chat template, where they stand for the tokens."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -9,10 +9,9 @@ from jaxserve.tokenizer.protocol import MARK
 
 @dataclass(frozen=True)
 class NamedToken:
-    """A token that its name spells. left, right: it swallows white space there; whole_word: not
-    inside a word.
+    """A token that is found by its name.
 
-    A name of one letter cannot have a mark inside, so it is always text.
+    left, right: it swallows white space on that side. whole_word: it is not found inside a word.
     """
 
     name: str
@@ -28,8 +27,9 @@ class NamedToken:
 
 
 class NameSplitter:
-    """Cuts a text at names of tokens: the leftmost first, of several there the longest, as the
-    libraries do.
+    """Splits a text at names of tokens as the libraries do: leftmost first, then longest.
+
+    Names of one letter are always text: they cannot have a mark inside that would make them so.
     """
 
     def __init__(self, tokens: Iterable[NamedToken]) -> None:
@@ -37,28 +37,33 @@ class NameSplitter:
             (token for token in tokens if len(token.name) > 1), key=lambda token: -len(token.name)
         )
         self._tokens = {token.name: token for token in named}
-        # No groups: with one for each of a thousand names a search would be a thousand times
-        # slower.
+        # The pattern has no groups: a thousand of them would make a search a thousand times slower.
         self._names = re.compile("|".join(token.pattern for token in named) or "(?!)")
 
     def encode(self, text: str, encode_part: Callable[[str, bool], list[int]]) -> list[int]:
-        """Ids of text; encode_part(part, opening) gives those of a part between names, opening for
-        the first letter.
+        """Encode a text; encode_part(part, opening) encodes a part between names.
+
+        opening: the part is at the beginning of the text.
         """
-        ids, start, after = [], 0, None
+        ids = list[int]()
+        start = 0
+        after = None
         for found in self._names.finditer(text):
             before = self._tokens[found[0]]
             part = _trimmed(text[start : found.start()], after, before)
-            ids += [*(encode_part(part, start == 0) if part else ()), before.id]
-            start, after = found.end(), before
+            if part:
+                ids += encode_part(part, start == 0)
+            ids.append(before.id)
+            start = found.end()
+            after = before
         part = _trimmed(text[start:], after, None)
-        return ids + (encode_part(part, start == 0) if part else [])
+        if part:
+            ids += encode_part(part, start == 0)
+        return ids
 
 
 def _trimmed(part: str, after: NamedToken | None, before: NamedToken | None) -> str:
-    """A part without the white space that the tokens around it swallow; nothing if it is marks
-    alone.
-    """
+    """Remove the white space that the tokens around a part swallow; "" if only marks are left."""
     if after and after.right:
         part = part.lstrip()
     if before and before.left:

@@ -1,4 +1,4 @@
-"""Stop strings in a text that arrives in pieces."""
+"""Finds stop strings in a text that arrives in chunks."""
 
 from collections.abc import Sequence
 
@@ -6,24 +6,24 @@ from jaxserve.tokenizer.protocol import TokenizerError
 
 
 class StopFinder:
-    """Passes text through until a stop string is complete in it; holds back what may be the
-    beginning of one.
+    """A filter that passes text through until a stop string is complete.
 
-    The stop string that is complete first ends the text; of several complete with the same
-    character, the longest. So the answer does not depend on how the text is cut into pieces, and
-    nothing waits for text after a match.
+    Text that may begin a stop string is held back. The stop string that is complete first ends the
+    text; of several that are complete with the same character, the longest. The result therefore
+    does not depend on how the text is cut, and nothing waits for text after a match.
     """
 
     def __init__(self, stop: Sequence[str], include_stop: bool) -> None:
-        """Raises TokenizerError for an empty stop string, which every text would match."""
+        """Create a filter; TokenizerError for an empty stop string, which any text matches."""
         self._patterns = [_Pattern(text) for text in stop]
         self._include_stop = include_stop
         self._held = ""
         self.found: str | None = None
 
     def push(self, piece: str) -> str:
-        """Text that has become final, in O(len(piece)) steps for each stop string; nothing once one
-        is found.
+        """Return the text that has become final; "" once a stop string was found.
+
+        Takes O(len(piece)) steps for each stop string.
         """
         if not self._patterns:
             return piece
@@ -39,18 +39,19 @@ class StopFinder:
         return text[: len(text) - undecided]
 
     def flush(self) -> str:
-        """The text that was held back, when no more will come."""
-        held, self._held = self._held, ""
+        """Return the text that was held back, at the end of the input."""
+        held = self._held
+        self._held = ""
         return held
 
     def _end(self, text: str, found: str) -> str:
-        self.found, self._held = found, ""
+        self.found = found
+        self._held = ""
         return text if self._include_stop else text[: -len(found)]
 
 
 class _Pattern:
-    """One stop string and how much of it the text so far ends with (Knuth, Morris and Pratt
-    1977)."""
+    """A stop string and how much of it the text ends with (Knuth, Morris and Pratt 1977)."""
 
     def __init__(self, text: str) -> None:
         if not text:
@@ -60,19 +61,26 @@ class _Pattern:
         self._borders = _borders(text)
 
     def advance(self, letter: str) -> bool:
-        """Whether the string is complete with this letter; not to be called again after that."""
+        """Add a letter of the text; return whether the string is complete with it.
+
+        It must not be called again once the string is complete.
+        """
         while self.matched and self.text[self.matched] != letter:
             self.matched = self._borders[self.matched - 1]
-        self.matched += self.text[self.matched] == letter
+        if self.text[self.matched] == letter:
+            self.matched += 1
         return self.matched == len(self.text)
 
 
 def _borders(text: str) -> list[int]:
-    """For each prefix of text, the length of its longest proper prefix that is also its suffix."""
+    """Return for each prefix of text the length of its longest border.
+
+    A border is a proper prefix that is also a suffix.
+    """
     borders = [0] * len(text)
     for end in range(1, len(text)):
         size = borders[end - 1]
         while size and text[size] != text[end]:
             size = borders[size - 1]
-        borders[end] = size + (text[size] == text[end])
+        borders[end] = size + 1 if text[size] == text[end] else size
     return borders

@@ -1,4 +1,4 @@
-"""Token ids that arrive a few at a time, as text that is final when it leaves."""
+"""Decodes token ids that arrive a few at a time into text that is final."""
 
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,17 +12,17 @@ NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
 class StreamDecoder:
-    """Decodes a completion while it grows.
+    """Decoder of a completion that grows.
 
-    The rule: a completion's text is what its tokens add to the text of the prompt, so a first word
+    A completion's text is what its tokens add to the text of the prompt. A first word therefore
     keeps the space before it, unless the prompt has no text (only special tokens): then it opens
     the text and a dummy space is dropped. If the prompt ends inside a character, that character
     belongs to the completion.
 
-    Without a stop string, the pieces joined equal completion_text() exactly, and for an empty
-    prompt tokenizer.decode(), however the ids are cut into pushes. Half a character is never
-    emitted: at most three bytes wait for the rest of theirs. A push costs O(its ids and their
-    text), whatever came before.
+    Without a stop string, the returned texts joined equal completion_text(), and for an empty
+    prompt tokenizer.decode(), however the ids are divided among pushes. Half a character is never
+    returned: up to three bytes wait for the rest of their character. A push takes time in
+    proportion to its ids and their text, whatever came before.
     """
 
     def __init__(
@@ -33,15 +33,20 @@ class StreamDecoder:
         include_stop: bool = False,
         spelled: Mapping[int, str] = NOTHING,
     ) -> None:
-        """prompt_ids: the prompt, of which only the two ends are read. include_stop: the text keeps
-        the stop string.
+        """Create a decoder.
 
-        spelled: special tokens that are text here, and what they spell.
+        Args:
+            tokenizer: The tokenizer of the ids.
+            prompt_ids: The prompt, of which only the two ends are read.
+            stop: Strings that end the text.
+            include_stop: Whether the text keeps the stop string.
+            spelled: Special tokens that are text here, with the text.
 
         Raises:
-            TokenizerError: a stop string is empty.
+            TokenizerError: A stop string is empty.
         """
-        self._tokenizer, self._spelled = tokenizer, spelled
+        self._tokenizer = tokenizer
+        self._spelled = spelled
         self._opening = _is_opening(tokenizer, prompt_ids)
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._characters.decode(unfinished(_last_bytes(tokenizer, prompt_ids)))
@@ -51,23 +56,22 @@ class StreamDecoder:
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that ended the text, if one did."""
+        """Stop string that ended the text, if one did."""
         return self._stop.found
 
     @property
     def stop_token_count(self) -> int | None:
-        """How many of the pushed ids the text needed, up to the one that completed the stop string;
-        None without.
-        """
+        """Number of pushed ids up to the one that completed the stop string; None without."""
         return self._stop_token_count
 
     def push(self, ids: Iterable[int]) -> str:
-        """Text that has become final with these ids; ids after a stop string add nothing."""
+        """Return the text that has become final; ids after a stop string add nothing."""
         return "".join(self._push(token_id) for token_id in ids)
 
     def finish(self) -> str:
-        """The rest of the text, when no more ids will come: what was held back, an unfinished
-        character as U+FFFD.
+        """Return the text that was held back, at the end of the input.
+
+        An unfinished character becomes U+FFFD.
         """
         return self._emit(self._characters.decode(b"", final=True)) + self._stop.flush()
 
@@ -89,16 +93,14 @@ class StreamDecoder:
 
 
 def completion_text(tokenizer: Tokenizer, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
-    """The whole text of a completion by StreamDecoder's rule, at once; costs O(prompt)."""
+    """Decode a whole completion by the rule of StreamDecoder, in time O(prompt)."""
     prompt = joined_bytes(tokenizer, prompt_ids)
     whole = joined_bytes(tokenizer, [*prompt_ids, *ids])
     return whole[len(prompt) - len(unfinished(prompt)) :].decode("utf-8", "replace")
 
 
 def _is_opening(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
-    """Whether a text is still to be opened after the prompt; most prompts tell with their first
-    word.
-    """
+    """Return whether the prompt leaves the text unopened; most prompts open it at once."""
     opening = True
     for token_id in prompt_ids:
         _, opening = tokenizer.token_bytes(token_id, opening)
@@ -108,7 +110,7 @@ def _is_opening(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
 
 
 def _last_bytes(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bytes:
-    """As much of the end of the prompt's text as can belong to an unfinished character, or more."""
+    """Return at least as much of the prompt's end as can belong to an unfinished character."""
     data = b""
     for token_id in reversed(prompt_ids):
         data = tokenizer.token_bytes(token_id)[0] + data

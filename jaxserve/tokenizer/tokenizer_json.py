@@ -1,6 +1,4 @@
-"""tokenizer.json: the file of the Hugging Face tokenizers library, as GPT-2, Llama 3, Qwen and
-DeepSeek publish it.
-"""
+"""Reads tokenizer.json, the file of the Hugging Face tokenizers library."""
 
 import json
 import re
@@ -17,27 +15,28 @@ from jaxserve.tokenizer.special import NamedToken, NameSplitter
 from jaxserve.tokenizer.utf8 import readable, require_unicode, text_of
 
 JSON_FILE = "tokenizer.json"
-CHARACTER_PART = re.compile(
-    "<0x([89A-Fa-f][0-9A-Fa-f])>"
-)  # a byte token that is no character by itself
+# Byte tokens that are no character by themselves.
+CHARACTER_PART = re.compile("<0x([89A-Fa-f][0-9A-Fa-f])>")
 
 
 class JsonTokenizer:
-    """A Tokenizer over the tokenizers library. Special are the added tokens that the file marks
-    so."""
+    """A Tokenizer over the tokenizers library.
+
+    Special tokens are the added tokens that the file marks as special.
+    """
 
     def __init__(
         self, library: tokenizers.Tokenizer, fields: dict, settings: TokenizerSettings
     ) -> None:
-        """fields is the parsed file.
+        """Create a tokenizer; fields: the parsed file.
 
         Raises:
-            TokenizerError: the settings name tokens that the file lacks, or its decoder is not
-            supported.
+            TokenizerError: The settings name tokens that the file lacks, or its decoder is not
+                supported.
         """
         self._library = library
-        library.encode_special_tokens = True  # their names inside a text are text
-        library.no_truncation()  # some files would shorten prompts in silence
+        library.encode_special_tokens = True  # names of special tokens in a text are text
+        library.no_truncation()  # some files would shorten prompts silently
         library.no_padding()
         self._byte_level = _is_byte_level(fields.get("decoder"))
         self._bytes_of_letter = _bytes_of_letter()
@@ -57,7 +56,7 @@ class JsonTokenizer:
         self.eos_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
         self._prefix = affix(settings.add_bos_token, self.bos_id, prefix, "add_bos_token")
         self._suffix = affix(settings.add_eos_token, eos_id, suffix, "add_eos_token")
-        self._spelled = cache(self._spell)  # asked for every token of every stream
+        self._spelled = cache(self._spell)  # called for every token of every stream
 
     def encode(self, text: str) -> list[int]:
         require_unicode(text)
@@ -74,6 +73,10 @@ class JsonTokenizer:
         return self._encode_part(text, False)
 
     def _encode_part(self, part: str, opening: bool) -> list[int]:
+        """Encode text between special tokens; only a part that opens the text gets a dummy space.
+
+        A MARK before the text, whose id is dropped, tells the library that the text continues.
+        """
         text = part.replace(MARK, "")
         if opening:
             ids = self._plain_library.encode(text, add_special_tokens=False).ids
@@ -92,8 +95,9 @@ class JsonTokenizer:
 
     @cached_property
     def _plain_library(self) -> tokenizers.Tokenizer:
-        """The tokenizer without its added tokens, but for MARK: what follows it is no opening of a
-        text.
+        """The tokenizer with MARK as its only added token.
+
+        Text that follows MARK does not open a text, so that it gets no dummy space.
         """
         library = tokenizers.Tokenizer.from_str(
             json.dumps(json.loads(self._library.to_str()) | {"added_tokens": []})
@@ -102,7 +106,8 @@ class JsonTokenizer:
         return library
 
     def _require_text(self, ids: Sequence[int]) -> None:
-        if not self._control.isdisjoint(ids):  # a Unigram model takes the name for any other piece
+        # A Unigram model may take the name of a control token for the token.
+        if not self._control.isdisjoint(ids):
             name = next(self._special[token_id] for token_id in ids if token_id in self._control)
             raise TokenizerError(
                 f"text: holds {name!r}, which this tokenizer cannot spell as plain text; remove it"
@@ -117,9 +122,9 @@ class JsonTokenizer:
         return self._special.get(token_id) or readable(self.token_bytes(token_id)[0])
 
     def token_bytes(self, token_id: int, opening: bool = False) -> tuple[bytes, bool]:
-        return (
-            self._spelled(token_id, opening) if 0 <= token_id < self.vocab_size else (b"", opening)
-        )
+        if not 0 <= token_id < self.vocab_size:
+            return b"", opening
+        return self._spelled(token_id, opening)
 
     def _spell(self, token_id: int, opening: bool) -> tuple[bytes, bool]:
         token = self._token(token_id)
@@ -131,26 +136,28 @@ class JsonTokenizer:
         if part:
             return bytes([int(part[1], 16)]), False
         first = self._library.decode([token_id])
-        # Supported decoders treat a token by itself and strip only where a text opens: the second
-        # copy is whole.
-        text = first if opening else self._library.decode([token_id, token_id])[len(first) :]
-        return text.encode("utf-8"), False
+        if opening:
+            return first.encode("utf-8"), False
+        # Supported decoders treat every token by itself and strip only at the beginning of a text:
+        # the second copy of the token is whole.
+        twice = self._library.decode([token_id, token_id])
+        return twice[len(first) :].encode("utf-8"), False
 
     def _token(self, token_id: int) -> str | None:
         return self._library.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
     def _byte_level_bytes(self, token: str) -> bytes:
-        """An added token may hold letters that stand for no byte: then it is its own text."""
+        """Return a token's bytes; an added token with letters that stand for no byte is text."""
         if all(letter in self._bytes_of_letter for letter in token):
             return bytes(self._bytes_of_letter[letter] for letter in token)
         return token.encode("utf-8")
 
 
 def load_tokenizer_json(path: Path, settings: TokenizerSettings) -> JsonTokenizer:
-    """Reads a tokenizer.json.
+    """Load a tokenizer.json.
 
     Raises:
-        TokenizerError: the file is no tokenizer.json, or JsonTokenizer refuses it.
+        TokenizerError: The file is no tokenizer.json, or JsonTokenizer refuses it.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -175,7 +182,7 @@ def _special_id(library: tokenizers.Tokenizer, name: str | None, default: int | 
 
 
 def _unknown_id(library: tokenizers.Tokenizer, model: dict) -> int | None:
-    """The token for what the vocabulary lacks; Unigram names its id, the other models its text."""
+    """Return the token for unknown text; Unigram models give its id, the others its name."""
     name = model.get("unk_token")
     return model.get("unk_id") if name is None else library.token_to_id(name)
 
@@ -183,7 +190,7 @@ def _unknown_id(library: tokenizers.Tokenizer, model: dict) -> int | None:
 def _post_processor_affixes(
     library: tokenizers.Tokenizer,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The special tokens that the file's post-processor puts before and after a text."""
+    """Return the special tokens that the post-processor adds before and after a text."""
     encoding = library.encode("a", add_special_tokens=True)
     marks = list(zip(encoding.ids, encoding.special_tokens_mask, strict=True))
     prefix = [token_id for token_id, _ in takewhile(lambda mark: mark[1], marks)]
@@ -194,11 +201,12 @@ def _post_processor_affixes(
 
 
 def _is_byte_level(decoder: dict | None) -> bool:
-    """Whether tokens spell bytes by GPT-2's letters; else they spell text, some with byte tokens
-    <0xNN>.
+    """Return whether tokens spell bytes by GPT-2's letters.
+
+    Otherwise they spell text, in some vocabularies with byte tokens <0xNN>.
 
     Raises:
-        TokenizerError: a decoder under which the text of a token depends on the tokens around it.
+        TokenizerError: The text of a token would depend on the tokens around it.
     """
     decoder = decoder or {"type": None}
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -208,17 +216,14 @@ def _is_byte_level(decoder: dict | None) -> bool:
         if not _is_local(step):
             raise TokenizerError(
                 f"{JSON_FILE}: decoder {json.dumps(step)} is not supported; supported are "
-                f"ByteLevel, or ByteFallback, "
-                "Fuse, Metaspace, Replace of one character and Strip of one at the start; use "
-                "another tokenizer file"
+                f"ByteLevel, or ByteFallback, Fuse, Metaspace, Replace of one character and Strip "
+                f"of one at the start; use another tokenizer file"
             )
     return False
 
 
 def _is_local(step: dict) -> bool:
-    """Whether a decoding step treats each token by itself, but for one character where a text
-    opens.
-    """
+    """Return whether a step treats each token by itself, but for a text's first character."""
     if step["type"] == "Replace":
         return len(step["pattern"].get("String", "")) == 1
     if step["type"] == "Strip":
@@ -227,8 +232,9 @@ def _is_local(step: dict) -> bool:
 
 
 def _bytes_of_letter() -> dict[str, int]:
-    """GPT-2's alphabet (Radford et al. 2019): printable Latin-1 bytes stand for themselves, others
-    for U+0100 on.
+    """Return the byte that each letter of GPT-2's alphabet (Radford et al. 2019) stands for.
+
+    Printable Latin-1 characters stand for themselves, letters from U+0100 on for the other bytes.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

@@ -14,7 +14,8 @@ from checkpoints.errors import CheckpointError
 from checkpoints.hf import INDEX, HFCheckpoint
 from checkpoints.safetensors_reader import check_finite
 
-FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+FIRST = "model-00001-of-00002.safetensors"
+SECOND = "model-00002-of-00002.safetensors"
 
 
 def tensor(value: float) -> np.ndarray:
@@ -22,7 +23,7 @@ def tensor(value: float) -> np.ndarray:
 
 
 def folder_with(folder: Path, files: dict[str, Any], index: Any = None) -> Path:
-    """Writes a checkpoint folder: bytes and text as they are, dicts of arrays as safetensors."""
+    """Write a checkpoint folder: bytes and text as they are, dicts of arrays as safetensors."""
     for name, contents in {"config.json": '{"model_type": "llama"}', **files}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Quantized checkpoints, beside the formats' own descriptions written out in numpy."""
+"""Quantized checkpoints, compared with the formats' descriptions written out in NumPy."""
 
 from typing import Any
 
@@ -30,12 +30,14 @@ def test_fp8_in_blocks_with_parts_of_blocks_at_the_ends() -> None:
 
 
 def test_every_number_and_power_of_mxfp4() -> None:
-    """OCP Microscaling Formats 1.0: e2m1 has a sign, two bits of exponent (biased by 1), one of
-    mantissa.
+    """Numbers are those of OCP Microscaling Formats 1.0.
+
+    e2m1 has a sign, two bits of exponent (biased by 1), and one of mantissa.
     """
 
     def e2m1(bits: int) -> float:
-        exponent, mantissa = bits >> 1 & 3, bits & 1
+        exponent = bits >> 1 & 3
+        mantissa = bits & 1
         size = mantissa / 2 if exponent == 0 else 2.0 ** (exponent - 1) * (1 + mantissa / 2)
         return -size if bits & 8 else size
 

@@ -1,6 +1,4 @@
-"""AWQ, GPTQ and compressed-tensors beside a packer written from their published layouts, and what
-is refused.
-"""
+"""AWQ, GPTQ and compressed-tensors against a packer written from their published layouts."""
 
 import logging
 from typing import Any
@@ -16,7 +14,9 @@ from checkpoints.quantized import check_method, dequantized
 from checkpoints.quantized.packed import Packed
 
 WHOLE = (slice(None), slice(None))
-IN, OUT, GROUP = 64, 32, 16
+IN = 64
+OUT = 32
+GROUP = 16
 AWQ_ORDER = [
     0,
     2,
@@ -32,7 +32,7 @@ Tensors = dict[str, np.ndarray]
 
 
 def pack(codes: np.ndarray, bits: int, axis: int) -> np.ndarray:
-    """int32 words: along the axis one long number, each code `bits` bits above the one before."""
+    """Pack codes in int32 words: one long number along the axis, the first code lowest."""
     lines = np.moveaxis(codes, axis, -1)
     numbers = [sum(int(code) << bits * at for at, code in enumerate(line)) for line in lines]
     size = -(-lines.shape[-1] * bits // 32) * 4
@@ -77,13 +77,11 @@ def compressed(
 
 
 def awq_tensors(seed: int = 0) -> tuple[Tensors, np.ndarray]:
-    """a's tensors, and its weight [O, I]."""
+    """Return the tensors of module a, and its weight [O, I]."""
     rng = np.random.default_rng(seed)
-    values, zeros, scales = (
-        codes(rng, 4, IN, OUT),
-        codes(rng, 4, IN // GROUP, OUT),
-        scales_of(rng, IN // GROUP, OUT),
-    )
+    values = codes(rng, 4, IN, OUT)
+    zeros = codes(rng, 4, IN // GROUP, OUT)
+    scales = scales_of(rng, IN // GROUP, OUT)
     columns = np.arange(OUT).reshape(-1, 8)[:, AWQ_ORDER].ravel()
     tensors = {
         "a.qweight": pack(values[:, columns], 4, 1),
@@ -98,15 +96,14 @@ def awq_tensors(seed: int = 0) -> tuple[Tensors, np.ndarray]:
 def gptq_tensors(
     bits: int, offset: int, order: np.ndarray | None = None
 ) -> tuple[Tensors, np.ndarray]:
-    """a's tensors, and its weight [O, I]. offset: what is taken away from stored zero points,
-    modulo 2**bits.
+    """Return the tensors of module a, and its weight [O, I].
+
+    offset: subtracted from stored zero points, modulo 2**bits.
     """
     rng = np.random.default_rng(bits)
-    values, zeros, scales = (
-        codes(rng, bits, IN, OUT),
-        codes(rng, bits, IN // GROUP, OUT),
-        scales_of(rng, IN // GROUP, OUT),
-    )
+    values = codes(rng, bits, IN, OUT)
+    zeros = codes(rng, bits, IN // GROUP, OUT)
+    scales = scales_of(rng, IN // GROUP, OUT)
     zeros[0, :2] = 0, 2**bits - 1
     tensors = {
         "a.qweight": pack(values, bits, 0),
@@ -118,12 +115,10 @@ def gptq_tensors(
 
 
 def packed_tensors(bits: int = 4, groups: int = 1) -> tuple[Tensors, np.ndarray]:
-    """a's symmetric tensors of compressed-tensors, and its weight [O, I]."""
+    """Return symmetric tensors of module a in compressed-tensors, and its weight [O, I]."""
     rng = np.random.default_rng(bits)
-    values, scales = (
-        codes(rng, bits, OUT, IN),
-        scales_of(rng, OUT, groups).astype(ml_dtypes.bfloat16),
-    )
+    values = codes(rng, bits, OUT, IN)
+    scales = scales_of(rng, OUT, groups).astype(ml_dtypes.bfloat16)
     tensors = {
         "a.weight_packed": pack(values, bits, 1),
         "a.weight_scale": scales,
@@ -150,10 +145,12 @@ def test_any_part_of_packed_numbers(
 
 
 class Recorded:
-    """An array that counts what is read of it."""
+    """An array that counts how much of it is read."""
 
     def __init__(self, array: np.ndarray):
-        self.array, self.shape, self.read = array, array.shape, 0
+        self.array = array
+        self.shape = array.shape
+        self.read = 0
 
     def __getitem__(self, index: Any) -> np.ndarray:
         self.read += self.array[index].size
@@ -192,9 +189,7 @@ def test_awq() -> None:
 @pytest.mark.parametrize(("version", "offset"), [("gptq", 1), ("gptq_v2", 0)])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_gptq(bits: int, version: str, offset: int, ordered: bool) -> None:
-    """Zero points 0 and 2**bits - 1 are among them: what the first version takes away comes back
-    around.
-    """
+    """Zero points include 0 and 2**bits - 1, which the first version's offset wraps around."""
     order = np.random.default_rng(1).permutation(IN).astype(np.int32) // GROUP if ordered else None
     tensors, expected = gptq_tensors(bits, offset, order)
     check(tensors, gptq(bits=bits, checkpoint_format=version, desc_act=ordered), expected)
@@ -215,10 +210,11 @@ def test_compressed_tensors_packed(bits: int, groups: int) -> None:
 
 
 def test_compressed_tensors_fill_the_last_words_up() -> None:
-    """30 outputs and 60 inputs of 4 bits: neither the zero points nor the weights end with a
-    word."""
+    """30 outputs and 60 inputs of 4 bits leave the last words of both kinds partly filled."""
     rng = np.random.default_rng(0)
-    values, zeros, scales = codes(rng, 4, 30, 60), codes(rng, 4, 30, 3), scales_of(rng, 30, 3)
+    values = codes(rng, 4, 30, 60)
+    zeros = codes(rng, 4, 30, 3)
+    scales = scales_of(rng, 30, 3)
     tensors = {"a.weight_packed": pack(values, 4, 1), "a.weight_zero_point": pack(zeros, 4, 0)}
     tensors |= {"a.weight_scale": scales, "a.weight_shape": np.array([30, 60])}
     weight = dequantized(tensors, compressed(strategy="group", group_size=20, symmetric=False))[
@@ -376,7 +372,9 @@ def without(tensors: Tensors, name: str) -> Tensors:
     return {each: tensor for each, tensor in tensors.items() if each != name}
 
 
-AWQ, GPTQ, PACKED = awq_tensors()[0], gptq_tensors(4, 1)[0], packed_tensors()[0]
+AWQ = awq_tensors()[0]
+GPTQ = gptq_tensors(4, 1)[0]
+PACKED = packed_tensors()[0]
 IN_ORDER = {"a.g_idx": np.arange(IN) // GROUP}
 
 

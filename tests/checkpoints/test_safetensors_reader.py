@@ -1,6 +1,4 @@
-"""The reader against the safetensors library's own writer and reader, and against files nobody
-should trust.
-"""
+"""The reader against the safetensors library's writer and reader, and against hostile files."""
 
 import json
 import os
@@ -25,9 +23,7 @@ def entry(dtype: str, shape: Any, start: int, end: int) -> dict[str, Any]:
 
 
 def file_bytes(header: Any, body: bytes = b"", length: int | None = None) -> bytes:
-    """A file as the format describes it; `length` is what its first eight bytes claim of the
-    header.
-    """
+    """Return a file of the format; `length` is the header length that its first 8 bytes claim."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(raw) if length is None else length) + raw + body
 
@@ -237,8 +233,9 @@ def test_a_slice_of_a_file_larger_than_memory_use_is_all_that_is_read(tmp_path: 
 
 
 def exhaustive(dtype: np.dtype) -> np.ndarray:
-    """Every value of a dtype of one or two bytes; of wider ones the values at the edges and many
-    random patterns.
+    """Return every value of a dtype of one or two bytes.
+
+    Wider dtypes have the values at the edges and many random patterns.
     """
     bits = NON_FINITE_BITS[dtype].dtype
     if dtype.itemsize <= 2:

@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import PartitionSpec
 
-from jaxserve.models.quant import FORMS
+from jaxserve.models.quant import SCHEMES
 from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Groups, Options
 from pallas_kernels.grouped_matmul.grouping import blocks_needed
 from sharding import aot_devices as absent
@@ -75,7 +75,7 @@ class Product:
         demand = Demand(rows, model.experts, *sizes, jnp.dtype(self.dtype), options.device_kind)
         if not self.weights:
             return demand
-        form = FORMS[self.weights]
+        form = SCHEMES[self.weights]
         return demand._replace(
             numbers=form.dtype, scales=sizes[1] // form.group if form.group else 1
         )
@@ -87,7 +87,7 @@ PRODUCTS = [
 QUANTIZED = [  # sums of 2,880 numbers have no groups of 128
     replace(product, weights=form)
     for product in PRODUCTS
-    for form, kept in FORMS.items()
+    for form, kept in SCHEMES.items()
     if not (kept.activations or (product.model.model == 2880 and form == "int4-g128"))
 ]
 

@@ -19,7 +19,7 @@ from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.lowering import Lowering
 from jaxserve.engine.device.memory import bytes_per_device
-from jaxserve.loading.checkpoint import read_spec
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.inspection import inspect

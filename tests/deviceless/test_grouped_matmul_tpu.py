@@ -13,11 +13,11 @@ from _pytest.mark.structures import ParameterSet
 
 from jaxserve.plan.hlo.inspection import find_copies, parse
 from pallas_kernels.grouped_matmul import tpu
-from sharding import aot_devices as absent
+from sharding.chips import CHIPS
 from tests.deviceless.grouped_product import MODELS, PRODUCTS, QUANTIZED, Product, compile_for
 from tests.deviceless.pallas_calls import pallas_calls
 
-CHIPS = [name for name, chip in absent.CHIPS.items() if chip.platform == "tpu"]
+TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]
 EXACT = [replace(product, dtype="float32") for product in PRODUCTS if product.tokens == 64]
 QUICK = [Product(MODELS[1], 64, up=True), Product(MODELS[2], 64, up=False)]
 QUICK += [
@@ -28,7 +28,7 @@ QUICK += [
 
 def cases() -> Iterator[ParameterSet]:
     for product in [*PRODUCTS, *EXACT, *QUANTIZED]:
-        for chip in CHIPS:
+        for chip in TPUS:
             marks = [] if product in QUICK else [pytest.mark.slow]
             yield pytest.param(chip, product, marks=marks, id=f"{chip}-{product}")
 

@@ -17,7 +17,7 @@ from jaxserve.plan.__main__ import main
 from jaxserve.plan.model import read_config
 from jaxserve.plan.topology import parse
 from sharding import aot_devices as absent
-from sharding.aot_devices import CHIPS, GIB
+from sharding.chips import CHIPS, GIB
 from tests.deviceless.attention_step import COMPILERS
 
 TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]

@@ -17,7 +17,7 @@ from jaxserve.config import resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.lowering import Lowering, abstract_params
 from jaxserve.engine.device.memory import bytes_per_device
-from jaxserve.models.quant import FORMS
+from jaxserve.models.quant import SCHEMES
 from jaxserve.plan.hlo.inspection import find_copies, inspect
 from jaxserve.plan.hlo.parser import parse
 from sharding import aot_devices as absent
@@ -41,7 +41,7 @@ MESHES = [
     ("deepseek-v3", "7x", (1, 16, 1)),
 ]
 QUICK = ("mixtral-8x7b", "int8", DECODE)
-STEPS = [(name, DECODE) for name, form in FORMS.items() if not form.activations]
+STEPS = [(name, DECODE) for name, form in SCHEMES.items() if not form.activations]
 STEPS += [("int8", PREFILL), ("int4-g32", PREFILL)]
 
 
@@ -64,7 +64,7 @@ def test_experts_are_read_as_they_are_kept(
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = axes.build(absent.devices(chip, axes.size))
     spec = shortened(model).on(axes.tensor)
-    params = abstract_params(spec, jnp.dtype(jnp.bfloat16), mesh, FORMS[weights])
+    params = abstract_params(spec, jnp.dtype(jnp.bfloat16), mesh, SCHEMES[weights])
     windows = [group.window for group in spec.page_groups()]
     config = resolve(
         OPTIONS,

@@ -20,7 +20,7 @@ from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.device.lowering import Lowering, abstract_params
 from jaxserve.engine.device.memory import bytes_per_device
-from jaxserve.models.quant import FORMS, is_quantized
+from jaxserve.models.quant import SCHEMES, is_quantized
 from jaxserve.plan.hlo.inspection import find_copies, inspect
 from jaxserve.plan.hlo.parser import Module, parse
 from sharding import aot_devices as absent
@@ -40,9 +40,9 @@ NAMES = {"w8a8-int8": "s8", "w8a8-fp8": "f8e4m3fn"}  # dtypes as HLO names them
 
 
 def cases() -> Iterator[ParameterSet]:
-    forms = product(SHARDS, [name for name, form in FORMS.items() if not form.activations])
+    forms = product(SHARDS, [name for name, form in SCHEMES.items() if not form.activations])
     for (chip, tensor), weights in [*forms, *product([*SHARDS, ("v5p", 1), ("7x", 1)], NAMES)]:
-        if weights in NAMES and not getattr(absent.CHIPS[chip], FORMS[weights].numbers):
+        if weights in NAMES and not getattr(absent.CHIPS[chip], SCHEMES[weights].numbers):
             continue
         marks = [] if (chip, tensor, weights) in QUICK else [pytest.mark.slow]
         yield pytest.param(chip, tensor, weights, marks=marks, id=f"{chip}x{tensor}-{weights}")
@@ -50,7 +50,7 @@ def cases() -> Iterator[ParameterSet]:
 
 def cases_of_groups() -> Iterator[ParameterSet]:
     chips = [("v5e", 1), ("7x", 2), ("h200", 1), ("h200", 2)]
-    names = [name for name, form in FORMS.items() if form.group]
+    names = [name for name, form in SCHEMES.items() if form.group]
     for (chip, tensor), weights, kind in product(chips, names, ("decode", "prefill")):
         marks = [] if (chip, tensor, weights, kind) in QUICK_GROUPS else [pytest.mark.slow]
         yield pytest.param(
@@ -101,7 +101,7 @@ def compile_step(
     if importlib.util.find_spec(COMPILERS[platform]) is None:
         pytest.skip(f"needs {COMPILERS[platform]} (make deviceless)")
     mesh = MeshSpec(tensor=tensor).build(absent.devices(chip, tensor))
-    params = abstract_params(SPEC, jnp.dtype(jnp.bfloat16), mesh, FORMS[weights])
+    params = abstract_params(SPEC, jnp.dtype(jnp.bfloat16), mesh, SCHEMES[weights])
     options = EngineOptions(max_batch=ROWS, step_tokens=TOKENS, page_size=64, cache_tokens=CACHE)
     steps = Lowering(
         SPEC, params, resolve(options, max_positions=8192, lanes=1, affordable_tokens=CACHE), mesh

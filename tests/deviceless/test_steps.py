@@ -24,7 +24,8 @@ from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.inspection import inspect
 from jaxserve.plan.hlo.parser import parse
-from sharding import aot_devices as absent
+from sharding import aot_devices
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec, spans_hosts
 from sharding.params import map_specs
 from tests.deviceless.attention_step import COMPILERS
@@ -58,7 +59,7 @@ PODS = [
     ("7x", 16, 8),
 ]
 QUICK_POD = ("v5e", 2, 8)
-CHIPS = [("v4", 2), ("v5e", 2), ("v5p", 1), ("v6e", 1), ("7x", 2), ("h200", 1), ("h200", 2)]
+MESHES = [("v4", 2), ("v5e", 2), ("v5p", 1), ("v6e", 1), ("7x", 2), ("h200", 1), ("h200", 2)]
 
 
 def lowering(
@@ -69,10 +70,10 @@ def lowering(
     spec: ModelSpec = SPEC,
     options: EngineOptions = OPTIONS,
 ) -> Lowering:
-    compiler = COMPILERS[absent.CHIPS[chip].platform]
+    compiler = COMPILERS[CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
-    mesh = MeshSpec(data=data, tensor=tensor).build(absent.devices(chip, data * tensor))
+    mesh = MeshSpec(data=data, tensor=tensor).build(aot_devices.devices(chip, data * tensor))
     spec = replace(spec, embeds=embeds).on(tensor)
     params = map_specs(
         lambda param: param.abstract(mesh), param_specs(spec, jnp.dtype(jnp.bfloat16))
@@ -98,7 +99,7 @@ def temporaries_bound(bucket: Bucket) -> int:
 
 
 def cases() -> Iterator[ParameterSet]:
-    for (chip, tensor), bucket in product(CHIPS, STEPS):
+    for (chip, tensor), bucket in product(MESHES, STEPS):
         marks = [] if bucket == DECODE else [pytest.mark.slow]
         yield pytest.param(chip, tensor, bucket, marks=marks, id=f"{chip}x{tensor}-{bucket}")
 
@@ -119,7 +120,7 @@ def expected_calls(chip: str, bucket: Bucket) -> dict[str, int]:
     On a GPU rows with one token and rows with more have a call each, and XLA writes pages. On a TPU
     a decode step writes its tokens while it attends.
     """
-    if absent.CHIPS[chip].platform == "gpu":
+    if CHIPS[chip].platform == "gpu":
         return {"paged_attention": SPEC.num_layers * (1 if bucket.kind == "decode" else 2)}
     writes = {} if bucket.kind == "decode" else {"page_write": SPEC.num_layers}
     return {"paged_attention": SPEC.num_layers, **writes}

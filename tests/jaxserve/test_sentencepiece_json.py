@@ -1,6 +1,4 @@
-"""A SentencePiece model as tokenizer.json: the ids are those of SentencePiece, whatever the model
-does with spaces.
-"""
+"""SentencePiece models as tokenizer.json: ids equal SentencePiece's for all space rules."""
 
 import json
 import random
@@ -20,7 +18,7 @@ TURN = "<s>the fox and the dog</s>the sun"  # special tokens as a chat template 
 
 
 def train(folder: Path, **options: Any) -> None:
-    """A model without symbols of its own, as Llama 2 has it."""
+    """Train a model without user-defined symbols, as Llama 2 has it."""
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES),
         model_prefix=str(folder / "tokenizer"),
@@ -65,7 +63,7 @@ def test_symbols_of_the_model(tmp_path: Path) -> None:
 
 
 def test_without_bytes(tmp_path: Path) -> None:
-    """A letter that the vocabulary lacks is unknown; several in a row are one."""
+    """Letters that the vocabulary lacks are unknown; several in a row are one token."""
     train(tmp_path, vocab_size=60, byte_fallback=False)
     ours, theirs = both(tmp_path, legacy=True, add_bos_token=False)
     for text in ("the fox", "日本 the", "a日b", "日"):

@@ -1,4 +1,4 @@
-"""Loading, encoding and whole decoding, against the libraries and published vectors."""
+"""Loading, encoding and decoding of whole texts, against the libraries and published vectors."""
 
 import itertools
 import json
@@ -45,13 +45,14 @@ def visible(case: Case, ids: list[int]) -> list[int]:
 
 
 def one_replacement(text: str) -> str:
-    """Runs of U+FFFD as one: how many stand for ill-formed bytes differs between the libraries."""
+    """Replace runs of U+FFFD by one; libraries differ in how many stand for ill-formed bytes."""
     return re.sub("\ufffd+", "\ufffd", text)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_encode_puts_affixes_around_what_the_library_says(case: Case, text: str) -> None:
-    ids, theirs = case.tokenizer.encode(text), case.library_encode(text)
+    ids = case.tokenizer.encode(text)
+    theirs = case.library_encode(text)
     starts = [start for start in (0, 1) if ids[start : start + len(theirs)] == theirs]
     assert starts
     affixes = {*ids[: starts[-1]], *ids[starts[-1] + len(theirs) :]}
@@ -114,13 +115,15 @@ def test_token_text_names_special_tokens_and_shows_no_broken_character(case: Cas
     )
     assert case.tokenizer.token_text(size) == f"<id {size}>"
     for index in range(0, size, 7):
-        text, (data, _) = case.tokenizer.token_text(index), case.tokenizer.token_bytes(index)
+        text = case.tokenizer.token_text(index)
+        data, _ = case.tokenizer.token_bytes(index)
         assert text
         assert text.count("\ufffd") == data.count("\ufffd".encode())
 
 
 def test_ids_outside_the_vocabulary_decode_to_nothing(case: Case) -> None:
-    ids, size = case.tokenizer.encode("Hello"), case.tokenizer.vocab_size
+    ids = case.tokenizer.encode("Hello")
+    size = case.tokenizer.vocab_size
     assert case.tokenizer.decode([size, *ids, size + 1000, -1]) == case.tokenizer.decode(ids)
 
 
@@ -168,7 +171,8 @@ def test_round_trip_of_books(case: Case, request: pytest.FixtureRequest, data_fo
 
 
 def test_names_of_special_tokens_are_tokens_if_asked(case: Case) -> None:
-    special, parts = case.tokenizer.special_tokens, case.tokenizer._encode_part
+    special = case.tokenizer.special_tokens
+    parts = case.tokenizer._encode_part
     assert set(special.values()) >= set(case.special) - {case.library_encode(UNSPELLABLE)[-1]}
     for name, token in list(special.items())[:9]:
         ids = case.tokenizer.encode_special(f"{name}the fox{name} the{name}")

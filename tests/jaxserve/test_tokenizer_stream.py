@@ -1,6 +1,4 @@
-"""Streams of ids: the pieces of text against the whole decoding, stop strings against a search of
-the whole text.
-"""
+"""Streams of ids against whole decoding, and stop strings against a search of the whole text."""
 
 import random
 from collections.abc import Sequence
@@ -22,10 +20,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def assert_stream_is_exact(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> None:
-    """After every id the stream has all of the text so far but for a last character that may be
-    unfinished.
+    """Check that after every id the stream has all text but an unfinished last character.
 
-    ED A0 counts as unfinished, though it can only begin a surrogate, and comes out as two U+FFFD.
+    ED A0 counts as unfinished, though it can only begin a surrogate, and becomes two U+FFFD.
     """
     stream = StreamDecoder(tokenizer, prompt)
     whole = completion_text(tokenizer, prompt, ids)
@@ -42,16 +39,19 @@ def assert_stream_is_exact(tokenizer: Tokenizer, prompt: Sequence[int], ids: Seq
 
 
 def pushed(stream: StreamDecoder, ids: Sequence[int], seed: int) -> str:
-    """The text of ids pushed in lots of random size, 0 included."""
-    sizes, text, start = random.Random(seed), "", 0
+    """Return the text of ids pushed in lots of random size, including 0."""
+    sizes = random.Random(seed)
+    text = ""
+    start = 0
     while start < len(ids):
         end = start + sizes.randrange(4)
-        text, start = text + stream.push(ids[start:end]), end
+        text = text + stream.push(ids[start:end])
+        start = end
     return text + stream.finish()
 
 
 def cut_by_reading(text: str, stop: Sequence[str], include_stop: bool) -> tuple[str, str | None]:
-    """The text up to the first character that completes a stop string, letter by letter."""
+    """Return the text up to the first character that completes a stop string, by a plain search."""
     for end in range(1, len(text) + 1):
         found = [word for word in stop if text[:end].endswith(word)]
         if found:
@@ -198,8 +198,7 @@ def test_nothing_comes_after_a_stop_string() -> None:
 
 
 class WideTokenizer(ByteTokenizer):
-    """Has one more token, of several bytes: the end of a sentence, a word and half of a
-    character."""
+    """A tokenizer with one more token: the end of a sentence, a word and half of a character."""
 
     WIDE = 300
 
@@ -235,7 +234,7 @@ def test_empty_stop_string_is_refused() -> None:
 
 
 class CountingTokenizer(ByteTokenizer):
-    """Counts the pieces that it is asked for."""
+    """A tokenizer that counts the tokens it is asked for."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -16,13 +16,13 @@ from jaxserve.bench.serve import NONE_ANSWERED
 from jaxserve.cli.exits import BAD_INPUT, INTERRUPTED, PIPE_CLOSED
 from jaxserve.cluster import heartbeat as pulse
 from jaxserve.config import PAGE_DTYPES, PROPOSERS
-from jaxserve.loading.checkpoint import DTYPES
-from jaxserve.models.quant import FORMS, HEAD
+from jaxserve.loading.parameters import DTYPES
+from jaxserve.models.quant import HEAD, SCHEMES
 from jaxserve.plan.__main__ import DOES_NOT_FIT
 from jaxserve.plan.model import shipped
 from jaxserve.server import lifecycle
 from pallas_kernels.dispatch import GROUPED, IMPLEMENTATIONS, QUANTIZED
-from sharding.aot_devices import CHIPS
+from sharding.chips import CHIPS
 from tests.public_names import shown
 
 PROGRAMS = (
@@ -103,7 +103,7 @@ def flag_values() -> dict[str, str]:
         "--kv": ("auto", *PAGE_DTYPES),
         "--quantized-matmul": ("auto", *QUANTIZED),
         "--speculate": PROPOSERS,
-        "--weights": ("auto", *FORMS, f"FORM{HEAD}"),
+        "--weights": ("auto", *SCHEMES, f"FORM{HEAD}"),
         "jaxserve.bench serve --slo": [field.name for field in fields(Objective)],
         "jaxserve.plan --model": shipped(),
         "jaxserve.plan --topology": ("cpu", *CHIPS),

@@ -1,6 +1,4 @@
-"""Which chips multiply numbers of 8 bits: by their makers' tables, and of other GPUs by compute
-capability.
-"""
+"""Chips that multiply 8-bit numbers: by data sheet, and other GPUs by compute capability."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,11 +9,11 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, Mesh
 
-from sharding.aot_devices import CHIPS
-from sharding.chips import multiplies
+from sharding.chips import CHIPS, multiplies_natively
 from sharding.mesh import MeshSpec
 
-INT8, FP8 = jnp.dtype("int8"), jnp.dtype("float8_e4m3fn")
+INT8 = jnp.dtype("int8")
+FP8 = jnp.dtype("float8_e4m3fn")
 KNOWN = {
     "v4": (False, False),
     "v5e": (True, False),
@@ -30,7 +28,7 @@ KNOWN = {
 def test_known_chips(name: str) -> None:
     chip = CHIPS[name]
     mesh = MeshSpec().without_devices(AbstractDevice(chip.kind, chip.cores, chip.platform))
-    assert (multiplies(mesh, INT8), multiplies(mesh, FP8)) == KNOWN[name]
+    assert (multiplies_natively(mesh, INT8), multiplies_natively(mesh, FP8)) == KNOWN[name]
     for peak in (chip.int8, chip.fp8):
         assert not peak or peak / chip.flops == pytest.approx(2, rel=1e-2)
 
@@ -53,9 +51,9 @@ def test_other_chips(kind: str, capability: str | None, expected: tuple[bool, bo
         device.compute_capability = capability
     devices: Any = np.array([device], dtype=object)
     mesh = cast(Mesh, SimpleNamespace(devices=devices))
-    assert (multiplies(mesh, INT8), multiplies(mesh, FP8)) == expected
+    assert (multiplies_natively(mesh, INT8), multiplies_natively(mesh, FP8)) == expected
 
 
 def test_a_cpu_computes_what_it_is_asked_to() -> None:
     mesh = MeshSpec().build(jax.devices())
-    assert multiplies(mesh, INT8) and multiplies(mesh, FP8)
+    assert multiplies_natively(mesh, INT8) and multiplies_natively(mesh, FP8)

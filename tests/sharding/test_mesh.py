@@ -30,7 +30,7 @@ def test_mesh_has_the_asked_sizes_over_the_first_devices(spec: MeshSpec) -> None
 
 
 def test_tensor_neighbours_are_adjacent_devices() -> None:
-    """Tensor parallelism talks most: its groups are runs of the device list."""
+    """Groups of tensor parallelism, which communicates most, are runs of the device list."""
     mesh = MeshSpec(data=2, expert=2, tensor=2).build(jax.devices())
     assert [d.id for d in mesh.devices[1, 0]] == [4, 5]
 
@@ -53,7 +53,7 @@ def test_sizes_below_one(axis: str, size: int) -> None:
 
 @dataclass(frozen=True)
 class Device:
-    """What a mesh asks of a device that is not here."""
+    """The attributes of an absent device that a mesh reads."""
 
     id: int
     process_index: int
@@ -62,7 +62,7 @@ class Device:
 
 
 class Grid:
-    """What is asked of a mesh: jax makes none of such devices."""
+    """The attributes of a mesh that are read; jax makes no mesh of such devices."""
 
     def __init__(self, spec: MeshSpec, devices: list[Any]):
         self.devices = np.empty((spec.data, spec.expert, spec.tensor), object)
@@ -71,7 +71,9 @@ class Grid:
 
 
 def test_hosts_follow_each_other_whatever_the_order_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The four hosts of a v5e-16 have two by two chips each, whose ids go along the rows of the
+    """Hosts are adjacent even when device ids are not.
+
+    The four hosts of a v5e-16 have two by two chips each, whose ids run along the rows of the
     whole slice.
     """
     devices = [Device(id, process_index=id % 4 // 2 + 2 * (id // 8)) for id in range(16)]
@@ -93,7 +95,7 @@ def test_no_host_is_left_without_a_part() -> None:
 
 @pytest.mark.parametrize("platform, slow", [("gpu", True), ("tpu", False)])
 def test_what_leaves_a_host_leaves_no_slice(platform: str, slow: bool) -> None:
-    """The chips of a slice are linked to each other whichever host they are in."""
+    """The chips of a slice are linked to each other across hosts."""
     devices = [Device(id, process_index=id // 2, platform=platform) for id in range(4)]
     wide: Any = Grid(MeshSpec(tensor=4), devices)
     narrow: Any = Grid(MeshSpec(data=2, tensor=2), devices)

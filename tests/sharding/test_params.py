@@ -63,11 +63,9 @@ def test_random_params_depend_on_seed_and_leaf_but_not_on_the_mesh() -> None:
         leaves = jax.tree.leaves(random_params(SPECS, mesh.build(jax.devices()), seed))
         return [np.asarray(leaf.astype(jnp.float32)) for leaf in leaves]
 
-    one, eight, other = (
-        drawn(MeshSpec(), 3),
-        drawn(MeshSpec(expert=2, tensor=4), 3),
-        drawn(MeshSpec(), 4),
-    )
+    one = drawn(MeshSpec(), 3)
+    eight = drawn(MeshSpec(expert=2, tensor=4), 3)
+    other = drawn(MeshSpec(), 4)
     for a, b in zip(one, eight, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
     embed, _, first, _, second = one
@@ -91,10 +89,8 @@ def test_the_contracted_axis_lies_next_to_the_last(axes: str, order: tuple[int, 
 
 
 def test_weights_lie_in_memory_as_their_platform_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    mesh, spec = (
-        MeshSpec(tensor=2).build(jax.devices()),
-        ParamSpec("DCF", (4, 2, 6), jnp.dtype(jnp.float32), std=1.0),
-    )
+    mesh = MeshSpec(tensor=2).build(jax.devices())
+    spec = ParamSpec("DCF", (4, 2, 6), jnp.dtype(jnp.float32), std=1.0)
     plain = random_params([spec], mesh)[0]
     monkeypatch.setattr(params, "REORDERED", {"cpu"})
     reordered = random_params([spec], mesh)[0]
@@ -109,7 +105,8 @@ def test_weights_lie_in_memory_as_their_platform_asks(monkeypatch: pytest.Monkey
 
 
 def test_layers_of_one_shape_share_a_compile() -> None:
-    mesh, layer = MeshSpec().build(jax.devices()), {"up": replace(EXPERTS, std=0.03)}
+    mesh = MeshSpec().build(jax.devices())
+    layer = {"up": replace(EXPERTS, std=0.03)}
     counts = []
     for layers in (4, 24):
         counter = CompileCounter()
@@ -136,7 +133,7 @@ def test_numbers_that_are_summed_up_lie_beside_each_other_on_a_gpu(
     mesh = MeshSpec(tensor=2).build(jax.devices())
     spec = ParamSpec("NHD", (4, 2, 6), jnp.dtype(jnp.int4), std=2.0, summed="NH")
     plain = random_params([spec], mesh)[0]
-    monkeypatch.setattr(params, "SIDE_BY_SIDE", {"cpu"})
+    monkeypatch.setattr(params, "SUMMED_LAST", {"cpu"})
     reordered = random_params([spec], mesh)[0]
     assert plain.format.layout.major_to_minor == (0, 1, 2)
     assert (

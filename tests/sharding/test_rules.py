@@ -1,4 +1,4 @@
-"""From the letters of an array's dimensions to the mesh axes that split it."""
+"""Sharding rules: from the letters of an array's dimensions to mesh axes."""
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ def test_partition(
 
 
 def test_shards_have_their_share_and_their_place(mesh: Mesh) -> None:
-    """Expert and tensor split, data repeats."""
+    """The axes expert and tensor split arrays, the axis data repeats them."""
     whole = np.arange(4 * 3 * 6, dtype=np.float32).reshape(4, 3, 6)
     array = jax.device_put(whole, sharding("EDF", whole.shape, mesh))
     for shard in array.addressable_shards:
@@ -56,7 +56,7 @@ def test_collision(mesh: Mesh) -> None:
 
 
 def test_collision_on_a_mesh_of_one() -> None:
-    """A declaration is wrong everywhere, not only where it is split."""
+    """A wrong declaration is refused on every mesh, not only where it is split."""
     with pytest.raises(ShardingError, match="F and F both map"):
         partition("FF", (3, 3), MeshSpec().build(jax.devices()))
 

@@ -1,6 +1,4 @@
-"""The bundled models: their tokens, their training in miniature, and the folders that are
-committed.
-"""
+"""The bundled models: tokens, training in miniature, and the folders in the repository."""
 
 import json
 import re
@@ -68,8 +66,9 @@ def tokenizer() -> bytes:
 
 
 def expected_tensors(config: dict) -> dict[str, list[int]]:
-    """Names and shapes as `transformers` writes a Llama with these figures and a tied head."""
-    width, mlp = config["hidden_size"], config["intermediate_size"]
+    """Return names and shapes as transformers writes a Llama with these sizes and a tied head."""
+    width = config["hidden_size"]
+    mlp = config["intermediate_size"]
     query, key = (
         config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads")
     )
@@ -146,8 +145,7 @@ def rendered(messages: list[dict], **variables: object) -> str:
 
 
 def ids_of(pieces: sentencepiece.SentencePieceProcessor, prompt: str) -> list[int]:
-    """A rendered chat as ids: names of control tokens are tokens, what lies between them is
-    text."""
+    """Encode a rendered chat: names of control tokens are tokens, the text between them is text."""
     parts = re.split(r"(<s>|<\|im_start\|>|<\|im_end\|>)", prompt)
     return [
         token
@@ -242,9 +240,11 @@ def test_steps_and_minutes_exclude_each_other(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(("name", "parameters"), [("target", 4_361_472), ("draft", 400_032)])
 def test_a_committed_folder_is_what_its_config_and_account_say(name: str, parameters: int):
-    folder, recipe = FOLDERS[name], RECIPES[name]
+    folder = FOLDERS[name]
+    recipe = RECIPES[name]
     check_folder(folder)
-    account, config = read(folder, "training.json"), read(folder, "config.json")
+    account = read(folder, "training.json")
+    config = read(folder, "config.json")
     assert (
         account["parameters"]
         == sum(int(np.prod(shape)) for shape in stored_tensors(folder).values())
@@ -265,7 +265,7 @@ def test_the_committed_folders_are_small_and_share_their_vocabulary():
 
 
 def stored_params(folder: Path, recipe: Recipe) -> nnx.State:
-    """The folder's weights as the training's parameters, float32."""
+    """Return the folder's weights as parameters of the training, float32."""
     params = nnx.state(Llama(recipe, nnx.Rngs(0)), nnx.Param)
     stored = load_file(folder / "model.safetensors")
     flat = nnx.to_flat_state(params)
@@ -276,7 +276,8 @@ def stored_params(folder: Path, recipe: Recipe) -> nnx.State:
 
 
 def test_the_committed_target_has_the_loss_that_its_account_states():
-    folder, recipe = FOLDERS["target"], RECIPES["target"]
+    folder = FOLDERS["target"]
+    recipe = RECIPES["target"]
     account = read(folder, "training.json")
     held_out = documents(account["seed"], "held-out", recipe.held_out_documents, "facts")
     texts = encoded((folder / "tokenizer.model").read_bytes(), held_out)

@@ -1,4 +1,4 @@
-"""The text of the bundled models: seeded, split, and true to itself."""
+"""The corpus of the bundled models: seeded, split, and consistent."""
 
 import json
 import random
@@ -30,7 +30,8 @@ def test_a_document_depends_on_seed_split_kind_and_index_alone(kind: str | None)
 
 
 def test_no_text_is_in_both_splits():
-    train, held_out = texts(0, "train", 1000, "small talk"), texts(1, "held-out", 50, "small talk")
+    train = texts(0, "train", 1000, "small talk")
+    held_out = texts(1, "held-out", 50, "small talk")
     assert len(set(train)) < len(train)  # short texts repeat, so that chance would put some in both
     assert not set(train) & set(held_out)
     assert all(text.held_out for text in held_out) and not any(text.held_out for text in train)
@@ -65,7 +66,7 @@ def test_a_broken_grammar_is_refused(text: str, message: str):
 
 
 def test_stories_hold_together():
-    """What was lost is what is found, with its color, by the friend who came by."""
+    """The lost thing is the one that is found, with its color, by the friend who came by."""
     told = [
         re.search(r"I lost my (\w+) (.+?),\" said (\w+)\.", said(text)[0])
         for text in texts(0, "train", 300, "story")
@@ -84,7 +85,8 @@ def test_questions_and_summaries_speak_of_their_story():
     for seed in range(120):
         story = stories.tell(rules, random.Random(seed))
         plots.add(story.plot)
-        hero, friend = story.telling.value("hero"), story.telling.value("friend")
+        hero = story.telling.value("hero")
+        friend = story.telling.value("friend")
         told = [story.summary(), *(answer for _, answer in (story.question() for _ in range(4)))]
         names = set(re.findall(r"\b[A-Z]\w+", " ".join(told)))
         assert hero in story.text and names & {hero, friend}
@@ -143,7 +145,8 @@ def test_records_parse_and_match_their_descriptions():
     for seed in range(300):
         rng = random.Random(seed)
         record = records.draw(rng)
-        request, fields = record.request(rng), json.loads(record.answer())
+        request = record.request(rng)
+        fields = json.loads(record.answer())
         assert fields == record.fields and fields
         assert all(re.search(rf"\b{value}\b", record.sentence) for value in fields.values())
         assert record.sentence in request and "JSON" in request

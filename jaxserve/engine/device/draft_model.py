@@ -26,7 +26,7 @@ from jaxserve.engine.device.sharded_model import ShardedModel
 from jaxserve.engine.device.state import State, abstract_state
 from jaxserve.engine.device.token_layout import TokenLayout, take
 from jaxserve.models.decoder import Forwarded
-from jaxserve.models.quant import form_in
+from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels import dispatch
 from pallas_kernels.errors import KernelError
@@ -64,7 +64,7 @@ class ModelDrafter:
 
     @cached_property
     def abstract_params(self) -> dict:
-        return abstract_params(self.model.spec, self._dtype, self.mesh, form_in(self.params))
+        return abstract_params(self.model.spec, self._dtype, self.mesh, scheme_in(self.params))
 
     @cached_property
     def abstract_state(self) -> Any:
@@ -89,7 +89,7 @@ class ModelDrafter:
 
     @cached_property
     def _sharded(self) -> ShardedModel:
-        args = self.model.spec, self.config, self.mesh, self._dtype, form_in(self.params)
+        args = self.model.spec, self.config, self.mesh, self._dtype, scheme_in(self.params)
         return ShardedModel(
             self.model.spec,
             self.mesh,

@@ -32,13 +32,13 @@ from jaxserve.engine.device.state import State, abstract_state
 from jaxserve.engine.device.steps import StepBuilder
 from jaxserve.errors import ConfigError
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.quant import Form, form_in
+from jaxserve.models.quant import QuantScheme, scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels import dispatch
 from sharding.mesh import spans_hosts
 from sharding.params import map_specs
-from sharding.rules import LANES, replicated
+from sharding.rules import DP_AXES, replicated
 
 
 class Footprint(NamedTuple):
@@ -77,7 +77,7 @@ class Lowering:
             abstract_state(spec, config, mesh, kernel),
             drafter=drafter.abstract_state if drafter else None,
         )
-        self.form = form_in(params)
+        self.form = scheme_in(params)
         self.grouped_matmul = choose_grouped_matmul(spec, config, mesh, dtype, self.form)
         self.kernel_weights = choose_quantized_matmul(spec, config, mesh, dtype, self.form)
         model = ShardedModel(
@@ -101,7 +101,7 @@ class Lowering:
 
         The state is donated. On a mesh over several hosts each host gets the whole download.
         """
-        lane_axis = NamedSharding(self.mesh, PartitionSpec(LANES))
+        lane_axis = NamedSharding(self.mesh, PartitionSpec(DP_AXES))
         size = upload_layout(bucket, self.page_groups, self.config.page_size).size
         upload = jax.ShapeDtypeStruct((self.config.lanes, size), np.int32, sharding=lane_axis)
         download = replicated(self.mesh) if spans_hosts(self.mesh) else lane_axis
@@ -163,7 +163,7 @@ class Lowering:
 
 
 def abstract_params(
-    spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh, form: Form | None = None
+    spec: ModelSpec, dtype: jnp.dtype, mesh: Mesh, form: QuantScheme | None = None
 ) -> dict:
     """Return shapes, dtypes, shardings and memory orders of the parameters, as declared.
 

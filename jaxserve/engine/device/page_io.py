@@ -22,7 +22,7 @@ from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.models.sharded_attention import page_partition
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages, quantize
-from sharding.rules import LANES
+from sharding.rules import DP_AXES
 
 # Dtypes that can be narrowed: to a later one of these, or to 8 bits.
 WIDE = ("float32", "bfloat16")
@@ -56,7 +56,7 @@ class PageGroupIO:
 
     @property
     def _read_spec(self) -> PartitionSpec:
-        return PartitionSpec(LANES, None, None, self._heads)
+        return PartitionSpec(DP_AXES, None, None, self._heads)
 
     @property
     def _segment_spec(self) -> PartitionSpec:
@@ -93,7 +93,7 @@ class PageGroupIO:
             found = [self.kernel.read(_without_lane(layer), ids[0], self.layout) for layer in pages]
             return jax.tree.map(_stack_layers, *found)
 
-        specs = (self._partition(pages), PartitionSpec(LANES))
+        specs = (self._partition(pages), PartitionSpec(DP_AXES))
         return jax.shard_map(
             one_lane, mesh=self.mesh, in_specs=specs, out_specs=self._read_spec, check_vma=False
         )(pages, ids)
@@ -112,7 +112,7 @@ class PageGroupIO:
             )
 
         held = self._partition(pages)
-        specs = (held, PartitionSpec(LANES), self._segment_spec)
+        specs = (held, PartitionSpec(DP_AXES), self._segment_spec)
         return jax.shard_map(
             one_lane, mesh=self.mesh, in_specs=specs, out_specs=held, check_vma=False
         )(pages, ids, segment)
@@ -201,7 +201,7 @@ class PageIO:
         A read is (pages of a group's layers, ids) -> copies; a write, which donates its pages, is
         (pages of a group's layers, ids, segment) -> pages.
         """
-        lanes = NamedSharding(self._mesh, PartitionSpec(LANES))
+        lanes = NamedSharding(self._mesh, PartitionSpec(DP_AXES))
         for number, group in enumerate(self.groups):
             group_pages = pages_of_group(group, pages)
             kept = jax.tree.map(lambda x: x.sharding, group_pages)

@@ -25,7 +25,7 @@ from jaxserve.engine.device.row_packing import (
 from jaxserve.engine.device.state import StateHolder, new_state
 from jaxserve.engine.plan import MEASURED, Admission, StepOutput, StepPlan
 from jaxserve.errors import EngineError
-from jaxserve.models.quant import form_in
+from jaxserve.models.quant import scheme_in
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 
@@ -69,7 +69,7 @@ class DeviceRunner:
         self.buckets = BucketPlan.of(config)
         self.lowering = Lowering(
             spec,
-            abstract_params(spec, params["embed"].dtype, mesh, form_in(params)),
+            abstract_params(spec, params["embed"].dtype, mesh, scheme_in(params)),
             config,
             mesh,
             drafter,

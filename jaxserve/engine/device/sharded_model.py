@@ -12,14 +12,14 @@ from jaxtyping import Array, Float, Int
 from jaxserve.engine.device.kernels.choice import attention_options
 from jaxserve.engine.device.token_layout import TokenLayout, take
 from jaxserve.models.decoder import Forwarded, forward, logits
-from jaxserve.models.matmul_weight_only import place_weights
+from jaxserve.models.matmul_weight_only import bind_kernels
 from jaxserve.models.moe import Experts
-from jaxserve.models.quant import Placed
+from jaxserve.models.quant import KernelBinding
 from jaxserve.models.sharded_attention import Attend
 from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul.api import GroupedMatmul
 from pallas_kernels.paged_attention.api import PagedAttention, Pages, Ragged
-from sharding.rules import LANES
+from sharding.rules import DP_AXES
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class ShardedModel:
     mesh: Mesh
     attention: PagedAttention
     grouped_matmul: GroupedMatmul
-    kernel_weights: Mapping[str, Placed]
+    kernel_weights: Mapping[str, KernelBinding]
     page_size: int
     page_dtype: jnp.dtype
 
     def bind_kernels(self, params: dict) -> dict:
         """Return the parameters, inside a step, with each weight bound to the kernel it has."""
-        return place_weights(params, self.kernel_weights)
+        return bind_kernels(params, self.kernel_weights)
 
     def forward(
         self,
@@ -97,7 +97,7 @@ class ShardedModel:
         values = logits(params, self.spec, hidden)
         # Each shard's part first: without that constraint XLA:TPU gathered the head's weight
         # instead of the logits.
-        for axes in ((LANES, "tensor"), (LANES, None)):
+        for axes in ((DP_AXES, "tensor"), (DP_AXES, None)):
             values = lax.with_sharding_constraint(
                 values, NamedSharding(self.mesh, PartitionSpec(*axes))
             )
@@ -109,7 +109,7 @@ def by_lane[T](mesh: Mesh, function: Callable[..., T]) -> Callable[..., T]:
 
     Left alone, XLA lets lanes exchange all of their logits.
     """
-    lanes = PartitionSpec(LANES)
+    lanes = PartitionSpec(DP_AXES)
     return jax.shard_map(function, mesh=mesh, in_specs=lanes, out_specs=lanes, check_vma=False)
 
 

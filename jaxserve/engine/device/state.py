@@ -22,7 +22,7 @@ from jaxserve.models.sharded_attention import page_rules
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import MAX_BIASES
 from pallas_kernels.paged_attention.api import Layout, PagedAttention, Pages
-from sharding.rules import LANES, partition, shards
+from sharding.rules import DP_AXES, partition, shards
 
 
 @flax.struct.dataclass
@@ -83,7 +83,7 @@ def abstract_state(
     spec: ModelSpec, config: EngineConfig, mesh: Mesh, kernel: PagedAttention
 ) -> State:
     """Return the state's shapes, dtypes and shardings."""
-    lanes_only = NamedSharding(mesh, PartitionSpec(LANES))
+    lanes_only = NamedSharding(mesh, PartitionSpec(DP_AXES))
     rows = jax.eval_shape(partial(_zero_rows, spec, config))
     by_layer: dict[int, Pages] = {}
     for group, pool in zip(spec.page_groups(), config.pools, strict=True):

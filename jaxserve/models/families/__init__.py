@@ -1,4 +1,4 @@
-"""The families that load: one explicit registry row each."""
+"""Registry of the model families that are supported, by the name of their architecture."""
 
 from jaxserve.models.families import (
     deepseek,

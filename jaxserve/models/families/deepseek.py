@@ -1,5 +1,6 @@
-"""DeepSeek-V2, V3, R1: latent attention, experts chosen by groups, an MLP that all tokens take,
-dense first layers.
+"""DeepSeek-V2, V3 and R1: multi-head latent attention and a mixture of experts.
+
+Experts are chosen by groups, beside an MLP that all tokens take; the first layers are dense.
 """
 
 from collections.abc import Mapping
@@ -14,25 +15,25 @@ from jaxserve.models.families.hf_names import (
     outer_tensors,
 )
 from jaxserve.models.families.weight_table import Family, Tensor
+from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import YarnRope
-from jaxserve.models.spec import Latent, Mixture, ModelSpec
+from jaxserve.models.spec import Latent, ModelSpec
 
 
 def spec_from_v2(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     read.expect("scoring_func", "softmax")
-    read.expect("norm_topk_prob", False)  # transformers has no other
+    read.expect("norm_topk_prob", False)  # the only value that transformers implements
     read.expect("topk_method", "greedy", "group_limited_greedy")
     read.expect("mlp_bias", False)
     read.expect("rope_interleave", True)
-    limited = config.get("topk_method") == "group_limited_greedy"
-    read.ignore("n_group", "topk_group")  # of a greedy choice
-    groups = (
-        dict(groups=read.integer("n_group"), groups_taken=read.integer("topk_group"))
-        if limited
-        else {}
+    routing: dict[str, Any] = dict(
+        normalized=False, scale=float(read.take("routed_scaling_factor", 1.0))
     )
-    routing = dict(normalized=False, scale=float(read.take("routed_scaling_factor", 1.0)), **groups)
+    read.ignore("n_group", "topk_group")  # a greedy choice does not use them
+    if config.get("topk_method") == "group_limited_greedy":
+        routing["groups"] = read.integer("n_group")
+        routing["groups_taken"] = read.integer("topk_group")
     return _spec(read, "deepseek_v2", first_dense=0, routing=routing)
 
 
@@ -55,48 +56,35 @@ def spec_from_v3(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _spec(read: ConfigReader, family: str, first_dense: int, routing: dict[str, Any]) -> ModelSpec:
-    """first_dense: how many layers are dense where config.json does not say."""
+    """Read the fields that V2 and V3 share.
+
+    first_dense: the number of dense layers before the first one with experts, where config.json
+    does not say it. routing: fields of the Mixture that differ.
+    """
     read.expect("hidden_act", "silu")
     read.expect("attention_bias", False)
     read.expect("moe_layer_freq", 1)
-    read.ignore("head_dim", "qk_head_dim")  # what others derive from the figures below
-    read.ignore(
-        "aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "output_router_logits"
-    )  # of training
-    read.ignore(
-        "num_nextn_predict_layers", "num_mtp_layers"
-    )  # layers that propose tokens: not loaded
-    heads, layers, d_expert = (
-        read.integer(name)
-        for name in ("num_attention_heads", "num_hidden_layers", "moe_intermediate_size")
-    )
+    read.ignore("head_dim", "qk_head_dim")  # derived from the fields of latent attention
+    # Fields that only training uses.
+    read.ignore("aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "output_router_logits")
+    # Layers that propose tokens are not loaded.
+    read.ignore("num_nextn_predict_layers", "num_mtp_layers")
+    fields = read.common()
+    heads = fields["num_heads"]
+    layers = fields["num_layers"]
     read.expect("num_key_value_heads", heads, None)
     dense = read.take("first_k_dense_replace", first_dense, kind=int)
-    latent = Latent(
-        query_rank=None
-        if read.nullable("q_lora_rank", 1536) is None
-        else read.integer("q_lora_rank", 1536),
-        rank=read.integer("kv_lora_rank", 512),
-        head=read.integer("qk_nope_head_dim", 128),
-        rotated=read.integer("qk_rope_head_dim", 64),
-        value=read.integer("v_head_dim", 128),
-    )
+    latent = _latent(read)
     rope = read.rope(default_theta=10000.0)
     head_dim = latent.head + latent.rotated
+    score_factor = rope.score_factor if isinstance(rope, YarnRope) else 1.0
+    d_expert = read.integer("moe_intermediate_size")
     spec = ModelSpec(
         family=family,
-        vocab_size=read.integer("vocab_size"),
-        d_model=read.integer("hidden_size"),
-        num_layers=layers,
-        num_heads=heads,
         num_kv_heads=1,
         head_dim=head_dim,
-        d_mlp=read.integer("intermediate_size"),
-        norm_eps=float(read.take("rms_norm_eps", 1e-6)),
-        max_positions=read.integer("max_position_embeddings"),
         rope=rope,
-        attn_scale=head_dim**-0.5 * (rope.score_factor if isinstance(rope, YarnRope) else 1.0),
-        tied_head=read.take("tie_word_embeddings", False, kind=bool),
+        attn_scale=head_dim**-0.5 * score_factor,
         latent=latent,
         mixture=Mixture(
             experts=read.integer("n_routed_experts"),
@@ -106,9 +94,24 @@ def _spec(read: ConfigReader, family: str, first_dense: int, routing: dict[str, 
             d_shared=d_expert * read.integer("n_shared_experts"),
             **routing,
         ),
+        **fields,
     )
     read.finish()
     return spec
+
+
+def _latent(read: ConfigReader) -> Latent:
+    """Read the sizes of latent attention; a null q_lora_rank leaves queries uncompressed."""
+    query_rank = None
+    if read.nullable("q_lora_rank", 1536) is not None:
+        query_rank = read.integer("q_lora_rank", 1536)
+    return Latent(
+        query_rank=query_rank,
+        rank=read.integer("kv_lora_rank", 512),
+        head=read.integer("qk_nope_head_dim", 128),
+        rotated=read.integer("qk_rope_head_dim", 64),
+        value=read.integer("v_head_dim", 128),
+    )
 
 
 def tensors(spec: ModelSpec) -> list[Tensor]:
@@ -118,12 +121,13 @@ def tensors(spec: ModelSpec) -> list[Tensor]:
         "self_attn.kv_a_layernorm.weight": ("latent_norm", "m"),
         "self_attn.o_proj.weight": ("o", "D(Nw)"),
     }
-    query = "self_attn.q_proj.weight", "(N[u|ij])D"
+    query = ("self_attn.q_proj.weight", "(N[u|ij])D")
     if spec.latent.query_rank:
         table |= {"self_attn.q_a_layernorm.weight": ("query_norm", "y")}
         table |= {"self_attn.q_a_proj.weight": ("compress_query", "yD")}
-        query = "self_attn.q_b_proj.weight", "(N[u|ij])y"
-    in_two = {  # pairs of rotated dimensions lie side by side: i, then j
+        query = ("self_attn.q_b_proj.weight", "(N[u|ij])y")
+    # Tensors that hold two parameters each. Numbers of a rotated pair are neighbours: i, then j.
+    in_two = {
         query: ("query_plain", "query_rotated"),
         ("self_attn.kv_a_proj_with_mqa.weight", "([m|ij])D"): (
             "compress_latent",
@@ -146,14 +150,14 @@ def tensors(spec: ModelSpec) -> list[Tensor]:
 
 def _experts(spec: ModelSpec, layer: int) -> list[Tensor]:
     assert spec.mixture
-    correction = (
-        {"mlp.gate.e_score_correction_bias": ("correction", "O")} if spec.mixture.corrected else {}
-    )
-    return expert_tensors(spec, layer, shared="shared_experts") + layer_tensors(layer, correction)
+    rows = expert_tensors(spec, layer, shared="shared_experts")
+    if spec.mixture.corrected:
+        rows += layer_tensors(layer, {"mlp.gate.e_score_correction_bias": ("correction", "O")})
+    return rows
 
 
 def ignored(spec: ModelSpec) -> tuple[str, ...]:
-    """The layers behind the last, which propose tokens."""
+    """Return patterns of the layers behind the last, which propose tokens."""
     return tuple(f"model.layers.{layer}.*" for layer in range(spec.num_layers, spec.num_layers + 4))
 
 

@@ -1,6 +1,4 @@
-"""Gemma 2: layers with and without a window in turn, soft caps, norms before and after attention
-and MLP.
-"""
+"""Gemma 2: every other layer with a window, soft caps, norms before and after attention and MLP."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +6,7 @@ from typing import Any
 from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
 from jaxserve.models.families.hf_names import tensors
 from jaxserve.models.families.weight_table import Family, Tensor
+from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 
 NORMS = {
@@ -21,52 +20,47 @@ NORMS = {
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
     layers = read.integer("num_hidden_layers")
+    kinds = [FULL if layer % 2 else SLIDING for layer in range(layers)]
     spec = ModelSpec(
         family="gemma2",
-        rope=read.rope(default_theta=10000.0),
-        windows=read.windows(
-            read.window(default=4096), [FULL if i % 2 else SLIDING for i in range(layers)]
-        ),
+        windows=read.windows(read.window(default=4096), kinds),
         attn_softcap=softcap(read, "attn_logit_softcapping", 50.0),
         final_softcap=softcap(read, "final_logit_softcapping", 30.0),
-        max_positions=read.integer("max_position_embeddings"),
-        **shared_fields(read),
+        **gemma_fields(read, read.rope(default_theta=10000.0)),
     )
     read.finish()
     return spec
 
 
-def shared_fields(read: ConfigReader) -> dict[str, Any]:
-    """What Gemma 2 and Gemma 3 read alike. Their defaults are those of transformers."""
-    bias = read.take("attention_bias", False, kind=bool)
+def gemma_fields(read: ConfigReader, rope: Rope) -> dict[str, Any]:
+    """Read the fields that Gemma 2 and Gemma 3 share."""
     read.expect("hidden_activation", "gelu_pytorch_tanh", None)
     read.expect("use_bidirectional_attention", False, None)
-    read.ignore(
-        "hidden_act", "cache_implementation", "sliding_window_size"
-    )  # said better elsewhere
-    d_model = read.integer("hidden_size", 2304)
-    return dict(
-        vocab_size=read.integer("vocab_size"),
-        d_model=d_model,
-        num_layers=read.integer("num_hidden_layers"),
-        num_heads=read.integer("num_attention_heads", 8),
+    # Old names of hidden_activation and sliding_window, and a hint for transformers.
+    read.ignore("hidden_act", "sliding_window_size", "cache_implementation")
+    bias = read.take("attention_bias", False, kind=bool)
+    fields = read.llama_like(
+        hidden_size=2304,
+        num_attention_heads=8,
+        head_dim=256,
+        tie_word_embeddings=True,
+        rope=rope,
+    )
+    return fields | dict(
+        # Here null means the default, too, and not as many as query heads.
         num_kv_heads=read.integer("num_key_value_heads", 4),
-        head_dim=read.integer("head_dim", 256),
-        d_mlp=read.integer("intermediate_size"),
-        norm_eps=float(read.take("rms_norm_eps", 1e-6)),
-        tied_head=read.take("tie_word_embeddings", True, kind=bool),
         qkv_bias=bias,
         out_bias=bias,
         norms="around",
         norm_plus_one=True,
         activation="gelu_tanh",
-        embed_scale=d_model**0.5,
+        embed_scale=fields["d_model"] ** 0.5,
         attn_scale=read.positive("query_pre_attn_scalar", 256) ** -0.5,
     )
 
 
 def softcap(read: ConfigReader, name: str, default: float | None) -> float | None:
-    """null says that there is none."""
+    """Return a soft cap; None where the field is null."""
     value = read.nullable(name, default)
     return None if value is None else float(value)
 

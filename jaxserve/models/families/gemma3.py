@@ -1,11 +1,9 @@
-"""Gemma 3, text: five layers with a window, then one without; a rope of its own for each kind;
-norms of q and k.
-"""
+"""Gemma 3, text: one layer in six without a window, a rope for each kind, norms of q and k."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.gemma2 import gemma_tensors, shared_fields, softcap
+from jaxserve.models.families.gemma2 import gemma_fields, gemma_tensors, softcap
 from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
 from jaxserve.models.families.weight_table import Family
 from jaxserve.models.rope import Rope
@@ -14,27 +12,26 @@ from jaxserve.models.spec import ModelSpec
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
-    layers = read.integer("num_hidden_layers")
     read.expect("attn_logit_softcapping", None)
+    layers = read.integer("num_hidden_layers")
     pattern = read.integer("sliding_window_pattern", read.integer("_sliding_window_pattern", 6))
     kinds = [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
     spec = ModelSpec(
         family="gemma3",
-        rope=read.rope(default_theta=1e6, layers=FULL),
         window_rope=_window_rope(read, config),
         windows=read.windows(read.window(default=4096), kinds),
         qk_norm="head",
         final_softcap=softcap(read, "final_logit_softcapping", None),
-        max_positions=read.integer("max_position_embeddings"),
-        **shared_fields(read),
+        **gemma_fields(read, read.rope(default_theta=1e6, layers=FULL)),
     )
     read.finish()
     return spec
 
 
 def _window_rope(read: ConfigReader, config: Mapping[str, Any]) -> Rope:
-    """Of the layers with a window: its own parameters (newer), or a theta beside those of the
-    others (older).
+    """Read the rope of layers with a window.
+
+    Newer files have its own rope_parameters; older ones a theta beside that of the other layers.
     """
     theta = read.take("rope_local_base_freq", 10000.0)
     if SLIDING in (config.get("rope_parameters") or {}):

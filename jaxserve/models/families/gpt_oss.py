@@ -1,6 +1,4 @@
-"""gpt-oss: attention with sinks, every other layer with a window; experts with biases and a clamped
-gate.
-"""
+"""gpt-oss: attention sinks, a window in every other layer, experts with a clamped gate."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +7,10 @@ from jaxserve.errors import ModelError
 from jaxserve.models.families.hf_config import FULL, SLIDING, ConfigReader
 from jaxserve.models.families.hf_names import layer_tensors, tensors
 from jaxserve.models.families.weight_table import Family, Tensor
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.mixture import Mixture
+from jaxserve.models.spec import ModelSpec
 
-EXPERTS = {  # gate and up in turn, column by column
+EXPERTS = {  # the columns of gate and up alternate
     "mlp.experts.gate_up_proj": ("gate_up", "ED(FC)"),
     "mlp.experts.gate_up_proj_bias": ("gate_up_bias", "E(FC)"),
     "mlp.experts.down_proj": ("down", "EFD"),
@@ -22,35 +21,21 @@ ROUTER = {"mlp.router.weight": ("router", "OD"), "mlp.router.bias": ("router_bia
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
-    layers, d_mlp = read.integer("num_hidden_layers"), read.integer("intermediate_size")
-    heads = read.integer("num_attention_heads")
-    if not (
-        config.get("rope_scaling") or config.get("rope_parameters")
-    ):  # others assume some of their own
+    # Other runtimes assume ropes of their own where these fields are absent.
+    if not (config.get("rope_scaling") or config.get("rope_parameters")):
         raise ModelError(
             "config.json lacks 'rope_scaling' (or 'rope_parameters'), which this family needs"
         )
     read.expect("hidden_act", "silu")
     read.expect("attention_bias", True)
     read.expect("swiglu_alpha", 1.702)
-    read.ignore("router_aux_loss_coef", "output_router_logits")  # of training
-    read.ignore("initial_context_length")  # the rope's original context, which it has itself
+    read.ignore("router_aux_loss_coef", "output_router_logits")  # only training uses them
+    read.ignore("initial_context_length")  # repeats the original context in rope_scaling
+    layers = read.integer("num_hidden_layers")
+    kinds = [FULL if layer % 2 else SLIDING for layer in range(layers)]
     spec = ModelSpec(
         family="gpt_oss",
-        vocab_size=read.integer("vocab_size"),
-        d_model=read.integer("hidden_size"),
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=read.kv_heads(heads, 8),
-        head_dim=read.integer("head_dim", 64),
-        d_mlp=d_mlp,
-        norm_eps=float(read.take("rms_norm_eps", 1e-5)),
-        max_positions=read.integer("max_position_embeddings"),
-        rope=read.rope(default_theta=150000.0),
-        windows=read.windows(
-            read.window(default=128), [FULL if i % 2 else SLIDING for i in range(layers)]
-        ),
-        tied_head=read.take("tie_word_embeddings", False, kind=bool),
+        windows=read.windows(read.window(default=128), kinds),
         qkv_bias=True,
         out_bias=True,
         sinks=True,
@@ -59,10 +44,13 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         mixture=Mixture(
             experts=read.either("num_local_experts", "num_experts"),
             taken=read.either("num_experts_per_tok", "experts_per_token"),
-            d_expert=d_mlp,
+            d_expert=read.integer("intermediate_size"),
             layers=tuple(range(layers)),
             router_bias=True,
             expert_bias=True,
+        ),
+        **read.llama_like(
+            num_key_value_heads=8, head_dim=64, rms_norm_eps=1e-5, rope_theta=150000.0
         ),
     )
     read.finish()

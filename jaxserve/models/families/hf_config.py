@@ -1,4 +1,4 @@
-"""The reading of config.json that refuses what nobody understood."""
+"""Reads config.json and refuses every field that the family does not understand."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,49 +9,102 @@ from jaxserve.errors import ModelError
 from jaxserve.models.families.hf_rope import rope_of
 from jaxserve.models.rope import Rope
 
-# Fields of any config.json that change nothing in the forward pass of inference. Those of sampling
-# are of the time before generation_config.json; here counts what a request says.
-BOOKKEEPING: frozenset[str] = frozenset(
-    "architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache "
-    "initializer_range "
-    "attention_dropout bos_token_id eos_token_id pad_token_id return_dict output_attentions "
-    "output_hidden_states "
-    "torchscript is_encoder_decoder is_decoder chunk_size_feed_forward id2label label2id "
-    "problem_type "
-    "_attn_implementation attn_implementation unsloth_version unsloth_fixed auto_map "
-    "use_return_dict tf_legacy_loss "
-    "use_bfloat16 tie_encoder_decoder finetuning_task task_specific_params tokenizer_class prefix "
-    "_attn_implementation_autoset _commit_hash neftune_noise_alpha unsloth_training_mode "
-    "model_max_length "
-    "transformers.js_config quantization_config max_length max_sequence_length do_sample "
-    "temperature top_p "
-    "top_k".split()
+# Fields that change nothing in the forward pass of any family. Those of sampling are from the time
+# before generation_config.json; here a request's parameters count.
+BOOKKEEPING: Final[frozenset[str]] = frozenset(
+    """
+    architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache
+    initializer_range attention_dropout bos_token_id eos_token_id pad_token_id return_dict
+    output_attentions output_hidden_states torchscript is_encoder_decoder is_decoder
+    chunk_size_feed_forward id2label label2id problem_type _attn_implementation attn_implementation
+    unsloth_version unsloth_fixed auto_map use_return_dict tf_legacy_loss use_bfloat16
+    tie_encoder_decoder finetuning_task task_specific_params tokenizer_class prefix
+    _attn_implementation_autoset _commit_hash neftune_noise_alpha unsloth_training_mode
+    model_max_length transformers.js_config quantization_config max_length max_sequence_length
+    do_sample temperature top_p top_k
+    """.split()
 )
-
-
-MOST: Final = 2**31 - 1  # of any size: positions and ids are int32
-# Of what is gone through one by one, more than any checkpoint has.
-MOST_OF: Final[Mapping[str, int]] = MappingProxyType(
-    {"num_hidden_layers": 2**10, "num_attention_heads": 2**12, "num_key_value_heads": 2**12}
-    | dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), 2**14)
+MAX_SIZE: Final = 2**31 - 1  # positions and ids are int32
+# Lower limits for counts that are iterated over, which a hostile file could make endless. They are
+# more than any checkpoint has.
+MAX_COUNTS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "num_hidden_layers": 2**10,
+        "num_attention_heads": 2**12,
+        "num_key_value_heads": 2**12,
+        "num_local_experts": 2**14,
+        "num_experts": 2**14,
+        "n_routed_experts": 2**14,
+    }
 )
-FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers in layer_types
+# Kinds of layers in layer_types.
+FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
 
 
 class ConfigReader:
-    """config.json of one checkpoint: every field is taken, listed as bookkeeping, or reported by
-    `finish`.
+    """Reader of one config.json that keeps account of the fields it has read.
+
+    `finish` refuses fields that were neither read nor ignored.
     """
 
     def __init__(self, config: Mapping[str, Any]):
         self._config = config
         self._seen: set[str] = set(BOOKKEEPING)
 
+    def common(
+        self,
+        *,
+        hidden_size: int | None = None,
+        num_attention_heads: int | None = None,
+        rms_norm_eps: float = 1e-6,
+        tie_word_embeddings: bool = False,
+    ) -> dict[str, Any]:
+        """Read the fields of ModelSpec that every family has.
+
+        The parameters are the family's defaults for absent fields of config.json, as its class in
+        transformers has them. A field without a default here has to be in config.json.
+        """
+        return dict(
+            vocab_size=self.integer("vocab_size"),
+            d_model=self.integer("hidden_size", hidden_size),
+            num_layers=self.integer("num_hidden_layers"),
+            num_heads=self.integer("num_attention_heads", num_attention_heads),
+            d_mlp=self.integer("intermediate_size"),
+            norm_eps=float(self.take("rms_norm_eps", rms_norm_eps)),
+            max_positions=self.integer("max_position_embeddings"),
+            tied_head=self.take("tie_word_embeddings", tie_word_embeddings, kind=bool),
+        )
+
+    def llama_like(
+        self,
+        *,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        rope_theta: float = 10000.0,
+        rope: Rope | None = None,
+        **defaults: Any,
+    ) -> dict[str, Any]:
+        """Read the `common` fields and those of grouped-query attention with a rope.
+
+        The parameters are defaults, as those of `common`. num_key_value_heads: None stands for as
+        many as query heads; head_dim: None for hidden_size / num_attention_heads. rope: given by a
+        family that reads its rope itself.
+        """
+        fields = self.common(**defaults)
+        heads = fields["num_heads"]
+        return fields | dict(
+            num_kv_heads=self.kv_heads(heads, num_key_value_heads),
+            head_dim=self.integer("head_dim", head_dim or fields["d_model"] // heads),
+            rope=rope or self.rope(rope_theta),
+        )
+
     def take(
         self, name: str, default: Any = None, *, kind: type | tuple[type, ...] = (int, float, bool)
     ) -> Any:
-        """The field's value; the default when it is absent or null; ModelError when it has another
-        type.
+        """Return a field, or the default when it is absent or null.
+
+        ModelError when the field has another type, or is absent and has no default.
         """
         self._seen.add(name)
         value = self._config.get(name)
@@ -66,28 +119,31 @@ class ConfigReader:
         return value
 
     def nullable(self, name: str, default: float | None) -> float | None:
-        """A number; the default where the field is absent, None where it is null."""
+        """Return a number, the default where the field is absent, None where it is null."""
         self._seen.add(name)
         return None if self._config.get(name, default) is None else self.take(name, default)
 
     def integer(self, name: str, default: int | None = None) -> int:
+        """Return an integer of at least 1; otherwise as `take`."""
         value = self.take(name, default, kind=int)
         if isinstance(value, bool) or value < 1:
             raise ModelError(
                 f"config.json: {name} is {value!r}; it must be an integer of at least 1"
             )
-        if value > (most := MOST_OF.get(name, MOST)):
-            raise ModelError(f"config.json: {name} is {value}; at most {most} are supported")
+        limit = MAX_COUNTS.get(name, MAX_SIZE)
+        if value > limit:
+            raise ModelError(f"config.json: {name} is {value}; at most {limit} are supported")
         return value
 
     def positive(self, name: str, default: float) -> float:
+        """Return a finite number above 0."""
         value = float(self.take(name, default))
         if not 0 < value < math.inf:
             raise ModelError(f"config.json: {name} is {value:g}; it must be a positive number")
         return value
 
     def either(self, name: str, other: str) -> int:
-        """An integer that goes by two names; ModelError where a config has both and they differ."""
+        """Return an integer that has two names; ModelError where both are there and differ."""
         present = [each for each in (name, other) if self._config.get(each) is not None]
         values = [self.integer(each) for each in present or [name]]
         if len(set(values)) > 1:
@@ -98,8 +154,9 @@ class ConfigReader:
         return values[0]
 
     def kv_heads(self, heads: int, default: int | None = None) -> int:
-        """num_key_value_heads; null says as many as query heads, and so does an absent field
-        without a default.
+        """Return num_key_value_heads, which is `heads` where the field is null.
+
+        An absent field means the default, or `heads` without one.
         """
         if self._config.get("num_key_value_heads", default) is None:
             self._seen.add("num_key_value_heads")
@@ -107,7 +164,10 @@ class ConfigReader:
         return self.integer("num_key_value_heads", default)
 
     def expect(self, name: str, *allowed: Any) -> None:
-        """Accept a field only with a value that this decoder implements (or absent)."""
+        """Accept a field that is absent or has one of the values that are implemented.
+
+        The first value is the one that an absent field stands for.
+        """
         self._seen.add(name)
         value = self._config.get(name, allowed[0])
         if value not in allowed:
@@ -117,9 +177,11 @@ class ConfigReader:
             )
 
     def ignore(self, *names: str) -> None:
+        """Accept fields that change nothing, whatever their values."""
         self._seen.update(names)
 
     def finish(self) -> None:
+        """Raise ModelError naming the fields that were neither read nor ignored."""
         unknown = sorted(set(self._config) - self._seen)
         if unknown:
             raise ModelError(
@@ -132,10 +194,10 @@ class ConfigReader:
     def rope(
         self, default_theta: float, *, layers: str = "", beside: Mapping[str, Any] | None = None
     ) -> Rope:
-        """From rope_parameters (newer), or rope_theta and rope_scaling (older).
+        """Read the rope from rope_parameters (newer), or rope_theta and rope_scaling (older).
 
-        layers: take the rope_parameters of this kind of layers, if the config keeps one set for
-        each kind. beside: fields of the rope that the family's config.json has outside of it.
+        layers: the kind of layers, for families whose rope_parameters have a set for each kind.
+        beside: fields of the rope that the family's config.json has outside of that object.
         """
         fields = self._object("rope_scaling") | self._object("rope_parameters")
         fields = fields.get(layers, fields)
@@ -143,10 +205,10 @@ class ConfigReader:
             raise ModelError(
                 f"config.json: rope_parameters of {layers} are {fields!r}; they must be an object"
             )
-        beside = {"rope_theta": self.take("rope_theta", default_theta), **(beside or {})}
-        if fields.get("partial_rotary_factor", 1) != 1 and "partial_rotary_factor" not in beside:
+        outside = {"rope_theta": self.take("rope_theta", default_theta), **(beside or {})}
+        if fields.get("partial_rotary_factor", 1) != 1 and "partial_rotary_factor" not in outside:
             raise ModelError("config.json: partial_rotary_factor is not implemented in this family")
-        return rope_of(beside | fields, self.integer("max_position_embeddings"))
+        return rope_of(outside | fields, self.integer("max_position_embeddings"))
 
     def _object(self, name: str) -> dict[str, Any]:
         self._seen.add(name)
@@ -156,14 +218,16 @@ class ConfigReader:
         return given
 
     def window(self, name: str = "sliding_window", default: int | None = None) -> int | None:
-        """How many tokens a query sees; null says all."""
+        """Return how many tokens a query sees; None, for all, where the field is null."""
         return None if self.nullable(name, default) is None else self.integer(name, default)
 
     def windows(self, window: int | None, kinds: Sequence[str]) -> tuple[int | None, ...]:
-        """The window of every layer. kinds: what the layers are where config.json has no
-        layer_types.
+        """Return the window of every layer: `window` for sliding layers, None for the others.
+
+        kinds: the kinds of layers where config.json has no layer_types.
         """
         kinds = self.take("layer_types", list(kinds), kind=list)
+        # layer_types may hold anything that JSON can write.
         unknown = sorted({str(kind) for kind in kinds} - {FULL, SLIDING})
         if unknown:
             raise ModelError(

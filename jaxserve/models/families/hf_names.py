@@ -1,4 +1,4 @@
-"""The weight names that the families share, as Hugging Face writes them."""
+"""Names of weights that families share, as Hugging Face writes them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ QK_NORMS = {
 
 
 def outer_tensors(spec: ModelSpec) -> list[Tensor]:
-    """Embedding, final norm, and the head if there is one beside the embedding."""
+    """Return the rows of the embedding, the final norm, and the head if the model has one."""
     rows = [
         Tensor("model.embed_tokens.weight", ("embed",), "VD"),
         Tensor("model.norm.weight", ("norm",), "D"),
@@ -38,10 +38,10 @@ def tensors(
     norms: Mapping[str, str] = PRE_NORMS,
     experts: Callable[[int], list[Tensor]] | None = None,
 ) -> list[Tensor]:
-    """Every tensor of a decoder with separate projections.
+    """Return the weight table of a decoder with separate projections.
 
-    norms: name in the checkpoint -> parameter. experts: those that a layer has in place of an MLP,
-    if it has.
+    norms: name in the checkpoint -> parameter. experts: returns the rows that a layer with experts
+    has in place of an MLP's.
     """
     attention = {f"{name}.weight": param for name, param in PROJECTIONS.items()}
     attention |= {f"{name}.weight": (param, "D") for name, param in norms.items()}
@@ -63,13 +63,18 @@ def tensors(
     rows = outer_tensors(spec)
     for layer in range(spec.num_layers):
         rows += layer_tensors(layer, attention)
-        rows += experts(layer) if experts and spec.has_experts(layer) else layer_tensors(layer, mlp)
+        if experts and spec.has_experts(layer):
+            rows += experts(layer)
+        else:
+            rows += layer_tensors(layer, mlp)
     return rows
 
 
 def layer_tensors(layer: int, table: Mapping[str, tuple[str, str]], *block: str) -> list[Tensor]:
-    """One layer's rows. table: name in the checkpoint -> parameter, axes. block: which of the
-    layer's parameters.
+    """Return one layer's rows.
+
+    table: name in the checkpoint -> parameter and axes. block: the nested block of the layer's
+    parameters, if they are in one.
     """
     return [
         Tensor(f"model.layers.{layer}.{name}", ("layers", layer, *block, param), axes)
@@ -86,9 +91,10 @@ def expert_tensors(
     ),
     shared: str = "",
 ) -> list[Tensor]:
-    """The router, every expert's own tensors, and the MLP of that name which all tokens take.
+    """Return the rows of the router, of every expert, and of the MLP that all tokens take.
 
-    names: an expert's, in the checkpoint -> its parameter.
+    prefix: of the block in the checkpoint. names: name of an expert's tensor -> parameter. shared:
+    name of the MLP that all tokens take, empty if there is none.
     """
     assert spec.mixture
     axes = {name: (param, MLP[param]) for name, param in names.items()}

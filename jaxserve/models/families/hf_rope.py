@@ -1,4 +1,4 @@
-"""From the fields of config.json that describe rotary embedding to a Rope."""
+"""Reads the fields of config.json that describe rotary embedding."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,23 +7,26 @@ from typing import Any
 from jaxserve.errors import ModelError
 from jaxserve.models.rope import LinearRope, Llama3Rope, LongRope, Rope, YarnRope
 
-Take = Callable[..., Any]  # take(name): the field, KeyError without it; take(name, default)
+# take(name) removes and returns a field, KeyError if it is absent; take(name, default) the default.
+Take = Callable[..., Any]
 
 
 def rope_of(fields: dict[str, Any], max_positions: int) -> Rope:
-    """The rope that these fields name, all of which have to be understood. ModelError says which is
-    not.
+    """Return the rope that these fields describe.
+
+    Every field has to be understood; ModelError names those that are not, or are wrong.
     """
     left = dict(fields)
     take = left.pop
     kind = take("rope_type", None) or take("type", None) or "default"
-    take("type", None)
+    take("type", None)  # some configs have both names
     if not isinstance(kind, str) or kind not in ROPES:
         raise ModelError(
             f"config.json: rope type {kind!r} is not implemented (implemented: {', '.join(ROPES)})"
         )
     try:
-        theta, rotated = float(take("rope_theta")), float(take("partial_rotary_factor", 1.0))
+        theta = float(take("rope_theta"))
+        rotated = float(take("partial_rotary_factor", 1.0))
         rope = replace(ROPES[kind](theta, take, max_positions), rotated=rotated)
     except ModelError as wrong:
         raise ModelError(f"config.json: {wrong}") from None
@@ -47,11 +50,13 @@ def _default(theta: float, take: Take, max_positions: int) -> Rope:
 
 
 def _dynamic(theta: float, take: Take, max_positions: int) -> Rope:
-    """Frequencies change only beyond max_position_embeddings, where this runtime's context ends:
-    unscaled within.
+    """Return the unscaled rope.
+
+    Dynamic scaling changes frequencies only beyond max_position_embeddings, where this runtime's
+    context ends.
     """
     take("original_max_position_embeddings", None)
-    LinearRope(theta, factor=float(take("factor")))  # a checkpoint that is wrong there is wrong
+    LinearRope(theta, factor=float(take("factor")))  # refuses a factor that makes no sense
     return Rope(theta)
 
 
@@ -86,10 +91,12 @@ def _yarn(theta: float, take: Take, max_positions: int) -> Rope:
 
 def _longrope(theta: float, take: Take, max_positions: int) -> Rope:
     original = int(take("original_max_position_embeddings"))
-    short, long = (tuple(map(float, take(name))) for name in ("short_factor", "long_factor"))
+    short = tuple(map(float, take("short_factor")))
+    long = tuple(map(float, take("long_factor")))
     if len(short) != len(long) or not all(factor > 0 for factor in short + long):
         raise ModelError(
-            f"rope: {len(short)} short and {len(long)} long factors; as many of each, all positive"
+            f"rope: {len(short)} short and {len(long)} long factors; their numbers must be equal "
+            f"and all factors positive"
         )
     return LongRope(
         theta,
@@ -112,5 +119,5 @@ ROPES: dict[str, Callable[[float, Take, int], Rope]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
-    "su": _longrope,  # its name in the first Phi-3 checkpoints
+    "su": _longrope,  # the name in the first Phi-3 checkpoints
 }

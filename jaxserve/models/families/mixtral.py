@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with eight experts for every MLP, two of which a token takes."""
+"""Mixtral: Mistral with a mixture of experts in place of every MLP."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -7,48 +7,36 @@ from typing import Any
 from jaxserve.models.families.hf_config import ConfigReader
 from jaxserve.models.families.hf_names import expert_tensors, tensors
 from jaxserve.models.families.weight_table import Family, Tensor
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.mixture import Mixture
+from jaxserve.models.spec import ModelSpec
 
 NAMES = {"w1": "gate", "w3": "up", "w2": "down"}
 
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
-    heads, d_model = read.integer("num_attention_heads"), read.integer("hidden_size")
-    layers, d_mlp = read.integer("num_hidden_layers"), read.integer("intermediate_size")
     read.expect("hidden_act", "silu")
-    read.ignore(
-        "router_aux_loss_coef", "router_jitter_noise", "output_router_logits"
-    )  # of training
+    # Fields that only training uses.
+    read.ignore("router_aux_loss_coef", "router_jitter_noise", "output_router_logits")
+    layers = read.integer("num_hidden_layers")
     spec = ModelSpec(
         family="mixtral",
-        vocab_size=read.integer("vocab_size"),
-        d_model=d_model,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=read.kv_heads(heads, 8),
-        head_dim=read.integer("head_dim", d_model // heads),
-        d_mlp=d_mlp,
-        norm_eps=float(read.take("rms_norm_eps", 1e-5)),
-        max_positions=read.integer("max_position_embeddings"),
-        rope=read.rope(default_theta=1e6),
         windows=(read.window(),) * layers,
-        tied_head=read.take("tie_word_embeddings", False, kind=bool),
         mixture=Mixture(
             experts=read.integer("num_local_experts", 8),
             taken=read.integer("num_experts_per_tok", 2),
-            d_expert=d_mlp,
+            d_expert=read.integer("intermediate_size"),
             layers=tuple(range(layers)),
         ),
+        **read.llama_like(num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6),
     )
     read.finish()
     return spec
 
 
 def mixtral_tensors(spec: ModelSpec) -> list[Tensor]:
-    return tensors(
-        spec, experts=partial(expert_tensors, spec, prefix="block_sparse_moe", names=NAMES)
-    )
+    experts = partial(expert_tensors, spec, prefix="block_sparse_moe", names=NAMES)
+    return tensors(spec, experts=experts)
 
 
 FAMILY = Family(spec_from_hf, mixtral_tensors)

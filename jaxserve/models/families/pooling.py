@@ -1,5 +1,4 @@
-"""What of sentence-transformers' modules is implemented: the last token's hidden state,
-normalized."""
+"""Support for sentence-transformers' modules: the last token's hidden state, normalized."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -8,10 +7,10 @@ from typing import Any, Protocol
 from jaxserve.errors import ModelError
 
 IMPLEMENTED = "implemented: Transformer, the Pooling of the last token, Normalize"
-ANY = object()  # what makes no difference here
+ANY = object()  # stands for every value of a field that makes no difference here
 
-# Module -> field of its configuration -> values that are implemented. "pooling_mode_..." is how it
-# was published, "pooling_mode" how sentence-transformers writes it from version 6 on.
+# Module -> field of its configuration -> values that are implemented. Published checkpoints have
+# "pooling_mode_..."; sentence-transformers writes "pooling_mode" from version 6 on.
 FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
         "Transformer": {
@@ -24,9 +23,8 @@ FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "Pooling": {
             "word_embedding_dimension": (ANY,),
             "embedding_dimension": (ANY,),
-            "include_prompt": (
-                ANY,
-            ),  # an instruction before the text: the last token is none of it
+            # Whether an instruction before the text is pooled: the last token is never part of it.
+            "include_prompt": (ANY,),
             "pooling_mode": ("lasttoken", ["lasttoken"]),
             "pooling_mode_lasttoken": (True,),
             "pooling_mode_cls_token": (False,),
@@ -44,7 +42,7 @@ FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = MappingProxyType(
 
 
 class Module(Protocol):
-    """kind: its class. file: where its configuration stands."""
+    """A module of modules.json: its class, the file of its configuration, and the configuration."""
 
     @property
     def kind(self) -> str: ...
@@ -57,8 +55,9 @@ class Module(Protocol):
 
 
 def embeds(modules: Sequence[Module]) -> bool:
-    """Whether a checkpoint with these modules embeds; one without any generates. ModelError for all
-    others.
+    """Return whether a checkpoint with these modules embeds; without any, it generates.
+
+    ModelError when a module, or a field of its configuration, is not implemented.
     """
     kinds = [module.kind for module in modules]
     if kinds and kinds != list(FIELDS):

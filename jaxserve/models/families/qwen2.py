@@ -1,6 +1,4 @@
-"""Qwen2 and Qwen2.5, dense: Llama's names, biases on q, k and v, and a window over the upper layers
-if it is in use.
-"""
+"""Qwen2 and Qwen2.5, dense: Llama with biases on q, k and v, and an optional sliding window."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,33 +11,23 @@ from jaxserve.models.spec import ModelSpec
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
-    heads, d_model = read.integer("num_attention_heads"), read.integer("hidden_size")
-    layers = read.integer("num_hidden_layers")
     read.expect("hidden_act", "silu")
     read.expect("use_mrope", False)
     spec = ModelSpec(
         family="qwen2",
-        vocab_size=read.integer("vocab_size"),
-        d_model=d_model,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=read.kv_heads(heads),
-        head_dim=read.integer("head_dim", d_model // heads),
-        d_mlp=read.integer("intermediate_size"),
-        norm_eps=float(read.take("rms_norm_eps", 1e-6)),
-        max_positions=read.integer("max_position_embeddings"),
-        rope=read.rope(default_theta=10000.0),
-        windows=upper_windows(read, layers),
-        tied_head=read.take("tie_word_embeddings", False, kind=bool),
+        windows=upper_windows(read, read.integer("num_hidden_layers")),
         qkv_bias=True,
+        **read.llama_like(),
     )
     read.finish()
     return spec
 
 
 def upper_windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
-    """Without use_sliding_window the other two fields mean nothing (and published configs have
-    them).
+    """Return the window of every layer: the layers from max_window_layers on may have one.
+
+    Without use_sliding_window the fields that describe windows mean nothing, and published configs
+    have them all the same.
     """
     in_use = read.take("use_sliding_window", False, kind=bool)
     read.ignore("sliding_window", "max_window_layers")

@@ -1,4 +1,4 @@
-"""Qwen3, dense: Llama's names, with a norm on every query and key head."""
+"""Qwen3, dense: Qwen2 with a norm on every query and key head, and no fixed biases."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,26 +12,15 @@ from jaxserve.models.spec import ModelSpec
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
-    heads = read.integer("num_attention_heads")
-    layers, bias = read.integer("num_hidden_layers"), read.take("attention_bias", False, kind=bool)
     read.expect("hidden_act", "silu")
+    bias = read.take("attention_bias", False, kind=bool)
     spec = ModelSpec(
         family="qwen3",
-        vocab_size=read.integer("vocab_size"),
-        d_model=read.integer("hidden_size"),
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=read.kv_heads(heads, 32),
-        head_dim=read.integer("head_dim", 128),
-        d_mlp=read.integer("intermediate_size"),
-        norm_eps=float(read.take("rms_norm_eps", 1e-6)),
-        max_positions=read.integer("max_position_embeddings"),
-        rope=read.rope(default_theta=10000.0),
-        windows=upper_windows(read, layers),
-        tied_head=read.take("tie_word_embeddings", False, kind=bool),
+        windows=upper_windows(read, read.integer("num_hidden_layers")),
         qk_norm="head",
         qkv_bias=bias,
         out_bias=bias,
+        **read.llama_like(num_key_value_heads=32, head_dim=128),
     )
     read.finish()
     return spec

@@ -13,27 +13,17 @@ from jaxserve.models.spec import ModelSpec
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     read = ConfigReader(config)
-    heads, d_model = read.integer("num_attention_heads"), read.integer("hidden_size")
-    layers, bias = read.integer("num_hidden_layers"), read.take("attention_bias", False, kind=bool)
     read.expect("hidden_act", "silu")
+    layers = read.integer("num_hidden_layers")
+    bias = read.take("attention_bias", False, kind=bool)
     spec = ModelSpec(
         family="qwen3_moe",
-        vocab_size=read.integer("vocab_size"),
-        d_model=d_model,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=read.kv_heads(heads, 4),
-        head_dim=read.integer("head_dim", d_model // heads),
-        d_mlp=read.integer("intermediate_size"),
-        norm_eps=float(read.take("rms_norm_eps", 1e-6)),
-        max_positions=read.integer("max_position_embeddings"),
-        rope=read.rope(default_theta=10000.0),
         windows=no_windows(read, layers),
-        tied_head=read.take("tie_word_embeddings", False, kind=bool),
         qk_norm="head",
         qkv_bias=bias,
         out_bias=bias,
         mixture=mixture(read, layers),
+        **read.llama_like(num_key_value_heads=4),
     )
     read.finish()
     return spec

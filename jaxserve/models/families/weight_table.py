@@ -1,4 +1,4 @@
-"""What a family file provides: how its config.json is read, and the table of its weights."""
+"""The parts of a family file: a reader of config.json, and the table of the weights' names."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,16 +8,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxserve.errors import ModelError
-from jaxserve.models.fused import PARTS, place
+from jaxserve.models.fused import PARTS, fused_slice
 from jaxserve.models.spec import ModelSpec
 
-Within = Mapping[str, slice]  # letter -> which entries of that dimension; of those not named, all
+Within = Mapping[str, slice]  # letter -> entries to read along it; absent letters are read whole
 
 
 class Stored(Protocol):
-    """A tensor as a checkpoint holds it: an array, or what gives parts of one when they are asked
-    for.
-    """
+    """A tensor as a checkpoint holds it: an array, or an object that reads slices on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -29,8 +27,9 @@ class Stored(Protocol):
 
 
 class _Dimension(NamedTuple):
-    """Of a checkpoint's tensor: the letters that it flattens; `alternatives` lie one after the
-    other in the last.
+    """A dimension of a checkpoint's tensor, and the letters that are flattened into it.
+
+    alternatives: groups of letters whose entries are concatenated, inside of `letters`.
     """
 
     letters: str
@@ -39,15 +38,14 @@ class _Dimension(NamedTuple):
 
 @dataclass(frozen=True)
 class Tensor:
-    """One row of a weight-name table: a tensor of the checkpoint, or a part of it, and the
-    parameter it belongs to.
+    """A row of a weight table: a tensor of the checkpoint, or a part of one, and its parameter.
 
-    path: where the parameter stands in the pytree; "q", "gate" and the like stand for their part of
-    a fused one (models/fused.py). axes: the checkpoint's dimensions as letters; one that flattens
-    several is written in parentheses, "(KGH)D" for a q_proj weight; what lies in it one after the
-    other in brackets, "([KGH|KH|KH])D" for a fused qkv. part: which of those in brackets it is.
-    expert: whose it is, where each expert has its own. scales: for a quantized weight's scales, the
-    letter in place of those summed over, and how many there are along it.
+    path: place of the parameter in the pytree. "q", "gate" and the like name their part of a fused
+    parameter (models/fused.py). axes: the tensor's dimensions as letters. A dimension that flattens
+    several letters is in parentheses, "(KGH)D" for a q_proj weight; concatenated parts are in
+    brackets, "([KGH|KH|KH])D" for a fused qkv. part: index of the row's part in the brackets.
+    expert: index of the expert, where each has its own tensor. scales: for the scales of a
+    quantized weight, the letter in place of those summed over, and the number of scales along it.
     """
 
     name: str
@@ -59,44 +57,50 @@ class Tensor:
 
     @property
     def block(self) -> str:
-        """Of a layer's parameters those it is among, where they are a pytree of their own: see
-        ModelSpec.sizes.
-        """
+        """Nested block of the layer that has the parameter ("experts", "shared"), or ""."""
         return str(self.path[2]) if len(self.path) > 3 else ""
 
     def sizes(self, spec: ModelSpec) -> dict[str, int]:
-        """Of every dimension that it can have, by letter."""
-        return spec.sizes(self.block) | dict([self.scales] if self.scales else [])
+        """Return the size of every dimension that the tensor can have, by letter."""
+        sizes = spec.sizes(self.block)
+        if self.scales:
+            letter, size = self.scales
+            sizes[letter] = size
+        return sizes
 
-    def places(self, sizes: Mapping[str, int]) -> dict[str, tuple[str, slice]]:
-        """Of the parameter's letters those along which it is one of several: its own letters there,
-        and its entries.
+    def fused_slices(self, sizes: Mapping[str, int]) -> dict[str, tuple[str, slice]]:
+        """Map each axis along which the parameter holds several tensors to this tensor's share.
+
+        The share is the tensor's own letters there (none for a single entry), and the entries of
+        the parameter that it fills.
         """
-        fused = place(str(self.path[-1]), sizes) if self.path[-1] in PARTS else {}
-        return (
-            fused
-            if self.expert is None
-            else fused | {"E": ("", slice(self.expert, self.expert + 1))}
-        )
+        name = str(self.path[-1])
+        fused = fused_slice(name, sizes) if name in PARTS else {}
+        if self.expert is not None:
+            fused["E"] = ("", slice(self.expert, self.expert + 1))
+        return fused
 
     def size(self, axes: str, sizes: Mapping[str, int]) -> int:
-        """How many numbers it has of a parameter with these axes."""
-        places = self.places(sizes)
-        own = (places[x][1].stop - places[x][1].start if x in places else sizes[x] for x in axes)
-        return prod(own)
+        """Return how many numbers of a parameter with these axes the tensor fills."""
+        fused = self.fused_slices(sizes)
+        lengths = (
+            fused[letter][1].stop - fused[letter][1].start if letter in fused else sizes[letter]
+            for letter in axes
+        )
+        return prod(lengths)
 
     def shape(self, sizes: Mapping[str, int]) -> list[int]:
-        """Of the whole tensor in the checkpoint."""
+        """Return the shape of the whole tensor in the checkpoint."""
         return [_size(dimension, sizes) for dimension in _dimensions(self.axes)]
 
     def read(
         self, stored: Stored, sizes: Mapping[str, int], wanted: str, within: Within
     ) -> np.ndarray:
-        """The dimensions `wanted` of it, letters in parentheses flattened, and of some letters only
-        what is `within`.
+        """Read the tensor with its dimensions in the order `wanted`.
 
-        A view where that is possible. ModelError when the tensor's shape is not what config.json
-        makes it.
+        Letters in parentheses are flattened. Of letters in `within` only those entries are read.
+        The result is a view of `stored` where that is possible. ModelError when the tensor's shape
+        does not follow from config.json.
         """
         dimensions = list(_dimensions(self.axes))
         shape = self.shape(sizes)
@@ -106,16 +110,17 @@ class Tensor:
                 f"{shape} ({self.axes})"
             )
         cuts = [
-            _cut(*each, self.part, sizes, within) for each in zip(dimensions, shape, strict=True)
+            _cut(dimension, size, self.part, sizes, within)
+            for dimension, size in zip(dimensions, shape, strict=True)
         ]
+        # Every step cuts what the step before could not: the stored dimensions, the concatenated
+        # parts, then single letters.
         part = stored[tuple(cut.index for cut in cuts)]
-        part = part.reshape([n for cut in cuts for n in cut.split])[
-            tuple(i for cut in cuts for i in cut.part)
-        ]
+        part = part.reshape([size for cut in cuts for size in cut.split])
+        part = part[tuple(piece for cut in cuts for piece in cut.part)]
+        part = part.reshape([size for cut in cuts for size in cut.sizes])
+        part = part[tuple(piece for cut in cuts for piece in cut.rest)]
         letters = "".join(cut.letters for cut in cuts)
-        part = part.reshape([n for cut in cuts for n in cut.sizes])[
-            tuple(i for cut in cuts for i in cut.rest)
-        ]
         groups = list(_groups(wanted))
         part = part.transpose([letters.index(letter) for letter in "".join(groups)])
         lengths = iter(part.shape)
@@ -123,57 +128,61 @@ class Tensor:
 
 
 class _Cut(NamedTuple):
-    """How one of a checkpoint's dimensions is read: each field serves the step after the one
-    before.
-    """
+    """How one dimension of a checkpoint's tensor is read; the fields are in the order of use."""
 
     index: slice  # of the stored dimension
-    split: list[int]  # its letters' sizes, all alternatives as one
-    part: list[slice]  # the alternative that is wanted
-    sizes: list[int]  # of all letters
-    rest: list[slice]  # what is wanted of the letters that `index` does not cut
+    split: list[int]  # sizes of its letters, all alternatives as one dimension
+    part: list[slice]  # the wanted alternative
+    sizes: list[int]  # sizes of all letters
+    rest: list[slice]  # entries of the letters that `index` does not cut
     letters: str
 
 
 def _cut(
     dimension: _Dimension, size: int, part: int, sizes: Mapping[str, int], within: Within
 ) -> _Cut:
-    outer, inner = [sizes[letter] for letter in dimension.letters], list[int]()
-    index, cut, letters = slice(None), [slice(None)] * len(outer), dimension.letters
-    if outer and letters[0] in within:  # before anything is read
-        wanted, each = within[letters[0]], size // outer[0]
-        index, outer[0] = slice(wanted.start * each, wanted.stop * each), wanted.stop - wanted.start
+    everything = slice(None)
+    letters = dimension.letters
+    outer = [sizes[letter] for letter in letters]
+    inner = list[int]()
+    index = everything
+    # The outermost letter is cut in the stored dimension, so that the rest is never read.
+    if outer and letters[0] in within:
+        wanted = within[letters[0]]
+        stride = size // outer[0]
+        index = slice(wanted.start * stride, wanted.stop * stride)
+        outer[0] = wanted.stop - wanted.start
     split = list(outer)
+    cut = [everything] * len(outer)
     if dimension.alternatives:
-        inner = [sizes[letter] for letter in dimension.alternatives[part]]
-        lengths = [prod(sizes[letter] for letter in own) for own in dimension.alternatives]
+        own = dimension.alternatives[part]
+        inner = [sizes[letter] for letter in own]
+        lengths = [prod(sizes[letter] for letter in each) for each in dimension.alternatives]
         split.append(sum(lengths))
         cut.append(slice(sum(lengths[:part]), sum(lengths[: part + 1])))
-        letters += dimension.alternatives[part]
-    all_of_it = slice(None)
-    rest = [
-        within.get(letter, all_of_it) if i or not outer else all_of_it
-        for i, letter in enumerate(letters)
-    ]
+        letters += own
+    rest = [within.get(letter, everything) for letter in letters]
+    if outer:
+        rest[0] = everything
     return _Cut(index, split, cut, outer + inner, rest, letters)
 
 
 def _size(dimension: _Dimension, sizes: Mapping[str, int]) -> int:
-    together = sum(prod(sizes[letter] for letter in letters) for letters in dimension.alternatives)
-    return prod(sizes[letter] for letter in dimension.letters) * (
-        together if dimension.alternatives else 1
-    )
+    size = prod(sizes[letter] for letter in dimension.letters)
+    if dimension.alternatives:
+        size *= sum(prod(sizes[letter] for letter in own) for own in dimension.alternatives)
+    return size
 
 
 def _dimensions(axes: str) -> Iterator[_Dimension]:
-    """ "(N[U|IJ])D" -> N with the alternatives U and IJ, D."""
+    """Parse axes: "(N[U|IJ])D" yields N with the alternatives U and IJ, then D."""
     for group in _groups(axes):
         letters, _, alternatives = group.removesuffix("]").partition("[")
         yield _Dimension(letters, tuple(alternatives.split("|")) if alternatives else ())
 
 
 def _groups(axes: str) -> Iterator[str]:
-    """ "(NH)D" -> "NH", "D"."""
+    """Split axes at parentheses: "(NH)D" yields "NH", then "D"."""
     while axes:
         if axes[0] == "(":
             group, axes = axes[1:].split(")", 1)
@@ -185,10 +194,10 @@ def _groups(axes: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: how its config.json becomes a ModelSpec, and its weight-name table.
+    """A model family.
 
-    ignored: patterns of names, as in file names, of tensors that checkpoints have and inference
-    does not need.
+    spec_from_hf: reads config.json. tensors: the weight table of a spec. ignored: patterns, as of
+    fnmatch, of the names of tensors that checkpoints have and inference does not need.
     """
 
     spec_from_hf: Callable[[Mapping[str, Any]], ModelSpec]
@@ -197,5 +206,5 @@ class Family:
 
 
 def without_frequencies(spec: ModelSpec) -> tuple[str, ...]:
-    """What old checkpoints carry without need."""
+    """Ignore the rope's inverse frequencies, which old checkpoints store in every layer."""
     return ("*rotary_emb.inv_freq",)

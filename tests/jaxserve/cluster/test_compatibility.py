@@ -7,7 +7,8 @@ import jax
 import pytest
 
 from jaxserve.cluster.compatibility import digest_of, facts_of_weights
-from jaxserve.loading.checkpoint import load_params, open_checkpoint
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import open_checkpoint
 from sharding.mesh import MeshSpec
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "llama_gqa"  # two kv heads

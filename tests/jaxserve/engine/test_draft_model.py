@@ -24,13 +24,13 @@ from jaxserve.engine.host.sequence import Sequence
 from jaxserve.engine.host.speculation import DeviceDrafts, Speculation
 from jaxserve.engine.plan import DRAFTED
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.quant import form_of
+from jaxserve.models.quant import parse_scheme
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
 from pallas_kernels import dispatch
 from sharding.mesh import MeshSpec
 from sharding.params import random_params
-from sharding.rules import LANES
+from sharding.rules import DP_AXES
 from tests.jaxserve.engine.test_speculation import Answers, check, requests
 from tests.jaxserve.engine.tiny import (
     BASE,
@@ -209,7 +209,7 @@ class Echo:
 
     @property
     def abstract_state(self) -> Any:
-        split = NamedSharding(self.mesh, PartitionSpec(LANES))
+        split = NamedSharding(self.mesh, PartitionSpec(DP_AXES))
         shape = (self.config.lanes, self.config.max_batch, SPEC.d_model)
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=split)
 
@@ -282,7 +282,9 @@ def test_a_quantized_draft_model() -> None:
     """The model itself is not quantized: each has its own kernels and form."""
 
     def new(config: EngineConfig, mesh: jax.sharding.Mesh) -> ModelDrafter:
-        params = random_params(param_specs(SPEC, jnp.dtype(jnp.float32), form_of("int8")), mesh)
+        params = random_params(
+            param_specs(SPEC, jnp.dtype(jnp.float32), parse_scheme("int8")), mesh
+        )
         return ModelDrafter(DraftModel(SPEC, params), config, mesh)
 
     engine, runner = engine_of(DRAFTING, drafter=new, speculation=Varying())

@@ -22,7 +22,13 @@ from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.quant import FORMS, Quantized, contracted, is_quantized, quantized_specs
+from jaxserve.models.quant import (
+    SCHEMES,
+    Quantized,
+    contracted,
+    is_quantized,
+    quantized_specs,
+)
 from pallas_kernels import dispatch
 from sharding import params as declared
 from sharding.mesh import MeshSpec
@@ -36,7 +42,7 @@ from tests.pallas_kernels.registers import multiply_from_registers
 # and so is the bound.
 BOUND = 0.3
 WIDE = replace(SPEC, d_model=64, head_dim=64, d_mlp=256)
-FORM = FORMS["int4-g32"]
+FORM = SCHEMES["int4-g32"]
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Interpret the GPU kernel on a CPU, with weights side by side as on a GPU."""
     monkeypatch.setattr(dispatch, "PLATFORMS", {})
-    monkeypatch.setattr(declared, "SIDE_BY_SIDE", {"cpu"})
+    monkeypatch.setattr(declared, "SUMMED_LAST", {"cpu"})
     multiply_from_registers(monkeypatch)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
         yield

@@ -19,8 +19,9 @@ from jaxserve.engine.build import plan_config
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.loading.checkpoint import load_params, read_spec
-from jaxserve.models.quant import FORMS
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
+from jaxserve.models.quant import SCHEMES
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import Outcome, run
@@ -34,7 +35,9 @@ WHOLE = EngineOptions(
 # Chunks of 16 tokens; pages for less than the two sequences that a lane has at a time.
 CUT = EngineOptions(max_batch=2, step_tokens=16, page_size=4, cache_tokens=60, max_context=60)
 # Not w8a8: activations that differ by a hair may be rounded to numbers that differ by a step.
-PER_CHANNEL = [form for form, kept in FORMS.items() if kept.group is None and not kept.activations]
+PER_CHANNEL = [
+    form for form, kept in SCHEMES.items() if kept.group is None and not kept.activations
+]
 
 
 def answer(case: str, weights: str, options: EngineOptions, mesh_spec: MeshSpec) -> list[Outcome]:

@@ -18,7 +18,8 @@ from jaxserve.engine.build import plan_config
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
-from jaxserve.loading.checkpoint import load_params, read_spec
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.spec import ModelSpec
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec

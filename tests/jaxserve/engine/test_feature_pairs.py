@@ -28,8 +28,9 @@ from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.sequence import Sequence as Seq
 from jaxserve.engine.host.speculation import DeviceDrafts, Proposer, Speculation
 from jaxserve.errors import ConfigError
-from jaxserve.loading.checkpoint import load_params, read_spec
 from jaxserve.loading.draft import check_choice
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
 from jaxserve.request import Request, SamplingParams
 from jaxserve.structure import Structure
 from sharding.mesh import MeshSpec

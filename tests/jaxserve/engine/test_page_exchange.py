@@ -20,7 +20,8 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.kv_export import PagesToSend
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.kv_segment import KVSegment
-from jaxserve.loading.checkpoint import load_params, read_spec
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
 from jaxserve.request import Request, SamplingParams
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_families_on_meshes import GOLDEN, check

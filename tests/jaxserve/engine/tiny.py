@@ -19,8 +19,9 @@ from jaxserve.engine.events import Logprob, TokenEvent
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import Speculation
 from jaxserve.models.decoder import param_specs
+from jaxserve.models.mixture import Mixture
 from jaxserve.models.rope import Rope
-from jaxserve.models.spec import Latent, Mixture, ModelSpec
+from jaxserve.models.spec import Latent, ModelSpec
 from jaxserve.request import MAX_LOGPROBS, Request
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs, random_params

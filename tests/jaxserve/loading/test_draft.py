@@ -1,4 +1,4 @@
-"""A checkpoint that drafts for another: the bundled pair, and what is refused."""
+"""Draft models: the bundled pair, and checkpoints that are refused."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,8 @@ from jaxserve.request import SamplingParams
 from tests.byte_tokenizer import ByteTokenizer
 
 FOLDER = Path(__file__).parents[3] / "checkpoints" / "bundled"
-MODEL, DRAFT = FOLDER / "tiny-chat", FOLDER / "tiny-chat-draft"
+MODEL = FOLDER / "tiny-chat"
+DRAFT = FOLDER / "tiny-chat-draft"
 OPTIONS = EngineOptions(
     max_batch=2, step_tokens=16, page_size=16, cache_tokens=1024, max_context=256
 )
@@ -91,10 +92,12 @@ def test_generate_says_what_the_draft_model_takes(capsys: pytest.CaptureFixture[
 
 
 def test_weights_and_pages_of_the_draft_model_are_counted(pair: LLM) -> None:
-    """Three layers, K and V, 2 heads of 16 and float32, beside the model's pages and under their
-    numbers.
+    """The draft model's pages are counted beside the model's, under the same page numbers.
+
+    They have three layers, K and V, 2 heads of 16, and float32.
     """
-    state, config = pair.runner.lowering.state, pair.runner.config
+    state = pair.runner.lowering.state
+    config = pair.runner.config
     pages = jax.tree.leaves(state.drafter)
     assert (
         sum(leaf.size for leaf in pages)
@@ -107,8 +110,8 @@ def test_weights_and_pages_of_the_draft_model_are_counted(pair: LLM) -> None:
     ("options", "draft", "message"),
     [
         (SPECULATING, None, "--speculate draft: there is no draft model"),
-        (OPTIONS, DRAFT, "drafts nothing .add --speculate draft"),
-        (replace(OPTIONS, speculate="ngram"), DRAFT, "drafts nothing .add --speculate draft"),
+        (OPTIONS, DRAFT, "drafts nothing without --speculate draft"),
+        (replace(OPTIONS, speculate="ngram"), DRAFT, "drafts nothing without --speculate draft"),
         (
             replace(SPECULATING, deterministic=True),
             DRAFT,
@@ -141,7 +144,7 @@ class Other(ByteTokenizer):
 
 
 class Special(ByteTokenizer):
-    """Token 65 is no text."""
+    """A tokenizer whose token 65 is special."""
 
     special_tokens = MappingProxyType({"A": 65, "<bos>": 256, "<eos>": 257})
 

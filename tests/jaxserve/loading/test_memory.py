@@ -1,8 +1,7 @@
-"""Loading reads each tensor straight into its place, quantized or not: no second copy of the
-checkpoint in memory.
+"""Loading reads each tensor straight to its device, without a second copy of the checkpoint.
 
-What it may take beside the arrays is one tensor, or one device's part of a parameter where that is
-larger: all experts of a layer are one parameter. Converting holds one layer.
+The memory it may take beside the arrays is one tensor, or one device's part of a parameter where
+that is larger: all experts of a layer are one parameter. Converting holds one layer.
 """
 
 import json
@@ -40,8 +39,9 @@ PROBE = """
 import math, sys, threading
 from pathlib import Path
 import jax
-from checkpoints.convert import to_orbax
-from jaxserve.loading.checkpoint import load_params, open_checkpoint
+from jaxserve.loading.convert import to_orbax
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import open_checkpoint
 from sharding.mesh import MeshSpec
 
 def anonymous():
@@ -107,14 +107,18 @@ def shapes_of(config: dict) -> dict[str, list[int]]:
 
 
 def write_sparse_checkpoint(folder: Path, config: dict) -> tuple[int, int]:
-    """A checkpoint of zeros in bfloat16 that takes no room on the disk; bytes in all, and of the
-    largest tensor.
+    """Write a bfloat16 checkpoint of zeros that takes no disk space.
+
+    Returns the bytes in total and of the largest tensor.
     """
-    header, end, largest = {}, 0, 0
+    header = {}
+    end = 0
+    largest = 0
     for name, shape in shapes_of(config).items():
         size = 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
-        end, largest = end + size, max(largest, size)
+        end = end + size
+        largest = max(largest, size)
     text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -138,7 +142,10 @@ def write_sparse_checkpoint(folder: Path, config: dict) -> tuple[int, int]:
 def test_loading_gigabytes_takes_one_tensor_more(
     config: dict, expert: int, tensor: int, weights: str, share: float, tmp_path: Path
 ) -> None:
-    """share: of the checkpoint's bytes; embedding and head stay what they are."""
+    """Loading takes one tensor beside the arrays.
+
+    share: of the checkpoint's bytes; embedding and head are not quantized.
+    """
     total, largest = write_sparse_checkpoint(tmp_path, config)
     assert 2e9 < total < 3e9
     command = [sys.executable, "-c", PROBE, str(tmp_path), str(expert), str(tensor), weights]
@@ -154,8 +161,10 @@ def test_loading_gigabytes_takes_one_tensor_more(
 
 @pytest.mark.slow
 def test_converting_takes_a_layer_and_restoring_a_tensor_more(tmp_path: Path) -> None:
-    """Of weights that are no zeros: chunks of those are not stored. Orbax's and TensorStore's
-    buffers are as large.
+    """Converting takes one layer, and loading the result one tensor, beside library buffers.
+
+    Weights are not zeros, whose chunks would not be stored. The buffers of Orbax and TensorStore
+    are as large as a layer.
     """
     (tmp_path / "source").mkdir()
     total, largest = write_sparse_checkpoint(tmp_path / "source", DENSE)
@@ -174,7 +183,7 @@ def test_converting_takes_a_layer_and_restoring_a_tensor_more(tmp_path: Path) ->
 
 
 def fill(path: Path, size: int) -> None:
-    """The last bytes of the file with a pattern."""
+    """Fill the last bytes of the file with a pattern."""
     piece = bytes.fromhex("803c") * 2**23
     with path.open("r+b") as file:
         file.seek(-size, os.SEEK_END)

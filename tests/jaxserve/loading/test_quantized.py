@@ -1,6 +1,4 @@
-"""Tiny models quantized by other people's libraries: the weights, logits and shards that they load
-to.
-"""
+"""Models quantized by other libraries: the weights, logits and shards that are loaded."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from checkpoints.hf import HFCheckpoint
 from checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
-from jaxserve.loading.checkpoint import load_params
+from jaxserve.loading.parameters import load_params
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 
@@ -25,8 +23,9 @@ PROJECTIONS = 7  # of the one layer
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_of_the_library_bit_for_bit(case: str) -> None:
-    """In the precision in which the library gives them: ours are rounded to it."""
-    checkpoint, golden = HFCheckpoint.open(GOLDEN / case), np.load(GOLDEN / case / "golden.npz")
+    """Weights are compared in the library's precision, to which ours are rounded."""
+    checkpoint = HFCheckpoint.open(GOLDEN / case)
+    golden = np.load(GOLDEN / case / "golden.npz")
     weights = dequantized(checkpoint.tensors, checkpoint.config)
     names = [name for name in golden.files if name.endswith(".weight")]
     assert len(names) == PROJECTIONS
@@ -49,10 +48,8 @@ def test_logits_are_those_of_the_dequantized_model(case: str) -> None:
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 def test_every_mesh_loads_what_it_loads_of_the_dequantized_model(case: str, tensor: int) -> None:
     """Each shard dequantizes its part alone; 4 devices have copies of the 2 kv heads."""
-    checkpoint, mesh = (
-        HFCheckpoint.open(GOLDEN / case),
-        MeshSpec(tensor=tensor).build(jax.devices()),
-    )
+    checkpoint = HFCheckpoint.open(GOLDEN / case)
+    mesh = MeshSpec(tensor=tensor).build(jax.devices())
     whole = {
         name: weight[(slice(None),) * len(weight.shape)].astype(ml_dtypes.bfloat16)
         for name, weight in dequantized(checkpoint.tensors, checkpoint.config).items()
@@ -78,13 +75,9 @@ def test_two_devices_hold_what_one_holds(case: str) -> None:
 
 
 def test_a_bias_of_zeros_adds_nothing() -> None:
-    """AutoGPTQ of old gave every layer one, whether the model has it or not; one that is not zero
-    is not left out.
-    """
-    checkpoint, name = (
-        HFCheckpoint.open(GOLDEN / "gptq_4bit"),
-        "model.layers.0.self_attn.o_proj.bias",
-    )
+    """A bias of zeros, which old AutoGPTQ gave every layer, is ignored; another is refused."""
+    checkpoint = HFCheckpoint.open(GOLDEN / "gptq_4bit")
+    name = "model.layers.0.self_attn.o_proj.bias"
     bias = np.zeros(64, np.float16)
     load_params(replace(checkpoint, tensors={**checkpoint.tensors, name: bias}), one_device_mesh())
     bias[3] = 1

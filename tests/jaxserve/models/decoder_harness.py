@@ -8,7 +8,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from checkpoints.hf import HFCheckpoint
-from jaxserve.loading.checkpoint import load_params, read_spec
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import forward, logits
 from jaxserve.models.moe import Experts
 from jaxserve.models.sharded_attention import Attend
@@ -24,10 +25,9 @@ def one_device_mesh() -> Mesh:
 
 
 class Decoder:
-    """A checkpoint with pages for `rows` sequences of up to `context` tokens, pages in shuffled
-    order.
+    """A checkpoint with pages for `rows` sequences of up to `context` tokens.
 
-    kv: dtype of pages, if it is not that of the weights.
+    Pages are assigned in shuffled order. kv: the dtype of pages, if it is not that of the weights.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class Decoder:
         checkpoint = HFCheckpoint.open(folder)
         self.spec: ModelSpec = read_spec(checkpoint.config)[1].on(mesh.shape["tensor"])
         self.params = load_params(checkpoint, mesh, dtype, weights=weights)
-        self.mesh, self.page_size = mesh, page_size
+        self.mesh = mesh
+        self.page_size = page_size
         width = -(-context // page_size)
         order = np.random.default_rng(0).permutation(rows * width).astype(np.int32)
         self.tables = jnp.asarray(order.reshape(1, rows, width))
@@ -57,7 +58,7 @@ class Decoder:
         self._step = jax.jit(self._run, static_argnames="decode")
 
     def __call__(self, tokens: np.ndarray, start: int) -> np.ndarray:
-        """tokens [R, C] at positions start..start+C-1 of every row -> logits [R, C, V]."""
+        """Return logits [R, C, V] of tokens [R, C] at positions start..start+C-1 of every row."""
         values, self.pages, self.load = self._step(
             self.params,
             self.pages,

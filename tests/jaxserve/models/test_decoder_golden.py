@@ -25,7 +25,7 @@ def test_the_cases_are_there() -> None:
 
 
 def some(cases: Sequence[str], quick: Sequence[str]) -> list[ParameterSet]:
-    """The others are slow."""
+    """Return the cases as parameters, of which all but the quick ones are marked slow."""
     return [pytest.param(case, marks=[] if case in quick else [pytest.mark.slow]) for case in cases]
 
 
@@ -54,14 +54,15 @@ OVER_TWO = (
     some(OVER_TWO, ("llama_mlp_bias", "gemma2_caps", "qwen2_moe_sparse_step", "deepseek_v3_fp8")),
 )
 def test_logits_over_two_devices(case: str) -> None:
-    """Every family, whatever is split of it."""
+    """Every family runs, whatever two devices split of it."""
     check_logits(case, MeshSpec(tensor=2).build(jax.devices()))
 
 
 @pytest.mark.parametrize("case", ["llama_mqa", "qwen2_gqa", "olmo2_gqa", "phi3_window"])
 def test_logits_where_kv_heads_are_fewer_than_devices(case: str) -> None:
-    """One or two kv heads, four query heads on four devices; biases, norms of all heads, and one
-    fused tensor.
+    """Four devices have one or two kv heads and four query heads.
+
+    The cases have biases, norms of all heads, and a fused tensor.
     """
     check_logits(case, MeshSpec(tensor=4).build(jax.devices()))
 
@@ -85,11 +86,13 @@ IN_BFLOAT16 = (
     "case", some(IN_BFLOAT16, ("gemma3_two_ropes", "mixtral_gqa", "deepseek_v3_fp8"))
 )
 def test_logits_in_bfloat16(case: str) -> None:
-    """By the median, of logits that spread by 2: where rounding sends a token to other experts, it
-    is off by more.
+    """The median error of logits, which spread by 2, is small.
+
+    A token that rounding sends to other experts has a larger error.
     """
     golden = np.load(GOLDEN / case / "golden.npz")
-    prompts, tokens = golden["prompts"], golden["tokens"]
+    prompts = golden["prompts"]
+    tokens = golden["tokens"]
     decoder = Decoder(
         GOLDEN / case, one_device_mesh(), rows=2, context=64, page_size=8, dtype="bfloat16"
     )
@@ -100,7 +103,7 @@ def test_logits_in_bfloat16(case: str) -> None:
 
 @pytest.mark.parametrize("case", some(MIXTURES, MIXTURES[::3]))
 def test_every_token_goes_to_the_same_experts(case: str) -> None:
-    """Token by token: what the experts have answered then is what this token took."""
+    """Experts are compared token by token, by the change of their load."""
     golden = np.load(GOLDEN / case / "golden.npz")
     tokens = np.concatenate([golden["prompts"], golden["tokens"]], axis=1)[1]
     decoder = Decoder(GOLDEN / case, one_device_mesh(), rows=1, context=64, page_size=8)
@@ -114,7 +117,8 @@ def test_every_token_goes_to_the_same_experts(case: str) -> None:
 
 def check_logits(case: str, mesh: Mesh) -> None:
     golden = np.load(GOLDEN / case / "golden.npz")
-    prompts, tokens = golden["prompts"], golden["tokens"]
+    prompts = golden["prompts"]
+    tokens = golden["tokens"]
     decoder = Decoder(GOLDEN / case, mesh, rows=2, context=64, page_size=8)
     # Two chunks of one size, which one program computes; their border lies inside a page of 8.
     first, second = prompts[:, :12], prompts[:, 12:]

@@ -1,6 +1,4 @@
-"""The decoder over pages of 8 bits: what they hold, what comes of it, and how far that is from
-transformers.
-"""
+"""The decoder over pages of 8 bits: contents, logits, and the distance from transformers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +33,7 @@ OTHERS = (
 
 
 def test_the_grids() -> None:
-    """e4m3fn: 8 numbers in each of 16 binades, less NaN, of both signs, and one zero."""
+    """float8_e4m3fn has 8 numbers in each of 16 binades, less NaN, of both signs, and one zero."""
     assert [len(grid) for grid in GRIDS.values()] == [255, 2 * (16 * 8 - 2) + 1]
     assert [grid[-1] for grid in GRIDS.values()] == [127, 448]
     assert rounded(np.array([[127.0, 0.4, -0.6]]), "int8").tolist() == [[127, 0, -1]]
@@ -43,15 +41,15 @@ def test_the_grids() -> None:
 
 
 class Held:
-    """Keys and values of one row as the decoder's pages hold them, for the naive decoder to attend
-    to.
+    """Keys and values of one row in the decoder's pages, for the naive decoder to attend to.
 
     Given the numbers before they were rounded, it checks that the pages hold their nearest
     neighbours.
     """
 
     def __init__(self, decoder: Decoder, row: int, tokens: int):
-        self._found, self._dtype = self._read(decoder, row, tokens), str(decoder.stored)
+        self._found = self._read(decoder, row, tokens)
+        self._dtype = str(decoder.stored)
 
     def _read(self, decoder: Decoder, row: int, tokens: int) -> Iterator[np.ndarray]:
         for group in decoder.spec.page_groups():
@@ -66,7 +64,8 @@ class Held:
                     yield values.reshape(-1, *values.shape[2:])[:tokens]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        held, nearest = next(self._found), rounded(x, self._dtype)
+        held = next(self._found)
+        nearest = rounded(x, self._dtype)
         slack = TIE * np.abs(x).max(-1, keepdims=True)
         assert (np.abs(held - x) <= np.abs(nearest - x) + slack).all()
         assert np.isclose(held, nearest, rtol=0, atol=slack).mean() > 0.99
@@ -76,7 +75,7 @@ class Held:
 @pytest.mark.parametrize("kv", GRIDS)
 @pytest.mark.parametrize("case", ["llama_gqa", "llama_mqa", "mistral_window"])
 def test_it_is_the_decoder_that_sees_rounded_keys_and_values(case: str, kv: str) -> None:
-    """In chunks and token by token, against float64 without cache."""
+    """Logits in chunks and token by token equal float64 without a cache."""
     golden = np.load(GOLDEN / case / "golden.npz")
     tokens = np.concatenate([golden["prompts"], golden["tokens"]], axis=1)
     decoder = Decoder(GOLDEN / case, one_device_mesh(), rows=2, context=64, page_size=8, kv=kv)
@@ -89,7 +88,7 @@ def test_it_is_the_decoder_that_sees_rounded_keys_and_values(case: str, kv: str)
 
 
 def run(decoder: Decoder, tokens: np.ndarray) -> np.ndarray:
-    """Logits [R, T, V]: of two chunks, then of single tokens."""
+    """Return logits [R, T, V]: of two chunks, then of single tokens."""
     parts = [decoder(tokens[:, :10], 0), decoder(tokens[:, 10:17], 10)]
     return np.concatenate(
         parts + [decoder(tokens[:, i : i + 1], i) for i in range(17, tokens.shape[1])], axis=1

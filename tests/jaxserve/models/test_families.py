@@ -1,4 +1,4 @@
-"""config.json and weights: what is understood, and the words for what is not."""
+"""Reading of config.json and weights: what is supported, and the errors for the rest."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from checkpoints.errors import CheckpointError
 from checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
-from jaxserve.loading.checkpoint import load_params
+from jaxserve.loading.parameters import load_params
 from tests.jaxserve.models.decoder_harness import one_device_mesh
 
 GOLDEN = Path(__file__).parents[2] / "golden"

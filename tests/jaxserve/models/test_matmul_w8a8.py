@@ -1,6 +1,4 @@
-"""Products of 8-bit numbers with each other against NumPy's float64, which is exact; meshes, and
-chips without them.
-"""
+"""Products of 8-bit numbers against NumPy's float64, which is exact, on meshes and chips."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +17,12 @@ from jaxserve.errors import ModelError
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.layers import einsum
 from jaxserve.models.matmul_w8a8 import check_chip
-from jaxserve.models.quant import FORMS, Form, Quantized, contracted, find_scales, form_of, round_to
+from jaxserve.models.quant import SCHEMES, Quantized, QuantScheme, contracted, parse_scheme
+from jaxserve.models.quantize import find_scales, round_to
 from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.parser import parse
-from sharding.aot_devices import CHIPS
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
 
@@ -38,9 +37,10 @@ PROMPTS = ["What is 7 plus 5?", "Once upon a time"]
 
 
 def quantized(
-    name: str, axes: str, shape: tuple[int, ...], form: Form, rng: np.random.Generator
+    name: str, axes: str, shape: tuple[int, ...], form: QuantScheme, rng: np.random.Generator
 ) -> Quantized:
-    weight, at = rng.normal(0, 0.1, shape).astype(np.float32), contracted(name, axes)
+    weight = rng.normal(0, 0.1, shape).astype(np.float32)
+    at = contracted(name, axes)
     scales = find_scales(weight, at, 1, form.largest)
     return Quantized(
         jnp.asarray(round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form
@@ -48,10 +48,9 @@ def quantized(
 
 
 def expected(subscripts: str, x: np.ndarray, weight: Quantized) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the rows, and their products exactly. And the products of their absolute
-    values.
-    """
-    form, wide = weight.form, x.astype(np.float32)
+    """Return the rounded rows, their exact products, and the products of their absolute values."""
+    form = weight.scheme
+    wide = x.astype(np.float32)
     scales = np.abs(wide).max(axis=1, keepdims=True) * np.float32(1 / form.largest)
     numbers = wide * (np.float32(1) / scales)
     numbers = (np.rint(numbers) if "int8" in form.name else numbers).astype(form.dtype)
@@ -78,11 +77,12 @@ def test_products(
     dtype: str,
     rows: int,
 ) -> None:
-    """To the last digits of float32, of int8 whatever the terms of the sum; and not what weights
-    alone would give.
+    """Products are right to the last digits of float32; int8 whatever the terms of the sum.
+
+    They differ from those of rounded weights alone.
     """
     rng = np.random.default_rng(5)
-    weight = quantized(name, axes, shape, FORMS[weights], rng)
+    weight = quantized(name, axes, shape, SCHEMES[weights], rng)
     x = jnp.asarray(
         rng.normal(0, 1, (rows, shape[0])) * 10.0 ** rng.integers(-3, 3, (rows, 1)), dtype
     )
@@ -92,17 +92,15 @@ def test_products(
     assert (
         np.abs(found - exact) <= 4e-7 * (np.abs(exact) if weights == "w8a8-int8" else terms)
     ).all()
-    alone = Quantized(weight.values, weight.scales, FORMS[FORMS[weights].weights_alone])
+    alone = Quantized(weight.values, weight.scales, SCHEMES[SCHEMES[weights].weights_alone])
     assert np.abs(found - einsum(subscripts, x, alone)).max() > 1e-4 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("weights", W8A8)
 def test_rows_do_not_feel_each_other(weights: str) -> None:
-    """A row of zeros is zeros; one with something that is not finite has nothing finite, and is
-    alone with it.
-    """
+    """A row of zeros gives zeros; a row that is not finite affects no other row."""
     rng = np.random.default_rng(1)
-    weight = quantized("down", "FD", (64, 16), FORMS[weights], rng)
+    weight = quantized("down", "FD", (64, 16), SCHEMES[weights], rng)
     x = rng.normal(0, 1, (6, 64)).astype(np.float32)
     plain = np.asarray(einsum("TF,FD->TD", jnp.asarray(x), weight))
     x[1], x[2, 3], x[3, 4], x[4] = 0, np.nan, np.inf, 1e-42
@@ -113,11 +111,12 @@ def test_rows_do_not_feel_each_other(weights: str) -> None:
 
 @pytest.mark.parametrize("weights", W8A8)
 def test_what_is_summed_may_be_split(weights: str) -> None:
-    """The scale of a token is that of the whole row; sums of int8 are the same bit for bit, being
-    sent as integers.
+    """A token's scale covers the whole row on every mesh.
+
+    Sums of int8 are the same bit for bit, since shards send integers.
     """
     rng = np.random.default_rng(2)
-    weight = quantized("down", "FD", (256, 48), FORMS[weights], rng)
+    weight = quantized("down", "FD", (256, 48), SCHEMES[weights], rng)
     x = jnp.asarray(rng.normal(0, 1, (5, 256)), jnp.float32)
     one = np.asarray(jax.jit(einsum, static_argnums=0)("TF,FD->TD", x, weight))
     for tensor in (2, 4):
@@ -125,7 +124,9 @@ def test_what_is_summed_may_be_split(weights: str) -> None:
         split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("tensor",), ()))
         rows = NamedSharding(mesh, PartitionSpec(None, "tensor"))
         spread = Quantized(
-            jax.device_put(weight.values, split), jax.device_put(weight.scales, whole), weight.form
+            jax.device_put(weight.values, split),
+            jax.device_put(weight.scales, whole),
+            weight.scheme,
         )
         compiled = (
             jax.jit(einsum, static_argnums=0)
@@ -148,10 +149,12 @@ def test_what_is_summed_may_be_split(weights: str) -> None:
 
 @pytest.mark.parametrize("weights", [*W8A8, "w8a8-int8+head"])
 def test_logits_on_meshes(weights: str) -> None:
-    """Near full precision, and on two devices near one: what is a hair apart may be rounded to
-    another number.
+    """Logits are close to full precision, and on two devices close to one device's.
+
+    Numbers that are almost equal may be rounded differently.
     """
-    folder, prompts = GOLDEN / "llama_gqa", np.random.default_rng(0).integers(0, 64, (2, 12))
+    folder = GOLDEN / "llama_gqa"
+    prompts = np.random.default_rng(0).integers(0, 64, (2, 12))
     exact = Decoder(folder, one_device_mesh(), rows=2, context=32, page_size=8)(prompts, 0)
     found = []
     for tensor in (1, 2):
@@ -167,7 +170,7 @@ def test_logits_on_meshes(weights: str) -> None:
 
 @pytest.mark.parametrize("weights", ["w8a8-int8", pytest.param("w8a8-fp8", marks=pytest.mark.slow)])
 def test_tokens_on_meshes(weights: str) -> None:
-    """Of the bundled model, whose top two are far enough apart in these answers."""
+    """The bundled model's best two tokens are far enough apart in these answers."""
     found = [tokens(weights, MeshSpec(*axes)) for axes in ((1, 1, 1), (2, 1, 2))]
     assert found[0][0][:8] != found[0][1][:8] and all(each == found[0] for each in found)
 
@@ -200,9 +203,9 @@ def test_chips_without_such_products(chip: str, weights: str, problem: str) -> N
     kind = CHIPS[chip]
     mesh = MeshSpec().without_devices(AbstractDevice(kind.kind, kind.cores, kind.platform))
     with pytest.raises(ModelError, match=problem):
-        check_chip(form_of(weights), mesh)
-    check_chip(form_of(weights.removeprefix("w8a8-")), mesh)
-    check_chip(form_of(weights), one_device_mesh())
+        check_chip(parse_scheme(weights), mesh)
+    check_chip(parse_scheme(weights.removeprefix("w8a8-")), mesh)
+    check_chip(parse_scheme(weights), one_device_mesh())
 
 
 def test_sums_that_int32_does_not_hold() -> None:
@@ -210,15 +213,15 @@ def test_sums_that_int32_does_not_hold() -> None:
     with pytest.raises(
         ModelError, match="w8a8-int8: down sums 133145 products, more than int32 holds"
     ):
-        param_specs(spec, jnp.dtype("float32"), FORMS["w8a8-int8"])
-    param_specs(replace(spec, d_mlp=133_144), jnp.dtype("float32"), FORMS["w8a8-int8"])
-    param_specs(spec, jnp.dtype("float32"), FORMS["w8a8-fp8"])
+        param_specs(spec, jnp.dtype("float32"), SCHEMES["w8a8-int8"])
+    param_specs(replace(spec, d_mlp=133_144), jnp.dtype("float32"), SCHEMES["w8a8-int8"])
+    param_specs(spec, jnp.dtype("float32"), SCHEMES["w8a8-fp8"])
 
 
 def test_one_row_on_a_cpu_is_two() -> None:
-    """XLA:CPU takes ten times as long for one."""
+    """A single row is padded to two, since XLA:CPU takes ten times as long for one."""
     rows = [
-        min_rows(one_device_mesh(), jnp.dtype("float32"), form_of(weights))
+        min_rows(one_device_mesh(), jnp.dtype("float32"), parse_scheme(weights))
         for weights in ("int8", "w8a8-int8")
     ]
     assert rows == [1, 2]

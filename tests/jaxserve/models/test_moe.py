@@ -1,4 +1,4 @@
-"""Expert MLPs on meshes, beside every token's own sum over its experts in float64."""
+"""Expert MLPs on meshes, compared with every token's own sum over its experts in float64."""
 
 from dataclasses import replace
 
@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.models import moe
+from jaxserve.models import moe, moe_sizes
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.moe import Experts, room
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.mixture import Mixture
+from jaxserve.models.moe import Experts
+from jaxserve.models.moe_sizes import all_to_all_capacity
+from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul import reference
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs, random_params
@@ -30,9 +32,7 @@ def weights_on(mesh: jax.sharding.Mesh, spec: ModelSpec) -> dict:
 def dense(
     mixture: Mixture, weights: dict, x: np.ndarray, live: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What each token's experts say, one token after the other; and how many each expert has
-    answered.
-    """
+    """Return the answers, token by token, and how many tokens each expert has answered."""
     w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
     x = x.astype(np.float64)
 
@@ -42,7 +42,8 @@ def dense(
         )
         return (both[0] / (1 + np.exp(-both[0])) * both[1]) @ own["down"]
 
-    out, load = np.zeros_like(x), np.zeros(mixture.experts, int)
+    out = np.zeros_like(x)
+    load = np.zeros(mixture.experts, int)
     for token, v in enumerate(x):
         if live[token]:
             scores = np.exp(v @ w["router"])
@@ -57,11 +58,13 @@ def dense(
 
 
 def check(mesh_spec: MeshSpec, mixture: Mixture = MIXTURE, skewed: bool = False) -> None:
-    spec, mesh = replace(SPEC, mixture=mixture), mesh_spec.build(jax.devices())
+    spec = replace(SPEC, mixture=mixture)
+    mesh = mesh_spec.build(jax.devices())
     weights = weights_on(mesh, spec)
     rng = np.random.default_rng(0)
     count = TOKENS * mesh_spec.lanes
-    x, live = rng.standard_normal((count, spec.d_model)).astype(np.float32), rng.random(count) < 0.9
+    x = rng.standard_normal((count, spec.d_model)).astype(np.float32)
+    live = rng.random(count) < 0.9
     if skewed:  # all tokens alike, but for a little: they want the same experts
         x = x[:1] + 0.01 * x
     experts = Experts(jnp.asarray(live), spec, mesh, reference)
@@ -92,12 +95,12 @@ def test_every_token_gets_its_experts_answers(mesh: tuple[int, int, int]) -> Non
 def test_tokens_travel_by_all_to_all(
     mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert room(MIXTURE, TOKENS, 4) in range(TOKENS // 2, TOKENS)
+    assert all_to_all_capacity(MIXTURE, TOKENS, 4) in range(TOKENS // 2, TOKENS)
 
     def gather(*_: object) -> jax.Array:
         return jnp.full((TOKENS, SPEC.d_model), jnp.nan)
 
-    monkeypatch.setattr(Experts, "_gather", gather)
+    monkeypatch.setattr(Experts, "_by_all_gather", gather)
     check(MeshSpec(*mesh))
 
 
@@ -105,7 +108,7 @@ def test_tokens_that_all_want_one_shard_are_gathered(monkeypatch: pytest.MonkeyP
     def all_to_all(*_: object) -> jax.Array:
         return jnp.full((TOKENS, SPEC.d_model), jnp.nan)
 
-    monkeypatch.setattr(Experts, "_all_to_all", all_to_all)
+    monkeypatch.setattr(Experts, "_by_all_to_all", all_to_all)
     check(MeshSpec(expert=4), skewed=True)
 
 
@@ -114,31 +117,33 @@ def test_tokens_that_all_want_one_shard_are_gathered(monkeypatch: pytest.MonkeyP
 def test_more_than_is_expected_is_computed_in_turns(
     mesh: tuple[int, int, int], skewed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moe, "ROWS_AT_ONCE", 8)
+    monkeypatch.setattr(moe_sizes, "ROWS_AT_ONCE", 8)
     check(MeshSpec(*mesh), skewed=skewed)
 
 
 def test_room_is_left_where_it_saves_something() -> None:
-    """By the formula for evenly routed tokens: T (1 - (1 - 1/n)^X), four standard deviations and a
-    multiple of 8.
+    """The capacity is that of evenly routed tokens, or None where it saves too little.
+
+    T (1 - (1 - 1/n)^X) and four standard deviations, rounded up to a multiple of 8.
     """
     eight_of_256 = replace(MIXTURE, experts=256, taken=8)
-    assert room(eight_of_256, 1024, 1) is None  # nobody to send to
-    assert room(eight_of_256, 1024, 4) is None  # a token goes to 90 % of the shards
-    assert room(eight_of_256, 1024, 32) == 288  # 229.6 + 4 * 13.3
-    assert room(MIXTURE, 8, 4) is None  # few tokens vary too much
+    assert all_to_all_capacity(eight_of_256, 1024, 1) is None  # nobody to send to
+    assert all_to_all_capacity(eight_of_256, 1024, 4) is None  # a token goes to 90 % of the shards
+    assert all_to_all_capacity(eight_of_256, 1024, 32) == 288  # 229.6 + 4 * 13.3
+    assert all_to_all_capacity(MIXTURE, 8, 4) is None  # few tokens vary too much
 
 
 def test_a_token_s_answer_is_the_same_whichever_way_it_went(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bit for bit: the others decide the way."""
+    """Answers are equal bit for bit: other tokens decide which way is taken."""
     mesh = MeshSpec(expert=4).build(jax.devices())
-    weights, rng = weights_on(mesh, SPEC), np.random.default_rng(0)
+    weights = weights_on(mesh, SPEC)
+    rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((4 * TOKENS, SPEC.d_model)), jnp.float32)
     experts = Experts(jnp.ones(len(x), bool), SPEC, mesh, reference)
     travelled, _ = jax.jit(lambda w, x: experts(w, x))(weights, x)
-    monkeypatch.setattr(moe, "room", lambda *_: None)
+    monkeypatch.setattr(moe, "all_to_all_capacity", lambda *_: None)
     gathered, _ = jax.jit(lambda w, x: experts(w, x))(weights, x)
     np.testing.assert_array_equal(travelled, gathered)
 
@@ -146,11 +151,13 @@ def test_a_token_s_answer_is_the_same_whichever_way_it_went(
 def test_a_token_s_answer_is_the_same_however_many_turns_its_neighbours_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bit for bit: of its experts the same numbers are added one by one, wherever a turn ends."""
+    """Answers are equal bit for bit: experts are added one by one, wherever a wave ends."""
     mixture = replace(MIXTURE, taken=5)
-    spec, mesh = replace(SPEC, mixture=mixture), MeshSpec(expert=2).build(jax.devices())
-    monkeypatch.setattr(moe, "ROWS_AT_ONCE", 8)
-    weights, rng = weights_on(mesh, spec), np.random.default_rng(0)
+    spec = replace(SPEC, mixture=mixture)
+    mesh = MeshSpec(expert=2).build(jax.devices())
+    monkeypatch.setattr(moe_sizes, "ROWS_AT_ONCE", 8)
+    weights = weights_on(mesh, spec)
+    rng = np.random.default_rng(0)
     x = rng.standard_normal((2 * TOKENS, spec.d_model)).astype(np.float32)
     experts = Experts(jnp.ones(len(x), bool), spec, mesh, reference)
     answer = jax.jit(lambda w, x: experts(w, x))

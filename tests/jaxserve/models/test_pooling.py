@@ -1,4 +1,4 @@
-"""Which of sentence-transformers' modules are understood, and the words for the others."""
+"""Support for sentence-transformers' modules, and the errors for other modules."""
 
 import json
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_other_modules(kinds: tuple[str, ...]) -> None:
 
 
 def test_the_folder_of_another_model(tmp_path: Path) -> None:
-    """As it is read from disk."""
+    """A folder is refused as it is read from disk."""
     entries = json.loads((FOLDER / "modules.json").read_text())
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((FOLDER / name).read_bytes())

@@ -1,6 +1,4 @@
-"""config.json of published checkpoints: understood to the last field, and the published number of
-parameters.
-"""
+"""Published config.json files: every field is understood, and parameters are counted right."""
 
 import json
 import math
@@ -13,7 +11,7 @@ import pytest
 
 from jaxserve import plan
 from jaxserve.errors import ModelError
-from jaxserve.loading.checkpoint import read_spec
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.rope import LongRope
 from jaxserve.models.spec import ModelSpec

@@ -1,6 +1,4 @@
-"""Quantized weights against NumPy, which rounds the rows of a checkpoint's own tensors: output
-channels.
-"""
+"""Quantized weights, compared with a checkpoint whose tensors NumPy rounds row by row."""
 
 import json
 import shutil
@@ -17,11 +15,13 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.errors import ModelError
-from jaxserve.loading.checkpoint import load_params, read_spec
-from jaxserve.models import quant
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
+from jaxserve.models import quantize
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.layers import einsum
-from jaxserve.models.quant import FORMS, Quantized, contracted, grouped, is_quantized
+from jaxserve.models.quant import SCHEMES, Quantized, contracted, is_quantized
+from jaxserve.models.quantize import grouped
 from jaxserve.plan.model import read_config
 from sharding.mesh import MeshSpec
 from sharding.params import is_param_spec, stored_bytes
@@ -47,14 +47,12 @@ STEPS = {
 }  # that the largest number is long; of fp8 the longest: 448 = 14 * 32
 MESHES = ((1, 1, 2), (1, 1, 4), (2, 1, 2))
 BOUND = 1e-4
-WEIGHTS_ALONE = [name for name, form in FORMS.items() if not form.activations]
+WEIGHTS_ALONE = [name for name, form in SCHEMES.items() if not form.activations]
 
 
 @pytest.fixture(scope="session")
 def divisible(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama whose every sum is of a multiple of 128 numbers, on four devices too; random, with a
-    head of its own.
-    """
+    """A random Llama with a head, whose sums on four devices are multiples of 128 numbers."""
     folder = tmp_path_factory.mktemp("divisible")
     config = json.loads((GOLDEN / "llama_gqa" / "config.json").read_text())
     config |= {
@@ -85,7 +83,7 @@ def divisible(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rounded_rows(tensor: np.ndarray, weights: str) -> np.ndarray:
-    """What the quantized rows stand for."""
+    """Return the numbers that quantized rows stand for."""
     form, _, group = weights.removeprefix("w8a8-").partition("-g")
     groups = tensor.reshape(len(tensor), -1, int(group or tensor.shape[1]))
     scales = np.abs(groups).max(-1, keepdims=True) / np.float32(LARGEST[form])
@@ -94,7 +92,7 @@ def rounded_rows(tensor: np.ndarray, weights: str) -> np.ndarray:
 
 
 def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
-    """With every projection rounded, and the head if it is asked for."""
+    """Write a checkpoint with every projection rounded, and the head if it is asked for."""
     form, _, head = weights.partition("+")
     suffixes = ("_proj.weight", "lm_head.weight") if head else ("_proj.weight",)
     tensors = load_file(folder / "model.safetensors")
@@ -111,13 +109,14 @@ def load(folder: Path, weights: str = "auto", mesh: Mesh | None = None) -> dict:
 
 
 def stands_for(name: str, weight: Quantized, axes: str) -> np.ndarray:
-    at, scales = contracted(name, axes), np.asarray(weight.scales)
+    at = contracted(name, axes)
+    scales = np.asarray(weight.scales)
     numbers = grouped(np.asarray(weight.values).astype(np.float32), at, scales.shape[at.start])
     return (numbers * np.expand_dims(scales, at.start + 1)).reshape(weight.values.shape)
 
 
 def leaves(params: dict, folder: Path) -> Iterator[tuple[str, jax.Array | Quantized, str]]:
-    """Name, parameter, axes."""
+    """Yield the name, the parameter and the axes of each parameter."""
     spec = read_spec(HFCheckpoint.open(folder).config)[1]
     specs = jax.tree.leaves(param_specs(spec, jnp.dtype(jnp.float32)), is_leaf=is_param_spec)
     found, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantized)
@@ -125,15 +124,14 @@ def leaves(params: dict, folder: Path) -> Iterator[tuple[str, jax.Array | Quanti
         yield path[-1].key, leaf, declared.axes
 
 
-@pytest.mark.parametrize("weights", [*FORMS, "int8+head", "int4-g64+head"])
+@pytest.mark.parametrize("weights", [*SCHEMES, "int8+head", "int4-g64+head"])
 def test_numbers_times_scales_are_the_rounded_checkpoint(
     weights: str, divisible: Path, tmp_path: Path
 ) -> None:
-    """Bit for bit, and no further from the weight than half a step, in whatever order memory has
-    the dimensions.
-    """
+    """Weights are equal bit for bit in any memory order, within half a step of the source."""
     expected = load(rounded_checkpoint(divisible, weights, tmp_path))
-    plain, quantized = load(divisible), load(divisible, weights)
+    plain = load(divisible)
+    quantized = load(divisible, weights)
     whole = leaves(expected, divisible), leaves(plain, divisible)
     kinds = set[str]()
     for (name, weight, axes), (_, rounded, _), (_, exact, _) in zip(
@@ -143,7 +141,8 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(
             np.testing.assert_array_equal(weight, exact)
             continue
         kinds.add(name)
-        found, exact = stands_for(name, weight, axes), np.asarray(exact)
+        found = stands_for(name, weight, axes)
+        exact = np.asarray(exact)
         np.testing.assert_array_equal(found, rounded)
         step = np.abs(exact).max() / STEPS[weights.removeprefix("w8a8-")[:4].removesuffix("+")]
         assert 0 < np.abs(found - exact).max() <= step / 2 * 1.0001
@@ -165,7 +164,7 @@ def test_logits_of_a_quantized_model(
     [*((case, "int8") for case in DENSE), ("phi3_window", "int4"), ("llama_tied", "fp8")],
 )
 def test_logits_of_every_dense_family(case: str, weights: str, tmp_path: Path) -> None:
-    """Tied embeddings, biases, tensors that are fused in the checkpoint."""
+    """The cases have tied embeddings, biases, and tensors that are fused in the checkpoint."""
     check_logits(GOLDEN / case, weights, MeshSpec(tensor=2).build(jax.devices()), tmp_path)
 
 
@@ -204,15 +203,17 @@ def test_products(
     dtype: str,
     rows: int,
 ) -> None:
-    """Against float64 with the numbers that the weight stands for; in bfloat16 groups of many rows
-    are rounded.
+    """Products are those of float64 with the weight's numbers.
+
+    In bfloat16, groups of many rows are rounded.
     """
-    form, draw = FORMS[weights], np.random.default_rng(5)
+    form = SCHEMES[weights]
+    draw = np.random.default_rng(5)
     at = contracted(name, axes)
     weight = draw.normal(0, 0.1, shape).astype(np.float32)
-    scales = quant.find_scales(weight, at, shape[0] // (form.group or shape[0]), form.largest)
+    scales = quantize.find_scales(weight, at, shape[0] // (form.group or shape[0]), form.largest)
     held = Quantized(
-        jnp.asarray(quant.round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form
+        jnp.asarray(quantize.round_to(form.dtype, weight, at, scales)), jnp.asarray(scales), form
     )
     x = jnp.asarray(draw.normal(0, 1, (rows, shape[0])), dtype)
     exact = np.einsum(
@@ -224,13 +225,13 @@ def test_products(
 
 
 @pytest.mark.parametrize("axes", MESHES)
-@pytest.mark.parametrize("weights", FORMS)
+@pytest.mark.parametrize("weights", SCHEMES)
 def test_shards_hold_what_one_device_holds(
     weights: str, axes: tuple[int, int, int], divisible: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit, in however many pieces each was read."""
+    """Shards are equal bit for bit, in however many parts each was read."""
     one = load(divisible, weights)
-    monkeypatch.setattr(quant, "PIECE", 1000)
+    monkeypatch.setattr(quantize, "MAX_NUMBERS", 1000)
     mesh = MeshSpec(*axes).build(jax.devices())
     spread = load(divisible, weights, mesh)
     assert spread["layers"][0]["down"].values.sharding.shard_shape((512, 128)) == (
@@ -257,13 +258,13 @@ def test_channels_of_zeros_stay_zeros(divisible: Path, tmp_path: Path) -> None:
     ("weights", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4), ("int4-g32", 5)]
 )
 def test_bytes(weights: str, bits: int) -> None:
-    """Two int4 in a byte; a float32 scale for 32 of them is a bit for each."""
+    """Two int4 take a byte; a float32 scale for 32 of them takes a bit for each."""
     specs = param_specs(
-        read_spec(read_config("llama3.1-8b")[1])[1], jnp.dtype(jnp.bfloat16), FORMS[weights]
+        read_spec(read_config("llama3.1-8b")[1])[1], jnp.dtype(jnp.bfloat16), SCHEMES[weights]
     )
     down = specs["layers"][0]["down"]
     assert abs(down.values.nbytes + down.scales.nbytes - 14336 * 4096 * bits // 8) <= 4096 * 4
-    array = jax.device_put(np.zeros((64, 63), FORMS[weights].dtype))
+    array = jax.device_put(np.zeros((64, 63), SCHEMES[weights].dtype))
     assert (
         array.on_device_size_in_bytes()
         == stored_bytes(array.shape, array.dtype)
@@ -310,7 +311,7 @@ def test_what_cannot_be_quantized(case: str, weights: str, problem: str) -> None
 
 def test_groups_that_shards_would_cut(divisible: Path) -> None:
     spec = read_spec(HFCheckpoint.open(divisible).config)[1]
-    down = param_specs(spec, jnp.dtype(jnp.float32), FORMS["int4-g128"])["layers"][0]["down"]
+    down = param_specs(spec, jnp.dtype(jnp.float32), SCHEMES["int4-g128"])["layers"][0]["down"]
     with pytest.raises(
         ShardingError,
         match=r"axis F .mlp. of size 4 does not divide by mesh axis 'tensor' of size 8",

@@ -1,6 +1,4 @@
-"""Quantized mixtures of experts against NumPy, which rounds the checkpoint's own tensors along
-their inputs.
-"""
+"""Quantized mixtures of experts, compared with tensors that NumPy rounds along their inputs."""
 
 import json
 import re
@@ -14,12 +12,14 @@ from safetensors.numpy import save_file
 
 from checkpoints.hf import HFCheckpoint
 from checkpoints.quantized import dequantized
-from jaxserve.loading.checkpoint import read_spec
-from jaxserve.models import quant
+from jaxserve.loading.spec import read_spec
+from jaxserve.models import quantize
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.moe import Experts, products
-from jaxserve.models.quant import FORMS, Quantized, contracted
-from jaxserve.models.spec import Mixture, ModelSpec
+from jaxserve.models.mixture import Mixture
+from jaxserve.models.moe import Experts
+from jaxserve.models.moe_sizes import kernel_demands
+from jaxserve.models.quant import SCHEMES, Quantized, contracted
+from jaxserve.models.spec import ModelSpec
 from pallas_kernels.grouped_matmul import reference
 from sharding.mesh import MeshSpec
 from tests.jaxserve.models.decoder_harness import Decoder, one_device_mesh
@@ -58,7 +58,8 @@ BY_EXPERT = re.compile(r"\.experts\.(gate_up|down)_proj$")  # [E, inputs, output
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Random checkpoints of four families."""
-    found, draw = dict[str, Path](), np.random.default_rng(3)
+    found = dict[str, Path]()
+    draw = np.random.default_rng(3)
     for case, sizes in WIDE.items():
         folder = found[case] = tmp_path_factory.mktemp(case)
         config = json.loads((GOLDEN / case / "config.json").read_text()) | sizes
@@ -77,7 +78,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
-    """A folder of what the quantized weights stand for, in float32."""
+    """Write a folder with the numbers that the quantized weights stand for, in float32."""
     checkpoint = HFCheckpoint.open(folder)
     config = {
         name: value for name, value in checkpoint.config.items() if name != "quantization_config"
@@ -104,9 +105,10 @@ def rounded_checkpoint(folder: Path, weights: str, target: Path) -> Path:
 def test_numbers_times_scales_are_the_rounded_checkpoint(
     case: str, weights: str, wide: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Bit for bit, and no further from the weight than half a step."""
+    """Weights are equal bit for bit, and within half a step of the source."""
     folder = wide[case]
-    plain, quantized = load(folder), load(folder, weights)
+    plain = load(folder)
+    quantized = load(folder, weights)
     whole = (
         leaves(load(rounded_checkpoint(folder, weights, tmp_path)), folder),
         leaves(plain, folder),
@@ -119,7 +121,8 @@ def test_numbers_times_scales_are_the_rounded_checkpoint(
             np.testing.assert_array_equal(weight, exact)
             continue
         kinds.add(name)
-        found, exact = stands_for(name, weight, axes), np.asarray(exact)
+        found = stands_for(name, weight, axes)
+        exact = np.asarray(exact)
         np.testing.assert_array_equal(found, rounded)
         assert (
             0 < np.abs(found - exact).max() <= np.abs(exact).max() / STEPS[weights[:4]] / 2 * 1.0001
@@ -156,7 +159,7 @@ def test_logits(case: str, weights: str, wide: dict[str, Path], tmp_path: Path) 
 def test_logits_of_checkpoints_that_are_quantized_themselves(
     case: str, weights: str, tmp_path: Path
 ) -> None:
-    """In blocks and in groups, which are dequantized first; and one whose head is its embedding."""
+    """Checkpoints quantized in blocks and groups are dequantized first; one has a tied head."""
     check_logits(GOLDEN / case, weights, tmp_path)
 
 
@@ -187,9 +190,9 @@ def test_shards_hold_what_one_device_holds(
     wide: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bit for bit, in however many pieces each was read."""
+    """Shards are equal bit for bit, in however many parts each was read."""
     one = load(wide[case], weights)
-    monkeypatch.setattr(quant, "PIECE", 5000)
+    monkeypatch.setattr(quantize, "MAX_NUMBERS", 5000)
     spread = load(wide[case], weights, MeshSpec(*axes).build(jax.devices()))
     down = spread["layers"][1]["experts"]["down"].values
     assert down.sharding.shard_shape(down.shape) == (8 // axes[1], 256 // axes[2], 128)
@@ -203,18 +206,19 @@ def test_shards_hold_what_one_device_holds(
 def test_a_piece_is_of_one_expert_before_it_is_a_part_of_one(
     wide: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has tensors of its own, that are read once for a piece."""
-    asked, at = tuple(map(range, (8, 2, 128, 256))), contracted("gate_up", "ECDF")
+    """Reads are cut between experts first: each has its own tensors, read once for a part."""
+    asked = tuple(map(range, (8, 2, 128, 256)))
+    at = contracted("gate_up", "ECDF")
     for size, expected in [
         (2**20, (8, 2, 128, 256)),
         (2**17, (2, 2, 128, 256)),
         (2**16, (1, 2, 128, 256)),
     ]:
-        monkeypatch.setattr(quant, "PIECE", size)
-        assert {tuple(map(len, piece)) for piece, _ in quant._pieces(asked, at)} == {expected}
-    monkeypatch.setattr(quant, "PIECE", 2**13)
+        monkeypatch.setattr(quantize, "MAX_NUMBERS", size)
+        assert {tuple(map(len, piece)) for piece, _ in quantize._parts(asked, at)} == {expected}
+    monkeypatch.setattr(quantize, "MAX_NUMBERS", 2**13)
     covered = np.zeros((8, 2, 128, 256), int)
-    for piece, place in quant._pieces(asked, at):
+    for piece, place in quantize._parts(asked, at):
         assert tuple(map(len, piece)) == (1, 1, 128, 64)
         assert [part.start for part in piece] == [part.start or 0 for part in place]
         covered[place] += 1
@@ -229,16 +233,17 @@ SPEC = ModelSpec("test", 32, 128, 1, 4, 4, 32, 64, 1e-5, 64, mixture=MIXTURE)
 
 
 def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
-    """A layer's experts and what they stand for; of the shared MLP, and of the router."""
-    draw, form = np.random.default_rng(3), FORMS[weights]
+    """Return a layer's quantized experts, shared MLP and router, and what they stand for."""
+    draw = np.random.default_rng(3)
+    form = SCHEMES[weights]
     declared = param_specs(SPEC, jnp.dtype("float32"), form)["layers"][0]
     places = param_specs(SPEC, jnp.dtype("float32"))["layers"][0]
 
     def place(name: str, param: Quantized, axes: str) -> tuple[Quantized, np.ndarray]:
         weight = draw.normal(0, 0.5, param.values.shape).astype(np.float32)
         at = contracted(name, axes)
-        scales = quant.find_scales(weight, at, param.scales.shape[at.start], form.largest)
-        numbers = quant.round_to(form.dtype, weight, at, scales)
+        scales = quantize.find_scales(weight, at, param.scales.shape[at.start], form.largest)
+        numbers = quantize.round_to(form.dtype, weight, at, scales)
         held = Quantized(
             jax.device_put(numbers, param.values.sharding(mesh)),
             jax.device_put(scales, param.scales.sharding(mesh)),
@@ -246,7 +251,8 @@ def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
         )
         return held, stands_for(name, held, axes)
 
-    held, exact = dict(declared), dict(declared)
+    held = dict(declared)
+    exact = dict(declared)
     for block in ("experts", "shared"):
         pairs = {
             name: place(name, param, places[block][name].axes)
@@ -263,12 +269,11 @@ def quantized_layer(weights: str, mesh: jax.sharding.Mesh) -> tuple[dict, dict]:
 
 
 def test_what_is_asked_of_a_kernel() -> None:
-    """The dtype of numbers, and one scale for a whole sum or for each group of it, of a shard's
-    columns.
-    """
-    mesh, dtype = MeshSpec(expert=2, tensor=4).build(jax.devices()), jnp.dtype("bfloat16")
+    """A demand has the dtype of numbers, and the scales of each column of a shard."""
+    mesh = MeshSpec(expert=2, tensor=4).build(jax.devices())
+    dtype = jnp.dtype("bfloat16")
     asked = {
-        form: products(SPEC, 16, mesh, reference, dtype, FORMS.get(form))
+        form: kernel_demands(SPEC, 16, mesh, reference, dtype, SCHEMES.get(form))
         for form in ("", "int8", "int4-g32")
     }
     assert [(up.numbers, up.scales, down.scales) for (_, up), (_, down) in asked.values()] == [
@@ -281,15 +286,14 @@ def test_what_is_asked_of_a_kernel() -> None:
 @pytest.mark.parametrize("axes", [(1, 1, 1), (1, 4, 2), (2, 1, 4)])
 @pytest.mark.parametrize("weights", WEIGHTS_ALONE)
 def test_every_token_gets_its_experts_answers(weights: str, axes: tuple[int, int, int]) -> None:
-    """Beside float64 with the numbers that the weights stand for."""
+    """Answers are those of float64 with the numbers that the weights stand for."""
     mesh_spec = MeshSpec(*axes)
     mesh = mesh_spec.build(jax.devices())
     held, exact = quantized_layer(weights, mesh)
-    draw, count = np.random.default_rng(0), TOKENS * mesh_spec.lanes
-    x, live = (
-        draw.standard_normal((count, SPEC.d_model)).astype(np.float32),
-        draw.random(count) < 0.9,
-    )
+    draw = np.random.default_rng(0)
+    count = TOKENS * mesh_spec.lanes
+    x = draw.standard_normal((count, SPEC.d_model)).astype(np.float32)
+    live = draw.random(count) < 0.9
     out, _ = jax.jit(lambda w, x: Experts(jnp.asarray(live), SPEC, mesh, reference)(w, x))(
         held, jnp.asarray(x)
     )

@@ -12,7 +12,7 @@ import pytest
 
 from checkpoints.hf import HFCheckpoint
 from jaxserve.config import EngineOptions
-from jaxserve.loading.checkpoint import read_spec
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.spec import Latent, ModelSpec
 from jaxserve.plan.__main__ import main
 from jaxserve.plan.deployment import Deployment, Target, deploy

@@ -11,10 +11,10 @@ import pytest
 
 from checkpoints.errors import CheckpointError
 from jaxserve.errors import ConfigError, ModelError
-from jaxserve.loading.checkpoint import read_spec
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
-from jaxserve.models.quant import FORMS
+from jaxserve.models.quant import SCHEMES
 from jaxserve.plan.model import read_config, shipped, weights_dtype, weights_form
 from sharding.params import is_param_spec
 
@@ -75,7 +75,7 @@ def test_dtypes() -> None:
         weights_dtype("auto", json.loads("{}"))
     assert weights_dtype("int8", {"dtype": "float16"}) == jnp.bfloat16
     assert weights_form("auto") is None and weights_form("float32") is None
-    assert weights_form("int4-g64+head") == replace(FORMS["int4-g64"], head=True)
+    assert weights_form("int4-g64+head") == replace(SCHEMES["int4-g64"], head=True)
     with pytest.raises(
         ConfigError,
         match="--weights int3: is not served; choose one of auto, float32, bfloat16, int8",

@@ -5,7 +5,7 @@ import pytest
 
 from jaxserve.errors import ConfigError
 from jaxserve.plan.topology import parse
-from sharding.aot_devices import CHIPS, GIB
+from sharding.chips import CHIPS, GIB
 from sharding.mesh import MeshSpec, device_kind, platform
 from sharding.params import ParamSpec
 

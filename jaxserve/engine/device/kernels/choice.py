@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from jaxserve.config import EngineConfig
 from jaxserve.engine.buckets import BucketPlan
 from jaxserve.models.decoder import param_specs
-from jaxserve.models.moe import products
-from jaxserve.models.quant import Form, Placed, Quantized, contracted, is_quantized
+from jaxserve.models.moe_sizes import kernel_demands
+from jaxserve.models.quant import KernelBinding, Quantized, QuantScheme, contracted, is_quantized
 from jaxserve.models.spec import ModelSpec, PageGroup
 from pallas_kernels import dispatch
 from pallas_kernels.errors import KernelError
@@ -80,7 +80,11 @@ def attention_options(
 
 
 def choose_grouped_matmul(
-    spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, form: Form | None = None
+    spec: ModelSpec,
+    config: EngineConfig,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    form: QuantScheme | None = None,
 ) -> str:
     """Name the grouped-matmul kernel that runs the expert layers of every step of this engine.
 
@@ -99,9 +103,9 @@ def grouped_demands(
     mesh: Mesh,
     kernel: grouped.GroupedMatmul,
     dtype: jnp.dtype,
-    form: Form | None,
+    form: QuantScheme | None,
 ) -> list[tuple[grouped.Options, grouped.Demand]]:
-    """List the expert products of all steps; a model without experts has none.
+    """List the expert kernel_demands of all steps; a model without experts has none.
 
     The kernel takes part because it decides how many rows its blocks have.
     """
@@ -111,7 +115,7 @@ def grouped_demands(
     return [
         product
         for tokens in sorted(token_counts)
-        for product in products(spec, tokens, mesh, kernel, dtype, form)
+        for product in kernel_demands(spec, tokens, mesh, kernel, dtype, form)
     ]
 
 
@@ -119,14 +123,14 @@ def grouped_demands(
 
 
 def choose_quantized_matmul(
-    spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, form: Form | None
-) -> Mapping[str, Placed]:
+    spec: ModelSpec, config: EngineConfig, mesh: Mesh, dtype: jnp.dtype, form: QuantScheme | None
+) -> Mapping[str, KernelBinding]:
     """Map weight names to the quantized-matmul kernels that multiply them; XLA has the others.
 
     dtype: of activations. Each weight is decided by itself. Raises KernelError when
     config.quantized_matmul names a kernel that cannot multiply one of them.
     """
-    found: dict[str, Placed] = {}
+    found: dict[str, KernelBinding] = {}
     for name, weight in _weights_with_groups(spec, dtype, form).items():
         demand = _quantized_demand(name, weight, mesh, dtype)
         kernel = dispatch.choose_quantized(
@@ -136,12 +140,14 @@ def choose_quantized_matmul(
             _refusal_logger("quantized-matmul", name),
         )
         if kernel != "reference":
-            found[name] = Placed(weight.values.axes, mesh, dispatch.QUANTIZED[kernel], demand)
+            found[name] = KernelBinding(
+                weight.values.axes, mesh, dispatch.QUANTIZED[kernel], demand
+            )
     return found
 
 
 def _weights_with_groups(
-    spec: ModelSpec, dtype: jnp.dtype, form: Form | None
+    spec: ModelSpec, dtype: jnp.dtype, form: QuantScheme | None
 ) -> dict[str, Quantized]:
     """Declarations of the weights that have a scale per group, without the experts', by name.
 

@@ -7,15 +7,15 @@ import pytest
 from jaxserve.engine.device.lowering import abstract_params
 from jaxserve.engine.device.memory import bytes_per_device
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
-from jaxserve.loading.checkpoint import read_spec
-from jaxserve.models.quant import FORMS, Form
+from jaxserve.loading.spec import read_spec
+from jaxserve.models.quant import SCHEMES, QuantScheme
 from jaxserve.plan.model import read_config
 from sharding.mesh import MeshSpec
 
 BF16 = jnp.dtype(jnp.bfloat16)
 
 
-def params_of(model: str, mesh: MeshSpec, form: Form | None = None) -> dict:
+def params_of(model: str, mesh: MeshSpec, form: QuantScheme | None = None) -> dict:
     built = mesh.build(jax.devices())
     return abstract_params(read_spec(read_config(model)[1])[1].on(mesh.tensor), BF16, built, form)
 
@@ -23,7 +23,7 @@ def params_of(model: str, mesh: MeshSpec, form: Form | None = None) -> dict:
 @pytest.mark.parametrize(("name", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])
 @pytest.mark.parametrize("tensor", [1, 4])
 def test_a_dense_model(name: str, bits: int, tensor: int) -> None:
-    form = FORMS[name]
+    form = SCHEMES[name]
     params = params_of("llama3.1-8b", MeshSpec(tensor=tensor), form)
     attention = 4096 * 6144 + 4096 * 4096
     mlp = 3 * 4096 * 14336

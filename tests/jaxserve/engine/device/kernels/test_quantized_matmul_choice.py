@@ -9,7 +9,7 @@ from jax.sharding import AbstractDevice, Mesh
 
 from jaxserve.config import EngineConfig, resolve
 from jaxserve.engine.device.kernels.choice import choose_quantized_matmul
-from jaxserve.models.quant import FORMS
+from jaxserve.models.quant import SCHEMES
 from jaxserve.models.spec import Latent
 from pallas_kernels.errors import KernelError
 from pallas_kernels.quantized_matmul import gpu, tpu
@@ -17,7 +17,7 @@ from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.tiny import BASE, SPEC
 
 BF16 = jnp.dtype(jnp.bfloat16)
-G32 = FORMS["int4-g32"]
+G32 = SCHEMES["int4-g32"]
 WIDE = replace(SPEC, d_model=64, head_dim=64, d_mlp=256)
 # A query of its own rank: its second matrix sums over its last dimension.
 LATENT = replace(
@@ -75,7 +75,7 @@ def test_a_kernel_by_name_is_that_one_or_an_error() -> None:
 
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
 def test_other_weights_ask_no_kernel(weights: str | None) -> None:
-    form = FORMS[weights] if weights else None
+    form = SCHEMES[weights] if weights else None
     assert not choose_quantized_matmul(
         WIDE, config("tpu"), mesh_of("NVIDIA H200", "gpu"), BF16, form
     )

@@ -1,4 +1,4 @@
-"""A whole folder: weights and tokenizer of one checkpoint."""
+"""Loading a whole folder: weights and tokenizer of one checkpoint."""
 
 import functools
 import json
@@ -18,8 +18,10 @@ from tokenizers import models, pre_tokenizers
 from checkpoints.hf import HFCheckpoint
 from checkpoints.quantized import dequantized
 from jaxserve.errors import ModelError
-from jaxserve.loading import checkpoint as loading
-from jaxserve.loading.checkpoint import load, load_params, read_spec
+from jaxserve.loading.folder import load
+from jaxserve.loading.match import by_parameter, match_tensors
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import read_spec
 from jaxserve.models.decoder import param_specs
 from jaxserve.models.families import FAMILIES
 from jaxserve.models.spec import ModelSpec
@@ -33,9 +35,7 @@ LLAMA = ModelSpec("llama", 96, 48, 1, 32, 8, 8, 96, 1e-5, 64)
 
 
 def folder_with(folder: Path, tokens: int, special: tuple[str, ...] = ()) -> Path:
-    """The golden checkpoint with a tokenizer of so many plain tokens and some special ones behind
-    them.
-    """
+    """Write the golden checkpoint with a tokenizer of `tokens` plain tokens and special ones."""
     for name in ("config.json", "model.safetensors"):
         shutil.copy(GOLDEN / name, folder / name)
     tokenizer = tokenizers.Tokenizer(
@@ -54,8 +54,9 @@ def test_a_tokenizer_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_special_tokens_beyond_the_embedding_are_harmless(tmp_path: Path) -> None:
-    """Gemma 3's text models share a tokenizer with those that see: its token for an image has no
-    row.
+    """Gemma 3's text models have the tokenizer of multimodal models.
+
+    Its token for an image has no row in the embedding.
     """
     model = load(folder_with(tmp_path, 96, ("<image>",)), one_device_mesh())
     assert model.tokenizer.vocab_size == 97 and model.spec.vocab_size == 96
@@ -74,8 +75,7 @@ def test_end_tokens_that_are_none(tmp_path: Path, eos: object) -> None:
     "name", ["phi3_window", "qwen3_attention_bias", "llama_mlp_bias", "olmo2_gqa"]
 )
 def test_shards_hold_what_one_device_holds(name: str) -> None:
-    """Fused from separate tensors and from fused ones, weights and biases: every leaf bit for
-    bit."""
+    """Leaves are equal bit for bit: fused from separate and fused tensors, weights and biases."""
     checkpoint = HFCheckpoint.open(GOLDEN.parent / name)
     whole = load_params(checkpoint, one_device_mesh())
     halves = load_params(checkpoint, MeshSpec(tensor=2).build(jax.devices()))
@@ -91,9 +91,7 @@ def test_shards_hold_what_one_device_holds(name: str) -> None:
     ("name", "tensor"), [("llama_mqa", 2), ("llama_mqa", 4), ("qwen2_gqa", 4), ("phi3_window", 4)]
 )
 def test_kv_heads_that_several_devices_need(name: str, tensor: int) -> None:
-    """Each device has its queries in their order, and the key and value of the kv head that they
-    belong to.
-    """
+    """Each device has its queries in order, with the key and value of their kv head."""
     checkpoint = HFCheckpoint.open(GOLDEN.parent / name)
     one, spread = (
         load_params(checkpoint, MeshSpec(tensor=n).build(jax.devices())) for n in (1, tensor)
@@ -143,8 +141,9 @@ def test_kv_heads_that_do_not_come_out_even_are_refused(
 
 
 def test_every_tensor_of_deepseek_r1_has_its_parameter(data_folder: Path) -> None:
-    """All 91,991 names and shapes, scales and the layer that proposes tokens included; nothing is
-    left over.
+    """All 91,991 names and shapes are matched, and none is left over.
+
+    They include scales and the layer that proposes tokens.
     """
     folder = data_folder / "shapes" / "deepseek_r1"
     config = json.loads((folder / "config.json").read_text())
@@ -155,11 +154,11 @@ def test_every_tensor_of_deepseek_r1_has_its_parameter(data_folder: Path) -> Non
         for name, entry in names.items()
     }
     family, spec = read_spec(config)
-    table = loading._match(family, spec, dequantized(stored, config))
+    table = match_tensors(family, spec, dequantized(stored, config))
     for row in table:
         assert list(stored[row.name].shape) == row.shape(spec.sizes(row.block)), row
     params = param_specs(spec, jnp.dtype(jnp.bfloat16))
-    for path, rows in loading.by_parameter(table).items():
+    for path, rows in by_parameter(table).items():
         param = functools.reduce(lambda holder, step: holder[step], path, params)
         assert sum(row.size(param.axes, spec.sizes(row.block)) for row in rows) == math.prod(
             param.shape
@@ -169,7 +168,7 @@ def test_every_tensor_of_deepseek_r1_has_its_parameter(data_folder: Path) -> Non
 
 
 def test_a_name_table_that_forgets_a_part_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Phi-3's gate and up are one tensor: without a row for `up` nothing would be missing."""
+    """A table without a row for Phi-3's `up` lacks no tensor: gate and up are one."""
     checkpoint = HFCheckpoint.open(GOLDEN.parent / "phi3_window")
     family, spec = read_spec(checkpoint.config)
     rows = [row for row in family.tensors(spec) if row.path[-1] != "up"]

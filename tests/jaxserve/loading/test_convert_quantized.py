@@ -1,6 +1,4 @@
-"""Folders with quantized weights: what is stored is what quantizing on load would give, and nothing
-rounds it again.
-"""
+"""Folders with quantized weights: they hold what quantizing on load gives, and are not rounded."""
 
 import json
 import shutil
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from checkpoints.convert import main, to_orbax
 from checkpoints.errors import CheckpointError
 from checkpoints.int4_packing import paired, unpaired
 from checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, write_manifest
@@ -25,12 +22,15 @@ from jaxserve.config import EngineOptions
 from jaxserve.errors import ModelError
 from jaxserve.generate import main as generate
 from jaxserve.llm import LLM
-from jaxserve.loading import shards as placing
-from jaxserve.loading.checkpoint import load, load_params, open_checkpoint, read_spec
-from jaxserve.models.quant import FORMS, form_of
+from jaxserve.loading import shards
+from jaxserve.loading.convert import main, to_orbax
+from jaxserve.loading.folder import load
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import open_checkpoint, read_spec
+from jaxserve.models.quant import SCHEMES, parse_scheme
 from jaxserve.plan.__main__ import main as plan
 from jaxserve.server.assembly import model_card
-from tests.checkpoints.test_convert import (
+from tests.jaxserve.loading.convert_harness import (
     BUNDLED,
     GOLDEN,
     SMALL_CHUNKS,
@@ -51,8 +51,7 @@ WIDE |= {"head_dim": 64, "vocab_size": 64}
 
 
 def random_llama(folder: Path, **changes: int) -> Path:
-    """Every sum is of a multiple of 128 numbers, on four devices too, which copy its two kv
-    heads."""
+    """Write a random Llama with two kv heads, whose sums on four devices are multiples of 128."""
     config = json.loads((GOLDEN / "llama_gqa" / "config.json").read_text()) | WIDE | changes
     family, spec = read_spec(config)
     draw = np.random.default_rng(3)
@@ -73,7 +72,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str], Path]:
-    """The Orbax folder of a source and a form, made once."""
+    """Return a function from a source and a scheme to its Orbax folder, which is made once."""
     folder = tmp_path_factory.mktemp("quantized")
 
     @cache
@@ -90,11 +89,11 @@ def never_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("rounds what is stored")
 
-    monkeypatch.setattr(placing, "Rounding", refuse)
+    monkeypatch.setattr(shards, "ShardQuantizer", refuse)
 
 
 @pytest.mark.parametrize("axes", MESHES)
-@pytest.mark.parametrize("weights", [*FORMS, "int8+head", "int4-g128+head"])
+@pytest.mark.parametrize("weights", [*SCHEMES, "int8+head", "int4-g128+head"])
 def test_what_is_stored_is_what_would_be_loaded(
     weights: str,
     axes: tuple[int, int, int],
@@ -177,13 +176,14 @@ def test_pairs() -> None:
     assert pairs.dtype == np.uint8 and pairs.shape == (3, 5, 7)
     assert unpaired(pairs).dtype == ml_dtypes.int4
     np.testing.assert_array_equal(unpaired(pairs).astype(np.int8), numbers.astype(np.int8))
-    one, two = ml_dtypes.int4(-3), ml_dtypes.int4(5)
+    one = ml_dtypes.int4(-3)
+    two = ml_dtypes.int4(5)
     assert paired(np.array([one, two])).tolist() == [0x5D], "the first in the low half"
 
 
 @pytest.mark.parametrize("width", [30, 31])
 def test_any_slice_of_int4(width: int, tmp_path: Path) -> None:
-    """Of chunks of four rows, at even borders and odd ones."""
+    """Slices of chunks of four rows begin and end at even and odd numbers."""
     numbers = np.random.default_rng(1).integers(-7, 8, (16, width), np.int8)
     writer = Writer(tmp_path, chunk_bytes=64)
     writer.add(("head",), "DV", {"values": numbers.astype(ml_dtypes.int4)})
@@ -238,9 +238,7 @@ def test_the_stored_form_may_be_named_and_no_other(
 def test_the_same_words_and_the_same_identity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a folder whose weights were quantized, and of one whose are while they are loaded; by
-    every door.
-    """
+    """Weights quantized on disk and on load give the same tokens and facts everywhere."""
     assert main([str(BUNDLED), str(tmp_path / "int8"), "--weights", "int8"]) == 0
     flags = (
         "--max-batch 2 --step-tokens 32 --page-size 16 --cache-tokens 512 --temperature 0 "
@@ -290,7 +288,8 @@ def test_hosts_must_agree_on_the_form_that_they_found(tmp_path: Path) -> None:
             max_batch=2, step_tokens=32, page_size=16, cache_tokens=512, max_context=128
         )
         with LLM(folder, options=options) as llm:
-            model, config = llm.model, llm.runner.config
+            model = llm.model
+            config = llm.runner.config
             facts.append(facts_of_engine(model.spec, model.params, model.weights, config))
             card = model_card(llm, "it")
     assert difference(*facts) == "their form: int8 there, auto here"
@@ -332,7 +331,8 @@ def test_what_is_refused_is_one_line(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    quantized, target = str(converted(wide, "int8")), f"{tmp_path}/x"
+    quantized = str(converted(wide, "int8"))
+    target = f"{tmp_path}/x"
     for arguments, said in (
         ([quantized, target], "is converted already"),
         ([quantized, target, "--weights", "int8"], "is converted already"),
@@ -362,14 +362,15 @@ def said_to_be(folder: Path, **fields: Any) -> None:
 
 
 def without(folder: Path, name: str) -> None:
-    """Gone from the folder, and from the manifest."""
+    """Remove a parameter from the folder and the manifest."""
     shutil.rmtree(next(folder.glob(f"orbax/*/{name}")))
     manifest = json.loads((folder / MANIFEST).read_text())
     files = {path: file for path, file in manifest["files"].items() if f"/{name}/" not in path}
     (folder / MANIFEST).write_text(json.dumps(manifest | {"files": files}))
 
 
-VALUES, SCALES = "layers.1.qkv.values", "layers.0.down.scales"
+VALUES = "layers.1.qkv.values"
+SCALES = "layers.0.down.scales"
 
 
 @pytest.mark.parametrize(
@@ -444,7 +445,7 @@ def test_damage_is_refused_with_the_name_of_the_file(
 def test_nan_is_refused(
     name: str, byte: int, wide: Path, converted: Callable[[Path, str], Path], tmp_path: Path
 ) -> None:
-    """Among numbers in fp8 as among scales; whoever wrote them: the hashes are right."""
+    """NaN is refused in fp8 numbers and in scales, even when the hashes are right."""
     folder = tmp_path / "spoiled"
     shutil.copytree(converted(wide, "fp8"), folder)
     data = bytearray(chunk_of(folder, name).read_bytes())
@@ -474,5 +475,5 @@ def test_a_shard_reads_its_own_files(wide: Path, converted: Callable[[Path, str]
 
 
 def test_every_form_has_a_name_that_is_stored() -> None:
-    for name in (*FORMS, "int8+head"):
-        assert str(form_of(name)) == name
+    for name in (*SCHEMES, "int8+head"):
+        assert str(parse_scheme(name)) == name

@@ -1,10 +1,6 @@
-"""Hugging Face folders to Orbax ones and back: nothing is lost on the way, and what is damaged does
-not load.
-"""
+"""Hugging Face folders to Orbax folders and back: nothing is lost on the way."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,25 +12,30 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from checkpoints import convert, orbax_store
-from checkpoints.convert import main, to_hf, to_orbax
+from checkpoints import orbax_store
 from checkpoints.errors import CheckpointError
-from checkpoints.hf import INDEX, UNFINISHED, HFCheckpoint
-from checkpoints.orbax_store import MANIFEST, OrbaxCheckpoint, StoredArray
+from checkpoints.hf import INDEX, HFCheckpoint
+from checkpoints.orbax_store import OrbaxCheckpoint, StoredArray
 from checkpoints.orbax_writer import Writer
 from checkpoints.quantized import dequantized
-from jaxserve.errors import ModelError
 from jaxserve.generate import main as generate
-from jaxserve.loading.checkpoint import load, load_params, open_checkpoint
+from jaxserve.loading.convert import main, to_hf, to_orbax
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import open_checkpoint
 from jaxserve.plan.__main__ import main as plan
-from sharding.mesh import MeshSpec
 from tests.jaxserve.cluster.processes import free_port
+from tests.jaxserve.loading.convert_harness import (
+    BUNDLED,
+    GOLDEN,
+    ROOT,
+    assert_same,
+    changed,
+    mesh,
+    silent,
+)
 
-ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "golden"
-BUNDLED = ROOT / "checkpoints" / "bundled" / "tiny-chat-draft"
 # fused and separate projections, tied heads, biases, mixtures, latent attention, another's modules
 PLAIN = (
     "llama_tied",
@@ -48,44 +49,6 @@ PLAIN = (
     "qwen3_embedding",
 )
 QUANTIZED = ("deepseek_v3_fp8", "gpt_oss_mxfp4")
-SMALL_CHUNKS = 1024  # bytes: several to an array
-
-
-def silent(done: int, total: int, what: str) -> None:
-    """No progress bar."""
-
-
-@pytest.fixture(scope="session")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The Orbax folder of a golden case, made once."""
-    folder, made = tmp_path_factory.mktemp("orbax"), dict[str, Path]()
-
-    def of(case: str) -> Path:
-        if case not in made:
-            to_orbax(GOLDEN / case, folder / case, silent, SMALL_CHUNKS)
-            made[case] = folder / case
-        return made[case]
-
-    return of
-
-
-@pytest.fixture
-def spoiled(converted: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A converted folder to spoil."""
-    shutil.copytree(converted("llama_tied"), tmp_path / "spoiled")
-    return tmp_path / "spoiled"
-
-
-def mesh(data: int = 1, expert: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
-    return MeshSpec(data, expert, tensor).build(jax.devices())
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    """Structure, dtypes, shardings, and every bit."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert one.dtype == other.dtype and one.sharding == other.sharding
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 @pytest.mark.parametrize("case", PLAIN + QUANTIZED)
@@ -184,7 +147,7 @@ def test_back_in_several_files(converted: Callable[[str], Path], tmp_path: Path)
 
 
 def test_half_precision_stays_bfloat16(tmp_path: Path) -> None:
-    """It is loaded so; the values are those that are computed with."""
+    """Half precision is loaded as bfloat16, and written as it was computed with."""
     source = changed(
         tmp_path, lambda tensors: {name: x.astype(np.float16) for name, x in tensors.items()}
     )
@@ -196,7 +159,7 @@ def test_half_precision_stays_bfloat16(tmp_path: Path) -> None:
 
 
 def test_zeros_of_both_signs(tmp_path: Path) -> None:
-    """Chunks of zeros are not stored: those of minus zero are."""
+    """Chunks of zeros are not stored; chunks of minus zero are."""
 
     def zeros(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         for name, tensor in tensors.items():
@@ -220,213 +183,6 @@ def test_nan_is_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-def test_nan_in_a_converted_folder_is_refused(spoiled: Path) -> None:
-    """Whoever wrote it: the hashes are right."""
-    data = bytearray(chunk_of(spoiled).read_bytes())
-    data[:4] = np.float32("nan").tobytes()
-    chunk_of(spoiled).write_bytes(data)
-    (spoiled / MANIFEST).unlink()
-    orbax_store.write_manifest(spoiled, {})
-    with pytest.raises(
-        CheckpointError, match=r"tensor 'layers.0.qkv': 1 of .* values are NaN or infinite"
-    ):
-        load_params(open_checkpoint(spoiled), mesh())
-
-
-def changed(
-    folder: Path,
-    change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
-    case: str = "llama_tied",
-) -> Path:
-    (folder / "source").mkdir()
-    shutil.copy(GOLDEN / case / "config.json", folder / "source")
-    tensors = change(
-        {name: x.copy() for name, x in load_file(GOLDEN / case / "model.safetensors").items()}
-    )
-    save_file(tensors, folder / "source" / "model.safetensors")
-    return folder / "source"
-
-
-def chunk_of(folder: Path, name: str = "layers.0.qkv") -> Path:
-    return next(path for path in sorted(folder.glob(f"orbax/*/{name}/c/**/*")) if path.is_file())
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("name", ["chunk", "zarr.json", "config.json", "_METADATA"])
-def test_a_flipped_bit_is_refused(name: str, spoiled: Path) -> None:
-    path = chunk_of(spoiled) if name == "chunk" else next(spoiled.rglob(name))
-    flip(path)
-    with pytest.raises(CheckpointError, match=r"its sha256 is not that of manifest.json") as error:
-        load_params(open_checkpoint(spoiled), mesh())
-    assert str(path) in str(error.value)
-
-
-def test_orbax_itself_reads_a_flipped_bit(spoiled: Path) -> None:
-    """Which is why chunks are hashed here."""
-    before: Any = ocp.load(spoiled / "orbax")
-    flip(chunk_of(spoiled))
-    after: Any = ocp.load(spoiled / "orbax")
-    assert before["layers"]["0"]["qkv"].tobytes() != after["layers"]["0"]["qkv"].tobytes()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (
-            lambda folder: (folder / MANIFEST).unlink(),
-            "manifest.json: there is no such file: the conversion did not",
-        ),
-        (lambda folder: (folder / MANIFEST).write_text("{"), "manifest.json: not valid JSON"),
-        (
-            lambda folder: (folder / MANIFEST).write_text('{"format": 1}'),
-            "manifest.json: is no manifest",
-        ),
-        (
-            lambda folder: (folder / MANIFEST).write_text('{"format": 2}'),
-            "its format is 2, this version reads 1",
-        ),
-        (
-            lambda folder: chunk_of(folder).unlink(),
-            r"qkv/c/\S+: No such file or directory, and manifest.json lists it",
-        ),
-        (
-            lambda folder: os.truncate(chunk_of(folder), 9),
-            r"qkv/c/\S+: has 9 bytes, in manifest.json",
-        ),
-        (
-            lambda folder: chunk_of(folder).with_name("99").write_text(""),
-            r"qkv/c/\S*99: is not in manifest.json",
-        ),
-        (
-            lambda folder: wrong_hash(folder, "config.json"),
-            "config.json: its sha256 is not that of manifest.json",
-        ),
-        (
-            lambda folder: wrong_hash(folder, str(chunk_of(folder).relative_to(folder))),
-            "qkv/c/.*its sha256 is not",
-        ),
-        (lambda folder: outside(folder), "names '../x' outside its folder"),
-    ],
-)
-def test_damage_is_refused_with_the_name_of_the_file(
-    spoil: Callable[[Path], None], said: str, spoiled: Path
-) -> None:
-    spoil(spoiled)
-    with pytest.raises(CheckpointError, match=said) as error:
-        load_params(open_checkpoint(spoiled), mesh())
-    assert "\n" not in str(error.value)
-
-
-def wrong_hash(folder: Path, name: str) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"][name]["sha256"] = "0" * 64
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-
-
-def outside(folder: Path) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"]["../x"] = {"bytes": 0, "sha256": ""}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-
-
-def test_parameters_of_another_config_are_refused(spoiled: Path) -> None:
-    config = json.loads((spoiled / "config.json").read_text())
-    (spoiled / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
-    (spoiled / MANIFEST).unlink()
-    orbax_store.write_manifest(spoiled, {})
-    with pytest.raises(
-        ModelError, match=r"does not fit the stored parameters: layers.1.\S+, .* are only in one"
-    ):
-        load_params(open_checkpoint(spoiled), mesh())
-
-
-KILLED = """
-import os, sys
-from pathlib import Path
-from checkpoints import convert, orbax_writer
-from checkpoints.convert import to_orbax, to_hf
-point, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-calls = 0
-
-def die(work):
-    def until(*args, **kwargs):
-        global calls
-        calls += 1
-        if calls == 2 or point != "layer":
-            os._exit(9)
-        return work(*args, **kwargs)
-    return until
-
-for holder, name in {
-    "layer": ((orbax_writer.ocp.partial, "save"),),
-    "finalize": ((orbax_writer.ocp.partial, "finalize"),),
-    "configs": ((convert, "take_along"),),
-    "manifest": ((convert, "write_manifest"), (convert, "save_file")),
-    "rename": ((Path, "rename"),),
-}[point]:
-    setattr(holder, name, die(getattr(holder, name)))
-(to_hf if (source / "manifest.json").exists() else to_orbax)(source, target, lambda *_: None)
-"""
-
-
-def kill_at(point: str, source: Path, target: Path) -> None:
-    command = [sys.executable, "-c", KILLED, point, str(source), str(target)]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    assert (
-        subprocess.run(
-            command, cwd=ROOT, env=environment, check=False, capture_output=True
-        ).returncode
-        == 9
-    )
-
-
-@pytest.mark.parametrize("point", ["layer", "finalize", "configs", "manifest", "rename"])
-def test_a_killed_conversion_leaves_nothing_that_loads(point: str, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    kill_at(point, BUNDLED, target)
-    left = target.with_name(target.name + UNFINISHED)
-    assert [path.name for path in tmp_path.iterdir()] == [left.name], (
-        "nothing has the name that was asked for"
-    )
-    with pytest.raises(
-        CheckpointError, match=f"{left}: is there already .*interrupted: then remove it"
-    ):
-        to_orbax(BUNDLED, target, silent)
-    with pytest.raises(CheckpointError, match=f"{left}.*the conversion did not finish"):
-        load(left, mesh())
-
-
-@pytest.mark.parametrize("point", ["manifest", "rename"])
-def test_a_killed_conversion_back(
-    point: str, converted: Callable[[str], Path], tmp_path: Path
-) -> None:
-    target = tmp_path / "target"
-    kill_at(point, converted("phi3_window"), target)
-    left = target.with_name(target.name + UNFINISHED)
-    assert [path.name for path in tmp_path.iterdir()] == [left.name]
-    with pytest.raises(CheckpointError, match=f"{left}: the conversion did not finish"):
-        open_checkpoint(left)
-
-
-def test_a_failed_conversion_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(convert, "write_manifest", full)
-    with pytest.raises(
-        CheckpointError, match=r"target.converting: cannot be written .*No space left"
-    ):
-        to_orbax(BUNDLED, tmp_path / "target", silent)
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_cannot_be_converted_is_one_line(
     converted: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -437,7 +193,7 @@ def test_what_cannot_be_converted_is_one_line(
         ([str(BUNDLED), str(tmp_path)], "is there already"),
         ([f"{tmp_path}/none", f"{tmp_path}/x"], "there is no such folder"),
         ([str(BUNDLED), f"{tmp_path}/no/x"], "cannot be made"),
-        ([str(BUNDLED), f"{BUNDLED}/x"], "whose files are taken along"),
+        ([str(BUNDLED), f"{BUNDLED}/x"], "whose files are copied"),
     ):
         assert main(arguments) == 2
         err = capfd.readouterr().err
@@ -447,7 +203,7 @@ def test_what_cannot_be_converted_is_one_line(
 def test_a_host_reads_the_chunks_of_its_slices(
     converted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of experts that four devices split, a quarter each; attention, which they share, whole."""
+    """Four devices read a quarter of the experts each, and the attention they share whole."""
     hashed = list[str]()
     check = orbax_store.check_hashes
 
@@ -483,12 +239,10 @@ def test_a_host_reads_the_chunks_of_its_slices(
 
 
 def test_pytrees_under_one_path(tmp_path: Path) -> None:
-    """As quantized weights are: values and scales."""
+    """Values and scales of quantized weights are stored under one path."""
     writer = Writer(tmp_path)
-    values, scales = (
-        np.arange(-8, 8, dtype=np.int8).reshape(4, 4),
-        np.ones((4,), ml_dtypes.bfloat16),
-    )
+    values = np.arange(-8, 8, dtype=np.int8).reshape(4, 4)
+    scales = np.ones((4,), ml_dtypes.bfloat16)
     writer.add(
         ("layers", 0, "o"), "NH", {"values": values.astype(ml_dtypes.int4), "scales": scales}
     )
@@ -541,7 +295,8 @@ jax.config.update("jax_num_cpu_devices", 2)
 jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
 from pathlib import Path
 from checkpoints import orbax_store
-from jaxserve.loading.checkpoint import load_params, open_checkpoint
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import open_checkpoint
 from sharding.mesh import MeshSpec
 check, read = orbax_store.check_hashes, []
 checkpoint = open_checkpoint(Path(sys.argv[3]))
@@ -554,10 +309,12 @@ Path(sys.argv[4]).write_text(json.dumps(told))
 
 
 def test_two_hosts_read_their_own_experts(converted: Callable[[str], Path], tmp_path: Path) -> None:
-    """Eight experts on four devices of two processes: no file of an expert is read by both, and
-    none by neither.
+    """Two processes with two devices each read disjoint files of eight experts.
+
+    Every file of an expert is read by one of them.
     """
-    folder, address = converted("qwen2_moe_shared_expert"), f"127.0.0.1:{free_port()}"
+    folder = converted("qwen2_moe_shared_expert")
+    address = f"127.0.0.1:{free_port()}"
     said = [tmp_path / "0", tmp_path / "1"]
     start = [sys.executable, "-c", HOST, address]
     hosts = [

@@ -1,0 +1,223 @@
+"""Converts checkpoints: the work behind the command `python -m checkpoints.convert`.
+
+The command is documented under `checkpoints`, which knows files and no models; conversion needs
+the models' weight tables, so it lives here.
+"""
+
+import argparse
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from safetensors.numpy import save_file
+
+from checkpoints.errors import CheckpointError
+from checkpoints.hf import INDEX, SINGLE_FILE
+from checkpoints.new_folder import copy_other_files, new_folder
+from checkpoints.orbax_store import (
+    AS_STORED,
+    MANIFEST,
+    OrbaxCheckpoint,
+    is_orbax,
+    write_manifest,
+)
+from checkpoints.orbax_writer import CHUNK_BYTES, Writer
+from checkpoints.quantized import dequantized
+from jaxserve.cli.exits import exit_code
+from jaxserve.errors import JaxserveError
+from jaxserve.loading.export import PublishedTensor, published_tensors
+from jaxserve.loading.parameters import load_params
+from jaxserve.loading.spec import Checkpoint, open_checkpoint
+from sharding.mesh import MeshSpec
+
+FILE_BYTES: Final = 5 * 10**9  # limit of a .safetensors file, unless one tensor is larger
+Report = Callable[[int, int, str], None]  # bytes done, bytes in total, name of the tensor
+DESCRIPTION = """\
+Convert a Hugging Face folder to an Orbax folder, or back with --to hf. With --weights the Orbax
+folder holds quantized weights; then SRC may also be an Orbax folder in full precision. DST is
+written under another name beside it and renamed at the end.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code is 0, or 2 with one line on standard error."""
+    args = _parser().parse_args(arguments)
+    jax.config.update("jax_platforms", "cpu")  # before any device is asked for
+    # Orbax logs for every layer that it is written without OCDBT.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+
+    def work() -> int:
+        with progress_bar(Console(stderr=True, highlight=False)) as report:
+            if args.to == "orbax":
+                to_orbax(args.source, args.target, report, weights=args.weights)
+            elif args.weights == AS_STORED:
+                to_hf(args.source, args.target, report)
+            else:
+                raise CheckpointError(
+                    f"--weights {args.weights}: --to hf writes no quantized weights (leave it out)"
+                )
+        return 0
+
+    return exit_code(work, (JaxserveError, CheckpointError))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m checkpoints.convert", description=DESCRIPTION)
+    parser.add_argument("source", metavar="SRC", type=Path, help="the folder to convert")
+    parser.add_argument("target", metavar="DST", type=Path, help="a folder that does not exist yet")
+    parser.add_argument(
+        "--to", choices=("orbax", "hf"), default="orbax", help="the layout of DST (default: orbax)"
+    )
+    parser.add_argument(
+        "--weights",
+        default=AS_STORED,
+        metavar="FORM",
+        help="how an Orbax folder holds weights: auto (as SRC has them), int8, fp8, int4, or int4 "
+        "in groups (int4-g32, ...); the suffix +head quantizes the head too (default: auto)",
+    )
+    return parser
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Report]:
+    """Show bytes, speed and remaining time; nothing when the console is no terminal."""
+    with Progress(
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total, what: progress.update(
+            task, completed=done, total=total, description=what
+        )
+
+
+def to_orbax(
+    source: Path,
+    target: Path,
+    report: Report,
+    chunk_bytes: int = CHUNK_BYTES,
+    weights: str = AS_STORED,
+) -> None:
+    """Write the Orbax folder `target` with the parameters of `source`.
+
+    Parameters are written as one device has them, in the source's precision or in a quantization
+    scheme of models/quant.py. `source` is a Hugging Face folder; to quantize, it may also be an
+    Orbax folder in full precision. One layer at a time is in memory. CheckpointError or ModelError
+    when the source cannot be converted; then there is no target.
+    """
+    checkpoint = open_checkpoint(source)
+    if isinstance(checkpoint, OrbaxCheckpoint):
+        would_change = weights != AS_STORED and checkpoint.weights == AS_STORED
+        if not would_change:
+            raise CheckpointError(
+                f"{source}: is converted already (--to hf converts it back; --weights is for full "
+                f"precision)"
+            )
+    with new_folder(source, target) as folder:
+        writer = Writer(folder, chunk_bytes)
+        load_params(
+            checkpoint,
+            MeshSpec().build(jax.devices("cpu")[:1]),
+            progress=report,
+            weights=weights,
+            keep=writer.add,
+        )
+        writer.finish()
+        copy_other_files(source, folder)
+        # The manifest comes last: it has the hashes of all other files, and a folder without it
+        # is refused.
+        write_manifest(folder, _source_dtypes(checkpoint), weights)
+
+
+def _source_dtypes(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return the dtype of every tensor of the Hugging Face checkpoint, by name."""
+    if isinstance(checkpoint, OrbaxCheckpoint):
+        return checkpoint.source
+    tensors = dequantized(checkpoint.tensors, checkpoint.config)
+    return {name: tensor.dtype.name for name, tensor in tensors.items()}
+
+
+def to_hf(source: Path, target: Path, report: Report, file_bytes: int = FILE_BYTES) -> None:
+    """Write the folder `target` with the tensors and configs that `source` was converted from.
+
+    `source` is an Orbax folder. The tensors of one file are in memory at a time. Tensors that were
+    quantized in the original checkpoint are written as bfloat16. Errors as to_orbax.
+    """
+    if not is_orbax(source):
+        raise CheckpointError(
+            f"{source}: is not a folder of this command ({MANIFEST}); --to hf needs one"
+        )
+    checkpoint = OrbaxCheckpoint.open(source)
+    files = list(_split_into_files(published_tensors(checkpoint), file_bytes))
+    total = sum(tensor.nbytes for file in files for tensor in file)
+    with new_folder(source, target) as folder:
+        weight_map = _write_tensors(folder, files, report, total)
+        copy_other_files(source, folder)
+        if len(files) > 1:
+            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            _write_json(folder / INDEX, index)
+        if "quantization_config" in checkpoint.config:
+            config = dict(checkpoint.config)
+            del config["quantization_config"]
+            _write_json(folder / "config.json", config)
+    report(total, total, "")
+
+
+def _write_tensors(
+    folder: Path, files: Sequence[Sequence[PublishedTensor]], report: Report, total: int
+) -> dict[str, str]:
+    """Write the .safetensors files; return the name of each tensor's file."""
+    done = 0
+    weight_map = dict[str, str]()
+    for number, file in enumerate(files, 1):
+        name = SINGLE_FILE
+        if len(files) > 1:
+            name = f"model-{number:05}-of-{len(files):05}.safetensors"
+        tensors = dict[str, np.ndarray]()
+        for tensor in file:
+            report(done, total, tensor.name)
+            tensors[tensor.name] = tensor.read()
+            weight_map[tensor.name] = name
+            done += tensor.nbytes
+        save_file(tensors, folder / name, {"format": "pt"})
+    return weight_map
+
+
+def _split_into_files(
+    tensors: Iterable[PublishedTensor], file_bytes: int
+) -> Iterator[list[PublishedTensor]]:
+    """Yield the tensors of each file, in order, as many as fit."""
+    file = list[PublishedTensor]()
+    size = 0
+    for tensor in tensors:
+        if file and size + tensor.nbytes > file_bytes:
+            yield file
+            file = []
+            size = 0
+        file.append(tensor)
+        size += tensor.nbytes
+    yield file
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

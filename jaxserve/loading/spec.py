@@ -1,0 +1,52 @@
+"""Opens a checkpoint folder and reads the architecture that its config.json describes."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from checkpoints.hf import HFCheckpoint
+from checkpoints.orbax_store import OrbaxCheckpoint, is_orbax
+from checkpoints.quantized import check_method
+from jaxserve.errors import ModelError
+from jaxserve.models.families import FAMILIES
+from jaxserve.models.families.pooling import embeds
+from jaxserve.models.families.weight_table import Family
+from jaxserve.models.spec import ModelSpec
+
+Checkpoint = HFCheckpoint | OrbaxCheckpoint
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a Hugging Face folder, or an Orbax folder written by checkpoints.convert."""
+    return OrbaxCheckpoint.open(folder) if is_orbax(folder) else HFCheckpoint.open(folder)
+
+
+def read_architecture(checkpoint: Checkpoint) -> tuple[Family, ModelSpec]:
+    """Read the family and the spec of a checkpoint.
+
+    Unlike read_spec, the spec also says whether the model embeds, which follows from the
+    sentence-transformers files beside config.json.
+    """
+    family, spec = read_spec(checkpoint.config)
+    return family, replace(spec, embeds=embeds(checkpoint.modules))
+
+
+def read_spec(config: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
+    """Read the family and the architecture that config.json names.
+
+    ModelError when the family is not implemented or a field is not understood; CheckpointError
+    when the quantization method is unknown.
+    """
+    named = config.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise ModelError(f"config.json: architectures is {named!r}; it must be a list of names")
+    known = [name for name in named if name in FAMILIES]
+    if not known:
+        raise ModelError(
+            f"config.json: architectures {named!r} are not implemented (implemented: "
+            f"{', '.join(FAMILIES)})"
+        )
+    check_method(config)
+    family = FAMILIES[known[0]]
+    return family, family.spec_from_hf(config)
