@@ -8,6 +8,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
+from jaxserve.cli.interrupts import exit_on_interrupt, interrupts_raise
+
+if __name__ == "__main__":
+    exit_on_interrupt()  # before the imports that take seconds
+
 from rich.console import Console
 
 from checkpoints.errors import CheckpointError
@@ -52,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return leave(exit_code(lambda: generate(args, console), EXPECTED))
 
 
+@interrupts_raise()
 def generate(args: argparse.Namespace, console: Console) -> int:
     params = sampling_params(args)
     check_chat_flags(args, params)
