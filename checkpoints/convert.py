@@ -56,17 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m checkpoints.convert", description=__doc__)
     parser.add_argument("source", metavar="SRC", type=Path, help="the folder to convert")
-    parser.add_argument("target", metavar="DST", type=Path, help="a folder that is not there yet")
     parser.add_argument(
-        "--to", choices=("orbax", "hf"), default="orbax", help="what DST is to be (default: orbax)"
+        "target", metavar="DST", type=Path, help="the folder to write, which must not exist yet"
+    )
+    parser.add_argument(
+        "--to", choices=("orbax", "hf"), default="orbax", help="format of DST (default: orbax)"
     )
     parser.add_argument(
         "--weights",
         default=AS_THEY_ARE,
         metavar="FORM",
-        help="of an Orbax folder: auto (as they are), or quantized: int8, fp8, int4, int4 in "
-        "groups (int4-g32, ...); "
-        "+head behind it quantizes the head as well",
+        help="what the Orbax folder keeps weights in: auto (as stored), int8, fp8, int4, or int4 "
+        "in groups (int4-g32, ...); a +head at the end quantizes the head as well (default: auto)",
     )
     args = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")

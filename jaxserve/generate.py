@@ -24,10 +24,10 @@ from jaxserve.cli.flags import (
     draft_model,
     engine_options,
     parser,
-    sampling_params,
 )
 from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
 from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, summary
+from jaxserve.cli.sampling_flags import sampling_params
 from jaxserve.cluster.bootstrap import Hosts, Pod, join, leave
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
 from jaxserve.completion import Completion, Delta

@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "jaxserve.loading.checkpoint",
     ),
     "jaxserve.errors": (),
-    "jaxserve.config": ("jaxserve.errors",),
+    "jaxserve.config": ("jaxserve.config", "jaxserve.errors"),
     "jaxserve.sandbox_process": (),
     "jaxserve.request": ("jaxserve.errors", "jaxserve.structure"),
     "jaxserve.structure": (

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from jaxserve.cli.exits import complain, exit_code
 from jaxserve.cli.output import prepare_output
-from jaxserve.cli.flags import sampling_params
+from jaxserve.cli.sampling_flags import sampling_params
 from jaxserve.client.client import Client, Stream
 from jaxserve.client.collect import join
 from jaxserve.client.flags import check_flags, new_client, parser, read_prompt
