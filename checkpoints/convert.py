@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--weights",
         default=AS_THEY_ARE,
         metavar="FORM",
-        help="what the Orbax folder keeps weights in: auto (as stored), int8, fp8, int4, or int4 "
+        help="format of the weights in an Orbax folder: auto (as stored), int8, fp8, int4, or int4 "
         "in groups (int4-g32, ...); a +head at the end quantizes the head as well (default: auto)",
     )
     args = parser.parse_args(arguments)

@@ -90,9 +90,9 @@ def engine_flags(group: argparse._ArgumentGroup) -> None:
         "--weights",
         default="auto",
         metavar="FORM",
-        help="what weights are kept in: auto (as stored), int8, fp8, int4, or int4 in groups: "
-        "int4-g32, int4-g64, int4-g128; w8a8-int8 and w8a8-fp8 quantize activations too, where the "
-        "chip multiplies such numbers; a +head at the end quantizes the head as well "
+        help="format of the weights in memory: auto (as stored), int8, fp8, int4, or int4 in "
+        "groups: int4-g32, int4-g64, int4-g128; w8a8-int8 and w8a8-fp8 quantize activations too, "
+        "where the chip multiplies such numbers; a +head at the end quantizes the head as well "
         "(default: auto)",
     )
     size_flags(group)

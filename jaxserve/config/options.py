@@ -1,6 +1,5 @@
 """The operator's options of an engine, and the tables that they choose from."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -47,8 +46,8 @@ PRESETS: dict[str, Preset] = {
 
 def _by_preset(name: str) -> str:
     """Return the end of a help text: the default of a size under each preset."""
-    sizes: Iterator[str] = (f"{getattr(preset, name)} ({key})" for key, preset in PRESETS.items())
-    return f"default by --prefer: {', '.join(sizes)}"
+    sizes = ", ".join(f"{key} {getattr(preset, name)}" for key, preset in PRESETS.items())
+    return f"default by --prefer: {sizes}"
 
 
 def _kernel(product: str) -> str:

@@ -182,7 +182,7 @@ def _limit_flags(group: argparse._ArgumentGroup) -> None:
             type=kind,
             default=default,
             metavar="N",
-            help=f"limit on {what} (default: {_shown(flag, default)})",
+            help=f"most {what} (default: {_shown(flag, default)})",
         )
 
 
