@@ -77,7 +77,7 @@ __all__ = [
     "join",
 ]
 
-_MODULES = ("client", "aio", "collect", "requests", "results")
+_MODULES = ("client", "channel", "errors", "requests", "results", "collect", "aio")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
-"""What can be asked: for each method the call's name, its message, made and checked before anything
-is sent, and how its answer is read. Both clients say these things; they differ only in how they
-wait.
+"""Requests of both clients, one function per method.
+
+Each makes the message, which is checked before anything is sent, and says how its answer is parsed.
+The clients differ only in how they wait.
 """
 
 import json
@@ -29,9 +30,8 @@ from jaxserve.structure import Structure
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 
 Prompt = str | Sequence[int]  # text, or token ids
-Messages = Sequence[
-    Mapping[str, Any]
-]  # each with role and content, or tool_calls; tool_call_id, reasoning_content
+# Each has role, and content or tool_calls; tool_call_id and reasoning_content are optional.
+Messages = Sequence[Mapping[str, Any]]
 MESSAGE = frozenset({"role", "content", "tool_calls", "tool_call_id", "reasoning_content"})
 TOOL = frozenset({"name", "description", "parameters", "strict"})
 TOOL_CHOICES = {
@@ -41,13 +41,15 @@ TOOL_CHOICES = {
 }
 TOOLS = ("tools", "tool_choice", "tool_name", "parallel_tool_calls")
 HEADER = ("request_id", "priority", "cache_salt")
-IDS = 2**32  # token ids of a message are below this
+IDS = 2**32  # a message carries token ids below this
 DEFAULTS = SamplingParams()
 
 
 class Options(TypedDict, total=False):
-    """Of a request: seconds it may take, its id, priority and cache salt; single fields of
-    SamplingParams, which come before those of `params`.
+    """Keywords of a request that generates.
+
+    timeout: seconds that it may take. request_id, priority and cache_salt: sent with it. The others
+    are fields of SamplingParams, and override those of `params`.
     """
 
     timeout: float | None
@@ -78,10 +80,11 @@ class Options(TypedDict, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """tools: functions that the answer may call: each with name, description and parameters, a JSON
-    schema as plain values; the last two may be left out. tool_choice: "auto", "none" or "required".
-    tool_name: the one that has to be called. parallel_tool_calls: any number of calls; otherwise
-    the first one is kept.
+    """Keywords of a conversation: those of Options, and the tools.
+
+    tools: functions that the answer may call: each with a name and, optionally, a description and
+    parameters, a JSON schema as plain values. tool_choice: "auto", "none" or "required". tool_name:
+    the tool that has to be called. parallel_tool_calls: False keeps only the first call.
     """
 
     tools: Sequence[Mapping[str, Any]]
@@ -91,55 +94,61 @@ class ChatOptions(Options, total=False):
 
 
 @dataclass(frozen=True)
-class Ask[T]:
-    """method: service and name. read: makes the result of an answer; of a stream, the event of each
-    message.
+class RpcRequest[T]:
+    """A call that can be made: its method, its message and the parser of its answer.
 
-    repeatable: whether it may be asked again when nobody knows what became of it.
+    method: service and name, such as "inference.Generate". parse: makes the result from the answer,
+    or an event from each message of a stream. repeatable: the call may be made again where it is
+    not known what became of the first attempt.
     """
 
     method: str
     message: Message
-    read: Callable[[Any], T]
+    parse: Callable[[Any], T]
     repeatable: bool = True
 
 
-def generate(prompt: Prompt, params: SamplingParams | None, options: Options) -> Ask[Result]:
+def generate(prompt: Prompt, params: SamplingParams | None, options: Options) -> RpcRequest[Result]:
     message = _request(inference_pb2.GenerateRequest, _prompt(prompt), params, options)
-    return Ask("inference.Generate", message, result_of)
+    return RpcRequest("inference.Generate", message, result_of)
 
 
-def stream(prompt: Prompt, params: SamplingParams | None, options: Options) -> Ask[Event]:
+def stream(prompt: Prompt, params: SamplingParams | None, options: Options) -> RpcRequest[Event]:
     message = _request(inference_pb2.GenerateStreamRequest, _prompt(prompt), params, options)
-    return Ask("inference.GenerateStream", message, event_of)
+    return RpcRequest("inference.GenerateStream", message, event_of)
 
 
-def chat(messages: Messages, params: SamplingParams | None, options: ChatOptions) -> Ask[Result]:
+def chat(
+    messages: Messages, params: SamplingParams | None, options: ChatOptions
+) -> RpcRequest[Result]:
     message = _request(
-        inference_pb2.ChatRequest, _conversation(messages, options), params, _others(options)
+        inference_pb2.ChatRequest, _conversation(messages, options), params, _without_tools(options)
     )
-    return Ask("inference.Chat", message, result_of)
+    return RpcRequest("inference.Chat", message, result_of)
 
 
 def chat_stream(
     messages: Messages, params: SamplingParams | None, options: ChatOptions
-) -> Ask[Event]:
+) -> RpcRequest[Event]:
     message = _request(
-        inference_pb2.ChatStreamRequest, _conversation(messages, options), params, _others(options)
+        inference_pb2.ChatStreamRequest,
+        _conversation(messages, options),
+        params,
+        _without_tools(options),
     )
-    return Ask("inference.ChatStream", message, event_of)
+    return RpcRequest("inference.ChatStream", message, event_of)
 
 
-def score(prompt: Prompt, top_logprobs: int, request_id: str, priority: int) -> Ask[Score]:
+def score(prompt: Prompt, top_logprobs: int, request_id: str, priority: int) -> RpcRequest[Score]:
     given = {"top_logprobs": top_logprobs, "request_id": request_id, "priority": priority}
-    return Ask(
+    return RpcRequest(
         "inference.Score", _built(inference_pb2.ScoreRequest, _prompt(prompt) | given), score_of
     )
 
 
 def embed(
     inputs: Sequence[Prompt], request_id: str, priority: int, cache_salt: str
-) -> Ask[Embedded]:
+) -> RpcRequest[Embedded]:
     if isinstance(inputs, str):
         raise RequestError("inputs", f"is {inputs!r:.80}; give a list of texts")
     entries = [_embed_input(text, f"inputs[{i}]") for i, text in enumerate(inputs)]
@@ -149,52 +158,56 @@ def embed(
         "priority": priority,
         "cache_salt": cache_salt,
     }
-    return Ask("inference.Embed", _built(inference_pb2.EmbedRequest, given), embedded_of)
+    return RpcRequest("inference.Embed", _built(inference_pb2.EmbedRequest, given), embedded_of)
 
 
-def tokenize(text: str | Messages) -> Ask[Tokenized]:
+def tokenize(text: str | Messages) -> RpcRequest[Tokenized]:
     if isinstance(text, str):
         given: dict[str, Any] = {"text": text}
     else:
         given = {"conversation": inference_pb2.Conversation(messages=_messages(text))}
-    return Ask(
+    return RpcRequest(
         "inference.Tokenize",
         _built(inference_pb2.TokenizeRequest, given),
         partial(plain, Tokenized),
     )
 
 
-def detokenize(token_ids: Sequence[int]) -> Ask[str]:
+def detokenize(token_ids: Sequence[int]) -> RpcRequest[str]:
     message = inference_pb2.DetokenizeRequest(token_ids=_ids("token_ids", token_ids))
-    return Ask("inference.Detokenize", message, lambda answer: answer.text)
+    return RpcRequest("inference.Detokenize", message, lambda answer: answer.text)
 
 
-def abort(request_ids: Sequence[str]) -> Ask[tuple[str, ...]]:
+def abort(request_ids: Sequence[str]) -> RpcRequest[tuple[str, ...]]:
     if isinstance(request_ids, str):
         raise RequestError("request_ids", f"is {request_ids!r:.80}; give a list of ids")
     message = _built(admin_pb2.AbortRequest, {"request_ids": list(request_ids)})
-    return Ask("admin.Abort", message, lambda answer: tuple(answer.aborted_request_ids))
+    return RpcRequest("admin.Abort", message, lambda answer: tuple(answer.aborted_request_ids))
 
 
-def model_info() -> Ask[ModelInfo]:
-    return Ask("admin.GetModelInfo", admin_pb2.GetModelInfoRequest(), partial(plain, ModelInfo))
+def model_info() -> RpcRequest[ModelInfo]:
+    return RpcRequest(
+        "admin.GetModelInfo", admin_pb2.GetModelInfoRequest(), partial(plain, ModelInfo)
+    )
 
 
-def server_info() -> Ask[ServerInfo]:
-    return Ask("admin.GetServerInfo", admin_pb2.GetServerInfoRequest(), partial(plain, ServerInfo))
+def server_info() -> RpcRequest[ServerInfo]:
+    return RpcRequest(
+        "admin.GetServerInfo", admin_pb2.GetServerInfoRequest(), partial(plain, ServerInfo)
+    )
 
 
-def loads() -> Ask[Loads]:
-    return Ask("admin.GetLoads", admin_pb2.GetLoadsRequest(), partial(plain, Loads))
+def loads() -> RpcRequest[Loads]:
+    return RpcRequest("admin.GetLoads", admin_pb2.GetLoadsRequest(), partial(plain, Loads))
 
 
-def flush_cache() -> Ask[None]:
-    return Ask("admin.FlushCache", admin_pb2.FlushCacheRequest(), lambda answer: None)
+def flush_cache() -> RpcRequest[None]:
+    return RpcRequest("admin.FlushCache", admin_pb2.FlushCacheRequest(), lambda answer: None)
 
 
-def drain() -> Ask[int]:
-    """The second time might reach the server that has taken the first one's place."""
-    return Ask(
+def drain() -> RpcRequest[int]:
+    # A second attempt might reach the server that has taken the place of the first one.
+    return RpcRequest(
         "admin.Drain", admin_pb2.DrainRequest(), lambda answer: answer.requests, repeatable=False
     )
 
@@ -205,7 +218,7 @@ def drain() -> Ask[int]:
 def _request[M: Message](
     kind: type[M], prompt: dict[str, Any], params: SamplingParams | None, options: Options
 ) -> M:
-    """Of one of the four requests that generate."""
+    """Return the message of one of the four methods that generate."""
     header = {name: value for name, value in options.items() if name in HEADER}
     given: dict[str, Any] = {
         name: value for name, value in options.items() if name not in (*HEADER, "timeout")
@@ -215,13 +228,14 @@ def _request[M: Message](
 
 
 def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
-    """What differs from the default; the server's are the same."""
+    """Return the message with what differs from the defaults, which are the server's as well."""
     params.check_vocabulary(IDS)
     values = {field.name: getattr(params, field.name) for field in fields(params)}
     chosen = {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
     if "allowed_token_ids" in chosen:
         chosen["allowed_token_ids"] = common_pb2.TokenIds(ids=chosen["allowed_token_ids"])
-    if structure := chosen.pop("structure", None):
+    structure = chosen.pop("structure", None)
+    if structure:
         chosen[structure.kind] = _structure(structure)
     return common_pb2.SamplingParams(**chosen)
 
@@ -252,7 +266,7 @@ def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
 
 
 def _conversation(messages: Messages, options: ChatOptions) -> dict[str, Any]:
-    """The fields of a ChatRequest that a GenerateRequest has not."""
+    """Return the fields of a ChatRequest that a GenerateRequest lacks."""
     given: dict[str, Any] = {name: value for name, value in options.items() if name in TOOLS}
     if "tools" in given:
         given["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given["tools"])]
@@ -266,7 +280,7 @@ def _conversation(messages: Messages, options: ChatOptions) -> dict[str, Any]:
     return {"messages": _messages(messages), **given}
 
 
-def _others(options: ChatOptions) -> Options:
+def _without_tools(options: ChatOptions) -> Options:
     return cast(Options, {name: value for name, value in options.items() if name not in TOOLS})
 
 
@@ -295,22 +309,21 @@ def _messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
 
 
 def _message(message: Mapping[str, Any], path: str) -> inference_pb2.ChatMessage:
-    needed = (
-        {"role"}
-        if isinstance(message, Mapping) and message.get("tool_calls")
-        else {"role", "content"}
-    )
-    if not isinstance(message, Mapping) or not needed <= set(message) <= MESSAGE:
+    if not isinstance(message, Mapping) or not _needed(message) <= set(message) <= MESSAGE:
         raise RequestError(
             path, f"is {message!r:.80}; give an object with role and content, and nothing else"
         )
     given = dict(message)
     if "tool_calls" in given:
-        calls = [
+        given["tool_calls"] = [
             _call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(given["tool_calls"])
         ]
-        given["tool_calls"] = calls
     return _built(inference_pb2.ChatMessage, given, f"{path}.")
+
+
+def _needed(message: Mapping[str, Any]) -> set[str]:
+    """Return the keys that a message must have; one that calls tools may have no content."""
+    return {"role"} if message.get("tool_calls") else {"role", "content"}
 
 
 def _call(call: object, path: str) -> inference_pb2.ToolCall:
@@ -320,9 +333,7 @@ def _call(call: object, path: str) -> inference_pb2.ToolCall:
 
 
 def _built[M: Message](kind: type[M], given: dict[str, Any], path: str = "") -> M:
-    """A message field by field, so that a value which cannot be sent is an error with the field's
-    name.
-    """
+    """Make a message field by field, so that an error names the field that cannot be sent."""
     message = kind()
     for name, value in given.items():
         try:

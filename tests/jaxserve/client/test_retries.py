@@ -131,7 +131,7 @@ every = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying, "FIRST", 0.02)
+    monkeypatch.setattr(retrying, "FIRST_BACKOFF", 0.02)
 
 
 @every
