@@ -16,7 +16,7 @@ from jaxserve.loading.checkpoint import read_spec
 from jaxserve.models.spec import Latent, ModelSpec
 from jaxserve.plan.__main__ import main
 from jaxserve.plan.deployment import Deployment, Target, deploy
-from jaxserve.plan.estimate import Account
+from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.handover import Handover, Trip, arrival, lengths, parts_of
 from jaxserve.plan.roofline import Case, Limits
 from jaxserve.plan.topology import parse
@@ -123,13 +123,13 @@ def test_a_trip_by_hand() -> None:
     tokens travel.
     """
     plan = deployed()
-    account = Account(plan, 64, LIMITS)
+    estimate = Estimate(plan, 64, LIMITS)
 
     def seconds(*cases: Case) -> float:
         return plan.work(*cases).floor(LIMITS)
 
     streams = Case("decode", 3, 64, 3)
-    fast, slow = (Handover(account, LIMITS, link).trips[0] for link in (1e15, 1e3))
+    fast, slow = (Handover(estimate, LIMITS, link).trips[0] for link in (1e15, 1e3))
     alone = [seconds(Case("prefill", 1, i * 40, min(40, 512 - i * 40))) for i in range(13)]
     there = [seconds(Case("prefill", 1, i * 37, min(37, 512 - i * 37)), streams) for i in range(14)]
     tail = seconds(Case("prefill", 1, 496, 16), streams)
@@ -167,14 +167,14 @@ def test_lanes_share_the_link() -> None:
     axes = MeshSpec(data=2)
     plan = deploy(Target("random", SPEC, parse("h200x2"), SIZES), axes, BF16, footprint=None)
     two, one = (
-        Handover(Account(each, 64, LIMITS), LIMITS, 1e6).trips[-1] for each in (plan, deployed())
+        Handover(Estimate(each, 64, LIMITS), LIMITS, 1e6).trips[-1] for each in (plan, deployed())
     )
     assert two.nbytes == one.nbytes and two.transfer == pytest.approx(2 * one.transfer)
 
 
 def test_nobody_else_is_spared_anything() -> None:
     alone = Handover(
-        Account(deployed(options=replace(SIZES, max_batch=1)), 64, LIMITS), LIMITS, 1e15
+        Estimate(deployed(options=replace(SIZES, max_batch=1)), 64, LIMITS), LIMITS, 1e15
     )
     assert alone.streams == 0 and alone.tpot == 0 and {trip.spared for trip in alone.trips} == {0}
     assert alone.pays_from is None
@@ -242,7 +242,7 @@ def test_links_that_are_none_are_one_line(link: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (("cpu",), "--link: nobody publishes how fast cpu is"),
+        (("cpu",), "--link: the speed of cpu is not published"),
         (("h200", "--suggest"), "--suggest has no use for --link (leave --link out)"),
         (("h200", "--deterministic"), "--deterministic: pages of another engine"),
         (("h200", "--no-prefix-cache"), "--no-prefix-cache: pages of another engine"),

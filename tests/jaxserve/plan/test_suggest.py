@@ -141,4 +141,4 @@ def test_a_cpu_has_no_published_speed(
 ) -> None:
     monkeypatch.setattr("jaxserve.plan.__main__.prepare_platform", lambda topology: None)
     assert main(("--model", "llama3.1-8b", "--topology", "cpux2", "--suggest")) == 2
-    assert "nobody publishes" in capsys.readouterr().err
+    assert "is not published" in capsys.readouterr().err
