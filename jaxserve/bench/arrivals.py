@@ -70,7 +70,7 @@ class Process:
     burstiness: float = 1.0
 
     def gaps(self, seed: int) -> Gaps:
-        """Return the source of gaps; one seed gives the same gaps at every rate, but for the scale."""
+        """Return the source of gaps; one seed gives the same gaps at every rate, up to scale."""
         mean = 1 / self.rate
 
         def draw(count: int) -> np.ndarray:
@@ -136,7 +136,7 @@ def stretched(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
 
 
 def resized(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
-    """Return the arrivals with lengths times the factor, at least 1; what is shared stays shared."""
+    """Return the arrivals with lengths times the factor; shared prefixes stay shared."""
     return [_resized(a, factor) for a in arrivals]
 
 
