@@ -129,22 +129,7 @@ def _request_flags(group: argparse._ArgumentGroup) -> None:
         metavar="F",
         help="file of prompts to send instead of random tokens, one per line, over and over",
     )
-    group.add_argument(
-        "--trace",
-        type=Path,
-        metavar="F",
-        help="file of lengths and times to replay: Mooncake's JSONL or Azure's CSV",
-    )
-    group.add_argument(
-        "--time-scale", type=float, metavar="X", help="factor on the gaps of a trace (default: 1)"
-    )
-    group.add_argument(
-        "--token-scale",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="factor on the lengths in a trace (default: 1)",
-    )
+    _trace_flags(group)
     group.add_argument(
         "--max-prompt-tokens",
         type=int,
@@ -171,6 +156,25 @@ def _request_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--seed", type=int, default=0, help="seed of arrivals, lengths and tokens (default: 0)"
+    )
+
+
+def _trace_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--trace",
+        type=Path,
+        metavar="F",
+        help="file of lengths and times to replay: Mooncake's JSONL or Azure's CSV",
+    )
+    group.add_argument(
+        "--time-scale", type=float, metavar="X", help="factor on the gaps of a trace (default: 1)"
+    )
+    group.add_argument(
+        "--token-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="factor on the lengths in a trace (default: 1)",
     )
 
 

@@ -48,7 +48,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured.
+    """One thing to measure.
 
     test: its name. prompt, output: tokens of each sequence. counted: those of them that the rate
     counts.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxserve.client.client import Client, Stream
     from jaxserve.client.collect import join
     from jaxserve.client.errors import CallError
-    from jaxserve.client.requests import ChatOptions, Messages, Options, Prompt
+    from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
     from jaxserve.client.results import (
         Choice,
         ChoiceFinish,
@@ -77,7 +77,7 @@ __all__ = [
     "join",
 ]
 
-_MODULES = ("client", "channel", "errors", "requests", "results", "collect", "aio")
+_MODULES = ("client", "channel", "errors", "messages", "results", "collect", "aio")
 
 
 def __getattr__(name: str) -> Any:

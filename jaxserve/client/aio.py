@@ -13,7 +13,8 @@ from jaxserve.client import requests
 from jaxserve.client.base import ClientBase
 from jaxserve.client.connection import Connection
 from jaxserve.client.errors import CallError
-from jaxserve.client.requests import ChatOptions, Messages, Options, Prompt, RpcRequest
+from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
+from jaxserve.client.requests import RpcRequest
 from jaxserve.client.results import (
     Embedded,
     Event,

@@ -1,4 +1,4 @@
-"""What Client and AsyncClient have in common: the connection, and how a stream begins."""
+"""Base of Client and AsyncClient: the connection, and how a stream begins."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -7,7 +7,8 @@ from typing import Unpack
 from jaxserve.client import requests
 from jaxserve.client.channel import TLS
 from jaxserve.client.connection import ADDRESS, RETRIES, Connection
-from jaxserve.client.requests import ChatOptions, Messages, Options, Prompt, RpcRequest
+from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
+from jaxserve.client.requests import RpcRequest
 from jaxserve.client.results import Event
 from jaxserve.request import SamplingParams
 

@@ -34,7 +34,7 @@ class TokenLogprob(Logprob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where the time of one choice went, by the server's clock.
+    """Times of one choice, by the server's clock.
 
     Attributes:
         queue_seconds: From arrival in the engine to the first step.
@@ -341,7 +341,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """What runs and waits on the server now.
+    """Work that runs and waits on the server now.
 
     Attributes:
         running: Choices that run.

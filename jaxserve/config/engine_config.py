@@ -1,4 +1,4 @@
-"""What an engine runs with, every choice made."""
+"""Configuration of an engine, with every choice made."""
 
 from dataclasses import dataclass
 

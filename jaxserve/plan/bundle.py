@@ -31,7 +31,7 @@ CHUNK = 2**20
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the steps of a bundle were compiled from and for.
+    """Contents of a bundle, and what its steps were compiled from and for.
 
     spec: hash of the architecture as the devices hold it. engine: EngineConfig, field by field.
     steps: the bucket plan. environment: versions and flags that a key of jax's cache depends on.

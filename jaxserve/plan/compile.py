@@ -19,7 +19,7 @@ Progress = Callable[[int, int, str], None]  # done, total, what
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """What the compiler says of a step.
+    """Findings of the compiler about a step.
 
     seconds: time for tracing, lowering and compiling.
     """

@@ -91,7 +91,7 @@ class Deployment:
 
     @property
     def weights(self) -> str:
-        """What weights are kept in, as --weights names it."""
+        """Format of the weights in memory, as --weights names it."""
         return str(self.form or self.dtype)
 
     @cached_property

@@ -44,7 +44,7 @@ def chunks(start: int, stop: int, step_tokens: int) -> list[Case]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a deployment needs and can do at best.
+    """Needs of a deployment, and the best that it can do.
 
     context: positions of a decoding sequence, and tokens of a prompt. price: USD per chip and hour,
     or None. steps: what was compiled, by name; where nothing was, the memory of steps is counted.

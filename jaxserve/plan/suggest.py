@@ -18,7 +18,7 @@ from sharding.rules import ShardingError
 
 
 class Precision(NamedTuple):
-    """What weights and pages are kept in.
+    """Formats of weights and pages.
 
     dtype: of weights that are not quantized. form: of weights that are. kv: what pages hold, as
     --kv names it.

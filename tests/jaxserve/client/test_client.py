@@ -22,7 +22,7 @@ from jaxserve.client import (
     join,
     results,
 )
-from jaxserve.client.requests import HEADER, ChatOptions, Options
+from jaxserve.client.messages import HEADER, ChatOptions, Options
 from jaxserve.errors import (
     AdminOnlyError,
     CredentialError,
