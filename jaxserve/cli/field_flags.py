@@ -25,7 +25,7 @@ def add_flags(group: argparse._ArgumentGroup, kind: type, *, unset_is_none: bool
             _add_value(group, field, hint, default)
 
 
-def _add_switch(group: argparse._ArgumentGroup, field: Field[Any], default: bool | None) -> None:
+def _add_switch(group: argparse._ArgumentGroup, field: Field[Any], default: object) -> None:
     on_by_default = field.default
     flag = flag_of(f"no_{field.name}" if on_by_default else field.name)
     action = "store_false" if on_by_default else "store_true"

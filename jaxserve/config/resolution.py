@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from jaxserve.config.engine_config import EngineConfig, Pool
 from jaxserve.config.option import bounds_of, flag_of
@@ -61,7 +62,7 @@ def resolve(
 
 def _sizes(
     options: EngineOptions, max_positions: int, embeds: bool, weights: str
-) -> dict[str, int | str]:
+) -> dict[str, Any]:
     """Return the fields of an EngineConfig whose options may be left open, by name."""
     if options.prefer not in PRESETS:
         raise ConfigError(f"--prefer {options.prefer!r}: choose one of {', '.join(PRESETS)}")

@@ -181,7 +181,7 @@ def test_nobody_else_is_spared_anything() -> None:
 
 
 def test_what_pays() -> None:
-    """It adds at most a tenth of the prefill, and less than it spares."""
+    """A trip that pays adds at most a tenth of the prefill, and less than it spares."""
     trip = Trip(
         512, 1, transfer=1, prefill=10, arrival=10.5, tail=0.25, steps=3, slowest=1, spared=2
     )
@@ -196,7 +196,7 @@ def told(capsys: pytest.CaptureFixture[str], *flags: str) -> dict:
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of Llama 3.1 8B a token takes 128 KiB; the longer a prompt, the more a trip of it pays."""
+    """A token of Llama 3.1 8B takes 128 KiB; the longer a prompt, the more its trip pays."""
     found = told(capsys, "h200", "--link", "25")
     handover = found["handover"]
     assert handover["link"] == 25e9 and handover["streams"] == 15 and found["memory"]["pieces"] > 0

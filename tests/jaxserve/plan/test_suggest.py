@@ -44,7 +44,7 @@ def test_a_large_model_has_one_way(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_quantized_weights_are_tried_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where nothing is asked for: half the bytes, and a quarter, of what is bound by them."""
+    """Without --weights, half and a quarter of the bytes are tried, which bound the times."""
     flags = (
         "--model",
         "llama3.1-70b",

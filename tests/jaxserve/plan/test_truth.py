@@ -112,10 +112,9 @@ def test_what_is_counted_without_a_compiler() -> None:
 
 
 class Calls:
-    """What this machine does with the very weights of a model, and one step of it, each timed by
-    its fastest call.
+    """Calls with the weights of a model, and steps of it, each timed by its fastest call.
 
-    Whoever else uses the machine slows single calls; in many turns each meets a quiet moment.
+    Other programs on the machine slow single calls; in many turns each call meets a quiet moment.
     """
 
     def __init__(self, spec: ModelSpec, case: Case):
