@@ -8,6 +8,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
+from jaxserve.cli.interrupts import exit_on_interrupt, interrupts_raise
+
+if __name__ == "__main__":
+    exit_on_interrupt()  # before the imports that take seconds
+
 from rich.console import Console
 
 from checkpoints.errors import CheckpointError
@@ -19,10 +24,10 @@ from jaxserve.cli.flags import (
     draft_model,
     engine_options,
     parser,
-    sampling_params,
 )
 from jaxserve.cli.inputs import is_typed, read_prompts, read_turns
 from jaxserve.cli.output import Bar, JsonPrinter, TextPrinter, prepare_output, summary
+from jaxserve.cli.sampling_flags import sampling_params
 from jaxserve.cluster.bootstrap import Hosts, Pod, join, leave
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
 from jaxserve.completion import Completion, Delta
@@ -52,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return leave(exit_code(lambda: generate(args, console), EXPECTED))
 
 
+@interrupts_raise()
 def generate(args: argparse.Namespace, console: Console) -> int:
     params = sampling_params(args)
     check_chat_flags(args, params)

@@ -40,7 +40,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # The entry point of the command hands over to jaxserve, which knows the models.
     "checkpoints.convert": ("jaxserve.loading.convert",),
     "jaxserve.errors": (),
-    "jaxserve.config": ("jaxserve.errors",),
+    "jaxserve.config": ("jaxserve.config", "jaxserve.errors"),
     "jaxserve.sandbox_process": (),
     "jaxserve.request": ("jaxserve.errors", "jaxserve.structure"),
     "jaxserve.structure": (

@@ -1,3 +1,1 @@
-"""Measurements for users: of a server under load, of offline generation, of a start. python -m
-jaxserve.bench.
-"""
+"""Benchmarks for users: a server under load, offline generation, and the start of a server."""

@@ -1,6 +1,4 @@
-"""python -m jaxserve.bench serve | offline | startup: how fast is it here? Tables on standard
-output.
-"""
+"""python -m jaxserve.bench serve | offline | startup: measure, and print tables."""
 
 import shlex
 import sys
@@ -14,14 +12,15 @@ from jaxserve.tokenizer import TokenizerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0; 1 when a server answered no request; 2, with one line on standard error, for
-    what cannot be done.
+    """Run a benchmark and return its exit code.
 
-    130 when it was interrupted, after what was measured so far.
+    0; 1 if a server answered no request; 2, with one line on standard error, if something asked for
+    cannot be done; 130 after Ctrl-C, when what was measured so far has been printed.
     """
-    asked = list(sys.argv[1:] if arguments is None else arguments)
-    args = parser().parse_args(asked)
-    args.asked, args.command_line = asked, shlex.join([*PROGRAM.split(), *asked])
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    args = parser().parse_args(words)
+    args.asked = words
+    args.command_line = shlex.join([*PROGRAM.split(), *words])
     prepare_output(as_json=args.output == "json")
     if args.command == "serve":
         from jaxserve.bench.serve import bench_serve
@@ -31,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from jaxserve.bench.startup import bench_startup
 
         return exit_code(lambda: bench_startup(args), (JaxserveError,))
-    from jaxserve.bench.offline import EXPECTED, bench_offline  # late: the other two need no jax
+    # Imported only here: the load generator must not import jax, which takes a device's memory.
+    from jaxserve.bench.offline import EXPECTED, bench_offline
 
     return exit_code(lambda: bench_offline(args), EXPECTED)
 

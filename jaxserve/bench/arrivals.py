@@ -1,6 +1,6 @@
-"""When requests arrive, and how long they are.
+"""Arrival times and lengths of requests.
 
-Nothing here waits for an answer: arrivals are drawn, or read from a trace, before anything is sent.
+Arrivals are drawn, or read from a trace, before anything is sent: they do not depend on answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,17 +12,19 @@ from jaxserve.bench.checks import MOST
 from jaxserve.errors import ConfigError
 
 REQUESTS = 100  # where neither a number nor a duration is given
-LENGTHS, GAPS = 0, 1  # kinds of random streams
-Gaps = Callable[[int], np.ndarray]  # so many of them, in seconds
+# Kinds of random streams, so that lengths and gaps do not depend on each other.
+LENGTHS = 0
+GAPS = 1
+Gaps = Callable[[int], np.ndarray]  # from a number of gaps to the gaps in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """due: seconds after the start. The other sizes are tokens.
+    """A request that is to be sent.
 
-    prompt_tokens: 0 of a text whose tokens nobody counted. blocks: numbers of the prompt's blocks
-    of `block_tokens`, of which the last may be cut short. Equal numbers stand for equal tokens.
-    Without any, the prompt is like no other.
+    due: seconds after the start. prompt_tokens: 0 for a text whose tokens were not counted. blocks:
+    numbers of the prompt's blocks of `block_tokens` tokens; equal numbers stand for equal tokens,
+    and the last block may be cut short. A prompt without blocks shares nothing with others.
     """
 
     due: float
@@ -34,14 +36,14 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens, any number from low to high with equal probability."""
+    """Number of tokens, drawn evenly from low to high."""
 
     low: int
     high: int
 
     @staticmethod
     def parse(text: str) -> "Lengths":
-        """From "128" or "64-256"; ConfigError for anything else."""
+        """Return the lengths of a text like "128" or "64-256"; ConfigError for other texts."""
         low, dash, high = text.partition("-")
         high = high if dash else low
         if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= MOST):
@@ -56,9 +58,9 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """How requests come: poisson, constant (evenly), or gamma. rate: requests/s on average; inf:
-    all at once.
+    """Process of the arrivals.
 
+    kind: poisson, constant (evenly), or gamma. rate: requests/s on average; inf sends all at once.
     burstiness: shape of gamma's gaps, whose coefficient of variation is 1 / sqrt(burstiness): 1 is
     Poisson.
     """
@@ -68,7 +70,7 @@ class Process:
     burstiness: float = 1.0
 
     def gaps(self, seed: int) -> Gaps:
-        """A seed gives the same gaps at every rate, but for the scale."""
+        """Return the source of gaps; one seed gives the same gaps at every rate, up to scale."""
         mean = 1 / self.rate
 
         def draw(count: int) -> np.ndarray:
@@ -83,8 +85,10 @@ class Process:
 
 
 def due_times(gaps: Gaps, requests: int | None, seconds: float | None) -> list[float]:
-    """From 0 on, before `seconds`, and no more than `requests`; without either, REQUESTS of
-    them."""
+    """Return times in seconds from 0 on: before `seconds`, and at most `requests` of them.
+
+    Without either bound there are REQUESTS times.
+    """
     count = requests or REQUESTS
     due = _sums(gaps(count))
     while seconds is not None and requests is None and due[-1] < seconds:
@@ -101,8 +105,9 @@ def _sums(gaps: np.ndarray) -> np.ndarray:
 def drawn(
     due: Sequence[float], prompt: Lengths | None, output: Lengths, seed: int
 ) -> list[Arrival]:
-    """With lengths of that spread; the same seed gives the same ones whenever they are due. prompt
-    None: of texts.
+    """Return arrivals at these times with random lengths, which depend on the seed alone.
+
+    prompt: None for texts, whose lengths are not known.
     """
     rng = np.random.default_rng([seed, LENGTHS])
     outputs = output.draw(rng, len(due))
@@ -111,14 +116,14 @@ def drawn(
 
 
 def mean_gap(arrivals: Sequence[Arrival]) -> float:
-    """Seconds; 0 when all come at once, or there is but one."""
+    """Return the mean gap in seconds; 0 if all come at once, or there is only one."""
     return (arrivals[-1].due - arrivals[0].due) / max(1, len(arrivals) - 1)
 
 
 def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
-    """The same bursts, so much faster or slower that on average `rate` requests arrive in a
-    second."""
-    if not (gap := mean_gap(arrivals)):
+    """Return the arrivals with their gaps scaled to an average of `rate` requests/s."""
+    gap = mean_gap(arrivals)
+    if not gap:
         raise ConfigError(
             f"{len(arrivals)} requests that all arrive at once have no rate (raise --requests)"
         )
@@ -126,21 +131,22 @@ def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
 
 
 def stretched(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
-    """Gaps times the factor."""
+    """Return the arrivals with gaps times the factor."""
     return [replace(a, due=a.due * factor) for a in arrivals]
 
 
 def resized(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
-    """Lengths times the factor, at least one token each. What prompts shared, they share still."""
+    """Return the arrivals with lengths times the factor; shared prefixes stay shared."""
     return [_resized(a, factor) for a in arrivals]
 
 
 def _resized(a: Arrival, factor: float) -> Arrival:
-    """Block by block: a block is a whole number of tokens, the same one everywhere."""
+    # Block by block, and each a whole number of tokens, so that equal blocks stay equal.
     output = _scale(a.output_tokens, factor)
     if not a.blocks:
         return replace(a, prompt_tokens=_scale(a.prompt_tokens, factor), output_tokens=output)
-    block, whole = _scale(a.block_tokens, factor), len(a.blocks) - 1
+    block = _scale(a.block_tokens, factor)
+    whole = len(a.blocks) - 1
     rest = min(block, _scale(a.prompt_tokens - whole * a.block_tokens, factor))
     return replace(a, prompt_tokens=whole * block + rest, output_tokens=output, block_tokens=block)
 
@@ -152,8 +158,9 @@ def _scale(tokens: int, factor: float) -> int:
 def capped(
     arrivals: Sequence[Arrival], max_prompt: int | None, max_output: int | None
 ) -> tuple[list[Arrival], int]:
-    """None longer than that, and how many of them were."""
-    prompt, output = max_prompt or np.inf, max_output or np.inf
+    """Return the arrivals cut to these lengths, and how many of them were longer."""
+    prompt = max_prompt or np.inf
+    output = max_output or np.inf
     cut = [
         replace(
             a,

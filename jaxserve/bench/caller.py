@@ -1,6 +1,6 @@
-"""One request, with a reading of the clock for each message of its answer.
+"""One request of a load, with a reading of the clock for each message of its answer.
 
-As little as can be is done for a message: what is done for one request delays the readings of all
+Callers do as little as possible per message: work for one request delays the readings of all
 others.
 """
 
@@ -12,15 +12,17 @@ from typing import Any, NamedTuple, Protocol
 from jaxserve.bench.latency import OK, Outcome
 from jaxserve.client.channel import TLS
 
-CUT, SHORT = (
-    "CUT",
-    "SHORT",
-)  # a stream without its end; an answer with another number of tokens than asked for
-TIMEOUT = "TIMEOUT"  # ours, not the server's
+# Statuses of requests that failed at the client.
+CUT = "CUT"  # the stream had no end
+SHORT = "SHORT"  # the answer had another number of tokens than asked for
+TIMEOUT = "TIMEOUT"  # --timeout passed, not the server's deadline
 
 
 class Refused(Exception):
-    """A request ended with something else than its tokens. status: a word to count it by."""
+    """A request that ended with something else than its tokens.
+
+    status: the word under which it is counted.
+    """
 
     def __init__(self, status: str, text: str):
         super().__init__(" ".join(text.split()))
@@ -28,39 +30,50 @@ class Refused(Exception):
 
 
 class Credentials(NamedTuple):
-    """tls None: in plain text."""
+    """Token and certificates of a connection; without tls it is in plain text."""
 
     token: str | None = None
     tls: TLS | None = None
 
 
 class Caller(Protocol):
+    """A way to send requests to a server."""
+
     def prepare(self, prompt: Sequence[int] | str, output_tokens: int, salt: str) -> Any:
-        """A request, made before its time. salt: cached pages are shared only among requests with
-        the same.
+        """Return a request, made before its time.
+
+        salt: cached pages are shared only among requests with the same salt.
         """
         ...
 
     async def ask(self, request: Any, outcome: Outcome) -> None:
-        """Send it, and write down what comes; Refused when that is not what was asked for."""
+        """Send a request and note what arrives; Refused if it is not what was asked for."""
         ...
 
 
 async def call(caller: Caller, request: Any, outcome: Outcome, seconds: float) -> None:
-    """The whole of one request, or what comes of it in so many seconds. Cancelled, it stays
-    UNFINISHED.
+    """Make one request and note its outcome, for at most this many seconds.
+
+    The outcome of a call that is cancelled stays UNFINISHED.
     """
     outcome.sent = time.monotonic()
     try:
         async with asyncio.timeout(seconds):
             await caller.ask(request, outcome)
-        asked, came = outcome.output_tokens, outcome.received
-        if not (1 <= came <= asked if outcome.may_end_early else came == asked):
-            raise Refused(SHORT, f"{came} tokens came instead of {asked}")
+        _check_length(outcome)
     except TimeoutError:
-        outcome.status, outcome.error = TIMEOUT, f"no end after {seconds:g} s (--timeout)"
+        outcome.status = TIMEOUT
+        outcome.error = f"no end after {seconds:g} s (--timeout)"
     except Refused as error:
-        outcome.status, outcome.error = error.status, str(error)
+        outcome.status = error.status
+        outcome.error = str(error)
     else:
         outcome.status = OK
     outcome.ended = time.monotonic()
+
+
+def _check_length(outcome: Outcome) -> None:
+    wanted = outcome.output_tokens
+    fewest = 1 if outcome.may_end_early else wanted
+    if not fewest <= outcome.received <= wanted:
+        raise Refused(SHORT, f"{outcome.received} tokens came instead of {wanted}")

@@ -1,15 +1,16 @@
-"""Bounds of flags: ConfigError names the flag, what it was given and what it may be."""
+"""Checks of flags: a ConfigError names the flag, its value and its bounds."""
 
 import argparse
 from collections.abc import Callable, Sequence
 
+from jaxserve.config.option import flag_of
 from jaxserve.errors import ConfigError
 
-MOST = 10_000_000  # of anything: more would fill the memory before it is refused
+MOST = 10_000_000  # of any number: more would fill the memory before the server refuses
 
 
 def check_above(args: argparse.Namespace, low: float, *names: str) -> None:
-    """Those of the flags that were given; no more than MOST either."""
+    """Raise ConfigError for a flag that was given and is not above `low`, or above MOST."""
     for name in names:
         if getattr(args, name) is not None:
             _check(name, getattr(args, name), low, MOST)
@@ -22,7 +23,7 @@ def numbers(
     low: float,
     most: float = MOST,
 ) -> list:
-    """Of a flag such as 1,2,4; nothing when it was not given."""
+    """Return the numbers of a flag such as 1,2,4; none if it was not given."""
     text: str | None = getattr(args, name)
     try:
         values = [] if text is None else [kind(part) for part in text.split(",")]
@@ -40,12 +41,8 @@ def _check(name: str, value: float, low: float, most: float) -> None:
 
 
 def check_unused(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    """ConfigError for the first of these flags that was given."""
+    """Raise ConfigError for the first of these flags that was given."""
     for name in names:
         value = getattr(args, name)
         if value is not None and value is not False and value != []:
             raise ConfigError(f"{flag_of(name)} {why}")
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Where and with what something was measured: a figure without that means nothing."""
+"""Environment of a measurement: software, machine and load, without which figures mean nothing."""
 
 import os
 import platform
@@ -7,11 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 PACKAGES = ("jaxserve", "jax", "jaxlib")
-IDLE = 0.4  # load of the last minute; above it somebody else computes too
+IDLE = 0.4  # load average of the last minute; above it other programs compute too
 
 
 def versions() -> dict[str, str]:
-    """Of our software and of jax, and the date."""
+    """Return the versions of jaxserve and jax, and the date."""
     return {name: _version(name) for name in PACKAGES} | {"date": time.strftime("%Y-%m-%d")}
 
 
@@ -23,10 +23,9 @@ def _version(package: str) -> str:
 
 
 def environment(command_line: str) -> dict[str, Any]:
-    """`versions`, the command and this machine: cores that may be used, and the load average of the
-    last minute.
+    """Return versions, the command and facts about this machine.
 
-    Ask before measuring: what is measured is load too.
+    Call it before measuring, because the measurement adds to the load average of the last minute.
     """
     machine = {
         "python": platform.python_version(),
@@ -38,10 +37,9 @@ def environment(command_line: str) -> dict[str, Any]:
 
 
 def footnote(found: dict[str, Any], device: str) -> str:
-    """One line below a table: device, versions, date, and whether others used the machine."""
-    busy = found["load_before"] > IDLE
-    load = f"load {found['load_before']} on {found['cores']} cores before" + (
-        ": NOT IDLE, others used this machine too" if busy else ""
-    )
+    """Return the line below a table: device, versions, date and the load before."""
+    load = f"load {found['load_before']} on {found['cores']} cores before"
+    if found["load_before"] > IDLE:
+        load += ": NOT IDLE, others used this machine too"
     names = ", ".join(f"{name} {found[name]}" for name in PACKAGES[:2])
     return f"{device}, {names}, python {found['python']}, {found['date']}, {load}"

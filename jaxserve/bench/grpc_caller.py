@@ -1,4 +1,4 @@
-"""Requests over jaxserve.v1."""
+"""Caller over gRPC, in jaxserve.v1."""
 
 import asyncio
 import time
@@ -15,13 +15,14 @@ from jaxserve.errors import ConfigError
 from jaxserve.v1 import common_pb2, inference_pb2_grpc
 from jaxserve.v1.inference_pb2 import GenerateStreamRequest
 
-CALLS_PER_CONNECTION = (
-    1000  # a server's default bound is 1024: more would wait in the client, unseen
-)
+# A server's default bound is 1024; more calls would wait in the client, where they are not seen.
+CALLS_PER_CONNECTION = 1000
 CONNECT_SECONDS = 10
 
 
 class GrpcCaller:
+    """Caller that takes its connections in turn."""
+
     def __init__(self, channels: Sequence[aio.Channel], token: str | None, ignore_eos: bool):
         self._ignore_eos = ignore_eos
         self._metadata = metadata_of(token)
@@ -45,7 +46,8 @@ class GrpcCaller:
         message = None
         try:
             async for message in answer:
-                if count := len(message.delta.token_ids):
+                count = len(message.delta.token_ids)
+                if count:
                     outcome.saw(time.monotonic(), count)
         except aio.AioRpcError as error:
             raise Refused(error.code().name, error.details() or "") from None
@@ -54,23 +56,20 @@ class GrpcCaller:
         if message is None or not message.HasField("finish_info"):
             raise Refused(CUT, "the stream ended without FinishInfo")
         usage = message.finish_info.usage
-        outcome.prompt_tokens, outcome.cached_tokens = (
-            usage.prompt_tokens,
-            usage.cached_prompt_tokens,
-        )
+        outcome.prompt_tokens = usage.prompt_tokens
+        outcome.cached_tokens = usage.cached_prompt_tokens
 
 
 @asynccontextmanager
 async def grpc_caller(
     address: str, requests: int, credentials: Credentials, ignore_eos: bool
 ) -> AsyncIterator[GrpcCaller]:
-    """With connections for so many requests at once, all of them made; ConfigError when that takes
-    too long.
+    """Connect to a server, with enough connections for this many requests at a time.
+
+    Raises ConfigError if the connections cannot be made in time.
     """
-    options = (
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_retries", 0),
-    )  # channels would share a connection
+    # Without a pool of their own, channels to one address share a connection.
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
     async with AsyncExitStack() as stack:
         channels = [
             await stack.enter_async_context(_channel(address, options, credentials.tls))

@@ -1,16 +1,16 @@
-"""What a client saw of its requests, and what that comes to: latency, throughput, goodput.
+"""Outcomes of requests as the client sees them, and their latency, throughput and goodput.
 
 Clock readings are seconds of one monotonic clock (time.monotonic), taken when a message was read.
 For each request:
 
-- TTFT: from sending it to the first message with tokens in it;
-- TPOT: from there to the last one, over the tokens that came after the first message; none when
-  there were none;
-- E2E: from sending it to the end of its stream.
+- TTFT: from sending the request to the first message with tokens;
+- TPOT: from the first message with tokens to the last, divided by the tokens after the first
+  message; undefined if there are none;
+- E2E: from sending the request to the end of its stream.
 
-Inter-token latency (ITL) belongs to a token: the gap between its message and the one before it,
-over the tokens of its message. What came with a request's first message has none. A server that
-sends several tokens at a time thus has the ITL of one that sends them evenly; TTFT and E2E show the
+Inter-token latency (ITL) belongs to a token: the gap between its message and the one before,
+divided by the tokens of its message. Tokens of the first message have none. A server that sends
+several tokens at a time thus has the ITL of one that sends them evenly; TTFT and E2E show the
 difference.
 """
 
@@ -24,18 +24,20 @@ import numpy as np
 
 from jaxserve.errors import ConfigError
 
-OK, UNFINISHED = "OK", "UNFINISHED"
+OK = "OK"
+UNFINISHED = "UNFINISHED"
 QUANTILES = 0.5, 0.9, 0.99
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One request. due, sent, ended: clock readings; times, counts: when messages came, and with
-    how many tokens.
+    """Outcome of one request.
 
-    output_tokens: asked for; the most of them when the answer may end early. status: OK, UNFINISHED
-    (until it ends, or for ever when nobody waits for it), or what went wrong; error: in words.
-    shared_out: the server did not say which message had how many tokens.
+    due, sent, ended: clock readings. times, counts: clock reading and number of tokens of each
+    message. output_tokens: tokens that were asked for; an upper bound if may_end_early. status: OK;
+    UNFINISHED until the request ends, and for ever if it is given up; or the failure in a word.
+    error: the failure in a sentence. shared_out: the server did not say which message had how many
+    tokens, so they were shared out evenly.
     """
 
     due: float
@@ -52,44 +54,47 @@ class Outcome:
     counts: array = field(default_factory=lambda: array("I"))
 
     def saw(self, time: float, tokens: int) -> None:
+        """Note a message with this many tokens."""
         self.times.append(time)
         self.counts.append(tokens)
 
     @property
     def ok(self) -> bool:
+        """True if the request got what it asked for."""
         return self.status == OK
 
     @property
     def received(self) -> int:
-        """Tokens."""
+        """Tokens that arrived."""
         return sum(self.counts)
 
     @property
     def ttft(self) -> float:
+        """Seconds to the first message with tokens."""
         return self.times[0] - self.sent
 
     @property
     def tpot(self) -> float | None:
-        after = self.received - self.counts[0]
-        return (self.times[-1] - self.times[0]) / after if after else None
+        """Seconds per token after the first message; None if there are no such tokens."""
+        later = self.received - self.counts[0]
+        return (self.times[-1] - self.times[0]) / later if later else None
 
     @property
     def e2e(self) -> float:
+        """Seconds to the end of the stream."""
         return self.ended - self.sent
 
     def itl(self) -> list[float]:
-        """Seconds, one for each token after the first message."""
-        gaps = (later - earlier for earlier, later in pairwise(self.times))
-        return [
-            gap / count
-            for gap, count in zip(gaps, self.counts[1:], strict=True)
-            for _ in range(count)
-        ]
+        """Return the inter-token latency in seconds of each token after the first message."""
+        found: list[float] = []
+        for (earlier, later), count in zip(pairwise(self.times), self.counts[1:], strict=True):
+            found += [(later - earlier) / count] * count
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Milliseconds; quantiles between two samples are interpolated."""
+    """Mean and quantiles in milliseconds; quantiles between two samples are interpolated."""
 
     mean: float
     p50: float
@@ -98,7 +103,7 @@ class Spread:
 
     @staticmethod
     def of(seconds: Iterable[float]) -> "Spread | None":
-        """None without samples."""
+        """Return the spread of samples in seconds; None without samples."""
         samples = np.fromiter(seconds, float)
         if not samples.size:
             return None
@@ -116,14 +121,13 @@ class Objective:
 
     @staticmethod
     def parse(text: str) -> "Objective":
-        """From "ttft=500,tpot=50"; ConfigError for anything else."""
+        """Return the objective of a text like "ttft=500,tpot=50"; ConfigError for other texts."""
         found: dict[str, float] = {}
         for part in text.split(","):
-            name, _, most = part.partition("=")
-            found[name] = _number(most)
-        if not set(found) <= {"ttft", "tpot", "e2e"} or not all(
-            most > 0 for most in found.values()
-        ):
+            name, _, limit = part.partition("=")
+            found[name] = _number(limit)
+        are_known = set(found) <= {"ttft", "tpot", "e2e"}
+        if not are_known or not all(limit > 0 for limit in found.values()):
             raise ConfigError(
                 f"--slo {text!r}: give milliseconds above 0 for ttft, tpot or e2e, as "
                 f"ttft=500,tpot=50"
@@ -131,11 +135,11 @@ class Objective:
         return Objective(**found)
 
     def bounds(self) -> dict[str, float]:
-        """Milliseconds by name, of those that there are."""
-        return {name: most for name, most in asdict(self).items() if most is not None}
+        """Return the bounds that there are, in milliseconds by name."""
+        return {name: limit for name, limit in asdict(self).items() if limit is not None}
 
     def met(self, outcome: Outcome) -> bool:
-        """A request that failed has not met it; one without a TPOT is judged by the others."""
+        """Return whether a request met all bounds; one on a TPOT that it lacks does not count."""
         if not outcome.ok:
             return False
         found = ((name, getattr(outcome, name)) for name in self.bounds())
@@ -143,7 +147,7 @@ class Objective:
 
 
 def _number(text: str) -> float:
-    """Not a number where the text is none."""
+    """Return the number of a text; NaN for a text that is no number."""
     try:
         return float(text)
     except ValueError:
@@ -152,7 +156,7 @@ def _number(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Requests that ended with the same status. example: what one of them was told."""
+    """Requests that ended with the same status; example is the error of one of them."""
 
     count: int
     example: str
@@ -160,13 +164,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Rates are per second of the busy period, from the first request's sending to the last one's
-    end.
+    """Figures of one run.
 
-    They count requests that ended OK, as do the tokens and all latencies. lag: how late requests
-    were sent. goodput: requests/s that met the objective; goodput_share: of those that ended
-    somehow. None: no objective, or no samples. shared_out: requests of which only the sum of the
-    tokens is known, shared out evenly over the messages.
+    Rates are per second of the busy period: from sending the first request to the end of the last.
+    Rates, tokens and latencies count requests that ended OK. lag: how late requests were sent.
+    goodput: requests/s that met the objective, goodput_share: their share of all that ended; None
+    without an objective. shared_out: requests of which only the sum of the tokens is known. A
+    spread is None without samples.
     """
 
     requests: int
@@ -190,20 +194,22 @@ class Summary:
 
 
 def summarize(outcomes: Sequence[Outcome], objective: Objective) -> Summary:
-    """outcomes: of requests that were sent, whatever became of them."""
+    """Return the figures of all requests that were sent, failed ones included."""
     done = [o for o in outcomes if o.ok]
     ended = [o for o in outcomes if o.status != UNFINISHED]
     busy = max((o.ended for o in ended), default=0.0) - min((o.sent for o in ended), default=0.0)
-    rates = (len(done), sum(o.received for o in done), sum(o.prompt_tokens for o in done))
+    prompt_tokens = sum(o.prompt_tokens for o in done)
     met = sum(map(objective.met, ended)) if objective.bounds() else None
     return Summary(
-        len(outcomes),
-        len(done),
-        len(outcomes) - len(ended),
-        _failures(ended),
-        round(busy, 3),
-        *(_per_second(count, busy) for count in rates),
-        prompt_tokens=rates[2],
+        requests=len(outcomes),
+        ok=len(done),
+        unfinished=len(outcomes) - len(ended),
+        failures=_failures(ended),
+        busy_seconds=round(busy, 3),
+        requests_per_second=_per_second(len(done), busy),
+        output_tokens_per_second=_per_second(sum(o.received for o in done), busy),
+        prompt_tokens_per_second=_per_second(prompt_tokens, busy),
+        prompt_tokens=prompt_tokens,
         cached_prompt_tokens=sum(o.cached_tokens for o in done),
         ttft=Spread.of(o.ttft for o in done),
         tpot=Spread.of(o.tpot for o in done if o.tpot is not None),

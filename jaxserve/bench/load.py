@@ -1,4 +1,4 @@
-"""The requests that the flags of bench serve ask for."""
+"""Loads that the flags of bench serve ask for."""
 
 import argparse
 from collections.abc import Sequence
@@ -21,16 +21,17 @@ from jaxserve.bench.traces import read_trace
 from jaxserve.client.flags import tls_of
 from jaxserve.errors import ConfigError
 
-MOST_AT_ONCE = 50_000  # of a closed loop: a client has no more ports
+MAX_CONCURRENCY = 50_000  # a client has no more ports
 
 
 @dataclass(frozen=True)
 class Load:
-    """One run. rate: requests/s that were asked for, None: those of a trace; concurrency: of a
-    closed loop, else None.
+    """Requests of one run.
 
-    seconds: nothing is sent after them; until then, a closed loop that is `endless` sends the
-    arrivals again and again. capped: requests that were cut to the longest allowed.
+    capped: how many of them were cut to the longest allowed. rate: requests/s of an open loop; None
+    for the rate of a trace. concurrency: requests in flight of a closed loop, otherwise None.
+    seconds: nothing is sent after that. endless: a closed loop sends the arrivals over and over
+    until then.
     """
 
     arrivals: Sequence[Arrival]
@@ -43,13 +44,13 @@ class Load:
     def __str__(self) -> str:
         if self.concurrency:
             return f"{self.concurrency} at a time"
-        return (
-            "trace" if self.rate is None else "at once" if self.rate == inf else f"{self.rate:g}/s"
-        )
+        if self.rate is None:
+            return "trace"
+        return "at once" if self.rate == inf else f"{self.rate:g}/s"
 
 
 def check(args: argparse.Namespace) -> None:
-    """ConfigError for what no server is needed to refuse."""
+    """Raise ConfigError for flags that are wrong whatever the server is."""
     check_above(
         args,
         0,
@@ -64,6 +65,11 @@ def check(args: argparse.Namespace) -> None:
         args, 0, "timeout", "requests", "max_prompt_tokens", "max_output_tokens", "vocab_size"
     )
     check_above(args, -1, "warm_up", "seed")
+    _check_loop(args)
+    _check_target(args)
+
+
+def _check_loop(args: argparse.Namespace) -> None:
     rates, concurrencies = paces(args)
     if rates and concurrencies:
         raise ConfigError("--rate is an open loop and --concurrency a closed one: give one of them")
@@ -77,14 +83,14 @@ def check(args: argparse.Namespace) -> None:
         )
     if (args.arrivals == "gamma") != (args.burstiness is not None):
         raise ConfigError("--arrivals gamma and --burstiness need each other")
-    if (
-        args.duration
-        and args.requests is None
-        and any(rate * args.duration > MOST for rate in rates)
-    ):
+    endless = args.duration and args.requests is None
+    if endless and any(rate * args.duration > MOST for rate in rates):
         raise ConfigError(
             f"--duration {args.duration:g}: at these rates more than {MOST:,} requests (lower it)"
         )
+
+
+def _check_target(args: argparse.Namespace) -> None:
     if args.target:
         check_unused(args, ["model"], "is for a server of our own (leave it out, or --target)")
         if args.serve_flags:
@@ -99,13 +105,16 @@ def check(args: argparse.Namespace) -> None:
 
 
 def paces(args: argparse.Namespace) -> tuple[list[float], list[int]]:
-    """--rate and --concurrency."""
-    return numbers(args, "rate", float, 0, inf), numbers(args, "concurrency", int, 0, MOST_AT_ONCE)
+    """Return the numbers of --rate and of --concurrency."""
+    return numbers(args, "rate", float, 0, inf), numbers(
+        args, "concurrency", int, 0, MAX_CONCURRENCY
+    )
 
 
 def loads_of(args: argparse.Namespace, repetition: int) -> list[Load]:
-    """One for each rate or concurrency; other repetitions have other arrivals and lengths, but for
-    those of a trace.
+    """Return one load for each rate or concurrency.
+
+    Each repetition draws other arrivals and lengths; a trace is always the same.
     """
     rates, concurrencies = paces(args)
     closed = [_closed(args, concurrency, args.seed + repetition) for concurrency in concurrencies]
@@ -115,16 +124,16 @@ def loads_of(args: argparse.Namespace, repetition: int) -> list[Load]:
 def _open(args: argparse.Namespace, rate: float | None, seed: int) -> Load:
     if args.trace:
         arrivals = _of_trace(args)
-        arrivals = (
-            stretched(arrivals, args.time_scale or 1.0) if rate is None else at_rate(arrivals, rate)
-        )
+        if rate is None:
+            arrivals = stretched(arrivals, args.time_scale or 1.0)
+        else:
+            arrivals = at_rate(arrivals, rate)
         arrivals = [a for a in arrivals if args.duration is None or a.due < args.duration]
     else:
-        assert rate is not None  # or `check` refuses
+        assert rate is not None, "check refuses this"
         process = Process(args.arrivals, rate, args.burstiness or 1.0)
-        arrivals = drawn(
-            due_times(process.gaps(seed), args.requests, args.duration), *_lengths(args), seed
-        )
+        due = due_times(process.gaps(seed), args.requests, args.duration)
+        arrivals = drawn(due, *_lengths(args), seed)
     return Load(*_capped(args, arrivals), rate=rate, seconds=args.duration)
 
 
@@ -142,9 +151,8 @@ def _of_trace(args: argparse.Namespace) -> list[Arrival]:
 
 
 def _lengths(args: argparse.Namespace) -> tuple[Lengths | None, Lengths]:
-    return None if args.prompts_file else Lengths.parse(args.prompt_tokens), Lengths.parse(
-        args.output_tokens
-    )
+    prompts = None if args.prompts_file else Lengths.parse(args.prompt_tokens)
+    return prompts, Lengths.parse(args.output_tokens)
 
 
 def _capped(args: argparse.Namespace, arrivals: Sequence[Arrival]) -> tuple[list[Arrival], int]:

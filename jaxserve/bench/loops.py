@@ -1,8 +1,9 @@
-"""The two ways of asking.
+"""Open and closed loops, the two ways of sending requests.
 
-Open loop: every request is sent at its time, whatever is still running. Closed loop: so many are
-kept running, and the next one is sent when one has ended; it slows down together with the server,
-and so hides how long people wait for an overloaded one, but shows what the server can do at most.
+Open loop: every request is sent at its time, whatever is still running. Closed loop: a number of
+requests is kept in flight, and the next one is sent when one has ended. A closed loop slows down
+together with the server; so it hides how long users of an overloaded server wait, but shows the
+most that the server can do.
 """
 
 import asyncio
@@ -19,18 +20,22 @@ from jaxserve.bench.latency import Outcome, Spread
 from jaxserve.bench.load import Load
 from jaxserve.bench.prompts import Prompts
 
-LATE_SHARE, LATE_MS = 0.1, 50.0  # a generator that is later than that was measured itself
+# Bounds on how late requests are sent: share of the gap between two, and ms. Beyond them the load
+# generator was measured, not the server.
+LATE_SHARE = 0.1
+LATE_MS = 50.0
 LEAD = 0.05  # seconds from the last preparation to the first request
-Ready = tuple[Arrival, Any]  # and the request that the caller made for it
+Ready = tuple[Arrival, Any]  # an arrival, and the request that the caller made for it
 
 
 @dataclass
 class Loop:
-    """Sends requests and holds what became of them.
+    """Sender of a load, with the outcomes of its requests.
 
     timeout: seconds of one request. may_end_early: an answer may have fewer tokens than asked for.
-    changed: told whenever a request begins or ends. outcomes: of the requests that were sent so
-    far, in their order; in_flight: those of them that have not ended.
+    changed: called whenever a request begins or ends. outcomes: of the requests that were sent so
+    far, in their order. in_flight: number of requests that have not ended. salt: of cached pages,
+    another one for each loop, so that pages of an earlier run are of no use.
     """
 
     caller: Caller
@@ -41,16 +46,17 @@ class Loop:
     outcomes: list[Outcome] = field(default_factory=list)
     in_flight: int = 0
     peak_in_flight: int = 0
-    salt: str = field(
-        default_factory=lambda: secrets.token_hex(8)
-    )  # what an earlier run left cached helps nobody
+    salt: str = field(default_factory=lambda: secrets.token_hex(8))
 
     async def run(self, load: Load) -> None:
-        """Until all have ended. Cancelled, it cancels what is in flight."""
+        """Send a load and wait until all requests have ended.
+
+        Being cancelled cancels all requests in flight.
+        """
         await (self.closed(load) if load.concurrency else self.open(load.arrivals))
 
     async def open(self, arrivals: Sequence[Arrival]) -> None:
-        """As above."""
+        """Send every request at its time."""
         ready = await self._prepared(arrivals)
         began = time.monotonic() + LEAD
         async with asyncio.TaskGroup() as group:
@@ -60,12 +66,11 @@ class Loop:
                 group.create_task(self._one(arrival, request, due))
 
     async def closed(self, load: Load) -> None:
-        """As above; when requests are due does not matter."""
-        todo = (
-            self._endless(load.arrivals)
-            if load.endless
-            else iter(await self._prepared(load.arrivals))
-        )
+        """Keep a number of requests in flight; their times do not matter."""
+        if load.endless:
+            todo = self._endless(load.arrivals)
+        else:
+            todo = iter(await self._prepared(load.arrivals))
         end = time.monotonic() + (load.seconds or float("inf"))
 
         async def worker() -> None:
@@ -77,7 +82,7 @@ class Loop:
                 group.create_task(worker())
 
     def _endless(self, arrivals: Sequence[Arrival]) -> Iterator[Ready]:
-        """Again and again, with other prompts each time; prepared when they are asked for."""
+        """Yield the arrivals over and over, with other prompts each time."""
         return (
             (arrival, self._prepare(number, arrival))
             for number, arrival in enumerate(cycle(arrivals))
@@ -87,7 +92,7 @@ class Loop:
         ready = []
         for number, arrival in enumerate(arrivals):
             ready.append((arrival, self._prepare(number, arrival)))
-            await asyncio.sleep(0)  # so that it can be interrupted: a long trace takes a while
+            await asyncio.sleep(0)  # lets Ctrl-C through: a long trace takes a while
         return ready
 
     def _prepare(self, number: int, arrival: Arrival) -> Any:
@@ -109,14 +114,11 @@ class Loop:
 
 
 def lateness(lag: Spread | None, arrivals: Sequence[Arrival]) -> str:
-    """A warning, when requests were sent so late that the generator was measured and not the
-    server; or nothing.
-    """
+    """Return a warning if requests were sent so late that the figures mean nothing, or ""."""
     gap = 1e3 * mean_gap(arrivals)
     if lag is None or not (lag.p99 > LATE_MS or lag.p99 > LATE_SHARE * gap > 0):
         return ""
     return (
         f"the generator was late: p99 {lag.p99:.1f} ms, with {gap:.1f} ms between requests on "
-        f"average; so it was "
-        f"measured, not the server (give it a core of its own, or a lower rate)"
+        f"average; so it was measured, not the server (give it a core of its own, or a lower rate)"
     )

@@ -1,6 +1,6 @@
 """bench offline: tokens per second of an engine without a server, as llama-bench has them.
 
-At every batch of B sequences, all submitted at once, with random prompts that share nothing:
+B sequences are submitted at once, with random prompts that share nothing:
 
 - ppN: prompts of N tokens, until each has its first token; B N tokens count;
 - tgN: N tokens each after a prompt of one token; B N tokens count;
@@ -48,7 +48,9 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Case:
-    """test: its name. prompt, output: tokens of each sequence; counted: those of them that the rate
+    """One thing to measure.
+
+    test: its name. prompt, output: tokens of each sequence. counted: those of them that the rate
     counts.
     """
 
@@ -60,12 +62,13 @@ class Case:
 
     @property
     def context(self) -> int:
+        """Tokens of a sequence at its end."""
         return self.prompt + self.output
 
 
 @dataclass(frozen=True)
 class Result:
-    """seconds: of each repetition."""
+    """Measurements of a case; seconds of each repetition."""
 
     case: Case
     seconds: list[float]
@@ -85,11 +88,14 @@ class Result:
 
 
 def bench_offline(args: argparse.Namespace) -> int:
+    """Measure all cases and print the results."""
     check_above(args, 0, "repetitions")
     check_above(args, -1, "seed")
-    cases, found = cases_of(args), environment(args.command_line)
+    cases = cases_of(args)
+    found = environment(args.command_line)
     options = options_of(args, cases)
-    console, results = Console(stderr=True, highlight=False), list[Result]()
+    console = Console(stderr=True, highlight=False)
+    results: list[Result] = []
     use_compilation_cache(args.compilation_cache)
     with open_llm(args, options, console) as llm:
         for case in cases:
@@ -106,13 +112,14 @@ def bench_offline(args: argparse.Namespace) -> int:
 
 
 def cases_of(args: argparse.Namespace) -> list[Case]:
+    """Return the cases that the flags ask for."""
     prompts = [n for n in numbers(args, "prompt_tokens", int, -1) if n]
     outputs = [n for n in numbers(args, "output_tokens", int, -1) if n]
     if not (prompts or outputs):
         raise ConfigError(
             "--prompt-tokens and --output-tokens are both 0: nothing is left to measure"
         )
-    cases = list[Case]()
+    cases: list[Case] = []
     for batch in numbers(args, "batch", int, 0):
         cases += [Case(f"pp{n}", batch, n, 1, n) for n in prompts]
         cases += [Case(f"tg{n}", batch, 1, n, n) for n in outputs]
@@ -121,8 +128,9 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
 
 
 def options_of(args: argparse.Namespace, cases: Sequence[Case]) -> EngineOptions:
-    """Rows and context as the cases need them, unless the flags say otherwise; ConfigError when
-    they are too small.
+    """Return options with the rows and the context that the cases need.
+
+    Raises ConfigError if the flags ask for fewer rows or a shorter context.
     """
     given = engine_options(args)
     rows = max(_rows(case, args.data * args.expert) for case in cases)
@@ -137,8 +145,7 @@ def options_of(args: argparse.Namespace, cases: Sequence[Case]) -> EngineOptions
     if longest.context > context:
         raise ConfigError(
             f"{longest.test} takes {longest.context} tokens, more than the context of {context} "
-            f"(--prompt-tokens, "
-            "--output-tokens, --max-context)"
+            f"(--prompt-tokens, --output-tokens, --max-context)"
         )
     return replace(
         given, max_batch=given.max_batch or rows, max_context=given.max_context or longest.context
@@ -146,25 +153,27 @@ def options_of(args: argparse.Namespace, cases: Sequence[Case]) -> EngineOptions
 
 
 def _rows(case: Case, lanes: int) -> int:
-    """Of a lane."""
+    """Return the rows of a case in one lane."""
     return -(-case.batch // lanes)
 
 
 def check_room(case: Case, config: EngineConfig) -> None:
-    """ConfigError when the cache cannot hold all sequences at once: some would wait, and another
-    batch be measured.
+    """Raise ConfigError if the cache cannot hold all sequences of a case at a time.
+
+    Some would wait, and the measurement would be of a smaller batch.
     """
     rows = _rows(case, config.lanes)
     if any(rows * config.pages_held(pool, case.context) > pool.pages for pool in config.pools):
         pages = min(pool.pages for pool in config.pools)
         raise ConfigError(
             f"{case.test} with --batch {case.batch}: {rows} sequences of {case.context} tokens "
-            f"do not fit a cache of "
-            f"{pages * config.page_size} tokens a lane (--cache-tokens, or a smaller batch)"
+            f"do not fit a cache of {pages * config.page_size} tokens a lane (--cache-tokens, or "
+            f"a smaller batch)"
         )
 
 
 def open_llm(args: argparse.Namespace, options: EngineOptions, console: Console) -> LLM:
+    """Load the model of the flags; JaxserveError for a model that embeds."""
     mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
     with Bar(console, "loading") as bar:
         llm = LLM(
@@ -184,14 +193,13 @@ def open_llm(args: argparse.Namespace, options: EngineOptions, console: Console)
 
 
 def compile_for(llm: LLM, cases: Sequence[Case], console: Console) -> None:
-    plan, config = llm.runner.buckets, llm.runner.config
-    buckets = {
-        bucket
-        for case in cases
-        for bucket in plan.reachable(
-            [(case.prompt, case.output)] * case.batch, config=config, score=False
-        )
-    }
+    """Compile the steps that the cases need."""
+    plan = llm.runner.buckets
+    config = llm.runner.config
+    buckets = set()
+    for case in cases:
+        lengths = [(case.prompt, case.output)] * case.batch
+        buckets |= set(plan.reachable(lengths, config=config, score=False))
     with Bar(console, "compiling") as bar:
         llm.runner.warm_up(sorted(buckets), bar.update)
 
@@ -199,20 +207,23 @@ def compile_for(llm: LLM, cases: Sequence[Case], console: Console) -> None:
 def measured(
     llm: LLM, cases: Sequence[Case], args: argparse.Namespace, bar: Bar
 ) -> Iterator[Result]:
-    """Each case once for nothing, then so many times. EngineError when a step was compiled
-    meanwhile.
+    """Run each case once to warm up, then measure the repetitions.
+
+    Raises EngineError if a step was compiled meanwhile.
     """
-    rng, total = np.random.default_rng(args.seed), len(cases) * (args.repetitions + 1)
+    rng = np.random.default_rng(args.seed)
+    total = len(cases) * (args.repetitions + 1)
     tokens = np.setdiff1d(np.arange(llm.model.spec.vocab_size), llm.model.eos_ids)
     for place, case in enumerate(cases):
-        seconds = list[float]()
+        seconds: list[float] = []
         for number in range(args.repetitions + 1):
             bar.update(
                 place * (args.repetitions + 1) + number, total, f"{case.test} x {case.batch}"
             )
             prompts = rng.choice(tokens, (case.batch, case.prompt)).tolist()
             seconds.append(timed(llm.engine, prompts, [case.output] * case.batch))
-        if compiles := llm.runner.compiles_after_ready:
+        compiles = llm.runner.compiles_after_ready
+        if compiles:
             raise EngineError(
                 f"{case.test}: {compiles} compiles while it was measured: the figures would be "
                 f"wrong"
@@ -222,12 +233,13 @@ def measured(
 
 
 def timed(engine: Engine, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> float:
-    """Seconds for all of them, submitted at once, each with exactly so many tokens; EngineError
-    when they did not come.
+    """Return the seconds that prompts take which are submitted at once.
 
-    Greedy, blind to end tokens.
+    Each answer is greedy, blind to end tokens, and has exactly its length; otherwise EngineError is
+    raised.
     """
-    began, made = time.perf_counter(), 0
+    began = time.perf_counter()
+    made = 0
     for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
         engine.submit(Request(id=str(number), prompt=tuple(prompt), params=params))
@@ -240,8 +252,12 @@ def timed(engine: Engine, prompts: Sequence[Sequence[int]], lengths: Sequence[in
 
 
 def about(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
-    """Of model and engine. bytes: of all parameters, each once however many devices have it."""
-    model, config = llm.model, llm.runner.config
+    """Return facts about model and engine.
+
+    bytes: of all parameters, each counted once however many devices hold it.
+    """
+    model = llm.model
+    config = llm.runner.config
     return {
         "model": args.model.resolve().name,
         "parameters": model.parameters,
@@ -258,7 +274,7 @@ def about(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
 def text(
     output: str, results: Sequence[Result], about: dict[str, Any], found: dict[str, Any]
 ) -> str:
-    """output: md, csv or json."""
+    """Return the results as md, csv or json."""
     rows = [result.to_json() for result in results]
     if output == "json":
         environment = found | {"device": about["device"]}
@@ -278,6 +294,7 @@ def text(
 
 
 def grid(results: Sequence[Result], about: dict[str, Any], jax_version: str) -> Grid:
+    """Return the table of results."""
     model = [
         about["model"],
         f"{about['parameters'] / 1e6:,.1f} M",

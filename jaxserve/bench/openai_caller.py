@@ -1,9 +1,9 @@
-"""Requests over HTTP as OpenAI has them: POST completions with token ids or a text, streamed.
+"""Caller over OpenAI's HTTP API: POST completions with token ids or a text, streamed.
 
-Servers are asked to say with every chunk how many tokens there are so far (continuous_usage_stats:
-jaxserve, vLLM and SGLang do). Where one does not, the tokens that it reports in the end, or else
-one for each chunk, are shared out evenly over the chunks, and the outcome says so. A chunk comes
-when there is text: tokens that spell none yet are counted with the next one that does.
+Servers are asked to report with every chunk how many tokens there are so far
+(continuous_usage_stats: jaxserve, vLLM and SGLang do). For a server that does not, the tokens that
+it reports at the end, or else one for each chunk, are shared out evenly over the chunks, and the
+outcome says so. A chunk comes when there is text: a token without text counts with the next chunk.
 """
 
 import json
@@ -21,15 +21,16 @@ from jaxserve.bench.latency import Outcome
 from jaxserve.client.channel import metadata_of
 from jaxserve.errors import ConfigError
 
-MALFORMED = "MALFORMED"  # not what OpenAI's API says
+MALFORMED = "MALFORMED"  # status of an answer that is not as OpenAI's API says
 SECONDS = 30.0  # for a server to list its models
-REFUSALS = (401, 403)  # for want of credentials
+REFUSALS = (401, 403)  # statuses of refused credentials
 
 
 @dataclass(frozen=True)
 class Model:
-    """One that a server offers. max_context: tokens; None where it does not say: OpenAI's API has
-    no field for it.
+    """A model that a server offers.
+
+    max_context: tokens; None if the server does not report it, for which OpenAI's API has no field.
     """
 
     name: str
@@ -37,11 +38,13 @@ class Model:
 
 
 class OpenAICaller:
-    """strict: send only what OpenAI's own API knows."""
+    """Caller of one model; a strict one sends only what OpenAI's own API knows."""
 
     def __init__(self, client: httpx.AsyncClient, model: str, ignore_eos: bool, strict: bool):
-        self._client, self._model = client, model
-        self._ignore_eos, self._strict = ignore_eos, strict
+        self._client = client
+        self._model = model
+        self._ignore_eos = ignore_eos
+        self._strict = strict
 
     def prepare(self, prompt: Sequence[int] | str, output_tokens: int, salt: str) -> bytes:
         usage: dict[str, Any] = {"include_usage": True}
@@ -74,8 +77,11 @@ class OpenAICaller:
 
 
 async def _read(response: httpx.Response, outcome: Outcome) -> None:
-    """What comes of one request, written down when it has ended."""
-    told, untold, usage, whole = list[tuple[float, int]](), list[float](), dict[str, Any](), False
+    """Read the chunks of an answer, and note them in the outcome when it has ended."""
+    reported: list[tuple[float, int]] = []  # clock reading, and tokens so far
+    unreported: list[float] = []  # clock readings of chunks with text alone
+    usage: dict[str, Any] = {}
+    whole = False
     async for line in response.aiter_lines():
         now = time.monotonic()
         if not line.startswith("data:"):
@@ -84,25 +90,27 @@ async def _read(response: httpx.Response, outcome: Outcome) -> None:
             whole = True
             break
         chunk = json.loads(line[5:])
-        if error := chunk.get("error"):
-            raise _refusal(error, "error in a stream")
+        if chunk.get("error"):
+            raise _refusal(chunk["error"], "error in a stream")
         choices = chunk.get("choices") or ()
         whole |= any(choice.get("finish_reason") for choice in choices)
-        if found := chunk.get("usage"):
-            usage = found
-            told.append((now, int(usage.get("completion_tokens", 0))))
+        if chunk.get("usage"):
+            usage = chunk["usage"]
+            reported.append((now, int(usage.get("completion_tokens", 0))))
         elif any(choice.get("text") for choice in choices):
-            untold.append(now)
+            unreported.append(now)
     if not whole:
         raise Refused(CUT, "the stream ended without a finish_reason and without [DONE]")
     outcome.prompt_tokens = int(usage.get("prompt_tokens") or outcome.prompt_tokens)
     outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    outcome.shared_out = bool(untold)
-    _write(outcome, shares(untold, usage.get("completion_tokens")) if untold else told)
+    outcome.shared_out = bool(unreported)
+    if unreported:
+        reported = shares(unreported, usage.get("completion_tokens"))
+    _write(outcome, reported)
 
 
 def _write(outcome: Outcome, seen: Sequence[tuple[float, int]]) -> None:
-    """seen: when so many tokens were there in all."""
+    """Note messages in an outcome; seen has clock readings, and the tokens so far."""
     before = 0
     for at, total in seen:
         if total > before:
@@ -111,15 +119,16 @@ def _write(outcome: Outcome, seen: Sequence[tuple[float, int]]) -> None:
 
 
 def shares(times: Sequence[float], tokens: int | None) -> list[tuple[float, int]]:
-    """When so many of the tokens were there, had each chunk brought as many; None of them: one for
-    each chunk.
+    """Share tokens out evenly over chunks; return clock readings, and the tokens so far.
+
+    tokens: None counts one token for each chunk.
     """
-    total, chunks = len(times) if tokens is None else tokens, len(times)
-    return [(at, total * number // chunks) for number, at in enumerate(times, 1)]
+    total = len(times) if tokens is None else tokens
+    return [(at, total * number // len(times)) for number, at in enumerate(times, 1)]
 
 
 def refused_by(status: int, body: bytes) -> Refused:
-    """From an HTTP response, by OpenAI's code where it has one."""
+    """Return the error of an HTTP response, with OpenAI's code if it has one."""
     try:
         return _refusal(json.loads(body)["error"], f"HTTP {status}")
     except (ValueError, LookupError, TypeError):
@@ -134,15 +143,16 @@ def _refusal(error: Any, otherwise: str) -> Refused:
 
 @asynccontextmanager
 async def http_client(base: str, credentials: Credentials) -> AsyncIterator[httpx.AsyncClient]:
-    """base: ends in /v1, or whatever stands before /completions. As many connections as there are
-    requests.
+    """Make a client with as many connections as there are requests.
+
+    base: URL before /completions, which usually ends in /v1.
     """
     unbounded = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    headers, verify = dict(metadata_of(credentials.token)), _ssl_context(credentials)
+    headers = dict(metadata_of(credentials.token))
     async with httpx.AsyncClient(
         base_url=base,
         headers=headers,
-        verify=verify,
+        verify=_ssl_context(credentials),
         limits=unbounded,
         timeout=None,
         trust_env=False,
@@ -151,7 +161,7 @@ async def http_client(base: str, credentials: Credentials) -> AsyncIterator[http
 
 
 def _ssl_context(credentials: Credentials) -> ssl.SSLContext:
-    """ConfigError for files that are no certificates."""
+    """Return the TLS settings; ConfigError for files that are no certificates."""
     tls = credentials.tls
     try:
         context = ssl.create_default_context(cafile=tls.ca if tls else None)
@@ -163,9 +173,10 @@ def _ssl_context(credentials: Credentials) -> ssl.SSLContext:
 
 
 async def find_model(base: str, credentials: Credentials, wanted: str | None) -> Model:
-    """The first that is offered, or the one of that name; ConfigError when nobody there offers it.
+    """Return the first model that the server offers, or the one that is wanted.
 
-    A server that offers no list is asked for the one that is wanted all the same.
+    A server without a list of models is asked for the wanted one all the same. Raises ConfigError
+    if the server does not offer it.
     """
     try:
         async with http_client(base, credentials) as client:

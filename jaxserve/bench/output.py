@@ -1,4 +1,4 @@
-"""Results as Markdown, CSV and JSON: cells in, text out."""
+"""Tables of results as Markdown and CSV."""
 
 import csv
 import io
@@ -17,9 +17,7 @@ WIDTH = 10_000  # columns: a Markdown table has no line breaks
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of ready cells. left: how many of the first columns are names, which begin at their
-    left edge.
-    """
+    """A table of formatted cells; the first `left` columns are names, which are aligned left."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -27,7 +25,7 @@ class Grid:
 
 
 def markdown(grid: Grid) -> str:
-    """Columns padded, so that it is a table to the eye too."""
+    """Return the table as Markdown, with padded columns."""
     table = Table(box=MARKDOWN)
     for number, name in enumerate(grid.columns):
         table.add_column(
@@ -41,8 +39,9 @@ def markdown(grid: Grid) -> str:
 
 
 def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A header and a line for each row; the columns are those of the first row, nested ones joined
-    by an underscore.
+    """Return rows as CSV with a header.
+
+    The columns are those of the first row; names of nested ones are joined by an underscore.
     """
     flat = [flattened(row) for row in rows]
     text = io.StringIO()
@@ -53,7 +52,10 @@ def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def flattened(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"ttft": {"p50": 1}} becomes {"ttft_p50": 1}; a list of values is joined by spaces."""
+    """Return a row without nesting: {"ttft": {"p50": 1}} becomes {"ttft_p50": 1}.
+
+    A list of values is joined by spaces.
+    """
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
@@ -66,12 +68,12 @@ def flattened(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def deviation(samples: Sequence[float]) -> float:
-    """Standard deviation of the samples (n - 1 below the sum); 0 of a single one."""
+    """Return the standard deviation of samples (with n - 1); 0 for a single one."""
     return statistics.stdev(samples) if len(samples) > 1 else 0.0
 
 
 def spread(samples: Sequence[float], digits: int = 2) -> str:
-    """Mean ± standard deviation; of a single sample itself, of none a dash."""
+    """Return mean ± standard deviation; a single sample alone, and a dash for none."""
     if not samples:
         return "-"
     mean = f"{statistics.fmean(samples):.{digits}f}"

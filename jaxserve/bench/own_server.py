@@ -1,6 +1,4 @@
-"""A server of our own for as long as it is measured: python -m jaxserve.serve in a process that
-always ends.
-"""
+"""A jaxserve server for the time of a benchmark, in a process that always ends."""
 
 import asyncio
 import os
@@ -15,11 +13,11 @@ from jaxserve.client import AsyncClient
 from jaxserve.errors import ConfigError
 
 HOST = "127.0.0.1"
-END_SECONDS = 10  # for a server that was told to end
+END_SECONDS = 10  # that a server gets to end after SIGTERM
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listened on a moment ago."""
+    """Return ports that were free a moment ago."""
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:
@@ -28,7 +26,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def serve_command(port: int, http_port: int, flags: Sequence[str]) -> list[str]:
-    """flags: more of serve's own."""
+    """Return the command that starts a server, with more flags of its own."""
     addresses = [
         "--host",
         HOST,
@@ -46,29 +44,28 @@ def serve_command(port: int, http_port: int, flags: Sequence[str]) -> list[str]:
 async def running(
     command: Sequence[str], address: str, ready_seconds: float
 ) -> AsyncIterator[None]:
-    """Until the block ends, however that is; the block begins when gRPC's health check at `address`
-    says ready.
+    """Run a server for the time of a block, which begins when the server is ready.
 
-    In a session of its own, so that Ctrl-C at a terminal reaches the generator alone. ConfigError
-    when the server ends before it is ready, with its last words, or does not become ready in time.
+    address: of its gRPC. Raises ConfigError if the server ends before it is ready, with its last
+    line, or is not ready in time.
     """
-    with TemporaryFile() as words:
+    with TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=words,
-            stderr=words,
-            start_new_session=True,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C at a terminal reaches the load generator alone
         )
         try:
-            await _until_ready(process, address, ready_seconds, words)
+            await _until_ready(process, address, ready_seconds, log)
             yield
         finally:
             await _end(process)
 
 
 async def _until_ready(
-    process: asyncio.subprocess.Process, address: str, ready_seconds: float, words: IO[bytes]
+    process: asyncio.subprocess.Process, address: str, ready_seconds: float, log: IO[bytes]
 ) -> None:
     async with AsyncClient(address) as client:
         ready = asyncio.create_task(client.wait_ready(ready_seconds))
@@ -77,7 +74,7 @@ async def _until_ready(
             await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 raise ConfigError(
-                    f"the server ended with exit code {ended.result()}: {last_line(words)}"
+                    f"the server ended with exit code {ended.result()}: {last_line(log)}"
                 )
             await ready
         finally:
@@ -86,15 +83,16 @@ async def _until_ready(
             await asyncio.gather(ready, ended, return_exceptions=True)
 
 
-def last_line(words: IO[bytes]) -> str:
-    size = words.seek(0, os.SEEK_END)
-    words.seek(max(0, size - 4096))
-    lines = words.read().decode("utf-8", "replace").strip().splitlines()
+def last_line(log: IO[bytes]) -> str:
+    """Return the last line that a process wrote, without "error: "."""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - 4096))
+    lines = log.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1].removeprefix("error: ") if lines else "it said nothing"
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Asked first, then killed; a second interruption kills at once."""
+    """Ask a process to end, and kill it if it does not; a second Ctrl-C kills it at once."""
     if process.returncode is not None:
         return
     process.terminate()

@@ -1,4 +1,4 @@
-"""What the requests of a load say: random tokens, or texts."""
+"""Prompts of a load: random tokens, or texts."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,24 +7,29 @@ import numpy as np
 
 from jaxserve.bench.arrivals import Arrival
 
-PER_BLOCK, PER_REQUEST = 0, 1  # kinds of random streams
+# Kinds of random streams.
+PER_BLOCK = 0
+PER_REQUEST = 1
 
 
 class Prompts(Protocol):
+    """A source of prompts."""
+
     def of(self, number: int, arrival: Arrival) -> list[int] | str:
-        """Of the arrival with this number."""
+        """Return the prompt of an arrival, given its number."""
         ...
 
 
 class RandomPrompts:
-    """Random tokens of a vocabulary without those left out; the same seed and run give the same
-    ones.
+    """Random tokens of a vocabulary, without those that are left out.
 
-    run: its number. Prompts of different runs have no prefix in common, but for that of chance.
+    A seed and the number of a run determine the prompts. Prompts of different runs have a prefix in
+    common only by chance.
     """
 
     def __init__(self, vocab_size: int, left_out: Sequence[int], seed: int, run: int = 0):
-        self._ids, self._seed = np.setdiff1d(np.arange(vocab_size), left_out), (seed, run)
+        self._ids = np.setdiff1d(np.arange(vocab_size), left_out)
+        self._seed = (seed, run)
 
     def of(self, number: int, arrival: Arrival) -> list[int]:
         if not arrival.blocks:
@@ -37,7 +42,7 @@ class RandomPrompts:
 
 
 class TextPrompts:
-    """Texts in their order, again from the first one after the last."""
+    """Texts in their order, over and over."""
 
     def __init__(self, texts: Sequence[str]):
         self._texts = texts

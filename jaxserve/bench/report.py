@@ -1,4 +1,4 @@
-"""What bench serve found, as tables, CSV and JSON."""
+"""Results of bench serve as tables, CSV and JSON."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +19,12 @@ NO_FIGURES = dict.fromkeys(FIGURES)
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One run of one load. offered_per_second: requests on average; None in a closed loop, or when
-    all came at once.
+    """Results of one run of one load.
 
-    capped: requests that were cut to the longest allowed. peak_in_flight: the most requests that
-    ran at a time. interrupted: some were not sent, or not waited for. warning: why not to trust it,
-    or nothing.
+    offered_per_second: requests on average; None in a closed loop, or if all came at once. capped:
+    requests that were cut to the longest allowed. peak_in_flight: the most requests in flight at a
+    time. interrupted: some requests were not sent, or not waited for. warning: why the figures
+    cannot be trusted, or "".
     """
 
     load: str
@@ -40,8 +40,10 @@ class Point:
 
 @dataclass
 class Report:
-    """environment: as bench.environment tells it. server: None until there is one.
-    compiles_after_ready: of it.
+    """Results of all runs.
+
+    environment: see bench.environment. server: None until there is one. compiles_after_ready: steps
+    that the server compiled while it was measured.
     """
 
     environment: dict[str, Any]
@@ -51,20 +53,19 @@ class Report:
     points: list[Point] = field(default_factory=list)
 
     def add(self, point: Point, console: Console) -> None:
-        """What no table has room for is said at once."""
+        """Add the results of a run, and print remarks about them at once."""
         self.points.append(point)
         for line in remarks(point):
             console.print(f"{point.load}: {line}", soft_wrap=True, markup=False)
 
     def text(self, output: str) -> str:
-        """output: md, csv or json."""
+        """Return the results as md, csv or json."""
         if output == "json":
             return json.dumps(self.to_json(), indent=1) + "\n"
         if output == "csv":
             return comma_separated([row_of(point) for point in self.points])
-        return "\n".join(
-            [markdown(rates(self.points)), markdown(latencies(self.points)), *self._below(), ""]
-        )
+        tables = (markdown(rates(self.points)), markdown(latencies(self.points)))
+        return "\n".join([*tables, *self._below(), ""])
 
     def to_json(self) -> dict[str, Any]:
         server = self.server and {
@@ -83,13 +84,11 @@ class Report:
         }
 
     def _below(self) -> Iterator[str]:
-        """Lines below the tables."""
-        if bounds := self.objective.bounds():
-            yield (
-                "goodput: requests within "
-                + ", ".join(f"{name} {most:g} ms" for name, most in bounds.items())
-                + "  "
-            )
+        """Yield the lines below the tables; two spaces end a line of Markdown."""
+        bounds = self.objective.bounds()
+        if bounds:
+            limits = ", ".join(f"{name} {limit:g} ms" for name, limit in bounds.items())
+            yield f"goodput: requests within {limits}  "
         if self.compiles_after_ready:
             yield (
                 f"NOT STEADY: {self.compiles_after_ready} compiles while it was measured; "
@@ -105,7 +104,7 @@ class Report:
 
 
 def remarks(point: Point) -> Iterator[str]:
-    """Whatever keeps a run from being what its row seems to say."""
+    """Yield what a reader has to know about a run beside its row in the tables."""
     s = point.summary
     for status, failure in s.failures.items():
         yield f"{failure.count} x {status}: {failure.example}"
@@ -116,15 +115,14 @@ def remarks(point: Point) -> Iterator[str]:
     if s.shared_out:
         yield (
             f"the server did not say which chunk had how many tokens ({s.shared_out} requests): "
-            f"shared out evenly, "
-            "so ITL is that of chunks"
+            f"shared out evenly, so ITL is that of chunks"
         )
     if point.warning:
         yield point.warning
 
 
 def row_of(point: Point) -> dict[str, Any]:
-    """A line of CSV: of each latency the same columns, empty where there are no samples."""
+    """Return a row of CSV; columns of a latency without samples are empty."""
     row = asdict(point)
     summary = row.pop("summary")
     failures = " ".join(
@@ -135,6 +133,7 @@ def row_of(point: Point) -> dict[str, Any]:
 
 
 def rates(points: Sequence[Point]) -> Grid:
+    """Return the table of counts and rates, a row for each load."""
     columns = (
         "load",
         "sent",
@@ -152,7 +151,7 @@ def rates(points: Sequence[Point]) -> Grid:
 
 
 def _rates(name: str, points: Sequence[Point]) -> list[str]:
-    """Counts over all repetitions; rates as mean and deviation."""
+    """Return a row: counts over all repetitions, and rates as mean and deviation."""
     all_of = [point.summary for point in points]
 
     def over(figure: Callable[[Summary], float | None], digits: int = 2) -> str:
@@ -180,21 +179,18 @@ def _rates(name: str, points: Sequence[Point]) -> list[str]:
 
 
 def latencies(points: Sequence[Point]) -> Grid:
+    """Return the table of latencies, a row for each load and latency."""
     rows = []
     for name, found in _by_load(points):
         for latency in LATENCIES:
-            samples: list[Spread] = [s for point in found if (s := getattr(point.summary, latency))]
-            rows.append(
-                [
-                    name,
-                    latency.upper(),
-                    *(spread([getattr(s, f) for s in samples], 1) for f in FIGURES),
-                ]
-            )
+            spreads: list[Spread | None] = [getattr(point.summary, latency) for point in found]
+            samples = [each for each in spreads if each]
+            figures = [spread([getattr(s, figure) for s in samples], 1) for figure in FIGURES]
+            rows.append([name, latency.upper(), *figures])
     return Grid(("load", "ms", *FIGURES), rows, left=2)
 
 
 def _by_load(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
-    """The repetitions of each load, in the order of the loads."""
+    """Yield the repetitions of each load, in the order of the loads."""
     for name in dict.fromkeys(point.load for point in points):
         yield name, [point for point in points if point.load == name]

@@ -1,13 +1,12 @@
-"""bench serve: how long do people wait for a server, and how much does it serve? Measured at the
-client.
+"""bench serve: latency and throughput of a server, measured at the client.
 
-Prompts are random tokens (or texts of a file), answers have exactly the asked-for number of tokens,
-greedy and blind to end tokens unless told otherwise. jaxserve.bench.latency says what is measured,
-jaxserve.bench.loops how it is asked.
+Prompts are random tokens (or texts of a file), and answers have exactly the number of tokens that
+was asked for: they are greedy, and blind to end tokens unless the flags say otherwise.
+jaxserve.bench.latency defines what is measured, jaxserve.bench.loops how requests are sent.
 
-The load generator itself has limits: how late it sent requests is measured and reported, with a
-warning when that would spoil the figures. After Ctrl-C, what was measured so far is reported. The
-server names the device: a generator that asked for it would take its memory.
+The load generator has limits of its own: how late it sent requests is measured and reported, with a
+warning if that would spoil the figures. After Ctrl-C, what was measured so far is reported. The
+server tells which device it has: the generator does not import jax, which would take its memory.
 """
 
 import argparse
@@ -35,23 +34,27 @@ from jaxserve.cli.inputs import read_prompts
 from jaxserve.errors import ConfigError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-REFRESHES = 2  # of the progress bar, per second: each one holds up the event loop
+REFRESHES = 2  # of the progress bar, per second; each refresh holds up the event loop
 NONE_ANSWERED = 1
 
 
 def bench_serve(args: argparse.Namespace) -> int:
-    """Exit code: 0; 1 when no request was answered; 130 when it was interrupted."""
+    """Measure all loads and return the exit code.
+
+    0; 1 if no request was answered; 130 after Ctrl-C.
+    """
     check(args)
-    loads_of(args, 0)  # what cannot be, is said before a server is started
+    loads_of(args, 0)  # raises for wrong flags before a server is started
     if args.target:
         address_of(args.target)
-    report = Report(
-        environment(args.command_line), Objective.parse(args.slo) if args.slo else Objective()
-    )
-    console, code = Console(stderr=True, highlight=False), 0
+    objective = Objective.parse(args.slo) if args.slo else Objective()
+    report = Report(environment(args.command_line), objective)
+    console = Console(stderr=True, highlight=False)
+    code = 0
     try:
         asyncio.run(stoppable(args, report, console))
-        code = 0 if any(point.summary.ok for point in report.points) else NONE_ANSWERED
+        if not any(point.summary.ok for point in report.points):
+            code = NONE_ANSWERED
     except asyncio.CancelledError:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED
@@ -62,7 +65,7 @@ def bench_serve(args: argparse.Namespace) -> int:
 
 
 async def stoppable(args: argparse.Namespace, report: Report, console: Console) -> None:
-    """`measure`, which a signal cancels."""
+    """Measure until a signal comes."""
     task = asyncio.create_task(measure(args, report, console))
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -70,8 +73,9 @@ async def stoppable(args: argparse.Namespace, report: Report, console: Console) 
 
 
 async def measure(args: argparse.Namespace, report: Report, console: Console) -> None:
-    """Every load, as often as asked for. report: has what was measured, even when this is cancelled
-    or fails.
+    """Run every load as often as asked for, and add the results to the report.
+
+    The report has what was measured so far, even if this is cancelled or fails.
     """
     texts = texts_of(args) if args.prompts_file else []
     async with target(args, console) as server:
@@ -83,9 +87,9 @@ async def measure(args: argparse.Namespace, report: Report, console: Console) ->
         ]
         for _, load in runs:
             server.check_fits(load.arrivals)
-        most = max(load.concurrency or len(load.arrivals) for _, load in runs)
+        in_flight = max(load.concurrency or len(load.arrivals) for _, load in runs)
         prompts = [prompts_of(args, server, texts, number) for number in range(1 + len(runs))]
-        async with server.caller(args, most) as caller:
+        async with server.caller(args, in_flight) as caller:
             await warm_up(loop_of(args, caller, prompts[0]), runs[0][1].arrivals[: args.warm_up])
             for (repetition, load), asked in zip(runs, prompts[1:], strict=True):
                 loop = loop_of(args, caller, asked)
@@ -103,12 +107,10 @@ def texts_of(args: argparse.Namespace) -> list[str]:
 
 
 def prompts_of(args: argparse.Namespace, server: Target, texts: Sequence[str], run: int) -> Prompts:
-    """Of a run with this number: other tokens than any other's, or the same texts."""
-    return (
-        TextPrompts(texts)
-        if texts
-        else RandomPrompts(server.vocab_size or 0, server.not_drawn, args.seed, run)
-    )
+    """Return the prompts of a run: texts, or random tokens that no other run has."""
+    if texts:
+        return TextPrompts(texts)
+    return RandomPrompts(server.vocab_size or 0, server.not_drawn, args.seed, run)
 
 
 def loop_of(args: argparse.Namespace, caller: Caller, prompts: Prompts) -> Loop:
@@ -116,7 +118,7 @@ def loop_of(args: argparse.Namespace, caller: Caller, prompts: Prompts) -> Loop:
 
 
 async def warm_up(loop: Loop, arrivals: Sequence[Arrival]) -> None:
-    """All at once, thrown away. ConfigError when each of them fails: so would the others."""
+    """Send requests at once and throw the results away; ConfigError if all of them fail."""
     await loop.open([replace(a, due=0.0) for a in arrivals])
     if loop.outcomes and not any(o.ok for o in loop.outcomes):
         failed = loop.outcomes[0]
@@ -126,6 +128,7 @@ async def warm_up(loop: Loop, arrivals: Sequence[Arrival]) -> None:
 
 
 def point_of(load: Load, repetition: int, loop: Loop, objective: Objective) -> Point:
+    """Return the results of a run."""
     summary = summarize(loop.outcomes, objective)
     gap = 0.0 if load.concurrency else mean_gap(load.arrivals)
     until_the_end = not (load.concurrency and load.seconds)
@@ -145,6 +148,7 @@ def point_of(load: Load, repetition: int, loop: Loop, objective: Objective) -> P
 
 @contextmanager
 def progress(console: Console, loop: Loop, load: Load) -> Iterator[None]:
+    """Show a progress bar while a loop runs."""
     columns = (
         TextColumn(str(load)),
         BarColumn(),

@@ -1,8 +1,7 @@
-"""A program that starts as serve does, and says on standard output when each stage has ended: a
-JSON object a line.
+"""Program that starts as serve does, and prints a JSON object when each stage has ended.
 
-Run by jaxserve.bench.startup, which holds the clock. Nothing is imported before it is needed: that
-is a stage too.
+jaxserve.bench.startup runs it and holds the clock. The program imports late, because importing is a
+stage as well.
 """
 
 import json
@@ -13,11 +12,12 @@ STAGES = ("import", "device", "load", "compile", "first token")
 
 
 def tell(stage: str, **facts: Any) -> None:
+    """Print that a stage has ended."""
     print(json.dumps({"stage": stage} | facts), flush=True)
 
 
 def main() -> int:
-    """Flags: those of bench startup."""
+    """Run the program with the flags of bench startup, and return its exit code."""
     from jaxserve.bench.flags import parser
     from jaxserve.bench.offline import EXPECTED
     from jaxserve.cli.exits import exit_code
@@ -27,6 +27,7 @@ def main() -> int:
 
 
 def start(args: Any) -> int:
+    """Go through all stages."""
     import jax
     from rich.console import Console
 

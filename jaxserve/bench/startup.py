@@ -1,7 +1,7 @@
 """bench startup: seconds until the first token, stage by stage.
 
-Every start is a process of its own. Cold: the compilation cache is an empty folder; cached: what
-the cold start before it left there. The operating system's cache of files is left as it is, so
+Every start is a process of its own. A cold start has an empty compilation cache, a cached start
+what the cold start before left there. The operating system's cache of files is left as it is, so
 weights and modules may come from memory.
 """
 
@@ -31,11 +31,11 @@ KINDS = ("cold", "cached")
 
 @dataclass(frozen=True)
 class Start:
-    """One process. kind: cold or cached. seconds: of each stage, the first from the start of the
-    process.
+    """One start.
 
-    model: as bench.offline.about has it. programs: steps and writers of rows that were needed;
-    compiled: those of them that the persistent cache did not have.
+    kind: cold or cached. seconds: of each stage, the first from the start of the process. model:
+    see bench.offline.about. programs: steps and writers of rows that were needed. compiled: those
+    of them that the compilation cache did not have.
     """
 
     kind: str
@@ -47,6 +47,7 @@ class Start:
 
     @property
     def total(self) -> float:
+        """Seconds until the first token."""
         return sum(self.seconds.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -55,25 +56,24 @@ class Start:
 
 
 def bench_startup(args: argparse.Namespace) -> int:
+    """Measure cold and cached starts and print the results."""
     check_above(args, 0, "repetitions")
     check_unused(
         args,
         ["compilation_cache"],
         "is decided here: an empty folder for each cold start (leave it out)",
     )
-    found, starts = environment(args.command_line), list[Start]()
+    found = environment(args.command_line)
+    starts: list[Start] = []
     total = len(KINDS) * args.repetitions
     try:
         with Bar(Console(stderr=True, highlight=False), "starting") as bar:
             for repetition in range(args.repetitions):
                 with TemporaryDirectory(prefix="jaxserve-bench-") as folder:
+                    flags = [*args.asked[1:], "--compilation-cache", folder]
                     for kind in KINDS:
                         bar.update(len(starts), total, kind)
-                        starts.append(
-                            start(
-                                kind, repetition, [*args.asked[1:], "--compilation-cache", folder]
-                            )
-                        )
+                        starts.append(start(kind, repetition, flags))
             bar.update(total, total, "")
     finally:  # after Ctrl-C too
         if starts:
@@ -82,37 +82,39 @@ def bench_startup(args: argparse.Namespace) -> int:
 
 
 def start(kind: str, repetition: int, flags: Sequence[str]) -> Start:
-    """Start a process and wait for its end; ConfigError with its last words when it ends early."""
-    with TemporaryFile() as words:
-        told, began = list[tuple[float, dict[str, Any]]](), time.monotonic()
+    """Start a process and wait for its end; ConfigError with its last line if it fails."""
+    with TemporaryFile() as log:
+        stages: list[tuple[float, dict[str, Any]]] = []
+        began = time.monotonic()
         with subprocess.Popen(
             [sys.executable, "-m", "jaxserve.bench.stages", *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=words,
+            stderr=log,
             text=True,
         ) as process:
             try:
                 assert process.stdout
-                told += [(time.monotonic(), json.loads(line)) for line in process.stdout]
+                stages += [(time.monotonic(), json.loads(line)) for line in process.stdout]
                 code = process.wait()
             finally:
                 process.kill()
-        if code or [line["stage"] for _, line in told] != list(STAGES):
+        if code or [line["stage"] for _, line in stages] != list(STAGES):
             raise ConfigError(
-                f"the program that was started ended with exit code {code}: {last_line(words)}"
+                f"the program that was started ended with exit code {code}: {last_line(log)}"
             )
-    times = [began, *(at for at, _ in told)]
+    times = [began, *(at for at, _ in stages)]
     seconds = {
         stage: round(b - a, 4) for stage, (a, b) in zip(STAGES, pairwise(times), strict=True)
     }
-    facts = {name: value for _, line in told for name, value in line.items()}
+    facts = {name: value for _, line in stages for name, value in line.items()}
     return Start(kind, repetition, seconds, facts["model"], facts["programs"], facts["compiled"])
 
 
 def text(output: str, starts: Sequence[Start], found: dict[str, Any]) -> str:
-    """output: md, csv or json."""
-    model, rows = starts[0].model, [start.to_json() for start in starts]
+    """Return the results as md, csv or json."""
+    model = starts[0].model
+    rows = [start.to_json() for start in starts]
     if output == "json":
         environment = found | {"device": model["device"]}
         whole = {
@@ -134,6 +136,7 @@ def text(output: str, starts: Sequence[Start], found: dict[str, Any]) -> str:
 
 
 def grid(starts: Sequence[Start]) -> Grid:
+    """Return the table of results, a row for each kind of start."""
     columns = (
         "start",
         "starts",

@@ -1,4 +1,4 @@
-"""The server that is measured, one that is there or one of our own, and the way to it."""
+"""The server that is measured: one that runs already, or one that is started."""
 
 import argparse
 import re
@@ -20,16 +20,17 @@ from jaxserve.client.flags import tls_of, token_of
 from jaxserve.errors import AdminOnlyError, ConfigError, JaxserveError
 from jaxserve.tokenizer import load_tokenizer
 
-SECONDS = 30.0  # for a server to say what it is
+SECONDS = 30.0  # that a server gets to describe itself
 URL = re.compile(r"(?P<scheme>grpc|https?)://(?P<host>[^/?#\s]+)(?P<path>/[^?#\s]*)?")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server. where: HOST:PORT of gRPC, or the base of OpenAI's API.
+    """A server, and what is known about it.
 
-    vocab_size, max_context: None where nobody said. not_drawn: tokens that random prompts leave
-    out. about: device, versions and sizes, as far as the server tells.
+    where: HOST:PORT of gRPC, or the base of OpenAI's API. vocab_size, max_context: None if they are
+    not known. not_drawn: tokens that random prompts leave out. about: device, versions and sizes,
+    as far as the server reports them.
     """
 
     protocol: str
@@ -43,34 +44,32 @@ class Target:
 
     @property
     def device(self) -> str:
+        """Kind of the server's devices."""
         return (self.about or {}).get("device_kind", "device not told")
 
     def check_fits(self, arrivals: Sequence[Arrival]) -> None:
-        """ConfigError when a request is longer than the context."""
-        long = [
-            a
-            for a in arrivals
-            if self.max_context and a.prompt_tokens + a.output_tokens > self.max_context
-        ]
+        """Raise ConfigError if a request is longer than the context."""
+        if not self.max_context:
+            return
+        long = [a for a in arrivals if a.prompt_tokens + a.output_tokens > self.max_context]
         if long:
             raise ConfigError(
                 f"{len(long)} of {len(arrivals)} requests do not fit the server's context of "
-                f"{self.max_context} "
-                f"tokens, the first with {long[0].prompt_tokens} + {long[0].output_tokens} (give "
-                f"--max-prompt-tokens "
-                f"and --max-output-tokens, or --token-scale)"
+                f"{self.max_context} tokens, the first with {long[0].prompt_tokens} + "
+                f"{long[0].output_tokens} (give --max-prompt-tokens and --max-output-tokens, or "
+                f"--token-scale)"
             )
 
     def caller(
         self, args: argparse.Namespace, requests: int
     ) -> AbstractAsyncContextManager[Caller]:
-        """requests: the most that may run at once."""
+        """Connect to the server, for at most this many requests at a time."""
         if self.protocol == "openai":
             return _openai_caller(self, args)
         return grpc_caller(self.where, requests, self.credentials, not args.no_ignore_eos)
 
     async def compiles_after_ready(self) -> int:
-        """Steps that our server had to compile while it was measured; 0 where nobody tells."""
+        """Return how many steps the server compiled when it was ready; 0 if it does not say."""
         if self.about is None or self.protocol != "grpc":
             return 0
         async with _client(self.where, self.credentials) as client:
@@ -84,7 +83,7 @@ async def _openai_caller(target: Target, args: argparse.Namespace) -> AsyncItera
 
 
 def address_of(url: str) -> tuple[str, str]:
-    """Protocol and place of --target; ConfigError when it is neither grpc:// nor http://."""
+    """Return protocol and place of --target; ConfigError if it is no such URL."""
     found = URL.fullmatch(url)
     if not found or (found["scheme"] == "grpc" and found["path"] not in (None, "/")):
         raise ConfigError(f"--target {url!r}: give grpc://HOST:PORT or http://HOST:PORT/v1")
@@ -96,7 +95,7 @@ def address_of(url: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def target(args: argparse.Namespace, console: Console) -> AsyncIterator[Target]:
-    """Without --target: a server of our own, for as long as the block runs."""
+    """Yield the server of --target; without the flag, start one for the time of the block."""
     if args.target:
         yield await _look(args, *address_of(args.target))
         return
@@ -110,8 +109,9 @@ async def target(args: argparse.Namespace, console: Console) -> AsyncIterator[Ta
 
 
 async def _look(args: argparse.Namespace, protocol: str, where: str) -> Target:
-    """Ask a server what it is; ConfigError when nobody says which tokens it knows, but random ones
-    are needed.
+    """Ask a server what it is.
+
+    Raises ConfigError if random prompts are needed and the vocabulary is not known.
     """
     credentials = Credentials(token_of(args), tls_of(args))
     if protocol == "openai":
@@ -132,10 +132,14 @@ async def _look(args: argparse.Namespace, protocol: str, where: str) -> Target:
 
 
 async def _ask_admin(args: argparse.Namespace, where: str, credentials: Credentials) -> Target:
-    """JaxserveError when it does not answer, unless the flags say enough to go on without."""
+    """Ask a server's AdminService what it is.
+
+    Raises JaxserveError if it does not answer, unless the flags say enough to go on without.
+    """
     async with _client(where, credentials) as client:
         try:
-            model, server = await client.model_info(), await client.server_info()
+            model = await client.model_info()
+            server = await client.server_info()
         except JaxserveError as error:
             if args.vocab_size or args.tokenizer or args.prompts_file:
                 return Target("grpc", where, where, credentials)
@@ -147,8 +151,16 @@ async def _ask_admin(args: argparse.Namespace, where: str, credentials: Credenti
     about = asdict(server)
     del about["buckets"], about["uptime_seconds"]
     about |= {"model": model.name, "dtype": model.dtype, "max_context": model.max_context}
-    eos_ids, context = model.eos_token_ids, model.max_context
-    return Target("grpc", where, model.name, credentials, model.vocab_size, eos_ids, context, about)
+    return Target(
+        protocol="grpc",
+        where=where,
+        model=model.name,
+        credentials=credentials,
+        vocab_size=model.vocab_size,
+        not_drawn=model.eos_token_ids,
+        max_context=model.max_context,
+        about=about,
+    )
 
 
 def _with_tokenizer(seen: Target, folder: Path) -> Target:

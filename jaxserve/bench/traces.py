@@ -1,4 +1,4 @@
-"""Arrivals of real services, from files as they were published.
+"""Arrivals of real services, read from published traces.
 
 - Mooncake (FAST 2025): a JSON object a line with timestamp (ms), input_length, output_length
   (tokens) and hash_ids, a number for each block of 512 tokens of the prompt; equal numbers are
@@ -23,10 +23,10 @@ AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def read_trace(path: Path, requests: int | None) -> list[Arrival]:
-    """The first so many of its requests (None: all), in the order of their times; the first one is
-    due at 0 seconds.
+    """Return the arrivals of a trace by time, the first one at 0 seconds.
 
-    ConfigError for a file that cannot be read, and for one that is neither format.
+    requests: how many of the file's first requests are read; None reads all. Raises ConfigError for
+    a file that cannot be read, and for one in neither format.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -49,8 +49,7 @@ def _format(path: Path, first: str) -> Callable[[Path, Iterable[str]], Iterable[
         return _azure
     raise ConfigError(
         f"--trace {path}: begins with {first.strip()[:40]!r}, which is neither Mooncake's JSON "
-        f"lines "
-        f"nor Azure's CSV with the columns {', '.join(AZURE)}"
+        f"lines nor Azure's CSV with the columns {', '.join(AZURE)}"
     )
 
 
@@ -78,7 +77,8 @@ def _row(path: Path, number: int, read: Callable[[Any], Arrival], row: Any) -> A
 
 def _of_mooncake(line: str) -> Arrival:
     row = json.loads(line)
-    prompt, blocks = int(row["input_length"]), tuple(map(int, row["hash_ids"]))
+    prompt = int(row["input_length"])
+    blocks = tuple(map(int, row["hash_ids"]))
     if len(blocks) != -(-prompt // BLOCK):
         raise ValueError(f"{len(blocks)} hash_ids for {prompt} tokens in blocks of {BLOCK}")
     return Arrival(row["timestamp"] / 1e3, prompt, int(row["output_length"]), blocks, BLOCK)

@@ -1,3 +1,1 @@
-"""What the programs share at a terminal: flags, prompts from files and standard input, bars and
-printers.
-"""
+"""Shared parts of the programs: flags, prompts from files and standard input, output, exits."""

@@ -1,4 +1,4 @@
-"""Where compiled steps are kept between two starts."""
+"""Compilation cache on disk, which keeps compiled steps from one start to the next."""
 
 import errno
 import os
@@ -9,14 +9,18 @@ import jax
 
 from jaxserve.errors import ConfigError
 
-# Steps beyond this size push out those that were used longest ago. The number is high (a step of a
-# large model on a TPU takes 100 MB); what matters is that there is one: without it, jax writes
-# entries without a lock, and another process may read half of one.
+# Beyond this size, the steps that were used longest ago are deleted. The bound is high (a step of a
+# large model on a TPU takes 100 MB), but there has to be one: without a bound, jax writes entries
+# without a lock, and another process may read half of one.
 CACHE_BYTES = 32 * 2**30
 
 
 def use_compilation_cache(chosen: Path | None) -> None:
-    """Keep compiled steps on disk, so that the next start finds them."""
+    """Keep compiled steps on disk, so that the next start finds them.
+
+    chosen: the folder of --compilation-cache; None is the user's cache. Raises ConfigError if the
+    chosen folder cannot be written; without one, a line on standard error says so.
+    """
     folder = chosen or default_compilation_cache()
     try:
         if folder is None:
@@ -46,11 +50,13 @@ def share_compiled(folder: Path) -> None:
 def read_compiled(folder: Path) -> None:
     """Find compiled steps in this folder, and write nothing to it."""
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_compilation_cache_max_size", -1)  # a bounded cache notes every use
+    jax.config.update(
+        "jax_compilation_cache_max_size", -1
+    )  # a bounded cache writes a note of every use
     jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
 
 
 def default_compilation_cache() -> Path | None:
-    """The user's cache folder for jaxserve; None for a user without a home."""
+    """Return the user's cache folder for jaxserve; None for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "jaxserve" / "xla" if os.path.isabs(base) else None

@@ -1,22 +1,24 @@
-"""How the programs end: their exit codes, and the one line that says why."""
+"""Exit codes of the programs, and the line on standard error that goes with them."""
 
 import os
 import sys
 from collections.abc import Callable
 
 BAD_INPUT = 2
-INTERRUPTED, PIPE_CLOSED = 130, 141  # what a shell reports for SIGINT and SIGPIPE
+INTERRUPTED = 130  # as shells report SIGINT
+PIPE_CLOSED = 141  # as shells report SIGPIPE
 
 
 def complain(error: object) -> int:
-    """One line on standard error; the exit code that goes with it."""
+    """Print an error as one line on standard error, and return the exit code for it."""
     print(f"error: {error}", file=sys.stderr)
     return BAD_INPUT
 
 
 def exit_code(work: Callable[[], int], expected: tuple[type[Exception], ...]) -> int:
-    """Of the work: its own; 2 for an expected error, 130 after Ctrl-C, 141 when nobody reads
-    standard output.
+    """Do the work of a program and return the exit code.
+
+    The work's own; 2 for an expected error, 130 after Ctrl-C, 141 if standard output was closed.
     """
     try:
         return work()
@@ -25,7 +27,6 @@ def exit_code(work: Callable[[], int], expected: tuple[type[Exception], ...]) ->
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # so that Python's own last flush succeeds
+        # Python flushes standard output once more at its end, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED

@@ -11,22 +11,21 @@ from jaxserve.errors import RequestError
 
 
 def read_turns(args: argparse.Namespace) -> Iterable[str]:
-    """The turns of a conversation; those of standard input as they come."""
+    """Return the turns of a conversation; those of standard input as they arrive."""
     if args.prompt or args.prompts_file:
         return read_prompts(args)
-    return (
-        typed_turns("" if args.json else "> ")
-        if is_typed(args)
-        else lines_of(_standard_input().buffer)
-    )
+    if is_typed(args):
+        return typed_turns("" if args.json else "> ")
+    return lines_of(_standard_input().buffer)
 
 
 def is_typed(args: argparse.Namespace) -> bool:
-    """Whether a person types the turns, and can end an answer."""
+    """Return whether a person types the turns, and can end an answer by Ctrl-C."""
     return not (args.prompt or args.prompts_file) and _standard_input().isatty()
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
+    """Return the prompts of the flags and of the file, or else standard input as one prompt."""
     prompts: list[str] = list(args.prompt or ())
     if args.prompts_file:
         name = str(args.prompts_file)
@@ -49,9 +48,8 @@ def _read_file(path: Path) -> bytes:
 def _read_standard_input() -> str:
     if _standard_input().isatty():
         print("reading the prompt from standard input (end with Ctrl-D)", file=sys.stderr)
-    return _decode(_standard_input().buffer.read(), "standard input", "the prompt").removesuffix(
-        "\n"
-    )
+    text = _decode(_standard_input().buffer.read(), "standard input", "the prompt")
+    return text.removesuffix("\n")
 
 
 def _standard_input() -> TextIO:

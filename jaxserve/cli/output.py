@@ -1,4 +1,4 @@
-"""Progress bars, completions as text or JSON, and the closing line."""
+"""Output of the programs: progress bars, completions as text or JSON, and the last line."""
 
 import io
 import json
@@ -13,7 +13,9 @@ from jaxserve.tokenizer import Tokenizer
 
 
 def prepare_output(as_json: bool) -> None:
-    """JSON is UTF-8 whatever the terminal speaks; of text, a letter that the terminal lacks becomes
+    """Set the encoding of standard output.
+
+    JSON is always UTF-8. Text has the terminal's encoding, in which a letter that it lacks becomes
     a question mark.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -45,6 +47,7 @@ class Bar:
         self._progress.stop()
 
     def update(self, done: int, total: int, what: str) -> None:
+        """Show that `done` of `total` steps are done."""
         if self._task is None:
             self._progress.start()
             self._task = self._progress.add_task(what, total=total)
@@ -54,55 +57,56 @@ class Bar:
 
 
 class JsonPrinter:
+    """Printer of completions as JSON, one object per line."""
+
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
 
     def show(self, number: int, delta: Delta) -> None:
+        """Print a completion when it is done; number is that of its prompt."""
         if delta.completion:
             done = {"prompt_index": number} | delta.completion.to_json(self._tokenizer)
             print(json.dumps(done, ensure_ascii=False), flush=True)
 
     def cut(self) -> None:
-        """An answer that was interrupted has no completion, and no object."""
+        """Do nothing: an answer that was interrupted has no completion, and no object."""
 
 
 class TextPrinter:
-    """Text as it comes, a headline before each choice unless there is only one."""
+    """Printer of text as it arrives, with a headline before each choice unless it is alone."""
 
     def __init__(self, alone: bool):
         self._alone = alone
         self._fresh = True
 
     def show(self, number: int, delta: Delta) -> None:
+        """Print more text of a choice; number is that of its prompt."""
         if self._fresh and not self._alone:
             print(f"--- prompt {number + 1}, choice {delta.index + 1}")
         print(delta.text, end="\n" if delta.completion else "", flush=True)
         self._fresh = delta.completion is not None
 
     def cut(self) -> None:
+        """End the line of an answer that was interrupted."""
         print()
 
 
 def summary(done: list[Completion], seconds: float, padding: float) -> str:
-    """One line: tokens, rates, what came from the cache, and the share of computed tokens that were
-    padding.
+    """Return one line: tokens, latencies, rate, cached tokens, share of padding, accepted drafts.
 
-    TTFT and time per token are medians over the completions that have one: a first token, a second
-    token.
+    TTFT and time per token are medians over the completions with at least one and two tokens.
     """
+    # Choices of one prompt share its token ids, which count once.
     prompts = {id(c.prompt_token_ids): c for c in done}.values()
-    tokens_in, tokens_out = (
-        sum(len(c.prompt_token_ids) for c in prompts),
-        sum(len(c.token_ids) for c in done),
-    )
+    tokens_in = sum(len(c.prompt_token_ids) for c in prompts)
+    tokens_out = sum(len(c.token_ids) for c in done)
     ttft = _median([c.timings.ttft * 1e3 for c in done if c.token_ids], "TTFT {:.1f} ms")
     tpot = _median(
         [c.timings.tpot * 1e3 for c in done if len(c.token_ids) > 1], "{:.2f} ms per token"
     )
     cached = sum(c.timings.cached_tokens for c in done)
-    drafted, accepted = (
-        sum(getattr(c.timings, f"{name}_tokens") for c in done) for name in ("drafted", "accepted")
-    )
+    drafted = sum(c.timings.drafted_tokens for c in done)
+    accepted = sum(c.timings.accepted_tokens for c in done)
     drafts = f" | {accepted} of {drafted} drafts right" if drafted else ""
     return (
         f"{tokens_in} tokens in, {tokens_out} out | {ttft}{tpot}"

@@ -1,4 +1,4 @@
-"""How the programs read their flags."""
+"""Parser of flags that refuses in one line."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from jaxserve.cli.exits import BAD_INPUT
 
 
 class Parser(argparse.ArgumentParser):
-    """What it refuses is one line, as all that the programs refuse; --help shows the usage."""
+    """Parser whose errors are one line, like all errors of the programs, without the usage."""
 
     def error(self, message: str) -> Never:
         print(f"error: {message} (--help lists the flags)", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The client of jaxserve's gRPC API; it needs no jax.
+"""Python client of jaxserve's gRPC API; it needs no jax.
 
 from jaxserve.client import Client
 
@@ -8,35 +8,39 @@ with Client("127.0.0.1:50051") as client:
         ...
 """
 
-from jaxserve.client.aio import AsyncClient, AsyncStream
-from jaxserve.client.channel import TLS
-from jaxserve.client.client import Client, Stream
-from jaxserve.client.collect import join
-from jaxserve.client.errors import CallError
-from jaxserve.client.requests import ChatOptions, Messages, Options, Prompt
-from jaxserve.client.results import (
-    Choice,
-    ChoiceFinish,
-    Delta,
-    Embedded,
-    Event,
-    Finish,
-    Loads,
-    Logprob,
-    ModelInfo,
-    PromptInfo,
-    PromptLogprobs,
-    Result,
-    Score,
-    ServerInfo,
-    Timings,
-    Tokenized,
-    TokenLogprob,
-    ToolCall,
-    ToolCallDelta,
-    Usage,
-)
-from jaxserve.request import SamplingParams
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxserve.client.aio import AsyncClient, AsyncStream
+    from jaxserve.client.channel import TLS
+    from jaxserve.client.client import Client, Stream
+    from jaxserve.client.collect import join
+    from jaxserve.client.errors import CallError
+    from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
+    from jaxserve.client.results import (
+        Choice,
+        ChoiceFinish,
+        Delta,
+        Embedded,
+        Event,
+        Finish,
+        Loads,
+        Logprob,
+        ModelInfo,
+        PromptInfo,
+        PromptLogprobs,
+        Result,
+        Score,
+        ServerInfo,
+        Timings,
+        Tokenized,
+        TokenLogprob,
+        ToolCall,
+        ToolCallDelta,
+        Usage,
+    )
+    from jaxserve.request import SamplingParams
 
 __all__ = [
     "TLS",
@@ -72,3 +76,17 @@ __all__ = [
     "Usage",
     "join",
 ]
+
+_MODULES = ("client", "channel", "errors", "messages", "results", "collect", "aio")
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use (PEP 562), so that `python -m jaxserve.client` starts without gRPC.
+
+    Python runs this file before `__main__`, which takes care of Ctrl-C; importing gRPC takes long.
+    """
+    if name in __all__:
+        for module in map(import_module, (f"jaxserve.client.{home}" for home in _MODULES)):
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module 'jaxserve.client' has no attribute {name!r}")

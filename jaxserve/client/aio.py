@@ -1,4 +1,4 @@
-"""The client of an event loop."""
+"""The client for an event loop: its methods are coroutines."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -9,11 +9,12 @@ from typing import Any, Self, Unpack
 import grpc
 from grpc import aio  # type: ignore[attr-defined]
 
-from jaxserve.client import requests as asking
-from jaxserve.client.channel import TLS
-from jaxserve.client.connection import ADDRESS, RETRIES, Connection
+from jaxserve.client import requests
+from jaxserve.client.base import ClientBase
+from jaxserve.client.connection import Connection
 from jaxserve.client.errors import CallError
-from jaxserve.client.requests import Ask, ChatOptions, Messages, Options, Prompt
+from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
+from jaxserve.client.requests import RpcRequest
 from jaxserve.client.results import (
     Embedded,
     Event,
@@ -24,24 +25,26 @@ from jaxserve.client.results import (
     ServerInfo,
     Tokenized,
 )
-from jaxserve.client.retrying import Readiness
+from jaxserve.client.retrying import ReadinessPoll
 from jaxserve.request import SamplingParams
 
 
 class AsyncStream:
-    """Events of one answer: PromptInfo, then Delta and PromptLogprobs, Finish last.
+    """Events of one answer: PromptInfo, then Delta and PromptLogprobs, and Finish at the end.
 
-    Iterate once, in an `async with` or not: leaving early, by close, break, an exception or
-    cancellation, cancels the call, and the server frees what it held.
+    A stream is iterated once, with or without an `async with` block. Leaving it early, by `close`,
+    `break`, an exception or cancellation, cancels the call, and the server frees what the request
+    held.
     """
 
-    _call: Any = None  # until there is one
+    _call: Any = None  # for __del__, where __init__ fails
 
-    def __init__(self, connection: Connection, ask: Ask[Event], timeout: float | None):
-        self._connection, self._ask = connection, ask
-        self._attempts = connection.attempts(ask, timeout)
+    def __init__(self, connection: Connection, request: RpcRequest[Event], timeout: float | None):
+        self._connection = connection
+        self._request = request
+        self._attempts = connection.attempts(request, timeout)
         self._closed = asyncio.Event()
-        self._call = connection.call(ask, self._attempts)
+        self._call = connection.call(request, self._attempts)
 
     def __aiter__(self) -> Self:
         return self
@@ -49,7 +52,7 @@ class AsyncStream:
     async def __anext__(self) -> Event:
         while not self._closed.is_set():
             try:
-                message = await _answered(self._call.read())
+                message = await _answer_of(self._call.read())
             except grpc.RpcError as failure:
                 await self._retry(failure)
             except CallError:
@@ -59,25 +62,25 @@ class AsyncStream:
                 self._attempts.end()
                 if message is aio.EOF:
                     break
-                return self._ask.read(message)
-        self._call.cancel()  # a new attempt may have begun meanwhile
+                return self._request.parse(message)
+        self._call.cancel()  # close() may have missed an attempt that began meanwhile
         raise StopAsyncIteration
 
     async def _retry(self, failure: grpc.RpcError) -> None:
-        delay = self._attempts.wait(failure)
+        delay = self._attempts.next_delay(failure)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), delay)
         if not self._closed.is_set():
-            self._call = self._connection.call(self._ask, self._attempts)
+            self._call = self._connection.call(self._request, self._attempts)
 
     async def close(self) -> None:
+        """Cancel the call unless it has ended."""
         self._closed.set()
         self._call.cancel()
 
     def __del__(self) -> None:
-        if (
-            self._call is not None
-        ):  # grpc.aio keeps it alive until it is done, whether anybody reads it or not
+        # grpc.aio keeps a call alive until it has ended, even if the stream was dropped.
+        if self._call is not None:
             self._call.cancel()
 
     async def __aenter__(self) -> Self:
@@ -87,36 +90,34 @@ class AsyncStream:
         await self.close()
 
 
-class AsyncClient:
-    """Client for an event loop, of which it is to be made: the same methods, arguments and
-    errors."""
+class AsyncClient(ClientBase[AsyncStream]):
+    """Client of one jaxserve server for an event loop, inside of which it is made.
 
-    def __init__(
-        self,
-        address: str = ADDRESS,
-        *,
-        token: str | None = None,
-        tls: TLS | None = None,
-        timeout: float | None = None,
-        retries: int = RETRIES,
-    ):
-        self._connection = Connection(aio, address, token, tls, timeout, retries)
+    The methods, their arguments and errors are those of Client.
+
+    Args:
+        address: HOST:PORT of the server's gRPC.
+        token: Sent with every call.
+        tls: Certificates; None sends everything in plain text.
+        timeout: Seconds that a call may take with all its retries, unless the call says otherwise.
+            None is any time.
+        retries: How often a call is made again that ended before anything came of it.
+
+    Raises:
+        ConfigError: The token, a file of tls or retries is wrong.
+    """
+
+    _library = aio
+    _new_stream = AsyncStream
 
     # ---- text
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
     ) -> Result:
-        """All choices of a prompt, when they are done."""
-        return await self._ask(asking.generate(prompt, params, options), options.get("timeout"))
-
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
-    ) -> AsyncStream:
-        """The same while it grows. The request is sent now, not with the first event."""
-        return AsyncStream(
-            self._connection, asking.stream(prompt, params, options), options.get("timeout")
-        )
+        """Generate text and return all choices when they are done; see Client.generate."""
+        request = requests.generate(prompt, params, options)
+        return await self._call(request, options.get("timeout"))
 
     async def chat(
         self,
@@ -124,19 +125,9 @@ class AsyncClient:
         params: SamplingParams | None = None,
         **options: Unpack[ChatOptions],
     ) -> Result:
-        """The answer to a conversation, which the checkpoint's chat template makes a prompt of."""
-        return await self._ask(asking.chat(messages, params, options), options.get("timeout"))
-
-    def chat_stream(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        **options: Unpack[ChatOptions],
-    ) -> AsyncStream:
-        """The same while it grows."""
-        return AsyncStream(
-            self._connection, asking.chat_stream(messages, params, options), options.get("timeout")
-        )
+        """Answer a conversation, which the checkpoint's chat template makes a prompt of."""
+        request = requests.chat(messages, params, options)
+        return await self._call(request, options.get("timeout"))
 
     async def score(
         self,
@@ -147,8 +138,9 @@ class AsyncClient:
         priority: int = 0,
         timeout: float | None = None,
     ) -> Score:
-        """Log-probabilities of a given text."""
-        return await self._ask(asking.score(prompt, top_logprobs, request_id, priority), timeout)
+        """Return the log-probabilities of a given text, with top_logprobs alternatives each."""
+        request = requests.score(prompt, top_logprobs, request_id, priority)
+        return await self._call(request, timeout)
 
     async def embed(
         self,
@@ -159,58 +151,68 @@ class AsyncClient:
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> Embedded:
-        """Vectors of texts, from a model that embeds."""
-        return await self._ask(asking.embed(inputs, request_id, priority, cache_salt), timeout)
+        """Return the embeddings of texts, from a model that embeds."""
+        request = requests.embed(inputs, request_id, priority, cache_salt)
+        return await self._call(request, timeout)
 
     async def tokenize(self, text: str | Messages, *, timeout: float | None = None) -> Tokenized:
-        """Token ids of a text, or of a conversation."""
-        return await self._ask(asking.tokenize(text), timeout)
+        """Return the token ids of a text or of a conversation."""
+        return await self._call(requests.tokenize(text), timeout)
 
     async def detokenize(self, token_ids: Sequence[int], *, timeout: float | None = None) -> str:
-        """Their text, without special tokens."""
-        return await self._ask(asking.detokenize(token_ids), timeout)
+        """Return the text of token ids, without special tokens."""
+        return await self._call(requests.detokenize(token_ids), timeout)
 
     # ---- for operators
 
     async def abort(
         self, request_ids: Sequence[str], *, timeout: float | None = None
     ) -> tuple[str, ...]:
-        """End requests; those of them that were in flight."""
-        return await self._ask(asking.abort(request_ids), timeout)
+        """End requests and return the ids of those that were in flight."""
+        return await self._call(requests.abort(request_ids), timeout)
 
     async def model_info(self, *, timeout: float | None = None) -> ModelInfo:
-        return await self._ask(asking.model_info(), timeout)
+        """Return facts about the model that is served."""
+        return await self._call(requests.model_info(), timeout)
 
     async def server_info(self, *, timeout: float | None = None) -> ServerInfo:
-        return await self._ask(asking.server_info(), timeout)
+        """Return facts about the server and its engine."""
+        return await self._call(requests.server_info(), timeout)
 
     async def loads(self, *, timeout: float | None = None) -> Loads:
-        return await self._ask(asking.loads(), timeout)
+        """Return what runs and waits on the server now."""
+        return await self._call(requests.loads(), timeout)
 
     async def flush_cache(self, *, timeout: float | None = None) -> None:
         """Forget every cached page that no request holds."""
-        await self._ask(asking.flush_cache(), timeout)
+        await self._call(requests.flush_cache(), timeout)
 
     async def drain(self, *, timeout: float | None = None) -> int:
-        """Let the server end when what runs is done; how many requests that are."""
-        return await self._ask(asking.drain(), timeout)
+        """End the server when all that runs is done, and return how many requests that are."""
+        return await self._call(requests.drain(), timeout)
 
     # ---- the connection
 
     async def wait_ready(self, timeout: float) -> None:
-        """Until the server takes requests; CallError with DEADLINE_EXCEEDED after so many
-        seconds."""
-        readiness = Readiness(self._connection.address, timeout)
+        """Wait until the server takes requests.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            CallError: The time has passed (its code is DEADLINE_EXCEEDED).
+        """
+        poll = ReadinessPoll(self._connection.address, timeout)
         pause: float | None = 0.0
         while pause is not None:
             await asyncio.sleep(pause)
             try:
-                pause = readiness.heard(await _answered(self._connection.check(readiness.timeout)))
+                pause = poll.after_answer(await _answer_of(self._connection.check(poll.timeout)))
             except grpc.RpcError as failure:
-                pause = readiness.failed(failure)
+                pause = poll.after_failure(failure)
 
     async def close(self) -> None:
-        """Calls that are still open fail with CANCELLED."""
+        """Close the connection; calls that are still open fail with CANCELLED."""
         await self._connection.channel.close()
 
     async def __aenter__(self) -> Self:
@@ -224,18 +226,20 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _ask[T](self, ask: Ask[T], timeout: float | None) -> T:
-        attempts = self._connection.attempts(ask, timeout)
+    async def _call[T](self, request: RpcRequest[T], timeout: float | None) -> T:
+        attempts = self._connection.attempts(request, timeout)
         while True:
             try:
-                return ask.read(await _answered(self._connection.call(ask, attempts)))
+                return request.parse(await _answer_of(self._connection.call(request, attempts)))
             except grpc.RpcError as failure:
-                await asyncio.sleep(attempts.wait(failure))
+                await asyncio.sleep(attempts.next_delay(failure))
 
 
-async def _answered[T](call: Awaitable[T]) -> T:
-    """Its answer. Where the call was cancelled, and not the task that waits for it, that is
-    CallError.
+async def _answer_of[T](call: Awaitable[T]) -> T:
+    """Wait for a call's answer.
+
+    grpc.aio raises CancelledError where the call was cancelled as well. Only the cancellation of
+    the task that waits stays one; that of the call becomes CallError.
     """
     try:
         return await call

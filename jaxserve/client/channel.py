@@ -1,4 +1,4 @@
-"""The connection: its options, its certificates, and the token that goes with every call."""
+"""Options, certificates and the token of a connection."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +8,13 @@ import grpc
 from jaxserve.errors import ConfigError
 
 MEBI = 2**20
-# Misspelt options are ignored in silence: tests look at what each of them does.
+# gRPC ignores misspelt options in silence: tests look at what each of them does.
 OPTIONS = (
-    ("grpc.max_receive_message_length", 64 * MEBI),  # of an answer with many log-probabilities
+    ("grpc.max_receive_message_length", 64 * MEBI),  # an answer with many log-probabilities
     ("grpc.max_send_message_length", -1),  # the server has a limit, and says so
     # While a long prompt is computed nothing is sent: pings keep the way through routers open,
-    # however long it takes, and notice when it is closed. gRPC would stop after two of them, and
-    # would wait a minute for one that it sent to measure the bandwidth, and keep the others back so
-    # long.
+    # however long it takes, and notice when it is closed. By default gRPC stops after two pings
+    # without data, and holds them back for up to a minute behind one that measures the bandwidth.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", 20_000),
@@ -24,15 +23,18 @@ OPTIONS = (
     # A server that restarts is found again within seconds, however long it was away.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    ("grpc.enable_retries", 0),  # by jaxserve.client.retrying instead
+    ("grpc.enable_retries", 0),  # jaxserve.client.retrying does it
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TLS:
-    """Files in PEM. ca: who vouches for the server (None: the authorities that gRPC knows).
+    """Certificates of a connection: PEM files.
 
-    certificate and key: of the client, where the server asks for one.
+    Attributes:
+        ca: Authorities that vouch for the server; None is those that gRPC knows.
+        certificate: Certificate of the client, where the server asks for one.
+        key: Key of that certificate.
     """
 
     ca: str | Path | None = None
@@ -40,7 +42,11 @@ class TLS:
     key: str | Path | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """ConfigError for a file that cannot be read, and for a certificate without its key."""
+        """Return the credentials of a channel.
+
+        Raises:
+            ConfigError: A file cannot be read, or one of certificate and key is missing.
+        """
         if (self.certificate is None) != (self.key is None):
             raise ConfigError(
                 "a TLS certificate goes with its key, and a key with its certificate (give both)"
@@ -58,7 +64,7 @@ def _read(path: str | Path | None) -> bytes | None:
 
 
 def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
-    """What every call carries."""
+    """Return the metadata that every call carries; ConfigError for a token that cannot be sent."""
     if token is None:
         return ()
     if not (token.isascii() and token.isprintable() and token.strip()):

@@ -1,17 +1,18 @@
-"""The client that waits."""
+"""The client for threads: its methods return when the answer is there."""
 
+import threading
 import time
 from collections.abc import Sequence
-from threading import Event as Flag
 from types import TracebackType
 from typing import Self, Unpack
 
 import grpc
 
-from jaxserve.client import requests as asking
-from jaxserve.client.channel import TLS
-from jaxserve.client.connection import ADDRESS, RETRIES, Connection
-from jaxserve.client.requests import Ask, ChatOptions, Messages, Options, Prompt
+from jaxserve.client import requests
+from jaxserve.client.base import ClientBase
+from jaxserve.client.connection import Connection
+from jaxserve.client.messages import ChatOptions, Messages, Options, Prompt
+from jaxserve.client.requests import RpcRequest
 from jaxserve.client.results import (
     Embedded,
     Event,
@@ -22,23 +23,24 @@ from jaxserve.client.results import (
     ServerInfo,
     Tokenized,
 )
-from jaxserve.client.retrying import Readiness
+from jaxserve.client.retrying import ReadinessPoll
 from jaxserve.request import SamplingParams
 
 
 class Stream:
-    """Events of one answer: PromptInfo, then Delta and PromptLogprobs, Finish last.
+    """Events of one answer: PromptInfo, then Delta and PromptLogprobs, and Finish at the end.
 
-    Iterate once, in a `with` or not: leaving early, by close, break or an exception, cancels the
-    call, and the server frees what it held. close may be called from another thread; a waiting
-    reader then sees the stream end.
+    A stream is iterated once, with or without a `with` block. Leaving it early, by `close`, `break`
+    or an exception, cancels the call, and the server frees what the request held. Another thread
+    may call `close`; a thread that waits for the next event then sees the stream end.
     """
 
-    def __init__(self, connection: Connection, ask: Ask[Event], timeout: float | None):
-        self._connection, self._ask = connection, ask
-        self._attempts = connection.attempts(ask, timeout)
-        self._closed = Flag()
-        self._call = connection.call(ask, self._attempts)
+    def __init__(self, connection: Connection, request: RpcRequest[Event], timeout: float | None):
+        self._connection = connection
+        self._request = request
+        self._attempts = connection.attempts(request, timeout)
+        self._closed = threading.Event()
+        self._call = connection.call(request, self._attempts)
 
     def __iter__(self) -> Self:
         return self
@@ -51,15 +53,19 @@ class Stream:
                 self._retry(failure)
             else:
                 self._attempts.end()
-                return self._ask.read(message)
-        self._call.cancel()  # a new attempt may have begun meanwhile
+                return self._request.parse(message)
+        self._call.cancel()  # close() may have missed an attempt that began meanwhile
         raise StopIteration
 
     def _retry(self, failure: grpc.RpcError) -> None:
-        if not self._closed.is_set() and not self._closed.wait(self._attempts.wait(failure)):
-            self._call = self._connection.call(self._ask, self._attempts)
+        if self._closed.is_set():
+            return
+        was_closed = self._closed.wait(self._attempts.next_delay(failure))
+        if not was_closed:
+            self._call = self._connection.call(self._request, self._attempts)
 
     def close(self) -> None:
+        """Cancel the call unless it has ended."""
         self._closed.set()
         self._call.cancel()
 
@@ -70,45 +76,43 @@ class Stream:
         self.close()
 
 
-class Client:
-    """Of a server of jaxserve.v1, over one connection; any number of threads may use it.
+class Client(ClientBase[Stream]):
+    """Client of one jaxserve server, over one connection. Threads may share it.
 
-    token: sent with every call. tls: None sends everything in the clear. timeout: seconds that a
-    call may take with all its retries, unless the call says otherwise; None: any. retries: how
-    often a call is made again that was refused before anything came of it, with UNAVAILABLE, or
-    with RESOURCE_EXHAUSTED and a time to come back.
+    Every method raises RequestError for a request that is wrong by itself, before anything is sent;
+    the error of jaxserve.errors with which the server refused; and CallError for a call that failed
+    without an answer of the server. `code` is gRPC's in all of them.
 
-    A request that is wrong by itself is RequestError before it is sent. What the server refuses is
-    the error of jaxserve.errors that it refused with; CallError is what failed without its word.
-    `code` is gRPC's in both.
+    Args:
+        address: HOST:PORT of the server's gRPC.
+        token: Sent with every call.
+        tls: Certificates; None sends everything in plain text.
+        timeout: Seconds that a call may take with all its retries, unless the call says otherwise.
+            None is any time.
+        retries: How often a call is made again that ended before anything came of it, with
+            UNAVAILABLE, or with RESOURCE_EXHAUSTED and a time to come back.
+
+    Raises:
+        ConfigError: The token, a file of tls or retries is wrong.
     """
 
-    def __init__(
-        self,
-        address: str = ADDRESS,
-        *,
-        token: str | None = None,
-        tls: TLS | None = None,
-        timeout: float | None = None,
-        retries: int = RETRIES,
-    ):
-        self._connection = Connection(grpc, address, token, tls, timeout, retries)
+    _library = grpc
+    _new_stream = Stream
 
     # ---- text
 
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
     ) -> Result:
-        """All choices of a prompt, when they are done."""
-        return self._ask(asking.generate(prompt, params, options), options.get("timeout"))
+        """Generate text and return all choices when they are done.
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]
-    ) -> Stream:
-        """The same while it grows. The request is sent now, not with the first event."""
-        return Stream(
-            self._connection, asking.stream(prompt, params, options), options.get("timeout")
-        )
+        Args:
+            prompt: Text, or token ids.
+            params: How tokens are chosen.
+            **options: Single fields of SamplingParams, which override those of params; and timeout
+                in seconds, request_id, priority and cache_salt.
+        """
+        return self._call(requests.generate(prompt, params, options), options.get("timeout"))
 
     def chat(
         self,
@@ -116,19 +120,15 @@ class Client:
         params: SamplingParams | None = None,
         **options: Unpack[ChatOptions],
     ) -> Result:
-        """The answer to a conversation, which the checkpoint's chat template makes a prompt of."""
-        return self._ask(asking.chat(messages, params, options), options.get("timeout"))
+        """Answer a conversation, which the checkpoint's chat template makes a prompt of.
 
-    def chat_stream(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        **options: Unpack[ChatOptions],
-    ) -> Stream:
-        """The same while it grows."""
-        return Stream(
-            self._connection, asking.chat_stream(messages, params, options), options.get("timeout")
-        )
+        Args:
+            messages: Objects with role and content, as in OpenAI's API.
+            params: How tokens are chosen.
+            **options: The options of `generate`; and tools, tool_choice, tool_name and
+                parallel_tool_calls, see ChatOptions.
+        """
+        return self._call(requests.chat(messages, params, options), options.get("timeout"))
 
     def score(
         self,
@@ -139,8 +139,9 @@ class Client:
         priority: int = 0,
         timeout: float | None = None,
     ) -> Score:
-        """Log-probabilities of a given text."""
-        return self._ask(asking.score(prompt, top_logprobs, request_id, priority), timeout)
+        """Return the log-probabilities of a given text, with top_logprobs alternatives each."""
+        request = requests.score(prompt, top_logprobs, request_id, priority)
+        return self._call(request, timeout)
 
     def embed(
         self,
@@ -151,56 +152,66 @@ class Client:
         cache_salt: str = "",
         timeout: float | None = None,
     ) -> Embedded:
-        """Vectors of texts, from a model that embeds."""
-        return self._ask(asking.embed(inputs, request_id, priority, cache_salt), timeout)
+        """Return the embeddings of texts, from a model that embeds."""
+        request = requests.embed(inputs, request_id, priority, cache_salt)
+        return self._call(request, timeout)
 
     def tokenize(self, text: str | Messages, *, timeout: float | None = None) -> Tokenized:
-        """Token ids of a text, or of a conversation."""
-        return self._ask(asking.tokenize(text), timeout)
+        """Return the token ids of a text or of a conversation."""
+        return self._call(requests.tokenize(text), timeout)
 
     def detokenize(self, token_ids: Sequence[int], *, timeout: float | None = None) -> str:
-        """Their text, without special tokens."""
-        return self._ask(asking.detokenize(token_ids), timeout)
+        """Return the text of token ids, without special tokens."""
+        return self._call(requests.detokenize(token_ids), timeout)
 
     # ---- for operators
 
     def abort(self, request_ids: Sequence[str], *, timeout: float | None = None) -> tuple[str, ...]:
-        """End requests; those of them that were in flight."""
-        return self._ask(asking.abort(request_ids), timeout)
+        """End requests and return the ids of those that were in flight."""
+        return self._call(requests.abort(request_ids), timeout)
 
     def model_info(self, *, timeout: float | None = None) -> ModelInfo:
-        return self._ask(asking.model_info(), timeout)
+        """Return facts about the model that is served."""
+        return self._call(requests.model_info(), timeout)
 
     def server_info(self, *, timeout: float | None = None) -> ServerInfo:
-        return self._ask(asking.server_info(), timeout)
+        """Return facts about the server and its engine."""
+        return self._call(requests.server_info(), timeout)
 
     def loads(self, *, timeout: float | None = None) -> Loads:
-        return self._ask(asking.loads(), timeout)
+        """Return what runs and waits on the server now."""
+        return self._call(requests.loads(), timeout)
 
     def flush_cache(self, *, timeout: float | None = None) -> None:
         """Forget every cached page that no request holds."""
-        self._ask(asking.flush_cache(), timeout)
+        self._call(requests.flush_cache(), timeout)
 
     def drain(self, *, timeout: float | None = None) -> int:
-        """Let the server end when what runs is done; how many requests that are."""
-        return self._ask(asking.drain(), timeout)
+        """End the server when all that runs is done, and return how many requests that are."""
+        return self._call(requests.drain(), timeout)
 
     # ---- the connection
 
     def wait_ready(self, timeout: float) -> None:
-        """Until the server takes requests; CallError with DEADLINE_EXCEEDED after so many
-        seconds."""
-        readiness = Readiness(self._connection.address, timeout)
+        """Wait until the server takes requests.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            CallError: The time has passed (its code is DEADLINE_EXCEEDED).
+        """
+        poll = ReadinessPoll(self._connection.address, timeout)
         pause: float | None = 0.0
         while pause is not None:
             time.sleep(pause)
             try:
-                pause = readiness.heard(self._connection.check(readiness.timeout))
+                pause = poll.after_answer(self._connection.check(poll.timeout))
             except grpc.RpcError as failure:
-                pause = readiness.failed(failure)
+                pause = poll.after_failure(failure)
 
     def close(self) -> None:
-        """Calls that are still open fail with CANCELLED."""
+        """Close the connection; calls that are still open fail with CANCELLED."""
         self._connection.channel.close()
 
     def __enter__(self) -> Self:
@@ -214,10 +225,10 @@ class Client:
     ) -> None:
         self.close()
 
-    def _ask[T](self, ask: Ask[T], timeout: float | None) -> T:
-        attempts = self._connection.attempts(ask, timeout)
+    def _call[T](self, request: RpcRequest[T], timeout: float | None) -> T:
+        attempts = self._connection.attempts(request, timeout)
         while True:
             try:
-                return ask.read(self._connection.call(ask, attempts))
+                return request.parse(self._connection.call(request, attempts))
             except grpc.RpcError as failure:
-                time.sleep(attempts.wait(failure))
+                time.sleep(attempts.next_delay(failure))

@@ -1,4 +1,4 @@
-"""A whole answer from the events of its stream."""
+"""The whole answer, put together from the events of its stream."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,8 +20,13 @@ from jaxserve.client.results import (
 
 
 def join(events: Iterable[Event]) -> Result:
-    """What generate or chat would have returned. ValueError when the stream was left before its
-    end.
+    """Return what generate or chat would have returned, from the events of a stream.
+
+    Args:
+        events: All events, from the first to the last.
+
+    Raises:
+        ValueError: The events do not begin with PromptInfo, or have no Finish.
     """
     info: PromptInfo | None = None
     finish: Finish | None = None
@@ -54,20 +59,19 @@ def _choice(ending: ChoiceFinish, deltas: Sequence[Delta]) -> Choice:
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
         logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
         reasoning_content="".join(delta.reasoning_content for delta in deltas),
-        tool_calls=_calls(news for delta in deltas for news in delta.tool_calls),
+        tool_calls=_calls(part for delta in deltas for part in delta.tool_calls),
         **{field.name: getattr(ending, field.name) for field in fields(ending)},
     )
 
 
-def _calls(news: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    calls: dict[int, list[ToolCallDelta]] = defaultdict(list)
-    for piece in news:
-        calls[piece.index].append(piece)
-    return tuple(
-        ToolCall(
-            id=first.id,
-            name=first.name,
-            arguments="".join(piece.arguments for piece in (first, *rest)),
-        )
-        for first, *rest in calls.values()
-    )
+def _calls(parts: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    by_index: dict[int, list[ToolCallDelta]] = defaultdict(list)
+    for part in parts:
+        by_index[part.index].append(part)
+    return tuple(map(_call, by_index.values()))
+
+
+def _call(parts: Sequence[ToolCallDelta]) -> ToolCall:
+    """Join the parts of one call; the first has its id and name."""
+    arguments = "".join(part.arguments for part in parts)
+    return ToolCall(id=parts[0].id, name=parts[0].name, arguments=arguments)

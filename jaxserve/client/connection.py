@@ -1,4 +1,4 @@
-"""What both clients hold."""
+"""A connection to one server, and how calls are made over it."""
 
 import math
 from operator import attrgetter
@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from jaxserve.client.channel import OPTIONS, TLS, metadata_of
-from jaxserve.client.requests import Ask
+from jaxserve.client.requests import RpcRequest
 from jaxserve.client.retrying import Attempts
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.v1 import inference_pb2
@@ -23,7 +23,10 @@ READY = health_pb2.HealthCheckRequest(service=SERVICE)
 
 
 class Connection:
-    """A channel of `library` (grpc or grpc.aio), and how calls are made over it."""
+    """A channel to one server, with the stubs and the metadata of its calls.
+
+    library: grpc or grpc.aio; calls then return answers, or awaitables of them.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,8 @@ class Connection:
             raise ConfigError(f"retries is {retries}; it must be 0 (none) or more")
         self.address = address
         self._metadata = metadata_of(token)
-        self._timeout, self._retries = timeout, retries
+        self._timeout = timeout
+        self._retries = retries
         self.channel = (
             library.secure_channel(address, tls.credentials(), options=OPTIONS)
             if tls
@@ -48,22 +52,23 @@ class Connection:
         self.admin = AdminServiceStub(self.channel)
         self.health = HealthStub(self.channel)
 
-    def attempts(self, ask: Ask[Any], timeout: float | None) -> Attempts:
-        """timeout: of the call, in seconds; None is the client's, infinity none. RequestError for
-        one without time.
+    def attempts(self, request: RpcRequest[Any], timeout: float | None) -> Attempts:
+        """Return the attempts that a request may have.
+
+        timeout: seconds for all of them; None is the client's timeout, infinity is none. Raises
+        RequestError for a timeout that is not above 0.
         """
         seconds = self._timeout if timeout is None else timeout
         if seconds is not None and not seconds > 0:
             raise RequestError("timeout", f"is {seconds}; it must be more than 0 seconds")
-        return Attempts(
-            self._retries if ask.repeatable else 0, None if seconds == math.inf else seconds
-        )
+        retries = self._retries if request.repeatable else 0
+        return Attempts(retries, None if seconds == math.inf else seconds)
 
-    def call(self, ask: Ask[Any], attempts: Attempts) -> Any:
-        """What the library gives: an answer, something to await, or a stream."""
-        method = attrgetter(ask.method)(self)
-        return method(ask.message, timeout=attempts.timeout, metadata=self._metadata)
+    def call(self, request: RpcRequest[Any], attempts: Attempts) -> Any:
+        """Make a call and return what the library gives: an answer, an awaitable or a stream."""
+        method = attrgetter(request.method)(self)
+        return method(request.message, timeout=attempts.timeout, metadata=self._metadata)
 
     def check(self, timeout: float) -> Any:
-        """The same of the question whether the server is ready."""
+        """Ask whether the server is ready, and return what the library gives."""
         return self.health.Check(READY, timeout=timeout)  # type: ignore[attr-defined]

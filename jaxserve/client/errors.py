@@ -1,4 +1,4 @@
-"""From the status of a failed call to the error that the server meant."""
+"""Errors of jaxserve.errors, made again from the status of a failed call."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -17,21 +17,25 @@ DOMAIN = "jaxserve"
 
 
 class CallError(JaxserveError):
-    """A call failed without a word of jaxserve: no connection, a passed deadline, a cancellation,
-    somebody's proxy.
+    """A call that failed without an answer of jaxserve.
 
-    code: gRPC's, such as "UNAVAILABLE". details: its text.
+    There was no connection, the deadline passed, the call was cancelled, or a proxy refused it.
+
+    Attributes:
+        code: Status code of gRPC, such as "UNAVAILABLE".
+        details: Text of the status.
     """
 
     reason = "CALL_FAILED"
 
     def __init__(self, code: str, details: str):
         super().__init__(f"{code}: {' '.join(details.split())}")
-        self.code, self.details = code, details
+        self.code = code
+        self.details = details
 
 
 def _by_reason() -> Mapping[str, type[JaxserveError]]:
-    """The classes of jaxserve.errors; of those that share a reason, the one that says most."""
+    """Return the classes of jaxserve.errors; of those with one reason, the most derived."""
     found: dict[str, type[JaxserveError]] = {}
     queue = deque([JaxserveError])
     while queue:
@@ -46,14 +50,17 @@ BY_REASON = _by_reason()
 
 
 def error_of(failure: Any) -> JaxserveError:
-    """failure: a grpc.RpcError of a call that has ended, of grpc or of grpc.aio."""
+    """Return the error that the server raised, or CallError where it raised none.
+
+    failure: a grpc.RpcError of a call that has ended, of grpc or of grpc.aio.
+    """
     text = failure.details() or ""
     parts = _parts(failure)
     info = parts.get(details.ErrorInfo)
     kind = BY_REASON.get(info.reason) if info and info.domain == DOMAIN else None
     if kind is None:
         return CallError(failure.code().name, text)
-    # Not by its constructor: that writes the text, which the server has written already.
+    # The constructors compose the text, which the server has done already.
     error = kind.__new__(kind, text)
     if isinstance(error, RequestError):
         error.field, error.problem = _violation(parts.get(details.BadRequest), text)
@@ -63,27 +70,26 @@ def error_of(failure: Any) -> JaxserveError:
 
 
 def trailers_of(failure: Any) -> dict[str, Any]:
-    """Trailing metadata; none when the call never reached a server."""
+    """Return the trailing metadata; empty if the call never reached a server."""
     return dict(failure.trailing_metadata() or ())
 
 
 def _violation(bad: Any, text: str) -> tuple[str, str]:
-    """Field and problem."""
+    """Return the field that is wrong, and the problem with it."""
     if bad and bad.field_violations:
         return bad.field_violations[0].field, bad.field_violations[0].description
     return "request", text
 
 
 def _parts(failure: grpc.RpcError) -> dict[type[Message], Any]:
-    """The details of the status that are understood here, by their kind."""
+    """Return the details of the status that are understood here, by their class."""
     found: dict[type[Message], Any] = {}
     try:
-        for part in Status.FromString(
-            trailers_of(failure).get("grpc-status-details-bin", b"")
-        ).details:
+        status = Status.FromString(trailers_of(failure).get("grpc-status-details-bin", b""))
+        for part in status.details:
             for message in (details.ErrorInfo(), details.BadRequest(), details.RetryInfo()):
                 if part.Unpack(message):
                     found[type(message)] = message
-    except DecodeError:  # of somebody else
+    except DecodeError:  # a proxy may put something else there
         return {}
     return found

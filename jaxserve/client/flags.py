@@ -1,11 +1,11 @@
-"""The flags of the client at a terminal."""
+"""Flags of python -m jaxserve.client."""
 
 import argparse
 from pathlib import Path
 
-from jaxserve.cli.flags import sampling_flags
 from jaxserve.cli.inputs import read_prompts
 from jaxserve.cli.parser import Parser
+from jaxserve.cli.sampling_flags import sampling_flags
 from jaxserve.client.channel import TLS
 from jaxserve.client.client import Client
 from jaxserve.client.connection import ADDRESS
@@ -16,23 +16,32 @@ STANDARD_INPUT = "-"
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of the program."""
     p = Parser(prog="python -m jaxserve.client", description="Ask a server of jaxserve for text.")
     p.add_argument(
         "prompt",
         nargs="?",
         default=STANDARD_INPUT,
         metavar="PROMPT",
-        help="- or none: standard input, without its last newline",
+        help="text to send; - or none reads standard input, without its last newline",
     )
     p.add_argument(
-        "--chat", action="store_true", help="the prompt is a user's message, for the chat template"
-    )
-    p.add_argument("--system", metavar="TEXT", help="the system's message (with --chat)")
-    p.add_argument(
-        "--json", action="store_true", help="one JSON object, nothing else on standard output"
+        "--chat",
+        action="store_true",
+        help="send the prompt as a user's message, which the chat template renders",
     )
     p.add_argument(
-        "--stats", action="store_true", help="latencies as the client sees them, on standard error"
+        "--system", metavar="TEXT", help="system message before the prompt (needs --chat)"
+    )
+    p.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object, and nothing else on standard output",
+    )
+    p.add_argument(
+        "--stats",
+        action="store_true",
+        help="print latencies as the client sees them, on standard error",
     )
     _server_flags(p.add_argument_group("server"))
     sampling_flags(p.add_argument_group("sampling"))
@@ -41,26 +50,42 @@ def parser() -> argparse.ArgumentParser:
 
 def _server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--address", default=ADDRESS, metavar="HOST:PORT", help=f"default: {ADDRESS}"
+        "--address",
+        default=ADDRESS,
+        metavar="HOST:PORT",
+        help=f"address of the server's gRPC (default: {ADDRESS})",
     )
     credential_flags(group)
     group.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="for all of it (default: any)"
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="seconds that the answer may take as a whole (default: any time)",
     )
 
 
 def credential_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of the token and of TLS."""
     group.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="has the token that the server asks for"
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the token that the server asks for",
     )
     group.add_argument(
-        "--tls-ca", type=Path, metavar="FILE", help="certificates that vouch for the server"
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="PEM file of the authorities that vouch for the server; turns TLS on",
     )
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate of the client")
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
+    group.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="PEM file of the client's certificate"
+    )
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM file of the client's key")
 
 
 def token_of(args: argparse.Namespace) -> str | None:
+    """Return the token in the file of --token-file; RequestError if it cannot be read."""
     path: Path | None = args.token_file
     try:
         return path.read_text("utf-8", "replace").strip() if path else None
@@ -69,7 +94,7 @@ def token_of(args: argparse.Namespace) -> str | None:
 
 
 def tls_of(args: argparse.Namespace) -> TLS | None:
-    """None: in plain text."""
+    """Return the TLS files that were given; None for a connection in plain text."""
     files = {"ca": args.tls_ca, "certificate": args.tls_cert, "key": args.tls_key}
     return TLS(**files) if any(files.values()) else None
 
@@ -79,12 +104,13 @@ def new_client(args: argparse.Namespace) -> Client:
 
 
 def read_prompt(args: argparse.Namespace) -> str:
+    """Return the prompt that was given, or standard input."""
     given = [] if args.prompt == STANDARD_INPUT else [args.prompt]
     return read_prompts(argparse.Namespace(prompt=given, prompts_file=None))[0]
 
 
 def check_flags(args: argparse.Namespace, params: SamplingParams) -> None:
-    """RequestError for flags that do not go together."""
+    """Raise RequestError for flags that do not go together."""
     if args.system is not None and not args.chat:
         raise RequestError("--system", "is for a conversation (add --chat)")
     if params.n > 1 and not args.json:

@@ -1,4 +1,4 @@
-"""From messages of jaxserve.v1 to results."""
+"""Results, made from messages of jaxserve.v1."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -34,16 +34,20 @@ REASONS = {
 
 
 def plain[T](kind: type[T], message: Any) -> T:
-    """Of a kind whose fields have the names of the message's, and hold numbers, strings, and lists
-    and maps of them.
+    """Return a dataclass whose fields have the same names as those of the message.
+
+    The fields hold numbers and strings, and lists and maps of them.
     """
-    return kind(**{field.name: _value(getattr(message, field.name)) for field in fields(kind)})  # type: ignore[arg-type]
+    values = {field.name: _value(getattr(message, field.name)) for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**values)
 
 
 def _value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(value)
+    return value
 
 
 def result_of(message: inference_pb2.GenerateResponse | inference_pb2.ChatResponse) -> Result:
@@ -119,7 +123,7 @@ def _choice(message: inference_pb2.Choice) -> Choice:
 
 
 def _ending(message: common_pb2.ChoiceFinish) -> dict[str, Any]:
-    """The fields of a ChoiceFinish."""
+    """Return the fields of a ChoiceFinish, by name."""
     stopped_by = message.WhichOneof("stopped_by")
     return {
         "index": message.index,

@@ -1,5 +1,6 @@
-"""What the server answers, as plain frozen values. Times are seconds, log-probabilities natural
-logarithms.
+"""Answers of the server as frozen dataclasses.
+
+Times are seconds, and log-probabilities natural logarithms.
 """
 
 from dataclasses import dataclass
@@ -7,8 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprob:
-    """A token and its log-probability under the model's own distribution. token: what it spells,
-    for people.
+    """A token and its log-probability under the model's own distribution.
+
+    Attributes:
+        token_id: Id of the token.
+        token: Text of the token, for people: its bytes may be no whole characters.
+        logprob: Natural logarithm of its probability.
     """
 
     token_id: int
@@ -18,14 +23,32 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob(Logprob):
-    """A token of a text. top: the most probable ones in its place, as many as were asked for."""
+    """A token of a text, with alternatives.
+
+    Attributes:
+        top: The most probable tokens in its place, as many as were asked for.
+    """
 
     top: tuple[Logprob, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where the time of one choice went, by the server's clock."""
+    """Times of one choice, by the server's clock.
+
+    Attributes:
+        queue_seconds: From arrival in the engine to the first step.
+        prefill_seconds: From the first step to the first token.
+        first_token_seconds: From arrival in the engine to the first token.
+        decode_seconds: From the first token to the last.
+        total_seconds: From arrival in the engine to the end.
+        preemptions: How often the choice lost its pages and was computed again.
+        padding_share: Share of padding in what the engine computed meanwhile, 0 to 1.
+        bucket: Compiled shape of the choice's last step, such as "decode[16]".
+        drafted_tokens: Drafted tokens that were verified.
+        accepted_tokens: Drafted tokens that the model accepted.
+        verifications: Steps that verified drafted tokens.
+    """
 
     queue_seconds: float
     prefill_seconds: float
@@ -42,7 +65,13 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens: of the prompt, those of them that were cached, and those of all choices."""
+    """Numbers of tokens of a request.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt, counted once however many choices there are.
+        cached_prompt_tokens: Prompt tokens that were found in the prefix cache.
+        completion_tokens: Tokens of all choices.
+    """
 
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -51,11 +80,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceFinish:
-    """How one choice ended. finish_reason: "stop", "length", "abort", or "tool_calls" where it
-    stopped after calls.
+    """How one choice ended.
 
-    stopped_by: the stop string or the token id that ended it; None for neither. seed: given, or
-    drawn by the server.
+    Attributes:
+        index: Number of the choice, from 0.
+        finish_reason: "stop", "length", "abort", or "tool_calls" for a stop after calls of tools.
+        stopped_by: The stop string or the token id that ended the choice; None for neither.
+        seed: Seed of the choice, as it was given or drawn by the server.
+        timings: Where its time went.
     """
 
     index: int
@@ -67,7 +99,13 @@ class ChoiceFinish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A function that the model calls. arguments: JSON text of an object, as the model wrote it."""
+    """A function that the model calls.
+
+    Attributes:
+        id: Id of the call, for the message with its result.
+        name: Name of the function.
+        arguments: JSON text of an object, as the model wrote it.
+    """
 
     id: str
     name: str
@@ -76,8 +114,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallDelta:
-    """News of a call. index: of the call in its choice. id and name come with the first; arguments
-    join.
+    """A part of a call, as it arrives in a stream.
+
+    Attributes:
+        index: Number of the call in its choice, from 0.
+        id: Id of the call in its first part, and empty in the others.
+        name: Name of the function in its first part, and empty in the others.
+        arguments: Text that continues the arguments of the parts before.
     """
 
     index: int
@@ -88,10 +131,14 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(ChoiceFinish):
-    """One finished choice. token_ids has the token that ended it; logprobs is empty where nobody
-    asked.
+    """One finished choice.
 
-    Of a conversation: reasoning_content, what the model thought before; tool_calls.
+    Attributes:
+        text: Text of the choice.
+        token_ids: Its tokens, with the one that ended it.
+        logprobs: One entry per token; empty unless they were asked for.
+        reasoning_content: What the model thought before its answer, in a conversation.
+        tool_calls: Functions that the model calls, in a conversation.
     """
 
     text: str
@@ -103,8 +150,13 @@ class Choice(ChoiceFinish):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """All choices of a prompt or a conversation, by index. prompt_logprobs: from the second token
-    on, if asked for.
+    """The whole answer to a prompt or a conversation.
+
+    Attributes:
+        request_id: Id of the request, as it was given or made by the server.
+        choices: All choices, by index.
+        usage: Numbers of tokens.
+        prompt_logprobs: Log-probabilities of the prompt from its second token on, if asked for.
     """
 
     request_id: str
@@ -115,7 +167,13 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptInfo:
-    """The first event of a stream: the prompt was computed."""
+    """First event of a stream: the prompt was computed.
+
+    Attributes:
+        request_id: Id of the request, as it was given or made by the server.
+        prompt_tokens: Tokens of the prompt.
+        cached_prompt_tokens: Prompt tokens that were found in the prefix cache.
+    """
 
     request_id: str
     prompt_tokens: int
@@ -124,7 +182,12 @@ class PromptInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLogprobs:
-    """A part of the prompt's log-probabilities; start: position of the first entry."""
+    """A part of the prompt's log-probabilities.
+
+    Attributes:
+        start: Position of the first entry in the prompt.
+        entries: One entry per token.
+    """
 
     start: int
     entries: tuple[TokenLogprob, ...]
@@ -132,7 +195,16 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What became final of one choice. text may be empty, and never ends in half a character."""
+    """A part of one choice that is final.
+
+    Attributes:
+        index: Number of the choice, from 0.
+        text: Text that continues the choice; may be empty, and never ends in half a character.
+        token_ids: Tokens that continue the choice.
+        logprobs: One entry per token; empty unless they were asked for.
+        reasoning_content: Text that continues what the model thinks before its answer.
+        tool_calls: Parts of calls.
+    """
 
     index: int
     text: str
@@ -144,7 +216,12 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The last event of a stream that was not cut short."""
+    """Last event of a stream that was not cut short.
+
+    Attributes:
+        choices: How each choice ended.
+        usage: Numbers of tokens.
+    """
 
     choices: tuple[ChoiceFinish, ...]
     usage: Usage
@@ -155,8 +232,13 @@ Event = PromptInfo | PromptLogprobs | Delta | Finish
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Log-probabilities of a given text. logprobs: of its tokens from the second on; total_logprob:
-    their sum.
+    """Log-probabilities of a given text.
+
+    Attributes:
+        request_id: Id of the request, as it was given or made by the server.
+        token_ids: Tokens of the text.
+        logprobs: One entry per token from the second on.
+        total_logprob: Sum of the entries.
     """
 
     request_id: str
@@ -167,7 +249,13 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedded:
-    """embeddings: of the texts, in their order; vectors of length 1, their numbers float32."""
+    """Embeddings of texts.
+
+    Attributes:
+        request_id: Id of the request, as it was given or made by the server.
+        embeddings: One vector per text, in their order, of length 1 and in float32 precision.
+        usage: Numbers of tokens.
+    """
 
     request_id: str
     embeddings: tuple[tuple[float, ...], ...]
@@ -176,7 +264,12 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenized:
-    """Token ids as the model would read them. prompt: the text, or the rendered conversation."""
+    """Token ids as the model would read them.
+
+    Attributes:
+        token_ids: Tokens of the prompt.
+        prompt: The text, or the rendered conversation.
+    """
 
     token_ids: tuple[int, ...]
     prompt: str
@@ -184,10 +277,20 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """The model that is served. max_context: the longest prompt plus output, in tokens.
+    """The model that is served.
 
-    embedding_dimensions: numbers of an embedding; 0: the model generates. weights: what they are
-    kept in: dtype, or a form such as int8. weight_bytes: on one device, by part and dtype.
+    Attributes:
+        name: Name by which clients ask for it.
+        architecture: Architecture of the checkpoint, such as LlamaForCausalLM.
+        parameters: Number of parameters.
+        dtype: Dtype of activations, and of weights that are not quantized.
+        vocab_size: Number of token ids.
+        max_context: The longest prompt plus output, in tokens.
+        eos_token_ids: Tokens that end a text.
+        has_chat_template: True if it takes conversations.
+        embedding_dimensions: Numbers in an embedding; 0 for a model that generates.
+        weights: What weights are kept in: a dtype, or a quantized format such as "int8".
+        weight_bytes: Bytes on one device, by part of the model and dtype.
     """
 
     name: str
@@ -205,8 +308,21 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """The server: versions by package, mesh sizes by axis, compiled buckets, limits by the name of
-    their flag.
+    """The server and its engine.
+
+    Attributes:
+        versions: Versions by package.
+        mesh: Sizes of the mesh by axis.
+        device_kind: Kind of the devices, as jax names it.
+        buckets: Compiled shapes of steps.
+        max_batch: Rows that run together in one lane.
+        step_tokens: The most tokens that a step computes in one lane.
+        page_size: Tokens in one page of the KV cache.
+        cache_tokens: Tokens that the KV caches of all lanes hold.
+        limits: Bounds on requests, by the name of their flag.
+        uptime_seconds: Seconds since the server became ready.
+        compiles_after_ready: Steps that were compiled after the server was ready; should be 0.
+        kv: What the pages of the KV cache hold.
     """
 
     versions: dict[str, str]
@@ -225,8 +341,15 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """What runs and waits now: choices, prompt tokens of those that wait, pages, and requests in
-    flight.
+    """Work that runs and waits on the server now.
+
+    Attributes:
+        running: Choices that run.
+        waiting: Choices that wait.
+        waiting_tokens: Prompt tokens of the choices that wait.
+        pages_used: Pages of the KV caches that requests hold.
+        pages_total: Pages of the KV caches.
+        requests: Requests that were accepted and have not ended.
     """
 
     running: int

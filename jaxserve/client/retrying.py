@@ -1,4 +1,4 @@
-"""Which failed calls are made again, and when. Everything here is the same for both clients."""
+"""Rules of both clients: which failed calls are made again, and when."""
 
 import math
 import random
@@ -12,69 +12,76 @@ from jaxserve.client.errors import CallError, error_of, trailers_of
 
 PUSHBACK = "grpc-retry-pushback-ms"
 LONGEST = 60.0  # seconds that a server can make a client wait
-FIRST, LAST = 0.2, 5.0  # seconds of back-off, where the server says nothing
+# Seconds of back-off, where the server does not say when to come back; doubled after each attempt.
+FIRST_BACKOFF = 0.2
+LAST_BACKOFF = 5.0
 
 
 class Attempts:
-    """Of one call: how often it may be made again, and how much time is left for all of it.
+    """Attempts at one call: how many are left, and how much time for all of them.
 
-    Made again is what ended with UNAVAILABLE, and with RESOURCE_EXHAUSTED when the server says when
-    to come back; never what has brought a message. A wait that the deadline does not allow is not
-    begun: the caller gets the error.
+    A call is made again that ended with UNAVAILABLE, or with RESOURCE_EXHAUSTED if the server says
+    when to come back; a call that has brought a message is not. A wait that goes beyond the
+    deadline is not begun: the caller gets the error at once.
 
-    gRPC's own retry policy was tried, and does something else: RESOURCE_EXHAUSTED without a word of
-    the server is retried too (a request over its size limit is sent five times); a request over 256
-    KiB is not, unless a buffer is raised; more than five attempts are five; and it sleeps into the
-    deadline, so that the reason is lost.
+    gRPC's own retry policy was tried, and does something else: it retries RESOURCE_EXHAUSTED where
+    the server does not say when to come back (a request over its size limit is sent five times), it
+    does not retry a request over 256 KiB unless a buffer is raised, it takes more than five
+    attempts for five, and it sleeps into the deadline, so that the reason is lost.
     """
 
     def __init__(self, retries: int, timeout: float | None):
         self._left = retries
-        self._backoff = FIRST
-        self._until = math.inf if timeout is None else time.monotonic() + timeout
+        self._backoff = FIRST_BACKOFF
+        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that are left; None: any."""
-        return None if self._until == math.inf else self._until - time.monotonic()
+        """Seconds that are left; None is any time."""
+        return None if self._deadline == math.inf else self._deadline - time.monotonic()
 
     def end(self) -> None:
-        """A message came: from now on every failure is final."""
+        """Note that a message came: from now on every failure is final."""
         self._left = 0
 
-    def wait(self, failure: grpc.RpcError) -> float:
-        """Seconds until the next attempt; JaxserveError when there is none."""
+    def next_delay(self, failure: grpc.RpcError) -> float:
+        """Return the seconds until the next attempt; JaxserveError if there is none."""
         delay = self._delay(failure) if self._left else None
-        if delay is None or time.monotonic() + delay >= self._until:
+        if delay is None or time.monotonic() + delay >= self._deadline:
             raise error_of(failure) from failure
         self._left -= 1
         return delay
 
     def _delay(self, failure: Any) -> float | None:
-        pushback = trailers_of(failure).get(PUSHBACK)
-        if failure.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        """Return the seconds to wait, or None for a failure that is final."""
+        code = failure.code()
+        if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
             return None
+        pushback = trailers_of(failure).get(PUSHBACK)
         if pushback is not None:
             return _seconds(pushback)
-        return self._next_backoff() if failure.code() is grpc.StatusCode.UNAVAILABLE else None
+        return self._next_backoff() if code is grpc.StatusCode.UNAVAILABLE else None
 
     def _next_backoff(self) -> float:
-        delay, self._backoff = self._backoff, min(2 * self._backoff, LAST)
-        return delay * random.uniform(
-            0.8, 1.2
-        )  # clients that failed together do not come back together
+        delay = self._backoff
+        self._backoff = min(2 * delay, LAST_BACKOFF)
+        # Clients that failed together shall not come back together.
+        return delay * random.uniform(0.8, 1.2)
 
 
 def _seconds(pushback: str) -> float | None:
-    """None: not at all, which is what a negative number says, or one that is none."""
+    """Return the seconds of a pushback in ms; None for "do not come back".
+
+    gRPC's rule: a negative number says so, and anything that is no number.
+    """
     seconds = int(pushback) / 1000 if pushback.isdecimal() else -1.0
     return seconds if 0 <= seconds <= LONGEST else None
 
 
-class Readiness:
-    """Of a server that is asked again and again whether it serves."""
+class ReadinessPoll:
+    """Question to a server whether it serves, repeated until it does or the time has passed."""
 
-    INTERVAL = 0.1  # seconds between two questions
+    INTERVAL = 0.1  # seconds
     PASSING = (
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -82,31 +89,34 @@ class Readiness:
     )
 
     def __init__(self, address: str, timeout: float):
-        self._address, self._timeout = address, timeout
-        self._until = time.monotonic() + timeout
-        self._news = "no answer came"
+        self._address = address
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._last_state = "no answer came"
 
     @property
     def timeout(self) -> float:
-        """Seconds that are left; CallError when there are none."""
-        left = self._until - time.monotonic()
+        """Seconds that are left; CallError if there are none."""
+        left = self._deadline - time.monotonic()
         if left <= 0:
-            problem = f"{self._address} was not ready within {self._timeout:g} s: {self._news}"
+            problem = (
+                f"{self._address} was not ready within {self._timeout:g} s: {self._last_state}"
+            )
             raise CallError("DEADLINE_EXCEEDED", problem)
         return left
 
-    def heard(self, answer: HealthCheckResponse) -> float | None:
-        """Seconds until the next question; None: it is ready."""
+    def after_answer(self, answer: HealthCheckResponse) -> float | None:
+        """Return the seconds until the next question; None if the server is ready."""
         if answer.status == HealthCheckResponse.SERVING:
             return None
         return self._pause(HealthCheckResponse.ServingStatus.Name(answer.status))
 
-    def failed(self, failure: Any) -> float | None:
-        """The same of a question that failed; JaxserveError when it always would."""
+    def after_failure(self, failure: Any) -> float | None:
+        """Return the seconds until the next question; JaxserveError if it would fail again."""
         if failure.code() not in self.PASSING:
             raise error_of(failure) from failure
         return self._pause(failure.details() or failure.code().name)
 
-    def _pause(self, news: str) -> float:
-        self._news = news
+    def _pause(self, state: str) -> float:
+        self._last_state = state
         return min(self.INTERVAL, self.timeout)

@@ -1,3 +1,1 @@
-"""Will a model fit chips that are not here, and how fast can it be at best? `python -m
-jaxserve.plan`.
-"""
+"""Planner: estimates whether a model fits absent devices, and how fast it can be there at best."""

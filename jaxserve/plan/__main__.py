@@ -1,4 +1,4 @@
-"""python -m jaxserve.plan: does it fit, and how fast can it be, on devices that are not here."""
+"""python -m jaxserve.plan: estimate whether a model fits absent devices, and how fast it can be."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ from jaxserve.plan.bundle import check_free, new_folder, write_manifest
 from jaxserve.plan.charts import charts
 from jaxserve.plan.compile import CompiledStep, asking, compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
-from jaxserve.plan.estimate import Account
+from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.flags import DEFAULT_CONTEXT, check, parser
 from jaxserve.plan.model import embeds, read_config, weights_dtype, weights_form, weights_of
 from jaxserve.plan.platform import keeping, prepare_platform
@@ -46,15 +46,20 @@ WIDTH = 120  # of tables where there is no terminal to ask
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 when it fits, 1 when it does not, 2 when something asked for cannot be done."""
+    """Run the program and return its exit code.
+
+    0 if the model fits, 1 if it does not, 2 if something asked for cannot be done.
+    """
     args = parser().parse_args(arguments)
     prepare_output(args.json)
     return exit_code(lambda: plan(args), EXPECTED)
 
 
 def plan(args: argparse.Namespace) -> int:
+    """Print the estimate of one deployment, or the ranking of many with --suggest."""
     check(args)
-    console, topology = Console(stderr=True, highlight=False), parse(args.topology)
+    console = Console(stderr=True, highlight=False)
+    topology = parse(args.topology)
     check_topology(args, topology)
     prepare_platform(topology)
     name, config = read_config(args.model)
@@ -64,22 +69,22 @@ def plan(args: argparse.Namespace) -> int:
     if args.suggest is not None:
         return suggest(args, target, candidates(args, precision), console)
     try:
-        account = account_of(args, deployed(args, target, precision, console), console)
+        estimate = estimate_of(args, deployed(args, target, precision, console), console)
     except MemoryLimitError as error:
         return refuse(error, args)
     if args.json:
-        print(json.dumps(to_json(account)))
+        print(json.dumps(to_json(estimate)))
     else:
-        show(account, output())
+        show(estimate, output())
     if args.plot:
-        write_plot(args.plot, charts(account))
+        write_plot(args.plot, charts(estimate))
     if args.out:
-        finish_bundle(args, account, console)
-    return 0 if account.fits else DOES_NOT_FIT
+        finish_bundle(args, estimate, console)
+    return 0 if estimate.fits else DOES_NOT_FIT
 
 
 def check_topology(args: argparse.Namespace, topology: Topology) -> None:
-    """ConfigError for what could not be done in the end, before anything is compiled."""
+    """Raise ConfigError for what could not be done in the end, before anything is compiled."""
     if args.out and not topology.serializes:
         raise ConfigError(
             f"--out: what is compiled for an absent {args.topology} is not tuned for it (leave "
@@ -92,13 +97,15 @@ def check_topology(args: argparse.Namespace, topology: Topology) -> None:
     for flag in ("plot", "suggest", "link"):
         if getattr(args, flag) is not None and topology.limits is None:
             raise ConfigError(
-                f"--{flag}: nobody publishes how fast {topology.name} is (leave it out)"
+                f"--{flag}: the speed of {topology.name} is not published (leave it out)"
             )
 
 
 def target_of(args: argparse.Namespace, name: str, spec: ModelSpec, topology: Topology) -> Target:
-    """With --link, a server that exchanges pages: what that takes is in its memory and its
-    steps."""
+    """Return what is to be served.
+
+    With --link it is a server that exchanges pages, which takes memory and steps of its own.
+    """
     if args.link and embeds(args.model):
         raise ConfigError(
             f"--link: {name} embeds: it has no output that another server could go on with "
@@ -111,21 +118,25 @@ def target_of(args: argparse.Namespace, name: str, spec: ModelSpec, topology: To
 def deployed(
     args: argparse.Namespace, target: Target, precision: Precision, console: Console
 ) -> Deployment:
-    data, expert = args.data or 1, args.expert or 1
+    """Return the deployment on the mesh of the flags."""
+    data = args.data or 1
+    expert = args.expert or 1
     axes = MeshSpec(data, expert, args.tensor or max(target.topology.count // (data * expert), 1))
     with Bar(console, "sizing") as bar:
         footprint = None if args.no_compile else asking(bar.update)
         return deploy(target, axes, precision.dtype, footprint, precision.form)
 
 
-def account_of(args: argparse.Namespace, deployment: Deployment, console: Console) -> Account:
-    context, steps = context_of(args, deployment.config.max_context), dict[str, CompiledStep]()
+def estimate_of(args: argparse.Namespace, deployment: Deployment, console: Console) -> Estimate:
+    """Compile the steps unless --no-compile is given, and return the estimate."""
+    context = context_of(args, deployment.config.max_context)
+    steps: dict[str, CompiledStep] = {}
     if not args.no_compile:
         buckets = deployment.largest() if args.buckets == "largest" else deployment.buckets
         kept = keeping(new_folder(args.out)) if args.out else nullcontext()
         with kept, Bar(console, "compiling") as bar:
             steps = compile_steps(deployment, buckets, bar.update)
-    return Account(
+    return Estimate(
         deployment,
         context,
         deployment.topology.limits,
@@ -135,22 +146,25 @@ def account_of(args: argparse.Namespace, deployment: Deployment, console: Consol
     )
 
 
-def context_of(args: argparse.Namespace, most: int) -> int:
-    if args.context and args.context > most:
+def context_of(args: argparse.Namespace, limit: int) -> int:
+    """Return the context for which times are given; limit is the engine's."""
+    if args.context and args.context > limit:
         raise ConfigError(
-            f"--context {args.context}: the engine's is {most} (--max-context, or the model's)"
+            f"--context {args.context}: the engine's context is {limit} (--max-context, or the "
+            f"model's)"
         )
-    return args.context or min(DEFAULT_CONTEXT, most)
+    return args.context or min(DEFAULT_CONTEXT, limit)
 
 
 def suggest(
     args: argparse.Namespace, target: Target, precisions: Sequence[Precision], console: Console
 ) -> int:
-    """Rank what can be counted, then compile the best of it; without compilers the first ranking
-    stays.
+    """Rank all choices by counting, then compile the best ones and rank again.
+
+    Without a compiler the first ranking is printed.
     """
     limits = target.topology.limits
-    assert limits  # check_topology
+    assert limits, "check_topology refuses a topology without"
     context = context_of(args, target.options.max_context or target.spec.max_positions)
     with quiet_engine():
         found = choices(target, precisions, context, args.price)
@@ -175,7 +189,10 @@ def suggest(
 
 @contextmanager
 def quiet_engine() -> Iterator[None]:
-    """Of many deployments, none says which attention it passes over: the table says which it is."""
+    """Silence the engine's warnings about kernels that it passes over.
+
+    Every deployment would repeat them; the table has the kernel of each.
+    """
     engine = logging.getLogger("jaxserve.engine")
     level = engine.level
     engine.setLevel(logging.ERROR)
@@ -186,21 +203,23 @@ def quiet_engine() -> Iterator[None]:
 
 
 def candidates(args: argparse.Namespace, asked: Precision) -> list[Precision]:
-    """To try: what was asked for; of what was left open all dtypes that are served, and 8 and 4
-    bits.
+    """Return the precisions to rank: what was asked for, and common choices where it was left open.
+
+    For weights all dtypes that are served, int8 and int4; for pages the weights' dtype and int8.
     """
     weights = [(asked.dtype, asked.form)]
     if args.weights == "auto" and asked.form is None:
         weights = [(jnp.dtype(served), None) for served in DTYPES.values()]
         weights += [(asked.dtype, SCHEMES[name]) for name in ("int8", "int4-g128")]
-    return [
-        Precision(dtype, form, kv)
-        for dtype, form in weights
-        for kv in ((str(dtype), "int8") if asked.kv == "auto" else (asked.kv,))
-    ]
+    found = []
+    for dtype, form in weights:
+        pages = (str(dtype), "int8") if asked.kv == "auto" else (asked.kv,)
+        found += [Precision(dtype, form, kv) for kv in pages]
+    return found
 
 
 def output() -> Console:
+    """Return the console of standard output, with a fixed width where it is no terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
@@ -211,22 +230,24 @@ def write_plot(path: Path, svg: str) -> None:
         raise ConfigError(f"--plot {path}: {error.strerror}") from None
 
 
-def finish_bundle(args: argparse.Namespace, account: Account, console: Console) -> None:
-    if account.fits:
-        write_manifest(account.deployment, args.out)
+def finish_bundle(args: argparse.Namespace, estimate: Estimate, console: Console) -> None:
+    if estimate.fits:
+        write_manifest(estimate.deployment, args.out)
     else:
         console.print(
-            f"{args.out} has no manifest, and is no bundle: it does not fit",
+            f"{args.out} has no manifest, and is no bundle: the model does not fit",
             soft_wrap=True,
             markup=False,
         )
 
 
 def refuse(error: MemoryLimitError, args: argparse.Namespace) -> int:
-    """For what leaves no room for a single page, or what the compiler refuses."""
-    lack = f"; every device lacks {error.missing / GIB:.2f} GiB" if error.missing else ""
-    told = {"fits": False, "missing": error.missing or None, "reason": str(error)}
-    print(json.dumps(told) if args.json else f"It does not fit: {error}{lack}.")
+    """Print why there is no estimate: no room for a single page, or the compiler refused a step."""
+    if args.json:
+        print(json.dumps({"fits": False, "missing": error.missing or None, "reason": str(error)}))
+    else:
+        lack = f"; every device lacks {error.missing / GIB:.2f} GiB" if error.missing else ""
+        print(f"It does not fit: {error}{lack}.")
     return DOES_NOT_FIT
 
 

@@ -1,8 +1,7 @@
-"""A bundle: the steps of an engine compiled ahead, as jax's persistent compilation cache, and a
-manifest of them.
+"""Bundles: steps of an engine that were compiled ahead, and a manifest of them.
 
     bundle/manifest.json    what the steps were compiled from and for, and the hash of every entry
-    bundle/cache/           the entries, under the keys that jax gives them
+    bundle/cache/           the entries of jax's persistent compilation cache, under its keys
 
 An entry is code that runs on the device, as trusted as this program: the hashes show that it is
 whole, not who made it.
@@ -24,18 +23,19 @@ from jaxserve.plan.deployment import Deployment
 from jaxserve.plan.platform import environment
 from sharding.mesh import AXES, MeshSpec, device_kind, platform
 
-MANIFEST, CACHE = "manifest.json", "cache"
+MANIFEST = "manifest.json"
+CACHE = "cache"
 FORMAT = 2
 CHUNK = 2**20
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """environment: versions and flags that a key of jax's cache depends on. engine: EngineConfig,
-    field by field.
+    """Contents of a bundle, and what its steps were compiled from and for.
 
-    spec: hash of the architecture as the devices hold it. steps: the bucket plan. entries: file ->
-    sha256. weights: as --weights names them.
+    spec: hash of the architecture as the devices hold it. engine: EngineConfig, field by field.
+    steps: the bucket plan. environment: versions and flags that a key of jax's cache depends on.
+    entries: sha256 by file. weights: as --weights names them.
     """
 
     model: str
@@ -56,9 +56,7 @@ class Manifest:
         return MeshSpec(**self.mesh)
 
     def options(self) -> EngineOptions:
-        """What leads to the engine that the steps were compiled for, whatever memory the devices
-        have.
-        """
+        """Return options that resolve to the engine of the bundle, whatever memory there is."""
         fixed = ("max_batch", "step_tokens", "decode_steps", "kv", "page_size", "max_context")
         chosen = ("prefix_cache", "deterministic", "page_exchange", "attention", "quantized_matmul")
         given = {name: self.engine[name] for name in (*fixed, *chosen)}
@@ -67,16 +65,17 @@ class Manifest:
 
 
 def spec_hash(spec: ModelSpec) -> str:
+    """Return the hash of an architecture."""
     return sha256(repr(spec).encode()).hexdigest()
 
 
 def engine_fields(config: EngineConfig) -> dict[str, Any]:
-    """As JSON has them."""
+    """Return the fields of a configuration as JSON has them."""
     return json.loads(json.dumps(asdict(config)))
 
 
 def check_free(folder: Path) -> None:
-    """ConfigError when there is something in it, or it is no folder."""
+    """Raise ConfigError if the folder has something in it, or is no folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"--out {folder}: there is a bundle or a file already (remove it, or name another)"
@@ -84,7 +83,7 @@ def check_free(folder: Path) -> None:
 
 
 def new_folder(folder: Path) -> Path:
-    """Its cache folder; ConfigError when there is something in it already."""
+    """Make the folder of a bundle and return its cache folder; ConfigError if it is not empty."""
     check_free(folder)
     try:
         (folder / CACHE).mkdir(parents=True)
@@ -94,7 +93,7 @@ def new_folder(folder: Path) -> Path:
 
 
 def write_manifest(d: Deployment, folder: Path) -> None:
-    """Of what was compiled into the folder's cache."""
+    """Write the manifest of what was compiled into the folder's cache."""
     manifest = Manifest(
         model=d.target.model,
         spec=spec_hash(d.spec),
@@ -112,7 +111,7 @@ def write_manifest(d: Deployment, folder: Path) -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Of all files in it."""
+    """Return the sha256 of all files in a folder, by name."""
     return {path.name: _hash(path) for path in sorted(folder.iterdir())}
 
 
@@ -125,8 +124,9 @@ def _hash(path: Path) -> str:
 
 
 def open_bundle(folder: Path) -> Manifest:
-    """The manifest of a bundle that is whole and fits this installation; ConfigError, one line,
-    when it does not.
+    """Return the manifest of a bundle.
+
+    Raises ConfigError if the bundle is not whole, or was compiled by another installation.
     """
     manifest = _read(folder)
     mine = environment("tpu" if manifest.device_kind.startswith("TPU") else "cpu")
@@ -134,8 +134,7 @@ def open_bundle(folder: Path) -> Manifest:
         if mine.get(name) != theirs:
             raise ConfigError(
                 f"--bundle {folder}: was compiled with {name} {theirs}, and here is "
-                f"{mine.get(name)} "
-                "(make it again with python -m jaxserve.plan --out)"
+                f"{mine.get(name)} (make it again with python -m jaxserve.plan --out)"
             )
     _check_entries(folder, manifest)
     return manifest
@@ -144,12 +143,12 @@ def open_bundle(folder: Path) -> Manifest:
 def _read(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
-        told = parse_json_object(path.read_bytes(), path)
-        if told.get("format") != FORMAT:
+        fields_by_name = parse_json_object(path.read_bytes(), path)
+        if fields_by_name.get("format") != FORMAT:
             raise ConfigError(
                 f"--bundle {folder}: is of another version of bundles (make it again)"
             )
-        return _checked(Manifest(**told))
+        return _checked(Manifest(**fields_by_name))
     except OSError as error:
         raise ConfigError(f"--bundle {folder}: {MANIFEST}: {error.strerror}") from None
     except (CheckpointError, TypeError) as error:
@@ -157,7 +156,7 @@ def _read(folder: Path) -> Manifest:
 
 
 def _checked(manifest: Manifest) -> Manifest:
-    """TypeError where a field is not what it should be."""
+    """Return the manifest; TypeError if a field is not what it should be."""
     for name, kind in get_type_hints(Manifest).items():
         kind = {Mapping: dict, Sequence: list}.get(get_origin(kind), kind)
         if not isinstance(getattr(manifest, name), kind):
@@ -187,7 +186,8 @@ def _check_entries(folder: Path, manifest: Manifest) -> None:
         found = hashes(folder / CACHE)
     except OSError as error:
         raise ConfigError(f"--bundle {folder}: {CACHE}: {error.strerror}") from None
-    missing, added = manifest.entries.keys() - found.keys(), found.keys() - manifest.entries.keys()
+    missing = manifest.entries.keys() - found.keys()
+    added = found.keys() - manifest.entries.keys()
     changed = {
         name
         for name in found.keys() & manifest.entries.keys()
@@ -213,7 +213,7 @@ def check_engine(
     config: EngineConfig,
     weights: str = "auto",
 ) -> None:
-    """ConfigError when the engine is not the one that the steps were compiled for.
+    """Raise ConfigError unless the engine is the one that the steps were compiled for.
 
     spec: as the devices hold it. kind: of the devices.
     """

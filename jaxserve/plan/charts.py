@@ -1,22 +1,21 @@
-"""An account as a picture: how floors and ceilings go with the batch, and where steps stand to the
-ridge.
-"""
+"""An estimate as charts: floors and ceilings by batch, and intensities against the chip's ridge."""
 
 from collections.abc import Iterator
 
-from jaxserve.plan.estimate import Account
+from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.plot import Chart, Line, picture
 from jaxserve.plan.roofline import Limits
 
 
-def charts(account: Account) -> str:
-    """SVG; of a topology whose speed is published."""
-    assert account.limits
-    return picture(list(_charts(account, account.limits)))
+def charts(estimate: Estimate) -> str:
+    """Return the charts as SVG."""
+    assert estimate.limits, "the topology has no published speed"
+    return picture(list(_charts(estimate, estimate.limits)))
 
 
-def _charts(account: Account, limits: Limits) -> Iterator[Chart]:
-    d, batches = account.deployment, list(account.batches(limits))
+def _charts(estimate: Estimate, limits: Limits) -> Iterator[Chart]:
+    d = estimate.deployment
+    batches = list(estimate.batches(limits))
     name = f"{d.target.model} on {d.topology.name}"
     rates = [(b.streams, b.tokens_per_second) for b in batches]
     yield Chart(
@@ -24,7 +23,7 @@ def _charts(account: Account, limits: Limits) -> Iterator[Chart]:
     )
     times = [(b.streams, b.tpot * 1e3) for b in batches]
     yield Chart(
-        f"floor of TPOT, context {account.context}",
+        f"floor of TPOT, context {estimate.context}",
         "streams",
         "ms",
         [Line("decode", "decode", times)],
@@ -33,14 +32,14 @@ def _charts(account: Account, limits: Limits) -> Iterator[Chart]:
         "FLOP per byte, and the chip's ridge in bfloat16",
         "tokens of a step",
         "FLOP/byte",
-        list(_intensities(account, limits)),
+        list(_intensities(estimate, limits)),
     )
 
 
-def _intensities(account: Account, limits: Limits) -> Iterator[Line]:
-    buckets = [b for b in account.deployment.buckets if b.steps == 1 and b.kind != "score"]
+def _intensities(estimate: Estimate, limits: Limits) -> Iterator[Line]:
+    buckets = [b for b in estimate.deployment.buckets if b.steps == 1 and b.kind != "score"]
     for kind in ("decode", "prefill"):
-        points = [(b.tokens, account.work(b).intensity) for b in buckets if b.kind == kind]
+        points = [(b.tokens, estimate.work(b).intensity) for b in buckets if b.kind == kind]
         yield Line(kind, kind, points)
     ends = (0, max(b.tokens for b in buckets))
     yield Line("ridge", "ridge", [(tokens, limits.ridge) for tokens in ends], dashed=True)

@@ -1,4 +1,4 @@
-"""Every step of a deployment through the real compiler, and what it says of each."""
+"""Steps of a deployment, compiled by the real compiler, and what it says of each."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +19,10 @@ Progress = Callable[[int, int, str], None]  # done, total, what
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """seconds: of tracing, lowering and compiling."""
+    """Findings of the compiler about a step.
+
+    seconds: time for tracing, lowering and compiling.
+    """
 
     found: Inspection
     seconds: float
@@ -28,16 +31,19 @@ class CompiledStep:
 def compile_steps(
     deployment: Deployment, buckets: Sequence[Bucket], progress: Progress
 ) -> dict[str, CompiledStep]:
-    """What is no step, and these steps, by name; MemoryLimitError when the compiler refuses one."""
-    lowering, began = deployment.lowering, time.monotonic()
+    """Compile steps, and the programs beside them that write rows and pages; by name.
+
+    Raises MemoryLimitError if the compiler refuses one.
+    """
+    lowering = deployment.lowering
+    began = time.monotonic()
     small = lowering.writers() | lowering.page_programs()
     done = {name: _compile(lowering, name, lambda w=w: w) for name, w in small.items()}
     for count, bucket in enumerate(buckets):
-        progress(
-            count, len(buckets), f"{bucket}{_left(count, len(buckets), time.monotonic() - began)}"
-        )
+        left = _left(count, len(buckets), time.monotonic() - began)
+        progress(count, len(buckets), f"{bucket}{left}")
         done[str(bucket)] = _compile(lowering, str(bucket), partial(lowering.step, bucket))
-        jax.clear_caches()  # of a model with many layers, each step's trace takes gigabytes
+        jax.clear_caches()  # the trace of one step takes gigabytes if a model has many layers
     progress(len(buckets), len(buckets), "")
     return done
 
@@ -52,12 +58,14 @@ def _compile(
 
 
 def _left(done: int, total: int, seconds: float) -> str:
-    """What is left, if the others take as long as those that are done."""
-    return f", {timedelta(seconds=round(seconds / done * (total - done)))} left" if done else ""
+    """Return the time that is left, if all steps take equally long."""
+    if not done:
+        return ""
+    return f", {timedelta(seconds=round(seconds / done * (total - done)))} left"
 
 
 def asking(progress: Progress) -> Callable[[Lowering, Bucket], Footprint]:
-    """Lowering.footprint that tells how far it is."""
+    """Return Lowering.footprint with a progress bar."""
     asked: list[Bucket] = []
 
     def footprint(lowering: Lowering, bucket: Bucket) -> Footprint:

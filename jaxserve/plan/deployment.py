@@ -1,6 +1,4 @@
-"""A model on a mesh of devices with an engine's sizes: what the engine would decide there, decided
-here.
-"""
+"""Deployment of a model: what an engine would decide on devices that are not here."""
 
 import math
 from collections.abc import Callable
@@ -35,17 +33,18 @@ from jaxserve.plan.topology import Topology
 from sharding.mesh import MeshSpec, platform
 from sharding.params import is_param_spec
 
-LOGITS = 8  # arrays of a step's logits, float32, that a sampler was seen to keep at a time
+LOGITS = 8  # float32 arrays of a step's logits that a sampler was seen to keep at a time
 SLACK = 2**26  # bytes
-TPU_PROGRAM = (
-    2**20
-)  # bytes of a step's program for each layer, on a TPU that is nearly full (on others it is larger)
+# Bytes of a step's program for each layer, on a TPU that is nearly full; on others it is larger.
+TPU_PROGRAM = 2**20
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be served, and where. spec: of the checkpoint. memory_fraction: of a GPU's memory,
-    None: jax's.
+    """A model that is to be served, and the devices for it.
+
+    spec: architecture of the checkpoint. memory_fraction: share of a GPU's memory that may be used;
+    None is jax's default.
     """
 
     model: str
@@ -57,9 +56,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Deployment:
-    """spec: the target's as these devices hold it, see ModelSpec.on. params: abstract values.
+    """A model on a mesh, with the sizes of its engine.
 
-    limit: bytes that programs may use on one device.
+    spec: the target's architecture as these devices hold it, see ModelSpec.on. params: abstract
+    values. limit: bytes that programs may use on one device.
     """
 
     target: Target
@@ -80,18 +80,18 @@ class Deployment:
 
     @property
     def parameters(self) -> int:
-        """Of the checkpoint."""
+        """Number of parameters of the checkpoint."""
         specs = jax.tree.leaves(param_specs(self.target.spec, self.dtype), is_leaf=is_param_spec)
         return sum(math.prod(spec.shape) for spec in specs)
 
     @property
     def form(self) -> QuantScheme | None:
-        """Of quantized weights."""
+        """Form of quantized weights; None where no weight is quantized."""
         return scheme_in(self.params)
 
     @property
     def weights(self) -> str:
-        """As --weights names them."""
+        """Format of the weights in memory, as --weights names it."""
         return str(self.form or self.dtype)
 
     @cached_property
@@ -103,12 +103,12 @@ class Deployment:
         return BucketPlan.of(self.config).buckets
 
     def largest(self) -> tuple[Bucket, ...]:
-        """Of each kind of step the widest, which decide about memory, and the narrowest decode."""
+        """Return the widest step of each kind, which memory depends on, and the least decode."""
         widest = {(b.kind, b.steps): b for b in sorted(self.buckets)}
         return (min(self.buckets), *widest.values())
 
     def budget(self) -> MemoryBudget:
-        """Without the steps."""
+        """Return the memory of one device without steps."""
         rows = bytes_per_device(self.lowering.state.rows)
         return MemoryBudget(
             self.limit,
@@ -118,7 +118,7 @@ class Deployment:
         )
 
     def estimated_budget(self) -> MemoryBudget:
-        """With what steps take by `estimated_footprint`."""
+        """Return the memory of one device, with steps as `estimated_footprint` counts them."""
         return with_steps(
             self.budget(),
             BucketPlan.of(self.config),
@@ -126,7 +126,7 @@ class Deployment:
         )
 
     def work(self, case: Case, *beside: Case) -> Work:
-        """Of one step with all of these in it; see roofline.work_of."""
+        """Return the work of one step with all cases in it; see roofline.work_of."""
         pages = jnp.dtype(self.config.page_dtype)
         attention = [
             work_of_attention(self.spec, pages, each, self.axes) for each in (case, *beside)
@@ -135,15 +135,16 @@ class Deployment:
 
     @cached_property
     def _work_of_weights(self) -> Callable[[Case], Work]:
-        """Of a case without context, counted once: that takes milliseconds where there are many
-        layers.
+        """Function from a case without context to its work, with a cache.
+
+        Counting takes milliseconds for a model of many layers.
         """
         return cache(
             lambda case: work_of_weights(self.spec, self.dtype, case, self.axes, self.form)
         )
 
     def sent(self, case: Case, *beside: Case) -> float:
-        """Bytes that one device sends in a step with all of these in it, counted."""
+        """Return the bytes that one device sends in a step with all cases in it."""
         return sent_of(self.spec, self.dtype, together(case, *beside), self.axes)
 
 
@@ -156,13 +157,14 @@ def deploy(
 ) -> Deployment:
     """Decide as the engine does.
 
-    dtype: of weights. form: of quantized ones. footprint: asks the compilers; None: they are not
-    there, what steps take is an estimate, and nothing of the deployment can be compiled. Errors:
-    ConfigError; MemoryLimitError when it does not fit; ShardingError when heads, experts or the
-    vocabulary do not divide; ModelError when it cannot be quantized so, here; ChipError without a
-    compiler.
+    dtype: of weights that are not quantized. form: of weights that are. footprint: asks the
+    compiler what a step takes; None counts it, and nothing of the deployment can be compiled.
+    Raises ConfigError; MemoryLimitError if it does not fit; ShardingError if heads, experts or the
+    vocabulary do not divide; ModelError if the weights cannot be quantized like that; ChipError
+    if there is no compiler.
     """
-    topology, held = target.topology, target.spec.on(axes.tensor)
+    topology = target.topology
+    held = target.spec.on(axes.tensor)
     check_mesh(topology, axes)
     mesh = topology.mesh(axes, compilers=footprint is not None)
     check_chip(form, mesh)
@@ -175,21 +177,22 @@ def deploy(
 
 
 def check_mesh(topology: Topology, axes: MeshSpec) -> None:
-    """ConfigError when the mesh leaves devices out, or asks for more."""
+    """Raise ConfigError if the mesh leaves devices out, or asks for more."""
     if axes.size != topology.count:
         raise ConfigError(
             f"mesh {axes.data}x{axes.expert}x{axes.tensor} (--data, --expert, --tensor) has "
-            f"{axes.size} devices; "
-            f"{topology.name} has {topology.count}"
+            f"{axes.size} devices; {topology.name} has {topology.count}"
         )
 
 
 def estimated_footprint(lowering: Lowering, bucket: Bucket) -> Footprint:
-    """What a step takes beside its arguments, counted: logits as often as the sampler needs them,
-    two activations of the MLP's width, and some. More than compilers were seen to need, for want of
-    one.
+    """Return what a step needs beside its arguments, counted instead of compiled.
+
+    Logits as often as the sampler needs them, two activations of the MLP's width, and a slack. It
+    is more than compilers were seen to need.
     """
-    spec, tensor = lowering.spec, lowering.mesh.shape["tensor"]
+    spec = lowering.spec
+    tensor = lowering.mesh.shape["tensor"]
     itemsize = lowering.params["embed"].dtype.itemsize
     logits = max(bucket.rows, SCORE_TOKENS if bucket.kind == "score" else 0) * spec.vocab_size * 4
     activations = 2 * bucket.tokens * 2 * spec.d_mlp * itemsize // tensor

@@ -1,5 +1,6 @@
-"""What a deployment comes to: memory, floors of its steps, ceilings by batch, and what a token
-costs at least.
+"""Estimate of a deployment: its memory, floors of its times, ceilings of its rates, and prices.
+
+A floor is a time that no step can undercut, and a ceiling the rate that follows from it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,11 +20,11 @@ HOUR = 3600
 
 @dataclass(frozen=True)
 class Batch:
-    """Decodes of so many rows in every lane. tpot: floor, in seconds. exchange: seconds of what is
-    sent, beside it.
+    """Decode steps with a number of rows in every lane.
 
-    usd: per million tokens of output, None without a price. held: whether the cache has pages for
-    them.
+    streams: rows of all lanes. tpot: floor of a step, in seconds. exchange: seconds that devices
+    need to send each other what they must, which the floor does not have. usd: price of a million
+    output tokens, None without a price. held: the cache has pages for all rows.
     """
 
     rows: int
@@ -35,20 +36,19 @@ class Batch:
     held: bool
 
 
-def chunks(start: int, stop: int, most: int) -> list[Case]:
-    """Steps that compute these tokens of a prompt. most: tokens of one."""
-    return [
-        Case("prefill", 1, begin, min(most, stop - begin)) for begin in range(start, stop, most)
-    ]
+def chunks(start: int, stop: int, step_tokens: int) -> list[Case]:
+    """Return the steps that compute tokens `start` to `stop` of a prompt, step_tokens in each."""
+    begins = range(start, stop, step_tokens)
+    return [Case("prefill", 1, begin, min(step_tokens, stop - begin)) for begin in begins]
 
 
 @dataclass(frozen=True)
-class Account:
-    """context: positions of a decoding sequence, and tokens of a prompt. price: USD per chip and
-    hour, or None.
+class Estimate:
+    """Needs of a deployment, and the best that it can do.
 
-    steps: what was compiled, by name; without any, what steps take is an estimate. link: bytes/s to
-    another server like it that prompts are handed over to, or None.
+    context: positions of a decoding sequence, and tokens of a prompt. price: USD per chip and hour,
+    or None. steps: what was compiled, by name; where nothing was, the memory of steps is counted.
+    link: bytes/s to a server of the same kind that prompts are handed over to, or None.
     """
 
     deployment: Deployment
@@ -62,9 +62,7 @@ class Account:
 
     @cached_property
     def budget(self) -> MemoryBudget:
-        """With what the steps take: each that was not compiled, as much as the widest of its kind
-        that was.
-        """
+        """Memory of one device; steps that were not compiled count as the widest of their kind."""
         if not self.steps:
             return self.deployment.estimated_budget()
         found = [step.found for step in self.steps.values()]
@@ -76,11 +74,12 @@ class Account:
         )
 
     def _writers(self) -> list[Inspection]:
+        """Return what was compiled beside steps: the programs that write rows and pages."""
         names = {str(bucket) for bucket in self.deployment.buckets}
         return [step.found for name, step in self.steps.items() if name not in names]
 
     def _like(self, bucket: Bucket) -> Inspection:
-        """What was compiled of this bucket, or of the widest of its kind."""
+        """Return what the compiler says of this bucket, or of the widest compiled of its kind."""
         alike = sorted(
             b for b in self.deployment.buckets if b.kind == bucket.kind and str(b) in self.steps
         )
@@ -88,91 +87,97 @@ class Account:
 
     @property
     def cache(self) -> int:
+        """Bytes of the KV cache."""
         return bytes_per_device(self.deployment.lowering.state.pages)
 
     @property
     def padding(self) -> int:
-        """What the compiler adds to weights and state: tiles that are not full, and the uploaded
-        plan of a step.
+        """Bytes that the compiler adds to weights and state.
+
+        Tiles of the chip that are not full, and the uploaded plan of a step.
         """
         logical = self.budget.weights + self.budget.rows + self.cache
         return max((step.found.arguments - logical for step in self.steps.values()), default=0)
 
     @property
     def spare(self) -> int:
-        """What is left of a device's memory; below 0, what is missing."""
+        """Bytes of a device's memory that are left; below 0, bytes that are missing."""
         return self.budget.left - self.cache - self.padding
 
     @property
     def fits(self) -> bool:
+        """True if the deployment fits the memory of its devices."""
         return self.spare >= 0
 
     @property
     def lane_tokens(self) -> int:
-        """Tokens that the cache of a lane holds, at the most."""
+        """Tokens that the cache of one lane holds; of a pool with a window fewer."""
         config = self.deployment.config
         return max(pool.pages for pool in config.pools) * config.page_size
 
     @property
     def device_tokens(self) -> float:
-        """Of these, what falls to each device: with tensor parallelism, several hold the heads of
-        the same tokens.
+        """Tokens of the cache per device.
+
+        With tensor parallelism, several devices share the heads of the same tokens.
         """
         return self.lane_tokens * self.deployment.config.lanes / self.deployment.topology.count
 
     def held_rows(self) -> int:
-        """Sequences of `context` tokens that a lane has pages for."""
+        """Return how many sequences of `context` tokens a lane has pages for."""
         config = self.deployment.config
         return min(pool.pages // config.pages_held(pool, self.context) for pool in config.pools)
 
     # ---- time
 
     def case(self, bucket: Bucket) -> Case:
-        """A bucket filled: by decodes at `context`, or by one prompt from its beginning."""
+        """Return the case that fills a bucket: decodes at `context`, or the start of a prompt."""
         if bucket.kind == "decode":
             return Case("decode", bucket.rows, self.context, bucket.tokens, bucket.steps)
         return Case(bucket.kind, 1, 0, bucket.tokens)
 
     def work(self, bucket: Bucket) -> Work:
-        """Of one step; a launch of several has as much for each."""
+        """Return the work of one step of a bucket; a launch of several does it for each."""
         return self.deployment.work(self.case(bucket))
 
     def tpot(self, limits: Limits, rows: int) -> float:
-        """Floor of the seconds that a decode step of so many rows takes."""
+        """Return the floor of a decode step with this many rows in a lane, in seconds."""
         return self.deployment.work(Case("decode", rows, self.context, rows)).floor(limits)
 
     def ttft(self, limits: Limits) -> float:
-        """Floor of the seconds that a prompt of `context` tokens takes alone."""
+        """Return the floor of a prompt of `context` tokens that runs alone, in seconds."""
         cases = chunks(0, self.context, self.deployment.config.step_tokens)
         return sum(self.deployment.work(case).floor(limits) for case in cases)
 
     def prompt_rate(self, limits: Limits) -> float:
-        """Ceiling of prompt tokens per second, all lanes together."""
+        """Return the ceiling of prompt tokens per second, all lanes together."""
         return self.deployment.config.lanes * self.context / self.ttft(limits)
 
     def batches(self, limits: Limits) -> Iterator[Batch]:
-        """Of the decode steps that there are."""
-        config, held = self.deployment.config, self.held_rows()
+        """Yield the batches that decode steps are compiled for, the smallest first."""
+        held_rows = self.held_rows()
         for bucket in self.deployment.buckets:
-            if bucket.kind == "decode" and bucket.steps == 1:
-                tpot, streams = self.tpot(limits, bucket.rows), bucket.rows * config.lanes
-                rate = streams / tpot
-                yield Batch(
-                    bucket.rows,
-                    streams,
-                    tpot,
-                    self.exchange(bucket),
-                    rate,
-                    self.usd(rate),
-                    bucket.rows <= held,
-                )
+            if bucket.kind != "decode" or bucket.steps > 1:
+                continue
+            tpot = self.tpot(limits, bucket.rows)
+            streams = bucket.rows * self.deployment.config.lanes
+            rate = streams / tpot
+            yield Batch(
+                rows=bucket.rows,
+                streams=streams,
+                tpot=tpot,
+                exchange=self.exchange(bucket),
+                tokens_per_second=rate,
+                usd=self.usd(rate),
+                held=bucket.rows <= held_rows,
+            )
 
     def exchange(self, bucket: Bucket) -> float:
-        """Seconds that what a launch sends takes at least, on all links of a device at once; not in
-        its floor.
+        """Return the least seconds that devices need to send each other what a launch must.
 
-        What the compiled step sends, or what is counted. 0 for a CPU: nobody publishes how fast it
-        would be.
+        All links of a device are used at once. The bytes are those of the compiled step, or counted
+        where it was not compiled. The floor of a step does not contain this time. It is 0 on a CPU,
+        whose speed is not published.
         """
         step = self.steps.get(str(bucket))
         counted = self.deployment.sent(self.case(bucket)) * bucket.steps
@@ -183,15 +188,12 @@ class Account:
         return nbytes / chip.link if chip else 0.0
 
     def seconds(self, limits: Limits, *cases: Case) -> float:
-        """Of one step with all of these in it: its floor and what is sent at least, as counted, one
-        after the other.
-        """
-        return self.deployment.work(*cases).floor(limits) + self._on_links(
-            self.deployment.sent(*cases)
-        )
+        """Return the floor of one step with all cases in it, plus what its devices must send."""
+        computing = self.deployment.work(*cases).floor(limits)
+        return computing + self._on_links(self.deployment.sent(*cases))
 
     def usd(self, tokens_per_second: float) -> float | None:
-        """Per million tokens at this rate."""
+        """Return the price of a million tokens at this rate; None without a price."""
         if self.price is None:
             return None
         return self.price * self.deployment.topology.chips / (tokens_per_second * HOUR) * MILLION

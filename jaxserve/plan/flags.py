@@ -15,23 +15,24 @@ DEFAULT_CONTEXT = 2048
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of the program."""
     p = Parser(
         prog="python -m jaxserve.plan",
-        description="Say whether a model fits devices that are not here, and how fast it can be "
-        "there at best. "
-        "Exit code: 0 it fits, 1 it does not, 2 something asked for cannot be done.",
+        description="Estimate whether a model fits devices that are not here, and how fast it can "
+        "be there at best. Exit code: 0 if it fits, 1 if it does not, 2 if something asked for "
+        "cannot be done.",
     )
     p.add_argument(
         "--model",
         required=True,
         metavar="MODEL",
-        help=f"a checkpoint's folder, a config.json, or one of {', '.join(shipped())}",
+        help=f"folder of a checkpoint, a config.json, or one of {', '.join(shipped())}",
     )
     p.add_argument(
         "--topology",
         required=True,
         metavar="T",
-        help="v5e:4x4, v6e:2x4, v5p:2x2x2, 7x:2x2x1, h200x8, cpu",
+        help="devices to plan for, such as v5e:4x4, v6e:2x4, v5p:2x2x2, 7x:2x2x1, h200x8 or cpu",
     )
     _mesh_flags(p.add_argument_group("mesh"))
     _number_flags(p.add_argument_group("numbers"))
@@ -41,15 +42,24 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _mesh_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--data", type=_count, metavar="N", help="data-parallel lanes (default 1)")
+    group.add_argument(
+        "--data",
+        type=_count,
+        metavar="N",
+        help="data axis of the mesh: data-parallel lanes (default: 1)",
+    )
     group.add_argument(
         "--expert",
         type=_count,
         metavar="N",
-        help="devices that share experts (dense: lanes; default 1)",
+        help="expert axis of the mesh: devices that share the experts, or lanes of a model without "
+        "experts (default: 1)",
     )
     group.add_argument(
-        "--tensor", type=_count, metavar="N", help="tensor parallelism (default: the devices left)"
+        "--tensor",
+        type=_count,
+        metavar="N",
+        help="tensor axis of the mesh: devices that share each layer (default: all that are left)",
     )
 
 
@@ -58,37 +68,45 @@ def _number_flags(group: argparse._ArgumentGroup) -> None:
         "--weights",
         default="auto",
         metavar="FORM",
-        help="auto (as stored), float32, bfloat16; quantized: int8, fp8, int4, int4-g32, int4-g64, "
-        "int4-g128; activations too: w8a8-int8, w8a8-fp8; with +head behind it the head as well",
+        help="format of the weights in memory: auto (as stored), float32, bfloat16, int8, fp8, "
+        "int4, or int4 in groups: int4-g32, int4-g64, int4-g128; w8a8-int8 and w8a8-fp8 quantize "
+        "activations too; a +head at the end quantizes the head as well (default: auto)",
     )
     group.add_argument(
         "--context",
         type=_count,
         metavar="N",
-        help=f"positions of a decoding sequence, and tokens of a prompt, for times "
-        f"({DEFAULT_CONTEXT})",
+        help=f"length in tokens for which times are given: of prompts, and of sequences that "
+        f"decode (default: {DEFAULT_CONTEXT})",
     )
-    group.add_argument("--price", type=_positive, metavar="USD", help="of a chip for an hour")
+    group.add_argument(
+        "--price",
+        type=_positive,
+        metavar="USD",
+        help="price of one chip for an hour, in USD; adds the price of a million tokens",
+    )
     group.add_argument(
         "--link",
         type=_positive,
         metavar="GB/S",
-        help="10^9 bytes/s between a prefill and a decode server, both as planned: what handing "
-        "prompts over costs, "
-        "and from which length on it pays; steps and memory are those of servers that exchange "
-        "pages",
+        help="rate of the network between a prefill and a decode server in 10^9 bytes/s; adds what "
+        "handing prompts over costs and from which length on it pays, and plans steps and memory "
+        "of servers that exchange pages",
     )
     group.add_argument(
         "--memory-fraction",
         type=_fraction,
         metavar="X",
-        help=f"of a GPU's memory: XLA_PYTHON_CLIENT_MEM_FRACTION of the server ({MEMORY_FRACTION})",
+        help=f"share of a GPU's memory that the server may use, its XLA_PYTHON_CLIENT_MEM_FRACTION "
+        f"(default: {MEMORY_FRACTION})",
     )
 
 
 def _output_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--json", action="store_true", help="one JSON object and nothing else on standard output"
+        "--json",
+        action="store_true",
+        help="print one JSON object, and nothing else on standard output",
     )
     group.add_argument(
         "--suggest",
@@ -96,47 +114,48 @@ def _output_flags(group: argparse._ArgumentGroup) -> None:
         nargs="?",
         const=3,
         metavar="N",
-        help="rank all meshes (and --weights and --kv, if left open) instead: counted first, the "
-        "best N compiled then "
-        "(3); --prefer latency ranks by the time of a lone stream, else tokens per second decide",
+        help="rank all meshes, and all --weights and --kv where they are left open: estimate all "
+        "of them, then compile the best N (default: 3); --prefer latency ranks by the time of "
+        "a lone stream, otherwise tokens per second decide",
     )
     group.add_argument(
-        "--plot", type=Path, metavar="F", help="write charts of times and rates by batch, as SVG"
+        "--plot",
+        type=Path,
+        metavar="F",
+        help="file to write charts of times and rates by batch to, as SVG",
     )
     group.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="keep the compiled steps as a bundle, for serve --bundle (TPUs, and the CPU to try "
-        "it)",
+        help="folder to keep the compiled steps in, for serve --bundle (TPUs, and the CPU to try "
+        "it out)",
     )
     group.add_argument(
         "--buckets",
         choices=("all", "largest"),
-        help="largest: of each kind of step compile the widest alone, and the narrowest decode "
-        "(default: all)",
+        help="steps to compile: all, or largest, only the widest of each kind and the narrowest "
+        "decode (default: all)",
     )
     group.add_argument(
         "--no-compile",
         action="store_true",
-        help="only what can be counted: needs no compiler, takes a second",
+        help="print only what can be counted, which needs no compiler and takes a second",
     )
 
 
 def check(args: argparse.Namespace) -> None:
-    """ConfigError for flags that have no part in what is asked."""
+    """Raise ConfigError for flags that have no part in what is asked for."""
     unused: dict[str, Sequence[str]] = {
         "--suggest": ("data", "expert", "tensor", "plot", "buckets", "out", "link"),
         "--no-compile": ("buckets", "out"),
     }
     for flag, others in unused.items():
+        if getattr(args, flag[2:].replace("-", "_")) in (None, False):
+            continue
         for name in others:
-            if (
-                getattr(args, flag[2:].replace("-", "_")) not in (None, False)
-                and getattr(args, name) is not None
-            ):
+            if getattr(args, name) is not None:
                 raise ConfigError(f"{flag} has no use for --{name} (leave --{name} out)")
-
     if args.speculate == "draft":
         raise ConfigError(
             "--speculate draft: a draft model's weights, pages and steps are not planned (leave "

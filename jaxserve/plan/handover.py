@@ -1,13 +1,14 @@
-"""Prompts handed over between two servers as planned: what the trip adds to a prompt, and what it
-spares the others.
+"""Costs of handing prompts over from a prefill server to a decode server, both as planned.
+
+The trip adds time to the prompt, and spares other streams of the decode server from waiting.
 
     prefill server   |  chunk 1  |  chunk 2  |  chunk 3  |
     link                         | pages of 1 | pages of 2 | pages of 3 |
     decode server    | step | step | step | step | step | step | step | step with the tail | step |
 
-The tail, of which there is no whole page, is computed by the decode server. Seconds are bounds, of
-both servers (the floor of a step and what its devices send each other, one after the other) and of
-the link: no queue, no connection and no copy through a host's memory is in them.
+The decode server computes the tail, the tokens that fill no whole page. Seconds are bounds: of both
+servers (the floor of a step, plus what its devices must send each other) and of the link. They
+contain no queue, no connection and no copy through a host's memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,23 +20,22 @@ import jax.numpy as jnp
 
 from jaxserve.engine.host.kv_export import wanted_pages
 from jaxserve.plan.deployment import Deployment
-from jaxserve.plan.estimate import Account, chunks
+from jaxserve.plan.estimate import Estimate, chunks
 from jaxserve.plan.roofline import Case, Limits, token_bytes
 
-SHORTEST = 512  # tokens of a prompt that is looked at, where the context has so many
-MOST_ADDED = 0.1  # to the time of a prompt: a trip that adds more does not pay
+SHORTEST = 512  # tokens of the shortest prompt, unless the context is shorter
+MOST_ADDED = 0.1  # share of a prompt's time; a trip that adds more does not pay
 
 
 @dataclass(frozen=True)
 class Trip:
-    """Of a prompt of so many tokens, of which nothing is cached. nbytes: of what is sent. Seconds:
+    """Costs of handing over a prompt of `tokens` tokens, of which nothing is cached.
 
-    transfer: of all of it over the link. prefill: of the prompt, alone on the prefill server.
-    arrival: from its beginning until all is through. tail: of what the decode server computes then,
-    beside its streams.
-
-    steps: that the prompt would take on the decode server. slowest: seconds of the longest of them.
-    spared: seconds by which each stream would be held up by them, and is not.
+    nbytes: bytes that are sent. steps: steps that the prompt would take on the decode server. The
+    other fields are seconds. transfer: for all bytes over the link. prefill: for the prompt, alone
+    on the prefill server. arrival: from the start of the prefill until the last byte has arrived.
+    tail: for what the decode server then computes, beside its streams. slowest: of the longest of
+    `steps`. spared: by which `steps` would hold up each stream of the decode server.
     """
 
     tokens: int
@@ -55,47 +55,49 @@ class Trip:
 
     @property
     def hidden(self) -> float:
-        """The share of the transfer that is over when the prompt is computed."""
+        """Share of the transfer that is over when the prompt is computed, 0 to 1."""
         left = max(self.arrival - self.prefill, 0)
         return 1 - min(left / self.transfer, 1) if self.transfer else 0.0
 
     @property
     def pays(self) -> bool:
+        """True if the trip adds little to the prompt, and less than it spares other streams."""
         return self.added <= MOST_ADDED * self.prefill and self.added < self.spared
 
 
 @dataclass(frozen=True)
 class Handover:
-    """link: bytes/s that the lanes of the prefill server share, all of which compute such a
-    prompt."""
+    """Costs of handing over prompts of many lengths.
 
-    account: Account
+    link: bytes/s. The lanes of the prefill server share it: all of them compute such a prompt.
+    """
+
+    estimate: Estimate
     limits: Limits
     link: float
 
     @property
     def streams(self) -> int:
-        """Of a lane of the decode server beside the prompt: its other rows, as far as the cache
-        holds them.
+        """Streams beside the prompt in a lane of the decode server.
+
+        All other rows, as far as the cache holds them.
         """
-        return max(min(self._deployment.config.max_batch, self.account.held_rows()) - 1, 0)
+        return max(min(self._deployment.config.max_batch, self.estimate.held_rows()) - 1, 0)
 
     @property
     def tpot(self) -> float:
-        """Of these streams, while there is no prompt; 0 where there are none."""
+        """Seconds per token of these streams without a prompt; 0 if there are no streams."""
         return self._seconds(*self._beside) if self._beside else 0.0
 
     @cached_property
     def trips(self) -> list[Trip]:
-        """Of prompts of ascending lengths."""
+        """Costs by ascending length of the prompt."""
         config = self._deployment.config
         return [self._trip(tokens) for tokens in lengths(min(config.max_context, config.capacity))]
 
     @property
     def pays_from(self) -> Trip | None:
-        """The shortest of these whose trip pays as that of every longer one does; None: the longest
-        does not pay.
-        """
+        """The shortest trip that pays, as all longer ones do; None if the longest does not pay."""
         found = None
         for trip in reversed(self.trips):
             if not trip.pays:
@@ -108,7 +110,8 @@ class Handover:
         ends = list(accumulate(self._seconds(case) for case in cases))
         parts = parts_of(self._deployment, tokens, [case.context + case.tokens for case in cases])
         transfer = [part * self._deployment.config.lanes / self.link for part in parts]
-        here, tail = self._steps(0, tokens), self._steps(self._reach(tokens), tokens)
+        here = self._steps(0, tokens)
+        tail = self._steps(self._reach(tokens), tokens)
         return Trip(
             tokens=tokens,
             nbytes=sum(parts),
@@ -122,40 +125,37 @@ class Handover:
         )
 
     def _steps(self, start: int, stop: int) -> list[float]:
-        """Seconds of the decode server's steps with these tokens of a prompt in them."""
+        """Return the seconds of each step in which the decode server computes these tokens."""
         cases = chunks(start, stop, self._deployment.config.step_tokens - self.streams)
         return [self._seconds(case, *self._beside) for case in cases]
 
     def _held_up(self, steps: Sequence[float]) -> float:
-        """Seconds by which these steps are longer than the streams' own."""
+        """Return the seconds by which the steps hold up each stream."""
         return sum(step - self.tpot for step in steps) if self._beside else 0.0
 
     def _reach(self, tokens: int) -> int:
-        """Tokens of a prompt whose pages travel."""
+        """Return how many tokens of a prompt lie in pages that are sent."""
         config = self._deployment.config
-        return (
-            max(pages.stop for pages in wanted_pages(config, tokens, 0, config.page_size))
-            * config.page_size
-        )
+        wanted = wanted_pages(config, tokens, 0, config.page_size)
+        return max(pages.stop for pages in wanted) * config.page_size
 
     @property
     def _beside(self) -> list[Case]:
-        return (
-            [Case("decode", self.streams, self.account.context, self.streams)]
-            if self.streams
-            else []
-        )
+        """Decode steps of the streams, which every step of the decode server has as well."""
+        if not self.streams:
+            return []
+        return [Case("decode", self.streams, self.estimate.context, self.streams)]
 
     def _seconds(self, *cases: Case) -> float:
-        return self.account.seconds(self.limits, *cases)
+        return self.estimate.seconds(self.limits, *cases)
 
     @property
     def _deployment(self) -> Deployment:
-        return self.account.deployment
+        return self.estimate.deployment
 
 
 def lengths(longest: int) -> Iterator[int]:
-    """Of prompts: doubling, up to the longest."""
+    """Yield lengths of prompts in tokens: doubled again and again, and the longest."""
     tokens = SHORTEST
     while tokens < longest:
         yield tokens
@@ -164,13 +164,13 @@ def lengths(longest: int) -> Iterator[int]:
 
 
 def parts_of(deployment: Deployment, tokens: int, ends: Sequence[int]) -> list[int]:
-    """Bytes that there are to be sent of a prompt when it is computed up to each of these tokens,
-    beside those before.
+    """Return the bytes that become ready to be sent at each of these ends of chunks.
 
-    Whole pages as a KVExport reads them: of a window what the decode server's first token sees, and
-    each of the model's own kv heads once, however many devices hold it.
+    Whole pages as an export reads them: of a window only what the decode server's first token sees,
+    and each of the model's KV heads once, however many devices hold it.
     """
-    config, found = deployment.config, [0] * len(ends)
+    config = deployment.config
+    found = [0] * len(ends)
     wanted = wanted_pages(config, tokens, 0, config.page_size)
     for group, pages in zip(deployment.target.spec.page_groups(), wanted, strict=True):
         layout = group.layout(config.page_size, jnp.dtype(config.page_dtype))
@@ -186,10 +186,12 @@ def parts_of(deployment: Deployment, tokens: int, ends: Sequence[int]) -> list[i
 
 
 def arrival(ends: Sequence[float], transfer: Sequence[float]) -> float:
-    """Seconds until the last part is through, one after the other, of which each is ready at its
-    end.
+    """Return the seconds until the last part has arrived.
+
+    Parts go over the link one after the other, and none before its end, when it is computed.
     """
     free = 0.0
     for end, seconds in zip(ends, transfer, strict=True):
-        free = max(free, end) + seconds if seconds else free
+        if seconds:
+            free = max(free, end) + seconds
     return free

@@ -1,4 +1,4 @@
-"""What handing prompts over comes to, as a table for a person, and as JSON."""
+"""Costs of handing prompts over, as a table for people, and as JSON."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,12 +17,12 @@ COLUMNS = (
 
 
 def handover_parts(handover: Handover) -> Iterator[RenderableType]:
+    """Yield the table and the sentences around it."""
     yield (
         f"\nPrompts handed over to a decode server like this one, at {handover.link / 1e9:,g} "
-        f"GB/s, by floors and what "
-        f"devices send each other.\nThere, {handover.streams} other streams in a lane, at a "
-        f"context of "
-        f"{handover.account.context}, get a token every {handover.tpot * 1e3:.3f} ms."
+        f"GB/s, by floors and what devices send each other.\n"
+        f"There, {handover.streams} other streams in a lane, at a context of "
+        f"{handover.estimate.context}, get a token every {handover.tpot * 1e3:.3f} ms."
     )
     table = Table(box=SIMPLE_HEAD)
     for name in COLUMNS:
@@ -45,14 +45,13 @@ def _cells(trip: Trip) -> Iterator[str]:
 
 
 def _sentence(handover: Handover) -> str:
-    """When it pays, or that it does not."""
-    first, longest = handover.pays_from, handover.trips[-1]
+    """Return the sentence that says from which length on handing over pays, if it does."""
+    first = handover.pays_from
     if first is None:
-        return f"It does not pay at this link: {_both(longest)}."
+        return f"It does not pay at this link: {_both(handover.trips[-1])}."
     return (
         f"It pays from {first.tokens:,} tokens on: the trip adds at most {MOST_ADDED:.0%} to the "
-        f"prefill, and spares "
-        f"others more than it adds; {_both(first)}."
+        f"prefill, and spares others more than it adds; {_both(first)}."
     )
 
 
@@ -69,7 +68,7 @@ def _added(trip: Trip, unit: str = "") -> str:
 
 
 def handover_json(handover: Handover) -> dict[str, Any]:
-    """Bytes and seconds; shares of 1."""
+    """Return the costs in bytes and seconds; shares are 0 to 1."""
     first = handover.pays_from
     return {
         "link": handover.link,

@@ -1,6 +1,4 @@
-"""The model that is planned for: a config.json, of a folder, a file, or one of those that ship with
-the planner.
-"""
+"""Model of a plan: the config.json of a checkpoint, or one that ships with the planner."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,13 +16,14 @@ CONFIGS = Path(__file__).parent / "configs"
 
 
 def shipped() -> list[str]:
-    """Names of the models whose config.json is here."""
+    """Return the names of the models whose config.json ships with the planner."""
     return sorted(path.stem for path in CONFIGS.glob("*.json"))
 
 
 def read_config(given: str) -> tuple[str, dict[str, Any]]:
-    """The model's name and its config.json. ModelError, or CheckpointError for a file that is no
-    JSON object.
+    """Return the model's name and its config.json.
+
+    Raises ModelError if there is no such file, and CheckpointError if it is no JSON object.
     """
     path = CONFIGS / f"{given}.json" if given in shipped() else Path(given)
     if path.is_dir():
@@ -41,32 +40,32 @@ def read_config(given: str) -> tuple[str, dict[str, Any]]:
 
 
 def embeds(given: str) -> bool:
-    """Whether it is the folder of a model that embeds: those have this file of
-    sentence-transformers.
+    """Return whether this is the folder of a model that embeds.
+
+    Such a folder has the modules.json of sentence-transformers.
     """
     return given not in shipped() and (Path(given) / "modules.json").exists()
 
 
 def weights_of(given: str, asked: str) -> str:
-    """--weights, where auto is the form that a converted folder has; ModelError for another one
-    than that.
+    """Return the value of --weights; auto is what a converted folder holds.
+
+    Raises ModelError if a converted folder holds other weights.
     """
-    return (
-        asked
-        if given in shipped()
-        else choose_weights(Path(given), asked, stored_weights(Path(given)))
-    )
+    if given in shipped():
+        return asked
+    return choose_weights(Path(given), asked, stored_weights(Path(given)))
 
 
 def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
-    """Of weights that are not quantized, and of activations: --weights, if it names one.
+    """Return the dtype of activations, and of weights that are not quantized.
 
-    Else what config.json says the checkpoint is stored in, as it would be loaded.
+    The value of --weights if it is a dtype, otherwise the dtype of config.json.
     """
     if asked in DTYPES:
         return jnp.dtype(DTYPES[asked])
     stored = config.get("dtype") or config.get("torch_dtype")
-    if stored == "float16":  # is loaded as bfloat16
+    if stored == "float16":  # the loader makes bfloat16 of it
         stored = "bfloat16"
     if stored is None:
         raise ConfigError(
@@ -76,11 +75,13 @@ def weights_dtype(asked: str, config: Mapping[str, Any]) -> jnp.dtype:
 
 
 def weights_form(asked: str) -> QuantScheme | None:
-    """--weights, where it asks for quantized ones. ConfigError for what is not served."""
+    """Return the form of quantized weights that --weights asks for; None if it asks for none.
+
+    Raises ConfigError for a value that is not served.
+    """
     if asked not in ("auto", *DTYPES, *SCHEMES, *(name + HEAD for name in SCHEMES)):
         raise ConfigError(
-            f"--weights {asked}: is not served; choose one of auto, "
-            f"{', '.join((*DTYPES, *SCHEMES))}"
+            f"--weights {asked}: is not served; choose one of auto, {', '.join((*DTYPES, *SCHEMES))}"
         )
     return None if asked in DTYPES else parse_scheme(asked)
 

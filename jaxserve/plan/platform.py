@@ -1,6 +1,4 @@
-"""The process and its platform: the CPU, whatever the plan is for, so that nobody looks for a TPU
-or a GPU.
-"""
+"""Platform of the planner's process: always the CPU, so that jax looks for no TPU or GPU."""
 
 import importlib.util
 import os
@@ -18,24 +16,22 @@ from jaxserve.plan.topology import Topology
 from sharding.aot_devices import ENVIRONMENT
 
 PACKAGES = ("jaxserve", "jax", "jaxlib")
-UNHASHED = (
-    "--xla_dump",
-    "--xla_force_host_platform_device_count",
-)  # flags that are no part of jax's keys
+# Flags that are no part of the keys of jax's cache.
+UNHASHED = ("--xla_dump", "--xla_force_host_platform_device_count")
 
 
 def prepare_platform(topology: Topology) -> None:
-    """Before jax is first used. libtpu reads its settings from the environment."""
-    os.environ.update(ENVIRONMENT)
+    """Set up jax for a plan, before jax is first used."""
+    os.environ.update(ENVIRONMENT)  # libtpu reads its settings from there
     jax.config.update("jax_platforms", "cpu")
-    _use_cache(False)  # what is for no device here cannot be read back
+    _use_cache(False)  # jax cannot read back what was compiled for absent devices
     if topology.chip is None:
         jax.config.update("jax_num_cpu_devices", topology.count)
 
 
 @contextmanager
 def keeping(folder: Path) -> Iterator[None]:
-    """Whatever is compiled meanwhile is kept in this folder."""
+    """Keep what is compiled in this block in a folder."""
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -47,13 +43,12 @@ def keeping(folder: Path) -> Iterator[None]:
 
 
 def _use_cache(use: bool) -> None:
-    """jax decides once whether it uses a cache, unless it is told to decide again."""
     jax.config.update("jax_enable_compilation_cache", use)
-    compilation_cache.reset_cache()
+    compilation_cache.reset_cache()  # jax decides only once, unless it is reset
 
 
 def environment(platform: str) -> dict[str, Any]:
-    """What this process would ask jax's cache with. libtpu, on a TPU."""
+    """Return the versions and flags that keys of jax's cache depend on."""
     flags = [
         flag
         for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")

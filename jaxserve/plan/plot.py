@@ -5,16 +5,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 460, 340  # of a chart, pixels
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 44  # around its axes
-LEGEND = 22  # height of a row
+# Pixels: size of a chart, margins around its axes, and height of a row of the legend.
+WIDTH = 460
+HEIGHT = 340
+LEFT = 62
+RIGHT = 14
+TOP = 34
+BOTTOM = 44
+LEGEND = 22
 COLOURS = ("#1f6fb4", "#d1601f", "#2f8f4e", "#8a4fb0", "#b02a3c", "#6b6b6b")
 STYLE = "font-family:sans-serif;font-size:12px"
 
 
 @dataclass(frozen=True)
 class Line:
-    """points: (x, y) in the order in which they are joined; y above 0. series: lines of the same
+    """A line in a chart.
+
+    points: (x, y) in the order in which they are joined; y is above 0. series: lines of one series
     have one colour.
     """
 
@@ -26,6 +33,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
+    """A chart with linear x and logarithmic y."""
+
     title: str
     x_label: str
     y_label: str
@@ -34,8 +43,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axes:
-    """From values to pixels. x: from 0 to `right`, a multiple of `step`; y: from `low` to `high`,
-    powers of ten.
+    """Ranges of a chart, and the pixels of a value.
+
+    x goes from 0 to `right`, a multiple of `step`; y from `low` to `high`, which are powers of ten.
     """
 
     step: float
@@ -45,11 +55,13 @@ class Axes:
 
     @staticmethod
     def around(points: Sequence[tuple[float, float]]) -> "Axes":
+        """Return axes that have room for all points."""
         ys = [y for _, y in points] or [1.0]
-        low, high = 10.0 ** math.floor(math.log10(min(ys))), 10.0 ** math.ceil(math.log10(max(ys)))
-        most = max((x for x, _ in points), default=1.0) or 1.0
-        step = _above(most / 5)
-        return Axes(step, step * math.ceil(most / step), low, high if high > low else 10 * low)
+        low = 10.0 ** math.floor(math.log10(min(ys)))
+        high = 10.0 ** math.ceil(math.log10(max(ys)))
+        max_x = max((x for x, _ in points), default=1.0) or 1.0
+        step = _round_number(max_x / 5)
+        return Axes(step, step * math.ceil(max_x / step), low, high if high > low else 10 * low)
 
     def x(self, value: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * value / self.right
@@ -64,26 +76,26 @@ class Axes:
     def y_ticks(self) -> list[float]:
         powers = range(round(math.log10(self.low)), round(math.log10(self.high)) + 1)
         steps = (1, 2, 5) if len(powers) <= 4 else (1,)
-        return [
-            t
-            for power in powers
-            for step in steps
-            if (t := step * 10.0**power) <= self.high * 1.0001
-        ]
+        ticks = [step * 10.0**power for power in powers for step in steps]
+        return [tick for tick in ticks if tick <= self.high * 1.0001]
 
 
-def _above(value: float) -> float:
-    """The next number at or above that begins with 1, 2 or 5 and goes on with zeros."""
+def _round_number(value: float) -> float:
+    """Return the least number from `value` up that is 1, 2 or 5 with zeros behind it."""
     power = 10.0 ** math.floor(math.log10(value))
     return next((step * power for step in (1, 2, 5) if step * power >= value * 0.9999), 10 * power)
 
 
 def picture(charts: Sequence[Chart]) -> str:
-    """SVG. A colour for each series, the same in all charts, and one legend below."""
+    """Return charts side by side as SVG.
+
+    Each series has one colour in all charts; one legend is below.
+    """
     lines = {line.name: line for chart in charts for line in chart.lines}
     series = list(dict.fromkeys(line.series for line in lines.values()))
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(series)}
-    width, height = WIDTH * len(charts), HEIGHT + LEGEND * -(-len(lines) // 2) + 8
+    width = WIDTH * len(charts)
+    height = HEIGHT + LEGEND * -(-len(lines) // 2) + 8
     parts = [f'<rect width="{width}" height="{height}" fill="white"/>']
     for i, chart in enumerate(charts):
         parts += [f'<g transform="translate({WIDTH * i} 0)">', *_chart(chart, colours), "</g>"]
@@ -95,7 +107,8 @@ def picture(charts: Sequence[Chart]) -> str:
 
 def _chart(chart: Chart, colours: dict[str, str]) -> Iterator[str]:
     axes = Axes.around([point for line in chart.lines for point in line.points])
-    bottom, middle = HEIGHT - BOTTOM, (LEFT + WIDTH - RIGHT) / 2
+    bottom = HEIGHT - BOTTOM
+    middle = (LEFT + WIDTH - RIGHT) / 2
     for value in axes.x_ticks():
         yield _rule(axes.x(value), TOP, axes.x(value), bottom)
         yield _text(axes.x(value), bottom + 16, f"{value:g}", "middle")
@@ -111,19 +124,20 @@ def _chart(chart: Chart, colours: dict[str, str]) -> Iterator[str]:
 
 
 def _line(line: Line, axes: Axes, colour: str) -> Iterator[str]:
-    places = [(axes.x(x), axes.y(y)) for x, y in line.points]
-    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    pixels = [(axes.x(x), axes.y(y)) for x, y in line.points]
+    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
     stroke = f'stroke="{colour}" stroke-width="1.8"{_dash(line)}'
     yield f'<polyline points="{joined}" fill="none" {stroke}/>'
-    for (x, y), (px, py) in zip(line.points, places, strict=True):
-        told = escape(f"{line.name}: {x:.4g}, {y:.4g}")
+    for (x, y), (px, py) in zip(line.points, pixels, strict=True):
+        title = escape(f"{line.name}: {x:.4g}, {y:.4g}")
         circle = f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{colour}">'
-        yield f"{circle}<title>{told}</title></circle>"
+        yield f"{circle}<title>{title}</title></circle>"
 
 
 def _legend(lines: Sequence[Line], colours: dict[str, str]) -> Iterator[str]:
     for i, line in enumerate(lines):
-        x, y = LEFT + WIDTH // 2 * (i % 2), HEIGHT + LEGEND * (i // 2) + 12
+        x = LEFT + WIDTH // 2 * (i % 2)
+        y = HEIGHT + LEGEND * (i // 2) + 12
         colour = colours[line.series]
         stroke = f'stroke="{colour}" stroke-width="1.8"{_dash(line)}'
         yield f'<line x1="{x}" y1="{y}" x2="{x + 30}" y2="{y}" {stroke}/>'

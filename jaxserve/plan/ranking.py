@@ -1,4 +1,4 @@
-"""A ranking of meshes and precisions as a table for a person, and as JSON."""
+"""A ranking of meshes and precisions as a table for people, and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,6 +18,7 @@ CAPTION = (
 
 
 def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> Table:
+    """Return the table of what fits, and below it what does not."""
     priced = any(r.batch.usd is not None for r in ranked)
     shown = Table(box=SIMPLE_HEAD, caption=CAPTION)
     for name in ("mesh", "weights", "pages", "attention"):
@@ -37,14 +38,14 @@ def ranking_table(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> Table:
 
 
 def _cells(r: Ranked) -> Iterator[str]:
-    config = r.account.deployment.config
+    config = r.estimate.deployment.config
     yield from (_mesh(r.choice.axes), r.choice.precision.weights, config.kv, config.attention)
-    yield from (f"{r.account.cache / GIB:.2f}", f"{r.account.lane_tokens * config.lanes:,}")
+    yield from (f"{r.estimate.cache / GIB:.2f}", f"{r.estimate.lane_tokens * config.lanes:,}")
     yield from (f"{r.batch.streams:,}", f"{r.tokens_per_second:,.0f}", f"{r.tpot * 1e3:.3f}")
-    usd = r.account.usd(r.tokens_per_second)
+    usd = r.estimate.usd(r.tokens_per_second)
     if usd is not None:
         yield f"{usd:.3f}"
-    yield "compiled" if r.account.steps else "counted"
+    yield "compiled" if r.estimate.steps else "counted"
 
 
 def _mesh(axes: MeshSpec) -> str:
@@ -52,18 +53,19 @@ def _mesh(axes: MeshSpec) -> str:
 
 
 def ranking_json(ranked: Sequence[Ranked], rest: Sequence[Choice]) -> list[dict[str, Any]]:
+    """Return what fits, and after it what does not, in bytes, seconds and USD."""
     fitting = [
         _choice_json(r.choice, fits=True)
         | {
-            "kv": r.account.deployment.config.kv,
-            "compiled": bool(r.account.steps),
-            "attention": r.account.deployment.config.attention,
-            "cache": r.account.cache,
-            "tokens_per_lane": r.account.lane_tokens,
+            "kv": r.estimate.deployment.config.kv,
+            "compiled": bool(r.estimate.steps),
+            "attention": r.estimate.deployment.config.attention,
+            "cache": r.estimate.cache,
+            "tokens_per_lane": r.estimate.lane_tokens,
             "streams": r.batch.streams,
             "tokens_per_second": r.tokens_per_second,
             "tpot": r.tpot,
-            "usd": r.account.usd(r.tokens_per_second),
+            "usd": r.estimate.usd(r.tokens_per_second),
         }
         for r in ranked
     ]

@@ -1,8 +1,8 @@
-"""The least that a step has to read and to compute, counted from the architecture, and the time
-that takes at least.
+"""Roofline of a step: the least that it must read and compute, and the time for that.
 
-Counted, not asked of the compiler: XLA's cost analysis leaves custom calls out. A floor is a bound,
-not a forecast: activations, collectives, launches and everything that does not overlap come on top.
+The numbers are counted from the architecture, because XLA's cost analysis leaves custom calls out.
+A floor is a bound, no forecast: activations, collectives, launches and everything that does not
+overlap come on top.
 """
 
 import math
@@ -23,16 +23,17 @@ from sharding.mesh import MeshSpec
 from sharding.params import ParamSpec, is_param_spec
 from sharding.rules import RULES
 
-SCALE_BYTES = 4  # of a token's K or V of one head, in pages of 8 bits
+SCALE_BYTES = 4  # the scale of one token's K or V in one head, in 8-bit pages
 LOGIT_BYTES = 4
-PAGE = 64  # any size: what a token takes is asked for
+PAGE = 64  # tokens; any size will do, because only bytes per token are counted
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one device. bandwidth: bytes/s of its memory. flops: FLOP/s of dense products.
+    """Speed limits of one device.
 
-    int8, fp8: those of products of two such numbers, 0 where it has none.
+    bandwidth: bytes/s of its memory. flops: FLOP/s of dense products. int8, fp8: FLOP/s of products
+    of two such numbers, 0 where the device has none.
     """
 
     bandwidth: float
@@ -42,18 +43,16 @@ class Limits:
 
     @property
     def ridge(self) -> float:
-        """FLOP per byte from which on a step is bound by arithmetic, if it multiplies nothing of 8
-        bits.
-        """
+        """FLOP per byte above which arithmetic is the bound, for products wider than 8 bits."""
         return self.flops / self.bandwidth
 
 
 @dataclass(frozen=True)
 class Case:
-    """One step of a lane. rows: sequences. context: positions of each before the step. tokens:
-    computed by one step.
+    """One step of a lane.
 
-    steps: per launch.
+    rows: sequences. context: positions of each sequence before the step. tokens: tokens that the
+    step computes, of all rows. steps: steps in one launch.
     """
 
     kind: StepKind
@@ -64,16 +63,16 @@ class Case:
 
 
 def together(case: Case, *beside: Case) -> Case:
-    """All in one step, their context left out."""
+    """Return one step with the rows and tokens of all cases, without their context."""
     cases = (case, *beside)
     return Case(case.kind, sum(each.rows for each in cases), 0, sum(each.tokens for each in cases))
 
 
 class Work(NamedTuple):
-    """What one device cannot do without in a step: bytes read from memory, and FLOP of its
-    products.
+    """Least work of one device in a step.
 
-    int8, fp8: those of them that multiply two such numbers.
+    bytes: read from memory. flops: FLOP of its products. int8, fp8: the part of flops that
+    multiplies two such numbers.
     """
 
     bytes: float
@@ -83,22 +82,29 @@ class Work(NamedTuple):
 
     @property
     def intensity(self) -> float:
+        """FLOP per byte."""
         return self.flops / self.bytes
 
     def floor(self, limits: Limits) -> float:
-        """Seconds."""
+        """Return the least seconds: for reading or for multiplying, whichever is longer."""
         return max(self.bytes / limits.bandwidth, self.multiplying(limits))
 
     def multiplying(self, limits: Limits) -> float:
-        """Seconds of the products."""
+        """Return the least seconds for the products."""
         narrow = [(self.int8, limits.int8), (self.fp8, limits.fp8)]
         wide = self.flops - self.int8 - self.fp8
         return wide / limits.flops + sum(flops / peak for flops, peak in narrow if flops)
 
 
 class Weight(NamedTuple):
-    name: str  # the parameter's own, or which half of a quantized one: values, scales
-    part: str  # of the model: embed, layers, norm, head
+    """A weight as it is stored.
+
+    name: the parameter's, or "values" or "scales" of a quantized one. part: of the model: embed,
+    layers, norm or head.
+    """
+
+    name: str
+    part: str
     spec: ParamSpec
 
 
@@ -110,11 +116,12 @@ def work_of(
     form: QuantScheme | None = None,
     pages: jnp.dtype | None = None,
 ) -> Work:
-    """Of one step (of several in a launch) on one device of the mesh, the lanes all doing this.
+    """Return the work of one step on one device, where all lanes do the same.
 
-    Every weight once, of the embedding only the rows of the tokens, unless it is the head too, of
-    experts those that the tokens are expected to hit; every live page once. dtype: of weights, and
-    of pages unless `pages` is given. form: of quantized weights. spec: as these devices hold it.
+    Every weight is read once: of the embedding only the rows of the tokens, unless it is the head
+    too; of experts those that the tokens are expected to hit. Every live page is read once. dtype:
+    of weights, and of pages unless `pages` is given. form: of quantized weights. spec: as the
+    devices of the mesh hold it. A launch of several steps does the work for each.
     """
     mesh = mesh or MeshSpec()
     return total(
@@ -126,6 +133,7 @@ def work_of(
 
 
 def total(parts: Iterable[Work]) -> Work:
+    """Return the sum of works."""
     return Work(*map(sum, zip(*parts, strict=True)))
 
 
@@ -136,7 +144,7 @@ def work_of_weights(
     mesh: MeshSpec | None = None,
     form: QuantScheme | None = None,
 ) -> Work:
-    """The part of work_of that depends on the step's rows and tokens, not on their context."""
+    """Return the part of work_of that depends on rows and tokens, and not on their context."""
     parts = [
         (weight, _of_weight(weight, spec, case, mesh or MeshSpec()))
         for weight in weights_of(spec, dtype, form)
@@ -144,44 +152,43 @@ def work_of_weights(
     whole = total(part for _, part in parts)
     if form is None or not form.activations:
         return whole
-    return whole._replace(
-        **{form.numbers: sum(part.flops for weight, part in parts if weight.name == "values")}
-    )
+    narrow = sum(part.flops for weight, part in parts if weight.name == "values")
+    return whole._replace(**{form.numbers: narrow})
 
 
 def work_of_attention(
     spec: ModelSpec, pages: jnp.dtype, case: Case, mesh: MeshSpec | None = None
 ) -> Work:
-    """The rest of it."""
+    """Return the part of work_of that depends on the context: reading pages, and attention."""
     tensor = (mesh or MeshSpec()).tensor
     return total(_of_attention(group, spec, pages, case, tensor) for group in spec.page_groups())
 
 
 def sent_of(spec: ModelSpec, dtype: jnp.dtype, case: Case, mesh: MeshSpec | None = None) -> float:
-    """Bytes that one device sends in a step, in rings: beside the floor of its work, not in it.
+    """Return the bytes that one device sends in a step, in rings.
 
     Tensor parallelism sums [T, D] after attention, after the MLP and for the embedding, and gathers
-    the logits; experts on several devices are given the tokens of each other's lanes, and give back
-    what they made of them.
+    the logits. Devices that share experts send each other the tokens of their lanes, and send the
+    results back.
     """
     mesh = mesh or MeshSpec()
     hidden = case.tokens * spec.d_model * jnp.dtype(dtype).itemsize
     sampled = case.tokens if case.kind == "score" else case.rows
     ring = (mesh.tensor - 1) / mesh.tensor
-    sums = (
-        2 * spec.num_layers + 1
-    ) * 2 * hidden * ring + sampled * spec.vocab_size * LOGIT_BYTES * ring
+    logits = sampled * spec.vocab_size * LOGIT_BYTES
+    # A sum goes around the ring twice: to be added up, and to be handed out.
+    sums = (2 * spec.num_layers + 1) * 2 * hidden * ring + logits * ring
     if spec.mixture is None:
         return sums
-    share = (
-        all_to_all_capacity(spec.mixture, case.tokens, mesh.expert) or case.tokens
-    ) / case.tokens  # of tokens, for each neighbour
+    per_neighbour = all_to_all_capacity(spec.mixture, case.tokens, mesh.expert) or case.tokens
+    share = per_neighbour / case.tokens
     return sums + len(spec.mixture.layers) * 2 * hidden * share * (mesh.expert - 1)
 
 
 def weights_of(
     spec: ModelSpec, dtype: jnp.dtype, form: QuantScheme | None = None
 ) -> Iterator[Weight]:
+    """Yield all weights of a model."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(
         param_specs(spec, dtype, form), is_leaf=is_param_spec
     )
@@ -192,7 +199,8 @@ def weights_of(
 def _of_weight(weight: Weight, spec: ModelSpec, case: Case, mesh: MeshSpec) -> Work:
     name, part, param = weight
     share = 1 / _shards(param, mesh)
-    size, elements = param.nbytes * share, math.prod(param.shape) * share
+    size = param.nbytes * share
+    elements = math.prod(param.shape) * share
     sampled = case.tokens if case.kind == "score" else case.rows
     if part == "embed" and not spec.tied_head:
         return Work(size * min(case.tokens / spec.vocab_size, 1), 0)
@@ -200,9 +208,8 @@ def _of_weight(weight: Weight, spec: ModelSpec, case: Case, mesh: MeshSpec) -> W
         return Work(size * _hit(param, spec, case, mesh), 0)
     if part in ("embed", "head"):
         return Work(size, 2 * sampled * elements)
-    return Work(
-        size * _hit(param, spec, case, mesh), 2 * case.tokens * elements * _used(param, spec, mesh)
-    )
+    flops = 2 * case.tokens * elements * _used(param, spec, mesh)
+    return Work(size * _hit(param, spec, case, mesh), flops)
 
 
 def _shards(param: ParamSpec, mesh: MeshSpec) -> int:
@@ -210,11 +217,10 @@ def _shards(param: ParamSpec, mesh: MeshSpec) -> int:
 
 
 def _hit(param: ParamSpec, spec: ModelSpec, case: Case, mesh: MeshSpec) -> float:
-    """The share of a weight that the step has to read: of experts, E (1 - (1 - X/E)^T) of E are
-    expected to be hit.
+    """Return the share of a weight that the step has to read.
 
-    By tokens that choose their X at random, of all lanes that share the experts. Choices that agree
-    hit fewer.
+    Of E experts, E (1 - (1 - X/E)^T) are expected to be hit by T tokens, those of all lanes that
+    share the experts, if each token chooses its X experts at random. Choices that agree hit fewer.
     """
     if not param.axes.startswith("E"):
         return 1
@@ -222,10 +228,9 @@ def _hit(param: ParamSpec, spec: ModelSpec, case: Case, mesh: MeshSpec) -> float
 
 
 def _used(param: ParamSpec, spec: ModelSpec, mesh: MeshSpec) -> float:
-    """Times that a token of this lane is multiplied with the weight's shard: of experts, with its X
-    of E.
+    """Return how often a token of this lane is multiplied with the weight's shard.
 
-    The other lanes send theirs to the shard as well.
+    With X of E experts. The other lanes that share the experts send their tokens there as well.
     """
     return _chosen(spec) * mesh.expert if param.axes.startswith("E") else 1
 
@@ -239,10 +244,9 @@ def _of_attention(
 ) -> Work:
     layout = group.layout(PAGE, dtype, shards=tensor)
     per_row = case.tokens // case.rows
-    first, last = (
-        case.context + 1,
-        case.context + per_row,
-    )  # positions that the first and the last query see
+    # Positions that the first and the last query see.
+    first = case.context + 1
+    last = case.context + per_row
     seen = _sum_up_to(last, group.window) - _sum_up_to(first - 1, group.window)
     live = last if group.window is None else min(last, group.window + per_row - 1)
     rows = len(group.layers) * case.rows
@@ -254,19 +258,17 @@ def _of_attention(
 
 
 def token_bytes(layout: Layout) -> int:
-    """Of a token in one layer's pages: K and V of the layout's heads, or what is latent, and
-    scales.
+    """Return the bytes of a token in one layer's pages: K and V of all heads, with their scales.
+
+    A latent layer has one array instead of K and V.
     """
     arrays = 1 if layout.value_dim is not None else 2
-    return (
-        arrays
-        * layout.kv_heads
-        * (layout.head_dim * layout.dtype.itemsize + SCALE_BYTES * layout.scaled)
-    )
+    scale = SCALE_BYTES if layout.scaled else 0
+    return arrays * layout.kv_heads * (layout.head_dim * layout.dtype.itemsize + scale)
 
 
 def _sum_up_to(end: int, window: int | None) -> int:
-    """min(1, window) + min(2, window) + ... + min(end, window)."""
+    """Return min(1, window) + min(2, window) + ... + min(end, window)."""
     if window is None or end <= window:
         return end * (end + 1) // 2
     return window * (window + 1) // 2 + (end - window) * window

@@ -1,4 +1,4 @@
-"""Meshes and precisions for a model on some devices, the best first."""
+"""Ranking of meshes and precisions for a model on given devices."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from jaxserve.errors import ConfigError, MemoryLimitError, ModelError
 from jaxserve.models.quant import QuantScheme
 from jaxserve.plan.compile import Progress, asking, compile_steps
 from jaxserve.plan.deployment import Target, deploy
-from jaxserve.plan.estimate import Account, Batch
+from jaxserve.plan.estimate import Batch, Estimate
 from jaxserve.plan.roofline import Limits
 from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec
@@ -18,8 +18,10 @@ from sharding.rules import ShardingError
 
 
 class Precision(NamedTuple):
-    """dtype: of weights that are not quantized. form: of those that are. kv: of pages, as --kv
-    names it.
+    """Formats of weights and pages.
+
+    dtype: of weights that are not quantized. form: of weights that are. kv: what pages hold, as
+    --kv names it.
     """
 
     dtype: jnp.dtype
@@ -31,36 +33,38 @@ class Precision(NamedTuple):
         return str(self.form or self.dtype)
 
     def of(self, target: Target) -> Target:
+        """Return the target with pages in this precision."""
         return replace(target, options=replace(target.options, kv=self.kv))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A mesh, and what weights and pages are kept in. missing: bytes of one device, why there is no
-    account.
+    """A mesh and a precision, with the estimate of both.
+
+    missing: bytes that one device lacks, where there is no estimate.
     """
 
     axes: MeshSpec
     precision: Precision
-    account: Account | None
+    estimate: Estimate | None
     missing: int = 0
 
     @property
     def fits(self) -> bool:
-        """And holds a sequence of the context."""
-        return self.account is not None and self.account.fits and self.account.held_rows() > 0
+        """True if the model fits and the cache holds a sequence of the context."""
+        return self.estimate is not None and self.estimate.fits and self.estimate.held_rows() > 0
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A choice that fits. batch: the largest that the cache holds. lone: of one row in a lane.
+    """A choice that fits.
 
-    Times are floors and what is sent beside them, one after the other: a ranking without it would
-    always split all.
+    batch: the largest batch that the cache holds. lone: one row in a lane. Times are floors plus
+    what devices must send: a ranking by floors alone would always split every layer.
     """
 
     choice: Choice
-    account: Account
+    estimate: Estimate
     batch: Batch
     lone: Batch
 
@@ -74,7 +78,7 @@ class Ranked:
 
 
 def meshes(devices: int) -> Iterator[MeshSpec]:
-    """All with so many devices."""
+    """Yield all meshes of this many devices."""
     for data in range(1, devices + 1):
         for expert in range(1, devices // data + 1):
             if devices % (data * expert) == 0:
@@ -84,8 +88,10 @@ def meshes(devices: int) -> Iterator[MeshSpec]:
 def choices(
     target: Target, precisions: Sequence[Precision], context: int, price: float | None
 ) -> list[Choice]:
-    """All that divide the model, counted. ConfigError, of the last that was tried, where none
-    does."""
+    """Return all meshes and precisions that divide the model, counted without a compiler.
+
+    Raises the error of the last one that was tried if none does.
+    """
     found: list[Choice] = []
     refusal: Exception = ConfigError(f"--topology {target.topology.name}: has no mesh")
     for axes in meshes(target.topology.count):
@@ -97,7 +103,7 @@ def choices(
                     kept.of(target), axes, kept.dtype, footprint=None, form=kept.form
                 )
                 found.append(
-                    Choice(axes, kept, Account(deployment, context, target.topology.limits, price))
+                    Choice(axes, kept, Estimate(deployment, context, target.topology.limits, price))
                 )
             except MemoryLimitError as error:
                 found.append(Choice(axes, kept, None, error.missing))
@@ -109,30 +115,34 @@ def choices(
 
 
 def confirmed(ranked: Ranked, progress: Progress) -> Choice:
-    """The same, with the largest steps compiled. ChipError without a compiler."""
-    choice, account = ranked.choice, ranked.account
+    """Return a choice whose largest steps were compiled; ChipError without a compiler."""
+    choice = ranked.choice
+    estimate = ranked.estimate
     try:
-        target, kept = account.deployment.target, choice.precision
-        deployment = deploy(target, choice.axes, kept.dtype, asking(progress), kept.form)
+        target = estimate.deployment.target
+        precision = choice.precision
+        deployment = deploy(target, choice.axes, precision.dtype, asking(progress), precision.form)
         steps = compile_steps(deployment, deployment.largest(), progress)
     except MemoryLimitError as error:
-        return replace(choice, account=None, missing=error.missing)
-    return replace(choice, account=replace(account, deployment=deployment, steps=steps))
+        return replace(choice, estimate=None, missing=error.missing)
+    return replace(choice, estimate=replace(estimate, deployment=deployment, steps=steps))
 
 
 def rank(choices: Sequence[Choice], limits: Limits, prefer: str) -> list[Ranked]:
-    """Those that fit, the best first: by the time of a lone stream under `latency`, else by tokens
-    per second.
+    """Return the choices that fit, the best first.
+
+    By the time of a lone stream for --prefer latency, otherwise by tokens per second.
     """
     found = [
-        Ranked(choice, choice.account, *_batches(choice.account, limits))
+        Ranked(choice, choice.estimate, *_batches(choice.estimate, limits))
         for choice in choices
-        if choice.account and choice.fits
+        if choice.estimate and choice.fits
     ]
     return sorted(found, key=lambda r: r.tpot if prefer == "latency" else -r.tokens_per_second)
 
 
-def _batches(account: Account, limits: Limits) -> tuple[Batch, Batch]:
-    """The largest that is held, and the smallest."""
-    batches = list(account.batches(limits))
-    return [batch for batch in batches if batch.held or batch is batches[0]][-1], batches[0]
+def _batches(estimate: Estimate, limits: Limits) -> tuple[Batch, Batch]:
+    """Return the largest batch that the cache holds, and the smallest one."""
+    smallest, *larger = estimate.batches(limits)
+    held = [smallest, *(batch for batch in larger if batch.held)]
+    return held[-1], smallest

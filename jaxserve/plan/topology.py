@@ -1,4 +1,4 @@
-"""Which devices a plan is for: `v5e:4x4`, `v5p:2x2x2`, `h200x8`, `cpu`. They need not be here."""
+"""Devices of a plan, which need not be here: `v5e:4x4`, `v5p:2x2x2`, `h200x8`, `cpu`."""
 
 import re
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from sharding import aot_devices as absent
 from sharding.chips import CHIPS, Chip
 from sharding.mesh import MeshSpec
 
-MEMORY_FRACTION = (
-    0.75  # of a GPU, which jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
-)
+# Share of a GPU's memory that jax takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+MEMORY_FRACTION = 0.75
 MAX_CPUS = 64
 GPUS = re.compile(r"([a-z0-9]+?)(?:x([1-9]\d*))?")
 
 
 @dataclass(frozen=True)
 class Topology:
-    """`count` devices of a chip. chip: None for the CPU of this machine. shape: of a TPU slice, in
-    chips.
+    """A number of devices of one chip.
+
+    chip: None for the CPU of this machine. shape: of a TPU slice, in chips.
     """
 
     name: str
@@ -35,25 +35,24 @@ class Topology:
 
     @property
     def chips(self) -> int:
-        """As they are sold; a device of some is half a chip."""
+        """Number of chips as they are sold; some have two devices."""
         return self.count // (self.chip.devices if self.chip else 1)
 
     @property
     def limits(self) -> Limits | None:
-        """As the maker publishes them, for bfloat16 and 8 bits; nobody does so for a CPU."""
+        """Speed limits as the maker publishes them, for bfloat16 and 8 bits; None for a CPU."""
         chip = self.chip
         return Limits(chip.bandwidth, chip.flops, chip.int8, chip.fp8) if chip else None
 
     @property
     def serializes(self) -> bool:
-        """Whether what is compiled for it can be run elsewhere: not for a GPU that was not there to
-        tune on.
-        """
+        """True if what is compiled here can run there; a GPU has to be there for autotuning."""
         return self.chip is None or self.chip.platform == "tpu"
 
     def mesh(self, axes: MeshSpec, compilers: bool = True) -> Mesh:
-        """Of its devices; without compilers, one that nothing can be compiled for. ChipError
-        without a compiler.
+        """Return a mesh of the devices; ChipError if there is no compiler for them.
+
+        compilers: False needs no compiler, and nothing can be compiled for the mesh.
         """
         if self.chip and not compilers:
             chip = self.chip
@@ -71,20 +70,20 @@ class Topology:
         return absent.gpus(self.family, self.count)
 
     def memory_limit(self, mesh: Mesh, fraction: float | None = None) -> int:
-        """Bytes that programs may use on one device. fraction: of a GPU's memory."""
+        """Return the bytes that programs may use on one device; fraction is of a GPU's memory."""
         if fraction is not None and not (self.chip and self.chip.platform == "gpu"):
             raise ConfigError(
                 f"--memory-fraction is for GPUs; {self.name} gives all it has (leave it out)"
             )
         if self.chip is None:
             return device_limit(mesh)
-        return self.chip.usable or int(
-            self.chip.memory * (MEMORY_FRACTION if fraction is None else fraction)
-        )
+        if self.chip.usable:
+            return self.chip.usable
+        return int(self.chip.memory * (MEMORY_FRACTION if fraction is None else fraction))
 
 
 def parse(text: str) -> Topology:
-    """ConfigError, with what there is, for one that does not exist."""
+    """Return the topology of this name; ConfigError, which lists some, if there is none."""
     family, _, shape = text.partition(":")
     if shape:
         return _slice(text, family, shape)

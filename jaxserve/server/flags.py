@@ -1,4 +1,4 @@
-"""The flags of serve."""
+"""Flags of python -m jaxserve.serve."""
 
 import argparse
 from dataclasses import asdict, fields
@@ -17,6 +17,7 @@ from jaxserve.server.security.files import read_token
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of the program."""
     p = Parser(
         prog="python -m jaxserve.serve",
         description="Serve a checkpoint over gRPC, and over HTTP as OpenAI's API.",
@@ -25,13 +26,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--served-model-name",
         metavar="NAME",
-        help="what clients call the model (default: its folder)",
+        help="name by which clients ask for the model (default: the name of its folder)",
     )
     p.add_argument(
         "--chat-template",
         type=Path,
         metavar="FILE",
-        help="a Jinja template, instead of the model's",
+        help="Jinja template to use instead of the model's chat template",
     )
     _parser_flags(p.add_argument_group("answers"))
     _address_flags(p.add_argument_group("addresses"))
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         "--bundle",
         type=Path,
         metavar="DIR",
-        help="steps compiled ahead by python -m jaxserve.plan --out, which then decides mesh, "
+        help="folder of steps compiled ahead by python -m jaxserve.plan --out, which decides mesh, "
         "dtype and sizes",
     )
     role_flags(p.add_argument_group("prefill and decode apart (docs/disaggregation.md)"))
@@ -56,48 +57,80 @@ def _parser_flags(group: argparse._ArgumentGroup) -> None:
         "--tool-parser",
         choices=TOOL_PARSERS,
         default="auto",
-        help="how the model writes calls of functions (default: by the marks in its chat "
-        "template; none: no tools)",
+        help="format in which the model writes calls of functions; none turns tools off (default: "
+        "auto, by the marks in the chat template)",
     )
     group.add_argument(
         "--reasoning-parser",
         choices=REASONING_PARSERS,
         default="auto",
-        help="think: <think>...</think> stands apart from what is said (default: if the chat "
-        "template has these marks)",
+        help="format in which the model writes its reasoning; think tells <think>...</think> from "
+        "the answer (default: auto, think if the chat template has these marks)",
     )
 
 
 def _address_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", help="default: this machine only, 127.0.0.1")
     group.add_argument(
-        "--port", type=_port, default=50051, metavar="N", help="of gRPC; 0: any (default 50051)"
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1, for this machine only)",
     )
     group.add_argument(
-        "--http-port", type=_port, default=8000, metavar="N", help="of HTTP; 0: any (default 8000)"
+        "--port",
+        type=_port,
+        default=50051,
+        metavar="N",
+        help="port of gRPC; 0 takes any free one (default: 50051)",
     )
-    group.add_argument("--no-http", action="store_true", help="gRPC only")
     group.add_argument(
-        "--vllm-port", type=_port, metavar="N", help="of vLLM's gRPC, for routers such as smg"
+        "--http-port",
+        type=_port,
+        default=8000,
+        metavar="N",
+        help="port of HTTP; 0 takes any free one (default: 8000)",
+    )
+    group.add_argument("--no-http", action="store_true", help="serve gRPC only")
+    group.add_argument(
+        "--vllm-port",
+        type=_port,
+        metavar="N",
+        help="port of vLLM's gRPC service, for routers such as smg (default: not served)",
     )
     group.add_argument(
-        "--admin-port", type=_port, metavar="N", help="AdminService on a port of its own"
+        "--admin-port",
+        type=_port,
+        metavar="N",
+        help="port for AdminService alone (default: --port serves it too)",
     )
 
 
 def _security_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--token-file", type=Path, metavar="F", help="clients have to send the token in this file"
+        "--token-file",
+        type=Path,
+        metavar="F",
+        help="file with the token that clients have to send (default: none is asked for)",
     )
     group.add_argument(
-        "--admin-token-file", type=Path, metavar="F", help="the same for AdminService"
+        "--admin-token-file",
+        type=Path,
+        metavar="F",
+        help="file with the token that callers of AdminService have to send",
     )
     group.add_argument(
-        "--tls-cert", type=Path, metavar="F", help="PEM: the server's certificate chain"
+        "--tls-cert",
+        type=Path,
+        metavar="F",
+        help="PEM file of the server's certificate chain; turns TLS on, with --tls-key",
     )
-    group.add_argument("--tls-key", type=Path, metavar="F", help="PEM: its key")
     group.add_argument(
-        "--tls-client-ca", type=Path, metavar="F", help="PEM: clients need a certificate of this CA"
+        "--tls-key", type=Path, metavar="F", help="PEM file of the server's private key"
+    )
+    group.add_argument(
+        "--tls-client-ca",
+        type=Path,
+        metavar="F",
+        help="PEM file of the authority from which clients need a certificate",
     )
 
 
@@ -107,33 +140,60 @@ def _operation_flags(group: argparse._ArgumentGroup) -> None:
         type=_seconds,
         default=30.0,
         metavar="S",
-        help="for running requests after SIGTERM (30)",
+        help="seconds that running requests get to end after SIGTERM (default: 30)",
     )
     group.add_argument(
         "--step-timeout",
         type=_seconds,
         default=60.0,
         metavar="S",
-        help="of one step, then the server gives up (60)",
+        help="seconds after which a step counts as hung and the server gives up (default: 60)",
     )
     group.add_argument(
-        "--profile-dir", type=Path, metavar="DIR", help="where StartProfile may write"
+        "--profile-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder in which StartProfile may write (default: profiling is off)",
     )
     group.add_argument(
         "--otel",
         action="store_true",
-        help="a trace of every request, sent as the OTEL_* variables say",
+        help="send a trace of every request to where the OTEL_* variables point",
     )
-    group.add_argument("--log-format", choices=("text", "json"), default="text")
-    group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    group.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="form of the lines on standard error (default: text)",
+    )
+    group.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="least severity that is logged (default: info)",
+    )
 
 
 def _limit_flags(group: argparse._ArgumentGroup) -> None:
     for flag, default, what in Limits.table():
         kind = _count if isinstance(default, int) else _seconds
         group.add_argument(
-            flag, type=kind, default=default, metavar="N", help=f"{what} ({default:g})"
+            flag,
+            type=kind,
+            default=default,
+            metavar="N",
+            help=f"most {what} (default: {_shown(flag, default)})",
         )
+
+
+def _shown(flag: str, default: float) -> str:
+    """Return a limit's default with its unit, such as "8 MiB"; the flag's name tells the unit."""
+    if flag.endswith("-seconds"):
+        return f"{default:g} s"
+    if flag.endswith("-bytes"):
+        unit, size = ("MiB", 2**20) if default >= 2**20 else ("KiB", 2**10)
+        return f"{default / size:g} {unit}"
+    return str(default)
 
 
 def _port(text: str) -> int:
@@ -161,7 +221,7 @@ def _positive(text: str, kind: Any) -> Any:
 
 
 def check_bundle(args: argparse.Namespace, manifest: Manifest) -> None:
-    """ConfigError for a flag that asks for something else than what the bundle was compiled for."""
+    """Raise ConfigError for a flag that contradicts what the bundle was compiled for."""
     check_role(args, manifest)
     decided = asdict(manifest.options()) | dict(manifest.mesh) | {"prefer": "nothing of it"}
     decided |= {"dtype": manifest.dtype, "weights": manifest.weights}
@@ -176,8 +236,9 @@ def check_bundle(args: argparse.Namespace, manifest: Manifest) -> None:
 
 
 def check_role(args: argparse.Namespace, manifest: Manifest) -> None:
-    """ConfigError where pages are exchanged with others, and the bundle has no programs for that,
-    or the reverse.
+    """Raise ConfigError unless the bundle was compiled for the role.
+
+    Servers that exchange pages with others have steps for that, which other servers lack.
     """
     exchanges = manifest.options().page_exchange
     if exchanges != (args.role != "both"):
@@ -190,13 +251,13 @@ def check_role(args: argparse.Namespace, manifest: Manifest) -> None:
 
 
 def limits(args: argparse.Namespace) -> Limits:
+    """Return the bounds that the flags ask for."""
     return Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
 
 
 def tokens(args: argparse.Namespace) -> Tokens:
-    """ConfigError when a file cannot be read, or holds no token."""
-    client, admin = (
+    """Return the tokens that clients send; ConfigError for a file without one."""
+    return Tokens(
         read_token(args.token_file, "--token-file"),
         read_token(args.admin_token_file, "--admin-token-file"),
     )
-    return Tokens(client, admin)

@@ -3,6 +3,7 @@
 import argparse
 import io
 import runpy
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import redirect_stderr
@@ -50,12 +51,15 @@ def parser_of(program: str) -> argparse.ArgumentParser:
     def stop(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         raise Parsed(parser)
 
+    interrupt = signal.getsignal(signal.SIGINT)  # a program may set how it ends on Ctrl-C
     with patch.object(argparse.ArgumentParser, "parse_known_args", stop), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # it may have been imported before
         try:
             runpy.run_module(program, run_name="__main__")
         except Parsed as found:
             return found.parser
+        finally:
+            signal.signal(signal.SIGINT, interrupt)
     raise AssertionError(f"{program} has parsed no flags")
 
 

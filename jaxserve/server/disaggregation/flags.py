@@ -1,10 +1,12 @@
-"""The flags of roles, and what they say."""
+"""Flags of servers that compute prompts and decode apart, and what they ask for."""
 
 import argparse
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxserve.cli.field_flags import add_flags
+from jaxserve.config.option import UNBOUNDED, flag, flag_of, options_of
 from jaxserve.errors import ConfigError
 from jaxserve.server.disaggregation.addresses import check_address, read_addresses
 from jaxserve.server.disaggregation.policy import Policy
@@ -14,84 +16,106 @@ ROLES = ("both", "prefill", "decode")
 MEBI = 2**20
 
 
-def role_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--prefill-mesh",
-        type=int,
-        metavar="N",
-        help="with --decode-mesh: long prompts are computed on a mesh of their own, the first N "
-        "devices, which share "
-        "the heads out",
+@dataclass(frozen=True, kw_only=True)
+class RoleOptions:
+    """Flags of --role, and of two meshes in one server, as the operator gives them."""
+
+    prefill_mesh: int | None = field(
+        default=None,
+        metadata=flag(
+            "compute long prompts on a mesh of their own: the first N devices, which share the "
+            "heads (needs --decode-mesh)",
+            metavar="N",
+            bounds=(1, UNBOUNDED),
+        ),
     )
-    group.add_argument(
-        "--decode-mesh",
-        type=int,
-        metavar="N",
-        help="everything else on the next N devices, which have the weights as well",
+    decode_mesh: int | None = field(
+        default=None,
+        metadata=flag(
+            "do everything else on the next N devices, which hold the weights as well (needs "
+            "--prefill-mesh)",
+            metavar="N",
+            bounds=(1, UNBOUNDED),
+        ),
     )
-    group.add_argument(
-        "--role",
-        choices=ROLES,
+    role: str = field(
         default="both",
-        help="prefill: compute prompts for decode servers only; decode: hand long prompts over "
-        "to prefill servers; "
-        "both: neither (default)",
+        metadata=flag(
+            "prefill computes prompts for decode servers only, decode hands long prompts over to "
+            "prefill servers, both does neither (default: both)",
+            choices=ROLES,
+        ),
     )
-    group.add_argument(
-        "--prefill-server",
-        action="append",
-        default=[],
-        metavar="HOST:PORT",
-        help="gRPC of a prefill server; may be given several times",
+    prefill_server: tuple[str, ...] = field(
+        default=(),
+        metadata=flag(
+            "address of a prefill server's gRPC; may be given several times", metavar="HOST:PORT"
+        ),
     )
-    group.add_argument(
-        "--prefill-servers-file",
-        type=Path,
-        metavar="F",
-        help="the same, one per line; read again when it changes",
+    prefill_servers_file: Path | None = field(
+        default=None,
+        metadata=flag(
+            "file with addresses of prefill servers, one per line; read again when it changes",
+            metavar="F",
+        ),
     )
-    group.add_argument(
-        "--prefill-threshold",
-        type=int,
+    prefill_threshold: int = field(
         default=512,
-        metavar="N",
-        help="a prompt with so many tokens or more that are not cached here is handed over (512)",
+        metadata=flag(
+            "hand a prompt over if at least N of its tokens are not cached here (default: 512)",
+            metavar="N",
+            bounds=(1, UNBOUNDED),
+        ),
     )
-    group.add_argument(
-        "--prefill-queue-tokens",
-        type=int,
+    prefill_queue_tokens: int = field(
         default=32768,
-        metavar="N",
-        help="it is not while more tokens wait at every prefill server (32768)",
+        metadata=flag(
+            "compute a prompt here while every prefill server has more than N tokens waiting "
+            "(default: 32768)",
+            metavar="N",
+            bounds=(0, UNBOUNDED),
+        ),
     )
-    group.add_argument(
-        "--prefill-token-file", type=Path, metavar="F", help="the token that prefill servers want"
+    prefill_token_file: Path | None = field(
+        default=None, metadata=flag("file with the token that prefill servers ask for", metavar="F")
     )
-    group.add_argument(
-        "--prefill-tls-ca",
-        type=Path,
-        metavar="F",
-        help="PEM: prefill servers need a certificate of this CA; --tls-cert is shown to them",
+    prefill_tls_ca: Path | None = field(
+        default=None,
+        metadata=flag(
+            "PEM file of the authority that vouches for prefill servers; turns TLS on, and "
+            "--tls-cert is shown to them (default: plain text)",
+            metavar="F",
+        ),
     )
-    group.add_argument(
-        "--transfer-buffer",
-        type=int,
+    transfer_buffer: int = field(
         default=2048,
-        metavar="MIB",
-        help="of pages that come or leave, at most (2048)",
+        metadata=flag(
+            "most memory in MiB for pages that are offered or fetched (default: 2048)",
+            metavar="MIB",
+            bounds=(1, UNBOUNDED),
+        ),
     )
-    group.add_argument(
-        "--transfer-timeout",
-        type=float,
+    transfer_timeout: float = field(
         default=60.0,
-        metavar="S",
-        help="for a prompt's trip, or for pages on offer; then it is computed here (60)",
+        metadata=flag(
+            "seconds for the trip of a prompt, or for pages on offer; after that the prompt is "
+            "computed here (default: 60)",
+            metavar="S",
+        ),
     )
+
+
+def role_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of RoleOptions."""
+    add_flags(group, RoleOptions)
 
 
 @dataclass(frozen=True)
 class Meshes:
-    """Of --prefill-mesh and --decode-mesh: sizes of their tensor axes. seconds: of a trip."""
+    """Sizes of the two meshes of --prefill-mesh and --decode-mesh, in devices.
+
+    seconds: time for the trip of a prompt from one to the other.
+    """
 
     prefill: int
     decode: int
@@ -101,10 +125,10 @@ class Meshes:
 
 @dataclass(frozen=True, kw_only=True)
 class Disaggregation:
-    """Settings of --role prefill and decode.
+    """Settings of --role prefill and --role decode.
 
-    buffer: bytes. seconds: of a trip. token: for prefill servers. ca, certificate, key: PEM, for
-    calls to prefill servers; without ca there is no TLS.
+    buffer: bytes. seconds: time for the trip of a prompt. token: sent to prefill servers. ca,
+    certificate, key: PEM, for calls to prefill servers; without ca there is no TLS.
     """
 
     role: str
@@ -120,19 +144,22 @@ class Disaggregation:
 
     @property
     def prefills(self) -> bool:
+        """True for a server that computes prompts for decode servers."""
         return self.role == "prefill"
 
 
 def disaggregation(args: argparse.Namespace) -> Disaggregation | None:
-    """None for --role both. ConfigError for flags that do not go together, and for files that
-    cannot be read.
+    """Return the settings of the role; None for --role both.
+
+    Raises ConfigError for flags that do not go together, and for files that cannot be read.
     """
-    _check(args)
+    _check_role(args)
+    _check_bounds(args)
     if args.role == "both":
         return None
     if args.prefill_servers_file:
         read_addresses(args.prefill_servers_file)
-    shows = args.prefill_tls_ca and args.tls_cert and args.tls_key
+    shows_certificate = args.prefill_tls_ca and args.tls_cert and args.tls_key
     return Disaggregation(
         role=args.role,
         servers=tuple(map(check_address, args.prefill_server)),
@@ -142,27 +169,28 @@ def disaggregation(args: argparse.Namespace) -> Disaggregation | None:
         seconds=args.transfer_timeout,
         token=read_token(args.prefill_token_file, "--prefill-token-file"),
         ca=read_file(args.prefill_tls_ca, "--prefill-tls-ca") if args.prefill_tls_ca else None,
-        certificate=read_file(args.tls_cert, "--tls-cert") if shows else None,
-        key=read_file(args.tls_key, "--tls-key") if shows else None,
+        certificate=read_file(args.tls_cert, "--tls-cert") if shows_certificate else None,
+        key=read_file(args.tls_key, "--tls-key") if shows_certificate else None,
     )
 
 
 def meshes(args: argparse.Namespace) -> Meshes | None:
-    """None where one mesh does it all. ConfigError for flags that do not go together."""
-    sizes = {"--prefill-mesh": args.prefill_mesh, "--decode-mesh": args.decode_mesh}
-    if all(size is None for size in sizes.values()):
+    """Return the two meshes of one server; None where a single mesh does everything.
+
+    Raises ConfigError for flags that do not go together.
+    """
+    given = [size is not None for size in (args.prefill_mesh, args.decode_mesh)]
+    if not any(given):
         return None
-    if None in sizes.values():
+    if not all(given):
         raise ConfigError("--prefill-mesh and --decode-mesh go together: give both")
-    for flag, size in sizes.items():
-        if size < 1:
-            raise ConfigError(f"{flag} {size}: it must be at least 1")
+    _check_bounds(args)
     _check_alone(args)
     return Meshes(args.prefill_mesh, args.decode_mesh, _policy(args), args.transfer_timeout)
 
 
 def _check_alone(args: argparse.Namespace) -> None:
-    """Beside --prefill-mesh and --decode-mesh."""
+    """Raise ConfigError for flags that contradict --prefill-mesh and --decode-mesh."""
     both = "--prefill-mesh and --decode-mesh"
     if args.role != "both":
         raise ConfigError(
@@ -173,10 +201,10 @@ def _check_alone(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--{axis} {size}: {both} say how many devices share the heads (leave it out)"
             )
-    for flag in ("hosts", "pod", "bundle"):
-        if getattr(args, flag):
+    for name in ("hosts", "pod", "bundle"):
+        if getattr(args, name):
             raise ConfigError(
-                f"--{flag}: {both} are not built in together with it (leave one of them out)"
+                f"--{name}: {both} are not built in together with it (leave one of them out)"
             )
 
 
@@ -184,27 +212,27 @@ def _policy(args: argparse.Namespace) -> Policy:
     return Policy(args.prefill_threshold, args.prefill_queue_tokens)
 
 
-def _check(args: argparse.Namespace) -> None:
-    for flag in ("prefill_server", "prefill_servers_file", "prefill_token_file", "prefill_tls_ca"):
-        if getattr(args, flag) and args.role != "decode":
-            raise ConfigError(
-                f"--{flag.replace('_', '-')} is for --role decode (this is --role {args.role})"
-            )
+def _check_role(args: argparse.Namespace) -> None:
+    """Raise ConfigError for flags of decode servers elsewhere, and for a decode server alone."""
+    for name in ("prefill_server", "prefill_servers_file", "prefill_token_file", "prefill_tls_ca"):
+        if getattr(args, name) and args.role != "decode":
+            raise ConfigError(f"{flag_of(name)} is for --role decode (this is --role {args.role})")
     if args.role == "decode" and not (args.prefill_server or args.prefill_servers_file):
         raise ConfigError(
             "--role decode: no server computes its prompts (--prefill-server or "
             "--prefill-servers-file)"
         )
-    for flag, least in (
-        ("prefill_threshold", 1),
-        ("prefill_queue_tokens", 0),
-        ("transfer_buffer", 1),
-    ):
-        if getattr(args, flag) < least:
-            raise ConfigError(
-                f"--{flag.replace('_', '-')} {getattr(args, flag)}: it must be at least {least}"
-            )
+
+
+def _check_bounds(args: argparse.Namespace) -> None:
+    for option in options_of(RoleOptions):
+        value = getattr(args, option.name)
+        if option.metadata["bounds"] is None or value is None:
+            continue
+        low, _ = option.metadata["bounds"]
+        if value < low:
+            raise ConfigError(f"{flag_of(option.name)} {value}: it must be at least {low}")
     if not 0 < args.transfer_timeout < math.inf:
         raise ConfigError(
-            f"--transfer-timeout {args.transfer_timeout:g}: it must be above 0, and a number"
+            f"--transfer-timeout {args.transfer_timeout:g}: it must be above 0, and finite"
         )

@@ -77,7 +77,7 @@ def test_constant_and_at_once() -> None:
 
 @pytest.mark.parametrize("kind", ["poisson", "gamma", "constant"])
 def test_a_duration_has_all_that_are_due_before_its_end(kind: str) -> None:
-    """The same ones as by number, up to that moment; both bounds hold where both are given."""
+    """Times by duration are those by number up to its end; both bounds hold together."""
     gaps = Process(kind, 100.0, 0.5).gaps(7)
     timed, many = due_times(gaps, None, 30.0), due_times(gaps, 10_000, None)
     assert timed == [due for due in many if due < 30.0]

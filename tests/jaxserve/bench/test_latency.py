@@ -46,7 +46,7 @@ def test_a_first_message_with_several_tokens() -> None:
 
 
 def test_spread() -> None:
-    """Of 1, 2, 3, 4 seconds: the 90th percentile lies at 1 + 0.9 * 3."""
+    """The 90th percentile of 1, 2, 3 and 4 seconds lies at 1 + 0.9 * 3."""
     assert Spread.of([4.0, 1.0, 3.0, 2.0]) == Spread(2500.0, 2500.0, 3700.0, 3970.0)
     assert Spread.of([0.25]) == Spread(250.0, 250.0, 250.0, 250.0)
     assert Spread.of([]) is None

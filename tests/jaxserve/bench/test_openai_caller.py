@@ -31,7 +31,7 @@ def answered(
     may_end_early: bool = False,
     strict: bool = False,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """What became of a request for so many tokens, and what was sent."""
+    """Return the outcome of a request for `asked` tokens, and the request."""
     sent = list[bytes]()
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -79,7 +79,7 @@ def test_a_server_that_never_counts() -> None:
 
 
 def test_a_server_that_says_no_done() -> None:
-    """As that of transformers: the finish_reason is the end."""
+    """A stream may end with a finish_reason alone, as that of transformers does."""
     end = {"choices": [{"text": "", "finish_reason": "length"}]}
     outcome, _ = answered([event("ab"), event("cd"), event("", 2, **end)], asked=2)
     assert (outcome.status, outcome.counts.tolist()) == (OK, [1, 1])

@@ -46,8 +46,9 @@ ENVIRONMENT = {
 async def measured(
     flags: Sequence[str], report: Report, words: io.StringIO | None = None
 ) -> Report:
-    """As `main` does it, on this event loop; cancelled, it returns. words: what goes to standard
-    error.
+    """Measure as `main` does, but on this event loop; return even if cancelled.
+
+    words: receives what goes to standard error.
     """
     args = parser().parse_args(["serve", *flags])
     check(args)
@@ -362,7 +363,7 @@ def test_a_signal_ends_the_program_with_a_report(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_lost(tmp_path: Path) -> None:
-    """What was answered stands, the others are failures, and nobody is left to say how it went."""
+    """Answers before the loss count, and later requests fail; the server reports nothing more."""
     report = empty()
 
     async def run() -> None:

@@ -22,7 +22,7 @@ from jaxserve.client import (
     join,
     results,
 )
-from jaxserve.client.requests import HEADER, ChatOptions, Options
+from jaxserve.client.messages import HEADER, ChatOptions, Options
 from jaxserve.errors import (
     AdminOnlyError,
     CredentialError,
@@ -80,7 +80,7 @@ both = pytest.mark.parametrize("kind", [Waiting, Looping], ids=["sync", "async"]
 
 
 def expected(prompt: list[int] = IDS, n: int = 8, index: int = 0) -> tuple[int, ...]:
-    """What the fake device answers, by its arithmetic over a plain list."""
+    """Return the fake device's answer, by its arithmetic over a plain list."""
     return tuple(
         naive(engine_request(prompt=tuple(prompt), max_tokens=n, temperature=0), index, 1, n)
     )

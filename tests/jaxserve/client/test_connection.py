@@ -37,7 +37,7 @@ class Large(inference_pb2_grpc.InferenceServiceServicer):
 
 @contextmanager
 def serving(credentials: grpc.ServerCredentials | None = None) -> Iterator[int]:
-    """Its port."""
+    """Run a server and yield its port."""
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool, options=[("grpc.max_send_message_length", -1)])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(Large(), server)
@@ -63,7 +63,7 @@ def test_answers_up_to_64_mebibytes() -> None:
 
 
 class Wire:
-    """What goes between a client and a server; after `cut` nothing does, and nobody is told."""
+    """Bytes between a client and a server; after `cut` they are dropped in silence."""
 
     def __init__(self) -> None:
         self.sent = bytearray()  # by the client
@@ -100,15 +100,15 @@ class Wire:
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
     def pings(self) -> int:
-        """Of the client: PING frames that are no answers."""
-        count, at = 0, PREFACE
+        """Return how many PING frames the client sent that are no answers."""
+        count = 0
+        at = PREFACE
         while at + 9 <= len(self.sent):
-            length, kind, flags = (
-                int.from_bytes(self.sent[at : at + 3]),
-                self.sent[at + 3],
-                self.sent[at + 4],
-            )
-            count += kind == PING and not flags & ACK
+            length = int.from_bytes(self.sent[at : at + 3])
+            kind = self.sent[at + 3]
+            flags = self.sent[at + 4]
+            if kind == PING and not flags & ACK:
+                count += 1
             at += 9 + length
         return count
 
@@ -129,7 +129,7 @@ async def wired(address: str) -> AsyncIterator[Wire]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same options, with another idea of time."""
+    """Shorten the times in the options of a connection."""
     fast = {
         "grpc.keepalive_time_ms": 100,
         "grpc.keepalive_timeout_ms": 300,

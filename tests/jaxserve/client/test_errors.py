@@ -1,4 +1,4 @@
-"""What the server refuses with is what the client raises."""
+"""Errors of the server are raised by the client as they are."""
 
 import asyncio
 import inspect
@@ -199,6 +199,6 @@ def test_deadlines(tmp_path: Path, kind: type) -> None:
 
 
 def test_a_deadline_is_a_call_error_of_the_client() -> None:
-    """Its own clock ends the call, whatever the server would have said."""
+    """The client's own clock ends the call, whatever the server would have answered."""
     with Client("127.0.0.1:1", retries=0) as client, pytest.raises(CallError):
         client.generate("x", timeout=1e-6)

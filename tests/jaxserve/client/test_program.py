@@ -6,13 +6,15 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jaxserve.client.__main__ import main as program
+from jaxserve.client.program import main as program
 from jaxserve.server.security.auth import Tokens
 from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.client.test_client import TEXT, expected
@@ -21,6 +23,7 @@ from tests.jaxserve.server.harness import Running, running
 ROOT = Path(__file__).parents[3]
 FLAGS = ["--temperature", "0", "--seed", "1", "--max-tokens", "8", "--ignore-eos"]
 LONG = ["--temperature", "0", "--max-tokens", "400", "--ignore-eos"]
+SLOW = 0.1  # seconds a step: LONG takes 40 s
 Call = Callable[..., Coroutine[Any, Any, tuple[int, str, str]]]
 Story = Callable[[Running, Call], Coroutine[Any, Any, None]]
 
@@ -171,33 +174,47 @@ def test_an_aborted_answer_is_no_success(tell: Callable[..., None]) -> None:
     tell(story, seconds=0.01)
 
 
-async def started(address: str, *arguments: str) -> asyncio.subprocess.Process:
-    """The program in a process of its own, which has written something."""
-    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    command = [
-        sys.executable,
-        "-m",
-        "jaxserve.client",
-        "--address",
-        address,
-        TEXT,
-        *LONG,
-        *arguments,
-    ]
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, **pipes)
-    assert process.stdout and await process.stdout.read(1)
-    return process
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Children that Ctrl-C reaches, also where a shell started the tests with SIGINT ignored.
+
+    A child inherits an ignored signal, while a handler becomes the default at exec.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_and_a_closed_pipe(tell: Callable[..., None]) -> None:
+@asynccontextmanager
+async def started(server: Running) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The program in a process of its own, which has printed the beginning of a long answer."""
+    command = [sys.executable, "-m", "jaxserve.client", "--address", server.address, TEXT, *LONG]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
+    try:
+        assert process.stdout and process.stderr
+        assert await process.stdout.read(1), await process.stderr.read()
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def test_ctrl_c(tell: Callable[..., None], interruptible: None) -> None:
     async def story(server: Running, call: Call) -> None:
-        first, second = await asyncio.gather(started(server.address), started(server.address))
-        first.send_signal(signal.SIGINT)
-        _, err = await first.communicate()
-        assert (first.returncode, err) == (130, b"")
-        assert second.stdout and second.stderr
-        second.stdout._transport.close()  # type: ignore[attr-defined]
-        assert await second.stderr.read() == b"" and await second.wait() == 141
-        await server.at_rest(1.0)
+        async with started(server) as process:
+            process.send_signal(signal.SIGINT)
+            _, err = await process.communicate()
+            assert (process.returncode, err) == (130, b"")
 
-    tell(story, seconds=0.02)
+    tell(story, seconds=SLOW)
+
+
+def test_a_closed_pipe(tell: Callable[..., None]) -> None:
+    async def story(server: Running, call: Call) -> None:
+        async with started(server) as process:
+            assert process.stdout and process.stderr
+            process.stdout._transport.close()  # type: ignore[attr-defined]
+            assert await process.stderr.read() == b"" and await process.wait() == 141
+
+    tell(story, seconds=SLOW)

@@ -39,7 +39,7 @@ def refuse(error: JaxserveError) -> Fails:
 
 
 def bare(code: grpc.StatusCode, pushback: str | None = None) -> Fails:
-    """Of a proxy, or of the library."""
+    """Return a failure as a proxy or the library raises it."""
 
     def fail(context: grpc.ServicerContext) -> None:
         if pushback is not None:
@@ -107,7 +107,7 @@ def served(*first: Fails, then: Fails | None = None, **options: int) -> Iterator
 
 @asynccontextmanager
 async def asking(kind: type, server: Scripted, **given: Any) -> AsyncIterator[Callable[..., Any]]:
-    """For one way of asking: the request id of the answer, which is "done"."""
+    """Yield a function that makes a call and returns the answer's request id, "done"."""
     client, method = kind
 
     async def unary(prompt: str = "x", **given: Any) -> str:
@@ -131,7 +131,7 @@ every = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying, "FIRST", 0.02)
+    monkeypatch.setattr(retrying, "FIRST_BACKOFF", 0.02)
 
 
 @every

@@ -20,7 +20,7 @@ SOON = 1.0  # seconds
 
 @pytest.fixture(autouse=True)
 def no_collector() -> Iterator[None]:
-    """What is dropped has to be freed without the collector of cycles, which may come late."""
+    """Turn the collector of cycles off: what is dropped has to be freed without it."""
     gc.disable()
     yield
     gc.enable()

@@ -156,7 +156,7 @@ def test_another_engine(bundle: Path) -> None:
 
 
 def test_flags_beside_a_bundle(bundle: Path) -> None:
-    """Those that agree are taken; the others name what was compiled."""
+    """Flags that agree are accepted; an error for others names what was compiled."""
     manifest = open_bundle(bundle)
     check_bundle(parser().parse_args([]), manifest)
     check_bundle(parser().parse_args(["--max-batch", "2", "--dtype", "float32"]), manifest)
@@ -184,7 +184,7 @@ def test_bundles_that_are_not_made(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def serve(bundle: Path) -> list[str]:
-    """What a server says until it is ready, or ends."""
+    """Return what a server prints until it is ready, or ends."""
     flags = ("--bundle", str(bundle), "--port", "0", "--http-port", "0")
     command = (sys.executable, "-m", "jaxserve.serve", "--model", MODEL, *flags)
     lines: list[str] = []

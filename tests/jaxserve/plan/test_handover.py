@@ -16,7 +16,7 @@ from jaxserve.loading.spec import read_spec
 from jaxserve.models.spec import Latent, ModelSpec
 from jaxserve.plan.__main__ import main
 from jaxserve.plan.deployment import Deployment, Target, deploy
-from jaxserve.plan.estimate import Account
+from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.handover import Handover, Trip, arrival, lengths, parts_of
 from jaxserve.plan.roofline import Case, Limits
 from jaxserve.plan.topology import parse
@@ -123,13 +123,13 @@ def test_a_trip_by_hand() -> None:
     tokens travel.
     """
     plan = deployed()
-    account = Account(plan, 64, LIMITS)
+    estimate = Estimate(plan, 64, LIMITS)
 
     def seconds(*cases: Case) -> float:
         return plan.work(*cases).floor(LIMITS)
 
     streams = Case("decode", 3, 64, 3)
-    fast, slow = (Handover(account, LIMITS, link).trips[0] for link in (1e15, 1e3))
+    fast, slow = (Handover(estimate, LIMITS, link).trips[0] for link in (1e15, 1e3))
     alone = [seconds(Case("prefill", 1, i * 40, min(40, 512 - i * 40))) for i in range(13)]
     there = [seconds(Case("prefill", 1, i * 37, min(37, 512 - i * 37)), streams) for i in range(14)]
     tail = seconds(Case("prefill", 1, 496, 16), streams)
@@ -167,21 +167,21 @@ def test_lanes_share_the_link() -> None:
     axes = MeshSpec(data=2)
     plan = deploy(Target("random", SPEC, parse("h200x2"), SIZES), axes, BF16, footprint=None)
     two, one = (
-        Handover(Account(each, 64, LIMITS), LIMITS, 1e6).trips[-1] for each in (plan, deployed())
+        Handover(Estimate(each, 64, LIMITS), LIMITS, 1e6).trips[-1] for each in (plan, deployed())
     )
     assert two.nbytes == one.nbytes and two.transfer == pytest.approx(2 * one.transfer)
 
 
 def test_nobody_else_is_spared_anything() -> None:
     alone = Handover(
-        Account(deployed(options=replace(SIZES, max_batch=1)), 64, LIMITS), LIMITS, 1e15
+        Estimate(deployed(options=replace(SIZES, max_batch=1)), 64, LIMITS), LIMITS, 1e15
     )
     assert alone.streams == 0 and alone.tpot == 0 and {trip.spared for trip in alone.trips} == {0}
     assert alone.pays_from is None
 
 
 def test_what_pays() -> None:
-    """It adds at most a tenth of the prefill, and less than it spares."""
+    """A trip that pays adds at most a tenth of the prefill, and less than it spares."""
     trip = Trip(
         512, 1, transfer=1, prefill=10, arrival=10.5, tail=0.25, steps=3, slowest=1, spared=2
     )
@@ -196,7 +196,7 @@ def told(capsys: pytest.CaptureFixture[str], *flags: str) -> dict:
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of Llama 3.1 8B a token takes 128 KiB; the longer a prompt, the more a trip of it pays."""
+    """A token of Llama 3.1 8B takes 128 KiB; the longer a prompt, the more its trip pays."""
     found = told(capsys, "h200", "--link", "25")
     handover = found["handover"]
     assert handover["link"] == 25e9 and handover["streams"] == 15 and found["memory"]["pieces"] > 0
@@ -242,7 +242,7 @@ def test_links_that_are_none_are_one_line(link: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (("cpu",), "--link: nobody publishes how fast cpu is"),
+        (("cpu",), "--link: the speed of cpu is not published"),
         (("h200", "--suggest"), "--suggest has no use for --link (leave --link out)"),
         (("h200", "--deterministic"), "--deterministic: pages of another engine"),
         (("h200", "--no-prefix-cache"), "--no-prefix-cache: pages of another engine"),

@@ -38,7 +38,7 @@ def test_all_are_here() -> None:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_every_shipped_model_is_the_published_one(name: str) -> None:
-    """Or of a family that is not implemented, and says so."""
+    """Parameters are as published, unless the family is not implemented."""
     found, config = read_config(name)
     assert found == name and weights_dtype("auto", config) == jnp.bfloat16
     if not set(config["architectures"]) & set(FAMILIES):

@@ -74,9 +74,7 @@ def test_a_cache_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("kv", ["int8", "fp8"])
 def test_pages_of_8_bits(kv: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of heads of 128: 132 bytes with their scale instead of 256. What a full device holds follows,
-    and floors.
-    """
+    """A head of 128 takes 132 bytes with its scale instead of 256; capacity and floors follow."""
     found = []
     for pages in ("auto", kv):
         flags = ("--prefer", "throughput", "--max-batch", "512", "--json", "--kv", pages)

@@ -67,8 +67,7 @@ def test_quantized_weights() -> None:
 
 
 def test_quantized_experts() -> None:
-    """Of 8 experts one token hits 2: a byte for each of their numbers, and 4 for each of their
-    output channels' scales.
+    """One token hits 2 of 8 experts: a byte for each number, and 4 for each channel's scale.
 
     The router and the shared gate keep their two bytes; the shared MLP is read whole.
     """
@@ -98,8 +97,7 @@ def test_quantized_experts() -> None:
 
 
 def test_products_of_8_bits() -> None:
-    """Those of quantized weights are as fast as such products are; attention and the head are
-    not."""
+    """Products with quantized weights are faster; attention and the head are not."""
     case, limits = Case("prefill", 1, 0, 500), Limits(bandwidth=1e9, flops=1e9, int8=2e9, fp8=4e9)
     whole, alone, both, other = (
         work_of(SPEC, BF16, case, form=form and SCHEMES[form])
@@ -131,7 +129,7 @@ def test_a_tied_head_is_read_once() -> None:
     [(2, 1, 3, 3), (20, 1, 4, 4), (0, 6, 18, 6), (20, 3, 12, 6)],
 )
 def test_a_window(context: int, tokens: int, seen: int, live: int) -> None:
-    """Of four positions, the own among them."""
+    """A window of four positions includes the token's own."""
     windowed = replace(SPEC, windows=(4, 4, 4))
     work = work_of(windowed, BF16, Case("prefill", 1, context, tokens))
     without = work_of(replace(SPEC, num_layers=3), BF16, Case("prefill", 1, 0, tokens))
@@ -163,9 +161,7 @@ def test_lanes_repeat_the_work() -> None:
 
 
 def test_experts_that_are_hit() -> None:
-    """Of 8 experts with 2 each, a token hits 2, two tokens 3.5 of them, many all; every token
-    computes 2.
-    """
+    """One token hits 2 of 8 experts, two tokens 3.5, many all; every token computes 2."""
     spec = SimpleNamespace(mixture=SimpleNamespace(experts=8, taken=2))
     weight = Weight("gate_up", "layers", ParamSpec("EDCF", (8, 32, 2, 48), BF16))
     one = 32 * 2 * 48

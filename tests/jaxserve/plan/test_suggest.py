@@ -44,7 +44,7 @@ def test_a_large_model_has_one_way(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_quantized_weights_are_tried_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where nothing is asked for: half the bytes, and a quarter, of what is bound by them."""
+    """Without --weights, half and a quarter of the bytes are tried, which bound the times."""
     flags = (
         "--model",
         "llama3.1-70b",
@@ -141,4 +141,4 @@ def test_a_cpu_has_no_published_speed(
 ) -> None:
     monkeypatch.setattr("jaxserve.plan.__main__.prepare_platform", lambda topology: None)
     assert main(("--model", "llama3.1-8b", "--topology", "cpux2", "--suggest")) == 2
-    assert "nobody publishes" in capsys.readouterr().err
+    assert "is not published" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_what_does_not(name: str, problem: str) -> None:
     "name", ["v4:2x2x1", "v5e:2x4", "v5p:2x2x2", "v6e:2x4", "7x:2x2x1", "h200x8"]
 )
 def test_a_mesh_without_devices(name: str) -> None:
-    """It says what its devices are, and shards shapes."""
+    """The mesh knows the kind of its devices, and shards shapes."""
     topology = parse(name)
     assert topology.chip
     mesh = topology.mesh(MeshSpec(data=2, tensor=4), compilers=False)

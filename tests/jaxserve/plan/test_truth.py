@@ -17,7 +17,7 @@ from jaxserve.models.rope import Rope
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.compile import compile_steps
 from jaxserve.plan.deployment import Deployment, Target, deploy
-from jaxserve.plan.estimate import Account
+from jaxserve.plan.estimate import Estimate
 from jaxserve.plan.roofline import Case, Limits, work_of
 from jaxserve.plan.topology import parse
 from sharding.mesh import MeshSpec
@@ -59,7 +59,7 @@ def deployed(spec: ModelSpec, axes: MeshSpec) -> Deployment:
 def test_memory_is_as_predicted(spec: ModelSpec, axes: MeshSpec) -> None:
     """Within 5 %: weights, state, and for every kind of step its arguments and temporaries."""
     plan = deployed(spec, axes)
-    account = Account(
+    estimate = Estimate(
         plan, 256, None, steps=compile_steps(plan, plan.largest(), lambda done, total, what: None)
     )
     mesh, held = axes.build(jax.devices()), spec.on(axes.tensor)
@@ -67,10 +67,10 @@ def test_memory_is_as_predicted(spec: ModelSpec, axes: MeshSpec) -> None:
     params = random_params(param_specs(held, F32), mesh)
     engine, runner = build_engine(held, params, mesh, OPTIONS, "truth")
     assert runner.config == plan.config and runner.buckets.buckets == plan.buckets
-    assert taken(params) == pytest.approx(account.budget.weights, rel=0.05)
-    assert taken(runner._state.current.rows) == pytest.approx(account.budget.rows, rel=0.05)
-    assert taken(runner._state.current.pages) == pytest.approx(account.cache, rel=0.05)
-    whole = account.budget.weights + account.budget.rows + account.cache
+    assert taken(params) == pytest.approx(estimate.budget.weights, rel=0.05)
+    assert taken(runner._state.current.rows) == pytest.approx(estimate.budget.rows, rel=0.05)
+    assert taken(runner._state.current.pages) == pytest.approx(estimate.cache, rel=0.05)
+    whole = estimate.budget.weights + estimate.budget.rows + estimate.cache
     assert taken(jax.live_arrays()) - before == pytest.approx(whole, rel=0.05)
     runner.warm_up(plan.largest())
     measured = {
@@ -78,11 +78,11 @@ def test_memory_is_as_predicted(spec: ModelSpec, axes: MeshSpec) -> None:
     }
     engine.close()
     for name, memory in measured.items():
-        found = account.steps[name].found
+        found = estimate.steps[name].found
         assert memory.argument_size_in_bytes == pytest.approx(found.arguments, rel=0.05), name
         assert memory.temp_size_in_bytes == pytest.approx(found.temporaries, rel=0.05), name
         assert memory.argument_size_in_bytes == pytest.approx(whole, rel=0.05), name
-    assert account.budget.temporaries == pytest.approx(
+    assert estimate.budget.temporaries == pytest.approx(
         max(m.temp_size_in_bytes for m in measured.values()), rel=0.05
     )
 
@@ -100,24 +100,23 @@ def test_pages_take_what_is_predicted(kv: str, token: int, axes: MeshSpec) -> No
     assert runner.config == plan.config
     pages = taken(runner._state.current.pages)
     engine.close()
-    assert pages == Account(plan, 256, None).cache == 4096 * 3 * 2 * 4 // axes.tensor * token
+    assert pages == Estimate(plan, 256, None).cache == 4096 * 3 * 2 * 4 // axes.tensor * token
 
 
 def test_what_is_counted_without_a_compiler() -> None:
     """Temporaries no less than it needs; what a decode step sends, to the byte."""
     plan = deployed(SPEC, MeshSpec(tensor=2))
     steps = compile_steps(plan, plan.largest(), lambda done, total, what: None)
-    compiled, counted = Account(plan, 256, None, steps=steps), Account(plan, 256, None)
+    compiled, counted = Estimate(plan, 256, None, steps=steps), Estimate(plan, 256, None)
     decode = max(b for b in plan.buckets if b.kind == "decode")
     assert sum(steps[str(decode)].found.sent.values()) == plan.sent(compiled.case(decode))
     assert compiled.budget.temporaries <= counted.budget.temporaries < 2**30
 
 
 class Calls:
-    """What this machine does with the very weights of a model, and one step of it, each timed by
-    its fastest call.
+    """Calls with the weights of a model, and steps of it, each timed by its fastest call.
 
-    Whoever else uses the machine slows single calls; in many turns each meets a quiet moment.
+    Other programs on the machine slow single calls; in many turns each call meets a quiet moment.
     """
 
     def __init__(self, spec: ModelSpec, case: Case):

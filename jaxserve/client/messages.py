@@ -1,0 +1,214 @@
+"""Messages of jaxserve.v1, made from what callers of the clients give."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any, TypedDict, cast
+
+from google.protobuf.message import Message
+
+from jaxserve.client.results import ToolCall
+from jaxserve.errors import RequestError
+from jaxserve.request import SamplingParams, check_token_ids, integers
+from jaxserve.structure import Structure
+from jaxserve.v1 import common_pb2, inference_pb2
+
+Prompt = str | Sequence[int]  # text, or token ids
+# Each has role, and content or tool_calls; tool_call_id and reasoning_content are optional.
+Messages = Sequence[Mapping[str, Any]]
+MESSAGE = frozenset({"role", "content", "tool_calls", "tool_call_id", "reasoning_content"})
+TOOL = frozenset({"name", "description", "parameters", "strict"})
+TOOL_CHOICES = {
+    "auto": inference_pb2.TOOL_CHOICE_AUTO,
+    "none": inference_pb2.TOOL_CHOICE_NONE,
+    "required": inference_pb2.TOOL_CHOICE_REQUIRED,
+}
+TOOLS = ("tools", "tool_choice", "tool_name", "parallel_tool_calls")
+HEADER = ("request_id", "priority", "cache_salt")
+IDS = 2**32  # a message carries token ids below this
+DEFAULTS = SamplingParams()
+
+
+class Options(TypedDict, total=False):
+    """Keywords of a request that generates.
+
+    timeout: seconds that it may take. request_id, priority and cache_salt: sent with it. The others
+    are fields of SamplingParams, and override those of `params`.
+    """
+
+    timeout: float | None
+    request_id: str
+    priority: int
+    cache_salt: str
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_token_ids: Sequence[int] | None
+    seed: int | None
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop: bool
+    ignore_eos: bool
+    min_tokens: int
+    max_tokens: int | None
+    n: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool
+    structure: Structure | None
+
+
+class ChatOptions(Options, total=False):
+    """Keywords of a conversation: those of Options, and the tools.
+
+    tools: functions that the answer may call: each with a name and, optionally, a description and
+    parameters, a JSON schema as plain values. tool_choice: "auto", "none" or "required". tool_name:
+    the tool that has to be called. parallel_tool_calls: False keeps only the first call.
+    """
+
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str
+    tool_name: str
+    parallel_tool_calls: bool
+
+
+def generation_message[M: Message](
+    kind: type[M], prompt: dict[str, Any], params: SamplingParams | None, options: Options
+) -> M:
+    """Return the message of one of the four methods that generate."""
+    header = {name: value for name, value in options.items() if name in HEADER}
+    given: dict[str, Any] = {
+        name: value for name, value in options.items() if name not in (*HEADER, "timeout")
+    }
+    sampling = _sampling(replace(params or DEFAULTS, **given))
+    return new_message(kind, {**prompt, "sampling": sampling, **header})
+
+
+def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
+    """Return the message with what differs from the defaults, which are the server's as well."""
+    params.check_vocabulary(IDS)
+    values = {field.name: getattr(params, field.name) for field in fields(params)}
+    chosen = {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
+    if "allowed_token_ids" in chosen:
+        chosen["allowed_token_ids"] = common_pb2.TokenIds(ids=chosen["allowed_token_ids"])
+    structure = chosen.pop("structure", None)
+    if structure:
+        chosen[structure.kind] = _structure(structure)
+    return common_pb2.SamplingParams(**chosen)
+
+
+def _structure(structure: Structure) -> Any:
+    match structure.kind:
+        case "json_object":
+            return True
+        case "choice":
+            return common_pb2.TextChoice(texts=json.loads(structure.text))
+    return structure.text
+
+
+def prompt_fields(prompt: Prompt, name: str = "prompt") -> dict[str, Any]:
+    """Return the field that carries a prompt, text or token_ids."""
+    if isinstance(prompt, str):
+        return {"text": prompt}
+    return {"token_ids": common_pb2.TokenIds(ids=token_ids_of(name, prompt))}
+
+
+def embed_input(prompt: Prompt, path: str) -> inference_pb2.EmbedInput:
+    """Return one input of an EmbedRequest, which errors name by its path."""
+    return new_message(inference_pb2.EmbedInput, prompt_fields(prompt, path), f"{path}.")
+
+
+def token_ids_of(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    """Return token ids that a message can carry; RequestError for others."""
+    ids = integers(name, values)
+    check_token_ids(name, ids, IDS)
+    return ids
+
+
+def conversation_fields(messages: Messages, options: ChatOptions) -> dict[str, Any]:
+    """Return the fields of a ChatRequest that a GenerateRequest lacks."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in TOOLS}
+    if "tools" in given:
+        given["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given["tools"])]
+    if "tool_choice" in given:
+        if given["tool_choice"] not in TOOL_CHOICES:
+            raise RequestError(
+                "tool_choice",
+                f"is {given['tool_choice']!r:.80}; give one of {', '.join(TOOL_CHOICES)}",
+            )
+        given["tool_choice"] = TOOL_CHOICES[given["tool_choice"]]
+    return {"messages": chat_messages(messages), **given}
+
+
+def without_tools(options: ChatOptions) -> Options:
+    """Return the options that a conversation has in common with a prompt."""
+    return cast(Options, {name: value for name, value in options.items() if name not in TOOLS})
+
+
+def _tool(tool: Mapping[str, Any], path: str) -> inference_pb2.Tool:
+    if not isinstance(tool, Mapping) or not {"name"} <= set(tool) <= TOOL:
+        raise RequestError(
+            path, f"is {tool!r:.80}; give an object with name, description, parameters, strict"
+        )
+    given = dict(tool)
+    if "parameters" in given:
+        given["parameters"] = _json(given["parameters"], f"{path}.parameters")
+    return new_message(inference_pb2.Tool, given, f"{path}.")
+
+
+def _json(value: object, path: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(path, f"cannot be written as JSON ({error})") from None
+
+
+def chat_messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
+    """Return the messages of a conversation; RequestError names the one that is wrong."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError("messages", f"is {messages!r:.80}; give a list of messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], path: str) -> inference_pb2.ChatMessage:
+    if not isinstance(message, Mapping) or not _needed(message) <= set(message) <= MESSAGE:
+        raise RequestError(
+            path, f"is {message!r:.80}; give an object with role and content, and nothing else"
+        )
+    given = dict(message)
+    if "tool_calls" in given:
+        given["tool_calls"] = [
+            _call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(given["tool_calls"])
+        ]
+    return new_message(inference_pb2.ChatMessage, given, f"{path}.")
+
+
+def _needed(message: Mapping[str, Any]) -> set[str]:
+    """Return the keys that a message must have; one that calls tools may have no content."""
+    return {"role"} if message.get("tool_calls") else {"role", "content"}
+
+
+def _call(call: object, path: str) -> inference_pb2.ToolCall:
+    if not isinstance(call, ToolCall):
+        raise RequestError(path, f"is {call!r:.80}; give the ToolCall of an answer")
+    return new_message(inference_pb2.ToolCall, asdict(call), f"{path}.")
+
+
+def new_message[M: Message](kind: type[M], given: dict[str, Any], path: str = "") -> M:
+    """Make a message field by field, so that an error names the field that cannot be sent."""
+    message = kind()
+    for name, value in given.items():
+        try:
+            if value is None:
+                raise TypeError("there is no default for it")
+            message.MergeFrom(kind(**{name: value}))
+        except (TypeError, ValueError) as error:
+            raise RequestError(
+                f"{path}{name}", f"is {value!r:.80}, which cannot be sent ({error})"
+            ) from None
+    return message

@@ -1,0 +1,24 @@
+"""Configuration of an engine: the operator's options, and the facts that they resolve to."""
+
+from jaxserve.config.engine_config import EngineConfig, Pool
+from jaxserve.config.options import (
+    EIGHT_BITS,
+    PAGE_DTYPES,
+    PRESETS,
+    PROPOSERS,
+    EngineOptions,
+    Preset,
+)
+from jaxserve.config.resolution import resolve
+
+__all__ = [
+    "EIGHT_BITS",
+    "PAGE_DTYPES",
+    "PRESETS",
+    "PROPOSERS",
+    "EngineConfig",
+    "EngineOptions",
+    "Pool",
+    "Preset",
+    "resolve",
+]

@@ -1,0 +1,228 @@
+"""From options, which may be left open, to a configuration, in which everything is decided."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from jaxserve.config.engine_config import EngineConfig, Pool
+from jaxserve.config.option import bounds_of, flag_of
+from jaxserve.config.options import (
+    DRAFT_TOKENS,
+    EIGHT_BITS,
+    PAGE_DTYPES,
+    PAGE_SIZE,
+    PAGE_SIZE_8_BITS,
+    PRESETS,
+    PROPOSERS,
+    EngineOptions,
+    Preset,
+)
+from jaxserve.errors import ConfigError
+
+
+def resolve(
+    options: EngineOptions,
+    *,
+    max_positions: int,
+    lanes: int,
+    affordable_tokens: int,
+    windows: Sequence[int | None] = (None,),
+    min_rows: int = 1,
+    embeds: bool = False,
+    weights: str = "float32",
+) -> EngineConfig:
+    """Return the configuration that follows from options, the model and the memory.
+
+    max_positions: the longest context of the model. affordable_tokens: KV tokens per lane that the
+    memory has room for. windows: one per page group, None for full attention. weights: their dtype.
+    Raises ConfigError for a choice that contradicts the model, the memory or another choice.
+    """
+    sizes = _sizes(options, max_positions, embeds, weights)
+    taken_over = {field.name for field in fields(EngineOptions)} - sizes.keys()
+    taken_over &= {field.name for field in fields(EngineConfig)}
+    config = EngineConfig(
+        lanes=lanes,
+        min_rows=min_rows,
+        embeds=embeds,
+        pools=(),
+        **{name: getattr(options, name) for name in taken_over},
+        **sizes,
+    )
+    if config.drafts_by_model and None not in windows:
+        raise ConfigError(
+            "--speculate draft: the draft model shares the page tables of layers without a window, "
+            "and every layer of the model has one (choose ngram)"
+        )
+    pages = _pages(options, config, affordable_tokens)
+    _check_page_exchange(options, embeds)
+    _check_deterministic(config)
+    pools = tuple(Pool(_pool_pages(config, pages, window), window) for window in windows)
+    return replace(config, pools=pools)
+
+
+def _sizes(
+    options: EngineOptions, max_positions: int, embeds: bool, weights: str
+) -> dict[str, Any]:
+    """Return the fields of an EngineConfig whose options may be left open, by name."""
+    if options.prefer not in PRESETS:
+        raise ConfigError(f"--prefer {options.prefer!r}: choose one of {', '.join(PRESETS)}")
+    preset = PRESETS[options.prefer]
+    max_context = _given(options, "max_context", max_positions, limit=max_positions)
+    kv = _kv(options.kv, weights)
+    page_size = _given(options, "page_size", PAGE_SIZE_8_BITS if kv in EIGHT_BITS else PAGE_SIZE)
+    max_batch = _given(options, "max_batch", preset.max_batch)
+    # A preset's step may be smaller than a batch that was asked for, a step that was asked for not.
+    step_tokens = _given(options, "step_tokens", max(preset.step_tokens, max_batch))
+    if step_tokens < max_batch:
+        raise ConfigError(
+            f"--step-tokens {step_tokens} is less than --max-batch {max_batch}: every stream "
+            f"takes a token of each step"
+        )
+    return {
+        "max_context": max_context,
+        "kv": kv,
+        "page_size": page_size,
+        "max_batch": max_batch,
+        "step_tokens": step_tokens,
+        "decode_steps": _decode_steps(options, preset, step_tokens, embeds),
+        "draft_tokens": _draft_tokens(options, embeds),
+    }
+
+
+def _given(options: EngineOptions, name: str, default: int, limit: int | None = None) -> int:
+    """Return an option, or the default where it was left open.
+
+    limit: the greatest value, where the option's own bounds are not what decides.
+    """
+    value = getattr(options, name)
+    if value is None:
+        return default
+    low, high = bounds_of(EngineOptions, name)
+    high = high if limit is None else limit
+    if not low <= value <= high:
+        raise ConfigError(f"{flag_of(name)} {value}: it must be between {low} and {high}")
+    return value
+
+
+def _kv(asked: str, weights: str) -> str:
+    """Return the name in PAGE_DTYPES of what pages hold."""
+    if asked not in ("auto", *PAGE_DTYPES):
+        raise ConfigError(f"--kv {asked!r}: choose one of auto, {', '.join(PAGE_DTYPES)}")
+    if asked == "float32" and weights != "float32":
+        raise ConfigError(
+            f"--kv float32: keys and values of {weights} weights have no more digits than "
+            f"{weights} has"
+        )
+    return weights if asked == "auto" else asked
+
+
+def _decode_steps(options: EngineOptions, preset: Preset, step_tokens: int, embeds: bool) -> int:
+    """Return how many decode steps a launch may have."""
+    several = (options.decode_steps or 1) > 1
+    if several and embeds:
+        raise ConfigError(
+            f"--decode-steps {options.decode_steps}: a model that embeds decodes nothing (leave "
+            f"it out)"
+        )
+    if several and options.deterministic:
+        raise ConfigError(
+            f"--decode-steps {options.decode_steps}: --deterministic launches decode steps one "
+            f"by one (leave it out)"
+        )
+    if options.deterministic or embeds:
+        default = 1
+    else:
+        default = min(preset.decode_steps, step_tokens)
+    steps = _given(options, "decode_steps", default)
+    # Pages behind a window are kept for as many tokens in flight as one step may have.
+    if steps > step_tokens:
+        raise ConfigError(
+            f"--decode-steps {steps} is more than --step-tokens {step_tokens} (lower "
+            f"--decode-steps, or raise --step-tokens)"
+        )
+    return steps
+
+
+def _draft_tokens(options: EngineOptions, embeds: bool) -> int:
+    """Return the most tokens that are drafted for a row in a step; 0 where nothing is drafted."""
+    if options.speculate not in PROPOSERS:
+        raise ConfigError(
+            f"--speculate {options.speculate!r}: choose one of {', '.join(PROPOSERS)}"
+        )
+    if options.speculate == "off":
+        if options.draft_tokens is not None:
+            raise ConfigError(
+                f"--draft-tokens {options.draft_tokens}: nothing is drafted (choose how with "
+                f"--speculate)"
+            )
+        return 0
+    if embeds:
+        raise ConfigError(
+            f"--speculate {options.speculate}: a model that embeds generates nothing (leave it out)"
+        )
+    if options.deterministic:
+        raise ConfigError(
+            f"--speculate {options.speculate}: --deterministic runs one kind of decode step (leave "
+            f"one of them out)"
+        )
+    return _given(options, "draft_tokens", DRAFT_TOKENS)
+
+
+def _pages(options: EngineOptions, config: EngineConfig, affordable_tokens: int) -> int:
+    """Return the pages of a pool without a window."""
+    whole_batch = config.max_batch * config.pages_per_row * config.page_size
+    tokens = _given(options, "cache_tokens", min(affordable_tokens, whole_batch))
+    if tokens < config.page_size:
+        raise ConfigError(
+            f"--cache-tokens {tokens} is less than one page of {config.page_size} tokens (raise "
+            f"it, or lower --page-size)"
+        )
+    return tokens // config.page_size
+
+
+def _pool_pages(config: EngineConfig, pages: int, window: int | None) -> int:
+    """Return the pages of a pool; a window never needs more than its rows can hold.
+
+    The rows of a full batch, the same again for windows of cached prefixes, and the tokens of two
+    steps: the one in flight, and the one planned after it.
+    """
+    if window is None:
+        return pages
+    tokens_of_row = max(config.decode_steps, 1 + config.draft_tokens)
+    tokens_of_step = max(config.step_tokens, config.max_batch * tokens_of_row)
+    # Each row may end within a page, in the window as well as in a step.
+    of_steps = 2 * (config.page_span(tokens_of_step) + config.max_batch)
+    of_windows = 2 * config.max_batch * (config.page_span(window) + 1)
+    return min(pages, of_windows + of_steps)
+
+
+def _check_page_exchange(options: EngineOptions, embeds: bool) -> None:
+    """Refuse what exchanged pages cannot be combined with.
+
+    Pages go from one prefix cache to another, and their last bits depend on the mesh that computed
+    them.
+    """
+    if not options.page_exchange:
+        return
+    if embeds:
+        raise ConfigError(
+            "a model that embeds exchanges no pages with other engines: it has no output to go "
+            "on with"
+        )
+    if options.deterministic:
+        raise ConfigError(
+            "--deterministic: pages of another engine have the bits of its mesh (leave it out)"
+        )
+    if not options.prefix_cache:
+        raise ConfigError(
+            "--no-prefix-cache: pages of another engine are found in the prefix cache (leave it "
+            "out)"
+        )
+
+
+def _check_deterministic(config: EngineConfig) -> None:
+    if config.deterministic and config.step_tokens < config.page_size:
+        raise ConfigError(
+            f"--deterministic cuts prompts at page borders: a step of {config.step_tokens} tokens "
+            f"is less than a page of {config.page_size} (raise --step-tokens, or lower --page-size)"
+        )
