@@ -39,8 +39,8 @@ from jaxserve.server.listeners import Listeners
 from jaxserve.server.observe.log import RequestLog, configure
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.server.observe.traces import Traces, open_provider
-from jaxserve.server.readiness import Gate, Phase
-from jaxserve.server.serving_state import Behind, EngineCard, ModelCard, Served
+from jaxserve.server.readiness import Phase, Readiness
+from jaxserve.server.serving_state import EngineCard, ModelCard, PrefillEngine, ServingState
 from jaxserve.tokenizer import TokenizerError
 from pallas_kernels.dispatch import KernelError
 from sharding.mesh import MeshSpec, device_kind
@@ -100,32 +100,38 @@ async def serve(
     resources: ExitStack,
 ) -> int:
     """apart: where prompts have a mesh of their own. resources: closes the models in the end."""
-    gate, loop = Gate(), asyncio.get_running_loop()
+    readiness, loop = Readiness(), asyncio.get_running_loop()
     metrics = Metrics(
-        lambda: gate.served.compiles_after_ready() if gate.served else 0,
-        lambda: gate.phase is Phase.READY,
+        lambda: readiness.state.compiles_after_ready() if readiness.state else 0,
+        lambda: readiness.phase is Phase.READY,
     )
-    role = role_of(disaggregation(args), gate, metrics.registry)
+    role = role_of(disaggregation(args), readiness, metrics.registry)
     provider = open_provider() if args.otel else None
     if provider:
         resources.callback(provider.shutdown)  # sends what is left
     listeners = Listeners(
-        gate, limits(args), tokens(args), metrics.text, metrics.families, role.faces
+        readiness, limits(args), tokens(args), metrics.text, metrics.families, role.endpoints
     )
     lifecycle = Lifecycle(
-        gate, listeners.stop, args.drain_timeout, args.step_timeout, leaving=lambda: role.leaving
+        readiness,
+        listeners.stop,
+        args.drain_timeout,
+        args.step_timeout,
+        leaving=lambda: role.leaving,
     )
     await listeners.start(args, lifecycle.drain, lifecycle.fail)
     lifecycle.watch_signals()
 
-    def load_prefill(place: Place) -> Behind:
+    def load_prefill(place: Place) -> PrefillEngine:
         llm = resources.enter_context(open_llm(args, console, pod, manifest, place))
         engine = engine_card(llm)
         console.print(f"prefill  {mesh_of(engine)}, {cache_of(engine)}", soft_wrap=True)
         compile_all(llm, console, manifest)
-        return Behind(*assemble(llm, limits(args), (), loop, lifecycle.fail, Role()), llm.runner)
+        return PrefillEngine(
+            *assemble(llm, limits(args), (), loop, lifecycle.fail, Role()), llm.runner
+        )
 
-    def load() -> Served:
+    def load() -> ServingState:
         first, second = places(apart, jax.devices()) if apart else (None, None)
         prefill = (
             load_prefill(first) if first else None
@@ -162,7 +168,7 @@ async def serve(
         # again
         gc.freeze()
         compiles, steps = (lambda: llm.runner.compiles_after_ready), (lambda: step_use(llm))
-        return Served(service, thread, model, engine, compiles, steps, handshake, prefill)
+        return ServingState(service, thread, model, engine, compiles, steps, handshake, prefill)
 
     def changed(phase: Phase) -> None:
         listeners.tell(phase)
@@ -177,7 +183,7 @@ async def serve(
         log.info("draining: %s", reason)
         loop.call_soon_threadsafe(lifecycle.drain)
 
-    gate.changed = changed
+    readiness.on_phase = changed
     try:
         return await lifecycle.run(load)
     except BaseException:

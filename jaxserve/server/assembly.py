@@ -11,10 +11,10 @@ from jaxserve.engine.device.weight_report import sizes_of
 from jaxserve.errors import JaxserveError
 from jaxserve.llm import LLM
 from jaxserve.models.quant import form_in
-from jaxserve.server.core.engine_thread import EngineThread, Tally
+from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import Observer, Service
-from jaxserve.server.core.ttft_estimate import Forecast
+from jaxserve.server.core.service import RequestObserver, Service
+from jaxserve.server.core.ttft_estimate import TTFTEstimate
 from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.serving_state import EngineCard, ModelCard, StepUse
 from sharding.mesh import device_kind
@@ -25,7 +25,7 @@ PACKAGES = ("jaxserve", "jax", "jaxlib", "grpcio")
 def assemble(
     llm: LLM,
     limits: Limits,
-    observers: tuple[Observer, ...],
+    observers: tuple[RequestObserver, ...],
     loop: asyncio.AbstractEventLoop,
     failed: Callable[[BaseException], None],
     role: Role,
@@ -36,17 +36,19 @@ def assemble(
     runner, config = llm.runner, llm.runner.config
     service: Service
 
-    def tally() -> Tally:
-        return Tally(runner.total.live_tokens, runner.total.computed_tokens, str(runner.collected))
+    def totals() -> ComputeTotals:
+        return ComputeTotals(
+            runner.total.live_tokens, runner.total.computed_tokens, str(runner.collected)
+        )
 
     thread = EngineThread(
         llm.engine,
         lambda news: _tell(loop, lambda: service.take(news)),
         lambda error: _tell(loop, lambda: failed(error)),
-        tally,
+        totals,
     )
     forecast, handover = (
-        Forecast(config.step_tokens * config.lanes),
+        TTFTEstimate(config.step_tokens * config.lanes),
         role.handover(thread, config.page_size),
     )
     service = Service(llm.prompts, thread, forecast, limits, observers, handover, role.for_servers)

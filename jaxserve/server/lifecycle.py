@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from jaxserve.errors import DrainingError, RestartingError
-from jaxserve.server.readiness import Gate, Phase
-from jaxserve.server.serving_state import Served
+from jaxserve.server.readiness import Phase, Readiness
+from jaxserve.server.serving_state import ServingState
 
 FAILED = 70  # sysexits.h: an internal software error
 GRACE = 1.0  # seconds for statuses to reach their clients
@@ -33,7 +33,7 @@ class Lifecycle:
     fetched; see Role.
     """
 
-    gate: Gate
+    readiness: Readiness
     stop_listening: Callable[[float], Awaitable[None]]
     drain_timeout: float = 30.0
     step_timeout: float = 60.0
@@ -44,7 +44,7 @@ class Lifecycle:
 
     def drain(self) -> None:
         """Begin to end: no new requests; those that run may finish."""
-        self.gate.drain()
+        self.readiness.set_draining()
         self._stop.set()
 
     def fail(self, error: BaseException) -> None:
@@ -52,7 +52,7 @@ class Lifecycle:
         if self._failure is None:
             log.critical("the server has failed", exc_info=error)
             self._failure = error
-            self.gate.fail()
+            self.readiness.set_failed()
             self._stop.set()
 
     def watch_signals(self) -> None:
@@ -61,20 +61,20 @@ class Lifecycle:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self.gate.phase is Phase.LOADING or self._stop.is_set():
+        if self.readiness.phase is Phase.LOADING or self._stop.is_set():
             log.warning("ended by %s", number.name)
-            self.exit(0 if self.gate.phase is Phase.LOADING else 128 + number)
+            self.exit(0 if self.readiness.phase is Phase.LOADING else 128 + number)
         log.info("draining after %s, for %g s at most", number.name, self.drain_timeout)
         self.drain()
 
-    async def run(self, load: Callable[[], Served]) -> int:
+    async def run(self, load: Callable[[], ServingState]) -> int:
         """Load, serve until told to stop, drain; returns the exit code. What `load` raises passes
         through.
         """
         served = await self._loaded(load)
         for thread in served.threads:
             thread.start()
-        self.gate.open(served)
+        self.readiness.set_ready(served)
         watching = asyncio.create_task(self._watch(served))
         await self._stop.wait()
         until = time.monotonic() + self.drain_timeout
@@ -93,7 +93,7 @@ class Lifecycle:
             return FAILED
         return 0
 
-    async def _loaded(self, load: Callable[[], Served]) -> Served:
+    async def _loaded(self, load: Callable[[], ServingState]) -> ServingState:
         """What load returns; told to stop meanwhile, the process ends: a compiler cannot be
         interrupted.
         """
@@ -107,7 +107,7 @@ class Lifecycle:
             self.exit(0)
         return await loading
 
-    async def _finish_requests(self, served: Served, until: float) -> None:
+    async def _finish_requests(self, served: ServingState, until: float) -> None:
         """Until nothing runs, or the time is over, or the engine fails meanwhile."""
         while time.monotonic() < until and self._busy(served) and self._failure is None:
             await asyncio.sleep(min(0.05, self.drain_timeout))
@@ -117,10 +117,10 @@ class Lifecycle:
                 DrainingError(f"the server ends; --drain-timeout {self.drain_timeout:g} has passed")
             )
 
-    def _busy(self, served: Served) -> bool:
+    def _busy(self, served: ServingState) -> bool:
         return bool(served.service.in_flight or self.leaving())
 
-    async def _die(self, served: Served) -> int:
+    async def _die(self, served: ServingState) -> int:
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
         served.service.fail_all(
             RestartingError("the engine has failed; the server restarts (try again soon)")
@@ -128,7 +128,7 @@ class Lifecycle:
         await self.stop_listening(GRACE)
         return FAILED
 
-    async def _watch(self, served: Served) -> None:
+    async def _watch(self, served: ServingState) -> None:
         """A step that does not end is a device that died."""
         while True:
             await asyncio.sleep(min(1.0, self.step_timeout / 4))

@@ -11,12 +11,12 @@ from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
 from jaxserve.server.grpc.inference import InferenceServicer
-from jaxserve.server.grpc.server import Face, Health, bind, new_server
+from jaxserve.server.grpc.server import GrpcEndpoint, Health, bind, new_server
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
 from jaxserve.server.observe.profiler import Profiler
-from jaxserve.server.readiness import Gate, Phase
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.readiness import Phase, Readiness
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.security.tls import Tls
 
 
@@ -27,16 +27,16 @@ class Listeners:
 
     def __init__(
         self,
-        gate: Gate,
+        readiness: Readiness,
         limits: Limits,
-        tokens: Tokens,
+        tokens: BearerTokens,
         metrics: Callable[[], Awaitable[bytes]],
         families: Callable[[], Iterable[Metric]] = tuple,
-        faces: tuple[Face, ...] = (),
+        endpoints: tuple[GrpcEndpoint, ...] = (),
     ):
         """metrics, families: see `new_app`. faces: beside InferenceService, on its port."""
-        self._gate, self._limits, self._tokens = gate, limits, tokens
-        self._metrics, self._families, self._faces = metrics, families, faces
+        self._readiness, self._limits, self._tokens = readiness, limits, tokens
+        self._metrics, self._families, self._faces = metrics, families, endpoints
         self._healths: list[Health] = []
         self._grpc: list[aio.Server] = []
         self._http: HttpServer | None = None
@@ -58,8 +58,8 @@ class Listeners:
         credentials = tls.credentials() if tls else None
         self._profiler = Profiler(args.profile_dir)
         inference, admin = (
-            InferenceServicer(self._gate),
-            AdminServicer(self._gate, self._profiler, drain),
+            InferenceServicer(self._readiness),
+            AdminServicer(self._readiness, self._profiler, drain),
         )
         apart = args.admin_port is not None
         beside = None if apart else admin
@@ -73,12 +73,14 @@ class Listeners:
                 None, admin, args.host, args.admin_port, credentials, "--admin-port"
             )
         if args.vllm_port is not None:
-            face = _vllm_face(self._gate)
+            face = _vllm_endpoint(self._readiness)
             found["vLLM"] = self._add(
                 None, None, args.host, args.vllm_port, credentials, "--vllm-port", face
             )
         if not args.no_http:
-            app = new_app(self._gate, self._tokens, self._limits, self._metrics, self._families)
+            app = new_app(
+                self._readiness, self._tokens, self._limits, self._metrics, self._families
+            )
             self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
             found["HTTP"] = self._http.port
         self.addresses = ", ".join(f"{name} {args.host}:{port}" for name, port in found.items())
@@ -95,10 +97,10 @@ class Listeners:
         port: int,
         credentials: object,
         flag: str,
-        *faces: Face,
+        *endpoints: GrpcEndpoint,
     ) -> int:
-        health = Health(inference is not None, admin is not None, *faces)
-        server = new_server(self._limits, self._tokens, health, inference, admin, *faces)
+        health = Health(inference is not None, admin is not None, *endpoints)
+        server = new_server(self._limits, self._tokens, health, inference, admin, *endpoints)
         self._grpc.append(server)
         self._healths.append(health)
         return bind(server, host, port, credentials, flag)  # type: ignore[arg-type]
@@ -120,14 +122,14 @@ class Listeners:
         await asyncio.gather(*stopping)
 
 
-def _vllm_face(gate: Gate) -> Face:
+def _vllm_endpoint(readiness: Readiness) -> GrpcEndpoint:
     """ConfigError without the package that has its messages."""
     try:
-        from jaxserve.server.grpc.vllm import vllm_face
+        from jaxserve.server.grpc.vllm import vllm_endpoint
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "smg_grpc_proto":
             raise
         raise ConfigError(
             "--vllm-port needs the package smg-grpc-proto (pip install 'jaxserve[smg]')"
         ) from None
-    return vllm_face(gate)
+    return vllm_endpoint(readiness)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from jaxserve.errors import DrainingError, LoadingError, RestartingError
-from jaxserve.server.serving_state import Served
+from jaxserve.server.serving_state import ServingState
 
 
 class Phase(StrEnum):
@@ -16,40 +16,40 @@ class Phase(StrEnum):
 
 
 @dataclass
-class Gate:
+class Readiness:
     """loading -> ready -> draining; failed from any of them. changed: told of each new phase."""
 
-    changed: Callable[[Phase], None] = lambda phase: None
+    on_phase: Callable[[Phase], None] = lambda phase: None
     phase: Phase = Phase.LOADING
-    served: Served | None = None
+    state: ServingState | None = None
 
-    def enter(self) -> Served:
+    def require_ready(self) -> ServingState:
         """What is served, for a new request; UnavailableError unless ready."""
         if self.phase is Phase.DRAINING:
             raise DrainingError(
                 "the server is about to end and takes no new requests (try another one)"
             )
-        return self.look()
+        return self.require_loaded()
 
-    def look(self) -> Served:
+    def require_loaded(self) -> ServingState:
         """The same for questions that a draining server still answers."""
         if self.phase is Phase.FAILED:
             raise RestartingError("the engine has failed; the server restarts")
-        if self.served is None:
+        if self.state is None:
             raise LoadingError("the model is being loaded and its steps compiled (try again soon)")
-        return self.served
+        return self.state
 
-    def open(self, served: Served) -> None:
-        self.served = served
+    def set_ready(self, state: ServingState) -> None:
+        self.state = state
         self._turn(Phase.READY)
 
-    def drain(self) -> None:
+    def set_draining(self) -> None:
         if self.phase in (Phase.LOADING, Phase.READY):
             self._turn(Phase.DRAINING)
 
-    def fail(self) -> None:
+    def set_failed(self) -> None:
         self._turn(Phase.FAILED)
 
     def _turn(self, phase: Phase) -> None:
         self.phase = phase
-        self.changed(phase)
+        self.on_phase(phase)

@@ -72,7 +72,7 @@ class StepUse:
 
 
 @dataclass(frozen=True)
-class Behind:
+class PrefillEngine:
     """An engine that clients do not see: it computes prompts for the one that answers them."""
 
     service: Service
@@ -81,7 +81,7 @@ class Behind:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServingState:
     """handshake: of an engine that exchanges pages with other servers. prefill: on another mesh of
     this one.
     """
@@ -93,8 +93,8 @@ class Served:
     compiles_after_ready: Callable[[], int]
     steps: Callable[[], Sequence[StepUse]] = tuple
     handshake: "Handshake | None" = None
-    prefill: Behind | None = None
-    since: float = field(default_factory=time.monotonic)
+    prefill: PrefillEngine | None = None
+    ready_since: float = field(default_factory=time.monotonic)
 
     @property
     def services(self) -> list[Service]:

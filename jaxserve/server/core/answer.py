@@ -11,10 +11,10 @@ from jaxserve.completion import Assembler, Completion
 from jaxserve.engine.plan import Times, TokenEvent
 from jaxserve.errors import JaxserveError
 from jaxserve.prompts import Prepared
-from jaxserve.server.core.answer_events import Done, News, Outbox, PromptScores, Started
-from jaxserve.server.core.engine_thread import Tally
-from jaxserve.server.core.incoming_request import Call
-from jaxserve.server.core.internal_errors import presentable
+from jaxserve.server.core.answer_events import AnswerEvent, Done, Outbox, PromptScores, Started
+from jaxserve.server.core.engine_thread import ComputeTotals
+from jaxserve.server.core.incoming_request import IncomingRequest
+from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.tokenizer import Tokenizer
 
 
@@ -36,12 +36,12 @@ class Answer:
     def __init__(
         self,
         id: str,
-        call: Call,
+        call: IncomingRequest,
         prepared: Prepared,
         tokenizer: Tokenizer,
         engine: Engine,
         outbox: Outbox,
-        before: Tally,
+        before: ComputeTotals,
         ended: Callable[["Answer", JaxserveError | None], None],
     ):
         params = prepared.request.params
@@ -51,7 +51,7 @@ class Answer:
         self.completions: list[Completion] = []
         self.error: JaxserveError | None = None
         self._engine, self._outbox, self._before, self._tell = engine, outbox, before, ended
-        self._unread: deque[News] = deque()
+        self._unread: deque[AnswerEvent] = deque()
         self._told_all = False
         self._scored = 1  # position of the next prompt token whose log-probability comes
         self._assemblers = {
@@ -66,7 +66,7 @@ class Answer:
             for index in range(params.n)
         }
         self.finished = False
-        self.left = False  # all pages of a prefill have
+        self.exported = False  # all pages of a prefill have
         since = prepared.request.since
         self.submitted = time.monotonic() if since is None else since
         self.newest: dict[int, float] = {}  # when a choice last had tokens
@@ -82,12 +82,12 @@ class Answer:
     @property
     def prefilled(self) -> bool:
         """Its prompt was computed, or all its pages have left, whether it has ended or not."""
-        return self.call.prefill and (self.left or bool(self.completions))
+        return self.call.prefill and (self.exported or bool(self.completions))
 
     def __aiter__(self) -> "Answer":
         return self
 
-    async def __anext__(self) -> News:
+    async def __anext__(self) -> AnswerEvent:
         if self._told_all:
             raise StopAsyncIteration
         if not self._unread:
@@ -122,7 +122,7 @@ class Answer:
             self._outbox.fail(error)
             self._end(error)
 
-    def take(self, event: TokenEvent, tally: Tally) -> int:
+    def take(self, event: TokenEvent, totals: ComputeTotals) -> int:
         """Take in an event of the engine; returns how many tokens became the client's."""
         assembler = self._assemblers.get(event.index)
         if assembler is None or self.finished:
@@ -139,7 +139,7 @@ class Answer:
             self._outbox.put(PromptScores(self._scored, list(piece.prompt_logprobs)))
             self._scored += len(piece.prompt_logprobs)
         if event.finish:
-            self._finish_choice(assembler, event, tally)
+            self._finish_choice(assembler, event, totals)
         elif assembler.stopped:
             self._engine.stop(event.request_id, event.index)
         return len(piece.token_ids)
@@ -151,20 +151,22 @@ class Answer:
         if self.times and not begun:
             self._outbox.put(Started(self.prompt_tokens, self.times.cached))
 
-    def _finish_choice(self, assembler: Assembler, event: TokenEvent, tally: Tally) -> None:
+    def _finish_choice(
+        self, assembler: Assembler, event: TokenEvent, totals: ComputeTotals
+    ) -> None:
         assert event.finish
         if (
             event.finish.error and not assembler.stopped
         ):  # what comes behind a stop string is nobody's
-            return self.fail(presentable(event.finish.error))
+            return self.fail(mask_internal_error(event.finish.error))
         self.completions.append(assembler.completion(event))
         del self._assemblers[event.index]
         if not self._assemblers:
-            computed = tally.computed_tokens - self._before.computed_tokens
-            live = tally.live_tokens - self._before.live_tokens
+            computed = totals.computed_tokens - self._before.computed_tokens
+            live = totals.live_tokens - self._before.live_tokens
             padding = max(0.0, 1 - live / computed) if computed else 0.0
             self.completions.sort(key=lambda completion: completion.index)
-            self._outbox.finish(Done(tuple(self.completions), padding, tally.bucket))
+            self._outbox.finish(Done(tuple(self.completions), padding, totals.bucket))
             self._end(None)
 
     def _end(self, error: JaxserveError | None) -> None:

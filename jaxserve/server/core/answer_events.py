@@ -57,7 +57,7 @@ def _own(entries: Sequence[Logprob] | None) -> list[Logprob] | None:
     return None if entries is None else list(entries)
 
 
-News = Started | PromptScores | Update | Done
+AnswerEvent = Started | PromptScores | Update | Done
 
 
 class Outbox:
@@ -70,7 +70,7 @@ class Outbox:
 
     def __init__(self, max_tokens: int):
         self._max_tokens = max_tokens
-        self._first: list[News] = []
+        self._first: list[AnswerEvent] = []
         self._updates: dict[int, Update] = {}
         self._unread = 0
         self._done: Done | None = None
@@ -110,14 +110,14 @@ class Outbox:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def take(self) -> list[News]:
+    async def take(self) -> list[AnswerEvent]:
         """All that is there, at least one; the error that ended the request when there is nothing
         else.
         """
         while not (self._first or self._updates or self._done or self._error):
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        news: list[News] = [*self._first, *self._updates.values()]
+        news: list[AnswerEvent] = [*self._first, *self._updates.values()]
         if self._done:
             news.append(self._done)
         elif not news and self._error:

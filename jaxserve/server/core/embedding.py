@@ -10,7 +10,7 @@ from jaxserve.completion import Completion
 from jaxserve.errors import AbortedError, DeadlineError, QueueFullError
 from jaxserve.prompts import Prompt
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.service import Service
 
 MAX_INPUTS = 2048  # of a request, as OpenAI has it
@@ -18,18 +18,20 @@ AT_ONCE = 128  # of a request's inputs in the engine: others come in between
 FEW = 4  # embeddings that are written on the event loop
 
 
-def embed_calls(inputs: Sequence[tuple[Prompt, str]], request_id: str, **given: Any) -> list[Call]:
+def embedding_requests(
+    inputs: Sequence[tuple[Prompt, str]], request_id: str, **given: Any
+) -> list[IncomingRequest]:
     """One for each input, which is a prompt and its path in the client's message. given: more
     fields of Call.
     """
     ids = [request_id] if len(inputs) == 1 else [f"{request_id}-{i}" for i in range(len(inputs))]
     return [
-        Call(prompt=prompt, prompt_field=path, embed=True, request_id=id, **given)
+        IncomingRequest(prompt=prompt, prompt_field=path, embed=True, request_id=id, **given)
         for (prompt, path), id in zip(inputs, ids, strict=True)
     ]
 
 
-async def embed(service: Service, calls: Sequence[Call]) -> list[Completion]:
+async def embed(service: Service, calls: Sequence[IncomingRequest]) -> list[Completion]:
     """In the order of the calls. The first error ends them all; so does whoever cancels this."""
     running, tasks = _Running(), list[asyncio.Task[Completion]]()
     try:
@@ -48,7 +50,7 @@ async def embed(service: Service, calls: Sequence[Call]) -> list[Completion]:
         raise DeadlineError("--max-request-seconds has passed") from None
 
 
-async def written[T](
+async def render_each[T](
     service: Service, done: Sequence[Completion], write: Callable[[int, Completion], T]
 ) -> list[T]:
     """What `write` makes of each, by its place: beside the event loop, where there are many."""
@@ -56,17 +58,17 @@ async def written[T](
     def work() -> list[T]:
         return [write(i, completion) for i, completion in enumerate(done)]
 
-    return work() if len(done) <= FEW else await service.beside(partial(work))
+    return work() if len(done) <= FEW else await service.run_in_background(partial(work))
 
 
-async def _admit(service: Service, call: Call, running: "_Running") -> Answer:
+async def _admit(service: Service, call: IncomingRequest, running: "_Running") -> Answer:
     """A full queue is no reason to refuse what waits in it itself: it becomes shorter."""
     await asyncio.sleep(0)  # whoever else is due on the event loop
     while running.count >= AT_ONCE:
         await running.one_less()
     while running.count:
         try:
-            return await service.answer(call, comes_again=True)
+            return await service.answer(call, retries_itself=True)
         except QueueFullError:
             await running.one_less()
     return await service.answer(call)

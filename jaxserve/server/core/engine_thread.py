@@ -18,7 +18,7 @@ from jaxserve.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ComputeTotals:
     """What the device has computed so far. bucket: the compiled step whose output was read last."""
 
     live_tokens: int = 0
@@ -44,14 +44,14 @@ class Loads:
 
 
 @dataclass(frozen=True, slots=True)
-class StepNews:
+class StepReport:
     """What one step brought. seconds: of the step; host_seconds: those not spent waiting for the
     device.
     """
 
     events: list[TokenEvent]
     loads: Loads
-    tally: Tally
+    totals: ComputeTotals
     seconds: float
     host_seconds: float
 
@@ -68,12 +68,12 @@ class EngineThread:
     def __init__(
         self,
         engine: Engine,
-        deliver: Callable[[StepNews], None],
+        deliver: Callable[[StepReport], None],
         failed: Callable[[BaseException], None],
-        tally: Callable[[], Tally] = Tally,
+        totals: Callable[[], ComputeTotals] = ComputeTotals,
     ):
         self._engine = engine
-        self._deliver, self._failed, self._tally = deliver, failed, tally
+        self._deliver, self._failed, self._totals = deliver, failed, totals
         self._jobs: deque[Callable[[], None]] = deque()
         self._immediate: list[TokenEvent] = []  # events that no step brings
         self._told = Loads()
@@ -168,7 +168,7 @@ class EngineThread:
         if events or loads != self._told:
             self._told = loads
             host_seconds = seconds - (self._engine.waited - waited)
-            self._deliver(StepNews(events, loads, self._tally(), seconds, host_seconds))
+            self._deliver(StepReport(events, loads, self._totals(), seconds, host_seconds))
 
     def _submit(self, request: Request) -> None:
         try:

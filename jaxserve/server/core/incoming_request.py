@@ -12,7 +12,7 @@ TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class IncomingRequest:
     """A request at the door. timeout: seconds that the client will wait from now; None: as long as
     the limits allow.
 

@@ -8,7 +8,7 @@ from jaxserve.errors import EngineError, JaxserveError, NonFiniteLogitsError
 log = logging.getLogger(__name__)
 
 
-def presentable(error: BaseException) -> JaxserveError:
+def mask_internal_error(error: BaseException) -> JaxserveError:
     """The error itself if it was meant for clients, else a generic one; paths and prompts stay
     here.
     """

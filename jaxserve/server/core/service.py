@@ -26,28 +26,28 @@ from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.request import Request, SamplingParams
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_events import Outbox
-from jaxserve.server.core.engine_thread import EngineThread, Loads, StepNews, Tally
-from jaxserve.server.core.incoming_request import Call
-from jaxserve.server.core.internal_errors import presentable
+from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread, Loads, StepReport
+from jaxserve.server.core.incoming_request import IncomingRequest
+from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.slow_clients import SlowClients
-from jaxserve.server.core.ttft_estimate import Forecast
+from jaxserve.server.core.ttft_estimate import TTFTEstimate
 from jaxserve.structure import Grammar, Structure
 
 MAX_ID_BYTES = 128
 MAX_SALT_BYTES = 128
 MAX_PRIORITY = 100
 SLICE = 32  # events handled in one turn of the event loop: what else is due waits for no more
-MAX_ASIDE = 64  # calls of Tokenize and Detokenize that wait for their turn
+MAX_TOKENIZE_CALLS = 64  # calls of Tokenize and Detokenize that wait for their turn
 MAX_UNCOMPILED = 64  # requests whose grammars wait for their turn
 SHORT = 2048  # letters or tokens that are encoded on the event loop
 
 
-class Observer(Protocol):
+class RequestObserver(Protocol):
     """Who counts: the metrics, the log, the traces."""
 
-    def refused(self, call: Call, error: JaxserveError) -> None: ...
-    def stepped(self, news: StepNews) -> None: ...
+    def refused(self, call: IncomingRequest, error: JaxserveError) -> None: ...
+    def stepped(self, news: StepReport) -> None: ...
     def received(self, answer: Answer, tokens: int, first: bool, seconds: float) -> None: ...
     def ended(self, answer: Answer, error: JaxserveError | None) -> None: ...
 
@@ -76,15 +76,15 @@ class Service:
         self,
         prompts: Prompts,
         thread: EngineThread,
-        forecast: Forecast,
+        forecast: TTFTEstimate,
         limits: Limits,
-        observers: tuple[Observer, ...],
+        observers: tuple[RequestObserver, ...],
         handover: Handover | None = None,
         for_servers: bool = False,
     ):
         self.prompts, self.limits = prompts, limits
         self._handover, self._for_servers = handover, for_servers
-        self.loads, self.tally = Loads(), Tally()
+        self.loads, self.totals = Loads(), ComputeTotals()
         self.slow_clients = SlowClients(limits.slow_client_seconds)
         self._thread, self._forecast, self._observers = thread, forecast, observers
         self._answers: dict[str, Answer] = {}  # by the engine's id
@@ -102,7 +102,7 @@ class Service:
         self._failure: JaxserveError | None = None
         self._numbers = itertools.count(1)
         self._timers: dict[Answer, asyncio.TimerHandle] = {}
-        self._events: deque[tuple[TokenEvent, Tally, float]] = deque()
+        self._events: deque[tuple[TokenEvent, ComputeTotals, float]] = deque()
         self._tokenizing = ThreadPoolExecutor(2, "tokenize")
         self._compiling = ThreadPoolExecutor(1, "grammars")
         self._beside = ThreadPoolExecutor(
@@ -112,7 +112,7 @@ class Service:
 
     # ---- requests
 
-    async def answer(self, call: Call, comes_again: bool = False) -> Answer:
+    async def answer(self, call: IncomingRequest, retries_itself: bool = False) -> Answer:
         """Admit a request. JaxserveError when it cannot run, or not now.
 
         comes_again: when the queue is full, the caller tries again by itself: that is no refusal.
@@ -120,11 +120,11 @@ class Service:
         try:
             return await self._admit(call)
         except JaxserveError as error:
-            if not (comes_again and isinstance(error, QueueFullError)):
+            if not (retries_itself and isinstance(error, QueueFullError)):
                 self._refuse(call, error)
             raise
 
-    async def _admit(self, call: Call) -> Answer:
+    async def _admit(self, call: IncomingRequest) -> Answer:
         request_id = call.request_id or new_id()
         self._check(call, request_id)
         self._requests[request_id] = None
@@ -167,7 +167,9 @@ class Service:
             task.cancel()
         return True
 
-    async def _prepared(self, call: Call) -> tuple[Rendered, SamplingParams, Grammar | None]:
+    async def _prepared(
+        self, call: IncomingRequest
+    ) -> tuple[Rendered, SamplingParams, Grammar | None]:
         """The prompt as token ids, and what its answer has to follow, before the deadline."""
         try:
             left = None if call.deadline is None else call.deadline - time.monotonic()
@@ -216,15 +218,15 @@ class Service:
         return await self._one_aside(partial(self.prompts.decode, ids, name))
 
     async def _one_aside[T](self, work: "partial[T]") -> T:
-        if self._aside >= MAX_ASIDE:
-            raise QueueFullError(f"{MAX_ASIDE} calls wait to be tokenized already", 1.0)
+        if self._aside >= MAX_TOKENIZE_CALLS:
+            raise QueueFullError(f"{MAX_TOKENIZE_CALLS} calls wait to be tokenized already", 1.0)
         self._aside += 1
         try:
-            return await self.beside(work)
+            return await self.run_in_background(work)
         finally:
             self._aside -= 1
 
-    async def beside[T](self, work: "partial[T]") -> T:
+    async def run_in_background[T](self, work: "partial[T]") -> T:
         """Run what takes long, and belongs to no request that waits, on a thread of its own."""
         return await asyncio.get_running_loop().run_in_executor(self._beside, work)
 
@@ -259,7 +261,7 @@ class Service:
 
     # ---- admission
 
-    def _check(self, call: Call, request_id: str) -> None:
+    def _check(self, call: IncomingRequest, request_id: str) -> None:
         if self._for_servers and not call.prefill:
             raise RoleError(
                 "this server computes prompts for others (--role prefill); ask one that decodes"
@@ -298,7 +300,7 @@ class Service:
 
     def _checked(
         self,
-        call: Call,
+        call: IncomingRequest,
         request_id: str,
         rendered: Rendered,
         params: SamplingParams,
@@ -320,7 +322,7 @@ class Service:
         self._check_room(len(prepared.request.prompt), call)
         return prepared
 
-    def _submit(self, call: Call, request_id: str, prepared: Prepared) -> Answer:
+    def _submit(self, call: IncomingRequest, request_id: str, prepared: Prepared) -> Answer:
         if self._failure:
             raise self._failure
         outbox = Outbox(self.limits.max_unread_tokens)
@@ -331,7 +333,7 @@ class Service:
             self.prompts.tokenizer,
             self._thread,
             outbox,
-            self.tally,
+            self.totals,
             self._on_answer_ended,
         )
         self._answers[prepared.request.id] = self._requests[request_id] = answer
@@ -341,7 +343,7 @@ class Service:
             self._thread.abort(prepared.request.id)
         return answer
 
-    def _check_room(self, tokens: int, call: Call) -> None:
+    def _check_room(self, tokens: int, call: IncomingRequest) -> None:
         waiting = self.waiting_tokens + self._tokens_away
         if waiting and waiting + tokens > self.limits.max_waiting_tokens:
             raise self._full(
@@ -372,19 +374,19 @@ class Service:
         self._waiting.discard(request_id)
         self._aborted.discard(request_id)
 
-    def _refuse(self, call: Call, error: JaxserveError) -> None:
+    def _refuse(self, call: IncomingRequest, error: JaxserveError) -> None:
         for observer in self._observers:
             observer.refused(call, error)
 
     # ---- news
 
-    def take(self, news: StepNews) -> None:
+    def take(self, news: StepReport) -> None:
         """What a step brought, once per step."""
-        self.loads, self.tally = news.loads, news.tally
+        self.loads, self.totals = news.loads, news.totals
         if any(event.tokens or event.embedding for event in news.events):
-            self._forecast.saw_step(news.seconds)
+            self._forecast.observe_step(news.seconds)
         idle, now = not self._events, time.monotonic()
-        self._events.extend((event, news.tally, now) for event in news.events)
+        self._events.extend((event, news.totals, now) for event in news.events)
         if idle:
             self._take_some()
         for observer in self._observers:
@@ -395,22 +397,24 @@ class Service:
         among them.
         """
         for _ in range(min(SLICE, len(self._events))):
-            event, tally, now = self._events.popleft()
+            event, totals, now = self._events.popleft()
             if answer := self._answers.get(event.request_id):
                 try:
-                    self._hand_over(answer, event, tally, now)
+                    self._hand_over(answer, event, totals, now)
                 except Exception as error:  # of this request alone
-                    answer.fail(presentable(error))
+                    answer.fail(mask_internal_error(error))
         if self._events:
             asyncio.get_running_loop().call_soon(self._take_some)
 
-    def _hand_over(self, answer: Answer, event: TokenEvent, tally: Tally, now: float) -> None:
+    def _hand_over(
+        self, answer: Answer, event: TokenEvent, totals: ComputeTotals, now: float
+    ) -> None:
         waited, first = answer.id in self._waiting, event.index not in answer.newest
-        tokens = answer.take(event, tally)
+        tokens = answer.take(event, totals)
         if waited and answer.times:
             self._waiting.discard(answer.id)
             if answer.times.admitted:
-                self._forecast.saw_prompt(answer.prompt_tokens, answer.times.cached)
+                self._forecast.observe_prompt(answer.prompt_tokens, answer.times.cached)
         if tokens:
             seconds = now - answer.newest.get(event.index, answer.submitted)
             answer.newest[event.index] = now

@@ -7,7 +7,7 @@ WEIGHT = 0.1  # of the newest prompt
 
 
 @dataclass
-class Forecast:
+class TTFTEstimate:
     """step_tokens: the most tokens that a step computes over all lanes. The rest is learnt."""
 
     step_tokens: int
@@ -16,11 +16,11 @@ class Forecast:
         1.0  # share of prompt tokens that the prefix cache did not have, a running mean
     )
 
-    def saw_step(self, seconds: float) -> None:
+    def observe_step(self, seconds: float) -> None:
         """Of a step whose output was read."""
         self.step_seconds = min(seconds, self.step_seconds * RISE) if self.step_seconds else seconds
 
-    def saw_prompt(self, tokens: int, cached: int) -> None:
+    def observe_prompt(self, tokens: int, cached: int) -> None:
         self.uncached += ((tokens - cached) / tokens - self.uncached) * WEIGHT
 
     def seconds_to_first_token(self, tokens_ahead: int, tokens: int) -> float:

@@ -10,7 +10,7 @@ from grpc.aio import ServicerContext
 from jaxserve.errors import RequestError
 from jaxserve.server.grpc.inference import answering
 from jaxserve.server.observe.profiler import Profiler
-from jaxserve.server.readiness import Gate
+from jaxserve.server.readiness import Readiness
 from jaxserve.v1 import admin_pb2 as pb
 from jaxserve.v1 import admin_pb2_grpc
 
@@ -20,8 +20,8 @@ MAX_ABORTS = 4096
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """drain: begins to end the server."""
 
-    def __init__(self, gate: Gate, profiler: Profiler, drain: Callable[[], None]):
-        self._gate, self._profiler, self._drain = gate, profiler, drain
+    def __init__(self, readiness: Readiness, profiler: Profiler, drain: Callable[[], None]):
+        self._readiness, self._profiler, self._drain = readiness, profiler, drain
 
     @answering
     async def Abort(self, request: pb.AbortRequest, context: ServicerContext) -> pb.AbortResponse:
@@ -29,7 +29,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             raise RequestError(
                 "request_ids", f"has {len(request.request_ids)} entries; give 1 to {MAX_ABORTS}"
             )
-        service = self._gate.look().service
+        service = self._readiness.require_loaded().service
         return pb.AbortResponse(
             aborted_request_ids=[id for id in request.request_ids if service.abort(id)]
         )
@@ -38,7 +38,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: ServicerContext
     ) -> pb.GetModelInfoResponse:
-        model = self._gate.look().model
+        model = self._readiness.require_loaded().model
         return pb.GetModelInfoResponse(
             name=model.name,
             architecture=model.architecture,
@@ -61,7 +61,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: ServicerContext
     ) -> pb.GetServerInfoResponse:
-        served = self._gate.look()
+        served = self._readiness.require_loaded()
         engine, limits = served.engine, served.service.limits
         return pb.GetServerInfoResponse(
             versions=engine.versions,
@@ -73,7 +73,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             page_size=engine.page_size,
             cache_tokens=engine.cache_tokens,
             limits={field.name: getattr(limits, field.name) for field in fields(limits)},
-            uptime_seconds=time.monotonic() - served.since,
+            uptime_seconds=time.monotonic() - served.ready_since,
             compiles_after_ready=served.compiles_after_ready(),
             kv=engine.kv,
         )
@@ -82,7 +82,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetLoads(
         self, request: pb.GetLoadsRequest, context: ServicerContext
     ) -> pb.GetLoadsResponse:
-        service = self._gate.look().service
+        service = self._readiness.require_loaded().service
         return pb.GetLoadsResponse(
             running=service.loads.running,
             waiting=service.loads.waiting,
@@ -96,13 +96,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def FlushCache(
         self, request: pb.FlushCacheRequest, context: ServicerContext
     ) -> pb.FlushCacheResponse:
-        flushed = self._gate.look().thread.call(lambda engine: engine.scheduler.flush_cache())
+        flushed = self._readiness.require_loaded().thread.call(
+            lambda engine: engine.scheduler.flush_cache()
+        )
         await asyncio.wrap_future(flushed)
         return pb.FlushCacheResponse()
 
     @answering
     async def Drain(self, request: pb.DrainRequest, context: ServicerContext) -> pb.DrainResponse:
-        in_flight = self._gate.served.service.in_flight if self._gate.served else 0
+        in_flight = self._readiness.state.service.in_flight if self._readiness.state else 0
         self._drain()
         return pb.DrainResponse(requests=in_flight)
 

@@ -11,9 +11,9 @@ from grpc.aio import AbortError, ServicerContext
 
 from jaxserve.errors import AbortedError, JaxserveError
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.embedding import embed, written
+from jaxserve.server.core.embedding import embed, render_each
 from jaxserve.server.core.incoming_request import trace_of
-from jaxserve.server.core.internal_errors import presentable
+from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.service import Service, new_id
 from jaxserve.server.core.status import trailers
 from jaxserve.server.grpc.messages import (
@@ -27,7 +27,7 @@ from jaxserve.server.grpc.messages import (
     score_call_of,
     usage_of,
 )
-from jaxserve.server.readiness import Gate
+from jaxserve.server.readiness import Readiness
 from jaxserve.v1 import inference_pb2 as pb
 from jaxserve.v1 import inference_pb2_grpc
 
@@ -45,7 +45,7 @@ def answering(method: Method) -> Method:
         except (AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
-            await end(context, located(presentable(error)))
+            await end(context, located(mask_internal_error(error)))
 
     return answered
 
@@ -68,8 +68,8 @@ def _writer(answer: Answer, service: Service) -> Writer:
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    def __init__(self, gate: Gate):
-        self._gate = gate
+    def __init__(self, readiness: Readiness):
+        self._readiness = readiness
 
     @answering
     async def Generate(
@@ -93,7 +93,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     @answering
     async def Score(self, request: pb.ScoreRequest, context: ServicerContext) -> pb.ScoreResponse:
-        service = self._gate.enter().service
+        service = self._readiness.require_ready().service
         with await service.answer(score_call_of(request, **caller(context))) as answer:
             completion = (await answer.whole()).completions[0]
         if completion.finish_reason == "abort":
@@ -108,10 +108,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     @answering
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
-        service = self._gate.enter().service
+        service = self._readiness.require_ready().service
         request_id = request.request_id or new_id()
         done = await embed(service, embed_calls_of(request, request_id, **caller(context)))
-        embeddings = await written(
+        embeddings = await render_each(
             service, done, lambda _, completion: pb.Embedding(values=completion.embedding)
         )
         return pb.EmbedResponse(request_id=request_id, embeddings=embeddings, usage=usage_of(done))
@@ -120,7 +120,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self, request: pb.TokenizeRequest, context: ServicerContext
     ) -> pb.TokenizeResponse:
-        service = self._gate.look().service
+        service = self._readiness.require_loaded().service
         rendered = await service.tokenize(*input_of(request))
         return pb.TokenizeResponse(token_ids=rendered.token_ids, prompt=rendered.text)
 
@@ -128,17 +128,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: ServicerContext
     ) -> pb.DetokenizeResponse:
-        service = self._gate.look().service
+        service = self._readiness.require_loaded().service
         ids = list(request.token_ids)
         return pb.DetokenizeResponse(text=await service.detokenize(ids, "token_ids"))
 
     async def _whole(self, request: Any, context: ServicerContext) -> dict[str, Any]:
-        service = self._gate.enter().service
+        service = self._readiness.require_ready().service
         with await service.answer(call_of(request, service.limits, **caller(context))) as answer:
             return _writer(answer, service).whole(await answer.whole())
 
     async def _stream(self, request: Any, context: ServicerContext, event: StreamEvent) -> None:
-        service = self._gate.enter().service
+        service = self._readiness.require_ready().service
         with await service.answer(call_of(request, service.limits, **caller(context))) as answer:
             writer = _writer(answer, service)
             async with service.slow_clients.watching() as write:

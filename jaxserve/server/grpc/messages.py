@@ -14,9 +14,9 @@ from jaxserve.engine.plan import Logprob
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
-from jaxserve.server.core.answer_events import Done, News, PromptScores, Started, Update
-from jaxserve.server.core.embedding import MAX_INPUTS, embed_calls
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.answer_events import AnswerEvent, Done, PromptScores, Started, Update
+from jaxserve.server.core.embedding import MAX_INPUTS, embedding_requests
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.structure import Structure
 from jaxserve.tokenizer import Tokenizer
@@ -79,14 +79,14 @@ def check_known(message: Message, path: str = "") -> None:
             check_known(entry, f"{inside}[{i}]" if field.is_repeated else inside)
 
 
-def call_of(request: Any, limits: Limits, **given: Any) -> Call:
+def call_of(request: Any, limits: Limits, **given: Any) -> IncomingRequest:
     """Of a GenerateRequest, ChatRequest or one of their streams. given: more fields of Call."""
     converses = hasattr(request, "messages")
     prompt, field = _chat(request) if converses else prompt_of(request)
     params, offered = sampling_of(request.sampling), _tools(request, limits) if converses else None
     if offered and params.echo:
         raise RequestError("echo", "is asked for together with tools; leave out one of them")
-    return Call(
+    return IncomingRequest(
         prompt=prompt,
         prompt_field=field,
         params=params,
@@ -98,14 +98,14 @@ def call_of(request: Any, limits: Limits, **given: Any) -> Call:
     )
 
 
-def score_call_of(request: inference_pb2.ScoreRequest, **given: Any) -> Call:
+def score_call_of(request: inference_pb2.ScoreRequest, **given: Any) -> IncomingRequest:
     """One token is generated, and forgotten: the prompt's log-probabilities come with it."""
     prompt, field = prompt_of(request)
     try:
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=request.top_logprobs)
     except RequestError as error:
         raise RequestError("top_logprobs", error.problem) from None
-    return Call(
+    return IncomingRequest(
         prompt=prompt,
         prompt_field=field,
         params=params,
@@ -117,12 +117,12 @@ def score_call_of(request: inference_pb2.ScoreRequest, **given: Any) -> Call:
 
 def embed_calls_of(
     request: inference_pb2.EmbedRequest, request_id: str, **given: Any
-) -> list[Call]:
+) -> list[IncomingRequest]:
     """One for each input. request_id: the client's, or the server's."""
     if not 1 <= len(request.inputs) <= MAX_INPUTS:
         raise RequestError("inputs", f"has {len(request.inputs)} entries; give 1 to {MAX_INPUTS}")
     inputs = [_input(entry, f"inputs[{i}]") for i, entry in enumerate(request.inputs)]
-    return embed_calls(
+    return embedding_requests(
         inputs, request_id, priority=request.priority, cache_salt=request.cache_salt, **given
     )
 
@@ -249,7 +249,7 @@ class Writer:
         self._id, self._tokenizer, self._reading = id, tokenizer, reading
         self._parsers: dict[int, answers.AnswerParser] = {}  # by choice
 
-    def stream(self, news: News, event: StreamEvent) -> Iterator[Message]:
+    def stream(self, news: AnswerEvent, event: StreamEvent) -> Iterator[Message]:
         """The messages that tell it: one, but for log-probabilities that are too large for one."""
         match news:
             case Update():

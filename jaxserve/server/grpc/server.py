@@ -15,7 +15,7 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
 from jaxserve.server.grpc.inference import InferenceServicer, end
 from jaxserve.server.readiness import Phase
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -27,7 +27,7 @@ Serving = health_pb2.HealthCheckResponse.ServingStatus
 class TokenInterceptor(aio.ServerInterceptor):
     """Asks every call but health checks for its token."""
 
-    def __init__(self, tokens: Tokens):
+    def __init__(self, tokens: BearerTokens):
         self._tokens = tokens
 
     async def intercept_service(
@@ -100,7 +100,7 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):
 
 
 @dataclass(frozen=True)
-class Face:
+class GrpcEndpoint:
     """A service of another project's protocol. name: its full one. add: puts its servicer on a
     server.
     """
@@ -116,8 +116,10 @@ class Health:
     inference, admin, faces: the services that the server has.
     """
 
-    def __init__(self, inference: bool = True, admin: bool = True, *faces: Face) -> None:
-        self._ready = [*([INFERENCE] if inference else []), *(face.name for face in faces)]
+    def __init__(
+        self, inference: bool = True, admin: bool = True, *endpoints: GrpcEndpoint
+    ) -> None:
+        self._ready = [*([INFERENCE] if inference else []), *(face.name for face in endpoints)]
         self.servicer = _HealthServicer()
         for name in ("", *([ADMIN] if admin else [])):  # which answer in every phase
             self.servicer.set(name, Serving.SERVING)
@@ -135,11 +137,11 @@ class Health:
 
 def new_server(
     limits: Limits,
-    tokens: Tokens,
+    tokens: BearerTokens,
     health: Health,
     inference: InferenceServicer | None,
     admin: AdminServicer | None,
-    *faces: Face,
+    *endpoints: GrpcEndpoint,
 ) -> aio.Server:
     """A server with these services, not yet bound to an address."""
     server = aio.server(interceptors=[TokenInterceptor(tokens)], options=_options(limits))
@@ -151,7 +153,7 @@ def new_server(
     if admin:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         names.append(ADMIN)
-    for face in faces:
+    for face in endpoints:
         face.add(server)
         names.append(face.name)
     reflection.enable_server_reflection(names, server)

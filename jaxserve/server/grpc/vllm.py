@@ -20,14 +20,14 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from jaxserve.errors import RequestError
-from jaxserve.server.core.embedding import embed, embed_calls
+from jaxserve.server.core.embedding import embed, embedding_requests
 from jaxserve.server.core.service import new_id
 from jaxserve.server.grpc.admin import MAX_ABORTS
 from jaxserve.server.grpc.inference import answering, caller
-from jaxserve.server.grpc.server import Face
+from jaxserve.server.grpc.server import GrpcEndpoint
 from jaxserve.server.grpc.tokenizer_bundle import tokenizer_bundle
 from jaxserve.server.grpc.vllm_messages import Writer, call_of, embed_input_of, naming
-from jaxserve.server.readiness import Gate, Phase
+from jaxserve.server.readiness import Phase, Readiness
 
 NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 SERVER_TYPE = "jaxserve"
@@ -42,13 +42,13 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     SubscribeKvEvents.
     """
 
-    def __init__(self, gate: Gate):
-        self._gate = gate
+    def __init__(self, readiness: Readiness):
+        self._readiness = readiness
         self._asked = Counter[str]()  # calls by id: all but the first of an id are refused
 
     @answering
     async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> None:
-        service = self._gate.enter().service
+        service = self._readiness.require_ready().service
         call = call_of(request, **caller(context))
         with self._abortable(request.request_id), naming(), await service.answer(call) as answer:
             writer = Writer(answer.prepared.request, request.stream)
@@ -60,9 +60,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     @answering
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
-        service = self._gate.enter().service
+        service = self._readiness.require_ready().service
         request_id = request.request_id or new_id()
-        calls = embed_calls([embed_input_of(request)], request_id, **caller(context))
+        calls = embedding_requests([embed_input_of(request)], request_id, **caller(context))
         with self._abortable(request_id):
             (completion,) = await embed(service, calls)
         values = completion.embedding or ()
@@ -83,7 +83,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             raise RequestError(
                 "request_ids", f"has {len(request.request_ids)} entries; the limit is {MAX_ABORTS}"
             )
-        service = self._gate.look().service
+        service = self._readiness.require_loaded().service
         for request_id in self._asked.keys() & request.request_ids:
             service.abort(request_id)
         return pb.AbortResponse()
@@ -102,14 +102,14 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     ) -> pb.HealthCheckResponse:
         """Healthy is who takes requests: neither loading nor draining."""
         return pb.HealthCheckResponse(
-            healthy=self._gate.phase is Phase.READY, message=self._gate.phase
+            healthy=self._readiness.phase is Phase.READY, message=self._readiness.phase
         )
 
     @answering
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: ServicerContext
     ) -> pb.GetModelInfoResponse:
-        served = self._gate.look()
+        served = self._readiness.require_loaded()
         model, bos_id = served.model, served.service.prompts.tokenizer.bos_id
         return pb.GetModelInfoResponse(
             model_path=model.name,
@@ -128,11 +128,11 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: ServicerContext
     ) -> pb.GetServerInfoResponse:
-        served = self._gate.look()
+        served = self._readiness.require_loaded()
         return pb.GetServerInfoResponse(
             active_requests=served.service.in_flight,
-            is_paused=self._gate.phase is not Phase.READY,
-            uptime_seconds=time.monotonic() - served.since,
+            is_paused=self._readiness.phase is not Phase.READY,
+            uptime_seconds=time.monotonic() - served.ready_since,
             server_type=SERVER_TYPE,
             data_parallel_size=1,  # lanes are filled by the server itself
             block_size=served.engine.page_size,
@@ -146,7 +146,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     ) -> pb.GetLoadsResponse:
         if request.dp_rank:
             raise RequestError("dp_rank", f"is {request.dp_rank}; there is rank 0 alone")
-        served = self._gate.look()
+        served = self._readiness.require_loaded()
         loads = served.service.loads
         usage = loads.pages_used / loads.pages_total if loads.pages_total else 0.0
         load = pb.SchedulerLoad(
@@ -170,7 +170,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def GetTokenizer(
         self, request: common_pb2.GetTokenizerRequest, context: ServicerContext
     ) -> None:
-        self._gate.look()
+        self._readiness.require_loaded()
         data = await asyncio.shield(self._bundle)
         for start in range(0, len(data), CHUNK):
             last = start + CHUNK >= len(data)
@@ -182,14 +182,14 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     @cached_property
     def _bundle(self) -> "asyncio.Future[bytes]":
         """Made once, beside the event loop."""
-        service = self._gate.look().service
+        service = self._readiness.require_loaded().service
         return asyncio.ensure_future(
-            service.beside(partial(tokenizer_bundle, service.prompts.chat))
+            service.run_in_background(partial(tokenizer_bundle, service.prompts.chat))
         )
 
 
-def vllm_face(gate: Gate) -> Face:
+def vllm_endpoint(readiness: Readiness) -> GrpcEndpoint:
     def add(server: aio.Server) -> None:
-        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(gate), server)
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(readiness), server)
 
-    return Face(NAME, add)
+    return GrpcEndpoint(NAME, add)

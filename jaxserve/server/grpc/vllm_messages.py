@@ -13,8 +13,8 @@ from jaxserve.engine.plan import Logprob
 from jaxserve.errors import RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import Request, SamplingParams
-from jaxserve.server.core.answer_events import Done, News, PromptScores, Started, Update
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.answer_events import AnswerEvent, Done, PromptScores, Started, Update
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.structure import Structure
 
 # Fields that are honoured: any other one that is set, one of a later version too, is an error.
@@ -77,13 +77,13 @@ WHY: Mapping[str, str] = {
 # ---- in
 
 
-def call_of(request: pb.GenerateRequest, **given: Any) -> Call:
+def call_of(request: pb.GenerateRequest, **given: Any) -> IncomingRequest:
     """RequestError names the field that is wrong, or not honoured. given: more fields of Call."""
     _check_honoured(request, REQUEST, "")
     prompt, field = _prompt_of(request)
     with naming():
         params = _sampling_of(request.sampling_params)
-    return Call(
+    return IncomingRequest(
         prompt=prompt, prompt_field=field, params=params, request_id=request.request_id, **given
     )
 
@@ -161,7 +161,7 @@ class Writer:
         self._started = Started(len(request.prompt), 0)
         self._scores: list[Logprob] = []
 
-    def messages(self, news: News) -> Iterator[pb.GenerateResponse]:
+    def messages(self, news: AnswerEvent) -> Iterator[pb.GenerateResponse]:
         match news:
             case Started():
                 self._started = news

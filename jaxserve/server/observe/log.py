@@ -10,8 +10,8 @@ from typing import Literal
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import StepNews
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.engine_thread import StepReport
+from jaxserve.server.core.incoming_request import IncomingRequest
 
 Format = Literal["text", "json"]
 log = logging.getLogger("jaxserve.requests")
@@ -71,10 +71,10 @@ class RequestLog:
     refused.
     """
 
-    def refused(self, call: Call, error: JaxserveError) -> None:
+    def refused(self, call: IncomingRequest, error: JaxserveError) -> None:
         log.info("refused", extra={"fields": {"reason": error.reason}})
 
-    def stepped(self, news: StepNews) -> None:
+    def stepped(self, news: StepReport) -> None:
         pass
 
     def received(self, answer: Answer, tokens: int, first: bool, seconds: float) -> None:

@@ -9,8 +9,8 @@ from prometheus_client.metrics_core import Metric
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import EngineThread, Loads, StepNews, Tally
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread, Loads, StepReport
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.observe.expert_load import ExpertLoad
 from jaxserve.server.observe.histogram import Histogram
 
@@ -102,7 +102,7 @@ class Metrics:
             "compiles_after_ready", "steps compiled while serving: 0, or something is wrong"
         ).set_function(compiles)
         gauge("ready", "1 while requests are accepted, 0 before and afterwards").set_function(ready)
-        self._tally, self._loads = Tally(), Loads()
+        self._totals, self._loads = ComputeTotals(), Loads()
         self._uncounted = 0  # generated tokens that the counter does not have yet
 
     def watch_experts(
@@ -132,10 +132,10 @@ class Metrics:
         self._generated.inc(self._uncounted)
         self._uncounted = 0
 
-    def refused(self, call: Call, error: JaxserveError) -> None:
+    def refused(self, call: IncomingRequest, error: JaxserveError) -> None:
         self._failures.labels(error.reason).inc()
 
-    def stepped(self, news: StepNews) -> None:
+    def stepped(self, news: StepReport) -> None:
         self._running.set(news.loads.running)
         self._waiting.set(news.loads.waiting)
         self._usage.set(news.loads.pages_used / max(news.loads.pages_total, 1))
@@ -145,10 +145,10 @@ class Metrics:
         self._drafted.inc(news.loads.drafted - self._loads.drafted)
         self._accepted.inc(news.loads.accepted - self._loads.accepted)
         self._loads = news.loads
-        computed = news.tally.computed_tokens - self._tally.computed_tokens
+        computed = news.totals.computed_tokens - self._totals.computed_tokens
         self._computed.inc(computed)
-        self._padding.inc(max(0, computed - (news.tally.live_tokens - self._tally.live_tokens)))
-        self._tally = news.tally
+        self._padding.inc(max(0, computed - (news.totals.live_tokens - self._totals.live_tokens)))
+        self._totals = news.totals
 
     def received(self, answer: Answer, tokens: int, first: bool, seconds: float) -> None:
         self._uncounted += tokens

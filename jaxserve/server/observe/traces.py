@@ -17,8 +17,8 @@ from jaxserve.completion import Timings
 from jaxserve.errors import ConfigError, JaxserveError
 from jaxserve.prompts import is_conversation
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import StepNews
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.engine_thread import StepReport
+from jaxserve.server.core.incoming_request import IncomingRequest
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -71,10 +71,10 @@ class Traces:
         self._kind, self._model = SpanKind.SERVER, model
         self._failed = lambda reason: Status(StatusCode.ERROR, reason)
 
-    def refused(self, call: Call, error: JaxserveError) -> None:
+    def refused(self, call: IncomingRequest, error: JaxserveError) -> None:
         self._tell(call, error, {})
 
-    def stepped(self, news: StepNews) -> None:
+    def stepped(self, news: StepReport) -> None:
         pass
 
     def received(self, answer: Answer, tokens: int, first: bool, seconds: float) -> None:
@@ -83,7 +83,9 @@ class Traces:
     def ended(self, answer: Answer, error: JaxserveError | None) -> None:
         self._tell(answer.call, error, dict(_outcome(answer, error)))
 
-    def _tell(self, call: Call, error: JaxserveError | None, outcome: Mapping[str, Any]) -> None:
+    def _tell(
+        self, call: IncomingRequest, error: JaxserveError | None, outcome: Mapping[str, Any]
+    ) -> None:
         operation, ended = _operation(call), time.time_ns()
         span = self._tracer.start_span(
             f"{operation} {self._model}",
@@ -106,13 +108,13 @@ class Traces:
         span.end(ended)
 
 
-def _operation(call: Call) -> str:
+def _operation(call: IncomingRequest) -> str:
     if call.embed:
         return "embeddings"
     return "chat" if is_conversation(call.prompt) else "text_completion"
 
 
-def _asked_for(call: Call) -> Iterator[tuple[str, Any]]:
+def _asked_for(call: IncomingRequest) -> Iterator[tuple[str, Any]]:
     params = call.params
     if call.embed:
         return

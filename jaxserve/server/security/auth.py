@@ -9,7 +9,7 @@ SCHEME = "bearer "  # in any case (RFC 7235)
 
 
 @dataclass(frozen=True)
-class Tokens:
+class BearerTokens:
     """Tokens of clients, and of admins, who may do what clients may. None: no such token; without
     both all is open.
     """

@@ -22,16 +22,16 @@ from jaxserve.errors import RestartingError
 from jaxserve.prompts import Prompts
 from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import Observer, Service
-from jaxserve.server.core.ttft_estimate import Forecast
+from jaxserve.server.core.service import RequestObserver, Service
+from jaxserve.server.core.ttft_estimate import TTFTEstimate
 from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.grpc.admin import AdminServicer
 from jaxserve.server.grpc.inference import InferenceServicer
-from jaxserve.server.grpc.server import Face, Health, bind, new_server
+from jaxserve.server.grpc.server import GrpcEndpoint, Health, bind, new_server
 from jaxserve.server.observe.profiler import Profiler
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
-from jaxserve.server.serving_state import EngineCard, ModelCard, Served
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
+from jaxserve.server.serving_state import EngineCard, ModelCard, ServingState
 from jaxserve.structure.grammars import Grammars
 from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
 from jaxserve.v1.inference_pb2_grpc import InferenceServiceStub
@@ -76,10 +76,10 @@ class Running:
     service: Service
     engine: Engine
     runner: SlowRunner
-    gate: Gate
+    readiness: Readiness
     address: str
     channel: aio.Channel
-    served: Served
+    served: ServingState
     health: Health
     stop: Callable[[float], Awaitable[None]]
     open: Callable[[], None]
@@ -114,12 +114,12 @@ async def running(
     folder: Path,
     *,
     limits: Limits | None = None,
-    tokens: Tokens | None = None,
+    tokens: BearerTokens | None = None,
     seconds: float = 0.0,
     opened: bool = True,
-    observers: tuple[Observer, ...] = (),
-    faces: Callable[[Gate], tuple[Face, ...]] = lambda gate: (),
-    new_role: Callable[[Gate], Role] = lambda gate: Role(),
+    observers: tuple[RequestObserver, ...] = (),
+    endpoints: Callable[[Readiness], tuple[GrpcEndpoint, ...]] = lambda readiness: (),
+    new_role: Callable[[Readiness], Role] = lambda readiness: Role(),
     handshake: Handshake | None = None,
     proposer: Proposer | None = None,
     **config: Any,
@@ -157,7 +157,7 @@ async def running(
         found.failures.append(error)
         if found.failed:
             return found.failed(error)
-        gate.fail()
+        readiness.set_failed()
         service.fail_all(RestartingError("the engine has failed"))
 
     thread = EngineThread(
@@ -176,27 +176,29 @@ async def running(
         Grammars(tokenizer, tokenizer.eos_ids, tokenizer.vocab_size, limits.grammars),
         configured.embeds,
     )
-    gate = Gate()
-    role = new_role(gate)
+    readiness = Readiness()
+    role = new_role(readiness)
     handover, forecast = (
         role.handover(thread, configured.page_size),
-        Forecast(configured.step_tokens),
+        TTFTEstimate(configured.step_tokens),
     )
     service = Service(prompts, thread, forecast, limits, observers, handover, role.for_servers)
-    others = (*faces(gate), *role.faces)
+    others = (*endpoints(readiness), *role.endpoints)
     health = Health(True, True, *others)
-    gate.changed = health.tell
-    admin = AdminServicer(gate, Profiler(None), drain)
-    server = new_server(limits, tokens or Tokens(), health, InferenceServicer(gate), admin, *others)
+    readiness.on_phase = health.tell
+    admin = AdminServicer(readiness, Profiler(None), drain)
+    server = new_server(
+        limits, tokens or BearerTokens(), health, InferenceServicer(readiness), admin, *others
+    )
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await server.start()
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
-    served = Served(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
+    served = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
 
     def open_gate() -> None:
         thread.start()
         role.open(handshake)
-        gate.open(served)
+        readiness.set_ready(served)
 
     async def stop(grace: float) -> None:
         health.close()
@@ -206,7 +208,16 @@ async def running(
     try:
         async with aio.insecure_channel(address) as channel:
             found = Running(
-                service, engine, runner, gate, address, channel, served, health, stop, open_gate
+                service,
+                engine,
+                runner,
+                readiness,
+                address,
+                channel,
+                served,
+                health,
+                stop,
+                open_gate,
             )
             if opened:
                 open_gate()

@@ -17,7 +17,7 @@ from jaxserve.errors import QueueFullError
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.embedding import AT_ONCE, MAX_INPUTS
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import Call
+from jaxserve.server.core.service import IncomingRequest
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
@@ -209,8 +209,8 @@ def test_the_last_of_its_own_may_end_before_the_queue_says_no(tmp_path: Path) ->
         async with running(tmp_path, embeds=True, max_context=4096, num_pages=2048) as server:
             answer, asked = server.service.answer, list[bool]()
 
-            async def answering(call: Call, comes_again: bool = False) -> Answer:
-                asked.append(comes_again)
+            async def answering(call: IncomingRequest, retries_itself: bool = False) -> Answer:
+                asked.append(retries_itself)
                 if len(asked) == 1:
                     return await answer(call)
                 while server.service.in_flight:

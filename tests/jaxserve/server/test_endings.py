@@ -14,7 +14,7 @@ import pytest
 from grpc import aio
 
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import MAX_ASIDE
+from jaxserve.server.core.service import MAX_TOKENIZE_CALLS
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.jaxserve.server.harness import Running, running
 
@@ -349,7 +349,7 @@ def test_tokenizing_for_its_own_sake_is_bounded_and_apart(tmp_path: Path) -> Non
             decode = tokenizer.decode
             tokenizer.decode = lambda ids: (release.wait(20), decode(ids))[1]  # type: ignore[method-assign]
             request = inference_pb2.DetokenizeRequest(token_ids=[1])
-            calls = [server.inference.Detokenize(request) for _ in range(MAX_ASIDE + 3)]
+            calls = [server.inference.Detokenize(request) for _ in range(MAX_TOKENIZE_CALLS + 3)]
             tasks = [asyncio.create_task(outcome(call, "unary")) for call in calls]
             while sum(task.done() for task in tasks) < 3:
                 await asyncio.sleep(0.001)
@@ -358,7 +358,10 @@ def test_tokenizing_for_its_own_sake_is_bounded_and_apart(tmp_path: Path) -> Non
             assert await outcome(server.inference.Chat(chat), "unary") == "OK"
             release.set()
             outcomes = await asyncio.gather(*tasks)
-            assert outcomes.count("RESOURCE_EXHAUSTED") == 3 and outcomes.count("OK") == MAX_ASIDE
+            assert (
+                outcomes.count("RESOURCE_EXHAUSTED") == 3
+                and outcomes.count("OK") == MAX_TOKENIZE_CALLS
+            )
 
     asyncio.run(main())
 

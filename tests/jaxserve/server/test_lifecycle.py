@@ -18,7 +18,7 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.server import INFERENCE, bind, new_server
 from jaxserve.server.lifecycle import FAILED, Lifecycle
 from jaxserve.server.readiness import Phase
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import admin_pb2, inference_pb2
 from tests.jaxserve.server.harness import MODEL, Running, running
 from tests.jaxserve.server.test_endings import outcome, start
@@ -37,7 +37,7 @@ async def living(
 ) -> AsyncIterator[tuple[Lifecycle, "asyncio.Task[int]"]]:
     """The lifecycle of a server that is loaded; its task returns the exit code."""
 
-    lifecycle = Lifecycle(server.gate, server.stop, **times)
+    lifecycle = Lifecycle(server.readiness, server.stop, **times)
     server.failed, server.drain = lifecycle.fail, lifecycle.drain
     task = asyncio.create_task(lifecycle.run(lambda: server.served))
     await asyncio.sleep(0.05)
@@ -160,7 +160,7 @@ def test_a_step_that_hangs_ends_the_server(
             assert await outcome(start(server, kind), kind) == "UNAVAILABLE"
             assert await task == FAILED
             assert time.monotonic() - began < 10
-            assert server.gate.phase is Phase.FAILED
+            assert server.readiness.phase is Phase.FAILED
             release.set()
 
     asyncio.run(main())
@@ -224,7 +224,7 @@ def test_drain_while_loading_ends_at_once(tmp_path: Path) -> None:
                 codes.append(code)
                 release.set()  # a process would be gone
 
-            lifecycle = Lifecycle(server.gate, server.stop, exit=leave)
+            lifecycle = Lifecycle(server.readiness, server.stop, exit=leave)
             task = asyncio.create_task(lifecycle.run(load))
             await asyncio.sleep(0.05)
             lifecycle.drain()
@@ -241,7 +241,7 @@ def test_what_load_raises_passes_through(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, opened=False) as server:
             with pytest.raises(ConfigError, match="--max-batch"):
-                await Lifecycle(server.gate, server.stop).run(load)
+                await Lifecycle(server.readiness, server.stop).run(load)
 
     asyncio.run(main())
 
@@ -250,7 +250,7 @@ def test_a_port_is_not_shared(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as server:
             port = int(server.address.rsplit(":")[1])
-            other = new_server(Limits(), Tokens(), server.health, None, None)
+            other = new_server(Limits(), BearerTokens(), server.health, None, None)
             with pytest.raises(ConfigError, match=f"--port {port}: cannot listen"):
                 bind(other, "127.0.0.1", port, None, "--port")
             await other.stop(0)
@@ -258,7 +258,7 @@ def test_a_port_is_not_shared(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-TOKENS = Tokens(client="c-token", admin="a-token")
+TOKENS = BearerTokens(client="c-token", admin="a-token")
 
 
 @pytest.mark.parametrize(
@@ -303,9 +303,9 @@ async def code(call: Any) -> str:
 
 
 def test_admin_without_a_token_of_its_own_is_closed_to_clients() -> None:
-    Tokens().check(None, admin=True)
+    BearerTokens().check(None, admin=True)
     with pytest.raises(Exception, match="admin's token"):
-        Tokens(client="c").check("Bearer c", admin=True)
+        BearerTokens(client="c").check("Bearer c", admin=True)
 
 
 def test_admin_answers(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from jaxserve.llm import LLM
 from jaxserve.request import Request
 from jaxserve.server.assembly import assemble, engine_card, handshake_of, model_card
 from jaxserve.server.core.engine_thread import EngineThread
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.flags import Disaggregation
@@ -29,9 +29,9 @@ from jaxserve.server.disaggregation.roles import role_of
 from jaxserve.server.grpc.inference import InferenceServicer
 from jaxserve.server.grpc.server import Health, bind, new_server
 from jaxserve.server.observe.metrics import PREFIX, Metrics
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
-from jaxserve.server.serving_state import Served
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
+from jaxserve.server.serving_state import ServingState
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.host.checks import check_rest
 
@@ -69,18 +69,18 @@ class Server:
     metrics: Metrics
     address: str
 
-    async def ask(self, call: Call) -> tuple[Request, tuple[Completion, ...]]:
+    async def ask(self, call: IncomingRequest) -> tuple[Request, tuple[Completion, ...]]:
         """What the engine was given, and all that it said."""
         with await self.service.answer(call) as answer:
             return answer.prepared.request, (await answer.whole()).completions
 
     async def ask_all(
-        self, calls: Sequence[Call], at_once: int
+        self, calls: Sequence[IncomingRequest], at_once: int
     ) -> list[tuple[Request, tuple[Completion, ...]]]:
         """In the order of the calls; so many of them are under way at any time."""
         free = asyncio.Semaphore(at_once)
 
-        async def one(call: Call) -> tuple[Request, tuple[Completion, ...]]:
+        async def one(call: IncomingRequest) -> tuple[Request, tuple[Completion, ...]]:
             async with free:
                 return await self.ask(call)
 
@@ -132,7 +132,7 @@ async def serving(
     llm: LLM, plan: Disaggregation | None = None, handshake: Handshake | None = None
 ) -> AsyncIterator[Server]:
     """plan: None for a server that computes its own prompts. handshake: of this model."""
-    gate, loop, failures = Gate(), asyncio.get_running_loop(), list[BaseException]()
+    readiness, loop, failures = Readiness(), asyncio.get_running_loop(), list[BaseException]()
 
     def failed(error: BaseException) -> None:
         failures.append(error)
@@ -144,16 +144,21 @@ async def serving(
         return llm.runner.compiles_after_ready - before
 
     metrics = Metrics(compiles)
-    role = role_of(plan, gate, metrics.registry)
+    role = role_of(plan, readiness, metrics.registry)
     service, thread = assemble(llm, Limits(), (metrics,), loop, failed, role)
     server = new_server(
-        Limits(), Tokens(), Health(True, True), InferenceServicer(gate), None, *role.faces
+        Limits(),
+        BearerTokens(),
+        Health(True, True),
+        InferenceServicer(readiness),
+        None,
+        *role.endpoints,
     )
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await server.start()
     thread.start()
-    gate.open(
-        Served(
+    readiness.set_ready(
+        ServingState(
             service,
             thread,
             model_card(llm, "tiny"),

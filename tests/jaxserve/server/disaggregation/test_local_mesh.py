@@ -30,7 +30,7 @@ from jaxserve.engine.engine import Engine
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.request import SamplingParams
 from jaxserve.server.assembly import assemble
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
@@ -40,7 +40,7 @@ from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.flags import parser
 from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.observe.metrics import PREFIX
-from jaxserve.server.serving_state import Behind
+from jaxserve.server.serving_state import PrefillEngine
 from sharding.mesh import MeshSpec, ShardingError
 from tests.jaxserve.engine.test_families_on_meshes import check
 from tests.jaxserve.engine.test_page_exchange import House, Side
@@ -144,7 +144,7 @@ def alone() -> Iterator[LLM]:
 @dataclass(frozen=True)
 class Joined:
     service: Service
-    prefill: Behind
+    prefill: PrefillEngine
     mesh: PrefillMesh
     engines: tuple[Engine, Engine]
     registry: CollectorRegistry
@@ -156,7 +156,7 @@ class Joined:
         self, prompt: tuple[int, ...], params: SamplingParams = GREEDY, salt: str = ""
     ) -> list[Completion]:
         with await self.service.answer(
-            Call(prompt=prompt, params=params, cache_salt=self.salt + salt)
+            IncomingRequest(prompt=prompt, params=params, cache_salt=self.salt + salt)
         ) as answer:
             return list((await answer.whole()).completions)
 
@@ -195,7 +195,9 @@ async def joined(prefill: LLM, decode: LLM, seconds: float = 30.0) -> AsyncItera
         CollectorRegistry(),
     )
     before = prefill.runner.compiles_after_ready, decode.runner.compiles_after_ready
-    behind = Behind(*assemble(prefill, Limits(), (), loop, failures.append, Role()), prefill.runner)
+    behind = PrefillEngine(
+        *assemble(prefill, Limits(), (), loop, failures.append, Role()), prefill.runner
+    )
     mesh = PrefillMesh(behind, decode.runner)
     assert mesh.direct == (prefill.model.mesh.size > 1)
     role = DecodeMeshRole(
@@ -371,12 +373,12 @@ def test_the_end_of_either_engine_is_the_end(tmp_path: Path, how: str) -> None:
             running(tmp_path / "other", opened=False) as other,
         ):
             server.served = replace(
-                server.served, prefill=Behind(other.service, other.served.thread, None)
+                server.served, prefill=PrefillEngine(other.service, other.served.thread, None)
             )  # type: ignore[arg-type]
             async with living(server, step_timeout=0.2) as (lifecycle, task):
                 other.failed, other.runner.hook = lifecycle.fail, hook
                 other.served.thread.submit(
-                    (await other.service.answer(Call(prompt=(1, 2, 3)))).prepared.request
+                    (await other.service.answer(IncomingRequest(prompt=(1, 2, 3)))).prepared.request
                 )
                 assert await asyncio.wait_for(task, 10) == FAILED
                 hang.set()
@@ -392,7 +394,7 @@ def test_both_engines_are_closed_in_the_end(tmp_path: Path) -> None:
             running(tmp_path / "other", opened=False) as other,
         ):
             server.served = replace(
-                server.served, prefill=Behind(other.service, other.served.thread, None)
+                server.served, prefill=PrefillEngine(other.service, other.served.thread, None)
             )  # type: ignore[arg-type]
             async with living(server) as (lifecycle, task):
                 lifecycle.drain()

@@ -22,10 +22,10 @@ from smg_grpc_proto.generated import common_pb2
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.flags import parser
-from jaxserve.server.grpc.vllm import NAME, vllm_face
+from jaxserve.server.grpc.vllm import NAME, vllm_endpoint
 from jaxserve.server.listeners import Listeners
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import naive_embedding
@@ -40,7 +40,9 @@ LONG = 400  # tokens of a stream that is still under way when somebody ends it
 async def serving(
     folder: Path, **given: Any
 ) -> AsyncIterator[tuple[Running, vllm_engine_pb2_grpc.VllmEngineStub]]:
-    async with running(folder, faces=lambda gate: (vllm_face(gate),), **given) as server:
+    async with running(
+        folder, endpoints=lambda readiness: (vllm_endpoint(readiness),), **given
+    ) as server:
         yield server, vllm_engine_pb2_grpc.VllmEngineStub(server.channel)
 
 
@@ -432,7 +434,7 @@ def test_statuses(tmp_path: Path) -> None:
             while not server.service._waiting:
                 await asyncio.sleep(0.002)
             await refused(engine.Generate(request(request_id="third")), "RESOURCE_EXHAUSTED")
-            server.gate.drain()
+            server.readiness.set_draining()
             await refused(engine.Generate(request()), "UNAVAILABLE")
             assert (
                 (await running_)[1][0].finish_reason
@@ -463,9 +465,9 @@ def test_health_in_every_phase(tmp_path: Path) -> None:
             assert await health("loading") == (False, False)
             server.open()
             assert await health("ready") == (True, True)
-            server.gate.drain()
+            server.readiness.set_draining()
             assert await health("draining") == (False, False)
-            server.gate.fail()
+            server.readiness.set_failed()
             assert await health("failed") == (False, False)
 
     asyncio.run(main())
@@ -518,7 +520,7 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
 
 def test_tokens_are_asked_for_as_on_every_port(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(tmp_path, tokens=Tokens(client="secret")) as (_, engine):
+        async with serving(tmp_path, tokens=BearerTokens(client="secret")) as (_, engine):
             unknown = grpc.StatusCode.UNAUTHENTICATED
             assert await failed(engine.GetModelInfo(pb.GetModelInfoRequest())) is unknown
             assert await failed(engine.Abort(pb.AbortRequest(request_ids=["x"]))) is unknown
@@ -565,6 +567,6 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "smg_grpc_proto", None)
     args = parser().parse_args(["--model", "x", "--port", "0", "--no-http", "--vllm-port", "0"])
-    listeners = Listeners(Gate(), Limits(), Tokens(), AsyncMock())
+    listeners = Listeners(Readiness(), Limits(), BearerTokens(), AsyncMock())
     with pytest.raises(ConfigError, match=r"pip install 'jaxserve\[smg\]'"):
         asyncio.run(listeners.start(args, Mock(), Mock()))

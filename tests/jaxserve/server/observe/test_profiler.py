@@ -21,8 +21,8 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
 from jaxserve.server.grpc.server import Health, bind, new_server
 from jaxserve.server.observe.profiler import MAX_PROFILES, Profiler
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import admin_pb2
 from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -50,7 +50,11 @@ def test_over_grpc(tmp_path: Path) -> None:
     async def main() -> None:
         async with profiler(tmp_path / "new" / "profiles") as found:
             server = new_server(
-                Limits(), Tokens(), Health(False), None, AdminServicer(Gate(), found, lambda: None)
+                Limits(),
+                BearerTokens(),
+                Health(False),
+                None,
+                AdminServicer(Readiness(), found, lambda: None),
             )
             port = bind(server, "127.0.0.1", 0, None, "--port")
             await server.start()

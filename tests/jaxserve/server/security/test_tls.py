@@ -21,7 +21,7 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.server import ADMIN, INFERENCE
 from jaxserve.server.grpc.vllm import NAME as VLLM
 from jaxserve.server.listeners import Listeners
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.security.tls import Tls
 from tests.jaxserve.client.test_connection import signed
 from tests.jaxserve.server.harness import Running, running
@@ -40,7 +40,7 @@ async def listening(
     none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir"))
     ports = dict.fromkeys(("port", "admin_port", "vllm_port", "http_port"), 0)
     rest = {"host": "127.0.0.1", "no_http": False}
-    listeners = Listeners(server.gate, Limits(), Tokens(token, token), fake_metrics)
+    listeners = Listeners(server.readiness, Limits(), BearerTokens(token, token), fake_metrics)
     ended: list[BaseException] = []
     await listeners.start(
         argparse.Namespace(**none | ports | rest | files), lambda: None, ended.append
