@@ -81,7 +81,7 @@ class Traces:
         pass
 
     def ended(self, answer: Answer, error: JaxserveError | None) -> None:
-        self._tell(answer.call, error, dict(_outcome(answer, error)))
+        self._tell(answer.incoming, error, dict(_outcome(answer, error)))
 
     def _tell(
         self, call: IncomingRequest, error: JaxserveError | None, outcome: Mapping[str, Any]

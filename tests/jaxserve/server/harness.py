@@ -106,7 +106,7 @@ class Running:
             )
             await asyncio.sleep(0.002)
         self.engine.scheduler.check_invariants()
-        assert not (self.service.waiting_tokens or self.service._waiting or self.service._timers)
+        assert not (self.service.waiting_tokens or self.service._admission or self.service._timers)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ import pytest
 from grpc import aio
 
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import MAX_TOKENIZE_CALLS
+from jaxserve.server.core.workers import MAX_TOKENIZE_CALLS
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.jaxserve.server.harness import Running, running
 

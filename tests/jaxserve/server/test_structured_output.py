@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from jaxserve.client import AsyncClient
 from jaxserve.errors import GrammarError
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import MAX_UNCOMPILED
+from jaxserve.server.core.workers import MAX_UNCOMPILED
 from jaxserve.structure import Structure
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.jaxserve.server.harness import running

@@ -18,7 +18,7 @@ from grpc import aio
 from jaxserve.errors import DeadlineError, DrainingError
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import SHORT
+from jaxserve.server.core.service import SHORT_PROMPT
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.lifecycle import Lifecycle
 from jaxserve.v1 import admin_pb2
@@ -239,8 +239,8 @@ def test_what_is_tokenized_when_all_ends_is_not_handed_over(tmp_path: Path) -> N
         async with apart(tmp_path, max_context=4096, num_pages=2048) as servers:
             service, go_on = servers.decode.service, threading.Event()
             for _ in range(2):  # its threads
-                service._tokenizing.submit(go_on.wait)
-            call = servers.decode.inference.Generate(asking(LONG * (1 + SHORT // len(LONG))))
+                service._workers._tokenizing.submit(go_on.wait)
+            call = servers.decode.inference.Generate(asking(LONG * (1 + SHORT_PROMPT // len(LONG))))
             await until(lambda: service.in_flight)
             service.fail_all(DrainingError("the server ends"))
             go_on.set()

@@ -423,7 +423,7 @@ def test_statuses(tmp_path: Path) -> None:
             running_ = asyncio.create_task(
                 answered(engine, request(request_id="first", max_tokens=50))
             )
-            while not server.service.loads.running or server.service._waiting:
+            while not server.service.loads.running or server.service._admission:
                 await asyncio.sleep(0.002)
             await refused(engine.Generate(request(request_id="first")), "ALREADY_EXISTS")
             late = engine.Generate(request(max_tokens=LONG), timeout=0.05)
@@ -431,7 +431,7 @@ def test_statuses(tmp_path: Path) -> None:
                 await late.read()
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             queued = asyncio.create_task(answered(engine, request(request_id="second")))
-            while not server.service._waiting:
+            while not server.service._admission:
                 await asyncio.sleep(0.002)
             await refused(engine.Generate(request(request_id="third")), "RESOURCE_EXHAUSTED")
             server.readiness.set_draining()
