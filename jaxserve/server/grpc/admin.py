@@ -8,22 +8,25 @@ from dataclasses import fields
 from grpc.aio import ServicerContext
 
 from jaxserve.errors import RequestError
-from jaxserve.server.grpc.inference import answering
+from jaxserve.server.grpc.inference import with_status
 from jaxserve.server.observe.profiler import Profiler
 from jaxserve.server.readiness import Readiness
 from jaxserve.v1 import admin_pb2 as pb
 from jaxserve.v1 import admin_pb2_grpc
 
-MAX_ABORTS = 4096
+MAX_ABORTS = 4096  # ids of one call
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """drain: begins to end the server."""
+    """Information about the server, and operations on it, over gRPC."""
 
     def __init__(self, readiness: Readiness, profiler: Profiler, drain: Callable[[], None]):
-        self._readiness, self._profiler, self._drain = readiness, profiler, drain
+        """drain: begins to end the server."""
+        self._readiness = readiness
+        self._profiler = profiler
+        self._drain = drain
 
-    @answering
+    @with_status
     async def Abort(self, request: pb.AbortRequest, context: ServicerContext) -> pb.AbortResponse:
         if not 1 <= len(request.request_ids) <= MAX_ABORTS:
             raise RequestError(
@@ -34,7 +37,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             aborted_request_ids=[id for id in request.request_ids if service.abort(id)]
         )
 
-    @answering
+    @with_status
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: ServicerContext
     ) -> pb.GetModelInfoResponse:
@@ -51,18 +54,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             embedding_dimensions=model.embedding_dimensions,
             weights=model.weights,
             weight_bytes={
-                f"{part} {dtype}": n
-                for part, held in model.sizes.items()
-                for dtype, n in held.items()
+                f"{part} {dtype}": size
+                for part, by_dtype in model.sizes.items()
+                for dtype, size in by_dtype.items()
             },
         )
 
-    @answering
+    @with_status
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: ServicerContext
     ) -> pb.GetServerInfoResponse:
-        served = self._readiness.require_loaded()
-        engine, limits = served.engine, served.service.limits
+        state = self._readiness.require_loaded()
+        engine = state.engine
+        limits = state.service.limits
         return pb.GetServerInfoResponse(
             versions=engine.versions,
             mesh=engine.mesh,
@@ -73,12 +77,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             page_size=engine.page_size,
             cache_tokens=engine.cache_tokens,
             limits={field.name: getattr(limits, field.name) for field in fields(limits)},
-            uptime_seconds=time.monotonic() - served.ready_since,
-            compiles_after_ready=served.compiles_after_ready(),
+            uptime_seconds=time.monotonic() - state.ready_since,
+            compiles_after_ready=state.compiles_after_ready(),
             kv=engine.kv,
         )
 
-    @answering
+    @with_status
     async def GetLoads(
         self, request: pb.GetLoadsRequest, context: ServicerContext
     ) -> pb.GetLoadsResponse:
@@ -92,7 +96,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             requests=service.in_flight,
         )
 
-    @answering
+    @with_status
     async def FlushCache(
         self, request: pb.FlushCacheRequest, context: ServicerContext
     ) -> pb.FlushCacheResponse:
@@ -102,20 +106,21 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         await asyncio.wrap_future(flushed)
         return pb.FlushCacheResponse()
 
-    @answering
+    @with_status
     async def Drain(self, request: pb.DrainRequest, context: ServicerContext) -> pb.DrainResponse:
-        in_flight = self._readiness.state.service.in_flight if self._readiness.state else 0
+        state = self._readiness.state
+        in_flight = state.service.in_flight if state else 0  # None while the model is loaded
         self._drain()
         return pb.DrainResponse(requests=in_flight)
 
-    @answering
+    @with_status
     async def StartProfile(
         self, request: pb.StartProfileRequest, context: ServicerContext
     ) -> pb.StartProfileResponse:
         seconds = request.max_seconds if request.HasField("max_seconds") else None
         return pb.StartProfileResponse(folder=await self._profiler.start(seconds))
 
-    @answering
+    @with_status
     async def StopProfile(
         self, request: pb.StopProfileRequest, context: ServicerContext
     ) -> pb.StopProfileResponse:

@@ -562,7 +562,8 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "smg_grpc_proto",
         "jaxserve.server.grpc.vllm",
-        "jaxserve.server.grpc.vllm_messages",
+        "jaxserve.server.grpc.vllm_parse",
+        "jaxserve.server.grpc.vllm_render",
     ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "smg_grpc_proto", None)
