@@ -1,4 +1,4 @@
-"""Gate: whether calls may come in, and what is behind it."""
+"""Whether a server takes requests, and what it serves them with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from jaxserve.server.serving_state import ServingState
 
 
 class Phase(StrEnum):
+    """Phases of a server's life; the values are what clients read."""
+
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
@@ -17,14 +19,18 @@ class Phase(StrEnum):
 
 @dataclass
 class Readiness:
-    """loading -> ready -> draining; failed from any of them. changed: told of each new phase."""
+    """The phase of a server, and its serving state once the model is loaded.
+
+    Phases follow one another: loading, ready, draining; failed may follow any of them. on_phase:
+    called with each new phase.
+    """
 
     on_phase: Callable[[Phase], None] = lambda phase: None
     phase: Phase = Phase.LOADING
     state: ServingState | None = None
 
     def require_ready(self) -> ServingState:
-        """What is served, for a new request; UnavailableError unless ready."""
+        """Return what serves a new request; UnavailableError unless the server is ready."""
         if self.phase is Phase.DRAINING:
             raise DrainingError(
                 "the server is about to end and takes no new requests (try another one)"
@@ -32,7 +38,10 @@ class Readiness:
         return self.require_loaded()
 
     def require_loaded(self) -> ServingState:
-        """The same for questions that a draining server still answers."""
+        """Return what answers questions about the server, which it still does while draining.
+
+        Raises UnavailableError while the model is loading, and after a failure.
+        """
         if self.phase is Phase.FAILED:
             raise RestartingError("the engine has failed; the server restarts")
         if self.state is None:
@@ -40,16 +49,19 @@ class Readiness:
         return self.state
 
     def set_ready(self, state: ServingState) -> None:
+        """Begin to take requests."""
         self.state = state
-        self._turn(Phase.READY)
+        self._set(Phase.READY)
 
     def set_draining(self) -> None:
+        """Refuse new requests from now on; without effect after a failure."""
         if self.phase in (Phase.LOADING, Phase.READY):
-            self._turn(Phase.DRAINING)
+            self._set(Phase.DRAINING)
 
     def set_failed(self) -> None:
-        self._turn(Phase.FAILED)
+        """Refuse everything from now on."""
+        self._set(Phase.FAILED)
 
-    def _turn(self, phase: Phase) -> None:
+    def _set(self, phase: Phase) -> None:
         self.phase = phase
         self.on_phase(phase)

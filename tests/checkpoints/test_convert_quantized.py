@@ -29,7 +29,7 @@ from jaxserve.loading import shards as placing
 from jaxserve.loading.checkpoint import load, load_params, open_checkpoint, read_spec
 from jaxserve.models.quant import FORMS, form_of
 from jaxserve.plan.__main__ import main as plan
-from jaxserve.server.assembly import model_card
+from jaxserve.server.cards import model_card
 from tests.checkpoints.test_convert import (
     BUNDLED,
     GOLDEN,

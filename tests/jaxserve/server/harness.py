@@ -4,31 +4,30 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from grpc import aio
+from prometheus_client import CollectorRegistry
 
 from jaxserve.chat import Chat
 from jaxserve.cluster.transfer.handshake import Handshake
+from jaxserve.config import EngineConfig
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import Proposer, Speculation
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import RestartingError
 from jaxserve.prompts import Prompts
-from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import RequestObserver, Service
-from jaxserve.server.core.ttft_estimate import TTFTEstimate
 from jaxserve.server.disaggregation.roles import Role
-from jaxserve.server.grpc.admin import AdminServicer
-from jaxserve.server.grpc.inference import InferenceServicer
-from jaxserve.server.grpc.server import GrpcEndpoint, Health, bind, new_server
-from jaxserve.server.observe.profiler import Profiler
+from jaxserve.server.flags import parser
+from jaxserve.server.grpc.server import GrpcEndpoint
+from jaxserve.server.process import ServerProcess
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.serving_state import EngineCard, ModelCard, ServingState
@@ -71,21 +70,26 @@ class SlowRunner(FakeRunner):
 
 @dataclass
 class Running:
-    """A server that answers, and what is behind it."""
+    """A server that answers, and its parts."""
 
+    process: ServerProcess
     service: Service
     engine: Engine
     runner: SlowRunner
-    readiness: Readiness
-    address: str
     channel: aio.Channel
     served: ServingState
-    health: Health
-    stop: Callable[[float], Awaitable[None]]
-    open: Callable[[], None]
-    failed: Callable[[BaseException], None] | None = None  # instead of telling everybody
-    drain: Callable[[], None] = lambda: None  # what the call Drain does
+    failed: Callable[[BaseException], None] | None = None  # in place of ending all requests
+    drain: Callable[[], None] = lambda: None  # called by AdminService.Drain
     failures: list[BaseException] = field(default_factory=list)
+
+    @property
+    def readiness(self) -> Readiness:
+        return self.process.readiness
+
+    @property
+    def address(self) -> str:
+        """The address of gRPC."""
+        return f"127.0.0.1:{self.process.listeners.ports['gRPC']}"
 
     @property
     def inference(self) -> InferenceServiceStub:
@@ -94,6 +98,16 @@ class Running:
     @property
     def admin(self) -> AdminServiceStub:
         return AdminServiceStub(self.channel)
+
+    def open(self) -> None:
+        """Become ready."""
+        self.served.thread.start()
+        self.process.role.open(self.served.handshake)
+        self.readiness.set_ready(self.served)
+
+    async def stop(self, grace: float) -> None:
+        """Stop listening."""
+        await self.process.listeners.stop(grace)
 
     async def at_rest(self, seconds: float = 5.0) -> None:
         """Wait until nothing runs, and check that everything was given back."""
@@ -107,6 +121,36 @@ class Running:
             await asyncio.sleep(0.002)
         self.engine.scheduler.check_invariants()
         assert not (self.service.waiting_tokens or self.service._admission or self.service._timers)
+
+
+def new_engine(
+    config: EngineConfig, proposer: Proposer | None, seconds: float
+) -> tuple[Engine, SlowRunner]:
+    """An engine over the fake device. proposer: of drafts. seconds: duration of a step."""
+    if proposer:
+        config = replace(config, speculate="ngram", draft_tokens=DRAFTED)
+    mask_bytes = -(-ByteTokenizer.vocab_size // 32) * 4
+    runner = SlowRunner(config, seconds=seconds, mask_bytes=mask_bytes)
+    speculation = Speculation(proposer, DRAFTED) if proposer else None
+    scheduler = Scheduler(config, speculation=speculation)
+    runner.names = lambda sequence: scheduler._sequences[sequence].request.id.split("#")[0]
+    return Engine(scheduler, runner, pages=runner if config.page_exchange else None), runner
+
+
+def new_prompts(folder: Path, engine: Engine, config: EngineConfig, limits: Limits) -> Prompts:
+    """Prompts of the byte tokenizer, with TEMPLATE as the chat template."""
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    tokenizer = ByteTokenizer()
+    return Prompts(
+        tokenizer,
+        Chat(folder, tokenizer),
+        tokenizer.eos_ids,
+        tokenizer.vocab_size,
+        config.max_context,
+        engine.scheduler.max_tokens,
+        Grammars(tokenizer, tokenizer.eos_ids, tokenizer.vocab_size, limits.grammars),
+        config.embeds,
+    )
 
 
 @asynccontextmanager
@@ -124,13 +168,13 @@ async def running(
     proposer: Proposer | None = None,
     **config: Any,
 ) -> AsyncIterator[Running]:
-    """folder: an empty one. seconds: of one step of the device. config: of the engine (see
-    `config_of`).
+    """A server process over the fake device, listening for gRPC.
 
-    proposer: of drafts. handshake: of an engine that exchanges pages.
+    folder: an empty one. seconds: duration of a step of the device. opened: ready from the start.
+    endpoints: on the port of gRPC. handshake: of an engine that exchanges pages. proposer: of
+    drafts. config: of the engine (see `config_of`).
     """
     limits = limits or Limits()
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     sizes = {
         "max_context": 512,
         "num_pages": 512,
@@ -138,93 +182,37 @@ async def running(
         "page_exchange": handshake is not None,
     }
     configured = config_of(**sizes | config)
-    if proposer:
-        configured = replace(configured, speculate="ngram", draft_tokens=DRAFTED)
-    runner = SlowRunner(
-        configured, seconds=seconds, mask_bytes=-(-ByteTokenizer.vocab_size // 32) * 4
-    )
-    scheduler = Scheduler(
-        configured, speculation=Speculation(proposer, DRAFTED) if proposer else None
-    )
-    runner.names = lambda sequence: scheduler._sequences[sequence].request.id.split("#")[0]
-    engine = Engine(scheduler, runner, pages=runner if handshake else None)
-    loop = asyncio.get_running_loop()
+    engine, runner = new_engine(configured, proposer, seconds)
+    prompts = new_prompts(folder, engine, configured, limits)
 
-    def drain() -> None:
-        found.drain()
+    def role_with_endpoints(readiness: Readiness, registry: CollectorRegistry) -> Role:
+        role = new_role(readiness)
+        role.endpoints = (*endpoints(readiness), *role.endpoints)
+        return role
 
     def failed(error: BaseException) -> None:
         found.failures.append(error)
         if found.failed:
             return found.failed(error)
-        readiness.set_failed()
+        process.readiness.set_failed()
         service.fail_all(RestartingError("the engine has failed"))
 
-    thread = EngineThread(
-        engine,
-        lambda news: loop.call_soon_threadsafe(service.take, news) and None,
-        lambda error: loop.call_soon_threadsafe(failed, error) and None,
-    )
-    tokenizer = ByteTokenizer()
-    prompts = Prompts(
-        tokenizer,
-        Chat(folder, tokenizer),
-        tokenizer.eos_ids,
-        tokenizer.vocab_size,
-        configured.max_context,
-        engine.scheduler.max_tokens,
-        Grammars(tokenizer, tokenizer.eos_ids, tokenizer.vocab_size, limits.grammars),
-        configured.embeds,
-    )
-    readiness = Readiness()
-    role = new_role(readiness)
-    handover, forecast = (
-        role.handover(thread, configured.page_size),
-        TTFTEstimate(configured.step_tokens),
-    )
-    service = Service(prompts, thread, forecast, limits, observers, handover, role.for_servers)
-    others = (*endpoints(readiness), *role.endpoints)
-    health = Health(True, True, *others)
-    readiness.on_phase = health.tell
-    admin = AdminServicer(readiness, Profiler(None), drain)
-    server = new_server(
-        limits, tokens or BearerTokens(), health, InferenceServicer(readiness), admin, *others
-    )
-    port = bind(server, "127.0.0.1", 0, None, "--port")
-    await server.start()
+    process = ServerProcess(limits, tokens, role_with_endpoints)
+    service, thread = process.connect(engine, prompts, configured, observers, on_failure=failed)
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
-    served = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
-
-    def open_gate() -> None:
-        thread.start()
-        role.open(handshake)
-        readiness.set_ready(served)
-
-    async def stop(grace: float) -> None:
-        health.close()
-        await server.stop(grace)
-
-    address = f"127.0.0.1:{port}"
+    state = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
+    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http"])
+    await process.listeners.start(args, lambda: found.drain(), failed)
+    address = f"127.0.0.1:{process.listeners.ports['gRPC']}"
     try:
         async with aio.insecure_channel(address) as channel:
-            found = Running(
-                service,
-                engine,
-                runner,
-                readiness,
-                address,
-                channel,
-                served,
-                health,
-                stop,
-                open_gate,
-            )
+            found = Running(process, service, engine, runner, channel, state)
             if opened:
-                open_gate()
+                found.open()
             yield found
     finally:
-        await server.stop(0)
-        await role.close()
+        await process.listeners.stop(0)
+        await process.role.close()
         assert thread.close()
         service.close()
         prompts.chat.close()

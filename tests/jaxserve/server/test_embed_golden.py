@@ -12,12 +12,11 @@ import pytest
 
 from jaxserve import LLM, EngineOptions
 from jaxserve.client import AsyncClient
-from jaxserve.server.assembly import assemble, engine_card, model_card
+from jaxserve.server.cards import engine_card, model_card
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.disaggregation.roles import Role
-from jaxserve.server.grpc.inference import InferenceServicer
-from jaxserve.server.grpc.server import Health, bind, new_server
+from jaxserve.server.flags import parser
 from jaxserve.server.http.app import new_app
+from jaxserve.server.process import ServerProcess
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.serving_state import ServingState
@@ -36,23 +35,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def serving(llm: LLM) -> AsyncIterator[tuple[Readiness, str]]:
-    """What is behind the gate, and the address of gRPC."""
+    """A server of this model: its readiness, and its address of gRPC."""
     failures: list[BaseException] = []
-    service, thread = assemble(
-        llm, Limits(), (), asyncio.get_running_loop(), failures.append, Role()
-    )
-    readiness = Readiness()
-    readiness.set_ready(
+    process = ServerProcess(Limits())
+    service, thread = process.connect_llm(llm, on_failure=failures.append)
+    process.readiness.set_ready(
         ServingState(service, thread, model_card(llm, "tiny"), engine_card(llm), lambda: 0)
     )
-    server = new_server(Limits(), BearerTokens(), Health(), InferenceServicer(readiness), None)
-    port = bind(server, "127.0.0.1", 0, None, "--port")
-    await server.start()
+    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http"])
+    await process.listeners.start(args, process.lifecycle.drain, failures.append)
     thread.start()
     try:
-        yield readiness, f"127.0.0.1:{port}"
+        yield process.readiness, f"127.0.0.1:{process.listeners.ports['gRPC']}"
     finally:
-        await server.stop(0)
+        await process.listeners.stop(0)
         assert thread.close() and not failures
         service.close()
 

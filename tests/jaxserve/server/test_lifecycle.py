@@ -13,9 +13,10 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from jaxserve.cluster.heartbeat import Loss
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.grpc.server import INFERENCE, bind, new_server
+from jaxserve.server.grpc.server import INFERENCE, Health, bind, new_server
 from jaxserve.server.lifecycle import FAILED, Lifecycle
 from jaxserve.server.readiness import Phase
 from jaxserve.server.security.auth import BearerTokens
@@ -24,6 +25,7 @@ from tests.jaxserve.server.harness import MODEL, Running, running
 from tests.jaxserve.server.test_endings import outcome, start
 
 Status = health_pb2.HealthCheckResponse.ServingStatus
+STACKS = "Current thread"  # in a dump of the stacks of all threads
 
 
 async def health(server: Running, service: str = INFERENCE) -> str:
@@ -113,7 +115,7 @@ def test_watches_that_have_just_been_told_something_end_with_the_server(tmp_path
                 stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE)) for _ in range(50)
             ]
             assert {(await watch.read()).status for watch in watches} == {Status.SERVING}
-            server.health.tell(Phase.DRAINING)
+            server.process.listeners.tell(Phase.DRAINING)
             assert {(await watch.read()).status for watch in watches} == {Status.NOT_SERVING}
             await asyncio.wait_for(server.stop(600), 60)
             assert {await asyncio.wait_for(watch.code(), 60) for watch in watches} == {
@@ -164,10 +166,30 @@ def test_a_step_that_hangs_ends_the_server(
             release.set()
 
     asyncio.run(main())
-    assert "Current thread" in capfd.readouterr().err  # the stacks of all threads
+    assert STACKS in capfd.readouterr().err
 
 
-def test_an_engine_that_fails_ends_the_server(tmp_path: Path) -> None:
+def test_a_lost_host_ends_the_server_with_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stacks of this process say nothing about another host."""
+
+    async def main() -> None:
+        async with running(tmp_path, opened=False) as server, living(server) as (lifecycle, task):
+            server.process.lifecycle = lifecycle
+            server.process.on_host_lost(Loss("host 1 is gone (Connection\nreset by peer)"))
+            assert await task == FAILED
+
+    with caplog.at_level("CRITICAL"):
+        asyncio.run(main())
+    (record,) = caplog.records
+    assert record.getMessage() == "the server ends: host 1 is gone (Connection reset by peer)"
+    assert record.exc_info is None and STACKS not in capfd.readouterr().err
+
+
+def test_an_engine_that_fails_ends_the_server(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def explode(number: int) -> None:
         if number == 4:
             raise RuntimeError("the device died")
@@ -179,6 +201,7 @@ def test_an_engine_that_fails_ends_the_server(tmp_path: Path) -> None:
             assert await task == FAILED
 
     asyncio.run(main())
+    assert STACKS not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])
@@ -250,7 +273,7 @@ def test_a_port_is_not_shared(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as server:
             port = int(server.address.rsplit(":")[1])
-            other = new_server(Limits(), BearerTokens(), server.health, None, None)
+            other = new_server(Limits(), BearerTokens(), Health(), None, None)
             with pytest.raises(ConfigError, match=f"--port {port}: cannot listen"):
                 bind(other, "127.0.0.1", port, None, "--port")
             await other.stop(0)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jax.sharding import Mesh
@@ -18,7 +19,7 @@ from jaxserve.engine.engine import Engine
 from jaxserve.errors import RestartingError
 from jaxserve.llm import LLM
 from jaxserve.request import Request
-from jaxserve.server.assembly import assemble, engine_card, handshake_of, model_card
+from jaxserve.server.cards import engine_card, handshake_of, model_card
 from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
@@ -26,11 +27,9 @@ from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.flags import Disaggregation
 from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.disaggregation.roles import role_of
-from jaxserve.server.grpc.inference import InferenceServicer
-from jaxserve.server.grpc.server import Health, bind, new_server
+from jaxserve.server.flags import parser
 from jaxserve.server.observe.metrics import PREFIX, Metrics
-from jaxserve.server.readiness import Readiness
-from jaxserve.server.security.auth import BearerTokens
+from jaxserve.server.process import ServerProcess
 from jaxserve.server.serving_state import ServingState
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.host.checks import check_rest
@@ -131,8 +130,9 @@ async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 async def serving(
     llm: LLM, plan: Disaggregation | None = None, handshake: Handshake | None = None
 ) -> AsyncIterator[Server]:
-    """plan: None for a server that computes its own prompts. handshake: of this model."""
-    readiness, loop, failures = Readiness(), asyncio.get_running_loop(), list[BaseException]()
+    """A server of this model. plan: None for one that computes its own prompts."""
+    process = ServerProcess(Limits(), new_role=partial(role_of, plan))
+    failures = list[BaseException]()
 
     def failed(error: BaseException) -> None:
         failures.append(error)
@@ -143,21 +143,12 @@ async def serving(
     def compiles() -> int:
         return llm.runner.compiles_after_ready - before
 
-    metrics = Metrics(compiles)
-    role = role_of(plan, readiness, metrics.registry)
-    service, thread = assemble(llm, Limits(), (metrics,), loop, failed, role)
-    server = new_server(
-        Limits(),
-        BearerTokens(),
-        Health(True, True),
-        InferenceServicer(readiness),
-        None,
-        *role.endpoints,
-    )
-    port = bind(server, "127.0.0.1", 0, None, "--port")
-    await server.start()
+    metrics = process.metrics
+    service, thread = process.connect_llm(llm, (metrics,), on_failure=failed)
+    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http"])
+    await process.listeners.start(args, process.lifecycle.drain, failed)
     thread.start()
-    readiness.set_ready(
+    process.readiness.set_ready(
         ServingState(
             service,
             thread,
@@ -167,12 +158,13 @@ async def serving(
             handshake=handshake,
         )
     )
-    role.open(handshake)
+    process.role.open(handshake)
     try:
+        port = process.listeners.ports["gRPC"]
         yield Server(llm, service, thread, metrics, f"127.0.0.1:{port}")
     finally:
-        await role.close()
-        await server.stop(0)
+        await process.role.close()
+        await process.listeners.stop(0)
         assert thread.close() and not failures, failures
         service.close()
 

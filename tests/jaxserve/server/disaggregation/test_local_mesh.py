@@ -29,17 +29,16 @@ from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.request import SamplingParams
-from jaxserve.server.assembly import assemble
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
 from jaxserve.server.disaggregation.local_mesh import DecodeMeshRole, PrefillMesh, places
 from jaxserve.server.disaggregation.policy import Policy
-from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.flags import parser
 from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.observe.metrics import PREFIX
+from jaxserve.server.process import ServerProcess
 from jaxserve.server.serving_state import PrefillEngine
 from sharding.mesh import MeshSpec, ShardingError
 from tests.jaxserve.engine.test_families_on_meshes import check
@@ -189,21 +188,18 @@ async def joined(prefill: LLM, decode: LLM, seconds: float = 30.0) -> AsyncItera
     """As serve.py joins them. Prompts of 64 tokens and more are handed over. seconds:
     --transfer-timeout.
     """
-    loop, failures, registry = (
-        asyncio.get_running_loop(),
-        list[BaseException](),
-        CollectorRegistry(),
-    )
+    failures = list[BaseException]()
+    registry = CollectorRegistry()
     before = prefill.runner.compiles_after_ready, decode.runner.compiles_after_ready
-    behind = PrefillEngine(
-        *assemble(prefill, Limits(), (), loop, failures.append, Role()), prefill.runner
-    )
+    process = ServerProcess(Limits())
+    connected = process.connect_llm(prefill, on_failure=failures.append)
+    behind = PrefillEngine(*connected, prefill.runner)
     mesh = PrefillMesh(behind, decode.runner)
     assert mesh.direct == (prefill.model.mesh.size > 1)
     role = DecodeMeshRole(
         Meshes(1, 2, Policy(threshold=64, queue_tokens=2**15), seconds), mesh, registry
     )
-    service, thread = assemble(decode, Limits(), (), loop, failures.append, role)
+    service, thread = process.connect_llm(decode, role=role, on_failure=failures.append)
     for each in (behind.thread, thread):
         each.start()
     try:
