@@ -68,7 +68,8 @@ class ModelLoader:
 
     def open(self, place: Place | None = None) -> LLM:
         """Load the model; `place` is its part of the devices where another model has the rest."""
-        args, manifest = self._args, self._manifest
+        args = self._args
+        manifest = self._manifest
         exchanges_pages = args.role != "both" or place is not None
         options = replace(engine_options(args), page_exchange=exchanges_pages)
         dtype = args.dtype

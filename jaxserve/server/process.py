@@ -28,7 +28,8 @@ from jaxserve.server.cards import (
 )
 from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import RequestObserver, Service
+from jaxserve.server.core.request_observer import RequestObserver
+from jaxserve.server.core.service import Service
 from jaxserve.server.core.ttft_estimate import TTFTEstimate
 from jaxserve.server.disaggregation.flags import Meshes
 from jaxserve.server.disaggregation.local_mesh import DecodeMeshRole, Place, PrefillMesh, places

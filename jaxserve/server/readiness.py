@@ -1,4 +1,4 @@
-"""Whether a server takes requests, and what it serves them with."""
+"""Readiness of a server: its phase, and its serving state once the model is loaded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Phase(StrEnum):
 
 @dataclass
 class Readiness:
-    """The phase of a server, and its serving state once the model is loaded.
+    """Says whether new requests may come in, and holds what serves them.
 
     Phases follow one another: loading, ready, draining; failed may follow any of them. on_phase:
     called with each new phase.

@@ -87,7 +87,7 @@ class PrefillEngine:
 
 @dataclass(frozen=True)
 class ServingState:
-    """What a server answers requests with.
+    """Everything that answers requests once the model is loaded.
 
     handshake: of an engine that exchanges pages with other servers. prefill: on another mesh of
     this process. ready_since: on the monotonic clock.

@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass
 
 from jaxserve.errors import DeadlineError, QueueFullError, RequestError, RoleError
-from jaxserve.prompts import Prompt, is_conversation
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.prompt_encoder import utf8_size
 from jaxserve.server.core.remote_prefills import RemotePrefills
 from jaxserve.server.core.ttft_estimate import TTFTEstimate
 
@@ -103,15 +103,6 @@ class AdmissionControl:
                 f"allows"
             )
 
-    def check_prompt_size(self, prompt: Prompt, name: str) -> None:
-        """RequestError for a text that is too long to be tokenized; `name` is its field."""
-        size = _text_size(prompt)
-        limit = self._limits.max_prompt_bytes
-        if size > limit:
-            raise RequestError(
-                name, f"has {size} bytes of text; the limit is {limit} (--max-prompt-bytes)"
-            )
-
     def check_room(self, tokens: int, incoming: IncomingRequest) -> None:
         """Check that a prompt of `tokens` tokens fits the queue and can meet its deadline.
 
@@ -141,21 +132,6 @@ class AdmissionControl:
 
 
 def _check_size(name: str, text: str, limit: int) -> None:
-    size = _utf8_size(text)
+    size = utf8_size(text)
     if size > limit:
         raise RequestError(name, f"has {size} bytes; the limit is {limit}")
-
-
-def _text_size(prompt: Prompt) -> int:
-    """Bytes of a text or of a conversation's values; 0 for token ids, which the context bounds."""
-    if isinstance(prompt, str):
-        return _utf8_size(prompt)
-    if not is_conversation(prompt):
-        return 0
-    values = (value for message in prompt for value in message.values())  # type: ignore[union-attr]
-    return sum(_utf8_size(str(value)) for value in values)
-
-
-def _utf8_size(text: str) -> int:
-    # Clients may send half a surrogate pair, which has no UTF-8.
-    return len(text.encode("utf-8", "replace"))

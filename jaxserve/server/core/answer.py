@@ -77,12 +77,12 @@ class Answer:
 
     @property
     def started(self) -> bool:
-        """Whether the engine has returned anything for this request."""
+        """True once the engine has returned anything for this request."""
         return self.times is not None
 
     @property
     def prefilled(self) -> bool:
-        """Whether a decode server got what it asked for: the prompt is computed, or all pages left.
+        """True once a decode server got what it asked for: the prompt computed, or all its pages.
 
         The request itself may still run.
         """

@@ -32,11 +32,6 @@ class RemotePrefills:
         self._fetcher = fetcher
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    @property
-    def enabled(self) -> bool:
-        """Whether this server has prompts computed elsewhere."""
-        return self._fetcher is not None
-
     async def fetch(self, request_id: str, request: Request) -> None:
         """Wait until the pages of a prompt are in the prefix cache, or until `cancel`."""
         if self._fetcher is None:

@@ -7,9 +7,8 @@ import time
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
-from jaxserve.chat import Rendered, Tools
+from jaxserve.chat import Rendered
 from jaxserve.engine.plan import TokenEvent
 from jaxserve.errors import (
     DeadlineError,
@@ -17,7 +16,7 @@ from jaxserve.errors import (
     QueueFullError,
     RequestIdInUseError,
 )
-from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
+from jaxserve.prompts import Prepared, Prompt, Prompts
 from jaxserve.request import SamplingParams
 from jaxserve.server.core.admission import AdmissionControl
 from jaxserve.server.core.answer import Answer
@@ -26,34 +25,15 @@ from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread, Load
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.prompt_encoder import PromptEncoder
 from jaxserve.server.core.remote_prefills import PageFetcher, RemotePrefills
+from jaxserve.server.core.request_observer import RequestObserver
 from jaxserve.server.core.slow_clients import SlowClients
 from jaxserve.server.core.ttft_estimate import TTFTEstimate
 from jaxserve.server.core.workers import Workers
-from jaxserve.structure import Grammar, Structure
+from jaxserve.structure import Grammar
 
 EVENTS_AT_ONCE = 32  # events handled in one turn of the event loop, before other work gets its turn
-SHORT_PROMPT = 2048  # characters or token ids that are encoded on the event loop itself
-
-
-class RequestObserver(Protocol):
-    """Metrics, logs and traces: told of each step and of each request's end.
-
-    All methods are called on the event loop and must not block.
-    """
-
-    def refused(self, incoming: IncomingRequest, error: JaxserveError) -> None: ...
-    def stepped(self, report: StepReport) -> None: ...
-
-    def received(self, answer: Answer, tokens: int, first: bool, seconds: float) -> None:
-        """Take note of new tokens of a choice.
-
-        first: they are the choice's first. seconds: since the choice's previous tokens, or since
-        submission.
-        """
-        ...
-
-    def ended(self, answer: Answer, error: JaxserveError | None) -> None: ...
 
 
 class Service:
@@ -81,6 +61,7 @@ class Service:
         self._thread = thread
         self._observers = observers
         self._workers = Workers()
+        self._encoder = PromptEncoder(prompts, self._workers, limits.max_prompt_bytes)
         self._remote_prefills = RemotePrefills(page_fetcher)
         self._admission = AdmissionControl(limits, estimate, self._remote_prefills, prefill_only)
         self._answers: dict[str, Answer] = {}  # by the engine's id
@@ -115,7 +96,7 @@ class Service:
         self._requests[request_id] = None
         self._admission.enter(request_id)
         try:
-            rendered, params, grammar = await self._encode_in_time(incoming)
+            rendered, params, grammar = await self._encoder.encode_request(incoming)
             prepared = self._prepare(incoming, request_id, rendered, params, grammar)
             self._admission.check_room(len(prepared.request.prompt), incoming)
             if not (request_id in self._aborted or self._failure):
@@ -170,55 +151,19 @@ class Service:
         """Prompt tokens of requests that wait in the engine for their first token."""
         return self._admission.waiting_tokens
 
-    # ---- tokenizing and grammars
-
-    async def encode(self, prompt: Prompt, name: str, tools: Tools | None = None) -> Rendered:
-        """Return text and token ids of a prompt; `name` is its field, for errors.
-
-        Long prompts, and conversations with their templates, are encoded beside the event loop.
-        """
-        self._admission.check_prompt_size(prompt, name)
-        work = partial(self.prompts.encode, prompt, name, tools)
-        if is_conversation(prompt) or len(prompt) > SHORT_PROMPT:
-            return await self._workers.tokenize(work)
-        return work()
+    # ---- work beside requests
 
     async def tokenize(self, prompt: Prompt, name: str) -> Rendered:
-        """Return text and token ids of a prompt that is not generated from."""
-        self._admission.check_prompt_size(prompt, name)
-        return await self._workers.serve_tokenize_call(partial(self.prompts.encode, prompt, name))
+        """Return text and token ids of a prompt; `name` is its field, for errors."""
+        return await self._encoder.tokenize(prompt, name)
 
     async def detokenize(self, ids: list[int], name: str) -> str:
         """Return the text of token ids; `name` is their field, for errors."""
-        return await self._workers.serve_tokenize_call(partial(self.prompts.decode, ids, name))
+        return await self._encoder.detokenize(ids, name)
 
     async def run_in_background[T](self, work: "partial[T]") -> T:
         """Run long work that belongs to no waiting request, beside the event loop."""
         return await self._workers.run_in_background(work)
-
-    async def _encode_in_time(
-        self, incoming: IncomingRequest
-    ) -> tuple[Rendered, SamplingParams, Grammar | None]:
-        """Tokenize the prompt and compile the grammar; DeadlineError when the deadline passes."""
-        deadline = incoming.deadline
-        try:
-            async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
-                rendered = await self.encode(incoming.prompt, incoming.prompt_field, incoming.tools)
-                params = self.prompts.constrain(rendered, incoming.params)
-                grammar = await self._compile(params.structure) if params.structure else None
-                return rendered, params, grammar
-        except TimeoutError:
-            raise DeadlineError(
-                "the deadline passed while the prompt was tokenized or the grammar compiled"
-            ) from None
-
-    async def _compile(self, structure: Structure) -> Grammar:
-        grammars = self.prompts.grammars
-        work = partial(grammars.compile, structure)
-        # A grammar in the cache must not wait behind others that are being compiled.
-        if grammars.knows(structure):
-            return await self._workers.tokenize(work)
-        return await self._workers.compile_grammar(work)
 
     # ---- submission to the engine
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -36,21 +37,27 @@ class Metrics:
         # Apart, because the thousands of numbers of many experts take long to write.
         self._experts = CollectorRegistry()
         self._load: ExpertLoad | None = None
+        self._add_engine_metrics(registry)
+        self._add_request_metrics(registry)
+        _gauge(
+            registry,
+            "compiles_after_ready",
+            "steps compiled while serving; it stays 0 unless something is wrong",
+        ).set_function(compiles)
+        _gauge(
+            registry, "ready", "1 while requests are accepted, 0 before and afterwards"
+        ).set_function(ready)
+        # Of the last report: its counters are totals, Prometheus's are increased by differences.
+        self._totals = ComputeTotals()
+        self._loads = Loads()
+        self._uncounted = 0  # generated tokens that `_generated` does not have yet
 
-        def gauge(name: str, what: str) -> Gauge:
-            return Gauge(PREFIX + name, what, registry=registry)
-
-        def counter(name: str, what: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(PREFIX + name, what, labels, registry=registry)
-
-        def histogram(name: str, what: str, buckets: tuple[float, ...] = LONG) -> Histogram:
-            return Histogram(PREFIX + name, what, buckets, registry)
-
+    def _add_engine_metrics(self, registry: CollectorRegistry) -> None:
+        gauge = partial(_gauge, registry)
+        counter = partial(_counter, registry)
         self._running = gauge("num_requests_running", "choices that have a row")
         self._waiting = gauge("num_requests_waiting", "choices that wait for a row")
         self._usage = gauge("kv_cache_usage_perc", "share of the pages that requests hold, 0 to 1")
-        self._queries = counter("prefix_cache_queries", "prompt tokens that were looked up")
-        self._hits = counter("prefix_cache_hits", "prompt tokens that were found")
         self._preemptions = counter(
             "num_preemptions", "choices that lost their row to make room for others"
         )
@@ -61,6 +68,22 @@ class Metrics:
         self._accepted = counter(
             "spec_decode_num_accepted_tokens", "drafted tokens that were accepted"
         )
+        self._padding = counter("padding_tokens", "computed tokens that belong to no request")
+        self._computed = counter(
+            "computed_tokens", "tokens that the device computed, padding included"
+        )
+        self._host = _histogram(
+            registry,
+            "step_host_seconds",
+            "seconds of a step not spent waiting for the device",
+            HOST,
+        )
+
+    def _add_request_metrics(self, registry: CollectorRegistry) -> None:
+        counter = partial(_counter, registry)
+        histogram = partial(_histogram, registry)
+        self._queries = counter("prefix_cache_queries", "prompt tokens that were looked up")
+        self._hits = counter("prefix_cache_hits", "prompt tokens that were found")
         self._prompt_tokens = counter("prompt_tokens", "tokens of prompts")
         self._generated = counter("generation_tokens", "tokens generated for clients")
         self._success = counter("request_success", "finished choices", ("finished_reason",))
@@ -84,32 +107,19 @@ class Metrics:
         self._e2e = histogram(
             "e2e_request_latency_seconds",
             "seconds from arrival in the engine to the end of a choice",
+            LONG,
         )
         self._queue = histogram(
-            "request_queue_time_seconds", "seconds from arrival in the engine to the first step"
+            "request_queue_time_seconds",
+            "seconds from arrival in the engine to the first step",
+            LONG,
         )
         self._prefill = histogram(
-            "request_prefill_time_seconds", "seconds from the first step to the first token"
+            "request_prefill_time_seconds", "seconds from the first step to the first token", LONG
         )
         self._decode = histogram(
-            "request_decode_time_seconds", "seconds from the first token to the last"
+            "request_decode_time_seconds", "seconds from the first token to the last", LONG
         )
-        self._padding = counter("padding_tokens", "computed tokens that belong to no request")
-        self._computed = counter(
-            "computed_tokens", "tokens that the device computed, padding included"
-        )
-        self._host = histogram(
-            "step_host_seconds", "seconds of a step not spent waiting for the device", HOST
-        )
-        gauge(
-            "compiles_after_ready",
-            "steps compiled while serving; it stays 0 unless something is wrong",
-        ).set_function(compiles)
-        gauge("ready", "1 while requests are accepted, 0 before and afterwards").set_function(ready)
-        # Of the last report: its counters are totals, Prometheus's are increased by differences.
-        self._totals = ComputeTotals()
-        self._loads = Loads()
-        self._uncounted = 0  # generated tokens that `_generated` does not have yet
 
     def watch_experts(
         self, layers: Sequence[int], thread: EngineThread, read: Callable[[], np.ndarray]
@@ -185,3 +195,19 @@ class Metrics:
                 self._decode.observe(times.total - times.ttft)
             if len(completion.token_ids) > 1:
                 self._tpot.observe(times.tpot)
+
+
+def _gauge(registry: CollectorRegistry, name: str, what: str) -> Gauge:
+    return Gauge(PREFIX + name, what, registry=registry)
+
+
+def _counter(
+    registry: CollectorRegistry, name: str, what: str, labels: tuple[str, ...] = ()
+) -> Counter:
+    return Counter(PREFIX + name, what, labels, registry=registry)
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, what: str, bounds: tuple[float, ...]
+) -> Histogram:
+    return Histogram(PREFIX + name, what, bounds, registry)

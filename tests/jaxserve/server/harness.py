@@ -23,7 +23,8 @@ from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import RestartingError
 from jaxserve.prompts import Prompts
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import RequestObserver, Service
+from jaxserve.server.core.request_observer import RequestObserver
+from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.flags import parser
 from jaxserve.server.grpc.server import GrpcEndpoint
@@ -46,11 +47,12 @@ ENGINE = EngineCard({"jaxserve": "0"}, {"data": 1}, "fake", [], 4, 16, 4, 2048)
 
 
 class SlowRunner(FakeRunner):
-    """The fake device with a clock: a step takes so long. hook: called before each launch."""
+    """A fake device whose steps take `seconds`; `hook` is called before each launch."""
 
     def __init__(self, *args: Any, seconds: float = 0.0, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.seconds, self.steps = seconds, 0
+        self.seconds = seconds
+        self.steps = 0
         self.launches: Counter[str] = Counter()  # by the client's request id
         self.names: Callable[[int], str] = str  # of a sequence's request
         self.hook: Callable[[int], None] = lambda number: None
@@ -126,7 +128,7 @@ class Running:
 def new_engine(
     config: EngineConfig, proposer: Proposer | None, seconds: float
 ) -> tuple[Engine, SlowRunner]:
-    """An engine over the fake device. proposer: of drafts. seconds: duration of a step."""
+    """Make an engine over the fake device, with an optional proposer of drafts."""
     if proposer:
         config = replace(config, speculate="ngram", draft_tokens=DRAFTED)
     mask_bytes = -(-ByteTokenizer.vocab_size // 32) * 4

@@ -1,4 +1,4 @@
-"""A server over a model: what transformers answered, over every way in."""
+"""Embeddings of a real model over every protocol, compared with those of transformers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def serving(llm: LLM) -> AsyncIterator[tuple[Readiness, str]]:
-    """A server of this model: its readiness, and its address of gRPC."""
+    """Serve this model; yield its readiness, and its address of gRPC."""
     failures: list[BaseException] = []
     process = ServerProcess(Limits())
     service, thread = process.connect_llm(llm, on_failure=failures.append)
@@ -70,7 +70,7 @@ def check(found: object) -> None:
     ("mesh", "step_tokens"), [((1, 1, 2), 16), ((2, 1, 1), 64)], ids=["1x1x2", "2x1x1"]
 )
 def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_tokens: int) -> None:
-    """Alone, from the prefix cache, and with others beside it in one request and in several."""
+    """Embeddings agree alone, from the prefix cache, and beside other requests and inputs."""
 
     async def main(llm: LLM) -> None:
         async with serving(llm) as (readiness, address), AsyncClient(address) as client:

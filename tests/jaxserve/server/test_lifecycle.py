@@ -1,4 +1,4 @@
-"""The server's life: loading, ready, draining, failed."""
+"""Phases of a server: loading, ready, draining, failed."""
 
 import asyncio
 import contextlib
@@ -37,10 +37,11 @@ async def health(server: Running, service: str = INFERENCE) -> str:
 async def living(
     server: Running, **times: float
 ) -> AsyncIterator[tuple[Lifecycle, "asyncio.Task[int]"]]:
-    """The lifecycle of a server that is loaded; its task returns the exit code."""
+    """Run the lifecycle of a loaded server; yield it and its task, which returns the exit code."""
 
     lifecycle = Lifecycle(server.readiness, server.stop, **times)
-    server.failed, server.drain = lifecycle.fail, lifecycle.drain
+    server.failed = lifecycle.fail
+    server.drain = lifecycle.drain
     task = asyncio.create_task(lifecycle.run(lambda: server.served))
     await asyncio.sleep(0.05)
     yield lifecycle, task
@@ -206,7 +207,7 @@ def test_an_engine_that_fails_ends_the_server(
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])
 def test_an_engine_that_is_lost_while_draining(tmp_path: Path, how: str) -> None:
-    """Clients hear of the engine, not of the drain, and the exit code says so."""
+    """Clients and the exit code report the failure, not the drain."""
     release = threading.Event()
 
     def lose(number: int) -> None:
@@ -234,7 +235,8 @@ def test_an_engine_that_is_lost_while_draining(tmp_path: Path, how: str) -> None
 
 
 def test_drain_while_loading_ends_at_once(tmp_path: Path) -> None:
-    release, codes = threading.Event(), []
+    release = threading.Event()
+    codes: list[int] = []
 
     async def main() -> None:
         async with running(tmp_path, opened=False) as server:

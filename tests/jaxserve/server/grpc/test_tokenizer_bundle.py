@@ -1,4 +1,4 @@
-"""What GetTokenizer hands out: enough to tokenize, and to render chats, as the server does."""
+"""GetTokenizer: its files are enough to tokenize and to render chats as the server does."""
 
 import asyncio
 import hashlib

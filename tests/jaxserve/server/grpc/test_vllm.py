@@ -1,4 +1,4 @@
-"""vllm.grpc.engine.VllmEngine over a socket, with the fake device."""
+"""vllm.grpc.engine.VllmEngine over a socket, on the fake device."""
 
 import asyncio
 import re
@@ -47,7 +47,7 @@ async def serving(
 
 
 def request(stream: bool = False, request_id: str = "", **sampling: Any) -> pb.GenerateRequest:
-    """Of TEXT, whose answer is `expected`."""
+    """Make a request for TEXT, whose answer is `expected`."""
     params = pb.SamplingParams(**{"seed": 1, "max_tokens": 8, "temperature": 0} | sampling)
     tokenized = pb.TokenizedInput(original_text="for people", input_ids=IDS)
     return pb.GenerateRequest(
@@ -58,7 +58,7 @@ def request(stream: bool = False, request_id: str = "", **sampling: Any) -> pb.G
 async def answered(
     engine: vllm_engine_pb2_grpc.VllmEngineStub, asked: pb.GenerateRequest
 ) -> tuple[list[pb.GenerateStreamChunk], list[pb.GenerateComplete]]:
-    """Chunks, and what completes each choice, which comes last."""
+    """Return the chunks of a stream, and the messages that complete its choices."""
     messages = [message async for message in engine.Generate(asked)]
     kinds = [message.WhichOneof("response") for message in messages]
     assert kinds == sorted(kinds)
@@ -67,7 +67,7 @@ async def answered(
 
 
 async def refused(call: Any, code: str) -> tuple[str, str]:
-    """The field that is named, if there is one, and the text."""
+    """Return the field that the error names, if any, and the error's text."""
     with pytest.raises(aio.AioRpcError) as caught:
         async for _ in call:
             pass
@@ -80,7 +80,7 @@ async def refused(call: Any, code: str) -> tuple[str, str]:
 
 
 async def failed(call: Any) -> grpc.StatusCode:
-    """Of a call with one answer."""
+    """Return the status of a unary call that fails."""
     with pytest.raises(aio.AioRpcError) as caught:
         await call
     return caught.value.code()
@@ -130,7 +130,7 @@ def test_cached_tokens(tmp_path: Path) -> None:
 
 
 def test_logprobs(tmp_path: Path) -> None:
-    """They are those that jaxserve.v1 reports."""
+    """Log-probabilities are those that jaxserve.v1 reports."""
     asked = {"logprobs": 2, "prompt_logprobs": 1}
 
     async def main() -> None:
@@ -220,7 +220,7 @@ def test_the_models_own_end_is_no_match(tmp_path: Path) -> None:
 
 
 def honoured() -> dict[str, Any]:
-    """Every field of a request that means something here, set."""
+    """Make a request in which every honoured field is set."""
     return {
         **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "frequency_penalty": 0.5},
         **{
@@ -335,9 +335,7 @@ def test_bounds_are_those_of_every_door(tmp_path: Path, given: dict[str, Any], f
 
 
 def test_zero_means_unsaid(tmp_path: Path) -> None:
-    """Where the field has no presence: 0 is vLLM's own way to say nothing of top_p, n and
-    repetition_penalty.
-    """
+    """A 0 in a field without presence (top_p, n, repetition_penalty) means the default, as in vLLM."""
 
     async def main() -> None:
         async with serving(tmp_path) as (_, engine):

@@ -1,4 +1,4 @@
-"""Profiles that operators ask for: one at a time, for so long, in their place."""
+"""Profiles: one at a time, for a bounded time, in a bounded place."""
 
 import asyncio
 import gzip
@@ -45,7 +45,7 @@ async def profiler(folder: Path | None) -> AsyncIterator[Profiler]:
 
 
 def test_over_grpc(tmp_path: Path) -> None:
-    """What ran meanwhile is in it, in a folder of its own; a second one is refused, in one line."""
+    """A profile has a folder of its own, and a second one at the same time is refused."""
 
     async def main() -> None:
         async with profiler(tmp_path / "new" / "profiles") as found:
@@ -103,7 +103,7 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
 def test_a_client_that_leaves_does_not_make_it_endless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It left while the profile began: it has begun, it is known, and it ends."""
+    """A profile whose client left while it began is known to the server, and ends."""
     begun, go = threading.Event(), threading.Event()
     monkeypatch.setattr(jax.profiler, "start_trace", held(jax.profiler.start_trace, begun, go))
 
@@ -138,7 +138,7 @@ def held(
 def test_the_time_of_one_does_not_end_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one's time is over while it is being stopped, and a second one waits to begin."""
+    """A profile's time passes while it is being stopped and another one waits to begin."""
     begun, go = threading.Event(), threading.Event()
     monkeypatch.setattr(jax.profiler, "stop_trace", held(jax.profiler.stop_trace, begun, go))
 

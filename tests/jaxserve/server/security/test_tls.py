@@ -34,9 +34,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs t
 async def listening(
     server: Running, token: str | None = None, **files: Path
 ) -> AsyncIterator[dict[str, str]]:
-    """Addresses of a second set of listeners before the same service, with this token and these
-    certificates.
-    """
+    """Listen once more for the service, with this token and certificates; yield the addresses."""
     none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir"))
     ports = dict.fromkeys(("port", "admin_port", "vllm_port", "http_port"), 0)
     rest = {"host": "127.0.0.1", "no_http": False}
@@ -62,7 +60,7 @@ async def grpc_answers(address: str, tls: TLS | None, admin: bool = False) -> bo
 
 
 async def services(address: str, ca: Path) -> list[str]:
-    """Those that its health checks know."""
+    """Return the names that the health service knows."""
     credentials = grpc.ssl_channel_credentials(ca.read_bytes())
     async with aio.secure_channel(address, credentials) as channel:
         stub, found = health_pb2_grpc.HealthStub(channel), []
