@@ -64,7 +64,7 @@ OF_THE_REQUEST = tuple(place for place in PLACES if place.startswith("tokenizer"
 def test_an_exception(
     tmp_path: Path, kind: str, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A fault in the tokenizer ends its request with INTERNAL, one in the engine ends the server."""
+    """A fault in the tokenizer ends its request with INTERNAL; one in the engine ends them all."""
 
     async def main() -> None:
         async with running(tmp_path, max_batch=8, prefix_cache=False) as server:

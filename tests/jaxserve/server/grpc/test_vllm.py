@@ -335,7 +335,7 @@ def test_bounds_are_those_of_every_door(tmp_path: Path, given: dict[str, Any], f
 
 
 def test_zero_means_unsaid(tmp_path: Path) -> None:
-    """A 0 in a field without presence (top_p, n, repetition_penalty) means the default, as in vLLM."""
+    """0 in a field without presence, such as top_p and n, means the default, as in vLLM."""
 
     async def main() -> None:
         async with serving(tmp_path) as (_, engine):
