@@ -42,16 +42,16 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.prompts import Prompts
-from jaxserve.server.core.engine_thread import EngineThread, StepNews
+from jaxserve.server.core.engine_thread import EngineThread, StepReport
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service
-from jaxserve.server.core.ttft_estimate import Forecast
+from jaxserve.server.core.ttft_estimate import TTFTEstimate
 from jaxserve.server.grpc.inference import InferenceServicer
 from jaxserve.server.grpc.server import Health, bind, new_server
 from jaxserve.server.observe.metrics import Metrics
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
-from jaxserve.server.serving_state import EngineCard, ModelCard, Served
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
+from jaxserve.server.serving_state import EngineCard, ModelCard, ServingState
 from jaxserve.structure.grammars import Grammars
 from jaxserve.tokenizer import load_tokenizer
 from jaxserve.v1 import common_pb2, inference_pb2, inference_pb2_grpc
@@ -170,16 +170,16 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
         max_batch=streams, step_tokens=streams * 16, max_context=steps + 64, prefix_cache=False
     )
     config = resolve(options, max_positions=4096, lanes=1, affordable_tokens=2**40)
-    tokenizer, device, gate, loop = (
+    tokenizer, device, readiness, loop = (
         load_tokenizer(BUNDLED),
         SteadyDevice(config, seconds),
-        Gate(),
+        Readiness(),
         asyncio.get_running_loop(),
     )
     engine = Engine(Scheduler(config), device)
     made, engine_cpu = 0, 0.0
 
-    def deliver(news: StepNews) -> None:
+    def deliver(news: StepReport) -> None:
         nonlocal made, engine_cpu
         made += sum(len(event.tokens) for event in news.events)
         engine_cpu = time.thread_time()
@@ -198,8 +198,8 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
         Grammars(tokenizer, (), tokenizer.vocab_size),
     )
     observers = (Metrics(lambda: 0),)
-    service = Service(prompts, thread, Forecast(config.step_tokens), Limits(), observers)
-    server = new_server(Limits(), Tokens(), Health(), InferenceServicer(gate), None)
+    service = Service(prompts, thread, TTFTEstimate(config.step_tokens), Limits(), observers)
+    server = new_server(Limits(), BearerTokens(), Health(), InferenceServicer(readiness), None)
     port = bind(server, "127.0.0.1", 0, None, "--port")
     await server.start()
     gc.collect()
@@ -208,8 +208,10 @@ async def serve(streams: int, steps: int, seconds: float) -> None:
     card = ModelCard(
         "fake", "fake", 0, "int32", tokenizer.vocab_size, config.max_context, (), False
     )
-    gate.open(
-        Served(service, thread, card, EngineCard({}, {}, "fake", [], streams, 0, 64, 0), lambda: 0)
+    readiness.set_ready(
+        ServingState(
+            service, thread, card, EngineCard({}, {}, "fake", [], streams, 0, 64, 0), lambda: 0
+        )
     )
     print(json.dumps({"port": port}), flush=True)
     figures = await watch(lambda: engine_cpu)

@@ -31,8 +31,8 @@ from jaxserve.server.http.types import (
     EmbeddingBody,
     Sampling,
 )
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
 
 ROOT = Path(__file__).parent.parent
 PROTOS = ("inference", "common", "admin")
@@ -183,7 +183,7 @@ def http() -> Iterator[str]:
     yield "objects, in the middle of a stream as an event. Bounds are those of SamplingParams;"
     yield f"{MAX_PROMPTS} prompts a call, or {MAX_INPUTS:,} texts to embed.\n"
     yield "| method | path | |\n|---|---|---|"
-    app = new_app(Gate(), Tokens(), Limits(), bytes)
+    app = new_app(Readiness(), BearerTokens(), Limits(), bytes)
     for route in app.routes:
         assert isinstance(route, Route)
         method = "POST" if "POST" in (route.methods or ()) else "GET"

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxserve.chat import Chat, Message, Rendered
-from jaxserve.completion import Assembler, Completion, Delta
+from jaxserve.completion import Completion, Delta
 from jaxserve.config import EngineOptions
 from jaxserve.engine.buckets import Bucket
 from jaxserve.engine.build import NewRunner, build_engine
@@ -25,6 +25,7 @@ from jaxserve.engine.step_costs import measure
 from jaxserve.errors import EngineError, RequestError
 from jaxserve.loading.draft import check_choice, load_draft
 from jaxserve.loading.folder import load
+from jaxserve.open_choices import OpenChoices
 from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
 from jaxserve.request import SamplingParams
 from jaxserve.structure.grammars import DEFAULT_BOUNDS, Bounds, Grammars
@@ -246,39 +247,34 @@ class LLM:
         if not prompts:
             return
         self.warm_up([*(live.prompt for live in self._live.values()), *prompts])
-        choices: dict[str, dict[int, Assembler]] = {}  # request id -> those not finished
+        choices: dict[str, OpenChoices] = {}  # by request id
         places: dict[str, int] = {}
         inbox: deque[TokenEvent] = deque()
         try:
             for place, p in enumerate(prompts):
                 seed = self.engine.submit(p.request)
-                self._live[p.request.id], places[p.request.id] = _Live(p, inbox), place
-                choices[p.request.id] = {
-                    index: Assembler(p.request, p.text, index, seed, self.model.tokenizer)
-                    for index in range(p.request.params.n)
-                }
+                self._live[p.request.id] = _Live(p, inbox)
+                places[p.request.id] = place
+                choices[p.request.id] = OpenChoices(p, seed, self.model.tokenizer, self.engine.stop)
             while choices:
                 while not inbox:
                     self._pump()
                 event = inbox.popleft()
-                unfinished = choices.get(event.request_id, {})
-                if event.index not in unfinished:
+                unfinished = choices.get(event.request_id)
+                if unfinished is None or event.index not in unfinished:
                     continue  # its stop string came before this token
-                delta = self._take(event, unfinished[event.index], places[event.request_id])
-                if delta.completion:
-                    del unfinished[event.index]
+                piece, completion = unfinished.take(event)
                 if not unfinished:
                     del choices[event.request_id], self._live[event.request_id]
-                yield delta
+                yield Delta(
+                    places[event.request_id],
+                    event.index,
+                    piece.text,
+                    tuple(piece.token_ids),
+                    completion,
+                )
         finally:
             self._abandon(choices)
-
-    def _take(self, event: TokenEvent, assembler: Assembler, place: int) -> Delta:
-        piece, end = assembler.push(event), event
-        if assembler.stopped and not event.finish:
-            end = self.engine.stop(event.request_id, event.index) or event
-        completion = assembler.completion(end) if end.finish else None
-        return Delta(place, event.index, piece.text, tuple(piece.token_ids), completion)
 
     def _pump(self) -> None:
         """One step of the engine; everybody gets their events."""

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jaxserve.cluster.transfer.byte_budget import Budget
 from jaxserve.cluster.transfer.offers import Counts, Shelf
-from jaxserve.server.core.engine_thread import Tally
+from jaxserve.server.core.engine_thread import ComputeTotals
 from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics, ServerMetrics
 from jaxserve.server.disaggregation.policy import Decision
 from jaxserve.server.disaggregation.prefill_pool import State
@@ -40,7 +40,7 @@ async def traffic(server: Running) -> None:
     """Answers, prefix hits, preemption, a client that leaves, a request that is refused, one that
     fails.
     """
-    server.served.thread._tally = lambda: Tally(
+    server.served.thread._totals = lambda: ComputeTotals(
         3 * server.runner.steps, 4 * server.runner.steps
     )  # the fake has none
     calls = [start(server, "stream", request_id=f"r{i}", text=f"{i} " * 30) for i in range(8)]

@@ -81,7 +81,7 @@ def weights_form(asked: str) -> QuantScheme | None:
     """
     if asked not in ("auto", *DTYPES, *SCHEMES, *(name + HEAD for name in SCHEMES)):
         raise ConfigError(
-            f"--weights {asked}: is not served; choose one of auto, {', '.join((*DTYPES, *SCHEMES))}"
+            f"--weights {asked} is not served; choose one of auto, {', '.join((*DTYPES, *SCHEMES))}"
         )
     return None if asked in DTYPES else parse_scheme(asked)
 

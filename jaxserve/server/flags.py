@@ -12,7 +12,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.plan.bundle import Manifest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.disaggregation.flags import role_flags
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.security.files import read_token
 
 
@@ -255,9 +255,9 @@ def limits(args: argparse.Namespace) -> Limits:
     return Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
 
 
-def tokens(args: argparse.Namespace) -> Tokens:
+def tokens(args: argparse.Namespace) -> BearerTokens:
     """Return the tokens that clients send; ConfigError for a file without one."""
-    return Tokens(
+    return BearerTokens(
         read_token(args.token_file, "--token-file"),
         read_token(args.admin_token_file, "--admin-token-file"),
     )

@@ -1,4 +1,4 @@
-"""A server's process on a host that follows: no requests, but a health check, and signals."""
+"""The process of a host that follows: a health check and signals, but no requests."""
 
 import os
 import signal
@@ -13,10 +13,8 @@ from jaxserve.errors import ConfigError
 
 
 @contextmanager
-def healthy(host: str, port: int) -> Iterator[None]:
-    """Answer "does this process live" over gRPC, without TLS, for as long as this lasts: probes ask
-    it.
-    """
+def serving_health(host: str, port: int) -> Iterator[None]:
+    """Answer liveness probes over gRPC, without TLS, while the block runs."""
     server = grpc.server(ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -32,15 +30,18 @@ def healthy(host: str, port: int) -> Iterator[None]:
 
 
 def on_signals(leave: Callable[[], None]) -> None:
-    """The first SIGTERM or SIGINT tells the leader, which drains and ends the pod; the second ends
-    this process.
+    """Call `leave` at the first SIGTERM or SIGINT, and end the process at the second.
+
+    leave: tells the leader, which drains and ends the pod.
     """
-    told = iter((leave,))
+    has_left = False
 
     def act(number: int, _: object) -> None:
-        for tell in told:
-            return tell()
-        os._exit(128 + number)
+        nonlocal has_left
+        if has_left:
+            os._exit(128 + number)
+        has_left = True  # before the call: the second signal may come during it
+        leave()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, act)

@@ -1,8 +1,9 @@
-"""From an empty process to a server that is ready, and from there to its end.
+"""The life of a server's process, from loading to its exit code.
 
-loading --(every step compiled)--> ready --(SIGTERM, SIGINT, Drain)--> draining --> exit 0 any of
-them --(the engine or a listener failed, or a step hangs)--> exit 70, for a supervisor to start it
-again
+    loading --(every step compiled)--> ready --(SIGTERM, SIGINT, Drain)--> draining --> exit 0
+
+From any of these phases, a failed engine or listener, a step that hangs, or a lost host leads to
+exit 70, which tells a supervisor to start the server again.
 """
 
 import asyncio
@@ -16,24 +17,28 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from jaxserve.errors import DrainingError, RestartingError
-from jaxserve.server.readiness import Gate, Phase
-from jaxserve.server.serving_state import Served
+from jaxserve.server.readiness import Phase, Readiness
+from jaxserve.server.serving_state import ServingState
 
 FAILED = 70  # sysexits.h: an internal software error
 GRACE = 1.0  # seconds for statuses to reach their clients
 log = logging.getLogger(__name__)
 
 
+class HungStepError(TimeoutError):
+    """A step of the engine that takes longer than --step-timeout."""
+
+
 @dataclass
 class Lifecycle:
-    """Runs a server on the event loop that it is made on. Times are seconds.
+    """Runs a server on the event loop that it is made on.
 
-    stop_listening: closes the servers within the seconds that it is given. exit: ends the process
-    at once. leaving: what other servers fetch with new calls, which have to be taken until it is
-    fetched; see Role.
+    stop_listening: closes the listeners within the seconds that it is given. drain_timeout,
+    step_timeout: seconds. exit: ends the process at once. leaving: number of prompts whose pages
+    other servers have yet to fetch with new calls; see Role.
     """
 
-    gate: Gate
+    readiness: Readiness
     stop_listening: Callable[[float], Awaitable[None]]
     drain_timeout: float = 30.0
     step_timeout: float = 60.0
@@ -43,59 +48,70 @@ class Lifecycle:
     _failure: BaseException | None = None
 
     def drain(self) -> None:
-        """Begin to end: no new requests; those that run may finish."""
-        self.gate.drain()
+        """Begin to end: new requests are refused, running ones may finish."""
+        self.readiness.set_draining()
         self._stop.set()
 
     def fail(self, error: BaseException) -> None:
-        """The engine, or a listener, is lost: everybody is told, and the process ends."""
-        if self._failure is None:
+        """End with exit code 70, since the engine, a listener or another host is lost.
+
+        Only the first failure counts; others often follow from it.
+        """
+        if self._failure is not None:
+            return
+        if isinstance(error, RestartingError):
+            # The cause lies outside this process, as with a lost host: its message, in one line,
+            # says all that is known, and a traceback would only hide it.
+            log.critical("the server ends: %s", " ".join(str(error).split()))
+        else:
             log.critical("the server has failed", exc_info=error)
-            self._failure = error
-            self.gate.fail()
-            self._stop.set()
+        self._failure = error
+        self.readiness.set_failed()
+        self._stop.set()
 
     def watch_signals(self) -> None:
-        """The first SIGTERM or SIGINT drains, the second ends the process at once."""
+        """Let the first SIGTERM or SIGINT drain, and the second end the process at once."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self.gate.phase is Phase.LOADING or self._stop.is_set():
+        is_loading = self.readiness.phase is Phase.LOADING
+        if is_loading or self._stop.is_set():
             log.warning("ended by %s", number.name)
-            self.exit(0 if self.gate.phase is Phase.LOADING else 128 + number)
+            self.exit(0 if is_loading else 128 + number)
         log.info("draining after %s, for %g s at most", number.name, self.drain_timeout)
         self.drain()
 
-    async def run(self, load: Callable[[], Served]) -> int:
-        """Load, serve until told to stop, drain; returns the exit code. What `load` raises passes
-        through.
+    async def run(self, load: Callable[[], ServingState]) -> int:
+        """Load, serve until told to stop, drain; return the exit code.
+
+        Errors of `load` pass through.
         """
-        served = await self._loaded(load)
-        for thread in served.threads:
+        state = await self._load(load)
+        for thread in state.threads:
             thread.start()
-        self.gate.open(served)
-        watching = asyncio.create_task(self._watch(served))
+        self.readiness.set_ready(state)
+        watching = asyncio.create_task(self._watch_steps(state))
         await self._stop.wait()
         until = time.monotonic() + self.drain_timeout
         if self._failure is None:
-            await self._finish_requests(served, until)
+            await self._finish_requests(state, until)
         watching.cancel()
-        if self._failure is not None:
-            return await self._die(served)
-        await self.stop_listening(
-            max(GRACE, until - time.monotonic())
-        )  # long answers may still be on their way
-        for service in served.services:
+        if self._failure is not None:  # before the drain, or during it
+            return await self._die(state)
+        # Requests have ended, but clients may still be reading long answers.
+        await self.stop_listening(max(GRACE, until - time.monotonic()))
+        for service in state.services:
             service.close()
-        if not all([thread.close() for thread in served.threads]):
-            log.error("the engine's step did not end")
+        if not all([thread.close() for thread in state.threads]):
+            log.error("a step of the engine did not end")
             return FAILED
         return 0
 
-    async def _loaded(self, load: Callable[[], Served]) -> Served:
-        """What load returns; told to stop meanwhile, the process ends: a compiler cannot be
-        interrupted.
+    async def _load(self, load: Callable[[], ServingState]) -> ServingState:
+        """Load on a thread; end the process if it is told to stop meanwhile.
+
+        Compilation cannot be interrupted, so that there is no other way to stop at once.
         """
         loading = asyncio.create_task(asyncio.to_thread(load))
         stopping = asyncio.create_task(self._stop.wait())
@@ -107,32 +123,36 @@ class Lifecycle:
             self.exit(0)
         return await loading
 
-    async def _finish_requests(self, served: Served, until: float) -> None:
-        """Until nothing runs, or the time is over, or the engine fails meanwhile."""
-        while time.monotonic() < until and self._busy(served) and self._failure is None:
+    async def _finish_requests(self, state: ServingState, until: float) -> None:
+        """Wait until no request runs, the time is over, or the engine fails."""
+        while time.monotonic() < until and self._is_busy(state) and self._failure is None:
             await asyncio.sleep(min(0.05, self.drain_timeout))
-        if served.service.in_flight and self._failure is None:
-            log.warning("%d requests did not finish in time", served.service.in_flight)
-            served.service.fail_all(
+        if state.service.in_flight and self._failure is None:
+            log.warning("%d requests did not finish in time", state.service.in_flight)
+            state.service.fail_all(
                 DrainingError(f"the server ends; --drain-timeout {self.drain_timeout:g} has passed")
             )
 
-    def _busy(self, served: Served) -> bool:
-        return bool(served.service.in_flight or self.leaving())
+    def _is_busy(self, state: ServingState) -> bool:
+        return bool(state.service.in_flight or self.leaving())
 
-    async def _die(self, served: Served) -> int:
-        faulthandler.dump_traceback(sys.stderr, all_threads=True)
-        served.service.fail_all(
+    async def _die(self, state: ServingState) -> int:
+        if isinstance(self._failure, HungStepError):
+            # The stacks say where the step hangs; other failures bring a traceback of their own.
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        state.service.fail_all(
             RestartingError("the engine has failed; the server restarts (try again soon)")
         )
         await self.stop_listening(GRACE)
         return FAILED
 
-    async def _watch(self, served: Served) -> None:
-        """A step that does not end is a device that died."""
+    async def _watch_steps(self, state: ServingState) -> None:
+        """Fail when a step does not end, as when a device has died."""
         while True:
             await asyncio.sleep(min(1.0, self.step_timeout / 4))
-            if max(thread.stuck_for for thread in served.threads) > self.step_timeout:
+            if max(thread.stuck_for for thread in state.threads) > self.step_timeout:
                 self.fail(
-                    TimeoutError(f"a step takes longer than --step-timeout {self.step_timeout:g} s")
+                    HungStepError(
+                        f"a step takes longer than --step-timeout {self.step_timeout:g} s"
+                    )
                 )

@@ -1,9 +1,10 @@
-"""Every address that the server listens on."""
+"""All addresses that a server listens on: gRPC, AdminService, vLLM's gRPC and HTTP."""
 
 import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+import grpc
 from grpc import aio  # type: ignore[attr-defined]
 from prometheus_client.metrics_core import Metric
 
@@ -11,37 +12,48 @@ from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
 from jaxserve.server.grpc.inference import InferenceServicer
-from jaxserve.server.grpc.server import Face, Health, bind, new_server
+from jaxserve.server.grpc.server import GrpcEndpoint, Health, bind, new_server
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
 from jaxserve.server.observe.profiler import Profiler
-from jaxserve.server.readiness import Gate, Phase
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.readiness import Phase, Readiness
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.security.tls import Tls
 
 
 class Listeners:
-    """gRPC, AdminService and faces on ports of their own, and HTTP. They answer from the start:
-    LOADING at first.
+    """The gRPC and HTTP servers of a process.
+
+    They answer from the start on, also while the model is loading; Readiness decides what.
     """
 
     def __init__(
         self,
-        gate: Gate,
+        readiness: Readiness,
         limits: Limits,
-        tokens: Tokens,
+        tokens: BearerTokens,
         metrics: Callable[[], Awaitable[bytes]],
         families: Callable[[], Iterable[Metric]] = tuple,
-        faces: tuple[Face, ...] = (),
+        endpoints: tuple[GrpcEndpoint, ...] = (),
     ):
-        """metrics, families: see `new_app`. faces: beside InferenceService, on its port."""
-        self._gate, self._limits, self._tokens = gate, limits, tokens
-        self._metrics, self._families, self._faces = metrics, families, faces
+        """metrics, families: see `new_app`. endpoints: on the port of InferenceService."""
+        self.ports: dict[str, int] = {}  # by the name of the protocol
+        self._readiness = readiness
+        self._limits = limits
+        self._tokens = tokens
+        self._metrics = metrics
+        self._families = families
+        self._endpoints = endpoints
         self._healths: list[Health] = []
         self._grpc: list[aio.Server] = []
         self._http: HttpServer | None = None
         self._profiler: Profiler | None = None
-        self.addresses = ""
+        self._host = ""
+
+    @property
+    def addresses(self) -> str:
+        """The addresses in words, once they are bound."""
+        return ", ".join(f"{name} {self._host}:{port}" for name, port in self.ports.items())
 
     async def start(
         self,
@@ -49,85 +61,88 @@ class Listeners:
         drain: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Bind all of them, then listen. ConfigError when a port is taken or a certificate is not
-        one.
+        """Bind all addresses, then listen.
 
-        drain: for AdminService. failed: called when a listener ends by itself.
+        args: the flags of serve. drain: for AdminService. failed: called when a server ends by
+        itself. Raises ConfigError when a port is taken or a certificate cannot be used.
         """
         tls = Tls.of(args.tls_cert, args.tls_key, args.tls_client_ca)
-        credentials = tls.credentials() if tls else None
+        self._host = args.host
         self._profiler = Profiler(args.profile_dir)
-        inference, admin = (
-            InferenceServicer(self._gate),
-            AdminServicer(self._gate, self._profiler, drain),
-        )
-        apart = args.admin_port is not None
-        beside = None if apart else admin
-        found = {
-            "gRPC": self._add(
-                inference, beside, args.host, args.port, credentials, "--port", *self._faces
-            )
-        }
-        if apart:
-            found["admin"] = self._add(
-                None, admin, args.host, args.admin_port, credentials, "--admin-port"
-            )
-        if args.vllm_port is not None:
-            face = _vllm_face(self._gate)
-            found["vLLM"] = self._add(
-                None, None, args.host, args.vllm_port, credentials, "--vllm-port", face
-            )
+        inference = InferenceServicer(self._readiness)
+        admin = AdminServicer(self._readiness, self._profiler, drain)
+        self._bind_grpc(args, tls.credentials() if tls else None, inference, admin)
         if not args.no_http:
-            app = new_app(self._gate, self._tokens, self._limits, self._metrics, self._families)
+            app = new_app(
+                self._readiness, self._tokens, self._limits, self._metrics, self._families
+            )
             self._http = HttpServer(app, args.host, args.http_port, tls, self._limits)
-            found["HTTP"] = self._http.port
-        self.addresses = ", ".join(f"{name} {args.host}:{port}" for name, port in found.items())
+            self.ports["HTTP"] = self._http.port
         for server in self._grpc:
             await server.start()
         if self._http:
             self._http.start(failed)
 
-    def _add(
+    def _bind_grpc(
         self,
-        inference: InferenceServicer | None,
-        admin: AdminServicer | None,
-        host: str,
-        port: int,
-        credentials: object,
-        flag: str,
-        *faces: Face,
-    ) -> int:
-        health = Health(inference is not None, admin is not None, *faces)
-        server = new_server(self._limits, self._tokens, health, inference, admin, *faces)
-        self._grpc.append(server)
-        self._healths.append(health)
-        return bind(server, host, port, credentials, flag)  # type: ignore[arg-type]
+        args: argparse.Namespace,
+        credentials: grpc.ServerCredentials | None,
+        inference: InferenceServicer,
+        admin: AdminServicer,
+    ) -> None:
+        admin_has_port = args.admin_port is not None
+
+        def bind_server(
+            flag: str,
+            port: int,
+            *endpoints: GrpcEndpoint,
+            inference: InferenceServicer | None = None,
+            admin: AdminServicer | None = None,
+        ) -> int:
+            health = Health(inference is not None, admin is not None, *endpoints)
+            server = new_server(self._limits, self._tokens, health, inference, admin, *endpoints)
+            self._grpc.append(server)
+            self._healths.append(health)
+            return bind(server, args.host, port, credentials, flag)
+
+        self.ports["gRPC"] = bind_server(
+            "--port",
+            args.port,
+            *self._endpoints,
+            inference=inference,
+            admin=None if admin_has_port else admin,
+        )
+        if admin_has_port:
+            self.ports["admin"] = bind_server("--admin-port", args.admin_port, admin=admin)
+        if args.vllm_port is not None:
+            endpoint = _vllm_endpoint(self._readiness)
+            self.ports["vLLM"] = bind_server("--vllm-port", args.vllm_port, endpoint)
 
     def tell(self, phase: Phase) -> None:
-        """Health checks answer by the new phase."""
+        """Report a new phase to health checks."""
         for health in self._healths:
             health.tell(phase)
 
     async def stop(self, grace: float) -> None:
-        """Close all; calls that are open have so many seconds to be read to their end."""
+        """Close all servers; open calls have `grace` seconds to be read to their end."""
         if self._profiler:
             await self._profiler.close()
         for health in self._healths:
             health.close()
-        stopping = [server.stop(grace) for server in self._grpc] + (
-            [self._http.stop(grace)] if self._http else []
-        )
+        stopping = [server.stop(grace) for server in self._grpc]
+        if self._http:
+            stopping.append(self._http.stop(grace))
         await asyncio.gather(*stopping)
 
 
-def _vllm_face(gate: Gate) -> Face:
-    """ConfigError without the package that has its messages."""
+def _vllm_endpoint(readiness: Readiness) -> GrpcEndpoint:
+    """Return vLLM's service; ConfigError without the package that has its messages."""
     try:
-        from jaxserve.server.grpc.vllm import vllm_face
+        from jaxserve.server.grpc.vllm import vllm_endpoint
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "smg_grpc_proto":
             raise
         raise ConfigError(
             "--vllm-port needs the package smg-grpc-proto (pip install 'jaxserve[smg]')"
         ) from None
-    return vllm_face(gate)
+    return vllm_endpoint(readiness)

@@ -1,14 +1,16 @@
-"""Gate: whether calls may come in, and what is behind it."""
+"""Readiness of a server: its phase, and its serving state once the model is loaded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from jaxserve.errors import DrainingError, LoadingError, RestartingError
-from jaxserve.server.serving_state import Served
+from jaxserve.server.serving_state import ServingState
 
 
 class Phase(StrEnum):
+    """Phases of a server's life; the values are what clients read."""
+
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
@@ -16,40 +18,50 @@ class Phase(StrEnum):
 
 
 @dataclass
-class Gate:
-    """loading -> ready -> draining; failed from any of them. changed: told of each new phase."""
+class Readiness:
+    """Says whether new requests may come in, and holds what serves them.
 
-    changed: Callable[[Phase], None] = lambda phase: None
+    Phases follow one another: loading, ready, draining; failed may follow any of them. on_phase:
+    called with each new phase.
+    """
+
+    on_phase: Callable[[Phase], None] = lambda phase: None
     phase: Phase = Phase.LOADING
-    served: Served | None = None
+    state: ServingState | None = None
 
-    def enter(self) -> Served:
-        """What is served, for a new request; UnavailableError unless ready."""
+    def require_ready(self) -> ServingState:
+        """Return what serves a new request; UnavailableError unless the server is ready."""
         if self.phase is Phase.DRAINING:
             raise DrainingError(
                 "the server is about to end and takes no new requests (try another one)"
             )
-        return self.look()
+        return self.require_loaded()
 
-    def look(self) -> Served:
-        """The same for questions that a draining server still answers."""
+    def require_loaded(self) -> ServingState:
+        """Return what answers questions about the server, which it still does while draining.
+
+        Raises UnavailableError while the model is loading, and after a failure.
+        """
         if self.phase is Phase.FAILED:
             raise RestartingError("the engine has failed; the server restarts")
-        if self.served is None:
+        if self.state is None:
             raise LoadingError("the model is being loaded and its steps compiled (try again soon)")
-        return self.served
+        return self.state
 
-    def open(self, served: Served) -> None:
-        self.served = served
-        self._turn(Phase.READY)
+    def set_ready(self, state: ServingState) -> None:
+        """Begin to take requests."""
+        self.state = state
+        self._set(Phase.READY)
 
-    def drain(self) -> None:
+    def set_draining(self) -> None:
+        """Refuse new requests from now on; without effect after a failure."""
         if self.phase in (Phase.LOADING, Phase.READY):
-            self._turn(Phase.DRAINING)
+            self._set(Phase.DRAINING)
 
-    def fail(self) -> None:
-        self._turn(Phase.FAILED)
+    def set_failed(self) -> None:
+        """Refuse everything from now on."""
+        self._set(Phase.FAILED)
 
-    def _turn(self, phase: Phase) -> None:
+    def _set(self, phase: Phase) -> None:
         self.phase = phase
-        self.changed(phase)
+        self.on_phase(phase)

@@ -1,4 +1,4 @@
-"""What a ready server has behind its gate."""
+"""The state of a server whose model is loaded: service, engine thread, and their descriptions."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What clients may know of the model. embedding_dimensions: of its embeddings; 0: it generates.
+    """The model as clients see it.
 
-    dtype: of activations. weights: what they are kept in, as --weights names it. sizes: bytes of
-    weights on one device, by part of the model and dtype.
+    dtype: of activations. embedding_dimensions: 0 for a model that generates. weights: their form,
+    as --weights names it. sizes: bytes of weights on one device, by part of the model and dtype.
     """
 
     name: str
@@ -36,7 +36,11 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class EngineCard:
-    """What operators may know of the engine. max_batch: of one lane."""
+    """The engine as operators see it.
+
+    max_batch: rows of one lane. kv_copies: tensor-parallel devices that hold the same KV head. kv:
+    dtype of the pages, as --kv names it.
+    """
 
     versions: dict[str, str]
     mesh: dict[str, int]
@@ -46,20 +50,21 @@ class EngineCard:
     step_tokens: int
     page_size: int
     cache_tokens: int
-    kv_copies: int = 1  # tensor-parallel devices that hold the same kv head
-    lanes: int = 1  # each with max_batch rows
-    kv: str = "float32"  # what pages hold, as --kv has it
+    kv_copies: int = 1
+    lanes: int = 1
+    kv: str = "float32"
 
     @property
     def rows(self) -> int:
-        """Choices that run at a time."""
+        """Number of choices that run at a time."""
         return self.max_batch * self.lanes
 
 
 @dataclass(frozen=True, slots=True)
 class StepUse:
-    """A compiled step, and what it was used for so far. rows, tokens: of a lane; steps: that are
-    launched as one.
+    """A compiled step and its use so far.
+
+    rows, tokens: of one lane. steps: decode steps that are launched as one.
     """
 
     kind: str
@@ -72,8 +77,8 @@ class StepUse:
 
 
 @dataclass(frozen=True)
-class Behind:
-    """An engine that clients do not see: it computes prompts for the one that answers them."""
+class PrefillEngine:
+    """An engine that clients do not see: it computes prompts for the engine that answers them."""
 
     service: Service
     thread: EngineThread
@@ -81,9 +86,11 @@ class Behind:
 
 
 @dataclass(frozen=True)
-class Served:
-    """handshake: of an engine that exchanges pages with other servers. prefill: on another mesh of
-    this one.
+class ServingState:
+    """Everything that answers requests once the model is loaded.
+
+    handshake: of an engine that exchanges pages with other servers. prefill: on another mesh of
+    this process. ready_since: on the monotonic clock.
     """
 
     service: Service
@@ -93,13 +100,15 @@ class Served:
     compiles_after_ready: Callable[[], int]
     steps: Callable[[], Sequence[StepUse]] = tuple
     handshake: "Handshake | None" = None
-    prefill: Behind | None = None
-    since: float = field(default_factory=time.monotonic)
+    prefill: PrefillEngine | None = None
+    ready_since: float = field(default_factory=time.monotonic)
 
     @property
     def services(self) -> list[Service]:
+        """The services of all engines of this process."""
         return [self.service, *([self.prefill.service] if self.prefill else [])]
 
     @property
     def threads(self) -> list[EngineThread]:
+        """The threads of all engines of this process."""
         return [self.thread, *([self.prefill.thread] if self.prefill else [])]

@@ -13,7 +13,7 @@ from jaxserve.server.disaggregation.flags import disaggregation
 from jaxserve.server.disaggregation.roles import role_of
 from jaxserve.server.observe.expert_load import ExpertLoad
 from jaxserve.server.observe.metrics import Metrics
-from jaxserve.server.readiness import Gate
+from jaxserve.server.readiness import Readiness
 from tests.public_names.programs import parser_of
 
 PREFILL_SERVER = ("--prefill-server", "127.0.0.1:1")
@@ -28,7 +28,7 @@ def _registries() -> Iterator[CollectorRegistry]:
     parser = parser_of("jaxserve.serve")
     for flags in _flags_of_roles(parser):
         registry = Metrics(lambda: 0).registry
-        role = role_of(disaggregation(parser.parse_args(flags)), Gate(), registry)
+        role = role_of(disaggregation(parser.parse_args(flags)), Readiness(), registry)
         yield registry
         asyncio.run(role.close())
     experts = CollectorRegistry()

@@ -16,8 +16,8 @@ from jaxserve.server.http.app import new_app
 from jaxserve.server.http.calls import TIMEOUT
 from jaxserve.server.http.errors import refusal
 from jaxserve.server.http.ids import HEADER
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
 from tests.public_names import shown
 
 BODIES: Mapping[str, type[types.Body]] = {
@@ -39,7 +39,7 @@ def _routes() -> list[Route]:
     def no_metrics() -> Awaitable[bytes]:
         raise AssertionError("nobody asks")
 
-    app = new_app(Gate(), Tokens(), Limits(), no_metrics)
+    app = new_app(Readiness(), BearerTokens(), Limits(), no_metrics)
     found = [route for route in app.routes if isinstance(route, Route)]
     assert len(found) == len(app.routes), "paths of other kinds of routes have to be listed too"
     return found

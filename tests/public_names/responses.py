@@ -17,7 +17,7 @@ import httpx
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.app import new_app
 from jaxserve.server.observe.metrics import Metrics
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.serving_state import StepUse
 from tests import fake_runner
 from tests.byte_tokenizer import ByteTokenizer
@@ -88,8 +88,8 @@ async def _everything() -> list[Told]:
         ]
         for path in ("/health", "/version", "/v1/models", "/v1/models/fake"):
             told.append((path, (await client.get(path)).json()))
-        server.gate.served = replace(server.served, steps=lambda: [STEP])
-        server.gate.drain()  # which ends the live view
+        server.readiness.state = replace(server.served, steps=lambda: [STEP])
+        server.readiness.set_draining()  # which ends the live view
         told += _events("/live", await client.get("/live"))
     async with _client(embeds=True) as (client, _):
         told.append(await _post(client, "/v1/embeddings", {"input": "7"}))
@@ -104,7 +104,9 @@ async def _client(**options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, harn
         folder = Path(stack.enter_context(TemporaryDirectory()))
         stack.enter_context(patch.object(harness, "TEMPLATE", MARKS + harness.TEMPLATE))
         async with harness.running(folder, observers=(metrics,), **options) as server:
-            app = new_app(server.gate, Tokens(), Limits(), metrics.text, metrics.families)
+            app = new_app(
+                server.readiness, BearerTokens(), Limits(), metrics.text, metrics.families
+            )
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://names") as client:
                 yield client, server

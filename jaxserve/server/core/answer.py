@@ -1,106 +1,112 @@
-"""Answer: one request that was admitted, from the engine's events to the news that its client
-reads.
-"""
+"""The answer to one admitted request: from the engine's events to what its client reads."""
 
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from jaxserve.completion import Assembler, Completion
+from jaxserve.completion import Completion
 from jaxserve.engine.events import Times, TokenEvent
 from jaxserve.errors import JaxserveError
+from jaxserve.open_choices import OpenChoices
 from jaxserve.prompts import Prepared
-from jaxserve.server.core.answer_events import Done, News, Outbox, PromptScores, Started
-from jaxserve.server.core.engine_thread import Tally
-from jaxserve.server.core.incoming_request import Call
-from jaxserve.server.core.internal_errors import presentable
+from jaxserve.server.core.answer_events import AnswerEvent, Done, Outbox, PromptScores, Started
+from jaxserve.server.core.engine_thread import ComputeTotals
+from jaxserve.server.core.incoming_request import IncomingRequest
+from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.tokenizer import Tokenizer
 
 
 class Engine(Protocol):
-    """What an answer asks of the engine's thread."""
+    """The part of the engine thread that an answer uses. Both methods return at once."""
 
     def stop(self, request_id: str, index: int) -> None: ...
     def abort(self, request_id: str) -> None: ...
 
 
 class Answer:
-    """Iterate over it once: Started, then updates, Done at the end; or JaxserveError. Lives on the
-    event loop.
+    """One request from its submission to its end. Lives on the event loop.
 
-    Use it in a `with`: leaving early aborts the request. ended: called once, with None or the
-    error.
+    Iterate over it once: Started, then updates, and Done at the end, or a JaxserveError. Use it in
+    a `with`: leaving early aborts the request.
     """
 
     def __init__(
         self,
         id: str,
-        call: Call,
+        incoming: IncomingRequest,
         prepared: Prepared,
         tokenizer: Tokenizer,
         engine: Engine,
         outbox: Outbox,
-        before: Tally,
-        ended: Callable[["Answer", JaxserveError | None], None],
+        totals: ComputeTotals,
+        on_end: Callable[["Answer", JaxserveError | None], None],
     ):
+        """id: the client's. totals: what the device has computed so far.
+
+        on_end: called once, with the error or None.
+        """
         params = prepared.request.params
-        assert params.seed is not None, "the seed is drawn before"
-        self.id, self.call, self.prepared = id, call, prepared
+        assert params.seed is not None, "the service draws a seed before it makes the answer"
+        self.id = id
+        self.incoming = incoming
+        self.prepared = prepared
         self.times: Times | None = None  # of the first choice that began
         self.completions: list[Completion] = []
         self.error: JaxserveError | None = None
-        self._engine, self._outbox, self._before, self._tell = engine, outbox, before, ended
-        self._unread: deque[News] = deque()
-        self._told_all = False
-        self._scored = 1  # position of the next prompt token whose log-probability comes
-        self._assemblers = {
-            index: Assembler(
-                prepared.request,
-                prepared.text,
-                index,
-                params.seed,
-                tokenizer,
-                prepared.reading.spelled,
-            )
-            for index in range(params.n)
-        }
         self.finished = False
-        self.left = False  # all pages of a prefill have
-        since = prepared.request.since
-        self.submitted = time.monotonic() if since is None else since
-        self.newest: dict[int, float] = {}  # when a choice last had tokens
+        self.exported = False  # all pages of a prefill request have left this server
+        arrived = prepared.request.since
+        self.submitted = time.monotonic() if arrived is None else arrived
+        self.last_tokens_at: dict[int, float] = {}  # by choice, monotonic seconds
+        self._engine = engine
+        self._outbox = outbox
+        self._totals_before = totals
+        self._on_end = on_end
+        self._unread: deque[AnswerEvent] = deque()
+        self._read_to_end = False
+        self._next_score = 1  # position of the next prompt token whose log-probability comes
+        self._choices = OpenChoices(
+            prepared, params.seed, tokenizer, engine.stop, prepared.reading.spelled
+        )
 
     @property
     def prompt_tokens(self) -> int:
+        """Number of tokens of the prompt."""
         return len(self.prepared.request.prompt)
 
     @property
     def started(self) -> bool:
+        """True once the engine has returned anything for this request."""
         return self.times is not None
 
     @property
     def prefilled(self) -> bool:
-        """Its prompt was computed, or all its pages have left, whether it has ended or not."""
-        return self.call.prefill and (self.left or bool(self.completions))
+        """True once a decode server got what it asked for: the prompt computed, or all its pages.
+
+        The request itself may still run.
+        """
+        return self.incoming.prefill and (self.exported or bool(self.completions))
+
+    # ---- the reader's side
 
     def __aiter__(self) -> "Answer":
         return self
 
-    async def __anext__(self) -> News:
-        if self._told_all:
+    async def __anext__(self) -> AnswerEvent:
+        if self._read_to_end:
             raise StopAsyncIteration
         if not self._unread:
             self._unread.extend(await self._outbox.take())
-        news = self._unread.popleft()
-        self._told_all = isinstance(news, Done)
-        return news
+        event = self._unread.popleft()
+        self._read_to_end = isinstance(event, Done)
+        return event
 
     async def whole(self) -> Done:
-        """The last of the news; JaxserveError where there is none."""
-        async for news in self:
-            if isinstance(news, Done):
-                return news
+        """Wait for the end and return the last event; raises the JaxserveError that ended it."""
+        async for event in self:
+            if isinstance(event, Done):
+                return event
         raise AssertionError("an answer ends with Done or an error")
 
     def __enter__(self) -> "Answer":
@@ -110,25 +116,26 @@ class Answer:
         self.close()
 
     def close(self) -> None:
-        """Nobody reads any more: abort what still runs."""
+        """Abort what still runs, since its client does not read any more."""
         if not self.finished:
             self._engine.abort(self.prepared.request.id)
             self._end(None)
 
+    # ---- the engine's side
+
     def fail(self, error: JaxserveError) -> None:
-        """End with an error; the engine is told."""
+        """End with an error and abort the request in the engine."""
         if not self.finished:
             self._engine.abort(self.prepared.request.id)
             self._outbox.fail(error)
             self._end(error)
 
-    def take(self, event: TokenEvent, tally: Tally) -> int:
-        """Take in an event of the engine; returns how many tokens became the client's."""
-        assembler = self._assemblers.get(event.index)
-        if assembler is None or self.finished:
+    def take(self, event: TokenEvent, totals: ComputeTotals) -> int:
+        """Take in an event of the engine; return the number of tokens that the client gets."""
+        if self.finished or event.index not in self._choices:
             return 0
         self._begin(event)
-        piece = assembler.push(event)
+        piece, completion = self._choices.take(event)
         try:
             if piece.text or piece.token_ids:
                 self._outbox.update(event.index, piece)
@@ -136,37 +143,40 @@ class Answer:
             self.fail(error)
             return 0
         if piece.prompt_logprobs:
-            self._outbox.put(PromptScores(self._scored, list(piece.prompt_logprobs)))
-            self._scored += len(piece.prompt_logprobs)
-        if event.finish:
-            self._finish_choice(assembler, event, tally)
-        elif assembler.stopped:
-            self._engine.stop(event.request_id, event.index)
+            self._outbox.put(PromptScores(self._next_score, list(piece.prompt_logprobs)))
+            self._next_score += len(piece.prompt_logprobs)
+        if completion:
+            self._finish_choice(completion, totals)
         return len(piece.token_ids)
 
     def _begin(self, event: TokenEvent) -> None:
-        """The prompt's log-probabilities come before the first token, and so before its times."""
-        begun = self.started
-        self.times = event.times or self.times or (Times() if event.prompt_logprobs else None)
-        if self.times and not begun:
+        """Put Started before the first event that has anything for the client.
+
+        Log-probabilities of the prompt come before the first token, and so before its times.
+        """
+        was_started = self.started
+        if event.times:
+            self.times = event.times
+        elif self.times is None and event.prompt_logprobs:
+            self.times = Times()
+        if self.times and not was_started:
             self._outbox.put(Started(self.prompt_tokens, self.times.cached))
 
-    def _finish_choice(self, assembler: Assembler, event: TokenEvent, tally: Tally) -> None:
-        assert event.finish
-        if (
-            event.finish.error and not assembler.stopped
-        ):  # what comes behind a stop string is nobody's
-            return self.fail(presentable(event.finish.error))
-        self.completions.append(assembler.completion(event))
-        del self._assemblers[event.index]
-        if not self._assemblers:
-            computed = tally.computed_tokens - self._before.computed_tokens
-            live = tally.live_tokens - self._before.live_tokens
-            padding = max(0.0, 1 - live / computed) if computed else 0.0
-            self.completions.sort(key=lambda completion: completion.index)
-            self._outbox.finish(Done(tuple(self.completions), padding, tally.bucket))
-            self._end(None)
+    def _finish_choice(self, completion: Completion, totals: ComputeTotals) -> None:
+        if completion.error:
+            return self.fail(mask_internal_error(completion.error))
+        self.completions.append(completion)
+        if self._choices:
+            return
+        before = self._totals_before
+        computed = totals.computed_tokens - before.computed_tokens
+        live = totals.live_tokens - before.live_tokens
+        padding_share = max(0.0, 1 - live / computed) if computed else 0.0
+        self.completions.sort(key=lambda completion: completion.index)
+        self._outbox.finish(Done(tuple(self.completions), padding_share, totals.bucket))
+        self._end(None)
 
     def _end(self, error: JaxserveError | None) -> None:
-        self.finished, self.error = True, error
-        self._tell(self, error)
+        self.finished = True
+        self.error = error
+        self._on_end(self, error)

@@ -1,7 +1,6 @@
-"""What a client hears of its request, and the box where it lies until it is read."""
+"""Events of an answer as its client reads them, and the outbox that holds them until then."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxserve.completion import Completion, Piece
@@ -11,8 +10,11 @@ from jaxserve.errors import JaxserveError, SlowConsumerError
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first: the prompt was computed, or a part of it whose log-probabilities were asked
-    for."""
+    """The first event of an answer: the engine has begun to return results for the prompt.
+
+    It comes with the first token, or with the first log-probabilities of the prompt where the
+    client asked for these.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -28,7 +30,10 @@ class PromptScores:
 
 @dataclass(slots=True)
 class Update:
-    """What became final of one choice since the reader looked last."""
+    """New text and tokens of one choice since the client last read.
+
+    logprobs: one entry for each token; None where the client did not ask for them.
+    """
 
     index: int
     text: str = ""
@@ -36,6 +41,7 @@ class Update:
     logprobs: list[Logprob] | None = None
 
     def add(self, piece: Piece) -> None:
+        """Append what the engine produced after this update."""
         self.text += piece.text
         self.token_ids += piece.token_ids
         if piece.logprobs is not None:
@@ -44,8 +50,10 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last. padding_share: of what the engine computed while the request was there; bucket: of
-    its last step.
+    """The last event of an answer.
+
+    padding_share: share of padding among the tokens that the engine computed, for all requests,
+    between admission and end of this one, 0 to 1. bucket: compiled step of the last output.
     """
 
     completions: tuple[Completion, ...]
@@ -53,56 +61,53 @@ class Done:
     bucket: str
 
 
-def _own(entries: Sequence[Logprob] | None) -> list[Logprob] | None:
-    return None if entries is None else list(entries)
-
-
-News = Started | PromptScores | Update | Done
+AnswerEvent = Started | PromptScores | Update | Done
 
 
 class Outbox:
-    """News of one request for one reader. Writing never waits; updates of a choice that nobody read
-    yet become one.
+    """Unread events of one request for one reader. Lives on the event loop.
 
-    Lives on the event loop. SlowConsumerError, to the writer, when more than `max_tokens` lie
-    unread.
+    Writing never waits. Unread updates of the same choice are merged into one, so that a slow
+    reader gets fewer and larger messages.
     """
 
     def __init__(self, max_tokens: int):
+        """max_tokens: unread tokens beyond which `update` raises."""
         self._max_tokens = max_tokens
-        self._first: list[News] = []
-        self._updates: dict[int, Update] = {}
-        self._unread = 0
+        self._first: list[AnswerEvent] = []  # events that precede all updates
+        self._updates: dict[int, Update] = {}  # by choice
+        self._unread = 0  # tokens
         self._done: Done | None = None
         self._error: JaxserveError | None = None
-        self._reader: asyncio.Future[None] | None = None  # waits for something to read
+        self._reader: asyncio.Future[None] | None = None  # of a reader that waits in `take`
 
-    def put(self, news: Started | PromptScores) -> None:
-        self._first.append(news)
+    def put(self, event: Started | PromptScores) -> None:
+        """Add an event that precedes the text of all choices."""
+        self._first.append(event)
         self._wake()
 
     def update(self, index: int, piece: Piece) -> None:
+        """Add new text and tokens of a choice; SlowConsumerError when too many lie unread."""
         self._unread += len(piece.token_ids)
         if self._unread > self._max_tokens:
             raise SlowConsumerError(
-                f"{self._unread} tokens lie unread; the limit is {self._max_tokens} (read "
-                f"faster, or raise "
-                "--max-unread-tokens)"
+                f"{self._unread} tokens lie unread; the limit is {self._max_tokens} (read faster, "
+                f"or raise --max-unread-tokens)"
             )
         if index in self._updates:
             self._updates[index].add(piece)
         else:
-            self._updates[index] = Update(
-                index, piece.text, list(piece.token_ids), _own(piece.logprobs)
-            )
+            logprobs = None if piece.logprobs is None else list(piece.logprobs)
+            self._updates[index] = Update(index, piece.text, list(piece.token_ids), logprobs)
         self._wake()
 
     def finish(self, done: Done) -> None:
+        """Add the last event."""
         self._done = done
         self._wake()
 
     def fail(self, error: JaxserveError) -> None:
-        """What lies unread is still read before it."""
+        """End with an error, which the reader gets after the events that lie unread."""
         self._error = self._error or error
         self._wake()
 
@@ -110,19 +115,21 @@ class Outbox:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def take(self) -> list[News]:
-        """All that is there, at least one; the error that ended the request when there is nothing
-        else.
+    async def take(self) -> list[AnswerEvent]:
+        """Wait for unread events and return all of them, at least one.
+
+        Raises the error that ended the request once no events are left.
         """
         while not (self._first or self._updates or self._done or self._error):
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        news: list[News] = [*self._first, *self._updates.values()]
+        events: list[AnswerEvent] = [*self._first, *self._updates.values()]
         if self._done:
-            news.append(self._done)
-        elif not news and self._error:
+            events.append(self._done)
+        elif not events and self._error:
             raise self._error
         if self._first:
             self._first = []
-        self._updates, self._unread = {}, 0
-        return news
+        self._updates = {}
+        self._unread = 0
+        return events

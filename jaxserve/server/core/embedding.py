@@ -1,4 +1,4 @@
-"""Several inputs as one request: each is an answer of its own, and they are told together."""
+"""Embedding of several inputs in one request: each input is an answer of its own."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,36 +10,43 @@ from jaxserve.completion import Completion
 from jaxserve.errors import AbortedError, DeadlineError, QueueFullError
 from jaxserve.prompts import Prompt
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.service import Service
 
-MAX_INPUTS = 2048  # of a request, as OpenAI has it
-AT_ONCE = 128  # of a request's inputs in the engine: others come in between
-FEW = 4  # embeddings that are written on the event loop
+MAX_INPUTS = 2048  # of a request, as in OpenAI's API
+AT_ONCE = 128  # inputs of one request in the engine, so that other requests come in between
+FEW = 4  # embeddings that are rendered on the event loop itself
 
 
-def embed_calls(inputs: Sequence[tuple[Prompt, str]], request_id: str, **given: Any) -> list[Call]:
-    """One for each input, which is a prompt and its path in the client's message. given: more
-    fields of Call.
+def embedding_requests(
+    inputs: Sequence[tuple[Prompt, str]], request_id: str, **fields: Any
+) -> list[IncomingRequest]:
+    """Make a request for each input, which is a prompt and its path in the client's message.
+
+    fields: further fields of every IncomingRequest.
     """
     ids = [request_id] if len(inputs) == 1 else [f"{request_id}-{i}" for i in range(len(inputs))]
     return [
-        Call(prompt=prompt, prompt_field=path, embed=True, request_id=id, **given)
+        IncomingRequest(prompt=prompt, prompt_field=path, embed=True, request_id=id, **fields)
         for (prompt, path), id in zip(inputs, ids, strict=True)
     ]
 
 
-async def embed(service: Service, calls: Sequence[Call]) -> list[Completion]:
-    """In the order of the calls. The first error ends them all; so does whoever cancels this."""
-    running, tasks = _Running(), list[asyncio.Task[Completion]]()
+async def embed(service: Service, requests: Sequence[IncomingRequest]) -> list[Completion]:
+    """Run all requests and return their completions in order.
+
+    The first error, or cancellation of this coroutine, ends all of them.
+    """
+    running = _Running()
+    tasks: list[asyncio.Task[Completion]] = []
     try:
         with ExitStack() as answers:
             async with (
                 asyncio.timeout(service.limits.max_request_seconds),
                 asyncio.TaskGroup() as group,
             ):
-                for call in calls:
-                    answer = answers.enter_context(await _admit(service, call, running))
+                for request in requests:
+                    answer = answers.enter_context(await _admit(service, request, running))
                     tasks.append(running.add(group.create_task(_embedded(answer))))
         return [task.result() for task in tasks]
     except ExceptionGroup as errors:
@@ -48,28 +55,34 @@ async def embed(service: Service, calls: Sequence[Call]) -> list[Completion]:
         raise DeadlineError("--max-request-seconds has passed") from None
 
 
-async def written[T](
-    service: Service, done: Sequence[Completion], write: Callable[[int, Completion], T]
+async def render_each[T](
+    service: Service, completions: Sequence[Completion], render: Callable[[int, Completion], T]
 ) -> list[T]:
-    """What `write` makes of each, by its place: beside the event loop, where there are many."""
+    """Render each completion, given with its place; many are rendered beside the event loop."""
 
-    def work() -> list[T]:
-        return [write(i, completion) for i, completion in enumerate(done)]
+    def render_all() -> list[T]:
+        return [render(i, completion) for i, completion in enumerate(completions)]
 
-    return work() if len(done) <= FEW else await service.beside(partial(work))
+    if len(completions) <= FEW:
+        return render_all()
+    return await service.run_in_background(partial(render_all))
 
 
-async def _admit(service: Service, call: Call, running: "_Running") -> Answer:
-    """A full queue is no reason to refuse what waits in it itself: it becomes shorter."""
-    await asyncio.sleep(0)  # whoever else is due on the event loop
+async def _admit(service: Service, request: IncomingRequest, running: "_Running") -> Answer:
+    """Admit an input once fewer than AT_ONCE of its request are in the engine.
+
+    The queue may be full of this request's own inputs: these end by themselves, and then there is
+    room. Without any of them running, a full queue is an error as for any request.
+    """
+    await asyncio.sleep(0)  # let other tasks of the event loop run between two inputs
     while running.count >= AT_ONCE:
-        await running.one_less()
+        await running.wait_for_end()
     while running.count:
         try:
-            return await service.answer(call, comes_again=True)
+            return await service.answer(request, retries_itself=True)
         except QueueFullError:
-            await running.one_less()
-    return await service.answer(call)
+            await running.wait_for_end()
+    return await service.answer(request)
 
 
 async def _embedded(answer: Answer) -> Completion:
@@ -80,7 +93,7 @@ async def _embedded(answer: Answer) -> Completion:
 
 
 class _Running:
-    """Those of a request's inputs that are in the engine."""
+    """The inputs of one request that are in the engine."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -95,8 +108,8 @@ class _Running:
         self.count -= 1
         self._ended.set()
 
-    async def one_less(self) -> None:
-        """Until one of them has ended, if there is one."""
+    async def wait_for_end(self) -> None:
+        """Wait until an input has ended; return at once when none runs."""
         if self.count:
             self._ended.clear()
             await self._ended.wait()

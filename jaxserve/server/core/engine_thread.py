@@ -1,5 +1,6 @@
-"""The one thread that touches the engine. Others leave it jobs; it hands over the news of each step
-at once.
+"""The one thread that touches the engine.
+
+Other threads leave jobs in its queue. After each step it hands the step's events over.
 """
 
 import contextlib
@@ -18,8 +19,12 @@ from jaxserve.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """What the device has computed so far. bucket: the compiled step whose output was read last."""
+class ComputeTotals:
+    """Tokens that the device has computed since the server began.
+
+    live_tokens: those that belong to requests. computed_tokens: padding included. bucket: compiled
+    step whose output was read last.
+    """
 
     live_tokens: int = 0
     computed_tokens: int = 0
@@ -28,9 +33,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Choices with a row and without one; pages of all groups and lanes. Of the rest: so far.
+    """Occupation of the engine, and counters since it began.
 
-    verifications: of a choice's drafts. drafted, accepted: their tokens, and those that were right.
+    running, waiting: choices with and without a row. pages_used, pages_total: over all page groups
+    and lanes. preemptions: choices that lost their row to others. verifications: a choice's drafts
+    of one step count as one. drafted, accepted: tokens that were drafted, and accepted of them.
     """
 
     running: int = 0
@@ -44,60 +51,64 @@ class Loads:
 
 
 @dataclass(frozen=True, slots=True)
-class StepNews:
-    """What one step brought. seconds: of the step; host_seconds: those not spent waiting for the
-    device.
+class StepReport:
+    """Events and figures of one step.
+
+    seconds: duration of the step. host_seconds: the part not spent waiting for the device.
     """
 
     events: list[TokenEvent]
     loads: Loads
-    tally: Tally
+    totals: ComputeTotals
     seconds: float
     host_seconds: float
 
 
 class EngineThread:
-    """Runs an engine. `submit`, `abort`, `stop` and `call` may be called from any thread and return
-    at once.
+    """Runs an engine on a thread of its own.
 
-    deliver: called on this thread with the news of each step; it must not block. failed: called
-    there with the exception that ended the engine; nothing is delivered after it. tally: asked
-    after each step.
+    `submit`, `abort`, `stop` and `call` may be called from any thread and return at once.
     """
 
     def __init__(
         self,
         engine: Engine,
-        deliver: Callable[[StepNews], None],
+        deliver: Callable[[StepReport], None],
         failed: Callable[[BaseException], None],
-        tally: Callable[[], Tally] = Tally,
+        totals: Callable[[], ComputeTotals] = ComputeTotals,
     ):
+        """deliver: called on this thread with the report of each step; it must not block.
+
+        failed: called on this thread with the exception that ended the engine; no report follows.
+        totals: asked after each step.
+        """
         self._engine = engine
-        self._deliver, self._failed, self._tally = deliver, failed, tally
+        self._deliver = deliver
+        self._failed = failed
+        self._totals = totals
         self._jobs: deque[Callable[[], None]] = deque()
         self._immediate: list[TokenEvent] = []  # events that no step brings
-        self._told = Loads()
+        self._reported = Loads()  # of the last report
         self._wake = threading.Condition()
-        self._closing = self._ended = False
+        self._closing = False
+        self._ended = False
         self._calls: set[Future[Any]] = set()
-        self._busy_since: float | None = None
+        self._busy_since: float | None = None  # monotonic; None between steps
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request. One that the engine refuses gets its error as the finish of its first
-        choice.
-        """
+        """Queue a request; an engine that refuses it ends its first choice with the error."""
         self._add(lambda: self._submit(request))
 
     def abort(self, request_id: str) -> None:
+        """End a request; its last events come with the next step."""
         self._add(lambda: self._engine.abort(request_id))
 
     def stop(self, request_id: str, index: int) -> None:
-        """End one choice whose text met a stop string; its last event comes with the next
-        step's."""
+        """End one choice whose text met a stop string; its last event comes with the next step."""
         self._add(lambda: self._stop(request_id, index))
 
     def call[T](self, function: Callable[[Engine], T]) -> "Future[T]":
@@ -106,18 +117,22 @@ class EngineThread:
         self._calls.add(future)
         future.add_done_callback(self._calls.discard)
         self._add(lambda: _fulfil(future, lambda: function(self._engine)))
+        # The thread may have ended, and emptied `_calls`, before this future was added.
         if self._ended:
-            self._give_up()
+            self._fail_calls()
         return future
 
     @property
     def stuck_for(self) -> float:
-        """Seconds since the step began that has not ended yet; 0 between steps."""
-        since = self._busy_since
+        """Seconds since the current step began; 0 between steps."""
+        since = self._busy_since  # read once: the engine's thread may reset it meanwhile
         return time.monotonic() - since if since else 0.0
 
     def close(self, timeout: float = 10.0) -> bool:
-        """End the thread after its step; whether it ended in time. The engine stays as it is."""
+        """End the thread after its current step; return whether it ended within `timeout` seconds.
+
+        The engine is not closed.
+        """
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -143,10 +158,10 @@ class EngineThread:
             self._failed(error)
         finally:
             self._ended = True
-            self._give_up()
+            self._fail_calls()
 
-    def _give_up(self) -> None:
-        """Whoever waits for a call is told that it will never be made."""
+    def _fail_calls(self) -> None:
+        """Fail the calls that will never be made."""
         for future in list(self._calls):
             with contextlib.suppress(InvalidStateError):
                 future.set_exception(RestartingError("the engine has ended; the server restarts"))
@@ -158,17 +173,20 @@ class EngineThread:
             return not self._closing
 
     def _step(self) -> None:
-        events, self._immediate = self._immediate, []
-        waited, began = self._engine.waited, time.monotonic()
+        events = self._immediate
+        self._immediate = []
+        waited_before = self._engine.waited
+        began = time.monotonic()
         self._busy_since = began
         if self._engine.has_work:
             events += self._engine.step()
         self._busy_since = None
-        seconds, loads = time.monotonic() - began, self._loads()
-        if events or loads != self._told:
-            self._told = loads
-            host_seconds = seconds - (self._engine.waited - waited)
-            self._deliver(StepNews(events, loads, self._tally(), seconds, host_seconds))
+        seconds = time.monotonic() - began
+        loads = self._loads()
+        if events or loads != self._reported:
+            self._reported = loads
+            host_seconds = seconds - (self._engine.waited - waited_before)
+            self._deliver(StepReport(events, loads, self._totals(), seconds, host_seconds))
 
     def _submit(self, request: Request) -> None:
         try:
@@ -179,11 +197,13 @@ class EngineThread:
             )
 
     def _stop(self, request_id: str, index: int) -> None:
-        if event := self._engine.stop(request_id, index):
+        event = self._engine.stop(request_id, index)
+        if event:  # None: the choice has ended meanwhile
             self._immediate.append(event)
 
     def _loads(self) -> Loads:
-        scheduler, speculation = self._engine.scheduler, self._engine.scheduler.speculation
+        scheduler = self._engine.scheduler
+        speculation = scheduler.speculation
         pools = [cache.pool for lane in scheduler.lanes for cache in lane.caches]
         total = sum(pool.num_pages for pool in pools)
         return Loads(
@@ -200,7 +220,7 @@ class EngineThread:
 
 def _fulfil(future: "Future[Any]", function: Callable[[], Any]) -> None:
     if not future.set_running_or_notify_cancel():
-        return  # whoever asked went away
+        return  # cancelled by the caller
     try:
         future.set_result(function())
     except Exception as error:

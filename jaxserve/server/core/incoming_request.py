@@ -1,4 +1,4 @@
-"""Call: a request as it comes through a door, whichever it is."""
+"""Requests as they arrive, whichever protocol they came by, before they are admitted."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -12,14 +12,14 @@ TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """A request at the door. timeout: seconds that the client will wait from now; None: as long as
-    the limits allow.
+class IncomingRequest:
+    """A parsed request that was not checked or tokenized yet.
 
-    prompt_field: the prompt's path in the client's message, for errors. embed: its embedding is
-    wanted, and no text. prefill: it comes from a server that decodes, and only its prompt is to be
-    computed. tools: that the answer to a conversation may call. trace: headers that say which trace
-    the request belongs to.
+    prompt_field: path of the prompt in the client's message, for errors. embed: the client wants
+    the prompt's embedding instead of text. prefill: a decode server asks for the prompt's KV pages
+    only. tools: functions that the answer to a conversation may call. timeout: seconds from
+    `arrived` on after which the client gives up; None: only --max-request-seconds applies. trace:
+    W3C headers of the trace that the request belongs to. arrived: on the monotonic clock.
     """
 
     prompt: Prompt
@@ -37,12 +37,10 @@ class Call:
 
     @property
     def deadline(self) -> float | None:
-        """On the monotonic clock."""
+        """Time on the monotonic clock at which the client gives up; None: never."""
         return None if self.timeout is None else self.arrived + self.timeout
 
 
 def trace_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """Those of gRPC's metadata, or of HTTP's headers, that say which trace a request belongs to;
-    names are small.
-    """
+    """Return the trace headers among gRPC metadata or HTTP headers; names are in lower case."""
     return {name: str(value) for name, value in headers if name in TRACE_HEADERS}

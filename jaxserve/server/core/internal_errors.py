@@ -1,27 +1,33 @@
-"""Bugs, as clients may see them: no more than an id, which is in the log with the traceback."""
+"""Masking of bugs: clients get an incident id, and the log has the traceback under this id."""
 
 import logging
 import secrets
+from typing import TypeGuard
 
 from jaxserve.errors import EngineError, JaxserveError, NonFiniteLogitsError
 
 log = logging.getLogger(__name__)
 
 
-def presentable(error: BaseException) -> JaxserveError:
-    """The error itself if it was meant for clients, else a generic one; paths and prompts stay
-    here.
+class IncidentError(EngineError):
+    """A bug that was logged already; the message holds nothing but the incident id."""
+
+
+def mask_internal_error(error: BaseException) -> JaxserveError:
+    """Return the error if it is meant for clients, else a generic one with an incident id.
+
+    Messages of other exceptions may hold paths or prompts, and are only written to the log.
     """
-    if isinstance(error, JaxserveError) and (not isinstance(error, EngineError) or _is_told(error)):
+    if _is_for_clients(error):
         return error
     incident = secrets.token_hex(6)
     log.error("incident %s", incident, exc_info=error)
     return IncidentError(f"internal error (incident {incident})")
 
 
-def _is_told(error: EngineError) -> bool:
-    return isinstance(error, NonFiniteLogitsError | IncidentError)
-
-
-class IncidentError(EngineError):
-    """A bug that was logged already."""
+def _is_for_clients(error: BaseException) -> TypeGuard[JaxserveError]:
+    # EngineError is raised for broken invariants, whose texts speak of the inside of the engine;
+    # two kinds of it say something that a client can use.
+    if isinstance(error, EngineError):
+        return isinstance(error, NonFiniteLogitsError | IncidentError)
+    return isinstance(error, JaxserveError)

@@ -1,4 +1,4 @@
-"""The bounds that hold before a request is looked at, and while it is served. Each is a flag."""
+"""Bounds on requests, connections and buffers. Each of them is a flag of the server."""
 
 from dataclasses import dataclass, field, fields
 
@@ -13,47 +13,58 @@ def _bound[T: float](default: T, what: str) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Defaults on purpose for everything: nothing of a client's is unbounded. Sizes are bytes,
-    times seconds.
+    """Bounds on everything that a client can make the server hold or do.
+
+    Each bound has a finite default, so that a server without flags is bounded as well. Sizes are
+    bytes, times seconds.
     """
 
     max_waiting_requests: int = _bound(1024, "requests that wait for their first token")
     max_waiting_tokens: int = _bound(
-        2**20, "prompt tokens of requests that wait for their first token"
+        2**20, "prompt tokens of all requests that wait for their first token"
     )
     max_prompt_bytes: int = _bound(
-        8 * MEBI, "text of a prompt, or of a conversation, before it is tokenized"
+        8 * MEBI, "bytes of text in a prompt or a conversation, before it is tokenized"
     )
-    max_tools: int = _bound(128, "functions that a conversation's answer may call")
-    max_tool_bytes: int = _bound(256 * 1024, "their names, descriptions and schemas, as JSON")
+    max_tools: int = _bound(128, "functions that the answer to a conversation may call")
+    max_tool_bytes: int = _bound(
+        256 * 1024, "bytes of the names, descriptions and schemas of a request's tools, as JSON"
+    )
     max_grammar_bytes: int = _bound(
-        64 * 1024, "a JSON schema, regular expression or grammar that a text has to follow"
+        64 * 1024, "bytes of a JSON schema, regular expression or grammar for structured output"
     )
-    grammar_seconds: float = _bound(2.0, "to compile one, in a process of its own")
+    grammar_seconds: float = _bound(
+        2.0, "seconds to compile a grammar in a process of its own, which is then killed"
+    )
     grammar_cache_bytes: int = _bound(
-        64 * MEBI, "compiled grammars that are kept, as estimated from their size"
+        64 * MEBI, "bytes of compiled grammars that are kept, estimated from their source"
     )
-    max_message_bytes: int = _bound(32 * MEBI, "a gRPC message")
+    max_message_bytes: int = _bound(32 * MEBI, "bytes of a gRPC message")
     max_body_bytes: int = _bound(
-        8 * MEBI, "an HTTP body: JSON takes long to read, and nobody else runs meanwhile"
+        8 * MEBI, "bytes of an HTTP body: all other requests wait while its JSON is parsed"
     )
-    max_header_bytes: int = _bound(16 * 1024, "metadata of a call, headers of an HTTP request")
+    max_header_bytes: int = _bound(
+        16 * 1024, "bytes of a gRPC call's metadata, or of an HTTP request's headers"
+    )
     max_http_connections: int = _bound(1024, "HTTP connections at a time")
     max_streams_per_connection: int = _bound(1024, "calls at a time on one gRPC connection")
-    max_unread_tokens: int = _bound(4096, "tokens made for a stream that its client has not read")
-    slow_client_seconds: float = _bound(
-        30.0, "for a client to read a message of a stream, to send headers, or a body"
+    max_unread_tokens: int = _bound(
+        4096, "tokens of a stream that its client has not read before the stream is ended"
     )
-    max_request_seconds: float = _bound(3600.0, "age of a request")
+    slow_client_seconds: float = _bound(
+        30.0, "seconds for a client to read a message of a stream, or to send headers or a body"
+    )
+    max_request_seconds: float = _bound(3600.0, "seconds from a request's arrival to its end")
     max_watchers: int = _bound(16, "readers of the live view at a time")
 
     @property
     def grammars(self) -> Bounds:
+        """Bounds on the compilation of structured output."""
         return Bounds(self.max_grammar_bytes, self.grammar_seconds, self.grammar_cache_bytes)
 
     @classmethod
     def table(cls) -> list[tuple[str, float, str]]:
-        """(flag, default, what it bounds), for --help and the documentation."""
+        """Return (flag, default, what it bounds) of each limit, for --help and docs/api.md."""
         return [
             (f"--{f.name.replace('_', '-')}", f.default, f.metadata["what"]) for f in fields(cls)
         ]  # type: ignore[misc]

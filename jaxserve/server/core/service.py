@@ -1,421 +1,285 @@
-"""Service: what the server does, whatever the protocol. gRPC and HTTP are facades over one object
-of this class.
-"""
+"""The service behind gRPC and HTTP: requests in, answers out, whatever the protocol."""
 
 import asyncio
 import itertools
 import secrets
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
-from jaxserve.chat import Rendered, Tools
+from jaxserve.chat import Rendered
 from jaxserve.engine.events import TokenEvent
 from jaxserve.errors import (
     DeadlineError,
     JaxserveError,
     QueueFullError,
-    RequestError,
     RequestIdInUseError,
-    RoleError,
 )
-from jaxserve.prompts import Prepared, Prompt, Prompts, is_conversation
-from jaxserve.request import Request, SamplingParams
+from jaxserve.prompts import Prepared, Prompt, Prompts
+from jaxserve.request import SamplingParams
+from jaxserve.server.core.admission import AdmissionControl
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_events import Outbox
-from jaxserve.server.core.engine_thread import EngineThread, Loads, StepNews, Tally
-from jaxserve.server.core.incoming_request import Call
-from jaxserve.server.core.internal_errors import presentable
+from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread, Loads, StepReport
+from jaxserve.server.core.incoming_request import IncomingRequest
+from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.prompt_encoder import PromptEncoder
+from jaxserve.server.core.remote_prefills import PageFetcher, RemotePrefills
+from jaxserve.server.core.request_observer import RequestObserver
 from jaxserve.server.core.slow_clients import SlowClients
-from jaxserve.server.core.ttft_estimate import Forecast
-from jaxserve.structure import Grammar, Structure
+from jaxserve.server.core.ttft_estimate import TTFTEstimate
+from jaxserve.server.core.workers import Workers
+from jaxserve.structure import Grammar
 
-MAX_ID_BYTES = 128
-MAX_SALT_BYTES = 128
-MAX_PRIORITY = 100
-SLICE = 32  # events handled in one turn of the event loop: what else is due waits for no more
-MAX_ASIDE = 64  # calls of Tokenize and Detokenize that wait for their turn
-MAX_UNCOMPILED = 64  # requests whose grammars wait for their turn
-SHORT = 2048  # letters or tokens that are encoded on the event loop
-
-
-class Observer(Protocol):
-    """Who counts: the metrics, the log, the traces."""
-
-    def refused(self, call: Call, error: JaxserveError) -> None: ...
-    def stepped(self, news: StepNews) -> None: ...
-    def received(self, answer: Answer, tokens: int, first: bool, seconds: float) -> None: ...
-    def ended(self, answer: Answer, error: JaxserveError | None) -> None: ...
-
-
-class Handover(Protocol):
-    """Who may have a prompt computed elsewhere."""
-
-    async def prepare(self, request: Request) -> None:
-        """Before it is submitted. JaxserveError when that has no use any more."""
-        ...
-
-    def close(self) -> None: ...
+EVENTS_AT_ONCE = 32  # events handled in one turn of the event loop, before other work gets its turn
 
 
 class Service:
-    """Admits requests, hands them to the engine's thread and its news to them. Lives on the event
-    loop.
+    """Admits requests, submits them to the engine's thread and routes its events to the answers.
 
-    Nothing waits for a client here: what is not read lies in a bounded outbox.
-
-    handover: of a decode server. for_servers: only prompts of decode servers are computed, and
-    clients are refused.
+    Lives on the event loop. Nothing here waits for a client: unread events lie in a bounded outbox.
     """
 
     def __init__(
         self,
         prompts: Prompts,
         thread: EngineThread,
-        forecast: Forecast,
+        estimate: TTFTEstimate,
         limits: Limits,
-        observers: tuple[Observer, ...],
-        handover: Handover | None = None,
-        for_servers: bool = False,
+        observers: tuple[RequestObserver, ...],
+        page_fetcher: PageFetcher | None = None,
+        prefill_only: bool = False,
     ):
-        self.prompts, self.limits = prompts, limits
-        self._handover, self._for_servers = handover, for_servers
-        self.loads, self.tally = Loads(), Tally()
+        """page_fetcher: of a decode server. prefill_only: this is a prefill server."""
+        self.prompts = prompts
+        self.limits = limits
+        self.loads = Loads()
+        self.totals = ComputeTotals()
         self.slow_clients = SlowClients(limits.slow_client_seconds)
-        self._thread, self._forecast, self._observers = thread, forecast, observers
+        self._thread = thread
+        self._observers = observers
+        self._workers = Workers()
+        self._encoder = PromptEncoder(prompts, self._workers, limits.max_prompt_bytes)
+        self._remote_prefills = RemotePrefills(page_fetcher)
+        self._admission = AdmissionControl(limits, estimate, self._remote_prefills, prefill_only)
         self._answers: dict[str, Answer] = {}  # by the engine's id
-        self._requests: dict[
-            str, Answer | None
-        ] = {}  # by the client's id; None before it is submitted
-        self._waiting: set[str] = set()  # those of them without a first token
-        self._aborted: set[str] = (
-            set()
-        )  # those of them that were aborted while they were tokenized, or handed over
-        self._handed_over: dict[
-            str, asyncio.Task[None]
-        ] = {}  # those whose prompts are computed elsewhere
-        self._tokens_away = 0  # of these prompts
+        # By the client's id; None before the request is submitted to the engine.
+        self._requests: dict[str, Answer | None] = {}
+        self._aborted: set[str] = set()  # ids of `_requests` that were aborted before submission
         self._failure: JaxserveError | None = None
         self._numbers = itertools.count(1)
         self._timers: dict[Answer, asyncio.TimerHandle] = {}
-        self._events: deque[tuple[TokenEvent, Tally, float]] = deque()
-        self._tokenizing = ThreadPoolExecutor(2, "tokenize")
-        self._compiling = ThreadPoolExecutor(1, "grammars")
-        self._beside = ThreadPoolExecutor(
-            1, "beside"
-        )  # what must not hold up the admission of requests
-        self._aside = self._uncompiled = 0
+        # Events that were not routed yet, each with what held when its step ended.
+        self._events: deque[tuple[TokenEvent, ComputeTotals, float]] = deque()
 
     # ---- requests
 
-    async def answer(self, call: Call, comes_again: bool = False) -> Answer:
-        """Admit a request. JaxserveError when it cannot run, or not now.
+    async def answer(self, incoming: IncomingRequest, retries_itself: bool = False) -> Answer:
+        """Admit a request; JaxserveError when it cannot run, or not now.
 
-        comes_again: when the queue is full, the caller tries again by itself: that is no refusal.
+        retries_itself: the caller tries again when the queue is full, so that this does not count
+        as a refusal.
         """
         try:
-            return await self._admit(call)
+            return await self._admit(incoming)
         except JaxserveError as error:
-            if not (comes_again and isinstance(error, QueueFullError)):
-                self._refuse(call, error)
+            if not (retries_itself and isinstance(error, QueueFullError)):
+                for observer in self._observers:
+                    observer.refused(incoming, error)
             raise
 
-    async def _admit(self, call: Call) -> Answer:
-        request_id = call.request_id or new_id()
-        self._check(call, request_id)
+    async def _admit(self, incoming: IncomingRequest) -> Answer:
+        request_id = incoming.request_id or new_id()
+        self._check(incoming, request_id)
         self._requests[request_id] = None
-        self._waiting.add(request_id)
+        self._admission.enter(request_id)
         try:
-            prepared = self._checked(call, request_id, *await self._prepared(call))
-            if self._handover:
-                await self._prefilled(self._handover, request_id, prepared.request)
-            return self._submit(call, request_id, prepared)
+            rendered, params, grammar = await self._encoder.encode_request(incoming)
+            prepared = self._prepare(incoming, request_id, rendered, params, grammar)
+            self._admission.check_room(len(prepared.request.prompt), incoming)
+            if not (request_id in self._aborted or self._failure):
+                await self._remote_prefills.fetch(request_id, prepared.request)
+            return self._submit(incoming, request_id, prepared)
         except BaseException:
             self._forget(request_id)
             raise
 
-    async def _prefilled(self, handover: Handover, request_id: str, request: Request) -> None:
-        """Whoever aborts the request does not wait for the end of it."""
-        if request_id in self._aborted or self._failure:
-            return
-        task = self._handed_over[request_id] = asyncio.create_task(handover.prepare(request))
-        self._tokens_away += len(request.prompt)
-        try:
-            await asyncio.wait((task,))
-        finally:
-            del self._handed_over[request_id]
-            self._tokens_away -= len(request.prompt)
-            task.cancel()
-        if not task.cancelled():
-            task.result()
+    def _check(self, incoming: IncomingRequest, request_id: str) -> None:
+        self._admission.check_role(incoming)
+        self.prompts.check_purpose(incoming.embed)
+        self._admission.check_fields(incoming, request_id)
+        if request_id in self._requests:
+            raise RequestIdInUseError(f"request_id {request_id!r} is in flight already")
+        self._admission.check_queue()
 
     def abort(self, request_id: str) -> bool:
-        """End a request by its client's id; its answer finishes with reason abort. Whether it was
-        in flight.
+        """End a request by its client's id; return whether it was in flight.
+
+        Its answer finishes with reason abort.
         """
         if request_id not in self._requests:
             return False
-        if answer := self._requests[request_id]:
+        answer = self._requests[request_id]
+        if answer:
             self._thread.abort(answer.prepared.request.id)
         else:
             self._aborted.add(request_id)
-        if task := self._handed_over.get(request_id):
-            task.cancel()
+        self._remote_prefills.cancel(request_id)
         return True
 
-    async def _prepared(self, call: Call) -> tuple[Rendered, SamplingParams, Grammar | None]:
-        """The prompt as token ids, and what its answer has to follow, before the deadline."""
-        try:
-            left = None if call.deadline is None else call.deadline - time.monotonic()
-            async with asyncio.timeout(left):
-                rendered = await self.encode(call.prompt, call.prompt_field, call.tools)
-                params = self.prompts.constrain(rendered, call.params)
-                return (
-                    rendered,
-                    params,
-                    await self._compiled(params.structure) if params.structure else None,
-                )
-        except TimeoutError:
-            raise DeadlineError(
-                "the deadline passed while the prompt was tokenized or the grammar compiled"
-            ) from None
-
-    async def _compiled(self, structure: Structure) -> Grammar:
-        """Unknown grammars are compiled one after the other; who asks for one that is known does
-        not wait for that.
-        """
-        loop, work = asyncio.get_running_loop(), partial(self.prompts.grammars.compile, structure)
-        if self.prompts.grammars.knows(structure):
-            return await loop.run_in_executor(self._tokenizing, work)
-        if self._uncompiled >= MAX_UNCOMPILED:
-            raise QueueFullError(f"{MAX_UNCOMPILED} grammars wait to be compiled already", 1.0)
-        self._uncompiled += 1
-        try:
-            return await loop.run_in_executor(self._compiling, work)
-        finally:
-            self._uncompiled -= 1
-
-    async def encode(self, prompt: Prompt, name: str, tools: Tools | None = None) -> Rendered:
-        """Text and token ids of a prompt; long ones, and conversations, beside the event loop."""
-        self._check_prompt_size(prompt, name)
-        work = partial(self.prompts.encode, prompt, name, tools)
-        if is_conversation(prompt) or len(prompt) > SHORT:
-            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
-        return work()
-
-    async def tokenize(self, prompt: Prompt, name: str) -> Rendered:
-        """The same for its own sake; QueueFullError when many wait for that."""
-        self._check_prompt_size(prompt, name)
-        return await self._one_aside(partial(self.prompts.encode, prompt, name))
-
-    async def detokenize(self, ids: list[int], name: str) -> str:
-        return await self._one_aside(partial(self.prompts.decode, ids, name))
-
-    async def _one_aside[T](self, work: "partial[T]") -> T:
-        if self._aside >= MAX_ASIDE:
-            raise QueueFullError(f"{MAX_ASIDE} calls wait to be tokenized already", 1.0)
-        self._aside += 1
-        try:
-            return await self.beside(work)
-        finally:
-            self._aside -= 1
-
-    async def beside[T](self, work: "partial[T]") -> T:
-        """Run what takes long, and belongs to no request that waits, on a thread of its own."""
-        return await asyncio.get_running_loop().run_in_executor(self._beside, work)
-
     def fail_all(self, error: JaxserveError) -> None:
-        """End every request, and whatever is being tokenized or handed over."""
+        """End every request with this error, those that are not submitted yet as well."""
         self._failure = error
         for answer in list(self._answers.values()):
             answer.fail(error)
-        for task in self._handed_over.values():
-            task.cancel()
+        self._remote_prefills.cancel_all()
 
     def close(self) -> None:
-        """Wait for what is being tokenized: a conversation's rendering has its own time limit."""
-        if self._handover:
-            self._handover.close()
-        for executor in (self._tokenizing, self._compiling, self._beside):
-            executor.shutdown(cancel_futures=True)
+        """Wait for prompts that are being tokenized; rendering a chat has its own time limit."""
+        self._remote_prefills.close()
+        self._workers.close()
 
     @property
     def in_flight(self) -> int:
+        """Number of requests that have been admitted and not ended."""
         return len(self._requests)
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of requests without a first token."""
-        return self._tokens_ahead(MAX_PRIORITY)
+        """Prompt tokens of requests that wait in the engine for their first token."""
+        return self._admission.waiting_tokens
 
-    def _tokens_ahead(self, priority: int) -> int:
-        """Those of requests that go before a new one of this priority."""
-        waiting = [answer for id in self._waiting if (answer := self._requests[id])]
-        return sum(a.prompt_tokens for a in waiting if a.prepared.request.priority <= priority)
+    # ---- work beside requests
 
-    # ---- admission
+    async def tokenize(self, prompt: Prompt, name: str) -> Rendered:
+        """Return text and token ids of a prompt; `name` is its field, for errors."""
+        return await self._encoder.tokenize(prompt, name)
 
-    def _check(self, call: Call, request_id: str) -> None:
-        if self._for_servers and not call.prefill:
-            raise RoleError(
-                "this server computes prompts for others (--role prefill); ask one that decodes"
-            )
-        self.prompts.check_purpose(call.embed)
-        _check_size("request_id", request_id, MAX_ID_BYTES)
-        _check_size("cache_salt", call.cache_salt, MAX_SALT_BYTES)
-        if abs(call.priority) > MAX_PRIORITY:
-            raise RequestError(
-                "priority",
-                f"is {call.priority}; it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}",
-            )
-        if request_id in self._requests:
-            raise RequestIdInUseError(f"request_id {request_id!r} is in flight already")
-        if len(self._waiting) >= self.limits.max_waiting_requests:
-            raise self._full(
-                f"{len(self._waiting)} requests wait already, as many as --max-waiting-requests "
-                f"allows"
-            )
+    async def detokenize(self, ids: list[int], name: str) -> str:
+        """Return the text of token ids; `name` is their field, for errors."""
+        return await self._encoder.detokenize(ids, name)
 
-    def _check_prompt_size(self, prompt: Prompt, name: str) -> None:
-        size = (
-            len(prompt.encode("utf-8", "replace"))
-            if isinstance(prompt, str)
-            else _content_size(prompt)
-        )
-        if size > self.limits.max_prompt_bytes:
-            limit = self.limits.max_prompt_bytes
-            raise RequestError(
-                name, f"has {size} bytes of text; the limit is {limit} (--max-prompt-bytes)"
-            )
+    async def run_in_background[T](self, work: "partial[T]") -> T:
+        """Run long work that belongs to no waiting request, beside the event loop."""
+        return await self._workers.run_in_background(work)
 
-    def _full(self, problem: str) -> QueueFullError:
-        seconds = self._forecast.seconds_to_first_token(self.waiting_tokens, 0)
-        return QueueFullError(problem, min(max(seconds, 0.1), 60.0))
+    # ---- submission to the engine
 
-    def _checked(
+    def _prepare(
         self,
-        call: Call,
+        incoming: IncomingRequest,
         request_id: str,
         rendered: Rendered,
         params: SamplingParams,
         grammar: Grammar | None,
     ) -> Prepared:
-        """JaxserveError where it cannot run, or not now."""
-        params = params if params.seed is not None else replace(params, seed=secrets.randbits(64))
-        prepared = self.prompts.check(
+        """Make the engine's request; JaxserveError when it could never run."""
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(64))
+        return self.prompts.check(
             rendered,
             params,
-            call.prompt_field,
+            incoming.prompt_field,
+            # The number keeps a client that uses an id again apart from events of its old request.
             id=f"{request_id}#{next(self._numbers)}",
-            priority=call.priority,
-            salt=call.cache_salt,
-            deadline=call.deadline,
+            priority=incoming.priority,
+            salt=incoming.cache_salt,
+            deadline=incoming.deadline,
             since=time.monotonic(),
             grammar=grammar,
         )
-        self._check_room(len(prepared.request.prompt), call)
-        return prepared
 
-    def _submit(self, call: Call, request_id: str, prepared: Prepared) -> Answer:
+    def _submit(self, incoming: IncomingRequest, request_id: str, prepared: Prepared) -> Answer:
         if self._failure:
             raise self._failure
         outbox = Outbox(self.limits.max_unread_tokens)
         answer = Answer(
             request_id,
-            call,
+            incoming,
             prepared,
             self.prompts.tokenizer,
             self._thread,
             outbox,
-            self.tally,
+            self.totals,
             self._on_answer_ended,
         )
-        self._answers[prepared.request.id] = self._requests[request_id] = answer
-        self._start_timer(answer, call.deadline)
+        self._answers[prepared.request.id] = answer
+        self._requests[request_id] = answer
+        self._admission.queue_prompt(request_id, answer.prompt_tokens, prepared.request.priority)
+        self._start_timer(answer, incoming.deadline)
         self._thread.submit(prepared.request)
+        # Submitted all the same, so that the answer ends with finish reason abort.
         if request_id in self._aborted:
             self._thread.abort(prepared.request.id)
         return answer
 
-    def _check_room(self, tokens: int, call: Call) -> None:
-        waiting = self.waiting_tokens + self._tokens_away
-        if waiting and waiting + tokens > self.limits.max_waiting_tokens:
-            raise self._full(
-                f"{waiting} prompt tokens wait already; with {tokens} more they exceed "
-                f"--max-waiting-tokens {self.limits.max_waiting_tokens}"
-            )
-        if call.deadline is None:
-            return
-        left = call.deadline - time.monotonic()
-        forecast = self._forecast.seconds_to_first_token(self._tokens_ahead(call.priority), tokens)
-        if forecast > left:
-            raise DeadlineError(
-                f"the first token would come in {forecast:.2f} s at best, the deadline leaves "
-                f"{left:.2f} s"
-            )
-
     def _start_timer(self, answer: Answer, deadline: float | None) -> None:
         age = time.monotonic() - answer.submitted
-        seconds, what = self.limits.max_request_seconds - age, "--max-request-seconds has passed"
+        seconds = self.limits.max_request_seconds - age
+        what = "--max-request-seconds has passed"
         if deadline is not None and deadline - time.monotonic() < seconds:
-            seconds, what = deadline - time.monotonic(), "the deadline has passed"
+            seconds = deadline - time.monotonic()
+            what = "the deadline has passed"
         self._timers[answer] = asyncio.get_running_loop().call_later(
             seconds, answer.fail, DeadlineError(what)
         )
 
     def _forget(self, request_id: str) -> None:
         del self._requests[request_id]
-        self._waiting.discard(request_id)
+        self._admission.leave(request_id)
         self._aborted.discard(request_id)
 
-    def _refuse(self, call: Call, error: JaxserveError) -> None:
+    # ---- events of the engine
+
+    def take(self, report: StepReport) -> None:
+        """Take in the report of a step; called once per step."""
+        self.loads = report.loads
+        self.totals = report.totals
+        # A step without output may only have been launched: its duration says nothing.
+        if any(event.tokens or event.embedding for event in report.events):
+            self._admission.estimate.observe_step(report.seconds)
+        was_idle = not self._events
+        now = time.monotonic()
+        self._events.extend((event, report.totals, now) for event in report.events)
+        if was_idle:  # else a later turn of the event loop is scheduled already
+            self._route_some()
         for observer in self._observers:
-            observer.refused(call, error)
+            observer.stepped(report)
 
-    # ---- news
+    def _route_some(self) -> None:
+        """Route some events in order, and the rest in a later turn of the event loop.
 
-    def take(self, news: StepNews) -> None:
-        """What a step brought, once per step."""
-        self.loads, self.tally = news.loads, news.tally
-        if any(event.tokens or event.embedding for event in news.events):
-            self._forecast.saw_step(news.seconds)
-        idle, now = not self._events, time.monotonic()
-        self._events.extend((event, news.tally, now) for event in news.events)
-        if idle:
-            self._take_some()
-        for observer in self._observers:
-            observer.stepped(news)
-
-    def _take_some(self) -> None:
-        """A slice of the events, in order; then whoever else is due on the event loop, the writers
-        among them.
+        A step of a large batch brings hundreds of events; in between, the writers and other tasks
+        get their turn.
         """
-        for _ in range(min(SLICE, len(self._events))):
-            event, tally, now = self._events.popleft()
-            if answer := self._answers.get(event.request_id):
-                try:
-                    self._hand_over(answer, event, tally, now)
-                except Exception as error:  # of this request alone
-                    answer.fail(presentable(error))
+        for _ in range(min(EVENTS_AT_ONCE, len(self._events))):
+            event, totals, now = self._events.popleft()
+            answer = self._answers.get(event.request_id)
+            if answer is None:
+                continue
+            try:
+                self._route(answer, event, totals, now)
+            except Exception as error:  # a bug that concerns this request alone
+                answer.fail(mask_internal_error(error))
         if self._events:
-            asyncio.get_running_loop().call_soon(self._take_some)
+            asyncio.get_running_loop().call_soon(self._route_some)
 
-    def _hand_over(self, answer: Answer, event: TokenEvent, tally: Tally, now: float) -> None:
-        waited, first = answer.id in self._waiting, event.index not in answer.newest
-        tokens = answer.take(event, tally)
-        if waited and answer.times:
-            self._waiting.discard(answer.id)
+    def _route(self, answer: Answer, event: TokenEvent, totals: ComputeTotals, now: float) -> None:
+        was_waiting = answer.id in self._admission
+        is_first = event.index not in answer.last_tokens_at
+        tokens = answer.take(event, totals)
+        if was_waiting and answer.times:
+            self._admission.leave(answer.id)
             if answer.times.admitted:
-                self._forecast.saw_prompt(answer.prompt_tokens, answer.times.cached)
+                cached = answer.times.cached
+                self._admission.estimate.observe_prompt(answer.prompt_tokens, cached)
         if tokens:
-            seconds = now - answer.newest.get(event.index, answer.submitted)
-            answer.newest[event.index] = now
+            seconds = now - answer.last_tokens_at.get(event.index, answer.submitted)
+            answer.last_tokens_at[event.index] = now
             for observer in self._observers:
-                observer.received(answer, tokens, first, seconds)
+                observer.received(answer, tokens, is_first, seconds)
 
     def _on_answer_ended(self, answer: Answer, error: JaxserveError | None) -> None:
         del self._answers[answer.prepared.request.id]
@@ -426,22 +290,5 @@ class Service:
 
 
 def new_id() -> str:
-    """For a request whose client gave none."""
+    """Return a request id for a client that gave none."""
     return f"req-{secrets.token_hex(8)}"
-
-
-def _check_size(name: str, text: str, limit: int) -> None:
-    size = len(text.encode("utf-8", "replace"))
-    if size > limit:
-        raise RequestError(name, f"has {size} bytes; the limit is {limit}")
-
-
-def _content_size(prompt: Prompt) -> int:
-    """Bytes of a conversation's values; 0 for token ids, which the context bounds."""
-    if not is_conversation(prompt):
-        return 0
-    return sum(
-        len(str(value).encode("utf-8", "replace"))
-        for message in prompt
-        for value in message.values()  # type: ignore[union-attr]
-    )

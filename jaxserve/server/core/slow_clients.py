@@ -1,7 +1,7 @@
-"""Writes that take too long: the client does not read, and loses its stream.
+"""Detection of clients that do not read: a write that takes too long ends its stream.
 
-One look at all of them every so often, instead of a timer for each message: at ten thousand
-messages a second that is what can be afforded.
+All writes under way are looked at every so often by one timer. A timer for each message would cost
+too much at ten thousand messages a second.
 """
 
 import asyncio
@@ -11,13 +11,15 @@ from contextlib import asynccontextmanager
 
 from jaxserve.errors import SlowConsumerError
 
+CHECKS_PER_LIMIT = 10  # a slow write is found within a tenth of the limit after it
+
 
 class Write:
-    """In a `with`: a message is being written."""
+    """Marks a message as being written, for as long as its `with` block lasts."""
 
     def __init__(self, scope: asyncio.Timeout):
-        self.scope = scope
-        self.began: float | None = None
+        self.scope = scope  # around the whole stream
+        self.began: float | None = None  # monotonic; None between two messages
 
     def __enter__(self) -> None:
         self.began = time.monotonic()
@@ -27,22 +29,22 @@ class Write:
 
 
 class SlowClients:
-    """Streams that are being written. seconds: for one message to be taken, and up to a tenth
-    more."""
+    """The streams that are being written. Lives on the event loop."""
 
     def __init__(self, seconds: float):
+        """seconds: in which a client has to take a message."""
         self._seconds = seconds
         self._writes: set[Write] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Write]:
-        """SlowConsumerError out of the block when one of its writes takes too long."""
+        """Watch the writes of one stream; SlowConsumerError when one of them takes too long."""
         try:
             async with asyncio.timeout(None) as scope:
                 write = Write(scope)
                 self._writes.add(write)
-                self._look_later()
+                self._schedule()
                 try:
                     yield write
                 finally:
@@ -52,13 +54,15 @@ class SlowClients:
                 f"a message was not read within {self._seconds:g} s (--slow-client-seconds)"
             ) from None
 
-    def _look_later(self) -> None:
+    def _schedule(self) -> None:
         if self._timer is None and self._writes:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds / 10, self._look)
+            delay = self._seconds / CHECKS_PER_LIMIT
+            self._timer = asyncio.get_running_loop().call_later(delay, self._check)
 
-    def _look(self) -> None:
-        self._timer, now = None, time.monotonic()
+    def _check(self) -> None:
+        self._timer = None
+        now = time.monotonic()
         for write in self._writes:
             if write.began is not None and now - write.began > self._seconds:
-                write.scope.reschedule(-1)  # at once
-        self._look_later()
+                write.scope.reschedule(-1)  # a time in the past: the scope times out at once
+        self._schedule()

@@ -1,6 +1,4 @@
-"""One map from errors to what clients see of them: a gRPC status with google.rpc details, or an
-HTTP status.
-"""
+"""Statuses of gRPC for errors, with google.rpc details."""
 
 import math
 
@@ -17,7 +15,7 @@ DOMAIN = "jaxserve"
 
 
 def status_of(error: JaxserveError) -> Status:
-    """The status with exactly one ErrorInfo."""
+    """Return the error's status with one ErrorInfo, and with BadRequest and RetryInfo if any."""
     entries: list[Message] = [details.ErrorInfo(reason=error.reason, domain=DOMAIN)]
     if isinstance(error, RequestError):
         violation = details.BadRequest.FieldViolation(field=error.field, description=error.problem)
@@ -31,7 +29,7 @@ def status_of(error: JaxserveError) -> Status:
 
 
 def trailers(error: JaxserveError) -> tuple[tuple[str, str | bytes], ...]:
-    """Trailing metadata of a call that ends with this error."""
+    """Return the trailing metadata of a call that ends with this error."""
     pairs: list[tuple[str, str | bytes]] = [
         ("grpc-status-details-bin", status_of(error).SerializeToString())
     ]
@@ -41,6 +39,7 @@ def trailers(error: JaxserveError) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def pushback_ms(seconds: float) -> int:
+    """Return whole milliseconds, rounded up."""
     return math.ceil(seconds * 1000)
 
 

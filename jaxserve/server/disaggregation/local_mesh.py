@@ -20,7 +20,7 @@ from jaxserve.server.disaggregation.prefill_source import departing
 from jaxserve.server.disaggregation.prefix_affinity import Blocks
 from jaxserve.server.disaggregation.remote_prefill import Handover
 from jaxserve.server.disaggregation.roles import Role
-from jaxserve.server.serving_state import Behind
+from jaxserve.server.serving_state import PrefillEngine
 from sharding.mesh import MeshSpec, ShardingError
 
 Bring = Callable[
@@ -96,7 +96,7 @@ class PrefillMesh:
 
     name = "the prefill mesh"
 
-    def __init__(self, engine: Behind, decodes: DeviceRunner):
+    def __init__(self, engine: PrefillEngine, decodes: DeviceRunner):
         """decodes: on whose mesh the pages are wanted."""
         self._engine = engine
         self.direct = engine.runner.pages.transfer_format == decodes.pages.transfer_format

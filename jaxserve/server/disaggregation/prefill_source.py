@@ -18,9 +18,9 @@ from jaxserve.errors import JaxserveError
 from jaxserve.request import SamplingParams
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.engine_thread import EngineThread
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.service import Service
-from jaxserve.server.readiness import Gate
+from jaxserve.server.readiness import Readiness
 
 ONE_TOKEN = SamplingParams(
     max_tokens=1, temperature=0.0, seed=0
@@ -33,24 +33,24 @@ log = logging.getLogger(__name__)
 class PrefillSource:
     """What PrefillServicer asks of it, see `Source`; the model comes when the gate opens."""
 
-    def __init__(self, gate: Gate):
-        self._gate = gate
+    def __init__(self, readiness: Readiness):
+        self._readiness = readiness
         self._copying = ThreadPoolExecutor(2, "pages-to-host")
 
     @property
     def handshake(self) -> Handshake:
-        handshake = self._gate.enter().handshake
+        handshake = self._readiness.require_ready().handshake
         assert handshake, "a prefill server's engine exchanges pages"
         return handshake
 
     @property
     def waiting_tokens(self) -> int:
-        return self._gate.enter().service.waiting_tokens
+        return self._readiness.require_ready().service.waiting_tokens
 
     async def pieces(
         self, prompt: Prompt, seconds: float | None
     ) -> AsyncGenerator[KVSegment, None]:
-        served, loop = self._gate.enter(), asyncio.get_running_loop()
+        served, loop = self._readiness.require_ready(), asyncio.get_running_loop()
         async with departing(
             served.service, served.thread, prompt, seconds, to_host=True
         ) as departure:
@@ -72,7 +72,7 @@ async def departing(
 ) -> "AsyncIterator[Departure]":
     """While the prompt is computed. seconds: see `Source.pieces`. to_host: where its pages will
     go."""
-    call = Call(
+    call = IncomingRequest(
         prompt=prompt.token_ids,
         prompt_field="token_ids",
         params=ONE_TOKEN,
@@ -121,7 +121,7 @@ class Departure:
             raise arrived
         if arrived is None:
             self._check_whole()
-            self._answer.left = True
+            self._answer.exported = True
         return arrived
 
     def _check_whole(self) -> None:

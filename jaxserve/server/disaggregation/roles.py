@@ -21,8 +21,8 @@ from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics
 from jaxserve.server.disaggregation.prefill_pool import PrefillPool, PrefillServer
 from jaxserve.server.disaggregation.prefill_source import PrefillSource
 from jaxserve.server.disaggregation.remote_prefill import Handover
-from jaxserve.server.grpc.server import Face
-from jaxserve.server.readiness import Gate
+from jaxserve.server.grpc.server import GrpcEndpoint
+from jaxserve.server.readiness import Readiness
 
 PREFILL = pb.DESCRIPTOR.services_by_name["PrefillService"].full_name
 # To each prefill server a connection of its own, which is found dead within seconds, and again
@@ -47,7 +47,7 @@ class Role:
     """
 
     introduction = ""  # for whoever starts the server
-    faces: tuple[Face, ...] = ()  # beside InferenceService
+    endpoints: tuple[GrpcEndpoint, ...] = ()  # beside InferenceService
     for_servers = False  # and not for clients
 
     @property
@@ -72,15 +72,18 @@ class PrefillRole(Role):
     introduction = "prefill: it computes prompts for decode servers, and refuses clients"
     for_servers = True
 
-    def __init__(self, plan: Disaggregation, gate: Gate, registry: CollectorRegistry):
-        self._source, self.shelf = PrefillSource(gate), Shelf(plan.buffer)
+    def __init__(self, plan: Disaggregation, readiness: Readiness, registry: CollectorRegistry):
+        self._source, self.shelf = PrefillSource(readiness), Shelf(plan.buffer)
         self._servicer = servicer = PrefillServicer(self._source, self.shelf, plan.seconds)
         PrefillMetrics(registry, self.shelf)
 
         def add(server: aio.Server) -> None:
             rpc.add_PrefillServiceServicer_to_server(servicer, server)
 
-        self.faces = Face(PREFILL, add), Face(SERVICE, TransferServicer(self.shelf).add_to)
+        self.endpoints = (
+            GrpcEndpoint(PREFILL, add),
+            GrpcEndpoint(SERVICE, TransferServicer(self.shelf).add_to),
+        )
 
     @property
     def leaving(self) -> int:
@@ -139,8 +142,8 @@ class DecodeRole(Role):
         await self._pool.close()
 
 
-def role_of(plan: Disaggregation | None, gate: Gate, registry: CollectorRegistry) -> Role:
+def role_of(plan: Disaggregation | None, readiness: Readiness, registry: CollectorRegistry) -> Role:
     """registry: of the server's metrics."""
     if plan is None:
         return Role()
-    return PrefillRole(plan, gate, registry) if plan.prefills else DecodeRole(plan, registry)
+    return PrefillRole(plan, readiness, registry) if plan.prefills else DecodeRole(plan, registry)

@@ -8,37 +8,40 @@ from dataclasses import fields
 from grpc.aio import ServicerContext
 
 from jaxserve.errors import RequestError
-from jaxserve.server.grpc.inference import answering
+from jaxserve.server.grpc.inference import with_status
 from jaxserve.server.observe.profiler import Profiler
-from jaxserve.server.readiness import Gate
+from jaxserve.server.readiness import Readiness
 from jaxserve.v1 import admin_pb2 as pb
 from jaxserve.v1 import admin_pb2_grpc
 
-MAX_ABORTS = 4096
+MAX_ABORTS = 4096  # ids of one call
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """drain: begins to end the server."""
+    """Information about the server, and operations on it, over gRPC."""
 
-    def __init__(self, gate: Gate, profiler: Profiler, drain: Callable[[], None]):
-        self._gate, self._profiler, self._drain = gate, profiler, drain
+    def __init__(self, readiness: Readiness, profiler: Profiler, drain: Callable[[], None]):
+        """drain: begins to end the server."""
+        self._readiness = readiness
+        self._profiler = profiler
+        self._drain = drain
 
-    @answering
+    @with_status
     async def Abort(self, request: pb.AbortRequest, context: ServicerContext) -> pb.AbortResponse:
         if not 1 <= len(request.request_ids) <= MAX_ABORTS:
             raise RequestError(
                 "request_ids", f"has {len(request.request_ids)} entries; give 1 to {MAX_ABORTS}"
             )
-        service = self._gate.look().service
+        service = self._readiness.require_loaded().service
         return pb.AbortResponse(
             aborted_request_ids=[id for id in request.request_ids if service.abort(id)]
         )
 
-    @answering
+    @with_status
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: ServicerContext
     ) -> pb.GetModelInfoResponse:
-        model = self._gate.look().model
+        model = self._readiness.require_loaded().model
         return pb.GetModelInfoResponse(
             name=model.name,
             architecture=model.architecture,
@@ -51,18 +54,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             embedding_dimensions=model.embedding_dimensions,
             weights=model.weights,
             weight_bytes={
-                f"{part} {dtype}": n
-                for part, held in model.sizes.items()
-                for dtype, n in held.items()
+                f"{part} {dtype}": size
+                for part, by_dtype in model.sizes.items()
+                for dtype, size in by_dtype.items()
             },
         )
 
-    @answering
+    @with_status
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: ServicerContext
     ) -> pb.GetServerInfoResponse:
-        served = self._gate.look()
-        engine, limits = served.engine, served.service.limits
+        state = self._readiness.require_loaded()
+        engine = state.engine
+        limits = state.service.limits
         return pb.GetServerInfoResponse(
             versions=engine.versions,
             mesh=engine.mesh,
@@ -73,16 +77,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             page_size=engine.page_size,
             cache_tokens=engine.cache_tokens,
             limits={field.name: getattr(limits, field.name) for field in fields(limits)},
-            uptime_seconds=time.monotonic() - served.since,
-            compiles_after_ready=served.compiles_after_ready(),
+            uptime_seconds=time.monotonic() - state.ready_since,
+            compiles_after_ready=state.compiles_after_ready(),
             kv=engine.kv,
         )
 
-    @answering
+    @with_status
     async def GetLoads(
         self, request: pb.GetLoadsRequest, context: ServicerContext
     ) -> pb.GetLoadsResponse:
-        service = self._gate.look().service
+        service = self._readiness.require_loaded().service
         return pb.GetLoadsResponse(
             running=service.loads.running,
             waiting=service.loads.waiting,
@@ -92,28 +96,31 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             requests=service.in_flight,
         )
 
-    @answering
+    @with_status
     async def FlushCache(
         self, request: pb.FlushCacheRequest, context: ServicerContext
     ) -> pb.FlushCacheResponse:
-        flushed = self._gate.look().thread.call(lambda engine: engine.scheduler.flush_cache())
+        flushed = self._readiness.require_loaded().thread.call(
+            lambda engine: engine.scheduler.flush_cache()
+        )
         await asyncio.wrap_future(flushed)
         return pb.FlushCacheResponse()
 
-    @answering
+    @with_status
     async def Drain(self, request: pb.DrainRequest, context: ServicerContext) -> pb.DrainResponse:
-        in_flight = self._gate.served.service.in_flight if self._gate.served else 0
+        state = self._readiness.state
+        in_flight = state.service.in_flight if state else 0  # None while the model is loaded
         self._drain()
         return pb.DrainResponse(requests=in_flight)
 
-    @answering
+    @with_status
     async def StartProfile(
         self, request: pb.StartProfileRequest, context: ServicerContext
     ) -> pb.StartProfileResponse:
         seconds = request.max_seconds if request.HasField("max_seconds") else None
         return pb.StartProfileResponse(folder=await self._profiler.start(seconds))
 
-    @answering
+    @with_status
     async def StopProfile(
         self, request: pb.StopProfileRequest, context: ServicerContext
     ) -> pb.StopProfileResponse:

@@ -1,4 +1,4 @@
-"""The gRPC server: services, health, reflection, bounds and credentials."""
+"""gRPC servers: their services, health, reflection, limits and credentials."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,9 +13,9 @@ from grpc_reflection.v1alpha import reflection
 from jaxserve.errors import ConfigError, JaxserveError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
-from jaxserve.server.grpc.inference import InferenceServicer, end
+from jaxserve.server.grpc.inference import InferenceServicer, abort_with
 from jaxserve.server.readiness import Phase
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -25,9 +25,9 @@ Serving = health_pb2.HealthCheckResponse.ServingStatus
 
 
 class TokenInterceptor(aio.ServerInterceptor):
-    """Asks every call but health checks for its token."""
+    """Checks the token of every call but health checks."""
 
-    def __init__(self, tokens: Tokens):
+    def __init__(self, tokens: BearerTokens):
         self._tokens = tokens
 
     async def intercept_service(
@@ -45,64 +45,68 @@ class TokenInterceptor(aio.ServerInterceptor):
 
 def _refusing(error: JaxserveError) -> grpc.RpcMethodHandler:
     async def refuse(request: Any, context: aio.ServicerContext) -> None:
-        await end(context, error)
+        await abort_with(context, error)
 
     return grpc.unary_unary_rpc_method_handler(refuse)
 
 
 class _HealthServicer(health_pb2_grpc.HealthServicer):
-    """With watches that end when the server does: gRPC waits for every open call.
+    """Health service whose watches end when the server does.
 
-    They end between two messages: a call whose message is cut off cannot be ended any more.
+    A server that stops waits for every open call, and a watch has no end of its own. Watches end
+    between two messages: a call whose message is cut off cannot be ended any more.
     """
 
     def __init__(self) -> None:
         self._statuses: dict[str, int] = {}
         self._changed = asyncio.Event()
-        self._over = False
+        self._ending = False
 
     def set(self, service: str, status: int) -> None:
         self._statuses[service] = status
         self._wake()
 
     def end_watches(self) -> None:
-        self._over = True
+        self._ending = True
         self._wake()
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
+        # A new event for each change: every watch waits for the one after the status it has sent.
+        changed = self._changed
+        self._changed = asyncio.Event()
         changed.set()
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        if (status := self._statuses.get(request.service)) is None:
+        status = self._statuses.get(request.service)
+        if status is None:
             await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r:.80} here"
+                grpc.StatusCode.NOT_FOUND,
+                f"this server has no service {request.service!r:.80}",
             )
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: aio.ServicerContext
     ) -> None:
-        told = None
-        while not self._over:
-            changed, status = (
-                self._changed,
-                self._statuses.get(request.service, Serving.SERVICE_UNKNOWN),
-            )
-            if status == told:
+        reported = None
+        while not self._ending:
+            changed = self._changed
+            status = self._statuses.get(request.service, Serving.SERVICE_UNKNOWN)
+            if status == reported:
                 await changed.wait()
             else:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
-                told = status
+                reported = status
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
 
 
 @dataclass(frozen=True)
-class Face:
-    """A service of another project's protocol. name: its full one. add: puts its servicer on a
-    server.
+class GrpcEndpoint:
+    """A gRPC service that a server may have beside InferenceService and AdminService.
+
+    name: full name of the service. add: adds its servicer to a server.
     """
 
     name: str
@@ -110,38 +114,44 @@ class Face:
 
 
 class Health:
-    """grpc.health.v1: "" says that the process lives; the names of InferenceService and of faces,
-    whether it is ready.
+    """grpc.health.v1 of a server with these services.
 
-    inference, admin, faces: the services that the server has.
+    The empty name and AdminService are always SERVING while the process lives. InferenceService and
+    the endpoints are SERVING only while requests are accepted.
     """
 
-    def __init__(self, inference: bool = True, admin: bool = True, *faces: Face) -> None:
-        self._ready = [*([INFERENCE] if inference else []), *(face.name for face in faces)]
+    def __init__(
+        self, inference: bool = True, admin: bool = True, *endpoints: GrpcEndpoint
+    ) -> None:
+        self._ready = [
+            *([INFERENCE] if inference else []),
+            *(endpoint.name for endpoint in endpoints),
+        ]
         self.servicer = _HealthServicer()
-        for name in ("", *([ADMIN] if admin else [])):  # which answer in every phase
+        for name in ("", *([ADMIN] if admin else [])):
             self.servicer.set(name, Serving.SERVING)
         self.tell(Phase.LOADING)
 
     def tell(self, phase: Phase) -> None:
+        """Report a new phase to health checks and watches."""
         status = Serving.SERVING if phase is Phase.READY else Serving.NOT_SERVING
         for name in self._ready:
             self.servicer.set(name, status)
 
     def close(self) -> None:
-        """Nobody hears of it any more."""
+        """End all watches."""
         self.servicer.end_watches()
 
 
 def new_server(
     limits: Limits,
-    tokens: Tokens,
+    tokens: BearerTokens,
     health: Health,
     inference: InferenceServicer | None,
     admin: AdminServicer | None,
-    *faces: Face,
+    *endpoints: GrpcEndpoint,
 ) -> aio.Server:
-    """A server with these services, not yet bound to an address."""
+    """Return a server with these services, not yet bound to an address."""
     server = aio.server(interceptors=[TokenInterceptor(tokens)], options=_options(limits))
     names = [HEALTH, reflection.SERVICE_NAME]
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
@@ -151,9 +161,9 @@ def new_server(
     if admin:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         names.append(ADMIN)
-    for face in faces:
-        face.add(server)
-        names.append(face.name)
+    for endpoint in endpoints:
+        endpoint.add(server)
+        names.append(endpoint.name)
     reflection.enable_server_reflection(names, server)
     return server
 
@@ -161,7 +171,10 @@ def new_server(
 def bind(
     server: aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None, flag: str
 ) -> int:
-    """Listen; returns the port (0 asks for any). ConfigError when it is taken."""
+    """Bind a server to an address and return its port, chosen by the system where `port` is 0.
+
+    flag: that gave the port, for the ConfigError when it is taken.
+    """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         bound = (
@@ -177,24 +190,20 @@ def bind(
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:
-    """Misspelt options are ignored in silence: a test compares each of them with what it does."""
+    # gRPC ignores misspelt options in silence: a test checks the effect of each of these.
     return [
         ("grpc.max_receive_message_length", int(limits.max_message_bytes)),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", int(limits.max_header_bytes)),
         ("grpc.absolute_max_metadata_size", int(limits.max_header_bytes)),
         ("grpc.max_concurrent_streams", int(limits.max_streams_per_connection)),
-        ("grpc.so_reuseport", 0),  # two servers on one port would share its calls in silence
-        # Clients that ask whether the connection lives while a long prompt is computed are no
-        # attackers.
+        ("grpc.so_reuseport", 0),  # else two servers could share a port in silence
+        # By default the pings of clients that wait for a long prompt count as an attack.
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        # A client whose machine went away says no goodbye.
+        # Find clients whose machine or network failed, which close no connection.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        (
-            "grpc.http2.ping_timeout_ms",
-            20_000,
-        ),  # the same for gRPC's own pings, which otherwise take 60 s
+        ("grpc.http2.ping_timeout_ms", 20_000),  # of gRPC's own pings; 60 s by default
     ]

@@ -1,4 +1,4 @@
-"""The files that another program needs to tokenize, and to render chats, as this server does."""
+"""The files with which another program tokenizes and renders chats as this server does."""
 
 import io
 from contextlib import suppress
@@ -21,19 +21,22 @@ SETTINGS = (
 
 
 def tokenizer_bundle(chat: Chat) -> bytes:
-    """A ZIP archive, the same for the same files: tokenizer.json, settings, and the chat template
-    that is used here.
+    """Return a ZIP archive with tokenizer.json, settings, and the chat template in use.
 
-    NotBuiltInError when the checkpoint has no tokenizer.json, and none can be made.
+    The same files give the same bytes. Raises NotBuiltInError when the checkpoint has no
+    tokenizer.json and none can be made from its tokenizer.
     """
     files = {JSON_FILE: _tokenizer(chat.folder)}
-    files |= {name: path.read_bytes() for name in SETTINGS if (path := chat.folder / name).exists()}
-    with suppress(ChatError):  # a model that does not chat has none
+    for name in SETTINGS:
+        path = chat.folder / name
+        if path.exists():
+            files[name] = path.read_bytes()
+    with suppress(ChatError):  # a model that does not chat has no template
         files[TEMPLATE_FILE] = chat.template.source.encode()
     archive = io.BytesIO()
     with ZipFile(archive, "w", ZIP_DEFLATED) as bundle:
         for name, content in files.items():
-            bundle.writestr(ZipInfo(name), content, ZIP_DEFLATED)
+            bundle.writestr(ZipInfo(name), content, ZIP_DEFLATED)  # ZipInfo has a fixed date
     return archive.getvalue()
 
 
@@ -43,5 +46,5 @@ def _tokenizer(folder: Path) -> bytes:
     try:
         return tokenizer_json(folder).encode()
     except TokenizerError as error:
-        problem = str(error).replace(f"{folder}/", "")  # where it lies is nobody's business
-        raise NotBuiltInError(f"there is no {JSON_FILE} to hand out: {problem}") from None
+        problem = str(error).replace(f"{folder}/", "")  # clients must not see the server's paths
+        raise NotBuiltInError(f"this model has no {JSON_FILE} to hand out: {problem}") from None

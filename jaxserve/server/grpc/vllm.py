@@ -1,7 +1,7 @@
-"""vllm.grpc.engine.VllmEngine over grpc.aio: what routers such as smg ask of their workers.
+"""vllm.grpc.engine.VllmEngine over grpc.aio: the service that routers such as smg expect.
 
-The messages are those of the package smg-grpc-proto. A router tokenizes, and applies chat
-templates, with the files that GetTokenizer hands out; prompts and completions are token ids.
+The package smg-grpc-proto has the messages. A router tokenizes, and applies chat templates, with
+the files that GetTokenizer returns; prompts and completions are token ids.
 """
 
 import asyncio
@@ -20,51 +20,60 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from jaxserve.errors import RequestError
-from jaxserve.server.core.embedding import embed, embed_calls
+from jaxserve.server.core.embedding import embed, embedding_requests
 from jaxserve.server.core.service import new_id
 from jaxserve.server.grpc.admin import MAX_ABORTS
-from jaxserve.server.grpc.inference import answering, caller
-from jaxserve.server.grpc.server import Face
+from jaxserve.server.grpc.inference import fields_of_call, with_status
+from jaxserve.server.grpc.server import GrpcEndpoint
 from jaxserve.server.grpc.tokenizer_bundle import tokenizer_bundle
-from jaxserve.server.grpc.vllm_messages import Writer, call_of, embed_input_of, naming
-from jaxserve.server.readiness import Gate, Phase
+from jaxserve.server.grpc.vllm_parse import parse_embed, parse_generate, sampling_path
+from jaxserve.server.grpc.vllm_render import VllmRenderer
+from jaxserve.server.readiness import Phase, Readiness
 
 NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 SERVER_TYPE = "jaxserve"
-CHUNK = 64 * 1024  # bytes of a message of GetTokenizer
-# smg first looks for this on its disk and on Hugging Face's hub, where something else may have the
-# model's name.
+CHUNK_BYTES = 64 * 1024  # of a message of GetTokenizer
+# Not the model's name: smg first looks for this path on its disk and on Hugging Face's hub, where
+# another model may have that name.
 TOKENIZER_PATH = "grpc:GetTokenizer"
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
-    """Not built in, and UNIMPLEMENTED: FlushCache and profiles, which AdminService has, and
-    SubscribeKvEvents.
+    """Generation, embedding and information as vLLM's engines offer them to routers.
+
+    Calls that are not built in answer UNIMPLEMENTED: SubscribeKvEvents, and FlushCache and
+    profiles, which AdminService has.
     """
 
-    def __init__(self, gate: Gate):
-        self._gate = gate
-        self._asked = Counter[str]()  # calls by id: all but the first of an id are refused
+    def __init__(self, readiness: Readiness):
+        self._readiness = readiness
+        # Calls in flight by request id. The service refuses all but the first of an id, but each of
+        # them is counted, so that a refused call does not make the first one unabortable.
+        self._calls = Counter[str]()
 
-    @answering
+    @with_status
     async def Generate(self, request: pb.GenerateRequest, context: ServicerContext) -> None:
-        service = self._gate.enter().service
-        call = call_of(request, **caller(context))
-        with self._abortable(request.request_id), naming(), await service.answer(call) as answer:
-            writer = Writer(answer.prepared.request, request.stream)
+        service = self._readiness.require_ready().service
+        incoming = parse_generate(request, **fields_of_call(context))
+        with (
+            self._abortable(request.request_id),
+            sampling_path(),
+            await service.answer(incoming) as answer,
+        ):
+            renderer = VllmRenderer(answer.prepared.request, request.stream)
             async with service.slow_clients.watching() as write:
-                async for news in answer:
-                    for message in writer.messages(news):
+                async for event in answer:
+                    for message in renderer.messages(event):
                         with write:
                             await context.write(message)
 
-    @answering
+    @with_status
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext) -> pb.EmbedResponse:
-        service = self._gate.enter().service
+        service = self._readiness.require_ready().service
         request_id = request.request_id or new_id()
-        calls = embed_calls([embed_input_of(request)], request_id, **caller(context))
+        requests = embedding_requests([parse_embed(request)], request_id, **fields_of_call(context))
         with self._abortable(request_id):
-            (completion,) = await embed(service, calls)
+            (completion,) = await embed(service, requests)
         values = completion.embedding or ()
         return pb.EmbedResponse(
             embedding=values,
@@ -72,45 +81,47 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             embedding_dim=len(values),
         )
 
-    @answering
+    @with_status
     async def Abort(self, request: pb.AbortRequest, context: ServicerContext) -> pb.AbortResponse:
-        """Their streams end with finish reason abort. Ids that are not in flight may just have
-        ended: no error.
+        """End requests of this service; their streams finish with reason abort.
 
-        A client's token is enough, so requests that came by other doors are left alone.
+        An id that is not in flight is no error: the request may just have ended. Requests of the
+        other services are left alone, since a client's token is enough for this call.
         """
         if len(request.request_ids) > MAX_ABORTS:
             raise RequestError(
                 "request_ids", f"has {len(request.request_ids)} entries; the limit is {MAX_ABORTS}"
             )
-        service = self._gate.look().service
-        for request_id in self._asked.keys() & request.request_ids:
+        service = self._readiness.require_loaded().service
+        for request_id in self._calls.keys() & request.request_ids:
             service.abort(request_id)
         return pb.AbortResponse()
 
     @contextmanager
     def _abortable(self, request_id: str) -> Iterator[None]:
-        self._asked[request_id] += 1
+        """Let Abort end the request while this block runs."""
+        self._calls[request_id] += 1
         try:
             yield
         finally:
-            self._asked -= Counter([request_id])  # those that have none left go
+            self._calls -= Counter([request_id])  # subtraction drops ids whose count is 0
 
-    @answering
+    @with_status
     async def HealthCheck(
         self, request: pb.HealthCheckRequest, context: ServicerContext
     ) -> pb.HealthCheckResponse:
-        """Healthy is who takes requests: neither loading nor draining."""
+        """Say that the server is healthy when it takes requests: not while loading or draining."""
         return pb.HealthCheckResponse(
-            healthy=self._gate.phase is Phase.READY, message=self._gate.phase
+            healthy=self._readiness.phase is Phase.READY, message=self._readiness.phase
         )
 
-    @answering
+    @with_status
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: ServicerContext
     ) -> pb.GetModelInfoResponse:
-        served = self._gate.look()
-        model, bos_id = served.model, served.service.prompts.tokenizer.bos_id
+        state = self._readiness.require_loaded()
+        model = state.model
+        bos_id = state.service.prompts.tokenizer.bos_id
         return pb.GetModelInfoResponse(
             model_path=model.name,
             tokenizer_path=TOKENIZER_PATH,
@@ -124,72 +135,72 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             bos_token_id=bos_id or 0,
         )
 
-    @answering
+    @with_status
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: ServicerContext
     ) -> pb.GetServerInfoResponse:
-        served = self._gate.look()
+        state = self._readiness.require_loaded()
         return pb.GetServerInfoResponse(
-            active_requests=served.service.in_flight,
-            is_paused=self._gate.phase is not Phase.READY,
-            uptime_seconds=time.monotonic() - served.since,
+            active_requests=state.service.in_flight,
+            is_paused=self._readiness.phase is not Phase.READY,
+            uptime_seconds=time.monotonic() - state.ready_since,
             server_type=SERVER_TYPE,
-            data_parallel_size=1,  # lanes are filled by the server itself
-            block_size=served.engine.page_size,
-            model_dtype=served.model.dtype,
-            max_num_seqs=served.engine.rows,
+            data_parallel_size=1,  # the server itself spreads requests over its lanes
+            block_size=state.engine.page_size,
+            model_dtype=state.model.dtype,
+            max_num_seqs=state.engine.rows,
         )
 
-    @answering
+    @with_status
     async def GetLoads(
         self, request: pb.GetLoadsRequest, context: ServicerContext
     ) -> pb.GetLoadsResponse:
         if request.dp_rank:
-            raise RequestError("dp_rank", f"is {request.dp_rank}; there is rank 0 alone")
-        served = self._gate.look()
-        loads = served.service.loads
+            raise RequestError("dp_rank", f"is {request.dp_rank}; rank 0 is the only one")
+        state = self._readiness.require_loaded()
+        loads = state.service.loads
         usage = loads.pages_used / loads.pages_total if loads.pages_total else 0.0
         load = pb.SchedulerLoad(
             num_running_reqs=loads.running,
             num_waiting_reqs=loads.waiting,
             num_total_reqs=loads.running + loads.waiting,
-            num_used_tokens=round(usage * served.engine.cache_tokens),
-            max_total_num_tokens=served.engine.cache_tokens,
+            num_used_tokens=round(usage * state.engine.cache_tokens),
+            max_total_num_tokens=state.engine.cache_tokens,
             token_usage=usage,
-            max_running_requests=served.engine.rows,
-            num_waiting_uncached_tokens=served.service.waiting_tokens,
+            max_running_requests=state.engine.rows,
+            num_waiting_uncached_tokens=state.service.waiting_tokens,
         )
         return pb.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(),
-            version=served.engine.versions["jaxserve"],
+            version=state.engine.versions["jaxserve"],
             dp_rank_count=1,
             loads=[load],
         )
 
-    @answering
+    @with_status
     async def GetTokenizer(
         self, request: common_pb2.GetTokenizerRequest, context: ServicerContext
     ) -> None:
-        self._gate.look()
+        self._readiness.require_loaded()
         data = await asyncio.shield(self._bundle)
-        for start in range(0, len(data), CHUNK):
-            last = start + CHUNK >= len(data)
-            digest = hashlib.sha256(data).hexdigest() if last else ""
-            await context.write(
-                common_pb2.GetTokenizerChunk(data=data[start : start + CHUNK], sha256=digest)
-            )
+        for start in range(0, len(data), CHUNK_BYTES):
+            end = start + CHUNK_BYTES
+            digest = hashlib.sha256(data).hexdigest() if end >= len(data) else ""
+            await context.write(common_pb2.GetTokenizerChunk(data=data[start:end], sha256=digest))
 
     @cached_property
     def _bundle(self) -> "asyncio.Future[bytes]":
-        """Made once, beside the event loop."""
-        service = self._gate.look().service
+        """The archive of tokenizer files, made once and beside the event loop."""
+        service = self._readiness.require_loaded().service
         return asyncio.ensure_future(
-            service.beside(partial(tokenizer_bundle, service.prompts.chat))
+            service.run_in_background(partial(tokenizer_bundle, service.prompts.chat))
         )
 
 
-def vllm_face(gate: Gate) -> Face:
-    def add(server: aio.Server) -> None:
-        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(gate), server)
+def vllm_endpoint(readiness: Readiness) -> GrpcEndpoint:
+    """Return the service for a gRPC server's port."""
 
-    return Face(NAME, add)
+    def add(server: aio.Server) -> None:
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(readiness), server)
+
+    return GrpcEndpoint(NAME, add)

@@ -22,15 +22,15 @@ from jaxserve.server.http.info import Info
 from jaxserve.server.http.live import Live
 from jaxserve.server.http.page import Page, is_page
 from jaxserve.server.http.tokenize import Tokenization
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
 
 HEALTH = "/health"
 
 
 def new_app(
-    gate: Gate,
-    tokens: Tokens,
+    readiness: Readiness,
+    tokens: BearerTokens,
     limits: Limits,
     metrics: Callable[[], Awaitable[bytes]],
     families: Callable[[], Iterable[Metric]] = tuple,
@@ -40,9 +40,9 @@ def new_app(
     metrics: renders Prometheus's text format. families: the same numbers for the live view, without
     experts' tokens.
     """
-    generation, embeddings = Generation(gate, limits), Embeddings(gate, limits)
-    tokenization, info = Tokenization(gate, limits), Info(gate, metrics)
-    live, page = Live(gate, limits, families), Page()
+    generation, embeddings = Generation(readiness, limits), Embeddings(readiness, limits)
+    tokenization, info = Tokenization(readiness, limits), Info(readiness, metrics)
+    live, page = Live(readiness, limits, families), Page()
     app = Starlette(
         routes=[
             Route("/v1/completions", generation.completions, methods=["POST"]),
@@ -98,7 +98,7 @@ class TokenCheck:
     everywhere.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Tokens):
+    def __init__(self, app: ASGIApp, tokens: BearerTokens):
         self._app, self._tokens = app, tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

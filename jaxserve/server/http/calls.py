@@ -12,14 +12,14 @@ from starlette.requests import Request
 from jaxserve.errors import ModelNotFoundError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.body import read
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
 from jaxserve.server.http.structure import structure_in
 from jaxserve.server.http.tools import tools_in
 from jaxserve.server.http.types import Body, ChatBody, CompletionBody, Sampling
-from jaxserve.server.serving_state import Served
+from jaxserve.server.serving_state import ServingState
 
 SAME = (  # in the body as in SamplingParams
     *(
@@ -45,14 +45,16 @@ COMPLETION_TOKENS = 16  # max_tokens that were left out, in completions: OpenAI'
 TIMEOUT = "x-request-timeout"
 
 
-def check_model(name: str | None, served: Served) -> None:
+def check_model(name: str | None, served: ServingState) -> None:
     if name is not None and name != served.model.name:
         raise ModelNotFoundError(
             f"the model {name!r:.200} does not exist; {served.model.name!r} is served here"
         )
 
 
-def completion_calls(body: CompletionBody, request_id: str, timeout: float | None) -> list[Call]:
+def completion_calls(
+    body: CompletionBody, request_id: str, timeout: float | None
+) -> list[IncomingRequest]:
     """One for each prompt."""
     if body.best_of not in (None, body.n):
         raise UnsupportedError(
@@ -70,7 +72,7 @@ def completion_calls(body: CompletionBody, request_id: str, timeout: float | Non
 
 def chat_calls(
     body: ChatBody, request_id: str, timeout: float | None, limits: Limits
-) -> list[Call]:
+) -> list[IncomingRequest]:
     _check_stream(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs", "is given without logprobs; set logprobs to true")
@@ -91,8 +93,8 @@ def _call(
     request_id: str,
     timeout: float | None,
     params: SamplingParams,
-) -> Call:
-    return Call(
+) -> IncomingRequest:
+    return IncomingRequest(
         prompt=prompt,
         params=params,
         prompt_field=field,

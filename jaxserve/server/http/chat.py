@@ -7,7 +7,7 @@ from typing import Any
 from jaxserve.chat.answers import AnswerParser, Arguments, Call, Content, Part, Reading, Reasoning
 from jaxserve.completion import Completion
 from jaxserve.engine.events import Logprob
-from jaxserve.server.core.answer_events import Done, News, Update
+from jaxserve.server.core.answer_events import AnswerEvent, Done, Update
 from jaxserve.server.http.logprobs import ChatLogprobs, prompt_logprobs
 from jaxserve.server.http.replies import Choice, ending
 from jaxserve.server.http.types import ChatBody
@@ -30,7 +30,7 @@ class ChatWriter:
     def opening(self) -> list[Choice]:
         return [self._piece(index, {"role": ROLE, "content": ""}) for index in range(self._body.n)]
 
-    def pieces(self, prompt: int, news: News) -> Iterator[Choice]:
+    def pieces(self, prompt: int, news: AnswerEvent) -> Iterator[Choice]:
         match news:
             case Update():
                 yield from self._update(news)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxserve.completion import Completion
 from jaxserve.engine.events import Logprob
-from jaxserve.server.core.answer_events import Done, News, PromptScores, Update
+from jaxserve.server.core.answer_events import AnswerEvent, Done, PromptScores, Update
 from jaxserve.server.http.calls import scores_only
 from jaxserve.server.http.logprobs import Scored, TextLogprobs, prompt_logprobs
 from jaxserve.server.http.replies import Choice, ending
@@ -42,7 +42,7 @@ class CompletionWriter:
     def opening(self) -> list[Choice]:
         return []
 
-    def pieces(self, prompt: int, news: News) -> Iterator[Choice]:
+    def pieces(self, prompt: int, news: AnswerEvent) -> Iterator[Choice]:
         match news:
             case PromptScores():
                 self._scores[prompt] += news.entries

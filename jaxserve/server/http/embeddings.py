@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from jaxserve.completion import Completion
 from jaxserve.errors import RequestError
-from jaxserve.server.core.embedding import embed, embed_calls, written
-from jaxserve.server.core.incoming_request import Call, trace_of
+from jaxserve.server.core.embedding import embed, embedding_requests, render_each
+from jaxserve.server.core.incoming_request import IncomingRequest, trace_of
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import new_id
 from jaxserve.server.http.body import MEDIA_TYPE
@@ -21,20 +21,20 @@ from jaxserve.server.http.ids import id_header
 from jaxserve.server.http.json import dumps
 from jaxserve.server.http.multiplex import while_connected
 from jaxserve.server.http.types import EmbeddingBody
-from jaxserve.server.readiness import Gate
-from jaxserve.server.serving_state import Served
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.serving_state import ServingState
 
 
 class Embeddings:
-    def __init__(self, gate: Gate, limits: Limits):
-        self._gate, self._limits = gate, limits
+    def __init__(self, readiness: Readiness, limits: Limits):
+        self._readiness, self._limits = readiness, limits
 
     @answering
     async def embeddings(self, request: Request) -> Response:
-        self._gate.enter()
+        self._readiness.require_ready()
         body, timeout = await body_of(request, EmbeddingBody, self._limits)
         id = body.request_id or new_id()
-        served = self._gate.enter()  # the body may have taken its time
+        served = self._readiness.require_ready()  # the body may have taken its time
         check_model(body.model, served)
         calls = _calls(body, id, timeout=timeout, trace=trace_of(request.headers.items()))
         _check_dimensions(body, served)
@@ -44,14 +44,16 @@ class Embeddings:
         )
 
 
-def _calls(body: EmbeddingBody, id: str, **given: Any) -> list[Call]:
+def _calls(body: EmbeddingBody, id: str, **given: Any) -> list[IncomingRequest]:
     """One for each input. given: more fields of Call."""
     alone = len(body.input) == 1
     inputs = [(prompt, "input" if alone else f"input[{i}]") for i, prompt in enumerate(body.input)]
-    return embed_calls(inputs, id, priority=body.priority, cache_salt=body.cache_salt, **given)
+    return embedding_requests(
+        inputs, id, priority=body.priority, cache_salt=body.cache_salt, **given
+    )
 
 
-def _check_dimensions(body: EmbeddingBody, served: Served) -> None:
+def _check_dimensions(body: EmbeddingBody, served: ServingState) -> None:
     made = served.model.embedding_dimensions
     if made and body.dimensions not in (None, made):
         problem = (
@@ -61,7 +63,7 @@ def _check_dimensions(body: EmbeddingBody, served: Served) -> None:
         raise RequestError("dimensions", problem)
 
 
-async def _content(body: EmbeddingBody, served: Served, done: Sequence[Completion]) -> bytes:
+async def _content(body: EmbeddingBody, served: ServingState, done: Sequence[Completion]) -> bytes:
     """Entry by entry: one call for all would keep everybody else from the interpreter."""
 
     def entry(index: int, completion: Completion) -> bytes:
@@ -69,7 +71,7 @@ async def _content(body: EmbeddingBody, served: Served, done: Sequence[Completio
         form = _base64(values) if body.encoding_format == "base64" else list(values)
         return dumps({"object": "embedding", "index": index, "embedding": form})
 
-    entries = await written(served.service, done, entry)
+    entries = await render_each(served.service, done, entry)
     tokens = sum(len(completion.prompt_token_ids) for completion in done)
     rest = dumps(
         {"model": served.model.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}

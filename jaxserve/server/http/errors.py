@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from jaxserve.errors import JaxserveError, RequestError
-from jaxserve.server.core.internal_errors import presentable
+from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.status import pushback_ms
 from jaxserve.server.http.json import dumps
 
@@ -123,7 +123,7 @@ def answering(endpoint: Endpoint) -> Endpoint:
         except RecursionError:
             return refusal(BodyError("the body is nested too deeply"))
         except Exception as error:
-            return refusal(presentable(error))
+            return refusal(mask_internal_error(error))
 
     return answered
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.answer_events import Done
-from jaxserve.server.core.incoming_request import Call, trace_of
+from jaxserve.server.core.incoming_request import IncomingRequest, trace_of
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service, new_id
 from jaxserve.server.http.body import MEDIA_TYPE
@@ -32,13 +32,13 @@ from jaxserve.server.http.multiplex import together, while_connected
 from jaxserve.server.http.replies import Meter, Writer, envelope
 from jaxserve.server.http.stream import Chunks, EventStream
 from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling, StreamOptions
-from jaxserve.server.readiness import Gate
-from jaxserve.server.serving_state import Served
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.serving_state import ServingState
 
 
 class Generation:
-    def __init__(self, gate: Gate, limits: Limits):
-        self._gate, self._limits = gate, limits
+    def __init__(self, readiness: Readiness, limits: Limits):
+        self._readiness, self._limits = readiness, limits
 
     @answering
     async def completions(self, request: Request) -> Response:
@@ -53,13 +53,13 @@ class Generation:
         return await self._reply(request, body, id, chat_calls(body, id, timeout, self._limits))
 
     async def _body[T: Sampling](self, request: Request, kind: type[T]) -> tuple[T, float | None]:
-        self._gate.enter()
+        self._readiness.require_ready()
         return await body_of(request, kind, self._limits)
 
     async def _reply(
-        self, request: Request, body: Sampling, id: str, calls: list[Call]
+        self, request: Request, body: Sampling, id: str, calls: list[IncomingRequest]
     ) -> Response:
-        served = self._gate.enter()  # the body may have taken its time
+        served = self._readiness.require_ready()  # the body may have taken its time
         check_model(body.model, served)
         trace = trace_of(request.headers.items())
         calls = [replace(call, trace=trace) for call in calls]
@@ -69,7 +69,11 @@ class Generation:
 
 
 async def _whole(
-    served: Served, body: Sampling, id: str, calls: list[Call], stack: AsyncExitStack
+    served: ServingState,
+    body: Sampling,
+    id: str,
+    calls: list[IncomingRequest],
+    stack: AsyncExitStack,
 ) -> Response:
     answers = await _admit(served.service, body, calls, stack)
     meter, dones = _meter(body), dict[int, Done]()
@@ -91,12 +95,16 @@ async def _whole(
 
     params = answers[0].prepared.request.params
     scored = params.logprobs is not None or params.prompt_logprobs is not None  # many numbers
-    content = await served.service.beside(partial(render)) if scored else render()
+    content = await served.service.run_in_background(partial(render)) if scored else render()
     return Response(content, headers=id_header(id), media_type=MEDIA_TYPE)
 
 
 async def _stream(
-    served: Served, body: Sampling, id: str, calls: list[Call], stack: AsyncExitStack
+    served: ServingState,
+    body: Sampling,
+    id: str,
+    calls: list[IncomingRequest],
+    stack: AsyncExitStack,
 ) -> Response:
     """The response begins with the first news: what goes wrong before is an error of its own."""
     answers = await _admit(served.service, body, calls, stack)
@@ -110,7 +118,7 @@ async def _stream(
 
 
 async def _admit(
-    service: Service, body: Sampling, calls: list[Call], stack: AsyncExitStack
+    service: Service, body: Sampling, calls: list[IncomingRequest], stack: AsyncExitStack
 ) -> list[Answer]:
     """All of them, or an error; those that were admitted end with the stack."""
     with naming(body):
@@ -121,7 +129,7 @@ def _meter(body: Sampling) -> Meter:
     return Meter(body.n, counts_output=not scores_only(body))
 
 
-def _writer(served: Served, body: Sampling, answers: Sequence[Answer]) -> Writer:
+def _writer(served: ServingState, body: Sampling, answers: Sequence[Answer]) -> Writer:
     tokenizer, eos_ids = served.service.prompts.tokenizer, served.model.eos_ids
     if isinstance(body, ChatBody):
         return ChatWriter(body, answers[0].prepared.reading, tokenizer, eos_ids)

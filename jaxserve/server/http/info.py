@@ -12,7 +12,7 @@ from jaxserve.server.http.body import MEDIA_TYPE
 from jaxserve.server.http.calls import check_model
 from jaxserve.server.http.errors import answering
 from jaxserve.server.http.json import dumps
-from jaxserve.server.readiness import Gate, Phase
+from jaxserve.server.readiness import Phase, Readiness
 from jaxserve.server.serving_state import ModelCard
 
 PROMETHEUS = "text/plain; version=0.0.4"
@@ -21,23 +21,25 @@ PROMETHEUS = "text/plain; version=0.0.4"
 class Info:
     """metrics: renders Prometheus's text format."""
 
-    def __init__(self, gate: Gate, metrics: Callable[[], Awaitable[bytes]]):
-        self._gate, self._metrics = gate, metrics
+    def __init__(self, readiness: Readiness, metrics: Callable[[], Awaitable[bytes]]):
+        self._readiness, self._metrics = readiness, metrics
         self._created, self._version = int(time.time()), version("jaxserve")
 
     @answering
     async def models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._card(self._gate.look().model)]})
+        return _json(
+            {"object": "list", "data": [self._card(self._readiness.require_loaded().model)]}
+        )
 
     @answering
     async def model(self, request: Request) -> Response:
-        served = self._gate.look()
+        served = self._readiness.require_loaded()
         check_model(request.path_params["id"], served)
         return _json(self._card(served.model))
 
     @answering
     async def health(self, request: Request) -> Response:
-        phase = self._gate.phase
+        phase = self._readiness.phase
         return _json({"status": str(phase)}, 200 if phase is Phase.READY else 503)
 
     @answering

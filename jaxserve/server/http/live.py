@@ -19,8 +19,8 @@ from jaxserve.server.http.errors import answering
 from jaxserve.server.http.json import dumps
 from jaxserve.server.http.stream import EventStream
 from jaxserve.server.observe.metrics import PREFIX
-from jaxserve.server.readiness import Gate, Phase
-from jaxserve.server.serving_state import Served
+from jaxserve.server.readiness import Phase, Readiness
+from jaxserve.server.serving_state import ServingState
 
 EVERY = 1.0  # seconds
 NOTICE = 0.2  # seconds until a new phase is told
@@ -33,8 +33,10 @@ class Live:
     families: of the metrics, so that /metrics says the same.
     """
 
-    def __init__(self, gate: Gate, limits: Limits, families: Callable[[], Iterable[Metric]]):
-        self._gate, self._limits, self._families = gate, limits, families
+    def __init__(
+        self, readiness: Readiness, limits: Limits, families: Callable[[], Iterable[Metric]]
+    ):
+        self._readiness, self._limits, self._families = readiness, limits, families
         self.watchers = 0
         self._made: tuple[int, Phase] | None = None  # when, and in which phase, the message was
         self._message = b""
@@ -67,14 +69,14 @@ class Live:
         beat = 0
         while True:
             beat = max(beat + 1, int(time.monotonic() / EVERY))  # one who reads slowly misses some
-            phase = self._gate.phase
+            phase = self._readiness.phase
             yield self._at(beat, phase)
             if phase not in (Phase.LOADING, Phase.READY):
                 return
             await self._pause((beat + 1) * EVERY, phase)
 
     async def _pause(self, until: float, phase: Phase) -> None:
-        while self._gate.phase is phase and (left := until - time.monotonic()) > 0:
+        while self._readiness.phase is phase and (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, NOTICE))
 
     def _at(self, beat: int, phase: Phase) -> bytes:
@@ -86,13 +88,13 @@ class Live:
     def _told(self, phase: Phase) -> dict[str, Any]:
         metrics = {family.name.removeprefix(PREFIX): _plain(family) for family in self._families()}
         told = {"phase": str(phase), "at": round(time.monotonic(), 3), "metrics": metrics}
-        return told | (_of(self._gate.served) if self._gate.served else {})
+        return told | (_of(self._readiness.state) if self._readiness.state else {})
 
 
-def _of(served: Served) -> dict[str, Any]:
+def _of(served: ServingState) -> dict[str, Any]:
     model, engine, loads = served.model, served.engine, served.service.loads
     return {
-        "ready_seconds": round(time.monotonic() - served.since, 3),
+        "ready_seconds": round(time.monotonic() - served.ready_since, 3),
         "model": {
             "name": model.name,
             "architecture": model.architecture,

@@ -7,12 +7,12 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.answer_events import Done, News
+from jaxserve.server.core.answer_events import AnswerEvent, Done
 
-Arrived = tuple[int, News | Exception]
+Arrived = tuple[int, AnswerEvent | Exception]
 
 
-async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, News]]:
+async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerEvent]]:
     """The answers' news as they come, each with its answer's position; the first error ends it."""
     if len(answers) == 1:
         async for news in answers[0]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from jaxserve.chat.answers import ended_by
 from jaxserve.completion import Completion
-from jaxserve.server.core.answer_events import Done, News, Started, Update
+from jaxserve.server.core.answer_events import AnswerEvent, Done, Started, Update
 
 Choice = dict[str, Any]
 
@@ -24,7 +24,7 @@ class Writer(Protocol):
         """What a stream begins with."""
         ...
 
-    def pieces(self, prompt: int, news: News) -> Iterator[Choice]:
+    def pieces(self, prompt: int, news: AnswerEvent) -> Iterator[Choice]:
         """The parts of choices that tell the news in a stream."""
         ...
 
@@ -44,7 +44,7 @@ class Meter:
     drafted: int = 0  # tokens of choices that have ended
     accepted: int = 0
 
-    def see(self, prompt: int, news: News) -> None:
+    def see(self, prompt: int, news: AnswerEvent) -> None:
         if isinstance(news, Started):
             self.prompts[prompt] = news
         elif isinstance(news, Update) and self.counts_output:

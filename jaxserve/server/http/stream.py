@@ -9,8 +9,8 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from jaxserve.server.core.answer_events import News
-from jaxserve.server.core.internal_errors import presentable
+from jaxserve.server.core.answer_events import AnswerEvent
+from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.http.errors import error_body
 from jaxserve.server.http.json import dumps
 from jaxserve.server.http.replies import Choice, Meter, Writer
@@ -33,7 +33,7 @@ class Chunks:
         self._head, self._writer, self._meter, self._options = head, writer, meter, options
 
     async def events(
-        self, first: tuple[int, News], rest: AsyncIterator[tuple[int, News]]
+        self, first: tuple[int, AnswerEvent], rest: AsyncIterator[tuple[int, AnswerEvent]]
     ) -> AsyncGenerator[bytes]:
         """From the first news to [DONE], or to an error."""
         try:
@@ -43,9 +43,9 @@ class Chunks:
                     yield told
             yield self._usage() + DONE
         except Exception as error:
-            yield _frame(error_body(presentable(error)))
+            yield _frame(error_body(mask_internal_error(error)))
 
-    def _tell(self, prompt: int, news: News) -> bytes:
+    def _tell(self, prompt: int, news: AnswerEvent) -> bytes:
         self._meter.see(prompt, news)
         return self._frames(self._writer.pieces(prompt, news))
 

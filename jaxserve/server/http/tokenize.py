@@ -10,16 +10,16 @@ from jaxserve.server.http.calls import check_model, conversation
 from jaxserve.server.http.errors import answering
 from jaxserve.server.http.json import dumps
 from jaxserve.server.http.types import DetokenizeBody, TokenizeBody
-from jaxserve.server.readiness import Gate
+from jaxserve.server.readiness import Readiness
 
 
 class Tokenization:
-    def __init__(self, gate: Gate, limits: Limits):
-        self._gate, self._limits = gate, limits
+    def __init__(self, readiness: Readiness, limits: Limits):
+        self._readiness, self._limits = readiness, limits
 
     @answering
     async def tokenize(self, request: Request) -> Response:
-        served = self._gate.look()
+        served = self._readiness.require_loaded()
         body = await read(request, TokenizeBody, self._limits)
         check_model(body.model, served)
         if (body.prompt is None) == (body.messages is None):
@@ -34,7 +34,7 @@ class Tokenization:
 
     @answering
     async def detokenize(self, request: Request) -> Response:
-        served = self._gate.look()
+        served = self._readiness.require_loaded()
         body = await read(request, DetokenizeBody, self._limits)
         check_model(body.model, served)
         text = await served.service.detokenize(body.tokens, "tokens")

@@ -1,6 +1,4 @@
-"""How many tokens every expert has answered, as metrics: read from the device now and then, between
-two steps.
-"""
+"""Metrics of the load of every expert, read from the device between two steps."""
 
 import asyncio
 import logging
@@ -16,66 +14,77 @@ from jaxserve.server.core.engine_thread import EngineThread
 
 log = logging.getLogger("jaxserve.server")
 PREFIX = "jaxserve:"
-EVERY = 10.0  # seconds; a device counts modulo 2^32
+INTERVAL = 10.0  # seconds; often enough, since the device's uint32 counters wrap around
 
 
 class ExpertLoad(Collector):
-    """expert_tokens by layer and expert; expert_imbalance by layer: the busiest expert's share of
-    the latest tokens, times the experts. 1 is even, and where every expert has a device of its own,
-    so many times longer it takes.
+    """Counts tokens by layer and expert, and says how unevenly they are spread.
+
+    expert_tokens: tokens that the expert has answered. expert_imbalance: tokens of the layer's
+    busiest expert divided by the mean over its experts, of the latest reading that had any tokens.
+    1 is even. Where every expert has a device of its own, the layer takes this many times as long
+    as with an even load.
     """
 
     def __init__(self, registry: CollectorRegistry, layers: Sequence[int]):
+        """layers: numbers of the layers that have experts."""
         self._layers = layers
-        self._seen: np.ndarray | None = None  # as the device counts
-        self._told: tuple[np.ndarray, np.ndarray] | None = (
-            None  # in all, and lately; replaced as one
-        )
+        self._last_reading: np.ndarray | None = None
+        # Sums of all readings, and the latest one. Replaced as a pair, since `collect` may run on
+        # another thread.
+        self._totals: tuple[np.ndarray, np.ndarray] | None = None
         registry.register(self)
 
     def take(self, load: np.ndarray) -> None:
-        """load: uint32 [layers, experts], counted by the device since it began."""
-        new = (load - (0 if self._seen is None else self._seen)).astype(np.uint32).astype(np.int64)
-        total, latest = self._told or (np.zeros_like(new), new)
-        self._seen, self._told = load, (total + new, new if new.any() else latest)
+        """Take in a reading: uint32 [layers, experts], tokens since the start, modulo 2^32."""
+        before = 0 if self._last_reading is None else self._last_reading
+        # In uint32 the difference is right even when a counter has wrapped around in between.
+        new = (load - before).astype(np.uint32).astype(np.int64)
+        total, latest = self._totals or (np.zeros_like(new), new)
+        self._last_reading = load
+        self._totals = (total + new, new if new.any() else latest)
 
     def collect(self) -> Iterator[Metric]:
-        if self._told is None:
+        """Yield both metrics, for the registry."""
+        if self._totals is None:
             return
         tokens = CounterMetricFamily(
             PREFIX + "expert_tokens",
             "tokens that an expert has answered",
             labels=("layer", "expert"),
         )
-        for layer, total in zip(self._layers, self._told[0], strict=True):
+        for layer, total in zip(self._layers, self._totals[0], strict=True):
             for expert, count in enumerate(total.tolist()):
                 tokens.add_metric((str(layer), str(expert)), count)
         yield tokens
         yield from self.imbalance()
 
     def imbalance(self) -> Iterator[Metric]:
-        """That alone: a number for each layer."""
-        if self._told is None:
+        """Yield expert_imbalance alone, which has one number for each layer."""
+        if self._totals is None:
             return
         imbalance = GaugeMetricFamily(
             PREFIX + "expert_imbalance",
-            "tokens of a layer's busiest expert beside the mean",
+            "tokens of a layer's busiest expert divided by the mean over its experts",
             labels=("layer",),
         )
-        for layer, latest in zip(self._layers, self._told[1], strict=True):
+        for layer, latest in zip(self._layers, self._totals[1], strict=True):
             imbalance.add_metric((str(layer),), float(latest.max() / max(latest.mean(), 1e-9)))
         yield imbalance
 
     async def watch(
-        self, thread: EngineThread, read: Callable[[], np.ndarray], every: float = EVERY
+        self, thread: EngineThread, read: Callable[[], np.ndarray], interval: float = INTERVAL
     ) -> None:
-        """Until the engine ends. read: asks the device; it runs between two steps."""
+        """Take a reading every `interval` seconds until the engine ends.
+
+        read: reads the device's counters; it runs on the engine's thread, between two steps.
+        """
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(interval)
             try:
                 self.take(await asyncio.wrap_future(thread.call(lambda engine: read())))
             except JaxserveError:
                 return
             except Exception:
-                log.exception("the experts' load could not be read, and is not asked for again")
+                log.exception("the load of the experts could not be read; it is not read again")
                 return

@@ -1,5 +1,6 @@
-"""Logs: one line per event, as text or JSON, on standard error. Prompts and completions are never
-in them.
+"""Logs on standard error, one line per event, as text or JSON.
+
+They never contain prompts or completions.
 """
 
 import json
@@ -10,22 +11,23 @@ from typing import Literal
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import StepNews
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.engine_thread import StepReport
+from jaxserve.server.core.incoming_request import IncomingRequest
 
 Format = Literal["text", "json"]
 log = logging.getLogger("jaxserve.requests")
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line; what a call gives as extra={"fields": ...} stands beside message and
-    level.
+    """Formats a record as one JSON object on a line.
+
+    Values that the logging call gives as extra={"fields": ...} become members of the object.
     """
 
     def format(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         entry = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -37,7 +39,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people: fields as key=value."""
+    """Formats a record as text, followed by its fields as key=value."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -49,32 +51,32 @@ class TextFormatter(logging.Formatter):
 
 
 def _one_line(value: object) -> str:
-    """Clients choose their ids: nothing of theirs may look like another line."""
+    """Quote a value with spaces or control characters.
+
+    Clients choose their request ids: none may look like another field or line of the log.
+    """
     text = str(value)
     return text if text.isprintable() and " " not in text else json.dumps(text)
 
 
 def configure(format: Format, level: str) -> None:
-    """For the server's process: everything of jaxserve, and errors of uvicorn and OpenTelemetry, to
-    standard error.
-    """
+    """Send logs of jaxserve, and warnings of uvicorn and OpenTelemetry, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     for name in ("jaxserve", "uvicorn.error", "opentelemetry"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
+        logger.handlers = [handler]
+        logger.propagate = False
         logger.setLevel(level.upper() if name == "jaxserve" else logging.WARNING)
 
 
 class RequestLog:
-    """An observer of the service: a line for every request that ended, and for every one that was
-    refused.
-    """
+    """Writes a line for every request that ended or was refused; a RequestObserver."""
 
-    def refused(self, call: Call, error: JaxserveError) -> None:
+    def refused(self, incoming: IncomingRequest, error: JaxserveError) -> None:
         log.info("refused", extra={"fields": {"reason": error.reason}})
 
-    def stepped(self, news: StepNews) -> None:
+    def stepped(self, report: StepReport) -> None:
         pass
 
     def received(self, answer: Answer, tokens: int, first: bool, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A jax profile, written for a bounded time to a place of the operator's."""
+"""Profiles of jax, written for a bounded time to a folder that the operator chose."""
 
 import asyncio
 import logging
@@ -12,20 +12,21 @@ import jax
 
 from jaxserve.errors import ConfigError, RequestError
 
-DEFAULT_SECONDS, MAX_SECONDS = 10.0, 60.0
-MAX_PROFILES = 32  # in the folder: nobody fills a disk by asking again and again
+DEFAULT_SECONDS = 10.0
+MAX_SECONDS = 60.0
+MAX_PROFILES = 32  # entries of the folder, so that repeated calls cannot fill the disk
 log = logging.getLogger(__name__)
 
 
 class Profiler:
-    """One profile at a time, into folders of their own under `folder`; None: the operator allows
-    none.
+    """Writes one profile at a time, each into a new folder. Lives on the event loop.
 
-    Lives on the event loop. What a call has begun is not interrupted when its client goes away: it
-    has to end.
+    Work that a call has begun is not interrupted when its client disconnects: jax's profiler would
+    stay started, or a folder half written.
     """
 
     def __init__(self, folder: Path | None):
+        """folder: parent of the profiles' folders; None: the operator allows no profiles."""
         self._folder = folder
         self._current: Path | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -33,7 +34,7 @@ class Profiler:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self, seconds: float | None = None) -> str:
-        """Begin; it ends by itself after so many seconds. Returns its folder."""
+        """Begin a profile that ends by itself after `seconds`; return its folder."""
         seconds = DEFAULT_SECONDS if seconds is None else seconds
         if not 0 < seconds <= MAX_SECONDS:
             raise RequestError(
@@ -44,7 +45,7 @@ class Profiler:
         return str(await asyncio.shield(self._task(self._start(self._folder, seconds))))
 
     async def stop(self) -> str:
-        """End it; returns its folder."""
+        """End the profile that is being written; return its folder."""
         folder = self._current
         if folder is None:
             raise ConfigError("no profile is being written (StartProfile begins one)")
@@ -52,7 +53,7 @@ class Profiler:
         return str(folder)
 
     async def close(self) -> None:
-        """End what is being written, if anything; begin nothing more."""
+        """End the profile that is being written, if any, and allow no more."""
         self._folder = None
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._current:
@@ -79,8 +80,10 @@ class Profiler:
         self._task(self._end(folder)).add_done_callback(_log_failure)
 
     async def _end(self, folder: Path) -> None:
-        """Unless it has ended already, and perhaps another one has begun."""
+        """End the profile in this folder, if it has not ended yet."""
         async with self._lock:
+            # StopProfile and the timer may both be waiting for the lock, and a later profile may
+            # have begun in between.
             if self._current != folder or self._timer is None:
                 return
             self._timer.cancel()
@@ -89,11 +92,12 @@ class Profiler:
 
 
 def _begin(parent: Path) -> Path:
-    """The new profile's folder; ConfigError when there is no room for it."""
+    """Start a profile and return its new folder; ConfigError when no more can be written."""
     folder = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        if (profiles := len(list(parent.iterdir()))) >= MAX_PROFILES:
+        profiles = len(list(parent.iterdir()))
+        if profiles >= MAX_PROFILES:
             raise ConfigError(
                 f"--profile-dir {parent} has {profiles} entries; the limit is {MAX_PROFILES} "
                 f"(remove some)"

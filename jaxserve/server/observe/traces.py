@@ -1,9 +1,8 @@
-"""OpenTelemetry traces: a span for every request, made when it has ended. Prompts and completions
-are never in them.
+"""OpenTelemetry traces: one span for every request, made when it has ended.
 
-Names are those of the semantic conventions for generative AI, where they have one: gen_ai.* of
-spans, and gen_ai.server.* of metrics for the two times that they measure. The rest are jaxserve.*;
-times are seconds.
+Spans never contain prompts or completions. Attributes have the names of OpenTelemetry's semantic
+conventions for generative AI where these define one: gen_ai.* of spans, and gen_ai.server.* of
+metrics for the two times that those measure. All others are jaxserve.*. Times are seconds.
 """
 
 import os
@@ -17,8 +16,8 @@ from jaxserve.completion import Timings
 from jaxserve.errors import ConfigError, JaxserveError
 from jaxserve.prompts import is_conversation
 from jaxserve.server.core.answer import Answer
-from jaxserve.server.core.engine_thread import StepNews
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.engine_thread import StepReport
+from jaxserve.server.core.incoming_request import IncomingRequest
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -30,11 +29,12 @@ EXPORTERS = {  # by OTEL_EXPORTER_OTLP_PROTOCOL
 
 
 def open_provider() -> "TracerProvider":
-    """Spans go to a collector over OTLP, as the OTEL_* variables say; close it with shutdown().
+    """Open an exporter of spans over OTLP as the OTEL_* variables configure it.
 
-    ConfigError when OpenTelemetry is not installed, or a variable asks for another way.
+    Close it with shutdown(). Raises ConfigError when OpenTelemetry is not installed, or a variable
+    asks for an unknown protocol.
     """
-    protocol = _asked("PROTOCOL", "grpc", EXPORTERS)
+    protocol = _configured("PROTOCOL", "grpc", EXPORTERS)
     try:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -49,10 +49,11 @@ def open_provider() -> "TracerProvider":
     return provider
 
 
-def _asked(name: str, default: str, known: Mapping[str, object]) -> str:
-    """The exporter's variable for traces, or for everything."""
+def _configured(name: str, default: str, known: Mapping[str, object]) -> str:
+    """Return a setting of the exporter; the variable for traces precedes the one for all."""
     for variable in (f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}"):
-        if value := os.environ.get(variable):
+        value = os.environ.get(variable)
+        if value:
             if value not in known:
                 raise ConfigError(f"{variable} is {value!r}; --otel knows {' and '.join(known)}")
             return value
@@ -60,36 +61,43 @@ def _asked(name: str, default: str, known: Mapping[str, object]) -> str:
 
 
 class Traces:
-    """An observer of the service. model: the name that clients know."""
+    """Makes a span of every request that ended or was refused; a RequestObserver."""
 
     def __init__(self, provider: "TracerProvider", model: str):
+        """model: the name that clients use."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._tracer = provider.get_tracer("jaxserve", version("jaxserve"))
         self._parent = TraceContextTextMapPropagator().extract
-        self._kind, self._model = SpanKind.SERVER, model
+        self._kind = SpanKind.SERVER
+        self._model = model
         self._failed = lambda reason: Status(StatusCode.ERROR, reason)
 
-    def refused(self, call: Call, error: JaxserveError) -> None:
-        self._tell(call, error, {})
+    def refused(self, incoming: IncomingRequest, error: JaxserveError) -> None:
+        self._export(incoming, error, {})
 
-    def stepped(self, news: StepNews) -> None:
+    def stepped(self, report: StepReport) -> None:
         pass
 
     def received(self, answer: Answer, tokens: int, first: bool, seconds: float) -> None:
         pass
 
     def ended(self, answer: Answer, error: JaxserveError | None) -> None:
-        self._tell(answer.call, error, dict(_outcome(answer, error)))
+        self._export(answer.incoming, error, dict(_response_attributes(answer, error)))
 
-    def _tell(self, call: Call, error: JaxserveError | None, outcome: Mapping[str, Any]) -> None:
-        operation, ended = _operation(call), time.time_ns()
+    def _export(
+        self, incoming: IncomingRequest, error: JaxserveError | None, outcome: Mapping[str, Any]
+    ) -> None:
+        operation = _operation(incoming)
+        ended = time.time_ns()
+        # Requests are timed on the monotonic clock, spans on the wall clock.
+        age_ns = round((time.monotonic() - incoming.arrived) * 1e9)
         span = self._tracer.start_span(
             f"{operation} {self._model}",
-            context=self._parent(call.trace),
+            context=self._parent(incoming.trace),
             kind=self._kind,
-            start_time=ended - round((time.monotonic() - call.arrived) * 1e9),
+            start_time=ended - age_ns,
             attributes={
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "jaxserve",
@@ -97,25 +105,24 @@ class Traces:
             },
         )
         if span.is_recording():
-            span.set_attributes({**dict(_asked_for(call)), **outcome})
+            span.set_attributes({**dict(_request_attributes(incoming)), **outcome})
             if error:
                 span.set_attribute("error.type", error.reason)
-                span.set_status(
-                    self._failed(error.reason)
-                )  # the message may have words of the prompt
+                # The reason and not the message, which may quote the prompt.
+                span.set_status(self._failed(error.reason))
         span.end(ended)
 
 
-def _operation(call: Call) -> str:
-    if call.embed:
+def _operation(incoming: IncomingRequest) -> str:
+    if incoming.embed:
         return "embeddings"
-    return "chat" if is_conversation(call.prompt) else "text_completion"
+    return "chat" if is_conversation(incoming.prompt) else "text_completion"
 
 
-def _asked_for(call: Call) -> Iterator[tuple[str, Any]]:
-    params = call.params
-    if call.embed:
+def _request_attributes(incoming: IncomingRequest) -> Iterator[tuple[str, Any]]:
+    if incoming.embed:
         return
+    params = incoming.params
     yield "gen_ai.request.temperature", params.temperature
     yield "gen_ai.request.top_p", params.top_p
     if params.top_k:
@@ -126,7 +133,7 @@ def _asked_for(call: Call) -> Iterator[tuple[str, Any]]:
         yield "gen_ai.request.choice.count", params.n
 
 
-def _outcome(answer: Answer, error: JaxserveError | None) -> Iterator[tuple[str, Any]]:
+def _response_attributes(answer: Answer, error: JaxserveError | None) -> Iterator[tuple[str, Any]]:
     yield "gen_ai.response.id", answer.id
     yield "gen_ai.usage.input_tokens", answer.prompt_tokens
     completions = answer.completions
@@ -137,11 +144,10 @@ def _outcome(answer: Answer, error: JaxserveError | None) -> Iterator[tuple[str,
     yield "gen_ai.usage.output_tokens", sum(len(completion.token_ids) for completion in completions)
     yield "gen_ai.usage.cache_read.input_tokens", completions[0].timings.cached_tokens
     yield "gen_ai.response.finish_reasons", [completion.finish_reason for completion in completions]
-    yield from _times(completions[0].timings)
+    yield from _time_attributes(completions[0].timings)
 
 
-def _times(timings: Timings) -> Iterator[tuple[str, Any]]:
-    """Of the first choice."""
+def _time_attributes(timings: Timings) -> Iterator[tuple[str, Any]]:
     yield "jaxserve.queue_seconds", timings.queue
     if timings.ttft:
         yield "gen_ai.server.time_to_first_token", timings.ttft

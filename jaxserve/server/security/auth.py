@@ -1,31 +1,39 @@
-"""Who may call: bearer tokens, compared in constant time."""
+"""Bearer tokens, compared in constant time."""
 
 import hmac
 from dataclasses import dataclass
 
 from jaxserve.errors import AdminOnlyError, CredentialError
 
-SCHEME = "bearer "  # in any case (RFC 7235)
+SCHEME = "bearer "  # in lower case; clients may write it in any case (RFC 7235)
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """Tokens of clients, and of admins, who may do what clients may. None: no such token; without
-    both all is open.
+class BearerTokens:
+    """The tokens that callers must send. Without either of them every call is allowed.
+
+    client: token of clients; None: clients need none. admin: token of administrators, who may also
+    do what clients may; None: AdminService is closed wherever clients need a token.
     """
 
     client: str | None = None
     admin: str | None = None
 
     def check(self, authorization: str | None, admin: bool) -> None:
-        """CredentialError without a valid token, AdminOnlyError with a client's where an admin's is
-        needed.
+        """Check the authorization header of a call; `admin` says whether AdminService is called.
+
+        Raises CredentialError without a valid token, AdminOnlyError for a client's token where an
+        administrator's is needed.
         """
         if self.client is None and self.admin is None:
             return
         given = _token(authorization)
-        is_client, is_admin = _same(given, self.client), _same(given, self.admin)
-        if is_admin or (not admin and (is_client or self.client is None)):
+        # Both are compared in any case, so that the time does not say which one matched.
+        is_client = _same(given, self.client)
+        is_admin = _same(given, self.admin)
+        if is_admin:
+            return
+        if not admin and (is_client or self.client is None):
             return
         if admin and is_client:
             raise AdminOnlyError(
@@ -39,8 +47,8 @@ def _same(given: str, token: str | None) -> bool:
 
 
 def _token(authorization: str | None) -> str:
-    return (
-        authorization[len(SCHEME) :]
-        if authorization and authorization[: len(SCHEME)].lower() == SCHEME
-        else ""
-    )
+    """Return the token of an authorization header; "" for another scheme or no header."""
+    header = authorization or ""
+    if header[: len(SCHEME)].lower() != SCHEME:
+        return ""
+    return header[len(SCHEME) :]

@@ -1,4 +1,4 @@
-"""Files that flags name."""
+"""Files that flags of the server name."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ MAX_TOKEN_BYTES = 4096
 
 
 def read_file(path: Path, flag: str) -> bytes:
-    """ConfigError when it cannot be read."""
+    """Return the contents of a file; ConfigError names the flag when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -16,14 +16,15 @@ def read_file(path: Path, flag: str) -> bytes:
 
 
 def read_token(path: Path | None, flag: str) -> str | None:
-    """None without a file; ConfigError when it cannot be read, or holds no token."""
+    """Return the token in a file, None without a file.
+
+    Raises ConfigError when the file cannot be read or does not hold exactly one token.
+    """
     if path is None:
         return None
     token = read_file(path, flag).decode("utf-8", "replace").strip()
-    if (
-        not (token.isascii() and token.isprintable() and 1 <= len(token) <= MAX_TOKEN_BYTES)
-        or " " in token
-    ):
+    is_word = token.isascii() and token.isprintable() and " " not in token
+    if not is_word or not 1 <= len(token) <= MAX_TOKEN_BYTES:
         raise ConfigError(
             f"{flag} {path}: holds no token (one line of 1 to {MAX_TOKEN_BYTES} ASCII letters)"
         )

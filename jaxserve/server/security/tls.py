@@ -1,4 +1,4 @@
-"""Certificates for both servers."""
+"""TLS of gRPC and HTTP."""
 
 import ssl
 from dataclasses import dataclass
@@ -11,7 +11,11 @@ from jaxserve.errors import ConfigError
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files. client_ca: clients have to show a certificate that it signed."""
+    """PEM files of the server's certificate chain and key.
+
+    client_ca: certificate authority that must have signed the certificates of clients; None:
+    clients need no certificate.
+    """
 
     cert: Path
     key: Path
@@ -19,7 +23,10 @@ class Tls:
 
     @staticmethod
     def of(cert: Path | None, key: Path | None, client_ca: Path | None) -> "Tls | None":
-        """None without any of them; ConfigError when they do not fit together or cannot be used."""
+        """Return the TLS of these files, None without any of them.
+
+        Raises ConfigError when a file is missing or cannot be used with the others.
+        """
         if not (cert or key or client_ca):
             return None
         if not (cert and key):
@@ -35,6 +42,7 @@ class Tls:
         return tls
 
     def context(self) -> ssl.SSLContext:
+        """Return the context for HTTP."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.cert, self.key)
         if self.client_ca:
@@ -43,6 +51,7 @@ class Tls:
         return context
 
     def credentials(self) -> grpc.ServerCredentials:
+        """Return the credentials for gRPC."""
         authority = self.client_ca.read_bytes() if self.client_ca else None
         return grpc.ssl_server_credentials(
             [(self.key.read_bytes(), self.cert.read_bytes())], authority, authority is not None

@@ -26,7 +26,7 @@ from jaxserve.bench.serve import measure
 from jaxserve.client import CallError
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from tests.jaxserve.client.test_connection import signed
 from tests.jaxserve.server import harness
 from tests.jaxserve.server.http import harness as http_harness
@@ -262,7 +262,7 @@ def test_a_server_that_tells_only_admins(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
 
     async def run() -> None:
-        async with harness.running(tmp_path, tokens=Tokens("secret", None)) as server:
+        async with harness.running(tmp_path, tokens=BearerTokens("secret", None)) as server:
             flags = [
                 "--rate",
                 "1",

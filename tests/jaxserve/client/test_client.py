@@ -33,7 +33,7 @@ from jaxserve.errors import (
 from jaxserve.request import SamplingParams
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.readiness import Phase
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_model import naive, naive_embedding
@@ -244,7 +244,7 @@ def test_for_operators(tmp_path: Path, kind: type) -> None:
             running(tmp_path, seconds=0.01) as server,
             opened(kind, server.address) as client,
         ):
-            server.drain = server.gate.drain
+            server.drain = server.readiness.set_draining
             running_one = asyncio.create_task(
                 client.generate(TEXT, request_id="a", **GREEDY | {"max_tokens": 400})
             )
@@ -272,7 +272,7 @@ def test_for_operators(tmp_path: Path, kind: type) -> None:
                 and info.uptime_seconds > 0
             )
             assert await client.flush_cache() is None
-            assert await client.drain() == 0 and server.gate.phase is Phase.DRAINING
+            assert await client.drain() == 0 and server.readiness.phase is Phase.DRAINING
             with pytest.raises(DrainingError):
                 await client.generate(TEXT, timeout=1)
             await server.at_rest()
@@ -283,7 +283,7 @@ def test_for_operators(tmp_path: Path, kind: type) -> None:
 @both
 def test_tokens(tmp_path: Path, kind: type) -> None:
     async def main() -> None:
-        async with running(tmp_path, tokens=Tokens("for-clients", "for-admins")) as server:
+        async with running(tmp_path, tokens=BearerTokens("for-clients", "for-admins")) as server:
             async with opened(kind, server.address) as client:
                 with pytest.raises(CredentialError, match="token"):
                     await client.generate(TEXT, **GREEDY)

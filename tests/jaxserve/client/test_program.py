@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jaxserve.client.program import main as program
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.client.test_client import TEXT, expected
 from tests.jaxserve.server.harness import Running, running
@@ -131,7 +131,7 @@ def test_a_token_file(tell: Callable[..., None], tmp_path: Path) -> None:
                 and err.count("\n") == 1
             )
 
-    tell(story, tokens=Tokens("secret"))
+    tell(story, tokens=BearerTokens("secret"))
 
 
 WRONG = [

@@ -11,6 +11,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from jaxserve.server.assembly import model_card
 from safetensors.numpy import save_file
 
 from checkpoints.errors import CheckpointError
@@ -29,7 +30,6 @@ from jaxserve.loading.parameters import load_params
 from jaxserve.loading.spec import open_checkpoint, read_spec
 from jaxserve.models.quant import SCHEMES, parse_scheme
 from jaxserve.plan.__main__ import main as plan
-from jaxserve.server.assembly import model_card
 from tests.jaxserve.loading.convert_harness import (
     BUNDLED,
     GOLDEN,

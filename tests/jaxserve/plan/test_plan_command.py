@@ -143,7 +143,7 @@ BAD = {
     ),
     "weights that are not served": (
         ("h200", "--weights", "int3"),
-        "--weights int3: is not served; choose",
+        "--weights int3 is not served; choose",
     ),
     "products that a chip does not have": (
         ("v6e:2x2", "--weights", "w8a8-fp8"),

@@ -4,34 +4,34 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from grpc import aio
+from prometheus_client import CollectorRegistry
 
 from jaxserve.chat import Chat
 from jaxserve.cluster.transfer.handshake import Handshake
+from jaxserve.config import EngineConfig
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.scheduler import Scheduler
 from jaxserve.engine.host.speculation import Proposer, Speculation
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import RestartingError
 from jaxserve.prompts import Prompts
-from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import Observer, Service
-from jaxserve.server.core.ttft_estimate import Forecast
+from jaxserve.server.core.request_observer import RequestObserver
+from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.roles import Role
-from jaxserve.server.grpc.admin import AdminServicer
-from jaxserve.server.grpc.inference import InferenceServicer
-from jaxserve.server.grpc.server import Face, Health, bind, new_server
-from jaxserve.server.observe.profiler import Profiler
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
-from jaxserve.server.serving_state import EngineCard, ModelCard, Served
+from jaxserve.server.flags import parser
+from jaxserve.server.grpc.server import GrpcEndpoint
+from jaxserve.server.process import ServerProcess
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
+from jaxserve.server.serving_state import EngineCard, ModelCard, ServingState
 from jaxserve.structure.grammars import Grammars
 from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
 from jaxserve.v1.inference_pb2_grpc import InferenceServiceStub
@@ -47,11 +47,12 @@ ENGINE = EngineCard({"jaxserve": "0"}, {"data": 1}, "fake", [], 4, 16, 4, 2048)
 
 
 class SlowRunner(FakeRunner):
-    """The fake device with a clock: a step takes so long. hook: called before each launch."""
+    """A fake device whose steps take `seconds`; `hook` is called before each launch."""
 
     def __init__(self, *args: Any, seconds: float = 0.0, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.seconds, self.steps = seconds, 0
+        self.seconds = seconds
+        self.steps = 0
         self.launches: Counter[str] = Counter()  # by the client's request id
         self.names: Callable[[int], str] = str  # of a sequence's request
         self.hook: Callable[[int], None] = lambda number: None
@@ -71,21 +72,26 @@ class SlowRunner(FakeRunner):
 
 @dataclass
 class Running:
-    """A server that answers, and what is behind it."""
+    """A server that answers, and its parts."""
 
+    process: ServerProcess
     service: Service
     engine: Engine
     runner: SlowRunner
-    gate: Gate
-    address: str
     channel: aio.Channel
-    served: Served
-    health: Health
-    stop: Callable[[float], Awaitable[None]]
-    open: Callable[[], None]
-    failed: Callable[[BaseException], None] | None = None  # instead of telling everybody
-    drain: Callable[[], None] = lambda: None  # what the call Drain does
+    served: ServingState
+    failed: Callable[[BaseException], None] | None = None  # in place of ending all requests
+    drain: Callable[[], None] = lambda: None  # called by AdminService.Drain
     failures: list[BaseException] = field(default_factory=list)
+
+    @property
+    def readiness(self) -> Readiness:
+        return self.process.readiness
+
+    @property
+    def address(self) -> str:
+        """The address of gRPC."""
+        return f"127.0.0.1:{self.process.listeners.ports['gRPC']}"
 
     @property
     def inference(self) -> InferenceServiceStub:
@@ -94,6 +100,16 @@ class Running:
     @property
     def admin(self) -> AdminServiceStub:
         return AdminServiceStub(self.channel)
+
+    def open(self) -> None:
+        """Become ready."""
+        self.served.thread.start()
+        self.process.role.open(self.served.handshake)
+        self.readiness.set_ready(self.served)
+
+    async def stop(self, grace: float) -> None:
+        """Stop listening."""
+        await self.process.listeners.stop(grace)
 
     async def at_rest(self, seconds: float = 5.0) -> None:
         """Wait until nothing runs, and check that everything was given back."""
@@ -106,7 +122,37 @@ class Running:
             )
             await asyncio.sleep(0.002)
         self.engine.scheduler.check_invariants()
-        assert not (self.service.waiting_tokens or self.service._waiting or self.service._timers)
+        assert not (self.service.waiting_tokens or self.service._admission or self.service._timers)
+
+
+def new_engine(
+    config: EngineConfig, proposer: Proposer | None, seconds: float
+) -> tuple[Engine, SlowRunner]:
+    """Make an engine over the fake device, with an optional proposer of drafts."""
+    if proposer:
+        config = replace(config, speculate="ngram", draft_tokens=DRAFTED)
+    mask_bytes = -(-ByteTokenizer.vocab_size // 32) * 4
+    runner = SlowRunner(config, seconds=seconds, mask_bytes=mask_bytes)
+    speculation = Speculation(proposer, DRAFTED) if proposer else None
+    scheduler = Scheduler(config, speculation=speculation)
+    runner.names = lambda sequence: scheduler.queue.sequences[sequence].request.id.split("#")[0]
+    return Engine(scheduler, runner, pages=runner if config.page_exchange else None), runner
+
+
+def new_prompts(folder: Path, engine: Engine, config: EngineConfig, limits: Limits) -> Prompts:
+    """Prompts of the byte tokenizer, with TEMPLATE as the chat template."""
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    tokenizer = ByteTokenizer()
+    return Prompts(
+        tokenizer,
+        Chat(folder, tokenizer),
+        tokenizer.eos_ids,
+        tokenizer.vocab_size,
+        config.max_context,
+        engine.scheduler.max_tokens,
+        Grammars(tokenizer, tokenizer.eos_ids, tokenizer.vocab_size, limits.grammars),
+        config.embeds,
+    )
 
 
 @asynccontextmanager
@@ -114,23 +160,23 @@ async def running(
     folder: Path,
     *,
     limits: Limits | None = None,
-    tokens: Tokens | None = None,
+    tokens: BearerTokens | None = None,
     seconds: float = 0.0,
     opened: bool = True,
-    observers: tuple[Observer, ...] = (),
-    faces: Callable[[Gate], tuple[Face, ...]] = lambda gate: (),
-    new_role: Callable[[Gate], Role] = lambda gate: Role(),
+    observers: tuple[RequestObserver, ...] = (),
+    endpoints: Callable[[Readiness], tuple[GrpcEndpoint, ...]] = lambda readiness: (),
+    new_role: Callable[[Readiness], Role] = lambda readiness: Role(),
     handshake: Handshake | None = None,
     proposer: Proposer | None = None,
     **config: Any,
 ) -> AsyncIterator[Running]:
-    """folder: an empty one. seconds: of one step of the device. config: of the engine (see
-    `config_of`).
+    """A server process over the fake device, listening for gRPC.
 
-    proposer: of drafts. handshake: of an engine that exchanges pages.
+    folder: an empty one. seconds: duration of a step of the device. opened: ready from the start.
+    endpoints: on the port of gRPC. handshake: of an engine that exchanges pages. proposer: of
+    drafts. config: of the engine (see `config_of`).
     """
     limits = limits or Limits()
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     sizes = {
         "max_context": 512,
         "num_pages": 512,
@@ -138,82 +184,37 @@ async def running(
         "page_exchange": handshake is not None,
     }
     configured = config_of(**sizes | config)
-    if proposer:
-        configured = replace(configured, speculate="ngram", draft_tokens=DRAFTED)
-    runner = SlowRunner(
-        configured, seconds=seconds, mask_bytes=-(-ByteTokenizer.vocab_size // 32) * 4
-    )
-    scheduler = Scheduler(
-        configured, speculation=Speculation(proposer, DRAFTED) if proposer else None
-    )
-    runner.names = lambda sequence: scheduler.queue.sequences[sequence].request.id.split("#")[0]
-    engine = Engine(scheduler, runner, pages=runner if handshake else None)
-    loop = asyncio.get_running_loop()
+    engine, runner = new_engine(configured, proposer, seconds)
+    prompts = new_prompts(folder, engine, configured, limits)
 
-    def drain() -> None:
-        found.drain()
+    def role_with_endpoints(readiness: Readiness, registry: CollectorRegistry) -> Role:
+        role = new_role(readiness)
+        role.endpoints = (*endpoints(readiness), *role.endpoints)
+        return role
 
     def failed(error: BaseException) -> None:
         found.failures.append(error)
         if found.failed:
             return found.failed(error)
-        gate.fail()
+        process.readiness.set_failed()
         service.fail_all(RestartingError("the engine has failed"))
 
-    thread = EngineThread(
-        engine,
-        lambda news: loop.call_soon_threadsafe(service.take, news) and None,
-        lambda error: loop.call_soon_threadsafe(failed, error) and None,
-    )
-    tokenizer = ByteTokenizer()
-    prompts = Prompts(
-        tokenizer,
-        Chat(folder, tokenizer),
-        tokenizer.eos_ids,
-        tokenizer.vocab_size,
-        configured.max_context,
-        engine.scheduler.max_tokens,
-        Grammars(tokenizer, tokenizer.eos_ids, tokenizer.vocab_size, limits.grammars),
-        configured.embeds,
-    )
-    gate = Gate()
-    role = new_role(gate)
-    handover, forecast = (
-        role.handover(thread, configured.page_size),
-        Forecast(configured.step_tokens),
-    )
-    service = Service(prompts, thread, forecast, limits, observers, handover, role.for_servers)
-    others = (*faces(gate), *role.faces)
-    health = Health(True, True, *others)
-    gate.changed = health.tell
-    admin = AdminServicer(gate, Profiler(None), drain)
-    server = new_server(limits, tokens or Tokens(), health, InferenceServicer(gate), admin, *others)
-    port = bind(server, "127.0.0.1", 0, None, "--port")
-    await server.start()
+    process = ServerProcess(limits, tokens, role_with_endpoints)
+    service, thread = process.connect(engine, prompts, configured, observers, on_failure=failed)
     model = replace(MODEL, embedding_dimensions=2 if configured.embeds else 0)
-    served = Served(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
-
-    def open_gate() -> None:
-        thread.start()
-        role.open(handshake)
-        gate.open(served)
-
-    async def stop(grace: float) -> None:
-        health.close()
-        await server.stop(grace)
-
-    address = f"127.0.0.1:{port}"
+    state = ServingState(service, thread, model, ENGINE, lambda: 0, handshake=handshake)
+    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http"])
+    await process.listeners.start(args, lambda: found.drain(), failed)
+    address = f"127.0.0.1:{process.listeners.ports['gRPC']}"
     try:
         async with aio.insecure_channel(address) as channel:
-            found = Running(
-                service, engine, runner, gate, address, channel, served, health, stop, open_gate
-            )
+            found = Running(process, service, engine, runner, channel, state)
             if opened:
-                open_gate()
+                found.open()
             yield found
     finally:
-        await server.stop(0)
-        await role.close()
+        await process.listeners.stop(0)
+        await process.role.close()
         assert thread.close()
         service.close()
         prompts.chat.close()

@@ -1,5 +1,6 @@
-"""Every field of every request of jaxserve.v1, at, below and above its bounds; a canary is served
-alike after each.
+"""Every field of every request of jaxserve.v1 at, below and above its bounds.
+
+After each request a canary gets the same answer as before.
 """
 
 import asyncio
@@ -162,8 +163,10 @@ FORBIDDEN_TOGETHER = {
 
 
 def cases(embeds: bool) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Method, request as JSON, and whether it is accepted: of a server that embeds, or
-    generates."""
+    """Yield method, request as JSON, and whether the server accepts it.
+
+    The server embeds, or else generates.
+    """
     for method, fields in FIELDS.items():
         if (method == "Embed") != embeds:
             continue
@@ -205,7 +208,7 @@ def test_no_field_is_forgotten() -> None:
 
 
 async def send(server: Running, method: str, request: dict[str, Any]) -> aio.AioRpcError | None:
-    """The error, if it is one."""
+    """Send a request and return its error, if any."""
     stub = server.admin if hasattr(server.admin, method) else server.inference
     message: Message = json_format.ParseDict(request, _new(method))
     call = getattr(stub, method)(message)
@@ -226,7 +229,7 @@ def _new(method: str) -> Message:
 
 
 def violation(error: aio.AioRpcError) -> str:
-    """The field that is named; INVALID_ARGUMENT with exactly one ErrorInfo is asserted."""
+    """Return the field that an INVALID_ARGUMENT with exactly one ErrorInfo names."""
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
     status = rpc_status.from_call(error)  # type: ignore[arg-type]
     bad = error_details_pb2.BadRequest()
@@ -236,7 +239,7 @@ def violation(error: aio.AioRpcError) -> str:
 
 
 async def embedding_canary(server: Running) -> tuple[int, bytes]:
-    """Engine steps that had it, and the answer."""
+    """Return the engine steps of an embedding, and the answer."""
     before = server.runner.launches["canary"]
     message = inference_pb2.EmbedRequest(
         inputs=[inference_pb2.EmbedInput(text="canary")], request_id="canary"
@@ -267,7 +270,7 @@ def test_every_bound(tmp_path: Path, embeds: bool) -> None:
 
 
 def test_unknown_fields_are_refused(tmp_path: Path) -> None:
-    """What a newer client asks for would be dropped in silence."""
+    """Fields of newer clients are refused, and not dropped in silence."""
     deep = inference_pb2.GenerateRequest(text="x")
     unknown = b"\xf8\x3f\x01"  # field 1023, varint 1
     inner = deep.sampling.SerializeToString() + unknown

@@ -1,5 +1,4 @@
-"""Embed over a socket, with the fake device: several inputs as one request, and however that
-ends."""
+"""Embed over a socket, on the fake device: several inputs in one request, and how it ends."""
 
 import asyncio
 import threading
@@ -17,7 +16,7 @@ from jaxserve.errors import QueueFullError
 from jaxserve.server.core.answer import Answer
 from jaxserve.server.core.embedding import AT_ONCE, MAX_INPUTS
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import Call
+from jaxserve.server.core.service import IncomingRequest
 from jaxserve.server.observe.metrics import Metrics
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
@@ -31,7 +30,7 @@ LONG = "x" * 200
 def ask(
     server: Running, inputs: Sequence[str | list[int]], timeout: float | None = None, **given: Any
 ) -> Any:
-    """The call, under way."""
+    """Start a call."""
     entries = [
         inference_pb2.EmbedInput(text=each)
         if isinstance(each, str)
@@ -50,7 +49,7 @@ def expected(prompt: str | list[int]) -> list[float]:
 
 
 async def failure(call: Any, code: str) -> tuple[str, str]:
-    """ErrorInfo's reason and the text."""
+    """Return the reason of an error's ErrorInfo, and its text."""
     with pytest.raises(aio.AioRpcError) as caught:
         await call
     assert caught.value.code() is grpc.StatusCode[code], caught.value
@@ -124,7 +123,7 @@ def test_each_model_does_one_thing(tmp_path: Path) -> None:
 
 
 def test_one_wrong_input_ends_them_all(tmp_path: Path) -> None:
-    """Its place is named; those that run already are ended."""
+    """The error has the path of the wrong input; inputs that run already are ended."""
 
     async def main() -> None:
         async with running(tmp_path, embeds=True, seconds=0.002) as server:
@@ -145,7 +144,7 @@ def test_one_wrong_input_ends_them_all(tmp_path: Path) -> None:
 
 
 def test_many_inputs_leave_others_their_turn(tmp_path: Path) -> None:
-    """A single text that comes later is done long before they are."""
+    """A single text that comes later is done long before the many inputs are."""
 
     async def main() -> None:
         async with running(tmp_path, embeds=True, seconds=0.0005, prefix_cache=False) as server:
@@ -203,14 +202,15 @@ def test_a_queue_that_others_fill_refuses(tmp_path: Path) -> None:
 
 
 def test_the_last_of_its_own_may_end_before_the_queue_says_no(tmp_path: Path) -> None:
-    """While a long text is tokenized: then nobody of its own is left to wait for."""
+    """A full queue is an error once none of the request's own inputs runs any more."""
 
     async def main() -> None:
         async with running(tmp_path, embeds=True, max_context=4096, num_pages=2048) as server:
-            answer, asked = server.service.answer, list[bool]()
+            answer = server.service.answer
+            asked = list[bool]()
 
-            async def answering(call: Call, comes_again: bool = False) -> Answer:
-                asked.append(comes_again)
+            async def answering(call: IncomingRequest, retries_itself: bool = False) -> Answer:
+                asked.append(retries_itself)
                 if len(asked) == 1:
                     return await answer(call)
                 while server.service.in_flight:
@@ -263,7 +263,7 @@ def test_however_it_ends_everything_comes_back(tmp_path: Path, ending: str) -> N
 
 
 def test_values_that_are_not_finite(tmp_path: Path) -> None:
-    """An error of the request that has them; its neighbour in the same step is answered."""
+    """A request with values that are not finite fails; another one in the same step does not."""
 
     async def main() -> None:
         async with running(tmp_path, embeds=True) as server:

@@ -1,4 +1,4 @@
-"""A server over a model: what transformers answered, over every way in."""
+"""Embeddings of a real model over every protocol, compared with those of transformers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,15 +12,14 @@ import pytest
 
 from jaxserve import LLM, EngineOptions
 from jaxserve.client import AsyncClient
-from jaxserve.server.assembly import assemble, engine_card, model_card
+from jaxserve.server.cards import engine_card, model_card
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.disaggregation.roles import Role
-from jaxserve.server.grpc.inference import InferenceServicer
-from jaxserve.server.grpc.server import Health, bind, new_server
+from jaxserve.server.flags import parser
 from jaxserve.server.http.app import new_app
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
-from jaxserve.server.serving_state import Served
+from jaxserve.server.process import ServerProcess
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
+from jaxserve.server.serving_state import ServingState
 from sharding.mesh import MeshSpec
 from tests.embedding_model import BOUND, END, golden, text_of, with_tokenizer
 from tests.jaxserve.server.http.harness import fake_metrics
@@ -35,28 +34,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def serving(llm: LLM) -> AsyncIterator[tuple[Gate, str]]:
-    """What is behind the gate, and the address of gRPC."""
+async def serving(llm: LLM) -> AsyncIterator[tuple[Readiness, str]]:
+    """Serve this model; yield its readiness, and its address of gRPC."""
     failures: list[BaseException] = []
-    service, thread = assemble(
-        llm, Limits(), (), asyncio.get_running_loop(), failures.append, Role()
+    process = ServerProcess(Limits())
+    service, thread = process.connect_llm(llm, on_failure=failures.append)
+    process.readiness.set_ready(
+        ServingState(service, thread, model_card(llm, "tiny"), engine_card(llm), lambda: 0)
     )
-    gate = Gate()
-    gate.open(Served(service, thread, model_card(llm, "tiny"), engine_card(llm), lambda: 0))
-    server = new_server(Limits(), Tokens(), Health(), InferenceServicer(gate), None)
-    port = bind(server, "127.0.0.1", 0, None, "--port")
-    await server.start()
+    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http"])
+    await process.listeners.start(args, process.lifecycle.drain, failures.append)
     thread.start()
     try:
-        yield gate, f"127.0.0.1:{port}"
+        yield process.readiness, f"127.0.0.1:{process.listeners.ports['gRPC']}"
     finally:
-        await server.stop(0)
+        await process.listeners.stop(0)
         assert thread.close() and not failures
         service.close()
 
 
-async def over_http(gate: Gate, body: dict[str, Any]) -> list[list[float]]:
-    app = new_app(gate, Tokens(), Limits(), fake_metrics)
+async def over_http(readiness: Readiness, body: dict[str, Any]) -> list[list[float]]:
+    app = new_app(readiness, BearerTokens(), Limits(), fake_metrics)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://here"
     ) as client:
@@ -72,10 +70,10 @@ def check(found: object) -> None:
     ("mesh", "step_tokens"), [((1, 1, 2), 16), ((2, 1, 1), 64)], ids=["1x1x2", "2x1x1"]
 )
 def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_tokens: int) -> None:
-    """Alone, from the prefix cache, and with others beside it in one request and in several."""
+    """Embeddings agree alone, from the prefix cache, and beside other requests and inputs."""
 
     async def main(llm: LLM) -> None:
-        async with serving(llm) as (gate, address), AsyncClient(address) as client:
+        async with serving(llm) as (readiness, address), AsyncClient(address) as client:
             done = await client.embed(PROMPTS)
             check(done.embeddings)
             assert (
@@ -92,10 +90,11 @@ def test_transformers_answer(folder: Path, mesh: tuple[int, int, int], step_toke
             check(beside.embeddings[len(OTHERS) :])
             of_text = await client.embed([text_of([5, 17]), [5, 17, END]])
             np.testing.assert_allclose(*np.array(of_text.embeddings), atol=BOUND)
-            check(await over_http(gate, {"input": PROMPTS}))
+            check(await over_http(readiness, {"input": PROMPTS}))
             texts = [text_of([5, 17]), text_of([8])]
             found = np.array(
-                await over_http(gate, {"input": texts, "dimensions": EXPECTED.shape[1]}), np.float32
+                await over_http(readiness, {"input": texts, "dimensions": EXPECTED.shape[1]}),
+                np.float32,
             )
             assert found.tolist() == [list(e) for e in (await client.embed(texts)).embeddings]
 

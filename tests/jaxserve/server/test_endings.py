@@ -1,4 +1,4 @@
-"""However a request ends: one terminal status, all pages back, no task or thread left."""
+"""Ends of requests: one terminal status, all pages back, no task or thread left."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ import pytest
 from grpc import aio
 
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import MAX_ASIDE
+from jaxserve.server.core.workers import MAX_TOKENIZE_CALLS
 from jaxserve.v1 import admin_pb2, common_pb2, inference_pb2
 from tests.jaxserve.server.harness import Running, running
 
@@ -28,8 +28,9 @@ def sampling(n: int, **given: Any) -> common_pb2.SamplingParams:
 
 
 def start(server: Running, kind: str, **options: Any) -> Any:
-    """The call, under way."""
-    params, timeout = sampling(KINDS[kind]), options.pop("timeout", None)
+    """Start a call."""
+    params = sampling(KINDS[kind])
+    timeout = options.pop("timeout", None)
     fields: dict[str, Any] = {
         "text": "hello there",
         "sampling": params,
@@ -43,7 +44,7 @@ def start(server: Running, kind: str, **options: Any) -> Any:
 
 
 async def outcome(call: Any, kind: str) -> str:
-    """The status's name, after everything was read; FinishInfo is there exactly when it is OK."""
+    """Read everything and return the status's name; FinishInfo is there exactly when it is OK."""
     finished = 0
     try:
         if kind == "unary":
@@ -67,7 +68,7 @@ async def ok(server: Running, kind: str) -> str:
 
 
 def cancelled_at(tokens: int) -> Ending:
-    """After so many tokens of the first choice, or steps where they are not seen."""
+    """Cancel after some tokens of the first choice, or after some steps of a unary call."""
 
     async def ending(server: Running, kind: str) -> str:
         call = start(server, kind)
@@ -115,7 +116,7 @@ async def engine_fails(server: Running, kind: str) -> str:
 
 
 async def client_killed(server: Running, kind: str) -> str:
-    """The connection goes away, without a goodbye of the call."""
+    """Close the connection without ending the call."""
     server.runner.seconds = 0.005
     async with aio.insecure_channel(
         server.address, options=[("grpc.use_local_subchannel_pool", 1)]
@@ -168,9 +169,7 @@ def test_ending(tmp_path: Path, kind: str, name: str) -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_cancels(tmp_path: Path) -> None:
-    """Rapid resets: nothing of ours stays behind. (grpc.aio itself keeps a few hundred bytes of
-    each.)
-    """
+    """Rapid resets leave nothing behind but the few hundred bytes that grpc.aio keeps of each."""
 
     def memory() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -214,9 +213,7 @@ def test_an_id_in_flight_is_refused(tmp_path: Path) -> None:
 
 
 async def refused_of(server: Running, texts: list[str], refused: int) -> list[Any]:
-    """The calls that were refused: so many, while the device holds its first step; all others are
-    OK in the end.
-    """
+    """Return the refused calls while the device holds its first step; all others end with OK."""
     hold = threading.Event()
     server.runner.hook = lambda number: hold.wait(20) and None
     calls = [start(server, "unary", request_id="", text=text) for text in texts]
@@ -249,8 +246,9 @@ def test_waiting_tokens_are_limited(tmp_path: Path) -> None:
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> None:
-    """Behind prompts of 18 steps at least; one that goes before them is not refused, nor one with
-    nobody ahead.
+    """A deadline that prompts of 18 steps ahead make impossible is refused.
+
+    A request that goes before these prompts, or has none ahead, is not.
     """
 
     async def main() -> None:
@@ -272,9 +270,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(tmp_path: Path) -> Non
 
 
 def test_aborted_while_it_is_tokenized(tmp_path: Path) -> None:
-    """A conversation is rendered beside the event loop; it ends as any other that was aborted, and
-    never runs.
-    """
+    """A conversation that is aborted while it is rendered ends with reason abort and never runs."""
     release = threading.Event()
 
     async def main() -> None:
@@ -340,7 +336,7 @@ def test_a_call_that_gives_up_on_the_engine_does_not_end_it(tmp_path: Path) -> N
 
 
 def test_tokenizing_for_its_own_sake_is_bounded_and_apart(tmp_path: Path) -> None:
-    """However many ask for it: requests are tokenized on threads of their own."""
+    """Many calls of Tokenize do not hold up requests, which are tokenized on other threads."""
     release = threading.Event()
 
     async def main() -> None:
@@ -349,7 +345,7 @@ def test_tokenizing_for_its_own_sake_is_bounded_and_apart(tmp_path: Path) -> Non
             decode = tokenizer.decode
             tokenizer.decode = lambda ids: (release.wait(20), decode(ids))[1]  # type: ignore[method-assign]
             request = inference_pb2.DetokenizeRequest(token_ids=[1])
-            calls = [server.inference.Detokenize(request) for _ in range(MAX_ASIDE + 3)]
+            calls = [server.inference.Detokenize(request) for _ in range(MAX_TOKENIZE_CALLS + 3)]
             tasks = [asyncio.create_task(outcome(call, "unary")) for call in calls]
             while sum(task.done() for task in tasks) < 3:
                 await asyncio.sleep(0.001)
@@ -358,7 +354,10 @@ def test_tokenizing_for_its_own_sake_is_bounded_and_apart(tmp_path: Path) -> Non
             assert await outcome(server.inference.Chat(chat), "unary") == "OK"
             release.set()
             outcomes = await asyncio.gather(*tasks)
-            assert outcomes.count("RESOURCE_EXHAUSTED") == 3 and outcomes.count("OK") == MAX_ASIDE
+            assert (
+                outcomes.count("RESOURCE_EXHAUSTED") == 3
+                and outcomes.count("OK") == MAX_TOKENIZE_CALLS
+            )
 
     asyncio.run(main())
 

@@ -1,6 +1,4 @@
-"""Faults put in where a server has them: what each does to the request, to others, and to the
-server.
-"""
+"""Injected faults: their effect on the request, on other requests, and on the server."""
 
 import asyncio
 import time
@@ -18,15 +16,17 @@ SECRET = "a path of the server's: /etc/keys"
 
 
 class Broken:
-    """Calls a method as before, and the fault before its n-th call."""
+    """A method that triggers the fault before its n-th call."""
 
     def __init__(self, owner: Any, name: str, number: int, fault: Fault):
-        self._method, self._left, self._fault = getattr(owner, name), number, fault
+        self._method = getattr(owner, name)
+        self._calls_left = number
+        self._fault = fault
         setattr(owner, name, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._left -= 1
-        if self._left == 0:
+        self._calls_left -= 1
+        if self._calls_left == 0:
             self._fault()
         return self._method(*args, **kwargs)
 
@@ -64,9 +64,7 @@ OF_THE_REQUEST = tuple(place for place in PLACES if place.startswith("tokenizer"
 def test_an_exception(
     tmp_path: Path, kind: str, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the tokenizer: INTERNAL for this request, others go on. In the engine: UNAVAILABLE for
-    all, and the end.
-    """
+    """A fault in the tokenizer ends its request with INTERNAL; one in the engine ends them all."""
 
     async def main() -> None:
         async with running(tmp_path, max_batch=8, prefix_cache=False) as server:

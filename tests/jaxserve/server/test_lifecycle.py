@@ -1,4 +1,4 @@
-"""The server's life: loading, ready, draining, failed."""
+"""Phases of a server: loading, ready, draining, failed."""
 
 import asyncio
 import contextlib
@@ -13,17 +13,19 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from jaxserve.cluster.heartbeat import Loss
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.grpc.server import INFERENCE, bind, new_server
+from jaxserve.server.grpc.server import INFERENCE, Health, bind, new_server
 from jaxserve.server.lifecycle import FAILED, Lifecycle
 from jaxserve.server.readiness import Phase
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import admin_pb2, inference_pb2
 from tests.jaxserve.server.harness import MODEL, Running, running
 from tests.jaxserve.server.test_endings import outcome, start
 
 Status = health_pb2.HealthCheckResponse.ServingStatus
+STACKS = "Current thread"  # in a dump of the stacks of all threads
 
 
 async def health(server: Running, service: str = INFERENCE) -> str:
@@ -35,10 +37,11 @@ async def health(server: Running, service: str = INFERENCE) -> str:
 async def living(
     server: Running, **times: float
 ) -> AsyncIterator[tuple[Lifecycle, "asyncio.Task[int]"]]:
-    """The lifecycle of a server that is loaded; its task returns the exit code."""
+    """Run the lifecycle of a loaded server; yield it and its task, which returns the exit code."""
 
-    lifecycle = Lifecycle(server.gate, server.stop, **times)
-    server.failed, server.drain = lifecycle.fail, lifecycle.drain
+    lifecycle = Lifecycle(server.readiness, server.stop, **times)
+    server.failed = lifecycle.fail
+    server.drain = lifecycle.drain
     task = asyncio.create_task(lifecycle.run(lambda: server.served))
     await asyncio.sleep(0.05)
     yield lifecycle, task
@@ -113,7 +116,7 @@ def test_watches_that_have_just_been_told_something_end_with_the_server(tmp_path
                 stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE)) for _ in range(50)
             ]
             assert {(await watch.read()).status for watch in watches} == {Status.SERVING}
-            server.health.tell(Phase.DRAINING)
+            server.process.listeners.tell(Phase.DRAINING)
             assert {(await watch.read()).status for watch in watches} == {Status.NOT_SERVING}
             await asyncio.wait_for(server.stop(600), 60)
             assert {await asyncio.wait_for(watch.code(), 60) for watch in watches} == {
@@ -160,14 +163,34 @@ def test_a_step_that_hangs_ends_the_server(
             assert await outcome(start(server, kind), kind) == "UNAVAILABLE"
             assert await task == FAILED
             assert time.monotonic() - began < 10
-            assert server.gate.phase is Phase.FAILED
+            assert server.readiness.phase is Phase.FAILED
             release.set()
 
     asyncio.run(main())
-    assert "Current thread" in capfd.readouterr().err  # the stacks of all threads
+    assert STACKS in capfd.readouterr().err
 
 
-def test_an_engine_that_fails_ends_the_server(tmp_path: Path) -> None:
+def test_a_lost_host_ends_the_server_with_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stacks of this process say nothing about another host."""
+
+    async def main() -> None:
+        async with running(tmp_path, opened=False) as server, living(server) as (lifecycle, task):
+            server.process.lifecycle = lifecycle
+            server.process.on_host_lost(Loss("host 1 is gone (Connection\nreset by peer)"))
+            assert await task == FAILED
+
+    with caplog.at_level("CRITICAL"):
+        asyncio.run(main())
+    (record,) = caplog.records
+    assert record.getMessage() == "the server ends: host 1 is gone (Connection reset by peer)"
+    assert record.exc_info is None and STACKS not in capfd.readouterr().err
+
+
+def test_an_engine_that_fails_ends_the_server(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def explode(number: int) -> None:
         if number == 4:
             raise RuntimeError("the device died")
@@ -179,11 +202,12 @@ def test_an_engine_that_fails_ends_the_server(tmp_path: Path) -> None:
             assert await task == FAILED
 
     asyncio.run(main())
+    assert STACKS not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])
 def test_an_engine_that_is_lost_while_draining(tmp_path: Path, how: str) -> None:
-    """Clients hear of the engine, not of the drain, and the exit code says so."""
+    """Clients and the exit code report the failure, not the drain."""
     release = threading.Event()
 
     def lose(number: int) -> None:
@@ -211,7 +235,8 @@ def test_an_engine_that_is_lost_while_draining(tmp_path: Path, how: str) -> None
 
 
 def test_drain_while_loading_ends_at_once(tmp_path: Path) -> None:
-    release, codes = threading.Event(), []
+    release = threading.Event()
+    codes: list[int] = []
 
     async def main() -> None:
         async with running(tmp_path, opened=False) as server:
@@ -224,7 +249,7 @@ def test_drain_while_loading_ends_at_once(tmp_path: Path) -> None:
                 codes.append(code)
                 release.set()  # a process would be gone
 
-            lifecycle = Lifecycle(server.gate, server.stop, exit=leave)
+            lifecycle = Lifecycle(server.readiness, server.stop, exit=leave)
             task = asyncio.create_task(lifecycle.run(load))
             await asyncio.sleep(0.05)
             lifecycle.drain()
@@ -241,7 +266,7 @@ def test_what_load_raises_passes_through(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, opened=False) as server:
             with pytest.raises(ConfigError, match="--max-batch"):
-                await Lifecycle(server.gate, server.stop).run(load)
+                await Lifecycle(server.readiness, server.stop).run(load)
 
     asyncio.run(main())
 
@@ -250,7 +275,7 @@ def test_a_port_is_not_shared(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path) as server:
             port = int(server.address.rsplit(":")[1])
-            other = new_server(Limits(), Tokens(), server.health, None, None)
+            other = new_server(Limits(), BearerTokens(), Health(), None, None)
             with pytest.raises(ConfigError, match=f"--port {port}: cannot listen"):
                 bind(other, "127.0.0.1", port, None, "--port")
             await other.stop(0)
@@ -258,7 +283,7 @@ def test_a_port_is_not_shared(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-TOKENS = Tokens(client="c-token", admin="a-token")
+TOKENS = BearerTokens(client="c-token", admin="a-token")
 
 
 @pytest.mark.parametrize(
@@ -303,9 +328,9 @@ async def code(call: Any) -> str:
 
 
 def test_admin_without_a_token_of_its_own_is_closed_to_clients() -> None:
-    Tokens().check(None, admin=True)
+    BearerTokens().check(None, admin=True)
     with pytest.raises(Exception, match="admin's token"):
-        Tokens(client="c").check("Bearer c", admin=True)
+        BearerTokens(client="c").check("Bearer c", admin=True)
 
 
 def test_admin_answers(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""python -m jaxserve.serve as an operator runs it: a process, its signals, and clients that nobody
-here wrote.
-"""
+"""python -m jaxserve.serve as a process, with signals and with clients of other projects."""
 
 import contextlib
 import json
@@ -43,7 +41,7 @@ class Process:
     reader: threading.Thread
 
     def client(self) -> Client:
-        """Once it is ready."""
+        """Return a client once the server is ready."""
         client = Client(self.grpc)
         while True:
             assert self.popen.poll() is None, "".join(self.lines)
@@ -54,7 +52,7 @@ class Process:
     def logged(
         self, wanted: Callable[[dict[str, Any]], bool], seconds: float = 30
     ) -> dict[str, Any]:
-        """The first such entry of its log, which may come after the answer that it speaks of."""
+        """Return the first such entry of the log; it may come after the answer that it is about."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for line in list(self.lines):
@@ -64,7 +62,7 @@ class Process:
         raise AssertionError("".join(self.lines))
 
     def wait(self, seconds: float = 30) -> tuple[int, str]:
-        """Exit code, and everything it wrote."""
+        """Wait for the end; return the exit code, and everything that was written."""
         try:
             code = self.popen.wait(seconds)
         finally:
@@ -91,7 +89,7 @@ def launch(*flags: str) -> Process:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Process]:
-    """One that is ready; SIGTERM ends it with 0 and leaves nothing behind."""
+    """Start a process that is ready; SIGTERM ends it with 0 and leaves no child behind."""
     process = launch("--log-format", "json")
     try:
         process.client().close()
@@ -114,7 +112,7 @@ def get(url: str) -> bytes:
 
 
 def buf(server: Process, method: str, message: dict[str, Any]) -> list[dict[str, Any]]:
-    """What buf curl says, which learns the messages by reflection."""
+    """Return the answers of `buf curl`, which learns the messages by reflection."""
     command = [
         str(Path(sys.executable).parent / "buf"),
         "curl",
@@ -126,7 +124,8 @@ def buf(server: Process, method: str, message: dict[str, Any]) -> list[dict[str,
     done = subprocess.run(
         [*command, "-d", json.dumps(message), url], capture_output=True, text=True, check=False
     )
-    text, found = done.stdout + done.stderr, []
+    text = done.stdout + done.stderr
+    found = []
     decoder = json.JSONDecoder()
     while text := text.lstrip():
         value, end = decoder.raw_decode(text)

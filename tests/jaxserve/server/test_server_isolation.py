@@ -1,5 +1,6 @@
-"""One client misbehaves; the others' requests take the same number of engine steps, counted, not
-timed.
+"""Requests beside a misbehaving client take no more engine steps than alone.
+
+Steps are counted, not timed.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ Trouble = Callable[[Running], Awaitable[None]]
 
 
 async def canary(server: Running) -> tuple[int, bytes]:
-    """Engine steps that had it, and the answer without its timings."""
+    """Return the engine steps of a request, and its answer without timings."""
     before = server.runner.launches["canary"]
     sampling = common_pb2.SamplingParams(max_tokens=TOKENS, seed=3, ignore_eos=True)
     response = await server.inference.Generate(
@@ -43,9 +44,7 @@ def stream_request(tokens: int) -> inference_pb2.GenerateStreamRequest:
 
 
 async def stopped_reader(server: Running) -> None:
-    """Streams that are opened and never read: what grpc does not buffer piles up in outboxes,
-    within their bound.
-    """
+    """Open streams and never read them; events pile up in outboxes, within their bound."""
     calls = [server.inference.GenerateStream(stream_request(400)) for _ in range(4)]
     await calls[0].read()
     await asyncio.sleep(0.3)
@@ -134,9 +133,7 @@ def test_others_do_not_feel(tmp_path: Path, trouble: Trouble) -> None:
 
 
 def test_a_stopped_reader_is_told_so_in_the_end(tmp_path: Path) -> None:
-    """RESOURCE_EXHAUSTED once more lies unread than may; the engine gave up on it long before it
-    would have ended.
-    """
+    """A stream with too many unread tokens ends with RESOURCE_EXHAUSTED, long before its limit."""
     narrow = [
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 1024),

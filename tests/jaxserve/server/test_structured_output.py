@@ -1,6 +1,4 @@
-"""Structured output through both doors: what is asked for comes, what cannot be had is refused, and
-nobody waits.
-"""
+"""Structured output over gRPC and HTTP: followed, or refused without delaying other requests."""
 
 import asyncio
 import json
@@ -20,7 +18,7 @@ from pydantic import BaseModel
 from jaxserve.client import AsyncClient
 from jaxserve.errors import GrammarError
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import MAX_UNCOMPILED
+from jaxserve.server.core.workers import MAX_UNCOMPILED
 from jaxserve.structure import Structure
 from jaxserve.v1 import common_pb2, inference_pb2
 from tests.jaxserve.server.harness import running
@@ -205,7 +203,7 @@ BOMBS: dict[str, dict[str, Any]] = {
 
 
 def test_bombs_are_refused_or_served_and_others_do_not_feel_them(tmp_path: Path) -> None:
-    """In a second on an idle core; here, with a margin for a busy one."""
+    """The time limits hold on a busy core; an idle one needs about a second."""
 
     async def main() -> None:
         async with running(tmp_path, observers=()) as server:
@@ -225,7 +223,7 @@ def test_bombs_are_refused_or_served_and_others_do_not_feel_them(tmp_path: Path)
             await server.at_rest()
 
     async def steps_of(server: Any) -> int:
-        """Launches that a request without any grammar takes part in."""
+        """Return the launches that a request without any grammar takes part in."""
         before = server.runner.launches["plain"]
         request = asked(max_tokens=20)
         request.request_id = "plain"

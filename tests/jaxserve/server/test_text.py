@@ -1,4 +1,4 @@
-"""Streamed pieces join to the unary text, whatever the bytes, and wherever they are cut."""
+"""Streamed pieces join to the unary text, whatever the bytes and wherever they are cut."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,7 @@ DATA = TEXT.encode()
 
 
 def speak(server: Running, data: bytes) -> None:
-    """The device answers with these bytes, a token each, whatever it computes."""
+    """Let the device answer with these bytes, a token each, whatever it computes."""
     collect, said = server.runner.collect, Counter[int]()
 
     def scripted(plan: StepPlan, handle: StepOutput) -> StepOutput:
@@ -34,7 +34,7 @@ def speak(server: Running, data: bytes) -> None:
 
 
 async def both(server: Running, **sampling: Any) -> tuple[str, list[str], common_pb2.ChoiceFinish]:
-    """The unary text, the streamed pieces, and how it ended (alike in both)."""
+    """Return the unary text, the streamed pieces, and the end, which must be the same in both."""
     params = common_pb2.SamplingParams(seed=1, ignore_eos=True, **sampling)
     whole = await server.inference.Generate(
         inference_pb2.GenerateRequest(text="x", sampling=params)
@@ -52,9 +52,7 @@ async def both(server: Running, **sampling: Any) -> tuple[str, list[str], common
 
 
 def test_every_cut(tmp_path: Path) -> None:
-    """max_tokens cuts after every byte; of a character that is cut, U+FFFD is left, and never half
-    of it in a piece.
-    """
+    """A character that max_tokens cuts becomes U+FFFD, and no piece has half of a character."""
 
     async def main() -> None:
         async with running(tmp_path, prefix_cache=False) as server:

@@ -168,7 +168,7 @@ def _quantized_demand(
     name: str, weight: Quantized, mesh: Mesh, dtype: jnp.dtype
 ) -> quantized.Demand:
     """Describe the product with one shard of a weight."""
-    assert weight.form.group
+    assert weight.scheme.group
     values = weight.values
     shape = values.sharding(mesh).shard_shape(values.shape)
     summed = contracted(name, values.axes)
@@ -177,7 +177,7 @@ def _quantized_demand(
     if turned:
         # models.layers.flatten brings such a weight's other dimensions together.
         columns = (math.prod(columns),)
-    return quantized.Demand(math.prod(shape[summed]), columns, weight.form.group, dtype, turned)
+    return quantized.Demand(math.prod(shape[summed]), columns, weight.scheme.group, dtype, turned)
 
 
 def _refusal_logger(flag: str, weight: str = "") -> Callable[[str, KernelError], None]:

@@ -18,8 +18,8 @@ from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.errors import QueueFullError
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.grpc.server import Face, Health, bind, new_server
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.grpc.server import GrpcEndpoint, Health, bind, new_server
+from jaxserve.server.security.auth import BearerTokens
 from tests.jaxserve.cluster.transfer.harness import (
     HANDSHAKE,
     MEBI,
@@ -256,9 +256,9 @@ def test_it_stands_behind_the_servers_tokens() -> None:
             rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, 10), server)
             TransferServicer(shelf).add_to(server)
 
-        face = Face("jaxserve.cluster.v1.PrefillService", add)
+        face = GrpcEndpoint("jaxserve.cluster.v1.PrefillService", add)
         server = new_server(
-            Limits(), Tokens(client="secret"), Health(False, False, face), None, None, face
+            Limits(), BearerTokens(client="secret"), Health(False, False, face), None, None, face
         )
         port = bind(server, "127.0.0.1", 0, None, "--port")
         await server.start()

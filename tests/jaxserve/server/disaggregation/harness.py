@@ -135,8 +135,10 @@ async def apart(
             own.mkdir()
             registries.append(CollectorRegistry())
 
-            def new_role(gate: Any, registry: CollectorRegistry = registries[-1]) -> PrefillRole:
-                roles.append(PrefillRole(replace(plan, role="prefill"), gate, registry))
+            def new_role(
+                readiness: Any, registry: CollectorRegistry = registries[-1]
+            ) -> PrefillRole:
+                roles.append(PrefillRole(replace(plan, role="prefill"), readiness, registry))
                 return roles[-1]
 
             options: dict[str, Any] = {
@@ -160,7 +162,7 @@ async def apart(
         decode = await stack.enter_async_context(
             running(
                 own,
-                new_role=lambda gate: role,
+                new_role=lambda readiness: role,
                 handshake=HANDSHAKE,
                 limits=decode_limits,
                 **config,

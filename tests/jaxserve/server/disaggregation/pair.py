@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jax.sharding import Mesh
@@ -18,20 +19,18 @@ from jaxserve.engine.engine import Engine
 from jaxserve.errors import RestartingError
 from jaxserve.llm import LLM
 from jaxserve.request import Request
-from jaxserve.server.assembly import assemble, engine_card, handshake_of, model_card
+from jaxserve.server.cards import engine_card, handshake_of, model_card
 from jaxserve.server.core.engine_thread import EngineThread
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.flags import Disaggregation
 from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.disaggregation.roles import role_of
-from jaxserve.server.grpc.inference import InferenceServicer
-from jaxserve.server.grpc.server import Health, bind, new_server
+from jaxserve.server.flags import parser
 from jaxserve.server.observe.metrics import PREFIX, Metrics
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
-from jaxserve.server.serving_state import Served
+from jaxserve.server.process import ServerProcess
+from jaxserve.server.serving_state import ServingState
 from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.host.checks import check_rest
 
@@ -69,18 +68,18 @@ class Server:
     metrics: Metrics
     address: str
 
-    async def ask(self, call: Call) -> tuple[Request, tuple[Completion, ...]]:
+    async def ask(self, call: IncomingRequest) -> tuple[Request, tuple[Completion, ...]]:
         """What the engine was given, and all that it said."""
         with await self.service.answer(call) as answer:
             return answer.prepared.request, (await answer.whole()).completions
 
     async def ask_all(
-        self, calls: Sequence[Call], at_once: int
+        self, calls: Sequence[IncomingRequest], at_once: int
     ) -> list[tuple[Request, tuple[Completion, ...]]]:
         """In the order of the calls; so many of them are under way at any time."""
         free = asyncio.Semaphore(at_once)
 
-        async def one(call: Call) -> tuple[Request, tuple[Completion, ...]]:
+        async def one(call: IncomingRequest) -> tuple[Request, tuple[Completion, ...]]:
             async with free:
                 return await self.ask(call)
 
@@ -131,8 +130,9 @@ async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 async def serving(
     llm: LLM, plan: Disaggregation | None = None, handshake: Handshake | None = None
 ) -> AsyncIterator[Server]:
-    """plan: None for a server that computes its own prompts. handshake: of this model."""
-    gate, loop, failures = Gate(), asyncio.get_running_loop(), list[BaseException]()
+    """A server of this model. plan: None for one that computes its own prompts."""
+    process = ServerProcess(Limits(), new_role=partial(role_of, plan))
+    failures = list[BaseException]()
 
     def failed(error: BaseException) -> None:
         failures.append(error)
@@ -143,17 +143,13 @@ async def serving(
     def compiles() -> int:
         return llm.runner.compiles_after_ready - before
 
-    metrics = Metrics(compiles)
-    role = role_of(plan, gate, metrics.registry)
-    service, thread = assemble(llm, Limits(), (metrics,), loop, failed, role)
-    server = new_server(
-        Limits(), Tokens(), Health(True, True), InferenceServicer(gate), None, *role.faces
-    )
-    port = bind(server, "127.0.0.1", 0, None, "--port")
-    await server.start()
+    metrics = process.metrics
+    service, thread = process.connect_llm(llm, (metrics,), on_failure=failed)
+    args = parser().parse_args(["--model", "x", "--port", "0", "--no-http"])
+    await process.listeners.start(args, process.lifecycle.drain, failed)
     thread.start()
-    gate.open(
-        Served(
+    process.readiness.set_ready(
+        ServingState(
             service,
             thread,
             model_card(llm, "tiny"),
@@ -162,12 +158,13 @@ async def serving(
             handshake=handshake,
         )
     )
-    role.open(handshake)
+    process.role.open(handshake)
     try:
+        port = process.listeners.ports["gRPC"]
         yield Server(llm, service, thread, metrics, f"127.0.0.1:{port}")
     finally:
-        await role.close()
-        await server.stop(0)
+        await process.role.close()
+        await process.listeners.stop(0)
         assert thread.close() and not failures, failures
         service.close()
 

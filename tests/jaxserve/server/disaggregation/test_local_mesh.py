@@ -28,18 +28,17 @@ from jaxserve.engine.device.page_store import PagesRead, PageStore
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.request import SamplingParams
-from jaxserve.server.assembly import assemble
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service
 from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
 from jaxserve.server.disaggregation.local_mesh import DecodeMeshRole, PrefillMesh, places
 from jaxserve.server.disaggregation.policy import Policy
-from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.flags import parser
 from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.observe.metrics import PREFIX
-from jaxserve.server.serving_state import Behind
+from jaxserve.server.process import ServerProcess
+from jaxserve.server.serving_state import PrefillEngine
 from sharding.mesh import MeshSpec, ShardingError
 from tests.jaxserve.engine.test_families_on_meshes import check
 from tests.jaxserve.engine.test_page_exchange import House, Side
@@ -143,7 +142,7 @@ def alone() -> Iterator[LLM]:
 @dataclass(frozen=True)
 class Joined:
     service: Service
-    prefill: Behind
+    prefill: PrefillEngine
     mesh: PrefillMesh
     engines: tuple[Engine, Engine]
     registry: CollectorRegistry
@@ -155,7 +154,7 @@ class Joined:
         self, prompt: tuple[int, ...], params: SamplingParams = GREEDY, salt: str = ""
     ) -> list[Completion]:
         with await self.service.answer(
-            Call(prompt=prompt, params=params, cache_salt=self.salt + salt)
+            IncomingRequest(prompt=prompt, params=params, cache_salt=self.salt + salt)
         ) as answer:
             return list((await answer.whole()).completions)
 
@@ -189,19 +188,18 @@ async def joined(prefill: LLM, decode: LLM, seconds: float = 30.0) -> AsyncItera
     """As serve.py joins them. Prompts of 64 tokens and more are handed over. seconds:
     --transfer-timeout.
     """
-    loop, failures, registry = (
-        asyncio.get_running_loop(),
-        list[BaseException](),
-        CollectorRegistry(),
-    )
+    failures = list[BaseException]()
+    registry = CollectorRegistry()
     before = prefill.runner.compiles_after_ready, decode.runner.compiles_after_ready
-    behind = Behind(*assemble(prefill, Limits(), (), loop, failures.append, Role()), prefill.runner)
+    process = ServerProcess(Limits())
+    connected = process.connect_llm(prefill, on_failure=failures.append)
+    behind = PrefillEngine(*connected, prefill.runner)
     mesh = PrefillMesh(behind, decode.runner)
     assert mesh.direct == (prefill.model.mesh.size > 1)
     role = DecodeMeshRole(
         Meshes(1, 2, Policy(threshold=64, queue_tokens=2**15), seconds), mesh, registry
     )
-    service, thread = assemble(decode, Limits(), (), loop, failures.append, role)
+    service, thread = process.connect_llm(decode, role=role, on_failure=failures.append)
     for each in (behind.thread, thread):
         each.start()
     try:
@@ -371,12 +369,12 @@ def test_the_end_of_either_engine_is_the_end(tmp_path: Path, how: str) -> None:
             running(tmp_path / "other", opened=False) as other,
         ):
             server.served = replace(
-                server.served, prefill=Behind(other.service, other.served.thread, None)
+                server.served, prefill=PrefillEngine(other.service, other.served.thread, None)
             )  # type: ignore[arg-type]
             async with living(server, step_timeout=0.2) as (lifecycle, task):
                 other.failed, other.runner.hook = lifecycle.fail, hook
                 other.served.thread.submit(
-                    (await other.service.answer(Call(prompt=(1, 2, 3)))).prepared.request
+                    (await other.service.answer(IncomingRequest(prompt=(1, 2, 3)))).prepared.request
                 )
                 assert await asyncio.wait_for(task, 10) == FAILED
                 hang.set()
@@ -392,7 +390,7 @@ def test_both_engines_are_closed_in_the_end(tmp_path: Path) -> None:
             running(tmp_path / "other", opened=False) as other,
         ):
             server.served = replace(
-                server.served, prefill=Behind(other.service, other.served.thread, None)
+                server.served, prefill=PrefillEngine(other.service, other.served.thread, None)
             )  # type: ignore[arg-type]
             async with living(server) as (lifecycle, task):
                 lifecycle.drain()

@@ -16,9 +16,9 @@ import pytest
 from grpc import aio
 
 from jaxserve.errors import DeadlineError, DrainingError
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import SHORT
+from jaxserve.server.core.prompt_encoder import SHORT_PROMPT
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.lifecycle import Lifecycle
 from jaxserve.v1 import admin_pb2
@@ -239,8 +239,8 @@ def test_what_is_tokenized_when_all_ends_is_not_handed_over(tmp_path: Path) -> N
         async with apart(tmp_path, max_context=4096, num_pages=2048) as servers:
             service, go_on = servers.decode.service, threading.Event()
             for _ in range(2):  # its threads
-                service._tokenizing.submit(go_on.wait)
-            call = servers.decode.inference.Generate(asking(LONG * (1 + SHORT // len(LONG))))
+                service._workers._tokenizing.submit(go_on.wait)
+            call = servers.decode.inference.Generate(asking(LONG * (1 + SHORT_PROMPT // len(LONG))))
             await until(lambda: service.in_flight)
             service.fail_all(DrainingError("the server ends"))
             go_on.set()
@@ -263,7 +263,9 @@ def test_a_deadline_that_passes_before_the_decision(tmp_path: Path) -> None:
             await until(lambda: runner.steps)
             try:
                 async with asyncio.timeout(5):
-                    answer = await servers.decode.service.answer(Call(prompt=LONG, timeout=0.2))
+                    answer = await servers.decode.service.answer(
+                        IncomingRequest(prompt=LONG, timeout=0.2)
+                    )
                     with answer, pytest.raises(DeadlineError, match="the deadline has passed"):
                         await answer.whole()
             finally:
@@ -386,7 +388,7 @@ def test_a_prefill_server_that_drains(tmp_path: Path) -> None:
         async with apart(tmp_path, prefill_seconds=0.02) as servers:
             answering = asyncio.ensure_future(servers.decode.inference.Generate(asking()))
             await until(lambda: servers.prefills[0].runner.steps)
-            servers.prefills[0].gate.drain()
+            servers.prefills[0].readiness.set_draining()
             assert tokens_of(await answering)
             assert not servers.failures and servers.count("seconds_count") == 1
             await servers.until(State.UNREACHABLE)
@@ -407,7 +409,7 @@ def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
                 servers.prefill_roles[0],
                 servers.role._budget,
             )
-            lifecycle = Lifecycle(prefill.gate, prefill.stop, leaving=lambda: role.leaving)
+            lifecycle = Lifecycle(prefill.readiness, prefill.stop, leaving=lambda: role.leaving)
             life = asyncio.create_task(lifecycle.run(lambda: prefill.served))
             await servers.until(State.READY)
             await buffer.take(

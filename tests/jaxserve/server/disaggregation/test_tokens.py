@@ -19,7 +19,7 @@ from jaxserve.completion import Completion
 from jaxserve.config import EngineOptions
 from jaxserve.llm import LLM
 from jaxserve.request import MAX_LOGPROBS, Request, SamplingParams
-from jaxserve.server.core.incoming_request import Call
+from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.structure import Structure
 from tests.jaxserve.server.disaggregation.letters import END, LETTERS, with_letters
 from tests.jaxserve.server.disaggregation.pair import (
@@ -132,8 +132,8 @@ class Asked:
     params: SamplingParams
     place: str
 
-    def call(self, **params: Any) -> Call:
-        return Call(prompt=self.prompt, params=replace(self.params, **params))
+    def call(self, **params: Any) -> IncomingRequest:
+        return IncomingRequest(prompt=self.prompt, params=replace(self.params, **params))
 
 
 class Traffic:
@@ -263,9 +263,9 @@ async def compute_beginnings(prefill: Server, decode: Server, traffic: Traffic) 
     params = SamplingParams(max_tokens=1)
     for place, prompt in traffic.beginnings.items():
         if place in ("prefill", "both"):
-            await prefill.ask(Call(prompt=prompt, params=params, prefill=True))
+            await prefill.ask(IncomingRequest(prompt=prompt, params=params, prefill=True))
         if place in ("decode", "both"):
-            await decode.ask(Call(prompt=prompt, params=params))
+            await decode.ask(IncomingRequest(prompt=prompt, params=params))
         assert (await prefill.cached(prompt) > 8) == (place in ("prefill", "both"))
         assert (await decode.cached(prompt) > 8) == (place in ("decode", "both"))
 

@@ -1,4 +1,4 @@
-"""jaxserve.v1 over a socket, with the fake device."""
+"""jaxserve.v1 over a socket, on the fake device."""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +24,7 @@ def sampling(**given: object) -> common_pb2.SamplingParams:
 
 
 def expected(text: str = TEXT, n: int = 8, index: int = 0) -> list[int]:
-    """What the fake device answers, by its arithmetic over a plain list."""
+    """Compute the fake device's answer by its arithmetic over a plain list."""
     prompt = tuple(ByteTokenizer().encode(text))
     return naive(engine_request(prompt=prompt, max_tokens=n, temperature=0), index, 1, n)
 

@@ -1,4 +1,4 @@
-"""smg, a router that nobody here wrote, before two of our servers, with the clients that it has."""
+"""The router smg before two servers, with the clients that smg supports."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ ENDLESS: dict[str, Any] = {"ignore_eos": True}
 
 @dataclass
 class Worker:
-    """A server of ours, and where the router finds it."""
+    """A server of this project, and the address under which the router finds it."""
 
     process: Process
     port: int
@@ -52,7 +52,7 @@ class Worker:
 
 @contextmanager
 def worker(port: int | None = None) -> Iterator[Worker]:
-    """port: of a server that it replaces."""
+    """Start a server; `port` is that of a server that it replaces."""
     port = port or free_port()
     process = launch("--vllm-port", str(port))
     try:
@@ -65,7 +65,7 @@ def worker(port: int | None = None) -> Iterator[Worker]:
 
 @contextmanager
 def smg(*workers: Worker) -> Iterator[str]:
-    """The router's address, once it knows them all and their tokenizer."""
+    """Start the router and yield its address once it knows all servers and their tokenizer."""
     port = free_port()
     command = [
         str(Path(sys.executable).parent / "smg"),
@@ -105,7 +105,7 @@ def until(true: Callable[[], bool], seconds: float) -> None:
 
 
 def answers(url: str) -> bool:
-    """Also that it has the tokenizer, which it fetches after it has begun to listen."""
+    """Return whether the router answers and has the tokenizer, which it fetches later."""
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": 1}
     try:
         return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=10).status_code == 200
@@ -140,7 +140,7 @@ def sdk(url: str) -> openai.OpenAI:
 
 
 def chat(client: openai.OpenAI, **given: Any) -> Any:
-    """Greedy, unless said otherwise."""
+    """Send a conversation; sampling is greedy by default."""
     return client.chat.completions.create(
         **{"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 16} | given
     )
@@ -263,7 +263,7 @@ def test_a_prefix_goes_where_its_pages_are(router: str) -> None:
 
 @dataclass
 class Outcome:
-    """What became of a request: the pieces that came, and the error."""
+    """Result of a request: number of the pieces that came, and the error."""
 
     stream: bool
     pieces: int = 0
@@ -298,7 +298,7 @@ async def one(client: openai.AsyncOpenAI, outcome: Outcome, number: int) -> None
 
 
 async def load(url: str, outcomes: list[Outcome], while_: Callable[[], bool]) -> None:
-    """Twelve requests at a time, every second one a stream."""
+    """Keep twelve requests running, every second one a stream."""
 
     async def caller(number: int) -> None:
         while while_():
@@ -310,7 +310,7 @@ async def load(url: str, outcomes: list[Outcome], while_: Callable[[], bool]) ->
 
 
 def under_load(url: str, event: Callable[[], None]) -> list[Outcome]:
-    """What became of the requests that ran before, while and after something happened."""
+    """Return the outcomes of requests that ran before, during and after an event."""
     outcomes: list[Outcome] = []
 
     async def main() -> None:
@@ -323,9 +323,7 @@ def under_load(url: str, event: Callable[[], None]) -> list[Outcome]:
 
 
 def test_a_server_killed_under_load() -> None:
-    """Nothing is lost that had not begun to stream; what had begun ends with an error, not as if it
-    were whole.
-    """
+    """Requests without output so far are retried; streams that had begun end with an error."""
     with worker() as first, worker() as second, smg(first, second) as url:
 
         def kill() -> None:
@@ -348,7 +346,7 @@ def test_a_server_killed_under_load() -> None:
 
 
 def test_servers_drained_one_by_one() -> None:
-    """As an update of a Deployment does it: nothing at all is lost."""
+    """An update of a Deployment drains servers in turn, and no request is lost."""
     with ExitStack() as stack:
         workers = [stack.enter_context(worker()) for _ in range(2)]
         url = stack.enter_context(smg(*workers))

@@ -1,4 +1,4 @@
-"""What GetTokenizer hands out: enough to tokenize, and to render chats, as the server does."""
+"""GetTokenizer: its files are enough to tokenize and to render chats as the server does."""
 
 import asyncio
 import hashlib
@@ -16,7 +16,7 @@ from smg_grpc_proto.generated import common_pb2
 from jaxserve.chat import Chat
 from jaxserve.errors import NotBuiltInError
 from jaxserve.server.grpc.tokenizer_bundle import tokenizer_bundle
-from jaxserve.server.grpc.vllm import CHUNK
+from jaxserve.server.grpc.vllm import CHUNK_BYTES
 from jaxserve.tokenizer import load_tokenizer
 from tests.jaxserve.server.grpc.test_vllm import serving
 from tests.tokenizer_cases import TEXTS, write_small
@@ -81,7 +81,7 @@ def test_in_chunks_with_a_fingerprint_at_the_end(tmp_path: Path) -> None:
     for file in MODEL.glob("*token*"):
         shutil.copy(file, tmp_path)
     (tmp_path / "config.json").write_bytes(
-        random.Random(0).randbytes(2 * CHUNK)
+        random.Random(0).randbytes(2 * CHUNK_BYTES)
     )  # as large when it is packed
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""vllm.grpc.engine.VllmEngine over a socket, with the fake device."""
+"""vllm.grpc.engine.VllmEngine over a socket, on the fake device."""
 
 import asyncio
 import re
@@ -22,10 +22,10 @@ from smg_grpc_proto.generated import common_pb2
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.flags import parser
-from jaxserve.server.grpc.vllm import NAME, vllm_face
+from jaxserve.server.grpc.vllm import NAME, vllm_endpoint
 from jaxserve.server.listeners import Listeners
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import inference_pb2
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_model import naive_embedding
@@ -40,12 +40,14 @@ LONG = 400  # tokens of a stream that is still under way when somebody ends it
 async def serving(
     folder: Path, **given: Any
 ) -> AsyncIterator[tuple[Running, vllm_engine_pb2_grpc.VllmEngineStub]]:
-    async with running(folder, faces=lambda gate: (vllm_face(gate),), **given) as server:
+    async with running(
+        folder, endpoints=lambda readiness: (vllm_endpoint(readiness),), **given
+    ) as server:
         yield server, vllm_engine_pb2_grpc.VllmEngineStub(server.channel)
 
 
 def request(stream: bool = False, request_id: str = "", **sampling: Any) -> pb.GenerateRequest:
-    """Of TEXT, whose answer is `expected`."""
+    """Make a request for TEXT, whose answer is `expected`."""
     params = pb.SamplingParams(**{"seed": 1, "max_tokens": 8, "temperature": 0} | sampling)
     tokenized = pb.TokenizedInput(original_text="for people", input_ids=IDS)
     return pb.GenerateRequest(
@@ -56,7 +58,7 @@ def request(stream: bool = False, request_id: str = "", **sampling: Any) -> pb.G
 async def answered(
     engine: vllm_engine_pb2_grpc.VllmEngineStub, asked: pb.GenerateRequest
 ) -> tuple[list[pb.GenerateStreamChunk], list[pb.GenerateComplete]]:
-    """Chunks, and what completes each choice, which comes last."""
+    """Return the chunks of a stream, and the messages that complete its choices."""
     messages = [message async for message in engine.Generate(asked)]
     kinds = [message.WhichOneof("response") for message in messages]
     assert kinds == sorted(kinds)
@@ -65,7 +67,7 @@ async def answered(
 
 
 async def refused(call: Any, code: str) -> tuple[str, str]:
-    """The field that is named, if there is one, and the text."""
+    """Return the field that the error names, if any, and the error's text."""
     with pytest.raises(aio.AioRpcError) as caught:
         async for _ in call:
             pass
@@ -78,7 +80,7 @@ async def refused(call: Any, code: str) -> tuple[str, str]:
 
 
 async def failed(call: Any) -> grpc.StatusCode:
-    """Of a call with one answer."""
+    """Return the status of a unary call that fails."""
     with pytest.raises(aio.AioRpcError) as caught:
         await call
     return caught.value.code()
@@ -128,7 +130,7 @@ def test_cached_tokens(tmp_path: Path) -> None:
 
 
 def test_logprobs(tmp_path: Path) -> None:
-    """They are those that jaxserve.v1 reports."""
+    """Log-probabilities are those that jaxserve.v1 reports."""
     asked = {"logprobs": 2, "prompt_logprobs": 1}
 
     async def main() -> None:
@@ -218,7 +220,7 @@ def test_the_models_own_end_is_no_match(tmp_path: Path) -> None:
 
 
 def honoured() -> dict[str, Any]:
-    """Every field of a request that means something here, set."""
+    """Make a request in which every honoured field is set."""
     return {
         **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "frequency_penalty": 0.5},
         **{
@@ -333,9 +335,7 @@ def test_bounds_are_those_of_every_door(tmp_path: Path, given: dict[str, Any], f
 
 
 def test_zero_means_unsaid(tmp_path: Path) -> None:
-    """Where the field has no presence: 0 is vLLM's own way to say nothing of top_p, n and
-    repetition_penalty.
-    """
+    """0 in a field without presence, such as top_p and n, means the default, as in vLLM."""
 
     async def main() -> None:
         async with serving(tmp_path) as (_, engine):
@@ -421,7 +421,7 @@ def test_statuses(tmp_path: Path) -> None:
             running_ = asyncio.create_task(
                 answered(engine, request(request_id="first", max_tokens=50))
             )
-            while not server.service.loads.running or server.service._waiting:
+            while not server.service.loads.running or server.service._admission:
                 await asyncio.sleep(0.002)
             await refused(engine.Generate(request(request_id="first")), "ALREADY_EXISTS")
             late = engine.Generate(request(max_tokens=LONG), timeout=0.05)
@@ -429,10 +429,10 @@ def test_statuses(tmp_path: Path) -> None:
                 await late.read()
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             queued = asyncio.create_task(answered(engine, request(request_id="second")))
-            while not server.service._waiting:
+            while not server.service._admission:
                 await asyncio.sleep(0.002)
             await refused(engine.Generate(request(request_id="third")), "RESOURCE_EXHAUSTED")
-            server.gate.drain()
+            server.readiness.set_draining()
             await refused(engine.Generate(request()), "UNAVAILABLE")
             assert (
                 (await running_)[1][0].finish_reason
@@ -463,9 +463,9 @@ def test_health_in_every_phase(tmp_path: Path) -> None:
             assert await health("loading") == (False, False)
             server.open()
             assert await health("ready") == (True, True)
-            server.gate.drain()
+            server.readiness.set_draining()
             assert await health("draining") == (False, False)
-            server.gate.fail()
+            server.readiness.set_failed()
             assert await health("failed") == (False, False)
 
     asyncio.run(main())
@@ -518,7 +518,7 @@ def test_what_it_says_of_itself(tmp_path: Path) -> None:
 
 def test_tokens_are_asked_for_as_on_every_port(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(tmp_path, tokens=Tokens(client="secret")) as (_, engine):
+        async with serving(tmp_path, tokens=BearerTokens(client="secret")) as (_, engine):
             unknown = grpc.StatusCode.UNAUTHENTICATED
             assert await failed(engine.GetModelInfo(pb.GetModelInfoRequest())) is unknown
             assert await failed(engine.Abort(pb.AbortRequest(request_ids=["x"]))) is unknown
@@ -560,11 +560,12 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "smg_grpc_proto",
         "jaxserve.server.grpc.vllm",
-        "jaxserve.server.grpc.vllm_messages",
+        "jaxserve.server.grpc.vllm_parse",
+        "jaxserve.server.grpc.vllm_render",
     ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "smg_grpc_proto", None)
     args = parser().parse_args(["--model", "x", "--port", "0", "--no-http", "--vllm-port", "0"])
-    listeners = Listeners(Gate(), Limits(), Tokens(), AsyncMock())
+    listeners = Listeners(Readiness(), Limits(), BearerTokens(), AsyncMock())
     with pytest.raises(ConfigError, match=r"pip install 'jaxserve\[smg\]'"):
         asyncio.run(listeners.start(args, Mock(), Mock()))

@@ -19,7 +19,7 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.app import new_app
 from jaxserve.server.http.server import HttpServer
 from jaxserve.server.observe.metrics import Metrics
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_model import VOCAB, naive
 from tests.jaxserve.engine.host.driver import request as engine_request
@@ -89,7 +89,9 @@ async def serving(
         if tops:
             add_alternatives(server)
         told, families = (metrics.text, metrics.families) if metrics else (fake_metrics, tuple)
-        app = new_app(server.gate, Tokens(client=token, admin=None), limits, told, families)
+        app = new_app(
+            server.readiness, BearerTokens(client=token, admin=None), limits, told, families
+        )
         http = HttpServer(app, "127.0.0.1", 0, None, limits)
         failures: list[BaseException] = []
         http.start(failures.append)

@@ -318,8 +318,8 @@ def test_aborted(tmp_path: Path) -> None:
 def test_not_ready(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:
-            gate = http.server.gate
-            served, gate.served = gate.served, None
+            readiness = http.server.readiness
+            served, readiness.state = readiness.state, None
             for path in ("/v1/models", "/v1/models/fake"):
                 response = await http.raw.get(path)
                 assert (response.status_code, response.json()["error"]["code"]) == (503, "loading")
@@ -327,13 +327,13 @@ def test_not_ready(tmp_path: Path) -> None:
                     response.headers["retry-after"] == "5"
                     and response.headers["x-should-retry"] == "true"
                 )
-            gate.served = served
-            gate.drain()
+            readiness.state = served
+            readiness.set_draining()
             response = await http.post(COMPLETIONS, LONG)
             assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
             assert (await http.post("/tokenize", {"prompt": "x"})).status_code == 200
             assert (await http.raw.get("/health")).status_code == 503
-            gate.fail()
+            readiness.set_failed()
             assert (await http.post(COMPLETIONS, LONG)).json()["error"][
                 "code"
             ] == "engine_restarting"

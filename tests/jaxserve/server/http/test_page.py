@@ -244,7 +244,7 @@ def test_what_is_told_of_the_engine(tmp_path: Path) -> None:
             async with watching(http) as messages:
                 loading = await anext(messages)
                 assert loading["phase"] == "loading" and "engine" not in loading
-                http.server.gate.open(http.server.served)
+                http.server.readiness.set_ready(http.server.served)
                 ready = await anext(messages)
             assert ready["phase"] == "ready" and ready["model"]["name"] == "fake"
             assert ready["engine"]["rows"] == 4 and ready["pages"] == {"used": 0, "total": 0}
@@ -311,7 +311,7 @@ def test_it_ends_when_the_server_begins_to_end(tmp_path: Path, ending: str) -> N
             phase = {"drain": "draining", "fail": "failed"}[ending]
             async with watching(http) as messages:
                 assert (await anext(messages))["phase"] == "ready"
-                getattr(http.server.gate, ending)()
+                getattr(http.server.readiness, f"set_{phase}")()
                 async with asyncio.timeout(1.5):
                     assert [message["phase"] async for message in messages] == [phase]
             async with watching(http) as messages:  # who asks then is told once

@@ -446,7 +446,7 @@ def test_a_server_that_comes_later(browser: Browser, tmp_path: Path) -> None:
             await asyncio.to_thread(before)
             http.server.open()
             await asyncio.to_thread(browser.ready)
-            http.server.gate.drain()
+            http.server.readiness.set_draining()
             await asyncio.to_thread(
                 browser.until, lambda: browser.find("#phase").text == "draining"
             )

@@ -1,4 +1,4 @@
-"""Counts of experts as metrics."""
+"""Metrics of the load of experts."""
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest

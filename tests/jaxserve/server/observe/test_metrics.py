@@ -1,4 +1,4 @@
-"""What is counted, against prometheus_client's own histogram and against what the clients got."""
+"""Metrics, compared with prometheus_client's histogram and with the clients' own counts."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from tests.jaxserve.server.test_endings import TOKENS, outcome, start
 
 
 def values(text: bytes) -> dict[str, float]:
-    """Samples by name and labels; without the moment of their creation."""
+    """Return samples by name and labels, without the times of their creation."""
     families = text_string_to_metric_families(text.decode())
     samples = (sample for family in families for sample in family.samples)
     return {f"{s.name}{s.labels}": s.value for s in samples if not s.name.endswith("_created")}

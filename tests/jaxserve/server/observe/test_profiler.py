@@ -1,4 +1,4 @@
-"""Profiles that operators ask for: one at a time, for so long, in their place."""
+"""Profiles: one at a time, for a bounded time, in a bounded place."""
 
 import asyncio
 import gzip
@@ -21,8 +21,8 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.admin import AdminServicer
 from jaxserve.server.grpc.server import Health, bind, new_server
 from jaxserve.server.observe.profiler import MAX_PROFILES, Profiler
-from jaxserve.server.readiness import Gate
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.readiness import Readiness
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.v1 import admin_pb2
 from jaxserve.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -45,12 +45,16 @@ async def profiler(folder: Path | None) -> AsyncIterator[Profiler]:
 
 
 def test_over_grpc(tmp_path: Path) -> None:
-    """What ran meanwhile is in it, in a folder of its own; a second one is refused, in one line."""
+    """A profile has a folder of its own, and a second one at the same time is refused."""
 
     async def main() -> None:
         async with profiler(tmp_path / "new" / "profiles") as found:
             server = new_server(
-                Limits(), Tokens(), Health(False), None, AdminServicer(Gate(), found, lambda: None)
+                Limits(),
+                BearerTokens(),
+                Health(False),
+                None,
+                AdminServicer(Readiness(), found, lambda: None),
             )
             port = bind(server, "127.0.0.1", 0, None, "--port")
             await server.start()
@@ -99,7 +103,7 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
 def test_a_client_that_leaves_does_not_make_it_endless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It left while the profile began: it has begun, it is known, and it ends."""
+    """A profile whose client left while it began is known to the server, and ends."""
     begun, go = threading.Event(), threading.Event()
     monkeypatch.setattr(jax.profiler, "start_trace", held(jax.profiler.start_trace, begun, go))
 
@@ -134,7 +138,7 @@ def held(
 def test_the_time_of_one_does_not_end_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one's time is over while it is being stopped, and a second one waits to begin."""
+    """A profile's time passes while it is being stopped and another one waits to begin."""
     begun, go = threading.Event(), threading.Event()
     monkeypatch.setattr(jax.profiler, "stop_trace", held(jax.profiler.stop_trace, begun, go))
 

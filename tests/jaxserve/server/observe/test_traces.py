@@ -37,7 +37,7 @@ TIMES = {
 
 
 class Exported:
-    """traces: an observer for the server; its spans appear in memory."""
+    """Spans in memory; `traces` is the observer for the server."""
 
     def __init__(self) -> None:
         self._memory, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
@@ -126,7 +126,7 @@ def test_a_request_over_grpc(tmp_path: Path) -> None:
 
 
 def test_requests_over_http(tmp_path: Path) -> None:
-    """A span for each prompt; what is in the cache is told; no word of a prompt or an answer."""
+    """Each prompt has a span with its cached tokens and without any word of prompt or answer."""
     exported = Exported()
 
     async def main() -> None:
@@ -243,7 +243,7 @@ def test_who_calls_decides_what_is_sampled(tmp_path: Path) -> None:
 
 
 def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a socket, by the variables that every program with OpenTelemetry knows."""
+    """Spans go over a socket, as OpenTelemetry's common variables configure it."""
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector
 
     received: list[Any] = []

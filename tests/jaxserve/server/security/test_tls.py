@@ -21,7 +21,7 @@ from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.server import ADMIN, INFERENCE
 from jaxserve.server.grpc.vllm import NAME as VLLM
 from jaxserve.server.listeners import Listeners
-from jaxserve.server.security.auth import Tokens
+from jaxserve.server.security.auth import BearerTokens
 from jaxserve.server.security.tls import Tls
 from tests.jaxserve.client.test_connection import signed
 from tests.jaxserve.server.harness import Running, running
@@ -34,13 +34,11 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs t
 async def listening(
     server: Running, token: str | None = None, **files: Path
 ) -> AsyncIterator[dict[str, str]]:
-    """Addresses of a second set of listeners before the same service, with this token and these
-    certificates.
-    """
+    """Listen once more for the service, with this token and certificates; yield the addresses."""
     none = dict.fromkeys(("tls_cert", "tls_key", "tls_client_ca", "profile_dir"))
     ports = dict.fromkeys(("port", "admin_port", "vllm_port", "http_port"), 0)
     rest = {"host": "127.0.0.1", "no_http": False}
-    listeners = Listeners(server.gate, Limits(), Tokens(token, token), fake_metrics)
+    listeners = Listeners(server.readiness, Limits(), BearerTokens(token, token), fake_metrics)
     ended: list[BaseException] = []
     await listeners.start(
         argparse.Namespace(**none | ports | rest | files), lambda: None, ended.append
@@ -62,7 +60,7 @@ async def grpc_answers(address: str, tls: TLS | None, admin: bool = False) -> bo
 
 
 async def services(address: str, ca: Path) -> list[str]:
-    """Those that its health checks know."""
+    """Return the names that the health service knows."""
     credentials = grpc.ssl_channel_credentials(ca.read_bytes())
     async with aio.secure_channel(address, credentials) as channel:
         stub, found = health_pb2_grpc.HealthStub(channel), []

@@ -1,0 +1,62 @@
+"""The unfinished choices of one request: from engine events to text, tokens and completions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from jaxserve.completion import Assembler, Completion, Piece
+from jaxserve.engine.events import Times, TokenEvent
+from jaxserve.prompts import Prepared
+from jaxserve.tokenizer import Tokenizer
+
+# Called with (request id, choice) when the text of a choice met a stop string. Returns the choice's
+# last event, or None where that event comes later with the others.
+Stop = Callable[[str, int], TokenEvent | None]
+NO_TOKENS: Mapping[int, str] = MappingProxyType({})
+
+
+class OpenChoices:
+    """The choices of one request that have not ended, each with its text so far.
+
+    The engine ends a choice by itself at an end token or a length limit. Stop strings are found
+    here, in the text, and the engine is told to end the choice.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        seed: int,
+        tokenizer: Tokenizer,
+        stop: Stop,
+        spelled: Mapping[int, str] = NO_TOKENS,
+    ):
+        """spelled: special tokens that are part of the text, by id."""
+        self._stop = stop
+        self._assemblers = {
+            index: Assembler(prepared.request, prepared.text, index, seed, tokenizer, spelled)
+            for index in range(prepared.request.params.n)
+        }
+
+    def __len__(self) -> int:
+        return len(self._assemblers)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._assemblers
+
+    def take(self, event: TokenEvent) -> tuple[Piece, Completion | None]:
+        """Take in an event of an open choice; return what became final, and the completion if any.
+
+        Events may still come for a choice that has ended: the engine is a step ahead of the text in
+        which the stop string was found. The caller drops these (`event.index in choices`).
+        """
+        assembler = self._assemblers[event.index]
+        piece = assembler.push(event)
+        last = event
+        if assembler.stopped and not event.finish:
+            last = self._stop(event.request_id, event.index) or event
+        if not last.finish:
+            return piece, None
+        del self._assemblers[event.index]
+        if last.times is None:  # the engine refused the request before it had any
+            last = replace(last, times=Times())
+        return piece, assembler.completion(last)

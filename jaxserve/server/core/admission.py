@@ -1,0 +1,137 @@
+"""Admission of requests: bounds on their fields, room among waiting requests, deadlines."""
+
+import time
+from dataclasses import dataclass
+
+from jaxserve.errors import DeadlineError, QueueFullError, RequestError, RoleError
+from jaxserve.server.core.incoming_request import IncomingRequest
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.prompt_encoder import utf8_size
+from jaxserve.server.core.remote_prefills import RemotePrefills
+from jaxserve.server.core.ttft_estimate import TTFTEstimate
+
+MAX_ID_BYTES = 128
+MAX_SALT_BYTES = 128
+MAX_PRIORITY = 100  # of either sign; a smaller number goes first
+MIN_RETRY_SECONDS = 0.1
+MAX_RETRY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuedPrompt:
+    tokens: int
+    priority: int
+
+
+class AdmissionControl:
+    """Decides whether a request may enter, and keeps the queue of those without a first token.
+
+    Lives on the event loop. A request enters the queue when its fields are in order, before it is
+    tokenized; its prompt counts from its submission to the engine on.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        estimate: TTFTEstimate,
+        remote_prefills: RemotePrefills,
+        prefill_only: bool,
+    ):
+        """prefill_only: clients are refused; only decode servers may ask."""
+        self.estimate = estimate
+        self._limits = limits
+        self._remote_prefills = remote_prefills
+        self._prefill_only = prefill_only
+        # By the client's id; None before submission to the engine.
+        self._queue: dict[str, _QueuedPrompt | None] = {}
+
+    # ---- the queue of requests without a first token
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._queue
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def enter(self, request_id: str) -> None:
+        """Add a request whose prompt is not tokenized yet."""
+        self._queue[request_id] = None
+
+    def queue_prompt(self, request_id: str, tokens: int, priority: int) -> None:
+        """Count the prompt of a request that is submitted to the engine."""
+        self._queue[request_id] = _QueuedPrompt(tokens, priority)
+
+    def leave(self, request_id: str) -> None:
+        """Remove a request: its first token came, or it has ended."""
+        self._queue.pop(request_id, None)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of all requests that wait in the engine for their first token."""
+        return self._tokens_ahead(MAX_PRIORITY)
+
+    def _tokens_ahead(self, priority: int) -> int:
+        """Count the prompt tokens that go before a new request of this priority."""
+        queued = (prompt for prompt in self._queue.values() if prompt)
+        return sum(prompt.tokens for prompt in queued if prompt.priority <= priority)
+
+    # ---- checks, in the order in which a request meets them
+
+    def check_role(self, incoming: IncomingRequest) -> None:
+        """RoleError for a client's request to a prefill server."""
+        if self._prefill_only and not incoming.prefill:
+            raise RoleError(
+                "this server computes prompts for decode servers only (--role prefill); "
+                "send the request to a server that decodes"
+            )
+
+    def check_fields(self, incoming: IncomingRequest, request_id: str) -> None:
+        """RequestError for a field that is out of its bounds."""
+        _check_size("request_id", request_id, MAX_ID_BYTES)
+        _check_size("cache_salt", incoming.cache_salt, MAX_SALT_BYTES)
+        if abs(incoming.priority) > MAX_PRIORITY:
+            raise RequestError(
+                "priority",
+                f"is {incoming.priority}; it must be between -{MAX_PRIORITY} and {MAX_PRIORITY}",
+            )
+
+    def check_queue(self) -> None:
+        """QueueFullError when as many requests wait as may."""
+        if len(self._queue) >= self._limits.max_waiting_requests:
+            raise self._queue_full(
+                f"{len(self._queue)} requests wait already, as many as --max-waiting-requests "
+                f"allows"
+            )
+
+    def check_room(self, tokens: int, incoming: IncomingRequest) -> None:
+        """Check that a prompt of `tokens` tokens fits the queue and can meet its deadline.
+
+        Raises QueueFullError or DeadlineError.
+        """
+        waiting = self.waiting_tokens + self._remote_prefills.tokens
+        # A single prompt may be longer than the limit: it is admitted when nothing else waits.
+        if waiting and waiting + tokens > self._limits.max_waiting_tokens:
+            raise self._queue_full(
+                f"{waiting} prompt tokens wait already; with {tokens} more they exceed "
+                f"--max-waiting-tokens {self._limits.max_waiting_tokens}"
+            )
+        if incoming.deadline is None:
+            return
+        left = incoming.deadline - time.monotonic()
+        ahead = self._tokens_ahead(incoming.priority)
+        seconds = self.estimate.seconds_to_first_token(ahead, tokens)
+        if seconds > left:
+            raise DeadlineError(
+                f"the first token would come in {seconds:.2f} s at best, the deadline leaves "
+                f"{left:.2f} s"
+            )
+
+    def _queue_full(self, problem: str) -> QueueFullError:
+        seconds = self.estimate.seconds_to_first_token(self.waiting_tokens, 0)
+        return QueueFullError(problem, min(max(seconds, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS))
+
+
+def _check_size(name: str, text: str, limit: int) -> None:
+    size = utf8_size(text)
+    if size > limit:
+        raise RequestError(name, f"has {size} bytes; the limit is {limit}")

@@ -1,0 +1,96 @@
+"""Tokenizing of prompts and compilation of grammars, beside the event loop where they take long."""
+
+import asyncio
+import time
+from functools import partial
+
+from jaxserve.chat import Rendered, Tools
+from jaxserve.errors import DeadlineError, RequestError
+from jaxserve.prompts import Prompt, Prompts, is_conversation
+from jaxserve.request import SamplingParams
+from jaxserve.server.core.incoming_request import IncomingRequest
+from jaxserve.server.core.workers import Workers
+from jaxserve.structure import Grammar, Structure
+
+SHORT_PROMPT = 2048  # characters or token ids that are encoded on the event loop itself
+
+
+class PromptEncoder:
+    """Turns prompts into token ids, and structures into grammars. Lives on the event loop."""
+
+    def __init__(self, prompts: Prompts, workers: Workers, max_prompt_bytes: int):
+        self._prompts = prompts
+        self._workers = workers
+        self._max_prompt_bytes = max_prompt_bytes
+
+    async def encode_request(
+        self, incoming: IncomingRequest
+    ) -> tuple[Rendered, SamplingParams, Grammar | None]:
+        """Tokenize the prompt and compile the grammar; DeadlineError when the deadline passes.
+
+        The sampling parameters are the request's, with the structure that its tools ask for.
+        """
+        deadline = incoming.deadline
+        try:
+            async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
+                rendered = await self._encode(
+                    incoming.prompt, incoming.prompt_field, incoming.tools
+                )
+                params = self._prompts.constrain(rendered, incoming.params)
+                grammar = await self._compile(params.structure) if params.structure else None
+                return rendered, params, grammar
+        except TimeoutError:
+            raise DeadlineError(
+                "the deadline passed while the prompt was tokenized or the grammar compiled"
+            ) from None
+
+    async def tokenize(self, prompt: Prompt, name: str) -> Rendered:
+        """Return text and token ids for a call of Tokenize; `name` is the prompt's field."""
+        self._check_size(prompt, name)
+        return await self._workers.serve_tokenize_call(partial(self._prompts.encode, prompt, name))
+
+    async def detokenize(self, ids: list[int], name: str) -> str:
+        """Return the text of token ids for a call of Detokenize; `name` is their field."""
+        return await self._workers.serve_tokenize_call(partial(self._prompts.decode, ids, name))
+
+    async def _encode(self, prompt: Prompt, name: str, tools: Tools | None) -> Rendered:
+        self._check_size(prompt, name)
+        work = partial(self._prompts.encode, prompt, name, tools)
+        # Chat templates are programs of the checkpoint, which may take any time.
+        if is_conversation(prompt) or len(prompt) > SHORT_PROMPT:
+            return await self._workers.tokenize(work)
+        return work()
+
+    async def _compile(self, structure: Structure) -> Grammar:
+        grammars = self._prompts.grammars
+        work = partial(grammars.compile, structure)
+        # A grammar in the cache must not wait behind others that are being compiled.
+        if grammars.knows(structure):
+            return await self._workers.tokenize(work)
+        return await self._workers.compile_grammar(work)
+
+    def _check_size(self, prompt: Prompt, name: str) -> None:
+        size = _text_size(prompt)
+        limit = self._max_prompt_bytes
+        if size > limit:
+            raise RequestError(
+                name, f"has {size} bytes of text; the limit is {limit} (--max-prompt-bytes)"
+            )
+
+
+def utf8_size(text: str) -> int:
+    """Return the bytes of a text, which may hold half a surrogate pair, in UTF-8."""
+    return len(text.encode("utf-8", "replace"))
+
+
+def _text_size(prompt: Prompt) -> int:
+    """Return the bytes of a text or of a conversation's values.
+
+    0 for token ids, which the context bounds.
+    """
+    if isinstance(prompt, str):
+        return utf8_size(prompt)
+    if not is_conversation(prompt):
+        return 0
+    values = (value for message in prompt for value in message.values())  # type: ignore[union-attr]
+    return sum(utf8_size(str(value)) for value in values)

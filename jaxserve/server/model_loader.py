@@ -1,0 +1,139 @@
+"""Loading of models as the flags of serve say, with progress on the console."""
+
+import argparse
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
+
+from rich.console import Console
+
+from jaxserve.cli.compilation_cache import read_compiled
+from jaxserve.cli.flags import draft_model, engine_options
+from jaxserve.cli.output import Bar
+from jaxserve.cluster.bootstrap import Pod
+from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
+from jaxserve.llm import LLM
+from jaxserve.plan.bundle import CACHE, Manifest, check_engine, open_bundle
+from jaxserve.server.disaggregation.local_mesh import Place
+from jaxserve.server.flags import check_bundle, limits
+from sharding.mesh import MeshSpec, device_kind
+
+
+def use_bundle(args: argparse.Namespace) -> Manifest:
+    """Open the bundle of --bundle and take compiled steps from it.
+
+    Raises ConfigError when the bundle is damaged, made by another version, or compiled for
+    something else than the other flags ask for.
+    """
+    manifest = open_bundle(args.bundle)
+    check_bundle(args, manifest)
+    read_compiled(args.bundle / CACHE)
+    return manifest
+
+
+class ModelLoader:
+    """Opens models and compiles their steps. Its methods block; call them on a thread of their own.
+
+    console: gets progress bars and what is worth saying.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        console: Console,
+        pod: Pod,
+        manifest: Manifest | None,
+        resources: ExitStack,
+    ):
+        """manifest: of a bundle. resources: closes the models in the end."""
+        self.console = console
+        self._args = args
+        self._pod = pod
+        self._manifest = manifest
+        self._resources = resources
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients use."""
+        return self._args.served_model_name or self._args.model.resolve().name
+
+    @property
+    def draft_model(self) -> str:
+        """The folder of the draft model, as it was given."""
+        return str(self._args.draft_model)
+
+    def say(self, text: str) -> None:
+        """Print a line without wrapping it."""
+        self.console.print(text, soft_wrap=True, markup=False)
+
+    def open(self, place: Place | None = None) -> LLM:
+        """Load the model; `place` is its part of the devices where another model has the rest."""
+        args = self._args
+        manifest = self._manifest
+        exchanges_pages = args.role != "both" or place is not None
+        options = replace(engine_options(args), page_exchange=exchanges_pages)
+        dtype = args.dtype
+        weights = args.weights
+        mesh = MeshSpec(data=args.data, expert=args.expert, tensor=args.tensor)
+        if place:
+            mesh = place.mesh
+        only_prefills = place is not None and place.prefills
+        if only_prefills:  # without decode steps no token is ever drafted
+            options = replace(options, speculate="off", draft_tokens=None)
+        if manifest:
+            options = manifest.options()
+            dtype = manifest.dtype
+            weights = manifest.weights
+            mesh = manifest.axes
+        self._pod.agree("start", partial(facts_of_start, mesh, dtype, weights, options))
+        with Bar(self.console, "loading") as bar, place.named() if place else nullcontext():
+            llm = LLM(
+                args.model,
+                dtype=dtype,
+                weights=weights,
+                options=options,
+                mesh=mesh,
+                devices=place.devices if place else None,
+                chat_template=args.chat_template,
+                tool_parser=args.tool_parser,
+                reasoning_parser=args.reasoning_parser,
+                draft_model=None if only_prefills else draft_model(args),
+                grammar_bounds=limits(args).grammars,
+                on_load=bar.update,
+                new_runner=self._pod.new_runner,
+            )
+        self._resources.enter_context(llm)
+        self._check(llm)
+        return llm
+
+    def _check(self, llm: LLM) -> None:
+        """Check that the bundle and the other hosts have the same engine."""
+        model = llm.model
+        config = llm.runner.config
+        if self._manifest:
+            dtype = str(model.params["embed"].dtype)
+            kind = device_kind(model.mesh)
+            check_engine(self._manifest, model.spec, dtype, kind, config, model.weights)
+        facts = partial(facts_of_engine, model.spec, model.params, model.weights, config)
+        self._pod.agree("engine", facts)
+
+    def compile(self, llm: LLM) -> None:
+        """Compile every step that the engine can launch, and say where they came from."""
+        runner = llm.runner
+        buckets = runner.buckets.buckets
+        with Bar(self.console, "compiling") as bar:
+            runner.warm_up(buckets, bar.update)
+        llm.measure_steps()
+        llm.prompts.grammars.warm_up()
+        executables = runner.executables
+        if self._manifest is None:
+            self.console.print(
+                f"{len(buckets)} steps compiled, {executables.found_compiled} compiles found in "
+                "the cache"
+            )
+            return
+        missed = executables.missed
+        found = executables.programs - len(missed)
+        self.say(f"{found} of {executables.programs} steps and writers of rows found in the bundle")
+        for name in missed:
+            self.say(f"not found in the bundle, so compiled here: {name}")

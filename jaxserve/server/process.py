@@ -1,0 +1,267 @@
+"""The composition root of a server: makes all of its parts and connects them."""
+
+import argparse
+import asyncio
+import gc
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+from prometheus_client import CollectorRegistry
+
+from jaxserve.cluster.heartbeat import Loss
+from jaxserve.config import EngineConfig
+from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
+from jaxserve.engine.engine import Engine
+from jaxserve.errors import RestartingError
+from jaxserve.llm import LLM
+from jaxserve.prompts import Prompts
+from jaxserve.server.cards import (
+    cache_text,
+    engine_card,
+    handshake_of,
+    mesh_text,
+    model_card,
+    step_use,
+    summary,
+)
+from jaxserve.server.core.engine_thread import ComputeTotals, EngineThread
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.core.request_observer import RequestObserver
+from jaxserve.server.core.service import Service
+from jaxserve.server.core.ttft_estimate import TTFTEstimate
+from jaxserve.server.disaggregation.flags import Meshes
+from jaxserve.server.disaggregation.local_mesh import DecodeMeshRole, Place, PrefillMesh, places
+from jaxserve.server.disaggregation.roles import Role
+from jaxserve.server.lifecycle import Lifecycle
+from jaxserve.server.listeners import Listeners
+from jaxserve.server.model_loader import ModelLoader
+from jaxserve.server.observe.log import RequestLog
+from jaxserve.server.observe.metrics import Metrics
+from jaxserve.server.observe.traces import Traces
+from jaxserve.server.readiness import Phase, Readiness
+from jaxserve.server.security.auth import BearerTokens
+from jaxserve.server.serving_state import PrefillEngine, ServingState
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+NewRole = Callable[[Readiness, CollectorRegistry], Role]  # the registry is that of the metrics
+OnFailure = Callable[[BaseException], None]
+log = logging.getLogger("jaxserve.serve")
+
+
+def _no_role(readiness: Readiness, registry: CollectorRegistry) -> Role:
+    return Role()
+
+
+class ServerProcess:
+    """The parts of one server. Lives on the event loop that it is made on.
+
+    The listeners are made before any model is loaded, so that health checks are answered meanwhile.
+    `load` and what it calls run on another thread, since they block for minutes.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        tokens: BearerTokens | None = None,
+        new_role: NewRole = _no_role,
+        drain_timeout: float = 30.0,
+        step_timeout: float = 60.0,
+        on_ready: Callable[[], None] = lambda: None,
+    ):
+        """new_role: makes what the server has because of --role. on_ready: called once."""
+        self.limits = limits
+        self.readiness = Readiness(self.on_phase)
+        self.metrics = Metrics(self._compiles_after_ready, self._is_ready)
+        self.role = new_role(self.readiness, self.metrics.registry)
+        self.listeners = Listeners(
+            self.readiness,
+            limits,
+            tokens or BearerTokens(),
+            self.metrics.text,
+            self.metrics.families,
+            self.role.endpoints,
+        )
+        self.lifecycle = Lifecycle(
+            self.readiness,
+            self.listeners.stop,
+            drain_timeout,
+            step_timeout,
+            leaving=lambda: self.role.leaving,
+        )
+        self._on_ready = on_ready
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self, args: argparse.Namespace, load: Callable[[], ServingState]) -> int:
+        """Listen, load, serve until told to stop; return the exit code.
+
+        args: the flags of serve. load: makes what is served, on a thread of its own.
+        """
+        await self.listeners.start(args, self.lifecycle.drain, self.lifecycle.fail)
+        self.lifecycle.watch_signals()
+        try:
+            return await self.lifecycle.run(load)
+        except BaseException:
+            await self.listeners.stop(0)
+            raise
+        finally:
+            await self.role.close()
+
+    # ---- events of other parts
+
+    def on_phase(self, phase: Phase) -> None:
+        """Report a new phase to health checks."""
+        self.listeners.tell(phase)
+        if phase is Phase.READY:
+            self._on_ready()
+
+    def on_host_lost(self, loss: Loss) -> None:
+        """End the process, since a host of its pod is gone; from any thread."""
+        self._call_soon(lambda: self.lifecycle.fail(RestartingError(loss.reason)))
+
+    def on_eviction(self, reason: str) -> None:
+        """Drain, since a host of the pod is told to end; from any thread."""
+        log.info("draining: %s", reason)
+        self._call_soon(self.lifecycle.drain)
+
+    def _compiles_after_ready(self) -> int:
+        state = self.readiness.state
+        return state.compiles_after_ready() if state else 0
+
+    def _is_ready(self) -> bool:
+        return self.readiness.phase is Phase.READY
+
+    def _call_soon(self, job: Callable[[], None]) -> None:
+        # Other threads may outlive the loop at the end of the process.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(job)
+
+    # ---- loading, on a thread of its own
+
+    def load(
+        self,
+        loader: ModelLoader,
+        exchanges_pages: bool = False,
+        meshes: Meshes | None = None,
+        provider: "TracerProvider | None" = None,
+    ) -> ServingState:
+        """Load the model, compile all of its steps and connect it to the service.
+
+        exchanges_pages: with other servers. meshes: where prompts have a mesh of their own.
+        provider: of traces.
+        """
+        first, second = places(meshes, jax.devices()) if meshes else (None, None)
+        # The prefill engine is compiled completely before the other one begins to count compiles.
+        prefill = self.load_prefill(loader, first) if first else None
+        llm = loader.open(second)
+        handshake = handshake_of(llm) if exchanges_pages else None
+        model = model_card(llm, loader.model_name)
+        engine = engine_card(llm)
+        self._introduce(loader, llm, summary(model, engine))
+        loader.compile(llm)
+        role = self.role
+        if meshes and prefill:
+            mesh = PrefillMesh(prefill, llm.runner)
+            loader.say(f"pages    {mesh.way}")
+            role = DecodeMeshRole(meshes, mesh, self.metrics.registry)
+        observers: list[RequestObserver] = [self.metrics, RequestLog()]
+        if provider:
+            observers.append(Traces(provider, model.name))
+        service, thread = self.connect_llm(llm, tuple(observers), role)
+        self._call_soon(lambda: self.role.open(handshake))
+        self._watch_experts(llm, thread)
+        gc.collect()
+        # Modules and compiled steps stay for ever. Without this every full collection would walk
+        # all of them, and hold up every stream meanwhile.
+        gc.freeze()
+        return ServingState(
+            service,
+            thread,
+            model,
+            engine,
+            compiles_after_ready=lambda: llm.runner.compiles_after_ready,
+            steps=lambda: step_use(llm),
+            handshake=handshake,
+            prefill=prefill,
+        )
+
+    def load_prefill(self, loader: ModelLoader, place: Place) -> PrefillEngine:
+        """Load the engine that computes prompts on a mesh of its own in this process."""
+        llm = loader.open(place)
+        engine = engine_card(llm)
+        loader.say(f"prefill  {mesh_text(engine)}, {cache_text(engine)}")
+        loader.compile(llm)
+        service, thread = self.connect_llm(llm, role=Role())
+        return PrefillEngine(service, thread, llm.runner)
+
+    def _introduce(self, loader: ModelLoader, llm: LLM, lines: list[str]) -> None:
+        for line in lines:
+            loader.say(line)
+        if self.role.introduction:
+            loader.say(f"role     {self.role.introduction}")
+        if llm.draft:
+            loader.say(
+                f"drafts   {loader.draft_model}: {describe_weights(weight_sizes(llm.draft.params))}"
+            )
+
+    def _watch_experts(self, llm: LLM, thread: EngineThread) -> None:
+        mixture = llm.model.spec.mixture
+        if mixture:
+            layers = mixture.layers
+            read = llm.runner.expert_load
+            self._call_soon(lambda: self.metrics.watch_experts(layers, thread, read))
+
+    # ---- connecting an engine
+
+    def connect_llm(
+        self,
+        llm: LLM,
+        observers: tuple[RequestObserver, ...] = (),
+        role: Role | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> tuple[Service, EngineThread]:
+        """Make service and engine thread of a model whose steps are compiled; see `connect`."""
+        runner = llm.runner
+
+        def totals() -> ComputeTotals:
+            total = runner.total
+            return ComputeTotals(total.live_tokens, total.computed_tokens, str(runner.collected))
+
+        return self.connect(
+            llm.engine, llm.prompts, runner.config, observers, role, on_failure, totals
+        )
+
+    def connect(
+        self,
+        engine: Engine,
+        prompts: Prompts,
+        config: EngineConfig,
+        observers: tuple[RequestObserver, ...] = (),
+        role: Role | None = None,
+        on_failure: OnFailure | None = None,
+        totals: Callable[[], ComputeTotals] = ComputeTotals,
+    ) -> tuple[Service, EngineThread]:
+        """Make service and engine thread; the caller starts the thread. From any thread.
+
+        role: None for that of the process. on_failure: called on the event loop when the engine
+        fails; None: the lifecycle ends the process. totals: see EngineThread.
+        """
+        role = role or self.role
+        failed = on_failure or self.lifecycle.fail
+        service: Service
+        # Reports and failures arise on the engine's thread and are taken in on the event loop.
+        thread = EngineThread(
+            engine,
+            lambda report: self._call_soon(lambda: service.take(report)),
+            lambda error: self._call_soon(lambda: failed(error)),
+            totals,
+        )
+        estimate = TTFTEstimate(config.step_tokens * config.lanes)
+        page_fetcher = role.handover(thread, config.page_size)
+        service = Service(
+            prompts, thread, estimate, self.limits, observers, page_fetcher, role.for_servers
+        )
+        return service, thread
