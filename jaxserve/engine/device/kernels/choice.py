@@ -158,7 +158,7 @@ def _weights_with_groups(
         specs = param_specs(spec, dtype, form)
         for weights in (specs, *specs["layers"]):
             for name, leaf in weights.items():
-                if is_quantized(leaf) and leaf.form.group:
+                if is_quantized(leaf) and leaf.scheme.group:
                     yield name, leaf
 
     return dict(declared())
