@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI has it."""
+"""Serve POST /v1/embeddings in OpenAI's form."""
 
 import struct
 from base64 import b64encode
@@ -14,56 +14,58 @@ from jaxserve.server.core.embedding import embed, embed_calls, written
 from jaxserve.server.core.incoming_request import Call, trace_of
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import new_id
-from jaxserve.server.http.body import MEDIA_TYPE
-from jaxserve.server.http.calls import body_of, check_model
-from jaxserve.server.http.errors import answering
-from jaxserve.server.http.ids import id_header
-from jaxserve.server.http.json import dumps
-from jaxserve.server.http.multiplex import while_connected
+from jaxserve.server.http.body import read_with_timeout
+from jaxserve.server.http.calls import check_model
+from jaxserve.server.http.errors import errors_to_responses
+from jaxserve.server.http.json import MEDIA_TYPE, dumps
+from jaxserve.server.http.replies import id_header
+from jaxserve.server.http.streams import while_connected
 from jaxserve.server.http.types import EmbeddingBody
 from jaxserve.server.readiness import Gate
 from jaxserve.server.serving_state import Served
 
 
 class Embeddings:
-    def __init__(self, gate: Gate, limits: Limits):
-        self._gate, self._limits = gate, limits
+    """Endpoint that computes embeddings."""
 
-    @answering
+    def __init__(self, gate: Gate, limits: Limits):
+        self._gate = gate
+        self._limits = limits
+
+    @errors_to_responses
     async def embeddings(self, request: Request) -> Response:
-        self._gate.enter()
-        body, timeout = await body_of(request, EmbeddingBody, self._limits)
+        self._gate.enter()  # a server that takes no requests refuses before it reads the body
+        body, timeout = await read_with_timeout(request, EmbeddingBody, self._limits)
         id = body.request_id or new_id()
-        served = self._gate.enter()  # the body may have taken its time
+        served = self._gate.enter()  # again: draining may have begun while the body was read
         check_model(body.model, served)
         calls = _calls(body, id, timeout=timeout, trace=trace_of(request.headers.items()))
         _check_dimensions(body, served)
         done = await while_connected(request, embed(served.service, calls))
-        return Response(
-            await _content(body, served, done), headers=id_header(id), media_type=MEDIA_TYPE
-        )
+        content = await _content(body, served, done)
+        return Response(content, headers=id_header(id), media_type=MEDIA_TYPE)
 
 
 def _calls(body: EmbeddingBody, id: str, **given: Any) -> list[Call]:
-    """One for each input. given: more fields of Call."""
+    """Return one call for each input; `given` has more fields of Call."""
     alone = len(body.input) == 1
     inputs = [(prompt, "input" if alone else f"input[{i}]") for i, prompt in enumerate(body.input)]
     return embed_calls(inputs, id, priority=body.priority, cache_salt=body.cache_salt, **given)
 
 
 def _check_dimensions(body: EmbeddingBody, served: Served) -> None:
-    made = served.model.embedding_dimensions
-    if made and body.dimensions not in (None, made):
+    dimensions = served.model.embedding_dimensions
+    if dimensions and body.dimensions not in (None, dimensions):
         problem = (
-            f"is {body.dimensions}; embeddings of this model have {made}, and are not cut "
+            f"is {body.dimensions}; embeddings of this model have {dimensions}, and are not cut "
             f"(leave it out)"
         )
         raise RequestError("dimensions", problem)
 
 
 async def _content(body: EmbeddingBody, served: Served, done: Sequence[Completion]) -> bytes:
-    """Entry by entry: one call for all would keep everybody else from the interpreter."""
-
+    # Entry by entry: one call of dumps for all of them would hold the interpreter's lock, and with
+    # it every other request, for the whole reply.
     def entry(index: int, completion: Completion) -> bytes:
         values = completion.embedding or ()
         form = _base64(values) if body.encoding_format == "base64" else list(values)
@@ -78,5 +80,5 @@ async def _content(body: EmbeddingBody, served: Served, done: Sequence[Completio
 
 
 def _base64(values: Sequence[float]) -> str:
-    """Of float32, the lower bytes first."""
+    """Encode the values as little-endian float32 in base64."""
     return b64encode(struct.pack(f"<{len(values)}f", *values)).decode()

@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.fields import IGNORED, ONLY
 from jaxserve.server.http.types import (
+    IGNORED,
+    ONLY,
     Body,
     ChatBody,
     CompletionBody,

@@ -357,7 +357,7 @@ def test_one_watcher_too_many_can_still_play(browser: Browser, tmp_path: Path) -
             browser.open(http.base)
             problem = browser.until(lambda: browser.find("#live-problem").text)
             assert (
-                problem.startswith("429 Too Many Requests: 1 watch already")
+                problem.startswith("429 Too Many Requests: /live has 1 watchers")
                 and browser.find("#phase").text == "refused"
             )
             browser.ask("x")
