@@ -113,7 +113,11 @@ async def serve(
         gate, limits(args), tokens(args), metrics.text, metrics.families, role.faces
     )
     lifecycle = Lifecycle(
-        gate, listeners.stop, args.drain_timeout, args.step_timeout, leaving=lambda: role.leaving
+        gate,
+        listeners.stop,
+        args.drain_timeout,
+        args.step_timeout,
+        leaving=lambda: role.exports_in_flight,
     )
     await listeners.start(args, lifecycle.drain, lifecycle.fail)
     lifecycle.watch_signals()
@@ -149,7 +153,7 @@ async def serve(
         decodes = role
         if apart and prefill:
             mesh = PrefillMesh(prefill, llm.runner)
-            console.print(f"pages    {mesh.way}", soft_wrap=True)
+            console.print(f"pages    {mesh.transfer_path}", soft_wrap=True)
             decodes = DecodeMeshRole(apart, mesh, metrics.registry)
         service, thread = assemble(llm, limits(args), observers, loop, lifecycle.fail, decodes)
         loop.call_soon_threadsafe(role.open, handshake)

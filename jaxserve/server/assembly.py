@@ -47,7 +47,7 @@ def assemble(
     )
     forecast, handover = (
         Forecast(config.step_tokens * config.lanes),
-        role.handover(thread, config.page_size),
+        role.remote_prefill(thread, config.page_size),
     )
     service = Service(llm.prompts, thread, forecast, limits, observers, handover, role.for_servers)
     return service, thread

@@ -179,7 +179,7 @@ async def running(
     gate = Gate()
     role = new_role(gate)
     handover, forecast = (
-        role.handover(thread, configured.page_size),
+        role.remote_prefill(thread, configured.page_size),
         Forecast(configured.step_tokens),
     )
     service = Service(prompts, thread, forecast, limits, observers, handover, role.for_servers)

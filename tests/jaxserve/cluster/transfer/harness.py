@@ -13,11 +13,11 @@ import ml_dtypes
 import numpy as np
 from grpc import aio
 
-from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.fetch import Metadata, Receiver, TransferServicer
+from jaxserve.cluster.transfer.byte_budget import ByteBudget
+from jaxserve.cluster.transfer.fetch import Metadata, SegmentReceiver, TransferServicer
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.cluster.transfer.offers import Shelf
-from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
+from jaxserve.cluster.transfer.offers import OfferStore
+from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillPrompt, PrefillServicer
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import Piece
@@ -95,7 +95,7 @@ async def nothing(number: int) -> None: ...
 
 
 def asking_for(token_ids: tuple[int, ...]) -> Prompt:
-    return Prompt(token_ids=token_ids, page_size=4)
+    return PrefillPrompt(token_ids=token_ids, page_size=4)
 
 
 @dataclass
@@ -109,9 +109,11 @@ class FakeSource:
     waiting_tokens: int = 0
     before: Callable[[int], Awaitable[None]] = nothing
     open: int = 0
-    prompts: list[Prompt] = field(default_factory=list)
+    prompts: list[PrefillPrompt] = field(default_factory=list)
 
-    async def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[Piece, None]:
+    async def segments(
+        self, prompt: PrefillPrompt, seconds: float | None
+    ) -> AsyncGenerator[Piece, None]:
         self.open += 1
         self.prompts.append(prompt)
         try:
@@ -127,48 +129,52 @@ class Servers:
     """A server that computes and one that asks it. channel: between them."""
 
     source: FakeSource
-    shelf: Shelf
+    offers: OfferStore
     server: aio.Server
     port: int
     channel: aio.Channel
-    budget: Budget
+    budget: ByteBudget
     client: PrefillClient
 
     def asking(self, channel: aio.Channel, metadata: Metadata = ()) -> PrefillClient:
         """A client like `client`, over another channel."""
         return client_of(channel, self.budget, metadata)
 
-    async def fetch_all(self, seconds: float = 10.0, prompt: Prompt | None = None) -> list[Piece]:
+    async def fetch_all(
+        self, seconds: float = 10.0, prompt: PrefillPrompt | None = None
+    ) -> list[Piece]:
         return await fetch_all(self.client, seconds, prompt)
 
     async def at_rest(self, seconds: float = 5.0) -> None:
         """Wait until nothing is held or computed any more."""
         until = time.monotonic() + seconds
-        while self.shelf.budget.held or self.budget.held or self.source.open:
-            held = (self.shelf.budget.held, self.budget.held, self.source.open)
+        while self.offers.budget.held or self.budget.held or self.source.open:
+            held = (self.offers.budget.held, self.budget.held, self.source.open)
             assert time.monotonic() < until, held
             await asyncio.sleep(0.002)
-        self.shelf.check_invariants()
+        self.offers.check_invariants()
         assert not (
-            self.shelf._lots
-            or self.shelf._taken
-            or self.shelf.budget.waiting
+            self.offers._offers
+            or self.offers._taken
+            or self.offers.budget.waiting
             or self.budget.waiting
         )
 
 
 async def fetch_all(
-    client: PrefillClient, seconds: float = 10.0, prompt: Prompt | None = None
+    client: PrefillClient, seconds: float = 10.0, prompt: PrefillPrompt | None = None
 ) -> list[Piece]:
-    async with aclosing(client.pieces(prompt or asking_for((1, 2, 3)), now() + seconds)) as pieces:
+    async with aclosing(
+        client.segments(prompt or asking_for((1, 2, 3)), now() + seconds)
+    ) as pieces:
         return [piece async for piece in pieces]
 
 
 HANDSHAKE = Handshake(MODEL, "float32", ("float32",))
 
 
-def client_of(channel: aio.Channel, budget: Budget, metadata: Metadata = ()) -> PrefillClient:
-    return PrefillClient(channel, Receiver(channel, budget, metadata), HANDSHAKE, metadata)
+def client_of(channel: aio.Channel, budget: ByteBudget, metadata: Metadata = ()) -> PrefillClient:
+    return PrefillClient(channel, SegmentReceiver(channel, budget, metadata), HANDSHAKE, metadata)
 
 
 @asynccontextmanager
@@ -184,15 +190,15 @@ async def servers(
     buffer, room: bytes that the sender and the receiver may hold. seconds: that a piece is on
     offer. handshake: the sender's.
     """
-    source, shelf, budget = FakeSource(given, handshake), Shelf(buffer), Budget(room)
+    source, offers, budget = FakeSource(given, handshake), OfferStore(buffer), ByteBudget(room)
     server = aio.server(options=[("grpc.so_reuseport", 0)])
-    rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, seconds), server)
-    TransferServicer(shelf).add_to(server)
+    rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, offers, seconds), server)
+    TransferServicer(offers).add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with aio.insecure_channel(f"127.0.0.1:{port}", OPTIONS) as channel:
-            yield Servers(source, shelf, server, port, channel, budget, client_of(channel, budget))
+            yield Servers(source, offers, server, port, channel, budget, client_of(channel, budget))
     finally:
         await server.stop(0)
 

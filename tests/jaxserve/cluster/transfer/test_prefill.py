@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from grpc import aio
 
-from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.fetch import Receiver, TransferServicer
-from jaxserve.cluster.transfer.offers import Counts, Shelf
-from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
+from jaxserve.cluster.transfer.byte_budget import ByteBudget
+from jaxserve.cluster.transfer.fetch import SegmentReceiver, TransferServicer
+from jaxserve.cluster.transfer.offers import Counts, OfferStore
+from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillPrompt, PrefillServicer
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
@@ -40,7 +40,7 @@ from tests.jaxserve.cluster.transfer.harness import (
 def test_pieces_come_bit_for_bit_and_in_order() -> None:
     async def main() -> None:
         async with servers(*PIECES) as s:
-            prompt = Prompt(
+            prompt = PrefillPrompt(
                 token_ids=tuple(range(5000)), salt="salt", start=32, page_size=16, priority=-3
             )
             found = await s.fetch_all(prompt=prompt)
@@ -48,7 +48,7 @@ def test_pieces_come_bit_for_bit_and_in_order() -> None:
             assert s.source.prompts == [prompt]
             await s.at_rest()
             total = sum(piece.nbytes for piece in PIECES)
-            assert s.shelf.counts == Counts(offered=len(PIECES), fetched=len(PIECES), bytes=total)
+            assert s.offers.counts == Counts(offered=len(PIECES), fetched=len(PIECES), bytes=total)
 
     asyncio.run(main())
 
@@ -83,7 +83,7 @@ def test_pieces_come_while_later_ones_are_computed() -> None:
                     await came.acquire()
 
             s.source.before = after_the_one_before
-            async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.segments(asking_for((1,)), now() + 10)) as pieces:
                 async for _ in pieces:
                     came.release()
             await s.at_rest()
@@ -101,8 +101,8 @@ def test_neither_side_holds_more_than_its_budget() -> None:
 
             async def watch() -> None:
                 while not done.is_set():
-                    s.shelf.check_invariants()
-                    most[:] = max(most[0], s.shelf.budget.held), max(most[1], s.budget.held)
+                    s.offers.check_invariants()
+                    most[:] = max(most[0], s.offers.budget.held), max(most[1], s.budget.held)
                     await asyncio.sleep(0)
 
             watching = asyncio.create_task(watch())
@@ -119,7 +119,7 @@ def test_neither_side_holds_more_than_its_budget() -> None:
 def test_a_piece_takes_up_room_until_the_next_one_is_asked_for() -> None:
     async def main() -> None:
         async with servers(large(1000), large(2000)) as s:
-            async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.segments(asking_for((1,)), now() + 10)) as pieces:
                 held = [s.budget.held async for _ in pieces]
             assert held == [1000, 2000] and s.budget.held == 0
 
@@ -161,7 +161,7 @@ def test_servers_that_differ_part_with_both_values(theirs: dict[str, str], probl
                 "FAILED_PRECONDITION",
                 f"the two servers differ in {problem}",
             )
-            assert not s.source.prompts and s.shelf.counts == Counts()
+            assert not s.source.prompts and s.offers.counts == Counts()
 
     asyncio.run(main())
 
@@ -193,9 +193,10 @@ def refused_transports(*transports: str) -> str:
 
 def test_an_older_release_by_another_transport_is_refused_in_a_line() -> None:
     """There was a --transport jax once. Beside gRPC it does no harm."""
-    problem = "--transport: pieces travel by grpc there, and by"
-    assert refused_transports("jax") == f"{problem} jax here"
-    assert refused_transports() == f"{problem} nothing here"
+    problem = "the two servers differ in the transport of pieces: grpc there,"
+    hint = "(run the same release of jaxserve on both)"
+    assert refused_transports("jax") == f"{problem} jax here {hint}"
+    assert refused_transports() == f"{problem} nothing here {hint}"
     HANDSHAKE.check(pb.WatchRequest(**HANDSHAKE.fields() | {"transports": ("jax", "grpc")}))
 
 
@@ -208,7 +209,7 @@ def test_pages_that_cannot_be_made_of_theirs() -> None:
                 (("bfloat16", "int8"), ""),
             ):
                 own = replace(HANDSHAKE, taken=taken)
-                s.client = PrefillClient(s.channel, Receiver(s.channel, s.budget), own)
+                s.client = PrefillClient(s.channel, SegmentReceiver(s.channel, s.budget), own)
                 if message:
                     error = await refusal(s.fetch_all())
                     assert error.code == "FAILED_PRECONDITION"
@@ -250,11 +251,11 @@ def test_it_stands_behind_the_servers_tokens() -> None:
     """As a face of the server's gRPC: every call is asked for its token."""
 
     async def main() -> None:
-        shelf, source = Shelf(MEBI), FakeSource([piece_of()])
+        offers, source = OfferStore(MEBI), FakeSource([piece_of()])
 
         def add(server: aio.Server) -> None:
-            rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, 10), server)
-            TransferServicer(shelf).add_to(server)
+            rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, offers, 10), server)
+            TransferServicer(offers).add_to(server)
 
         face = Face("jaxserve.cluster.v1.PrefillService", add)
         server = new_server(
@@ -270,14 +271,14 @@ def test_it_stands_behind_the_servers_tokens() -> None:
                 ((), with_token),
                 (with_token, with_token),
             ):
-                receiver = Receiver(channel, Budget(MEBI), receiving)
+                receiver = SegmentReceiver(channel, ByteBudget(MEBI), receiving)
                 client = PrefillClient(channel, receiver, HANDSHAKE, metadata)
                 if metadata and receiving:
                     assert len(await fetch_all(client)) == 1
                 else:
                     assert (await refusal(fetch_all(client))).code == "UNAUTHENTICATED"
         await server.stop(0)
-        assert shelf.budget.held == 0
+        assert offers.budget.held == 0
 
     asyncio.run(main())
 

@@ -94,8 +94,8 @@ class Apart:
                 await server.at_rest(seconds)
                 transfers = server.engine.transfers
                 await until(lambda: not transfers._exports, seconds)  # noqa: B023
-            await until(lambda: not role.shelf.budget.held, seconds)  # noqa: B023
-            role.shelf.check_invariants()
+            await until(lambda: not role.offers.budget.held, seconds)  # noqa: B023
+            role.offers.check_invariants()
         for server in (self.decode, *self.prefills):
             room: Any = server.engine.transfers.room
             await until(lambda: room._value == room._initial_value, seconds)  # noqa: B023

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from jaxserve import LLM, EngineOptions, serve
 from jaxserve.cluster.bootstrap import Alone
-from jaxserve.cluster.transfer.prefill import Prompt
+from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.completion import Completion
 from jaxserve.engine.buckets import PIECES_AT_ONCE
 from jaxserve.engine.device.page_io import PagesRead
@@ -294,9 +294,9 @@ def test_whoever_goes_away_leaves_nothing(
 def test_what_came_and_nobody_took_is_dropped(prefiller: LLM, decoder: LLM) -> None:
     async def main() -> None:
         async with joined(prefiller, decoder) as both:
-            prompt = Prompt(token_ids=prompts(200)[0], salt=both.salt, page_size=16)
+            prompt = PrefillPrompt(token_ids=prompts(200)[0], salt=both.salt, page_size=16)
             async with aclosing(
-                both.mesh.arrivals(prompt, asyncio.get_running_loop().time() + 10)
+                both.mesh.compute(prompt, asyncio.get_running_loop().time() + 10)
             ) as arrivals:
                 assert (await anext(arrivals)).nbytes > 0
                 assert taken(both.engines[0].transfers.room) > 0

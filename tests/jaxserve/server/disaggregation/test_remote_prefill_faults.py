@@ -227,7 +227,7 @@ def test_a_decode_engine_that_fails(tmp_path: Path) -> None:
                     await call
                 assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
             await servers.prefills[0].at_rest()
-            await until(lambda: not servers.prefill_roles[0].shelf.budget.held)
+            await until(lambda: not servers.prefill_roles[0].offers.budget.held)
 
     asyncio.run(main())
 
@@ -283,9 +283,9 @@ def test_a_buffer_that_is_too_small(tmp_path: Path, side: str) -> None:
         small = replace(PLAN, buffer=100)
         async with apart(tmp_path, plan=small if side == "receiver" else PLAN) as servers:
             if side == "sender":
-                servers.prefill_roles[0].shelf.budget.nbytes = 100
+                servers.prefill_roles[0].offers.budget.nbytes = 100
             else:
-                servers.prefill_roles[0].shelf.budget.nbytes = PLAN.buffer
+                servers.prefill_roles[0].offers.budget.nbytes = PLAN.buffer
             assert tokens_of(await servers.decode.inference.Generate(asking())) == expected
             assert servers.failures == {"resource_exhausted": 1}
             await servers.at_rest()
@@ -333,11 +333,11 @@ def test_prompts_that_are_away_count_as_waiting(tmp_path: Path) -> None:
 
 def test_a_server_that_fails_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its queue is the shortest of all: it would draw every prompt."""
-    monkeypatch.setattr("jaxserve.server.disaggregation.prefill_pool.REST", 1.0)
+    monkeypatch.setattr("jaxserve.server.disaggregation.prefill_pool.REST_SECONDS", 1.0)
 
     async def main() -> None:
         async with apart(tmp_path) as servers:
-            budget = servers.prefill_roles[0].shelf.budget
+            budget = servers.prefill_roles[0].offers.budget
             budget.nbytes = 100
             for i in range(3):
                 await servers.decode.inference.Generate(asking(f"{i}{LONG}"))
@@ -407,7 +407,9 @@ def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
                 servers.prefill_roles[0],
                 servers.role._budget,
             )
-            lifecycle = Lifecycle(prefill.gate, prefill.stop, leaving=lambda: role.leaving)
+            lifecycle = Lifecycle(
+                prefill.gate, prefill.stop, leaving=lambda: role.exports_in_flight
+            )
             life = asyncio.create_task(lifecycle.run(lambda: prefill.served))
             await servers.until(State.READY)
             await buffer.take(
@@ -450,7 +452,7 @@ def test_requests_with_random_faults_leave_nothing_behind(
     """Networks that cut and stall, clients that go away, prompts that share prefixes, two prefill
     servers.
     """
-    for pause in ("AGAIN", "REST"):
+    for pause in ("RETRY_SECONDS", "REST_SECONDS"):
         monkeypatch.setattr(f"jaxserve.server.disaggregation.prefill_pool.{pause}", 0.05)
 
     async def main() -> None:
