@@ -21,9 +21,9 @@ from jaxserve.cli.compilation_cache import read_compiled, use_compilation_cache
 from jaxserve.cli.exits import exit_code
 from jaxserve.cli.flags import draft_model, engine_options
 from jaxserve.cli.output import Bar
-from jaxserve.cluster.bootstrap import Alone, Hosts, Pod, join, leave
+from jaxserve.cluster.bootstrap import Hosts, Pod, SingleHost, join, leave
 from jaxserve.cluster.compatibility import facts_of_engine, facts_of_start
-from jaxserve.cluster.heartbeat import Loss
+from jaxserve.cluster.heartbeat import PodFailure
 from jaxserve.engine.device.weight_report import describe, sizes_of
 from jaxserve.errors import JaxserveError, RestartingError
 from jaxserve.llm import LLM
@@ -94,7 +94,7 @@ def follow(
 async def serve(
     args: argparse.Namespace,
     console: Console,
-    pod: "Alone | Leader",
+    pod: "SingleHost | Leader",
     manifest: Manifest | None,
     apart: Meshes | None,
     resources: ExitStack,
@@ -174,8 +174,8 @@ async def serve(
             pod.watch(lost, evicted, LAST_WORDS)
             console.print(f"ready: {listeners.addresses}", soft_wrap=True)
 
-    def lost(loss: Loss) -> None:
-        loop.call_soon_threadsafe(lifecycle.fail, RestartingError(loss.reason))
+    def lost(failure: PodFailure) -> None:
+        loop.call_soon_threadsafe(lifecycle.fail, RestartingError(failure.reason))
 
     def evicted(reason: str) -> None:
         log.info("draining: %s", reason)

@@ -13,7 +13,7 @@ from jaxserve.cluster.encoding import (
     plan_from_proto,
     plan_to_proto,
 )
-from jaxserve.cluster.message_auth import Chain, proof_of
+from jaxserve.cluster.message_auth import MessageChain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import BucketPlan
@@ -153,7 +153,7 @@ SECRET = b"s" * 32
 
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_what_was_sent_passes(orders: list[bytes]) -> None:
-    leader, follower = Chain(SECRET), Chain(SECRET)
+    leader, follower = MessageChain(SECRET), MessageChain(SECRET)
     for number, order in enumerate(orders, start=1):
         sent = leader.add(order)
         assert sent[0] == number
@@ -164,7 +164,7 @@ def test_what_was_sent_passes(orders: list[bytes]) -> None:
 def test_a_changed_lost_repeated_or_foreign_order_is_noticed(
     orders: list[bytes], data: st.DataObject
 ) -> None:
-    leader, follower = Chain(SECRET), Chain(SECRET)
+    leader, follower = MessageChain(SECRET), MessageChain(SECRET)
     sealed = [(*leader.add(order), order) for order in orders]
     at = data.draw(st.integers(0, len(orders) - 2))
     for number, digest, order in sealed[:at]:
@@ -173,7 +173,7 @@ def test_a_changed_lost_repeated_or_foreign_order_is_noticed(
     later = sealed[at + 1]
     position = data.draw(st.integers(0, len(order) - 1))
     changed = order[:position] + bytes([order[position] ^ 1]) + order[position + 1 :]
-    stranger = Chain(b"t" * 32)
+    stranger = MessageChain(b"t" * 32)
     foreign = [stranger.add(o) for o in orders[: at + 1]][-1][1]
     wrong = data.draw(
         st.sampled_from(

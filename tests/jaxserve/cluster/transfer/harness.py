@@ -94,7 +94,7 @@ def now() -> float:
 async def nothing(number: int) -> None: ...
 
 
-def asking_for(token_ids: tuple[int, ...]) -> Prompt:
+def asking_for(token_ids: tuple[int, ...]) -> PrefillPrompt:
     return PrefillPrompt(token_ids=token_ids, page_size=4)
 
 

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from jaxserve import LLM, EngineOptions, serve
-from jaxserve.cluster.bootstrap import Alone
+from jaxserve.cluster.bootstrap import SingleHost
 from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.completion import Completion
 from jaxserve.engine.buckets import PIECES_AT_ONCE
@@ -507,7 +507,7 @@ def test_only_who_decodes_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     args = parser().parse_args(["--model", "m", *BOTH, *drafts])
     for place in places(Meshes(4, 4, Policy(1, 1), 1.0), jax.devices()):
         with pytest.raises(ConfigError, match="enough"):
-            serve.open_llm(args, Console(stderr=True), Alone(), None, place)
+            serve.open_llm(args, Console(stderr=True), SingleHost(), None, place)
     prefill, decode = (asks.pop("options") for asks in asked)
     assert [asks.pop("draft_model") for asks in asked] == [None, Path("small")] and asked[
         0
