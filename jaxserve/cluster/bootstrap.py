@@ -130,7 +130,7 @@ class SingleHost:
         pass
 
     def watch(
-        self, lost: Callable[[Loss], None], evicted: Callable[[str], None], grace: float
+        self, lost: Callable[[PodFailure], None], evicted: Callable[[str], None], grace: float
     ) -> None:
         pass
 
