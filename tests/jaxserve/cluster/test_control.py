@@ -208,7 +208,7 @@ def test_a_follower_that_has_to_go_is_reported(pod: Pod) -> None:
     pod.followers[1].leave()
     while not reasons:
         time.sleep(0.01)
-    assert reasons == ["host 2 is failures to end: SIGTERM"] and not pod.exits[0].codes
+    assert reasons == ["host 2 is told to end: SIGTERM"] and not pod.exits[0].codes
 
 
 def test_an_end_in_order(pod: Pod) -> None:
