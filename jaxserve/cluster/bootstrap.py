@@ -96,7 +96,7 @@ class Hosts:
 
     @property
     def alone(self) -> bool:
-        """Whether this process is the only host for certain."""
+        """True if this process is known to be the only host."""
         return not self.detect and self.count in (None, 1)
 
 

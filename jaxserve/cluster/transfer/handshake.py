@@ -17,7 +17,7 @@ TRANSPORT = "grpc"
 
 @dataclass(frozen=True)
 class Handshake:
-    """What one server states of itself.
+    """Statement of one server about itself.
 
     `model` has the facts that must be equal, see `facts_of_model`. `stored` is the dtype of this
     side's pages, as segments have it. `taken` has the dtypes of segments from which this side can

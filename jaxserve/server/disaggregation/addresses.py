@@ -15,7 +15,9 @@ def check_address(text: str) -> str:
     """Return the text if it is HOST:PORT; ConfigError otherwise."""
     host, _, port = text.rpartition(":")
     if not (host and host.isprintable() and " " not in host and port.isascii() and port.isdigit()):
-        raise ConfigError(f"{text!r:.80} is no address; it must be HOST:PORT, like 10.0.0.7:50051")
+        raise ConfigError(
+            f"{text!r:.80} is not an address; it must be HOST:PORT, like 10.0.0.7:50051"
+        )
     # The length first: int() of thousands of digits is slow, and has a limit of its own.
     if len(port) > 5 or not 0 < int(port) < 2**16:
         raise ConfigError(f"{text!r:.80} has a port that is not 1 to 65535")

@@ -19,7 +19,7 @@ NAME = PREFIX + "disaggregation_"
 
 
 class DecodeMetrics:
-    """What a server that decodes counts of the prompts that it has computed elsewhere."""
+    """Counters of a server that has prompts computed elsewhere."""
 
     def __init__(self, registry: CollectorRegistry):
         self._decisions = Counter(
@@ -66,7 +66,7 @@ class DecodeMetrics:
 
 
 class ServerMetrics(Collector):
-    """What a decode server tells of its buffer and its prefill servers.
+    """Gauges of a decode server: its buffer and its prefill servers.
 
     `states` counts the prefill servers by their state; it is called at every scrape.
     """
@@ -91,7 +91,7 @@ class ServerMetrics(Collector):
 
 
 class PrefillMetrics(Collector):
-    """What a prefill server tells of the segments that it offered."""
+    """Metrics of a prefill server: the segments that it offered."""
 
     def __init__(self, registry: CollectorRegistry, offers: OfferStore):
         self._offers = offers

@@ -9,7 +9,7 @@ from jaxserve.server.disaggregation.prefix_affinity import Blocks
 
 
 class Decision(StrEnum):
-    """Where a prompt is computed, and why; the values are labels of a metric."""
+    """Place where a prompt is computed, and the reason; the values are labels of a metric."""
 
     REMOTE = "remote"
     SHORT = "local_short"  # fewer uncached tokens than --prefill-threshold

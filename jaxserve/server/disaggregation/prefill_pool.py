@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class State(StrEnum):
-    """What is known of a prefill server; the values are labels of a metric."""
+    """State of a prefill server as far as known; the values are labels of a metric."""
 
     READY = "ready"
     REFUSING = "refusing"  # it is there, and cannot compute prompts for this server
@@ -95,7 +95,7 @@ class PrefillServer:
 
     @property
     def ready(self) -> bool:
-        """Whether the server would take a prompt now."""
+        """True while the server would take a prompt."""
         return self.state is State.READY and time.monotonic() >= self._rests_until
 
     # ---- as a Candidate

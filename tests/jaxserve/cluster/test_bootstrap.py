@@ -1,4 +1,4 @@
-"""Who is in the pod: flags, the environment, and what contradicts itself."""
+"""Hosts of a pod from flags and the environment, and contradictions among them."""
 
 import pytest
 

@@ -1,5 +1,4 @@
-"""What two servers compare of their weights: the same on every mesh, and another for other
-weights."""
+"""Digests of weights: equal on every mesh, different for different weights."""
 
 from pathlib import Path
 
@@ -20,14 +19,14 @@ def params_on(tensor: int, weights: str = "auto") -> dict:
 
 @pytest.mark.parametrize("weights", ["auto", "int8", "int4", "fp8"])
 def test_every_mesh_says_the_same(weights: str) -> None:
-    """Heads and their copies are dealt out differently."""
+    """Meshes divide heads and their copies differently."""
     one, *others = (params_on(tensor, weights) for tensor in (1, 2, 4))
     assert [facts_of_weights(other) for other in others] == 2 * [facts_of_weights(one)]
     assert [norm_digest(other) for other in others] == 2 * [norm_digest(one)]
 
 
 def test_other_forms_and_other_weights_say_something_else() -> None:
-    """Also where the norms are the same, as those of a merged LoRA are."""
+    """Digests differ even where the norms are equal, as those of a merged LoRA are."""
     params = params_on(2)
     layer, *others = params["layers"]
     for name in ("qkv", "o", "gate_up", "down"):

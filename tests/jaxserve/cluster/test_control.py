@@ -25,7 +25,7 @@ FACTS = {"--max-batch": "4", "the model": "abc"}
 
 @dataclass
 class Exit:
-    """Ends a process that is only a thread."""
+    """Stands in for the end of a process that is only a thread."""
 
     codes: list[int] = field(default_factory=list)
     called: threading.Event = field(default_factory=threading.Event)

@@ -1,4 +1,4 @@
-"""Step plans survive the way to another host, and nothing else passes for one."""
+"""Step plans as bytes: every field survives, and forged or repeated orders are refused."""
 
 from dataclasses import fields, replace
 from typing import get_args
@@ -87,7 +87,7 @@ def test_any_plan_comes_back(plan: StepPlan) -> None:
 
 @pytest.mark.parametrize("kind", [StepPlan, LanePlan, Admission])
 def test_every_field_travels(kind: type) -> None:
-    """A field that somebody adds to a plan has to be added to the message."""
+    """A new field of a plan has to be added to the message, too."""
     message = {StepPlan: pb.StepPlan, LanePlan: pb.LanePlan, Admission: pb.Admission}[
         kind
     ].DESCRIPTOR
@@ -122,7 +122,7 @@ class Replaying:
 
 
 def test_a_device_that_knows_the_bytes_alone_gives_the_same_tokens() -> None:
-    """Penalties, biases, masks, windows and preemptions among them."""
+    """Requests have penalties, biases, masks and windows, and some are preempted."""
     config = config_of(num_pages=9, windows=(None, 6))
     params = (
         {"max_tokens": 12},
@@ -196,8 +196,8 @@ def test_a_proof_is_of_one_host_and_secret() -> None:
 
 
 def test_the_size_of_a_decode_step() -> None:
-    """256 rows that decode at positions of a few thousand, 4 of which begin a page: what
-    docs/pods.md says of it.
+    """256 rows decode at positions of a few thousand, and 4 of them begin a page: the number of
+    bytes that docs/pods.md states.
     """
     rows = list(range(256))
     lane = LanePlan(rows, rows, [4000 + row for row in rows], [1] * 256, [1] * 256, [-1] * 256)

@@ -1,5 +1,4 @@
-"""Two servers' halves of a transfer in one process, with an engine that only has what it is
-given."""
+"""Both sides of a transfer in one process, with an engine that returns given segments."""
 
 import asyncio
 import contextlib
@@ -45,7 +44,7 @@ def piece_of(
     latent: bool = False,
     seed: int = 0,
 ) -> Piece:
-    """Any bits, those of NaN and of infinities among them."""
+    """Return a segment of random bits, NaN and infinities among them."""
     rng, shape = np.random.default_rng(seed), (layers, tokens, heads, width)
     number = np.dtype(getattr(ml_dtypes, dtype, dtype))
 
@@ -66,12 +65,12 @@ def piece_of(
 
 
 def large(nbytes: int, start: int = 0) -> Piece:
-    """One layer of one token."""
+    """Return a segment of this size: one layer of one token."""
     return Piece(0, start, k=np.full((1, 1, 1, nbytes // 4), start, np.float32), v=None)
 
 
 def same(a: Piece, b: Piece) -> bool:
-    """Bit for bit."""
+    """Return whether two segments are equal bit for bit."""
     arrays = a.arrays.keys() == b.arrays.keys() and all(
         (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
         for x, y in zip(a.arrays.values(), b.arrays.values(), strict=True)
@@ -100,8 +99,9 @@ def asking_for(token_ids: tuple[int, ...]) -> PrefillPrompt:
 
 @dataclass
 class FakeSource:
-    """Gives the pieces that it was given. before: awaited before each, with its number; open:
-    prompts at work.
+    """A source that yields given segments.
+
+    `before` is awaited before each one with its number; `open` counts prompts at work.
     """
 
     given: Sequence[Piece] = ()
@@ -126,7 +126,7 @@ class FakeSource:
 
 @dataclass
 class Servers:
-    """A server that computes and one that asks it. channel: between them."""
+    """A server that computes, one that asks it, and the channel between them."""
 
     source: FakeSource
     offers: OfferStore
@@ -137,7 +137,7 @@ class Servers:
     client: PrefillClient
 
     def asking(self, channel: aio.Channel, metadata: Metadata = ()) -> PrefillClient:
-        """A client like `client`, over another channel."""
+        """Return a client like `client` over another channel."""
         return client_of(channel, self.budget, metadata)
 
     async def fetch_all(
@@ -204,7 +204,7 @@ async def servers(
 
 
 async def refusal(work: Awaitable[Any]) -> TransferError:
-    """What it fails with."""
+    """Return the TransferError that a coroutine fails with."""
     try:
         await work
     except TransferError as error:
@@ -214,7 +214,7 @@ async def refusal(work: Awaitable[Any]) -> TransferError:
 
 @dataclass
 class Proxy:
-    """A network between a server and its clients, byte by byte. port: where it is entered."""
+    """A network between a server and its clients, byte by byte; `port` is its entrance."""
 
     target: int
     port: int = 0
@@ -257,7 +257,7 @@ class Proxy:
         writer.transport.abort()
 
     def cut(self) -> None:
-        """Every connection, at once."""
+        """Cut every connection at once."""
         for writer in self._writers:
             writer.transport.abort()
 

@@ -1,4 +1,4 @@
-"""A piece is the same on the other side, bit for bit, and nothing else passes for one."""
+"""Segments as bytes: equal bit for bit after the way, and every other message is refused."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ KEY = b"k" * 16
 
 
 def rebuilt(piece: Piece, cut: int = CHUNK) -> Piece:
-    """The piece after the way, in chunks of other sizes than it was sent in."""
+    """Return the segment after the way, in chunks of another size than it was sent in."""
     offer = ticket_to_proto(Ticket.of(KEY, piece)).SerializeToString()
     buffer = SegmentBuffer(ticket_from_proto(pb.PrefillResponse.FromString(offer)))
     data = b"".join(chunks(piece))
@@ -82,7 +82,7 @@ def test_messages_are_protobufs(size: int) -> None:
     | st.binary(max_size=40).map(lambda data: b"\n" + bytes([len(data)]) + data)
 )
 def test_any_bytes_as_a_message(message: bytes) -> None:
-    """What is taken is what protobuf takes for the same."""
+    """Exactly those messages are taken that protobuf would parse to the same data."""
     try:
         data = data_of(message)
     except TransferError as error:

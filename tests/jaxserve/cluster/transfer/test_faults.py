@@ -1,4 +1,4 @@
-"""Whatever goes wrong ends within its deadline, is told by its name, and leaves nothing behind."""
+"""Faults of a transfer: each ends within its deadline, is named, and leaves nothing behind."""
 
 import asyncio
 import random
@@ -41,7 +41,7 @@ async def for_ever(number: int) -> None:
 
 
 def prefill(s: Servers, seconds: float = 10.0) -> aio.UnaryStreamCall:
-    """A call whose caller does by hand what `PrefillClient` does."""
+    """Make the call of a `PrefillClient` by hand."""
     request = pb.PrefillRequest(token_ids=[1], page_size=4, **HANDSHAKE.fields())
     return rpc.PrefillServiceStub(s.channel).Prefill(request, timeout=seconds)
 
@@ -76,9 +76,7 @@ def test_an_engine_that_stalls() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_network_that_stalls(begun: bool) -> None:
-    """Before the first byte of a piece, or in the midst of it: no connection is closed, nothing
-    comes.
-    """
+    """The network stalls before or within a segment: no connection is closed, and nothing comes."""
 
     async def main() -> None:
         async with (
@@ -102,7 +100,7 @@ def test_a_network_that_stalls(begun: bool) -> None:
 def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The sender has sent no more than what connections buffer, and its memory is free after the
+    """The sender has sent no more than connections buffer, and its memory is free after the
     deadline.
     """
     sent = [0]
@@ -134,7 +132,7 @@ def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
 
 
 def test_a_piece_that_was_dropped_is_in_memory_no_more() -> None:
-    """Nor does the failed call keep it until Python looks for cycles."""
+    """The failed call does not keep the segment in a reference cycle."""
 
     async def main() -> None:
         async with servers(seconds=0.3) as s:
@@ -223,8 +221,8 @@ def test_a_server_that_ends() -> None:
 
 
 def test_a_channel_that_is_closed() -> None:
-    """By its owner, who was told that this server is none any more: an error, no cancellation of
-    whoever waits.
+    """Its owner closes it when the server is removed: waiting tasks get an error and are not
+    cancelled.
     """
 
     async def main() -> None:
@@ -349,9 +347,7 @@ def test_a_sender_that_sends_something_else_than_it_offered(
 
 @pytest.mark.parametrize("batches", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) -> None:
-    """Through a network that cuts and stalls, with engines that fail and stall, and receivers that
-    do likewise.
-    """
+    """The network cuts and stalls, and so do engines and receivers."""
 
     async def main() -> None:
         rng = random.Random(7)

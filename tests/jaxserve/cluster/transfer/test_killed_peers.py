@@ -1,4 +1,4 @@
-"""Processes that are killed or stopped: before, in the midst of, and after a transfer."""
+"""Processes that are killed or stopped before, within or after a transfer."""
 
 import asyncio
 import signal
@@ -87,8 +87,8 @@ async def _all(first: "asyncio.Task[object]", rest: object) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_receiver(number: signal.Signals) -> None:
-    """Of three pieces it holds the first. Killed, it is missed at once; stopped, when the second
-    one's time is over.
+    """The receiver holds the first of three segments. Killed, it is noticed at once; stopped, at
+    the deadline of the second.
     """
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""What is on offer: bounded in bytes, in time, and by the call that it was offered in."""
+"""Offers: limited in bytes, in time, and to the call that they were made in."""
 
 import asyncio
 import gc

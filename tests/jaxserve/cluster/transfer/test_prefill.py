@@ -1,6 +1,4 @@
-"""One server asks another for a prompt: what comes over, what is held meanwhile, and who is
-refused.
-"""
+"""One server asks another for a prompt: segments that come, memory held, and refusals."""
 
 import asyncio
 from contextlib import aclosing
@@ -92,7 +90,7 @@ def test_pieces_come_while_later_ones_are_computed() -> None:
 
 
 def test_neither_side_holds_more_than_its_budget() -> None:
-    """Of four prompts at a time, with room for one piece and a half."""
+    """Four prompts run at a time, with room for one segment and a half."""
 
     async def main() -> None:
         sizes = [300_000 + 4_000 * i for i in range(12)]
@@ -152,7 +150,7 @@ def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, ro
     ],
 )
 def test_servers_that_differ_part_with_both_values(theirs: dict[str, str], problem: str) -> None:
-    """Which is as good for a protocol of another release: its number is a fact like the others."""
+    """This holds for the protocol of another release too: its number is a fact like the others."""
 
     async def main() -> None:
         async with servers(*PIECES, handshake=replace(HANDSHAKE, model=MODEL | theirs)) as s:
@@ -183,7 +181,7 @@ def test_a_caller_that_states_nothing_is_refused() -> None:
 
 
 def refused_transports(*transports: str) -> str:
-    """Why a caller is refused that can fetch pieces by these alone."""
+    """Return the refusal of a caller that announces only these transports."""
     request = pb.WatchRequest(**HANDSHAKE.fields() | {"transports": transports})
     with pytest.raises(TransferError) as caught:
         HANDSHAKE.check(request)
@@ -192,7 +190,7 @@ def refused_transports(*transports: str) -> str:
 
 
 def test_an_older_release_by_another_transport_is_refused_in_a_line() -> None:
-    """There was a --transport jax once. Beside gRPC it does no harm."""
+    """An older release had another transport; announced in addition to gRPC, it does no harm."""
     problem = "the two servers differ in the transport of pieces: grpc there,"
     hint = "(run the same release of jaxserve on both)"
     assert refused_transports("jax") == f"{problem} jax here {hint}"
@@ -248,7 +246,7 @@ def test_what_the_engine_refuses_is_said_and_a_bug_is_not(caplog: pytest.LogCapt
 
 
 def test_it_stands_behind_the_servers_tokens() -> None:
-    """As a face of the server's gRPC: every call is asked for its token."""
+    """The service is an additional one of the server's gRPC, where every call needs a token."""
 
     async def main() -> None:
         offers, source = OfferStore(MEBI), FakeSource([piece_of()])

@@ -1,6 +1,4 @@
-"""Servers over real engines in one process, made and joined as serve.py makes and joins them: gRPC
-over loopback.
-"""
+"""Servers over real engines in one process, connected as serve.py connects them: over gRPC."""
 
 import asyncio
 import time
@@ -38,9 +36,7 @@ from tests.jaxserve.engine.host.checks import check_rest
 
 @dataclass(frozen=True)
 class MeshFrom(MeshSpec):
-    """A mesh that leaves the first devices to others, so that no device runs the collectives of two
-    engines.
-    """
+    """A mesh that skips the first devices, so that two engines share no device."""
 
     first: int = 0
 
@@ -49,9 +45,7 @@ class MeshFrom(MeshSpec):
 
 
 def compile_largest(llm: LLM) -> None:
-    """The largest step of each kind, which holds whatever the others hold; nobody asks for scores
-    of prompts.
-    """
+    """Compile the largest step of each kind but scoring, into which every smaller one fits."""
     largest = {
         (b.kind, b.steps): b for b in sorted(llm.runner.buckets.buckets) if b.kind != "score"
     }
@@ -61,7 +55,7 @@ def compile_largest(llm: LLM) -> None:
 
 @dataclass(frozen=True)
 class Server:
-    """One that is ready. address: of its gRPC."""
+    """A server that is ready; `address` is that of its gRPC."""
 
     llm: LLM
     service: Service
@@ -70,14 +64,14 @@ class Server:
     address: str
 
     async def ask(self, call: Call) -> tuple[Request, tuple[Completion, ...]]:
-        """What the engine was given, and all that it said."""
+        """Return the engine's request and all of its completions."""
         with await self.service.answer(call) as answer:
             return answer.prepared.request, (await answer.whole()).completions
 
     async def ask_all(
         self, calls: Sequence[Call], at_once: int
     ) -> list[tuple[Request, tuple[Completion, ...]]]:
-        """In the order of the calls; so many of them are under way at any time."""
+        """Return the results in the order of the calls; at most `at_once` run at a time."""
         free = asyncio.Semaphore(at_once)
 
         async def one(call: Call) -> tuple[Request, tuple[Completion, ...]]:
@@ -87,7 +81,7 @@ class Server:
         return await asyncio.gather(*map(one, calls))
 
     async def cached(self, prompt: Sequence[int]) -> int:
-        """Tokens of the prompt that the engine would find in its prefix cache."""
+        """Return how many tokens of the prompt the engine would find in its prefix cache."""
 
         def look(engine: Engine) -> int:
             return engine.transfers.receive(prompt).cached
@@ -95,19 +89,18 @@ class Server:
         return await asyncio.wrap_future(self.thread.call(look))
 
     def number(self, name: str, **labels: str) -> float:
-        """Of a metric."""
+        """Return the value of a metric."""
         found = self.metrics.registry.get_sample_value(PREFIX + name, labels)
         assert found is not None, f"there is no metric {name} {labels}"
         return found
 
     def total(self, name: str) -> float:
-        """Of all samples of a counter, whatever their labels."""
+        """Return the sum of all samples of a counter, over all labels."""
         metrics = self.metrics.registry.collect()
         return sum(s.value for metric in metrics for s in metric.samples if s.name == PREFIX + name)
 
     async def at_rest(self) -> None:
-        """Everything was given back: rows, pages, buffers. And nothing was compiled all the
-        while."""
+        """Wait until rows, pages and buffers are free; nothing was compiled in between."""
         engine = self.llm.engine
         await until(
             lambda: not (self.service.in_flight or engine.has_work or engine.transfers._exports)

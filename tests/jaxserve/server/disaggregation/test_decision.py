@@ -1,4 +1,4 @@
-"""Which server computes a prompt."""
+"""Choice of the server that computes a prompt."""
 
 from dataclasses import dataclass, field
 

@@ -1,6 +1,4 @@
-"""Prompts computed on one mesh and decoded on another one of the same process: the tokens are those
-of one engine.
-"""
+"""Prompts computed on one mesh and decoded on another of the same process."""
 
 import asyncio
 import signal
@@ -77,8 +75,8 @@ CASES = [
 def test_pages_go_from_device_to_device(
     case: str, here: int, there: int, kv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit, without the host, without a compile; and what is generated from them is what it
-    has to be.
+    """The pages are equal bit for bit and bypass the host, nothing is compiled, and the tokens
+    generated from them are right.
     """
     one, other = House(case, tensor(here, 0, kv)), House(case, tensor(there, 4, kv))
     assert not {*one.runner.mesh.devices.flat} & {*other.runner.mesh.devices.flat}
@@ -164,7 +162,7 @@ class Joined:
         return self.registry.get_sample_value(f"{PREFIX}disaggregation_{name}", labels) or 0.0
 
     async def at_rest(self) -> None:
-        """Nothing is left of any request, on either mesh."""
+        """Wait until nothing is left of any request on either mesh."""
         async with asyncio.timeout(10):
             while (
                 self.service.in_flight
@@ -186,8 +184,9 @@ def taken(room: threading.BoundedSemaphore) -> int:
 
 @asynccontextmanager
 async def joined(prefill: LLM, decode: LLM, seconds: float = 30.0) -> AsyncIterator[Joined]:
-    """As serve.py joins them. Prompts of 64 tokens and more are handed over. seconds:
-    --transfer-timeout.
+    """Connect two engines as serve.py does; prompts of 64 tokens and more go to the other mesh.
+
+    `seconds` is the value of --transfer-timeout.
     """
     loop, failures, registry = (
         asyncio.get_running_loop(),
@@ -223,9 +222,7 @@ def answer_of(llm: LLM, prompt: tuple[int, ...], params: SamplingParams) -> list
 
 
 def test_tokens_are_those_of_one_engine(prefiller: LLM, decoder: LLM, alone: LLM) -> None:
-    """Short and long, greedy and seeded, several choices, together; the long ones were computed on
-    the other mesh.
-    """
+    """Short and long, greedy and seeded, with several choices; long ones use the other mesh."""
     seeded = SamplingParams(temperature=1.0, seed=7, max_tokens=12, n=2, ignore_eos=True)
     asked = [
         (prompt, params) for prompt in prompts(20, 70, 150, 200) for params in (GREEDY, seeded)
@@ -260,7 +257,7 @@ def test_tokens_are_those_of_one_engine(prefiller: LLM, decoder: LLM, alone: LLM
 def test_whoever_goes_away_leaves_nothing(
     prefiller: LLM, decoder: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While pages are on their way, and before: all places on both meshes are free again."""
+    """Clients go away before and while pages are copied: both meshes are free again."""
 
     async def main() -> None:
         began, go_on = threading.Event(), threading.Event()
@@ -355,7 +352,7 @@ def test_what_fails_on_the_way_is_computed_here(
 
 @pytest.mark.parametrize("how", ["raises", "hangs"])
 def test_the_end_of_either_engine_is_the_end(tmp_path: Path, how: str) -> None:
-    """Here of the one that clients do not see."""
+    """The engine that fails is the one that clients do not see."""
 
     async def main() -> None:
         (tmp_path / "other").mkdir()
@@ -486,7 +483,7 @@ def test_engines_that_cannot_exchange_pages_are_refused(
 
 
 def test_only_who_decodes_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything else is the same for both engines."""
+    """Every other option is the same for both engines."""
     asked: list[dict[str, Any]] = []
 
     def load_nothing(model: Path, *, devices: Any, mesh: Any, on_load: Any, **asks: Any) -> None:

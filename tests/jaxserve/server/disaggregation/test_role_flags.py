@@ -1,4 +1,4 @@
-"""--role and what goes with it."""
+"""Flags of --role, and their combinations."""
 
 from pathlib import Path
 

@@ -1,5 +1,4 @@
-"""Two hundred requests of a decode server whose prompts a prefill server computes: the tokens of
-one engine.
+"""Two hundred requests with remote prefill give the tokens of one engine.
 
 Tier (b): answers agree up to a step whose two best tokens, noise and penalties included, lie closer
 than the bound.
@@ -58,7 +57,7 @@ STRUCTURES = (
 
 @dataclass(frozen=True)
 class Side:
-    """Of one of the two servers. options: beside those of all."""
+    """One of the two servers; `options` extend those of both."""
 
     tensor: int = 1
     page_size: int = 4
@@ -136,7 +135,7 @@ class Asked:
 
 
 class Traffic:
-    """The requests of a case, and what was computed before."""
+    """The requests of a case, and the prompts that were computed before."""
 
     def __init__(self, case: Case):
         self._rng = np.random.default_rng(len(case.model) + case.count)
@@ -175,7 +174,7 @@ class Traffic:
         )
 
     def _params(self, **fields: Any) -> SamplingParams:
-        """Greedy or seeded, with every processor now and then."""
+        """Return greedy or seeded parameters, with each kind of processing now and then."""
         if self._sometimes(0.5):
             fields |= {"temperature": 0.0}
         else:
@@ -196,9 +195,7 @@ class Traffic:
         )
 
     def _truncated(self) -> dict[str, Any]:
-        """Where log-probabilities agree to a few digits only, what a truncation keeps may differ by
-        a token.
-        """
+        """Where log-probabilities agree to a few digits, a truncation may keep one token more."""
         kinds = ({}, {"top_k": 7}, {"top_p": 0.9}, {"min_p": 0.05})
         return kinds[self._rng.integers(len(kinds))]
 
@@ -281,11 +278,7 @@ def check_answers(found: Answers, expected: Answers, bound: float) -> None:
 
 
 def check_cached(found: Answers, traffic: Traffic, prefill: LLM, decode: LLM, share: float) -> None:
-    """Of at least this share of the prompts that were handed over, all whole pages that the prefill
-    server could give.
-
-    Never more: nobody else asked for what they end with.
-    """
+    """Check that a share of the prompts has exactly the pages that the prefill server could give."""
     here, there = prefill.runner.config.page_size, decode.runner.config.page_size
     whole = list[bool]()
     for asked, (_, (completion, *_)) in zip(traffic.asked, found, strict=True):

@@ -1,6 +1,4 @@
-"""Log-probabilities that a fake device has none of: ties in the text, other last bits, minus
-infinity, characters.
-"""
+"""Log-probabilities that the fake device never has: equal texts, infinity, split characters."""
 
 from math import inf
 
@@ -13,14 +11,14 @@ A, B, C = 65, 66, 67
 
 
 class Twins(ByteTokenizer):
-    """B reads as A does."""
+    """A tokenizer whose tokens A and B have the same text."""
 
     def token_text(self, token_id: int) -> str:
         return "A" if token_id == B else super().token_text(token_id)
 
 
 def test_the_chosen_token_has_one_value() -> None:
-    """The device computes it twice; evaluation harnesses compare the two for equality."""
+    """The device computes the value twice, and evaluation harnesses compare both for equality."""
     entry = Logprob(A, -0.5, ((A, -0.50000001), (C, -1.0)))
     found = TextLogprobs(ByteTokenizer(), (), False, 2).render([(A, entry)])
     assert found["token_logprobs"] == [-0.5] and found["top_logprobs"] == [{"A": -0.5, "C": -1.0}]
