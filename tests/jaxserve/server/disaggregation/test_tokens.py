@@ -278,7 +278,7 @@ def check_answers(found: Answers, expected: Answers, bound: float) -> None:
 
 
 def check_cached(found: Answers, traffic: Traffic, prefill: LLM, decode: LLM, share: float) -> None:
-    """Check that a share of the prompts has exactly the pages that the prefill server could give."""
+    """Check that a share of the prompts has just the pages that the prefill server could give."""
     here, there = prefill.runner.config.page_size, decode.runner.config.page_size
     whole = list[bool]()
     for asked, (_, (completion, *_)) in zip(traffic.asked, found, strict=True):
