@@ -184,7 +184,9 @@ def test_heartbeats_keep_the_pod(pod: Pod) -> None:
 
 def test_who_was_stopped_itself_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that slept for 30 s hears of the others again before it judges them."""
-    now, beats, ended = [100.0], 0, Exit()
+    now = [100.0]
+    beats = 0
+    ended = Exit()
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
 
     def send() -> None:

@@ -25,8 +25,10 @@ from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.driver import config_of, request
 
 KINDS = st.sampled_from(get_args(StepKind))
-SMALL, SIGNED = st.integers(0, 2**31 - 1), st.integers(-1, 2**31 - 1)
-COLUMN, TOKENS = st.lists(SMALL, max_size=8), st.lists(SIGNED, max_size=12)
+SMALL = st.integers(0, 2**31 - 1)
+SIGNED = st.integers(-1, 2**31 - 1)
+COLUMN = st.lists(SMALL, max_size=8)
+TOKENS = st.lists(SIGNED, max_size=12)
 NUMBER = st.floats(allow_nan=False)
 IDS = st.lists(SMALL, max_size=6).map(tuple)
 
@@ -153,7 +155,8 @@ SECRET = b"s" * 32
 
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_what_was_sent_passes(orders: list[bytes]) -> None:
-    leader, follower = MessageChain(SECRET), MessageChain(SECRET)
+    leader = MessageChain(SECRET)
+    follower = MessageChain(SECRET)
     for number, order in enumerate(orders, start=1):
         sent = leader.add(order)
         assert sent[0] == number
@@ -164,7 +167,8 @@ def test_what_was_sent_passes(orders: list[bytes]) -> None:
 def test_a_changed_lost_repeated_or_foreign_order_is_noticed(
     orders: list[bytes], data: st.DataObject
 ) -> None:
-    leader, follower = MessageChain(SECRET), MessageChain(SECRET)
+    leader = MessageChain(SECRET)
+    follower = MessageChain(SECRET)
     sealed = [(*leader.add(order), order) for order in orders]
     at = data.draw(st.integers(0, len(orders) - 2))
     for number, digest, order in sealed[:at]:

@@ -47,8 +47,10 @@ def check(found: dict[str, Any], expected: Completion) -> int:
     """Check that tokens agree up to a gap below the bound; return how many were compared."""
     assert expected.logprobs is not None
     for step, (entry, truth) in enumerate(zip(found["logprobs"], expected.logprobs, strict=True)):
-        best, second = truth.top[0][1], truth.top[1][1]
-        theirs, ours = {top["token_id"]: top["logprob"] for top in entry["top"]}, dict(truth.top)
+        best = truth.top[0][1]
+        second = truth.top[1][1]
+        theirs = {top["token_id"]: top["logprob"] for top in entry["top"]}
+        ours = dict(truth.top)
         shared = theirs.keys() & ours.keys()
         assert len(shared) >= 18, "20 alternatives differ by more than ties at their end"
         assert max(abs(theirs[token] - ours[token]) for token in shared) < BOUND

@@ -356,7 +356,8 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
         async with servers(*pieces, **limits) as s, Proxy.before(s.port) as proxy:
             proxy.limits = lambda: rng.choice((1e9, 1e9, 1e9, rng.uniform(0, 3 * MEBI)))
             await s.fetch_all()
-            before, told = len(asyncio.all_tasks() - proxy._tasks), dict[str, int]()
+            before = len(asyncio.all_tasks() - proxy._tasks)
+            told = dict[str, int]()
 
             async def engine(number: int) -> None:
                 dice = rng.random()
@@ -365,7 +366,8 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
                 await asyncio.sleep(5.0 if dice < 0.035 else dice / 1000)
 
             async def receive(channel: aio.Channel) -> int:
-                client, deadline = s.asking(channel), now() + rng.choice((0.05, 1.5, 1.5, 1.5))
+                client = s.asking(channel)
+                deadline = now() + rng.choice((0.05, 1.5, 1.5, 1.5))
                 async with aclosing(client.segments(asking_for((1, 2)), deadline)) as found:
                     came = 0
                     async for piece in found:

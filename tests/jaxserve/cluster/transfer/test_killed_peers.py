@@ -99,7 +99,8 @@ def test_a_receiver(number: signal.Signals) -> None:
                 began = time.monotonic()
                 receiver.send_signal(number)
                 await s.at_rest()
-                took, counts = time.monotonic() - began, s.offers.counts
+                took = time.monotonic() - began
+                counts = s.offers.counts
                 assert counts.fetched == 1
                 if number == signal.SIGKILL:
                     assert took < 1 and counts.withdrawn == 2

@@ -30,7 +30,8 @@ def test_a_budget_serves_whoever_came_first() -> None:
     """A small request does not pass a large one that waits."""
 
     async def scenario() -> None:
-        budget, order = ByteBudget(10), list[str]()
+        budget = ByteBudget(10)
+        order = list[str]()
 
         async def ask(name: str, nbytes: int) -> None:
             await budget.take(nbytes, now() + 5)
@@ -103,7 +104,8 @@ def test_no_room_by_the_deadline() -> None:
 
 def test_a_ticket_is_good_once() -> None:
     async def scenario() -> None:
-        offers, piece = OfferStore(1000), piece_of(1)
+        offers = OfferStore(1000)
+        piece = piece_of(1)
         async with offers.offering() as offering:
             ticket = await offering.offer(piece, now() + 5)
             assert ticket == Ticket.of(ticket.key, piece) and len(ticket.key) == 16
@@ -201,7 +203,8 @@ def test_an_offer_waits_for_room() -> None:
 
 def test_nobody_keeps_a_piece_alive_that_was_fetched() -> None:
     async def scenario() -> None:
-        offers, piece = OfferStore(1000), large(400)
+        offers = OfferStore(1000)
+        piece = large(400)
         watched = weakref.ref(piece.k)
         async with offers.offering() as offering:
             ticket = await offering.offer(piece, now() + 5)
@@ -217,7 +220,8 @@ def test_nobody_keeps_a_piece_alive_that_was_fetched() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_happens_the_books_are_right(seed: int) -> None:
     async def scenario() -> None:
-        rng, offers = random.Random(seed), OfferStore(4000)
+        rng = random.Random(seed)
+        offers = OfferStore(4000)
 
         async def call() -> None:
             with suppress(TransferError):

@@ -95,7 +95,8 @@ def test_neither_side_holds_more_than_its_budget() -> None:
     async def main() -> None:
         sizes = [300_000 + 4_000 * i for i in range(12)]
         async with servers(*map(large, sizes), buffer=500_000, room=500_000) as s:
-            most, done = [0, 0], asyncio.Event()
+            most = [0, 0]
+            done = asyncio.Event()
 
             async def watch() -> None:
                 while not done.is_set():
@@ -249,7 +250,8 @@ def test_it_stands_behind_the_servers_tokens() -> None:
     """The service is an additional one of the server's gRPC, where every call needs a token."""
 
     async def main() -> None:
-        offers, source = OfferStore(MEBI), FakeSource([piece_of()])
+        offers = OfferStore(MEBI)
+        source = FakeSource([piece_of()])
 
         def add(server: aio.Server) -> None:
             rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, offers, 10), server)

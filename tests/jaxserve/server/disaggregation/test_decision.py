@@ -46,7 +46,8 @@ def test_nobody_there() -> None:
 
 
 def test_a_cached_prefix_weighs_as_much_as_it_saves() -> None:
-    knowing, idle = Server(700), Server(0)
+    knowing = Server(700)
+    idle = Server(0)
     knowing.affinity.add(blocks_of(PROMPT, ""))
     choose = Policy(1, 5000).choose
     assert (
@@ -67,10 +68,8 @@ def test_whole_blocks_are_remembered(length: int) -> None:
 
 
 def test_what_was_used_last_is_remembered_longest() -> None:
-    affinity, others = (
-        PrefixAffinity(max_blocks=6),
-        [tuple(range(i, i + 2 * BLOCK)) for i in (1000, 2000, 3000)],
-    )
+    affinity = PrefixAffinity(max_blocks=6)
+    others = [tuple(range(i, i + 2 * BLOCK)) for i in (1000, 2000, 3000)]
     affinity.add(blocks_of(PROMPT[: 2 * BLOCK], ""))
     for other in others:
         affinity.add(blocks_of(PROMPT[: 2 * BLOCK], ""))

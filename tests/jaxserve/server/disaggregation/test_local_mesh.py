@@ -31,7 +31,7 @@ from jaxserve.server.assembly import assemble
 from jaxserve.server.core.incoming_request import Call
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service
-from jaxserve.server.disaggregation.flags import Meshes, disaggregation, meshes
+from jaxserve.server.disaggregation.flags import Meshes
 from jaxserve.server.disaggregation.local_mesh import DecodeMeshRole, PrefillMesh, places
 from jaxserve.server.disaggregation.policy import Policy
 from jaxserve.server.disaggregation.roles import Role
@@ -39,7 +39,7 @@ from jaxserve.server.flags import parser
 from jaxserve.server.lifecycle import FAILED
 from jaxserve.server.observe.metrics import PREFIX
 from jaxserve.server.serving_state import Behind
-from sharding.mesh import MeshSpec, ShardingError
+from sharding.mesh import MeshSpec
 from tests.jaxserve.engine.test_families_on_meshes import check
 from tests.jaxserve.engine.test_page_exchange import House, Side
 from tests.jaxserve.server.harness import running
@@ -78,10 +78,12 @@ def test_pages_go_from_device_to_device(
     """The pages are equal bit for bit and bypass the host, nothing is compiled, and the tokens
     generated from them are right.
     """
-    one, other = House(case, tensor(here, 0, kv)), House(case, tensor(there, 4, kv))
+    one = House(case, tensor(here, 0, kv))
+    other = House(case, tensor(there, 4, kv))
     assert not {*one.runner.mesh.devices.flat} & {*other.runner.mesh.devices.flat}
     assert one.runner.page_form == other.runner.page_form
-    before, arriving = one.runner.compiles_after_ready, other.engine.transfers.receive(other.prompt)
+    before = one.runner.compiles_after_ready
+    arriving = other.engine.transfers.receive(other.prompt)
     with monkeypatch.context() as patched:
         patched.setattr(PagesRead, "to_host", no_host)
         for outgoing in one.parts("prefill", arriving.cached, 4):
@@ -188,11 +190,9 @@ async def joined(prefill: LLM, decode: LLM, seconds: float = 30.0) -> AsyncItera
 
     `seconds` is the value of --transfer-timeout.
     """
-    loop, failures, registry = (
-        asyncio.get_running_loop(),
-        list[BaseException](),
-        CollectorRegistry(),
-    )
+    loop = asyncio.get_running_loop()
+    failures = list[BaseException]()
+    registry = CollectorRegistry()
     before = prefill.runner.compiles_after_ready, decode.runner.compiles_after_ready
     behind = Behind(*assemble(prefill, Limits(), (), loop, failures.append, Role()), prefill.runner)
     mesh = PrefillMesh(behind, decode.runner)
@@ -260,7 +260,8 @@ def test_whoever_goes_away_leaves_nothing(
     """Clients go away before and while pages are copied: both meshes are free again."""
 
     async def main() -> None:
-        began, go_on = threading.Event(), threading.Event()
+        began = threading.Event()
+        go_on = threading.Event()
 
         def slowly(runner: DeviceRunner, *args: Any) -> None:
             began.set()
@@ -371,7 +372,8 @@ def test_the_end_of_either_engine_is_the_end(tmp_path: Path, how: str) -> None:
                 server.served, prefill=Behind(other.service, other.served.thread, None)
             )  # type: ignore[arg-type]
             async with living(server, step_timeout=0.2) as (lifecycle, task):
-                other.failed, other.runner.hook = lifecycle.fail, hook
+                other.failed = lifecycle.fail
+                other.runner.hook = hook
                 other.served.thread.submit(
                     (await other.service.answer(Call(prompt=(1, 2, 3)))).prepared.request
                 )
@@ -402,70 +404,9 @@ def test_both_engines_are_closed_in_the_end(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-# ---- flags
+# ---- whole servers
 
 BOTH = ("--prefill-mesh", "4", "--decode-mesh", "4")
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--prefill-mesh", "4"), "--prefill-mesh and --decode-mesh go together"),
-        (("--decode-mesh", "4"), "--prefill-mesh and --decode-mesh go together"),
-        (("--prefill-mesh", "0", "--decode-mesh", "4"), "--prefill-mesh 0: it must be at least 1"),
-        ((*BOTH, "--role", "prefill"), "--role prefill: with --prefill-mesh"),
-        (
-            (*BOTH, "--role", "decode", "--prefill-server", "a:1"),
-            "--role decode: with --prefill-mesh",
-        ),
-        ((*BOTH, "--prefill-server", "a:1"), "--prefill-server is for --role decode"),
-        ((*BOTH, "--tensor", "2"), "--tensor 2: --prefill-mesh"),
-        ((*BOTH, "--data", "2"), "--data 2: --prefill-mesh"),
-        ((*BOTH, "--expert", "2"), "--expert 2: --prefill-mesh"),
-        ((*BOTH, "--hosts", "2"), "--hosts: --prefill-mesh"),
-        ((*BOTH, "--pod"), "--pod: --prefill-mesh"),
-        ((*BOTH, "--bundle", "folder"), "--bundle: --prefill-mesh"),
-        ((*BOTH, "--prefill-threshold", "0"), "--prefill-threshold 0"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(flags: tuple[str, ...], message: str) -> None:
-    args = parser().parse_args(["--model", "folder", *flags])
-    with pytest.raises(ConfigError) as error:
-        meshes(args)
-        disaggregation(args)
-    assert message in str(error.value)
-
-
-def test_flags_apply() -> None:
-    args = parser().parse_args(
-        [
-            "--model",
-            "m",
-            *BOTH,
-            "--prefill-threshold",
-            "99",
-            "--prefill-queue-tokens",
-            "7",
-            "--transfer-timeout",
-            "3",
-        ]
-    )
-    assert meshes(args) == Meshes(4, 4, Policy(99, 7), 3.0)
-    assert meshes(parser().parse_args(["--model", "m"])) is None
-
-
-def test_devices_are_dealt_out() -> None:
-    policy = Policy(512, 2**15)
-    first, second = places(Meshes(2, 4, policy, 1.0), jax.devices())
-    assert [*first.devices, *second.devices] == jax.devices()[:6] and second.mesh == MeshSpec(
-        tensor=4
-    )
-    with pytest.raises(
-        ConfigError, match="--prefill-mesh 4 and --decode-mesh 6 need 10 devices; 8 are present"
-    ):
-        places(Meshes(4, 6, policy, 1.0), jax.devices())
-    with pytest.raises(ShardingError, match="--decode-mesh 4: it is too large"), second.named():
-        raise ShardingError("it is too large")
 
 
 @pytest.mark.parametrize(

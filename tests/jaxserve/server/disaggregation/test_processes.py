@@ -70,7 +70,8 @@ def plain() -> Iterator[list[str]]:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
 def test_tokens_and_certificates_between_them(tmp_path: Path, plain: list[str]) -> None:
-    (theirs, their_key), (ours, our_key) = signed(tmp_path, "prefill"), signed(tmp_path, "decode")
+    theirs, their_key = signed(tmp_path, "prefill")
+    ours, our_key = signed(tmp_path, "decode")
     token = tmp_path / "token"
     token.write_text("between-servers")
     prefills = (

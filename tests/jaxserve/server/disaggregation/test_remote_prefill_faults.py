@@ -68,8 +68,10 @@ QUICK = replace(PLAN, seconds=1.0)
 @asynccontextmanager
 async def before_step(servers: Apart, number: int) -> AsyncIterator[asyncio.Event]:
     """Stop the prefill server before a step of its device; yield an event that is set then."""
-    runner, loop = servers.prefills[0].runner, asyncio.get_running_loop()
-    there, go_on = asyncio.Event(), threading.Event()
+    runner = servers.prefills[0].runner
+    loop = asyncio.get_running_loop()
+    there = asyncio.Event()
+    go_on = threading.Event()
     stop_at = runner.steps + number
 
     def hook(steps: int) -> None:
@@ -230,7 +232,8 @@ def test_what_is_tokenized_when_all_ends_is_not_handed_over(tmp_path: Path) -> N
 
     async def main() -> None:
         async with apart(tmp_path, max_context=4096, num_pages=2048) as servers:
-            service, go_on = servers.decode.service, threading.Event()
+            service = servers.decode.service
+            go_on = threading.Event()
             for _ in range(2):  # its threads
                 service._tokenizing.submit(go_on.wait)
             call = servers.decode.inference.Generate(asking(LONG * (1 + SHORT // len(LONG))))
@@ -250,7 +253,8 @@ def test_a_deadline_that_passes_before_the_decision(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with apart(tmp_path) as servers:
-            runner, go_on = servers.decode.runner, threading.Event()
+            runner = servers.decode.runner
+            go_on = threading.Event()
             runner.hook = lambda number: go_on.wait() and None
             other = asyncio.ensure_future(servers.decode.inference.Generate(asking("short")))
             await until(lambda: runner.steps)
@@ -395,11 +399,9 @@ def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with apart(tmp_path, prefill_options={"opened": False}, ready=False) as servers:
-            prefill, role, buffer = (
-                servers.prefills[0],
-                servers.prefill_roles[0],
-                servers.role._budget,
-            )
+            prefill = servers.prefills[0]
+            role = servers.prefill_roles[0]
+            buffer = servers.role._budget
             lifecycle = Lifecycle(
                 prefill.gate, prefill.stop, leaving=lambda: role.exports_in_flight
             )
@@ -497,7 +499,8 @@ def test_requests_with_random_faults_leave_nothing_behind(
                 outcomes.keys() <= {"OK", "CANCELLED", "DEADLINE_EXCEEDED"}
                 and outcomes["OK"] > requests / 3
             ), outcomes
-            remote, failures = servers.decisions("remote"), servers.failures
+            remote = servers.decisions("remote")
+            failures = servers.failures
             assert requests / 5 < remote > sum(failures.values()) and len(failures) > 1, (
                 remote,
                 failures,

@@ -38,7 +38,8 @@ BOUNDS = {
     "int8": 0.05,
     "fp8": 0.1,
 }  # of log-probabilities between executables, by pages
-THRESHOLD, AT_ONCE = 24, 6
+THRESHOLD = 24
+AT_ONCE = 6
 PLACES = ("nowhere", "prefill", "decode", "both")  # where a prompt's beginning was computed before
 STRUCTURES = (
     Structure.of("regex", "[a-f]{3,9}-[0-4]{2,5}"),
@@ -220,7 +221,8 @@ def opened(folder: Path, case: Case, side: Side, first: int = 0, **options: Any)
 
 @pytest.mark.parametrize("case", list(cases()))
 def test_tokens_are_those_of_one_engine(case: Case, tmp_path: Path) -> None:
-    folder, traffic = with_letters(case.model, tmp_path / "model"), Traffic(case)
+    folder = with_letters(case.model, tmp_path / "model")
+    traffic = Traffic(case)
     with opened(folder, case, Side(page_size=case.prefill.page_size), prefix_cache=False) as alone:
         expected = asyncio.run(ask_alone(alone, traffic))
     with (
@@ -279,7 +281,8 @@ def check_answers(found: Answers, expected: Answers, bound: float) -> None:
 
 def check_cached(found: Answers, traffic: Traffic, prefill: LLM, decode: LLM, share: float) -> None:
     """Check that a share of the prompts has just the pages that the prefill server could give."""
-    here, there = prefill.runner.config.page_size, decode.runner.config.page_size
+    here = prefill.runner.config.page_size
+    there = decode.runner.config.page_size
     whole = list[bool]()
     for asked, (_, (completion, *_)) in zip(traffic.asked, found, strict=True):
         if asked.place != "short":
@@ -293,7 +296,8 @@ def check_cached(found: Answers, traffic: Traffic, prefill: LLM, decode: LLM, sh
 def check_metrics(prefill: Server, decode: Server, traffic: Traffic, share: float) -> None:
     short = sum(asked.place == "short" for asked in traffic.asked)
     assert decode.number("disaggregation_decisions_total", decision="local_short") == short + 2
-    handed_over, failed = len(traffic.asked) - short, decode.total("disaggregation_failures_total")
+    handed_over = len(traffic.asked) - short
+    failed = decode.total("disaggregation_failures_total")
     assert decode.number("disaggregation_decisions_total", decision="remote") == handed_over
     assert failed <= (1 - share) * handed_over
     assert (

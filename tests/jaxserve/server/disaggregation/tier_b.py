@@ -57,7 +57,8 @@ def lead(expected: Completion, request: Request, step: int) -> float:
     penalty would tell apart.
     """
     assert expected.logprobs and request.params.repetition_penalty == 1
-    token, before = expected.token_ids[step], expected.token_ids[:step]
+    token = expected.token_ids[step]
+    before = expected.token_ids[:step]
     logits = np.where(
         allowed(request, before), distribution(expected.logprobs[step]).astype(np.float64), -np.inf
     )

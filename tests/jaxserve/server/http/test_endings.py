@@ -18,7 +18,8 @@ from jaxserve.errors import EngineError
 from jaxserve.server.core.limits import Limits
 from tests.jaxserve.server.http.harness import TEXT, Http, expected, serving
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
 LONG = {
     "prompt": TEXT,
     "max_tokens": 400,
@@ -172,7 +173,8 @@ def test_headers_that_do_not_come(tmp_path: Path, sent: bytes) -> None:
 
     async def main() -> None:
         async with serving(tmp_path, limits=Limits(slow_client_seconds=0.3)) as http:
-            loop, began = asyncio.get_running_loop(), time.monotonic()
+            loop = asyncio.get_running_loop()
+            began = time.monotonic()
             with _connection(http) as connection, _connection(http) as patient:
                 await loop.sock_sendall(patient, HEAD + b"\r\n")
                 await loop.sock_sendall(connection, sent)
@@ -211,7 +213,8 @@ def test_an_http_server_that_fails_is_noticed(tmp_path: Path) -> None:
 def test_unread_tokens_end_a_stream_too(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, limits=Limits(max_unread_tokens=10)) as http:
-            service, answer = http.server.service, http.server.service.answer
+            service = http.server.service
+            answer = http.server.service.answer
 
             async def held(call: Any) -> Any:
                 """Hold an answer unread for a while."""
@@ -317,7 +320,8 @@ def test_not_ready(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:
             gate = http.server.gate
-            served, gate.served = gate.served, None
+            served = gate.served
+            gate.served = None
             for path in ("/v1/models", "/v1/models/fake"):
                 response = await http.raw.get(path)
                 assert (response.status_code, response.json()["error"]["code"]) == (503, "loading")

@@ -25,7 +25,9 @@ from jaxserve.server.http.types import (
 )
 from tests.jaxserve.server.http.harness import TEXT, Http, serving
 
-COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "hi"}]
 KINDS: dict[str, tuple[type[Body], dict[str, Any]]] = {
     COMPLETIONS: (CompletionBody, {"prompt": TEXT, "max_tokens": 2}),
@@ -112,7 +114,8 @@ def test_fields_that_are_not_heeded(tmp_path: Path, path: str) -> None:
             for name, values in ONLY.items():
                 for value in (*values, None):
                     assert (await http.post(path, good | {name: value})).status_code == 200
-                bad, own = good | {name: {"type": "other"}}, name in KINDS[path][0].model_fields
+                bad = good | {name: {"type": "other"}}
+                own = name in KINDS[path][0].model_fields
                 reason = (
                     "invalid_value" if own and name != "tool_choice" else "unsupported_parameter"
                 )

@@ -7,7 +7,9 @@ from jaxserve.server.http.json import dumps
 from jaxserve.server.http.logprobs import ChatLogprobs, TextLogprobs, prompt_logprobs
 from tests.byte_tokenizer import ByteTokenizer
 
-A, B, C = 65, 66, 67
+A = 65
+B = 66
+C = 67
 
 
 class Twins(ByteTokenizer):

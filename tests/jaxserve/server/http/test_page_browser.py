@@ -543,7 +543,8 @@ def settled(browser: Browser, base: str) -> list[dict[str, Any]]:
 @contextmanager
 def loaded(base: str) -> Iterator[None]:
     """Run a few clients with various requests."""
-    ended, dice = threading.Event(), random.Random(1)
+    ended = threading.Event()
+    dice = random.Random(1)
     system = {"role": "system", "content": "You are Tiny, a helpful assistant."}
     questions = (
         "Tell me a short story about a fox.",

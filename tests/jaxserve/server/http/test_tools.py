@@ -126,7 +126,9 @@ async def speaking(
 
 def joined(chunks: list[Any]) -> tuple[str, str, list[dict[str, str]], str]:
     """Return content, reasoning, calls and finish reason of choice 0 of a stream."""
-    content, reasoning, reason = "", "", ""
+    content = ""
+    reasoning = ""
+    reason = ""
     calls: list[dict[str, str]] = []
     for chunk in chunks:
         delta = chunk["choices"][0]["delta"]
