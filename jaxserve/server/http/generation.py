@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -88,7 +89,7 @@ async def _whole(
     # delay every other request.
     params = answers[0].prepared.request.params
     if params.logprobs is not None or params.prompt_logprobs is not None:
-        content = await served.service.beside(render)
+        content = await served.service.beside(partial(render))
     else:
         content = render()
     return Response(content, headers=id_header(id), media_type=MEDIA_TYPE)
