@@ -486,8 +486,11 @@ def test_requests_with_random_faults_leave_nothing_behind(
                         proxy.cut()
                     else:
                         proxy.frozen.set()
-                        await asyncio.sleep(rng.random() / 5)
-                        proxy.frozen.clear()
+                        try:
+                            await asyncio.sleep(rng.random() / 5)
+                        finally:
+                            # Also when the test cancels this: a frozen proxy never comes back.
+                            proxy.frozen.clear()
                         proxy.cut()
 
             disturbing = asyncio.create_task(disturb())
