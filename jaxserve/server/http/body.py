@@ -117,7 +117,7 @@ def _request_error(error: ValidationError) -> RequestError:
         return RequestError(path, "is missing")
     if cause:
         return RequestError(path, str(cause))
-    return RequestError(path, first["msg"].removeprefix("Input "))
+    return RequestError(path, first["msg"].replace("Input should", "must", 1))
 
 
 def _path(parts: tuple[int | str, ...]) -> str:
