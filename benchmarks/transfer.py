@@ -35,11 +35,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.device import versions
-from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.fetch import Receiver, TransferServicer
+from jaxserve.cluster.transfer.byte_budget import ByteBudget
+from jaxserve.cluster.transfer.fetch import SegmentReceiver, TransferServicer
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.cluster.transfer.offers import Shelf
-from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
+from jaxserve.cluster.transfer.offers import OfferStore
+from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillPrompt, PrefillServicer
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import KVSegment
 
@@ -71,8 +71,8 @@ class OnePiece:
     def __init__(self, piece: KVSegment):
         self._piece = piece
 
-    async def pieces(
-        self, prompt: Prompt, seconds: float | None
+    async def segments(
+        self, prompt: PrefillPrompt, seconds: float | None
     ) -> AsyncGenerator[KVSegment, None]:
         for _ in range(prompt.token_ids[0]):
             yield self._piece
@@ -88,11 +88,11 @@ def serve_tcp(listening: socket.socket, data: memoryview) -> None:
 async def serve(nbytes: int) -> None:
     """A line for every line that comes: CPU seconds so far; the first is of ports."""
     piece = piece_of(nbytes)
-    shelf = Shelf(4 * nbytes)
+    offers = OfferStore(4 * nbytes)
     server = aio.server()
-    prefill = PrefillServicer(OnePiece(piece), shelf, SECONDS)
+    prefill = PrefillServicer(OnePiece(piece), offers, SECONDS)
     rpc.add_PrefillServiceServicer_to_server(prefill, server)
-    TransferServicer(shelf).add_to(server)
+    TransferServicer(offers).add_to(server)
     port = server.add_insecure_port(f"{HOST}:0")
     await server.start()
     listening = socket.create_server((HOST, 0))
@@ -203,7 +203,7 @@ async def lateness(done: asyncio.Event) -> float:
 async def receive(client: PrefillClient, pieces: int) -> None:
     deadline, came = asyncio.get_running_loop().time() + SECONDS, 0
     async with aclosing(
-        client.pieces(Prompt(token_ids=(pieces,), page_size=64), deadline)
+        client.segments(PrefillPrompt(token_ids=(pieces,), page_size=64), deadline)
     ) as found:
         async for _ in found:
             came += 1
@@ -216,7 +216,7 @@ async def measure(nbytes: int, pieces: int, prompts: int, rounds: int) -> Result
         connection = stack.enter_context(socket.create_connection((HOST, sender.ports["tcp"])))
         address = f"{HOST}:{sender.ports['grpc']}"
         channel = await stack.enter_async_context(aio.insecure_channel(address))
-        receiver = Receiver(channel, Budget(4 * nbytes))
+        receiver = SegmentReceiver(channel, ByteBudget(4 * nbytes))
         client = PrefillClient(channel, receiver, HANDSHAKE)
         await receive(client, 1)
         bench = Bench(sender, connection, client, nbytes, pieces, prompts)

@@ -23,9 +23,10 @@ from jaxserve import errors
 from jaxserve.server.core.embedding import MAX_INPUTS
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.app import new_app
-from jaxserve.server.http.fields import IGNORED, ONLY
 from jaxserve.server.http.types import (
+    IGNORED,
     MAX_PROMPTS,
+    ONLY,
     ChatBody,
     CompletionBody,
     EmbeddingBody,

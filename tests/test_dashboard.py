@@ -17,8 +17,8 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.offers import Counts, Shelf
+from jaxserve.cluster.transfer.byte_budget import ByteBudget
+from jaxserve.cluster.transfer.offers import Counts, OfferStore
 from jaxserve.server.core.engine_thread import ComputeTotals
 from jaxserve.server.disaggregation.metrics import DecodeMetrics, PrefillMetrics, ServerMetrics
 from jaxserve.server.disaggregation.policy import Decision
@@ -59,15 +59,15 @@ def handed_over() -> bytes:
     """What a decode server says of its handovers, and a prefill server of its pieces."""
     decode, prefill = CollectorRegistry(), CollectorRegistry()
     seen = DecodeMetrics(decode)
-    ServerMetrics(decode, Budget(1), lambda: Counter((State.READY,)))
+    ServerMetrics(decode, ByteBudget(1), lambda: Counter((State.READY,)))
     for decision in Decision:
         seen.decided(decision)
     seen.received(1)
     seen.ended(0.1, None)
     seen.ended(0.1, "unavailable")
-    shelf = Shelf(1)
-    shelf.counts = Counts(offered=4, fetched=1, broken=1, expired=1, withdrawn=1, bytes=1)
-    PrefillMetrics(prefill, shelf)
+    offers = OfferStore(1)
+    offers.counts = Counts(offered=4, fetched=1, broken=1, expired=1, withdrawn=1, bytes=1)
+    PrefillMetrics(prefill, offers)
     return generate_latest(decode) + generate_latest(prefill)
 
 

@@ -33,7 +33,7 @@ def test_the_wheel_generates_in_an_empty_environment(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("jaxserve-*.whl")
     assert wheel.stat().st_size < 20e6
     names = ZipFile(wheel).namelist()
-    assert "jaxserve/server/page/index.html" in names
+    assert "jaxserve/server/http/page_files/index.html" in names
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"

@@ -1,5 +1,4 @@
-"""Several hosts as one engine: a leader plans, and every host launches the same steps on its
-devices.
+"""Several hosts as one engine: a leader plans, and every host launches the same steps.
 
-And several servers that hand prompts to each other: transfer/.
+transfer/ connects whole servers, of which some compute prompts for others.
 """

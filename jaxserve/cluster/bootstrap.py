@@ -1,4 +1,4 @@
-"""From flags and the environment to the hosts of a pod, one process on each."""
+"""Join the hosts of a pod, one process on each, from flags and the environment."""
 
 import argparse
 import atexit
@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxserve.cluster.compatibility import Facts
-from jaxserve.cluster.heartbeat import FAILED, Loss, say
+from jaxserve.cluster.heartbeat import FAILED, PodFailure, print_failure
 from jaxserve.cluster.message_auth import SECRET_BYTES
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.errors import ConfigError
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from jaxserve.cluster.follower import Follower
     from jaxserve.cluster.leader import Leader
 
-COORDINATOR_PORT = 8476  # of a LeaderWorkerSet's leader; jax's own choice on TPUs is 8482
+COORDINATOR_PORT = 8476  # on a LeaderWorkerSet's leader; on TPUs jax itself chooses 8482
 DAY = 86400  # seconds
-LETTER_BYTES = 512  # of what host 0 tells the others: the secret, and where it listens
+INVITATION_BYTES = 512  # host 0's message to the others: the secret, and its control address
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """How this process finds the others.
+    """How this process finds the other hosts.
 
-    count, index, coordinator (HOST:PORT of host 0): all three, or none of them where the
-    environment knows. detect: ask the environment. control_port: of host 0; 0: any. join_timeout:
-    seconds.
+    `count`, `index` and `coordinator` (HOST:PORT of host 0) are all given, or all None.
+    `detect`: jax asks the environment for them. `control_port` is that of host 0, 0 for any free
+    one. `join_timeout` is in seconds.
     """
 
     count: int | None = None
@@ -49,7 +49,7 @@ class Hosts:
 
     @staticmethod
     def of(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> "Hosts":
-        """ConfigError when the flags do not fit together."""
+        """Return what flags and environment say; ConfigError when flags contradict each other."""
         named = {
             "--hosts": args.hosts,
             "--host-index": args.host_index,
@@ -96,6 +96,7 @@ class Hosts:
 
     @property
     def alone(self) -> bool:
+        """True if this process is known to be the only host."""
         return not self.detect and self.count in (None, 1)
 
 
@@ -105,7 +106,10 @@ def _is_address(text: str) -> bool:
 
 
 def _of_worker_set(found: Hosts, environment: Mapping[str, str]) -> Hosts:
-    """A LeaderWorkerSet tells its pods who they are; on TPUs jax knows by itself."""
+    """Complete `found` from the variables of a Kubernetes LeaderWorkerSet.
+
+    On TPUs jax finds the hosts by itself.
+    """
     if "LWS_LEADER_ADDRESS" not in environment or "TPU_WORKER_HOSTNAMES" in environment:
         return found
     return replace(
@@ -116,8 +120,8 @@ def _of_worker_set(found: Hosts, environment: Mapping[str, str]) -> Hosts:
     )
 
 
-class Alone:
-    """The only host: there is nobody to agree with."""
+class SingleHost:
+    """The only host: a pod without other hosts to agree with or to watch."""
 
     leads: Literal[True] = True
     new_runner: Final = DeviceRunner
@@ -126,7 +130,7 @@ class Alone:
         pass
 
     def watch(
-        self, lost: Callable[[Loss], None], evicted: Callable[[str], None], grace: float
+        self, lost: Callable[[PodFailure], None], evicted: Callable[[str], None], grace: float
     ) -> None:
         pass
 
@@ -140,17 +144,17 @@ class Alone:
         pass
 
 
-type Pod = Alone | Leader | Follower
+type Pod = SingleHost | Leader | Follower
 
 
 def join(hosts: Hosts) -> Pod:
-    """Wait for the other hosts and open the control stream; before any computation of jax.
+    """Wait for the other hosts and open the control stream. Call it before any computation of jax.
 
-    Host 0 leads. ConfigError when the hosts cannot make a pod; the process ends when not all of
-    them come in time.
+    Host 0 becomes the leader. ConfigError when the hosts cannot form a pod; the process ends when
+    some do not come in time.
     """
     if hosts.alone:
-        return Alone()
+        return SingleHost()
     timer = threading.Timer(hosts.join_timeout, _give_up, (hosts,))
     timer.daemon = True
     timer.start()
@@ -159,7 +163,7 @@ def join(hosts: Hosts) -> Pod:
         _initialize(hosts)
         atexit.register(leave, FAILED)
         if jax.process_count() == 1:
-            return Alone()
+            return SingleHost()
         _check_devices()
         return _lead(hosts) if jax.process_index() == 0 else _follow()
     finally:
@@ -167,8 +171,9 @@ def join(hosts: Hosts) -> Pod:
 
 
 def leave(code: int) -> int:
-    """The exit code, once a pod has ended in order; otherwise the process ends here: jax would wait
-    for the others.
+    """Return the exit code; end the process at once if its pod has not ended in order.
+
+    At a normal exit jax would wait for the other hosts.
     """
     if jax.distributed.is_initialized():
         sys.stdout.flush()
@@ -178,10 +183,10 @@ def leave(code: int) -> int:
 
 
 def _give_up(hosts: Hosts) -> None:
-    """jax itself would abort with a stack trace, on another thread's behalf."""
+    """End the process with a line of text: jax's own timeout would abort it with a stack trace."""
     number = f"all of the {hosts.count} hosts" if hosts.count else "all hosts"
-    say(
-        Loss(
+    print_failure(
+        PodFailure(
             f"not {number} came within {hosts.join_timeout:g} s (start the others, or raise "
             f"--join-timeout)"
         )
@@ -190,7 +195,7 @@ def _give_up(hosts: Hosts) -> None:
 
 
 def _keep_standard_output() -> None:
-    """For what Python prints; gloo's own news, with which it would mix, go to standard error."""
+    """Keep standard output for Python; what gloo's C++ code prints goes to standard error."""
     out = open(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115
     sys.stdout.flush()
     os.dup2(2, 1)
@@ -198,7 +203,7 @@ def _keep_standard_output() -> None:
 
 
 def _check_port(coordinator: str) -> None:
-    """Where host 0 is to listen: jax would crash."""
+    """Raise ConfigError if host 0 cannot listen at the coordinator's port: jax would crash."""
     try:
         socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
     except OSError as error:
@@ -211,17 +216,18 @@ def _check_port(coordinator: str) -> None:
 def _initialize(hosts: Hosts) -> None:
     if hosts.coordinator and hosts.index == 0:
         _check_port(hosts.coordinator)
-    jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM to itself
+    # jax's preemption service would catch SIGTERM before the server's lifecycle sees it.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             hosts.coordinator,
             hosts.count,
             hosts.index,
             cluster_detection_method="deactivate" if hosts.coordinator else None,
-            initialization_timeout=int(hosts.join_timeout) + 60,  # _give_up comes first
+            initialization_timeout=int(hosts.join_timeout) + 60,  # later than _give_up
             shutdown_timeout_seconds=10,
         )
-    except (ValueError, OSError) as error:  # OSError: of a metadata server that does not answer
+    except (ValueError, OSError) as error:  # OSError: a metadata server does not answer
         raise ConfigError(
             f"--pod: the environment does not say who the hosts are: {error} (give --hosts)"
         ) from None
@@ -231,11 +237,11 @@ def _check_devices() -> None:
     counts = Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"host {host} has {count}" for host, count in sorted(counts.items()))
-        raise ConfigError(f"all hosts of a pod need as many devices: {shown}")
+        raise ConfigError(f"all hosts of a pod need the same number of devices: {shown}")
 
 
 def _lead(hosts: Hosts) -> "Leader":
-    from jaxserve.cluster.leader import Leader  # with gRPC, which one host alone does not need
+    from jaxserve.cluster.leader import Leader  # late: it imports gRPC, of no use to a single host
 
     secret = secrets.token_bytes(SECRET_BYTES)
     leader = Leader(jax.process_count(), hosts.control_port, secret)
@@ -252,15 +258,18 @@ def _lead(hosts: Hosts) -> "Leader":
 def _follow() -> "Follower":
     from jaxserve.cluster.follower import Follower
 
-    letter = _broadcast(b"")
-    follower = Follower(letter[SECRET_BYTES:].decode(), jax.process_index(), letter[:SECRET_BYTES])
+    invitation = _broadcast(b"")
+    secret = invitation[:SECRET_BYTES]
+    address = invitation[SECRET_BYTES:].decode()
+    follower = Follower(address, jax.process_index(), secret)
     follower.call()
     return follower
 
 
-def _broadcast(letter: bytes) -> bytes:
-    """Host 0's letter, which every host gets over the links of the devices: only those who are in
-    the job see it.
+def _broadcast(invitation: bytes) -> bytes:
+    """Return host 0's invitation on every host.
+
+    It travels over the links of the devices, so that only hosts of this job see the secret.
     """
-    padded = np.frombuffer(letter.ljust(LETTER_BYTES, b"\0"), np.uint8)
+    padded = np.frombuffer(invitation.ljust(INVITATION_BYTES, b"\0"), np.uint8)
     return bytes(multihost_utils.broadcast_one_to_all(padded)).rstrip(b"\0")

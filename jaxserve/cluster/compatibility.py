@@ -1,5 +1,6 @@
-"""What the hosts of a pod must have in common: jax does not notice one that computes something
-else.
+"""Facts: named values that must be equal on all hosts of a pod, or on two servers.
+
+jax does not notice a host that computes something else: the pod would hang, or answer nonsense.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,12 +17,12 @@ from jaxserve.engine.buckets import Bucket, BucketPlan
 from jaxserve.models.spec import ModelSpec
 from sharding.mesh import MeshSpec
 
-Facts = dict[str, str]
+Facts = dict[str, str]  # values by name, in the order in which differences are reported
 PACKAGES = ("jaxserve", "jax", "jaxlib")
 
 
 def facts_of_start(mesh: MeshSpec, dtype: str, weights: str, options: EngineOptions) -> Facts:
-    """Before anything is loaded: releases, devices, and the flags that decide what is compiled."""
+    """Return facts before anything is loaded: releases, devices and flags that shape the steps."""
     device = jax.local_devices()[0]
     packages = {f"the version of {package}": version(package) for package in PACKAGES}
     devices = {
@@ -29,8 +30,8 @@ def facts_of_start(mesh: MeshSpec, dtype: str, weights: str, options: EngineOpti
         "device kind": device.device_kind,
         "devices per host": str(jax.local_device_count()),
     }
-    flags = {f"--{name}": str(size) for name, size in asdict(mesh).items()} | {"--dtype": dtype}
-    flags |= {"--weights": weights}
+    flags = {f"--{name}": str(size) for name, size in asdict(mesh).items()}
+    flags |= {"--dtype": dtype, "--weights": weights}
     flags |= {
         f"--{field.name.replace('_', '-')}": str(getattr(options, field.name))
         for field in fields(options)
@@ -39,10 +40,10 @@ def facts_of_start(mesh: MeshSpec, dtype: str, weights: str, options: EngineOpti
 
 
 def facts_of_engine(spec: ModelSpec, params: dict, weights: str, config: EngineConfig) -> Facts:
-    """Before anything is compiled: the model, as far as every host holds it, and every size that
-    was decided.
+    """Return facts before anything is compiled: the model, and every size that was decided.
 
-    weights: the form that they are held in, whether --weights asked for it or the folder has it.
+    `weights` is the form that the weights are held in, whether --weights asked for it or the
+    checkpoint has it.
     """
     sizes = {
         f"the engine's {field.name}": str(getattr(config, field.name)) for field in fields(config)
@@ -55,20 +56,22 @@ def facts_of_engine(spec: ModelSpec, params: dict, weights: str, config: EngineC
 
 
 def facts_of_model(spec: ModelSpec, params: dict, weights: str) -> Facts:
-    """The same on every mesh, where spec is the checkpoint's and not that of a mesh
-    (ModelSpec.on)."""
+    """Return facts of a model that are the same on every mesh.
+
+    `spec` has to be the checkpoint's, not one adapted to a mesh by ModelSpec.on.
+    """
     return {
         "the model": _digest(repr(spec)),
-        "the model's weights": digest_of(params),
+        "the model's weights": norm_digest(params),
         "their form": weights,
     }
 
 
 def facts_of_weights(params: dict) -> Facts:
-    """More of the weights than the norms': the first number of each, for those that share norms (a
-    merged LoRA).
+    """Return a digest of the first number of every weight, the same on every mesh.
 
-    The same on every mesh of this process. It compiles a program.
+    It tells models apart that share their norms, such as one with a merged LoRA. Compiles a
+    program.
     """
     found = sha256()
     for (path, _), number in zip(
@@ -79,8 +82,10 @@ def facts_of_weights(params: dict) -> Facts:
 
 
 def _first_numbers(params: dict) -> np.ndarray:
-    """float32, of each leaf in order: the first device of its mesh has it."""
+    """Return the first number of each leaf, float32 [leaves]."""
     leaves = jax.tree.leaves(params)
+    # Whatever the sharding, the first device of the mesh holds a leaf's first number, so the
+    # program needs no communication.
     device = leaves[0].sharding.mesh.devices.flat[0]
     parts = [
         next(shard.data for shard in leaf.addressable_shards if shard.device == device)
@@ -94,12 +99,12 @@ def _first_numbers(params: dict) -> np.ndarray:
 
 
 def facts_of_steps(buckets: Iterable[Bucket]) -> Facts:
-    """What was compiled."""
+    """Return the compiled steps by their shapes."""
     return {"the compiled steps": ", ".join(map(str, buckets))}
 
 
-def digest_of(params: dict) -> str:
-    """Of the norms' weights: every device of any mesh holds them whole, on every host."""
+def norm_digest(params: dict) -> str:
+    """Return a digest of the norms' weights, which every device of any mesh holds whole."""
     found = sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path)
@@ -113,7 +118,7 @@ def _digest(text: str) -> str:
 
 
 def difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """The first fact that differs, with both values; None when all are the same."""
+    """Return the first fact that differs, with both values; None when all are equal."""
     for name in [*mine, *(name for name in theirs if name not in mine)]:
         if mine.get(name) != theirs.get(name):
             return f"{name}: {theirs.get(name, 'none')} there, {mine.get(name, 'none')} here"

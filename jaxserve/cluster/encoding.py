@@ -1,4 +1,7 @@
-"""Step plans as bytes: what a follower needs to launch the leader's steps, in plain numbers."""
+"""Convert step plans and buckets to protobuf messages and back.
+
+A plan holds all that a follower needs to launch the leader's step: numbers and lists of numbers.
+"""
 
 from collections.abc import Iterable
 from itertools import batched, chain
@@ -32,15 +35,22 @@ def plan_from_proto(message: pb.StepPlan) -> StepPlan:
 def buckets_to_proto(buckets: Iterable[Bucket]) -> pb.Compile:
     return pb.Compile(
         buckets=[
-            pb.Bucket(kind=b.kind, rows=b.rows, tokens=b.tokens, steps=b.steps, drafts=b.drafts)
-            for b in buckets
+            pb.Bucket(
+                kind=bucket.kind,
+                rows=bucket.rows,
+                tokens=bucket.tokens,
+                steps=bucket.steps,
+                drafts=bucket.drafts,
+            )
+            for bucket in buckets
         ]
     )
 
 
 def buckets_from_proto(message: pb.Compile) -> tuple[Bucket, ...]:
     return tuple(
-        Bucket(cast(StepKind, b.kind), b.rows, b.tokens, b.steps, b.drafts) for b in message.buckets
+        Bucket(cast(StepKind, bucket.kind), bucket.rows, bucket.tokens, bucket.steps, bucket.drafts)
+        for bucket in message.buckets
     )
 
 
@@ -53,6 +63,7 @@ def _lane_to_proto(lane: LanePlan) -> pb.LanePlan:
         samples=lane.samples,
         tokens=lane.tokens,
         targets=lane.targets,
+        # Four numbers for each page, one after the other: a message for each would be slower.
         fresh=chain.from_iterable(lane.fresh),
         logprobs=lane.logprobs,
         masks=[pb.Mask(row=row, words=words) for row, words in lane.masks],

@@ -1,6 +1,4 @@
-"""A host that follows: it states its facts, then launches what the leader launches until it is sent
-away.
-"""
+"""A host that follows: it launches the steps that the leader launches, until the pod ends."""
 
 import gc
 import os
@@ -18,8 +16,8 @@ import jax
 
 from jaxserve.cluster.compatibility import Facts, facts_of_steps
 from jaxserve.cluster.encoding import buckets_from_proto, plan_from_proto
-from jaxserve.cluster.heartbeat import BEAT, FAILED, PATIENCE, Loss, Pulse
-from jaxserve.cluster.message_auth import Chain, proof_of
+from jaxserve.cluster.heartbeat import BEAT, FAILED, PATIENCE, Heartbeat, PodFailure
+from jaxserve.cluster.message_auth import MessageChain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
 from jaxserve.engine.device.runner import DeviceRunner, Launched
@@ -27,13 +25,18 @@ from jaxserve.errors import ConfigError, EngineError
 
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
 LEADER = "the leader"
-FAREWELL = 0.5  # seconds for a reason to reach it
+FAREWELL_SECONDS = 0.5  # for a reason to reach the leader before this process ends
 
 
 class Follower:
-    """Any other host. A context: leaving it by an exception tells the leader of it.
+    """Any host of a pod but the first.
 
-    address: of the leader's control stream. host: this one's number. exit: ends the process.
+    `address` is that of the leader's control stream, `host` the number of this host, and `exit`
+    ends the process. As a context manager it tells the leader of an exception that leaves the
+    block.
+
+    Orders arrive on a thread of their own and wait in a queue, which `agree` and `follow` read on
+    the main thread.
     """
 
     leads: Literal[False] = False
@@ -42,19 +45,21 @@ class Follower:
     def __init__(
         self, address: str, host: int, secret: bytes, exit: Callable[[int], object] = os._exit
     ):
-        self._host, self._secret, self._chain = host, secret, Chain(secret)
+        self._host = host
+        self._secret = secret
+        self._chain = MessageChain(secret)
         self._outbox: SimpleQueue[pb.FollowRequest | None] = SimpleQueue()
         self._orders: SimpleQueue[pb.Order] = SimpleQueue()
-        self._leaving = False  # whatever comes then is not missed
-        self._pulse = Pulse(self._beat, exit=exit)
+        self._leaving = False  # from then on, the stream's end is no failure
+        self._heartbeat = Heartbeat(self._beat, exit=exit)
         self._channel = grpc.insecure_channel(address, OPTIONS)
         self._listening = threading.Thread(target=self._listen, name="orders", daemon=True)
 
     def call(self) -> None:
-        """Call the leader, which may still be on its way."""
+        """Call the leader and introduce this host; waits until the leader listens."""
         grpc.channel_ready_future(self._channel).result()
         self._send(hello=pb.Hello(host=self._host, proof=proof_of(self._secret, self._host)))
-        self._pulse.start([LEADER])
+        self._heartbeat.start([LEADER])
         self._listening.start()
 
     def _send(self, **kind: Any) -> None:
@@ -65,45 +70,43 @@ class Follower:
 
     def _listen(self) -> None:
         reason = ""
-        stream = rpc.ClusterServiceStub(self._channel).Follow(
-            iter(self._outbox.get, None)
-        )  # ends if it is forgotten
+        # The name keeps the stream alive: gRPC cancels a call that is garbage collected.
+        stream = rpc.ClusterServiceStub(self._channel).Follow(iter(self._outbox.get, None))
         try:
             for response in stream:
-                self._pulse.hear(LEADER)
-                if response.number:
+                self._heartbeat.hear(LEADER)
+                if response.number:  # 0 is a heartbeat
                     self._take(response)
         except EngineError as error:
             self._give_up(str(error))
         except grpc.RpcError as error:
             reason = f" ({error.details()})"  # type: ignore[attr-defined]
         if not self._leaving:
-            self._pulse.lose(Loss(f"{LEADER} is gone{reason}"))
+            self._heartbeat.fail(PodFailure(f"{LEADER} is gone{reason}"))
 
     def _take(self, response: pb.FollowResponse) -> None:
         self._chain.check(response.number, response.order, response.digest)
         order = pb.Order.FromString(response.order)
         if self._leaving:
             return
-        if order.stop.exit_code:  # a step that runs here may wait for another host for ever
-            self._pulse.lose(Loss(f"{LEADER} has ended the pod", order.stop.exit_code))
+        if order.stop.exit_code:
+            # Not through the queue: the main thread may wait for ever in a step for another host.
+            self._heartbeat.fail(PodFailure(f"{LEADER} has ended the pod", order.stop.exit_code))
         if order.WhichOneof("kind") in ("refused", "stop"):
             self._leaving = True
-            self._pulse.stop()
+            self._heartbeat.stop()
         self._orders.put(order)
 
     def _give_up(self, reason: str) -> None:
         self._leaving = True
         self._send(farewell=pb.Farewell(exit_code=FAILED, reason=reason))
-        time.sleep(FAREWELL)
-        self._pulse.lose(Loss(reason))
+        time.sleep(FAREWELL_SECONDS)
+        self._heartbeat.fail(PodFailure(reason))
 
-    # ---- what the program says
+    # ---- to the leader
 
     def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
-        """State this host's facts and wait until all hosts have; ConfigError when they are not the
-        same.
-        """
+        """State this host's facts and wait until all hosts agree; ConfigError when they differ."""
         mine = facts()
         self._send(facts=pb.Facts(stage=stage, names=list(mine), values=list(mine.values())))
         order = self._orders.get()
@@ -114,16 +117,16 @@ class Follower:
                 raise EngineError(f"{LEADER} has ended the pod")
 
     def leave(self) -> None:
-        """This process is told to end: the leader is to drain first."""
+        """Tell the leader that this process was asked to end: it then drains and ends the pod."""
         self._send(farewell=pb.Farewell(reason="SIGTERM"))
 
-    # ---- what the leader says
+    # ---- from the leader
 
     def follow(self, runner: DeviceRunner) -> int:
-        """Launch what the leader launches until it ends the pod; the exit code it ends with.
+        """Launch the leader's steps until it ends the pod; return the exit code.
 
-        As the leader does, one step ahead of the devices: step n is complete before n + 2 is
-        launched.
+        This host runs one step ahead of its devices, as the leader does: step n is complete before
+        step n + 2 is launched.
         """
         before: Launched | None = None
         while True:
@@ -133,8 +136,9 @@ class Follower:
                     buckets = buckets_from_proto(order.compile)
                     runner.warm_up(buckets)
                     self.agree("compiled", partial(facts_of_steps, buckets))
-                    self._pulse.patience = PATIENCE
-                    # what is there stays: full collections need not walk it between two steps
+                    self._heartbeat.patience = PATIENCE
+                    # What exists by now stays to the end. Frozen, it is not walked by full
+                    # garbage collections between two steps.
                     gc.freeze()
                 case "plan":
                     before = self._launch(runner, order.plan, before)
@@ -148,7 +152,9 @@ class Follower:
                 before.output.block_until_ready()
         except Exception as error:
             traceback.print_exc()
-            time.sleep(2 * BEAT)  # where another host is gone, the leader has the better reason
+            # A step fails on every host when one is gone. The leader then ends the pod within two
+            # heartbeats and names that host, which is the better reason.
+            time.sleep(2 * BEAT)
             self._give_up(f"a step failed: {error}")
             raise
         return launched
@@ -162,7 +168,7 @@ class Follower:
         if error is not None and not self._leaving:
             self._send(farewell=pb.Farewell(exit_code=FAILED, reason=str(error)))
         self._leaving = True
-        self._pulse.stop()
+        self._heartbeat.stop()
         self._outbox.put(None)
         self._listening.join(2 * BEAT)
         if error is None:

@@ -1,5 +1,7 @@
-"""Heartbeats: every host says each second that it lives, and none outlives a host of its pod for
-long.
+"""Heartbeats: no host of a pod outlives another for long.
+
+A collective operation waits for ever for a host that is gone, and cannot be interrupted. So every
+host sends a heartbeat each second, and ends its process when one of another host stays out.
 """
 
 import os
@@ -11,46 +13,48 @@ from dataclasses import dataclass
 
 FAILED = 70  # sysexits.h: an internal software error; a supervisor starts the pod again
 BEAT = 1.0  # seconds between two heartbeats
-PATIENCE = 5.0  # seconds without one
-# The same while weights are loaded and steps compiled: nobody waits for an answer then, and a
+PATIENCE = 5.0  # seconds without a heartbeat after which a host is taken for gone
+# Longer while weights are loaded and steps compiled: no client waits for an answer then, and a
 # library that converts a large array may keep every other thread of its process waiting.
 LOADING_PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
-class Loss:
-    """Why the pod ends, in one line, and with which exit code."""
+class PodFailure:
+    """The reason why the pod ends, in one line, and the process's exit code."""
 
     reason: str
     exit_code: int = FAILED
 
 
-def say(loss: Loss) -> None:
-    print(f"error: {loss.reason}", file=sys.stderr, flush=True)
+def print_failure(failure: PodFailure) -> None:
+    print(f"error: {failure.reason}", file=sys.stderr, flush=True)
 
 
-class Pulse:
-    """Watches the peers from a thread of its own, and ends the process from there when one is lost.
+class Heartbeat:
+    """Sends heartbeats and watches those of the peers; ends the process when a peer is lost.
 
-    Whatever else the process does may hang: a collective whose peer has gone cannot be interrupted.
-    send: sends a heartbeat to every peer, and returns at once. lost: told of the loss; `grace`
-    seconds later the process ends.
+    It has a thread of its own, because every other thread may hang. `send` sends a heartbeat to
+    every peer and returns at once. `failed` is called with a failure; the process ends `grace`
+    seconds later.
     """
 
     def __init__(
         self,
         send: Callable[[], None],
-        lost: Callable[[Loss], None] = say,
+        failed: Callable[[PodFailure], None] = print_failure,
         grace: float = 0.0,
         exit: Callable[[int], object] = os._exit,
     ):
-        self.lost, self.grace = lost, grace
+        self.grace = grace
         self.patience = LOADING_PATIENCE
-        self._send, self._exit = send, exit
-        self._heard: dict[str, float] = {}
-        self._loss: Loss | None = None
+        self._send = send
+        self._failed = failed
+        self._exit = exit
+        self._heard: dict[str, float] = {}  # when a message of each peer came last
+        self._failure: PodFailure | None = None
         self._woken = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self, peers: Iterable[str]) -> None:
         for peer in peers:
@@ -58,36 +62,41 @@ class Pulse:
         self._thread.start()
 
     def hear(self, peer: str) -> None:
-        """A message of this peer has come."""
+        """Note that a message of this peer has come."""
         self._heard[peer] = time.monotonic()
 
-    def lose(self, loss: Loss) -> None:
-        """End the process; the first loss is the one that is told. From any thread; returns at
-        once.
+    def fail(self, failure: PodFailure) -> None:
+        """End the process from the heartbeat's thread; for any thread, returns at once.
+
+        The first of several failures is the one that is reported.
         """
-        self._loss = self._loss or loss
+        self._failure = self._failure or failure
         self._woken.set()
 
     def stop(self) -> None:
-        """Nobody is missed any more; a loss that is known ends the process all the same."""
+        """Stop watching the peers; a failure that is known ends the process all the same."""
         self._woken.set()
 
     def _run(self) -> None:
         last = time.monotonic()
         while not self._woken.wait(BEAT):
             self._send()
-            before, last = last, time.monotonic()
-            late = [
+            before = last
+            last = time.monotonic()
+            silent = [
                 peer for peer, heard in list(self._heard.items()) if last - heard > self.patience
             ]
-            if (
-                late and last - before < 2 * BEAT
-            ):  # a process that was itself stopped meanwhile cannot tell
-                self._loss = Loss(f"{late[0]} has sent no heartbeat for {self.patience:g} s")
+            # After a longer pause this process was itself stopped (a debugger, a suspended
+            # machine), and messages of the peers wait to be read.
+            was_running = last - before < 2 * BEAT
+            if silent and was_running:
+                self._failure = PodFailure(
+                    f"{silent[0]} has sent no heartbeat for {self.patience:g} s"
+                )
                 break
-        if self._loss:
+        if self._failure:
             try:
-                self.lost(self._loss)
+                self._failed(self._failure)
             finally:
                 time.sleep(self.grace)
-                self._exit(self._loss.exit_code)
+                self._exit(self._failure.exit_code)

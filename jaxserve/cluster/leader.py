@@ -1,6 +1,4 @@
-"""The host that plans: it listens for the followers, compares what they run with, and sends them
-every step.
-"""
+"""The host that plans: it compares the followers' facts with its own, and sends them every step."""
 
 import hmac
 import os
@@ -20,8 +18,15 @@ import jax
 
 from jaxserve.cluster.compatibility import Facts, difference, facts_of_steps
 from jaxserve.cluster.encoding import buckets_to_proto, plan_to_proto
-from jaxserve.cluster.heartbeat import BEAT, FAILED, PATIENCE, Loss, Pulse, say
-from jaxserve.cluster.message_auth import Chain, proof_of
+from jaxserve.cluster.heartbeat import (
+    BEAT,
+    FAILED,
+    PATIENCE,
+    Heartbeat,
+    PodFailure,
+    print_failure,
+)
+from jaxserve.cluster.message_auth import MessageChain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.cluster.v1 import cluster_pb2_grpc as rpc
 from jaxserve.engine.buckets import Bucket
@@ -30,21 +35,21 @@ from jaxserve.engine.device.runner import DeviceRunner, Launched
 from jaxserve.engine.plan import StepOutput, StepPlan
 from jaxserve.errors import ConfigError
 
-# A plan of long penalised prompts has megabytes; what followers say is short, and whoever else
-# calls has the default.
+# A plan that admits long prompts with penalties has megabytes. Messages to the leader are short and
+# keep the default limit, which also holds for unknown callers.
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
-STRANGERS = 8  # threads for calls that turn out not to be a follower's
-FAREWELL = 5.0  # seconds that followers have to leave, once they were told to
-FLIGHT = 2.0  # the same when the leader fails
+EXTRA_THREADS = 8  # for calls that turn out not to be a follower's: each stream takes one
+LEAVE_SECONDS = 5.0  # that followers have to leave after they were told to
+LEAVE_AFTER_FAILURE_SECONDS = 2.0
 
 Outbox = SimpleQueue[pb.FollowResponse | None]
 
 
 class Leader(rpc.ClusterServiceServicer):
-    """Host 0. A context: leaving it ends the pod, in order if no exception is what ends it.
+    """Host 0 of a pod. As a context manager it ends the pod; an exception ends it as failed.
 
-    hosts: of the pod, this one included. port: of the control stream; 0: any, see `port`. exit:
-    ends the process.
+    `hosts` counts all hosts, this one included. The control stream listens on `port`, or on any
+    free port if it is 0, which the attribute `port` then has. `exit` ends the process.
     """
 
     leads: Literal[True] = True
@@ -53,16 +58,19 @@ class Leader(rpc.ClusterServiceServicer):
         self, hosts: int, port: int, secret: bytes, exit: Callable[[int], object] = os._exit
     ):
         self._followers = range(1, hosts)
-        self._secret, self._chain = secret, Chain(secret)
-        self._changed = threading.Condition()  # of everything below, and of the chain
+        self._secret = secret
+        # Guards the chain and the four fields below, which threads of gRPC and of the engine
+        # share: an order gets its number and enters all outboxes in one go.
+        self._changed = threading.Condition()
+        self._chain = MessageChain(secret)
         self._outboxes: dict[int, Outbox] = {}
-        self._left: set[int] = set()
+        self._left: set[int] = set()  # followers whose streams have ended
         self._facts: dict[str, dict[int, dict[str, str]]] = defaultdict(dict)
         self._ending = False
-        self._pulse = Pulse(self._beat, self._lost, exit=exit)
-        self._on_loss: Callable[[Loss], None] = say
-        self._on_eviction: Callable[[str], None] = lambda reason: self._pulse.lose(Loss(reason))
-        self._server = grpc.server(ThreadPoolExecutor(hosts + STRANGERS), options=OPTIONS)
+        self._heartbeat = Heartbeat(self._beat, self._failed, exit=exit)
+        self._on_failure: Callable[[PodFailure], None] = print_failure
+        self._on_eviction: Callable[[str], None] = self._fail_by_eviction
+        self._server = grpc.server(ThreadPoolExecutor(hosts + EXTRA_THREADS), options=OPTIONS)
         rpc.add_ClusterServiceServicer_to_server(self, self._server)
         try:
             self.port: int = self._server.add_insecure_port(f"[::]:{port}")
@@ -73,16 +81,16 @@ class Leader(rpc.ClusterServiceServicer):
     # ---- the followers
 
     def wait_for_followers(self) -> None:
-        """Until all of them have called."""
+        """Wait until all followers have called, then watch their heartbeats."""
         self._server.start()
         with self._changed:
             self._changed.wait_for(lambda: len(self._outboxes) == len(self._followers))
-        self._pulse.start(map(_name, self._followers))
+        self._heartbeat.start(map(_name, self._followers))
 
     def Follow(
         self, request_iterator: Iterator[pb.FollowRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.FollowResponse]:
-        """One follower's stream, for as long as there is a pod."""
+        """Serve one follower's stream for as long as the pod lasts."""
         hello = next(request_iterator).hello
         if not hmac.compare_digest(hello.proof, proof_of(self._secret, hello.host)):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the proof is not one of this pod")
@@ -92,7 +100,8 @@ class Leader(rpc.ClusterServiceServicer):
                     grpc.StatusCode.ALREADY_EXISTS,
                     f"host {hello.host} is here, or none of this pod",
                 )
-            outbox = self._outboxes[hello.host] = SimpleQueue()
+            outbox: Outbox = SimpleQueue()
+            self._outboxes[hello.host] = outbox
             self._changed.notify_all()
         listening = threading.Thread(
             target=self._listen, args=(hello.host, request_iterator), daemon=True
@@ -103,9 +112,9 @@ class Leader(rpc.ClusterServiceServicer):
     def _listen(self, host: int, requests: Iterator[pb.FollowRequest]) -> None:
         try:
             for request in requests:
-                self._pulse.hear(_name(host))
+                self._heartbeat.hear(_name(host))
                 self._take(host, request)
-        except Exception as error:  # what a broken stream raises here is gRPC's own affair
+        except Exception as error:  # gRPC does not document what a broken stream raises here
             reason = f" ({error})" if str(error) else ""
         else:
             reason = ""
@@ -115,7 +124,7 @@ class Leader(rpc.ClusterServiceServicer):
             ending = self._ending
         self._outboxes[host].put(None)
         if not ending:
-            self._pulse.lose(Loss(f"{_name(host)} is gone{reason}"))
+            self._heartbeat.fail(PodFailure(f"{_name(host)} is gone{reason}"))
 
     def _take(self, host: int, request: pb.FollowRequest) -> None:
         match request.WhichOneof("kind"):
@@ -130,9 +139,12 @@ class Leader(rpc.ClusterServiceServicer):
                 pass
             case "farewell" if request.farewell.exit_code:
                 reason = f"{_name(host)} has ended: {request.farewell.reason}"
-                self._pulse.lose(Loss(reason, request.farewell.exit_code))
+                self._heartbeat.fail(PodFailure(reason, request.farewell.exit_code))
             case "farewell":
                 self._on_eviction(f"{_name(host)} is told to end: {request.farewell.reason}")
+
+    def _fail_by_eviction(self, reason: str) -> None:
+        self._heartbeat.fail(PodFailure(reason))
 
     def _beat(self) -> None:
         for outbox in list(self._outboxes.values()):
@@ -141,7 +153,7 @@ class Leader(rpc.ClusterServiceServicer):
     # ---- orders
 
     def order(self, **kind: Any) -> None:
-        """The same order for all, after those before it. One field of pb.Order."""
+        """Send an order to all followers; `kind` is one field of pb.Order."""
         order = pb.Order(**kind).SerializeToString()
         with self._changed:
             number, digest = self._chain.add(order)
@@ -150,8 +162,9 @@ class Leader(rpc.ClusterServiceServicer):
                 outbox.put(response)
 
     def agree(self, stage: str, facts: Callable[[], Facts]) -> None:
-        """Until every host has stated its facts at this stage; ConfigError, on all hosts, when they
-        differ.
+        """Wait until every host has stated its facts at this stage.
+
+        ConfigError, on all hosts, when they differ.
         """
         with self._changed:
             stated = self._facts[stage]
@@ -164,33 +177,38 @@ class Leader(rpc.ClusterServiceServicer):
         self.order(agreed=pb.Agreed(stage=stage))
 
     def _refuse(self, problem: str) -> Never:
-        self._pulse.stop()
+        self._heartbeat.stop()
         self._ending = True
         self.order(refused=pb.Refused(problem=problem))
         raise ConfigError(problem)
 
-    def serves(self) -> None:
-        """Steps follow: from now on a host is missed soon."""
-        self._pulse.patience = PATIENCE
+    def expect_steps(self) -> None:
+        """Take a silent host for gone after PATIENCE from now on: loading has ended."""
+        self._heartbeat.patience = PATIENCE
 
     # ---- ends
 
     def watch(
-        self, lost: Callable[[Loss], None], evicted: Callable[[str], None], grace: float
+        self, lost: Callable[[PodFailure], None], evicted: Callable[[str], None], grace: float
     ) -> None:
-        """lost: told that a host is gone; the process ends `grace` seconds later. evicted: that one
-        is told to end.
-        """
-        self._on_loss, self._on_eviction, self._pulse.grace = lost, evicted, grace
+        """Set the callbacks for the end of the pod.
 
-    def _lost(self, loss: Loss) -> None:
-        self._on_loss(loss)
-        self._end(loss.exit_code)
+        `lost` is called with a failure, and the process ends `grace` seconds later. `evicted` is
+        called with the reason when a follower's process was asked to end.
+        """
+        self._on_failure = lost
+        self._on_eviction = evicted
+        self._heartbeat.grace = grace
+
+    def _failed(self, failure: PodFailure) -> None:
+        self._on_failure(failure)
+        self._end(failure.exit_code)
 
     @contextmanager
-    def blaming(self) -> Iterator[None]:
-        """Around what fails if a host is gone: it is missed, and named, before the failure itself
-        is.
+    def delaying_failure(self) -> Iterator[None]:
+        """Delay an exception of the block until a lost host would be noticed and named.
+
+        A step fails when a host is gone; the host's name is the better reason.
         """
         try:
             yield
@@ -206,14 +224,15 @@ class Leader(rpc.ClusterServiceServicer):
         self.order(stop=pb.Stop(exit_code=code))
 
     def fail(self) -> None:
-        """Send the followers away, since this process fails; afterwards they are gone.
+        """End the pod because this process fails, and wait until the followers are gone.
 
-        Should this process end before one of them, jax would abort that one with a stack trace.
+        If this process ended before a follower, jax would abort that one with a stack trace.
         """
-        self._pulse.stop()
+        self._heartbeat.stop()
         self._end(FAILED)
-        self._wait_for_ends(FLIGHT)
-        time.sleep(FLIGHT / 4)
+        self._wait_for_ends(LEAVE_AFTER_FAILURE_SECONDS)
+        # A stream ends a moment before its process does.
+        time.sleep(LEAVE_AFTER_FAILURE_SECONDS / 4)
 
     def _wait_for_ends(self, seconds: float) -> None:
         with self._changed:
@@ -228,14 +247,14 @@ class Leader(rpc.ClusterServiceServicer):
         if error is not None:
             return self.fail()
         self._end(0)
-        self._wait_for_ends(FAREWELL)
-        self._pulse.stop()
+        self._wait_for_ends(LEAVE_SECONDS)
+        self._heartbeat.stop()
         self._server.stop(0)
         jax.distributed.shutdown()
 
 
 class LeadingRunner(DeviceRunner):
-    """The leader's runner: what it compiles and launches, the followers are told before."""
+    """The leader's runner: it sends its followers an order before it compiles or launches."""
 
     def __init__(self, leader: Leader, *args: Any):
         super().__init__(*args)
@@ -244,22 +263,22 @@ class LeadingRunner(DeviceRunner):
     def warm_up(
         self, buckets: Iterable[Bucket], progress: Progress = lambda done, total, what: None
     ) -> None:
-        """Compile these steps on every host."""
+        """Compile these steps on every host, unless all of them are compiled already."""
         buckets = tuple(buckets)
         if self.executables.has(buckets):
             return
         self._leader.order(compile=buckets_to_proto(buckets))
         super().warm_up(buckets, progress)
         self._leader.agree("compiled", partial(facts_of_steps, buckets))
-        self._leader.serves()
+        self._leader.expect_steps()
 
     def launch(self, plan: StepPlan) -> Launched:
         self._leader.order(plan=plan_to_proto(plan))
-        with self._leader.blaming():
+        with self._leader.delaying_failure():
             return super().launch(plan)
 
     def collect(self, plan: StepPlan, handle: Launched) -> StepOutput:
-        with self._leader.blaming():
+        with self._leader.delaying_failure():
             return super().collect(plan, handle)
 
 

@@ -1,6 +1,4 @@
-"""The chain of orders: none can be left out, repeated, reordered, changed, or come from somebody
-else.
-"""
+"""Authenticate a stream of orders: none can be left out, repeated, reordered, changed or forged."""
 
 import hmac
 from hashlib import sha256
@@ -10,11 +8,10 @@ from jaxserve.errors import EngineError
 SECRET_BYTES = 32
 
 
-class Chain:
-    """Both ends of a stream of orders keep one, and their digests stay equal as long as their
-    orders do.
+class MessageChain:
+    """Digests of a stream of orders; each end keeps one, and they stay equal as the orders do.
 
-    secret: of this pod; HMAC-SHA256 under it, over the digest before and the order.
+    A digest is HMAC-SHA256, under the pod's secret, of the digest before and the order.
     """
 
     def __init__(self, secret: bytes):
@@ -23,13 +20,13 @@ class Chain:
         self._number = 0
 
     def add(self, order: bytes) -> tuple[int, bytes]:
-        """The order's number, from 1 on, and its digest."""
+        """Append an order; return its number, from 1 on, and its digest."""
         self._number += 1
         self._digest = hmac.digest(self._secret, self._digest + order, "sha256")
         return self._number, self._digest
 
     def check(self, number: int, order: bytes, digest: bytes) -> None:
-        """EngineError unless this is the order that the other end added next."""
+        """Append an order; EngineError unless the other end appended the same one next."""
         expected, own = self.add(order)
         if number != expected:
             raise EngineError(f"order {number} came where {expected} had to")
@@ -40,5 +37,5 @@ class Chain:
 
 
 def proof_of(secret: bytes, host: int) -> bytes:
-    """What a host shows to be let in."""
+    """Return what a host shows the leader to be let in."""
     return hmac.digest(secret, b"host %d" % host, "sha256")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 from prometheus_client import CollectorRegistry
 
-from jaxserve.cluster.heartbeat import Loss
+from jaxserve.cluster.heartbeat import PodFailure
 from jaxserve.config import EngineConfig
 from jaxserve.engine.device.weight_report import describe_weights, weight_sizes
 from jaxserve.engine.engine import Engine
@@ -90,7 +90,7 @@ class ServerProcess:
             self.listeners.stop,
             drain_timeout,
             step_timeout,
-            leaving=lambda: self.role.leaving,
+            leaving=lambda: self.role.exports_in_flight,
         )
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ class ServerProcess:
         if phase is Phase.READY:
             self._on_ready()
 
-    def on_host_lost(self, loss: Loss) -> None:
+    def on_host_lost(self, loss: PodFailure) -> None:
         """End the process, since a host of its pod is gone; from any thread."""
         self._call_soon(lambda: self.lifecycle.fail(RestartingError(loss.reason)))
 
@@ -165,7 +165,7 @@ class ServerProcess:
         role = self.role
         if meshes and prefill:
             mesh = PrefillMesh(prefill, llm.runner)
-            loader.say(f"pages    {mesh.way}")
+            loader.say(f"pages    {mesh.transfer_path}")
             role = DecodeMeshRole(meshes, mesh, self.metrics.registry)
         observers: list[RequestObserver] = [self.metrics, RequestLog()]
         if provider:
@@ -260,7 +260,7 @@ class ServerProcess:
             totals,
         )
         estimate = TTFTEstimate(config.step_tokens * config.lanes)
-        page_fetcher = role.handover(thread, config.page_size)
+        page_fetcher = role.remote_prefill(thread, config.page_size)
         service = Service(
             prompts, thread, estimate, self.limits, observers, page_fetcher, role.for_servers
         )

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from jaxserve.bench.latency import Objective
 from jaxserve.bench.serve import NONE_ANSWERED
 from jaxserve.cli.exits import BAD_INPUT, INTERRUPTED, PIPE_CLOSED
-from jaxserve.cluster import heartbeat as pulse
+from jaxserve.cluster import heartbeat
 from jaxserve.config import PAGE_DTYPES, PROPOSERS
 from jaxserve.loading.parameters import DTYPES
 from jaxserve.models.quant import HEAD, SCHEMES
@@ -124,7 +124,7 @@ def exit_codes() -> dict[str, str]:
         "jaxserve.bench serve: no request was answered": NONE_ANSWERED,
         "jaxserve.plan: it does not fit": DOES_NOT_FIT,
         "jaxserve.serve: the engine has failed": lifecycle.FAILED,
-        "several hosts: one of them is lost": pulse.FAILED,
+        "several hosts: one of them is lost": heartbeat.FAILED,
     }
     return {what: str(code) for what, code in codes.items()} | dict(map(_refusal, PROGRAMS))
 

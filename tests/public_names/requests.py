@@ -11,11 +11,11 @@ from jaxserve.chat.tools import AUTO, NONE, REQUIRED
 from jaxserve.errors import CredentialError, QueueFullError
 from jaxserve.server.core.incoming_request import TRACE_HEADERS
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.http import structure, tools, types
+from jaxserve.server.http import chat_fields, response_format, types
 from jaxserve.server.http.app import new_app
-from jaxserve.server.http.calls import TIMEOUT
-from jaxserve.server.http.errors import refusal
-from jaxserve.server.http.ids import HEADER
+from jaxserve.server.http.body import TIMEOUT
+from jaxserve.server.http.errors import error_response
+from jaxserve.server.http.replies import ID_HEADER
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
 from tests.public_names import shown
@@ -47,8 +47,8 @@ def _routes() -> list[Route]:
 
 def headers() -> dict[str, str]:
     """Headers of requests that mean something here, and those of refusals."""
-    sent = dict.fromkeys((HEADER, TIMEOUT, *TRACE_HEADERS), "of a request")
-    refusals = refusal(CredentialError("")), refusal(QueueFullError("", 1.0))
+    sent = dict.fromkeys((ID_HEADER, TIMEOUT, *TRACE_HEADERS), "of a request")
+    refusals = error_response(CredentialError("")), error_response(QueueFullError("", 1.0))
     told = {name for answer in refusals for name in answer.headers} - OF_ANY_SERVER
     return sent | dict.fromkeys(told, "of a refusal")
 
@@ -90,16 +90,16 @@ def _parts_of_tools(body: type[types.Body]) -> Iterator[str]:
     """What an object may have that is a plain dictionary to pydantic."""
     if "tools" not in body.model_fields:
         return
-    yield from (f"tools[].function.{name}" for name in tools.FIELDS)
+    yield from (f"tools[].function.{name}" for name in chat_fields.FIELDS)
     yield from (f"tool_choice = {word}" for word in (AUTO, NONE, REQUIRED))
 
 
 def _parts_of_formats(body: type[types.Body]) -> Iterator[str]:
     """What response_format may have, another plain dictionary."""
-    if structure.FIELD not in body.model_fields:
+    if response_format.FIELD not in body.model_fields:
         return
-    for kind, member in structure.TYPES.items():
+    for kind, member in response_format.TYPES.items():
         yield f"response_format.type = {kind}"
         if member:
             yield f"response_format.{member}"
-    yield from (f"response_format.json_schema.{name}" for name in structure.SCHEMA_FIELDS)
+    yield from (f"response_format.json_schema.{name}" for name in response_format.SCHEMA_FIELDS)

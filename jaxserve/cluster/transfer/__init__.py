@@ -1,6 +1,6 @@
-"""Keys and values of prompts between servers: one computes them, another goes on from them.
+"""Transfer of prompts' keys and values between servers: one computes them, another decodes.
 
-The first offers pieces (shelf.py), and tells the other their tickets (prefill.py); the other
-fetches each by its ticket (fetch.py). All of it runs in the event loop's thread, and a deadline is
-a time of that loop's clock.
+The computing server puts segments on offer (offers.py) and sends a ticket for each (prefill.py);
+the other fetches each segment by its ticket (fetch.py). Everything runs on the event loop's
+thread, and a deadline is a time of that loop's clock.
 """

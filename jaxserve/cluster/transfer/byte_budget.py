@@ -1,4 +1,4 @@
-"""Bytes of the host's memory that one side of a transfer may hold at a time."""
+"""Limit the bytes of host memory that one side of a transfer holds at a time."""
 
 import asyncio
 from collections import deque
@@ -15,26 +15,30 @@ class _Waiting:
     granted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Budget:
-    """Who asks first is served first, so that large pieces are not starved by small ones."""
+class ByteBudget:
+    """Bytes that are granted in the order of the requests.
 
-    def __init__(self, nbytes: int, whose: str = "of the decode server"):
-        """whose: for errors."""
-        self.nbytes, self._whose = nbytes, whose
+    A large request is not overtaken by small ones, which would starve it.
+    """
+
+    def __init__(self, nbytes: int, owner: str = "of the decode server"):
+        """Allow `nbytes`, the value of --transfer-buffer; `owner` completes error texts."""
+        self.nbytes = nbytes
         self.held = 0
+        self._owner = owner
         self._queue: deque[_Waiting] = deque()
 
     @property
     def waiting(self) -> int:
-        """How many wait for room."""
+        """Number of requests that wait for bytes."""
         return len(self._queue)
 
     async def take(self, nbytes: int, deadline: float) -> None:
-        """Wait for room; `give` has to follow. TransferError when there is none by the deadline."""
+        """Wait for bytes, which `give` returns; TransferError at the deadline."""
         if nbytes > self.nbytes:
             raise TransferError(
                 "RESOURCE_EXHAUSTED",
-                f"a piece of {nbytes} bytes needs a larger --transfer-buffer {self._whose} (now "
+                f"a piece of {nbytes} bytes needs a larger --transfer-buffer {self._owner} (now "
                 f"{self.nbytes} bytes)",
             )
         waiting = _Waiting(nbytes)
@@ -46,19 +50,20 @@ class Budget:
         except BaseException as error:
             self._leave(waiting)
             if isinstance(error, TimeoutError):
-                held = f"{self.held} of {self.nbytes} (--transfer-buffer {self._whose}) are held"
+                held = f"{self.held} of {self.nbytes} (--transfer-buffer {self._owner}) are held"
                 raise TransferError(
                     "RESOURCE_EXHAUSTED", f"no room for {nbytes} bytes in time: {held}"
                 ) from None
             raise
 
     def give(self, nbytes: int) -> None:
+        """Return bytes that were taken."""
         self.held -= nbytes
         self._grant()
 
     @asynccontextmanager
     async def hold(self, nbytes: int, deadline: float) -> AsyncIterator[None]:
-        """Room for as long as the block lasts."""
+        """Take bytes for as long as the block lasts."""
         await self.take(nbytes, deadline)
         try:
             yield
@@ -66,11 +71,12 @@ class Budget:
             self.give(nbytes)
 
     def _leave(self, waiting: _Waiting) -> None:
-        if waiting.granted.is_set():  # in the same turn of the loop
+        if waiting.granted.is_set():
+            # The grant and the timeout or cancellation came in the same turn of the event loop.
             self.give(waiting.nbytes)
         else:
             self._queue.remove(waiting)
-            self._grant()  # who stood behind may need less
+            self._grant()  # the request behind may need less
 
     def _grant(self) -> None:
         while self._queue and self.held + self._queue[0].nbytes <= self.nbytes:

@@ -1,5 +1,6 @@
-"""Tickets as messages, and pieces as bytes: arrays one after the other, in C order and
-little-endian.
+"""Encode tickets as messages, and segments as bytes.
+
+A segment's bytes are those of its arrays, one after the other, in C order and little-endian.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,8 +15,9 @@ from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import EngineError
 
 CHUNK = 2**20  # bytes of a message
-TAG = b"\x0a"  # of field 1, bytes
-VARINT = 6  # a tag and a size of 32 bits are no longer
+# A FetchResponse on the wire: the tag of its field `data`, the size as a varint, the data.
+TAG = b"\x0a"  # field 1, length-delimited
+MAX_HEAD = 6  # bytes of the tag and of a varint of 32 bits
 NAMES = ("k", "v", "k_scale", "v_scale")
 DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
@@ -38,7 +40,7 @@ def ticket_to_proto(ticket: Ticket) -> pb.PrefillResponse:
 
 
 def ticket_from_proto(message: pb.PrefillResponse) -> Ticket:
-    """TransferError DATA_LOSS for what no piece consists of."""
+    """Parse a ticket; TransferError DATA_LOSS if no segment can consist of its arrays."""
     return Ticket(
         message.ticket, message.group, message.start, tuple(map(_array_from_proto, message.arrays))
     )
@@ -52,32 +54,44 @@ def _array_from_proto(array: pb.Array) -> Array:
     return Array(array.name, DTYPES[array.dtype], tuple(array.shape))
 
 
-def chunks(piece: KVSegment) -> Iterator[memoryview]:
-    """The piece's bytes, at most CHUNK at a time."""
-    for array in piece.arrays.values():
+def chunks(segment: KVSegment) -> Iterator[memoryview]:
+    """Yield the segment's bytes, at most CHUNK at a time."""
+    for array in segment.arrays.values():
         data = memoryview(array.reshape(-1).view(np.uint8))
-        yield from (data[begin : begin + CHUNK] for begin in range(0, len(data), CHUNK))
+        for begin in range(0, len(data), CHUNK):
+            yield data[begin : begin + CHUNK]
 
 
 def message_of(data: memoryview) -> bytes:
-    """A FetchResponse as it travels. protobuf itself would copy the data twice more: half of the
-    speed.
+    """Return a FetchResponse as it is on the wire.
+
+    protobuf would copy the data twice more, at half of the speed.
     """
     return b"".join((_head(len(data)), data))
 
 
 def data_of(message: bytes) -> memoryview:
-    """The data of a FetchResponse. TransferError DATA_LOSS for anything else."""
-    begin = 1 + next((i for i, byte in enumerate(message[1:VARINT], 1) if byte < 128), 0)
+    """Return the data of a FetchResponse; TransferError DATA_LOSS for any other message."""
+    begin = _head_size(message)
     size = len(message) - begin
+    # One comparison checks the tag, the size, and that no further field follows.
     if size < 0 or message[:begin] != _head(size):
         raise TransferError("DATA_LOSS", f"a message of {len(message)} bytes is none of a piece")
     return memoryview(message)[begin:]
 
 
+def _head_size(message: bytes) -> int:
+    """Return the bytes up to the end of the size, whose last byte is below 128."""
+    for i, byte in enumerate(message[1:MAX_HEAD], 1):
+        if byte < 128:
+            return i + 1
+    return 1
+
+
 def _head(size: int) -> bytes:
-    """What stands before so many bytes: the field's tag, and the size in seven bits a byte, the
-    lowest first.
+    """Return what precedes the data: the field's tag, and the size as a varint.
+
+    A varint has seven bits in each byte, the lowest first; all bytes but the last have bit 7 set.
     """
     found = bytearray(TAG)
     while size > 127:
@@ -86,8 +100,8 @@ def _head(size: int) -> bytes:
     return bytes((*found, size))
 
 
-class Blank:
-    """A piece whose bytes are still to come."""
+class SegmentBuffer:
+    """A segment whose bytes are still to come."""
 
     def __init__(self, ticket: Ticket):
         self._ticket = ticket
@@ -95,21 +109,19 @@ class Blank:
         self._filled = 0
 
     def fill(self, data: bytes | memoryview) -> None:
-        """The next bytes. TransferError DATA_LOSS when they are more than the piece has."""
+        """Append the next bytes; TransferError DATA_LOSS when the segment has fewer."""
         end = self._filled + len(data)
         self._check(end <= self._data.size, end)
         self._data[self._filled : end] = np.frombuffer(data, np.uint8)
         self._filled = end
 
-    def piece(self) -> KVSegment:
-        """TransferError DATA_LOSS when bytes are missing, or when the arrays are none that a piece
-        has.
-        """
+    def segment(self) -> KVSegment:
+        """Return the segment; TransferError DATA_LOSS for missing bytes or wrong arrays."""
         self._check(self._filled == self._data.size, self._filled)
         arrays = self._arrays()
         try:
             return KVSegment(self._ticket.group, self._ticket.start, **arrays)
-        except (EngineError, TypeError) as error:  # TypeError: without k
+        except (EngineError, TypeError) as error:  # TypeError: the ticket has no array k
             raise TransferError("DATA_LOSS", str(error)) from None
 
     def _arrays(self) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
-"""Pieces over gRPC: one call for each, in the connections that servers have anyway.
+"""Fetch segments over gRPC: one call for each, on the connections that the servers have anyway.
 
-HTTP/2's flow control is what a receiver holds a sender back with: it reads no faster than it can,
-and a few MiB on, the sender's writes wait.
+HTTP/2's flow control bounds the memory of a transfer: a receiver reads no faster than it can, and a
+few MiB later the sender's writes wait.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 import grpc
 from grpc import aio  # type: ignore[attr-defined]
 
-from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.encoding import Blank, chunks, data_of, message_of
-from jaxserve.cluster.transfer.grpc_status import answering, reading
-from jaxserve.cluster.transfer.offers import Lot, Shelf
+from jaxserve.cluster.transfer.byte_budget import ByteBudget
+from jaxserve.cluster.transfer.encoding import SegmentBuffer, chunks, data_of, message_of
+from jaxserve.cluster.transfer.grpc_status import errors_to_status, status_to_errors
+from jaxserve.cluster.transfer.offers import Offer, OfferStore
 from jaxserve.cluster.transfer.ticket import Ticket, TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.engine.kv_segment import KVSegment
@@ -24,29 +24,32 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class TransferServicer:
-    """The sender's side. Its bytes do not go through protobuf, see `message_of`."""
+    """The sending side. Its bytes do not pass through protobuf, see `message_of`."""
 
-    def __init__(self, shelf: Shelf):
-        self._shelf = shelf
+    def __init__(self, offers: OfferStore):
+        self._offers = offers
 
     def add_to(self, server: aio.Server) -> None:
+        # Without a response serializer, `write` takes bytes as they are.
         fetch = grpc.unary_stream_rpc_method_handler(self.Fetch, pb.FetchRequest.FromString)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Fetch": fetch}),)
         )
 
     async def Fetch(self, request: pb.FetchRequest, context: aio.ServicerContext) -> None:
-        async with answering(context):
+        async with errors_to_status(context):
             await self._take(request.ticket, context)
 
+    # A function of its own, so that its frame, which holds the offer, is not that of the handler:
+    # `errors_to_status` can clear only frames that have ended.
     async def _take(self, ticket: bytes, context: aio.ServicerContext) -> None:
-        with self._shelf.taking(ticket) as lot:
-            await self._send(lot, context)
+        with self._offers.taking(ticket) as offer:
+            await self._send(offer, context)
 
-    async def _send(self, lot: Lot, context: aio.ServicerContext) -> None:
+    async def _send(self, offer: Offer, context: aio.ServicerContext) -> None:
         try:
-            async with asyncio.timeout_at(lot.deadline):
-                for data in chunks(lot.piece):
+            async with asyncio.timeout_at(offer.deadline):
+                for data in chunks(offer.segment):
                     await context.write(message_of(data))
         except TimeoutError:
             raise TransferError(
@@ -54,21 +57,23 @@ class TransferServicer:
             ) from None
 
 
-class Receiver:
-    """The receiver's side, for one sender.
+class SegmentReceiver:
+    """The receiving side, for one sender.
 
-    budget: may be shared among several. metadata: of every call.
+    The budget may be shared among several. `metadata` is sent with every call.
     """
 
-    def __init__(self, channel: aio.Channel, budget: Budget, metadata: Metadata = ()):
+    def __init__(self, channel: aio.Channel, budget: ByteBudget, metadata: Metadata = ()):
+        # Without a response deserializer, `read` returns bytes as they are.
         self._fetching = channel.unary_stream(
             f"/{SERVICE}/Fetch", pb.FetchRequest.SerializeToString
         )
-        self._budget, self._metadata = budget, metadata
+        self._budget = budget
+        self._metadata = metadata
 
     @asynccontextmanager
     async def fetch(self, ticket: Ticket, deadline: float) -> AsyncIterator[KVSegment]:
-        """The piece takes up room until the block is left.
+        """Fetch a segment, whose bytes count against the budget until the block is left.
 
         TransferError when it did not come by the deadline.
         """
@@ -76,11 +81,12 @@ class Receiver:
             yield await self._fetch(ticket, deadline)
 
     async def _fetch(self, ticket: Ticket, deadline: float) -> KVSegment:
-        blank, seconds = Blank(ticket), deadline - asyncio.get_running_loop().time()
+        buffer = SegmentBuffer(ticket)
+        seconds = deadline - asyncio.get_running_loop().time()
         call = self._fetching(
             pb.FetchRequest(ticket=ticket.key), timeout=max(seconds, 0), metadata=self._metadata
         )
-        with reading(call):
+        with status_to_errors(call):
             while (message := await call.read()) is not aio.EOF:
-                blank.fill(data_of(message))
-        return blank.piece()
+                buffer.fill(data_of(message))
+        return buffer.segment()

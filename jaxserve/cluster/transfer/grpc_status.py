@@ -1,6 +1,4 @@
-"""Failures of calls between servers: errors become statuses on one side, and errors again on the
-other.
-"""
+"""Carry failures of calls between servers: gRPC statuses on one side, errors on the other."""
 
 import asyncio
 import logging
@@ -18,13 +16,13 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def answering(context: aio.ServicerContext) -> AsyncIterator[None]:
-    """Around a call's handler: what it raises is the call's status. Of a bug the other side learns
-    no more.
+async def errors_to_status(context: aio.ServicerContext) -> AsyncIterator[None]:
+    """Make an error of a call's handler the call's status.
 
-    gRPC keeps what `abort` raises, in a cycle, and with it the error's frames: they let go of what
-    they hold.
+    An unexpected exception is logged here; the other side learns only its type.
     """
+    # gRPC keeps the exception of `abort`, and with it this error's frames, in a reference cycle.
+    # Clearing the frames frees the segments that they refer to.
     try:
         yield
     except JaxserveError as error:
@@ -39,10 +37,8 @@ async def answering(context: aio.ServicerContext) -> AsyncIterator[None]:
 
 
 @contextmanager
-def reading(call: aio.UnaryStreamCall) -> Iterator[None]:
-    """Around reading a call: it ends with the block, and its failure is a TransferError with its
-    code and text.
-    """
+def status_to_errors(call: aio.UnaryStreamCall) -> Iterator[None]:
+    """Raise a failure of the call as TransferError, and end the call with the block."""
     try:
         yield
     except aio.AioRpcError as error:
@@ -50,9 +46,11 @@ def reading(call: aio.UnaryStreamCall) -> Iterator[None]:
             error.code().name, error.details() or "the call failed", remote=True
         ) from None
     except asyncio.CancelledError:
+        # gRPC raises this in the reader, too, when its channel is closed: then the task itself was
+        # not asked to cancel.
         task = asyncio.current_task()
         if task and task.cancelling():
             raise
-        raise TransferError("CANCELLED", "the channel was closed") from None  # gRPC says it so
+        raise TransferError("CANCELLED", "the channel was closed") from None
     finally:
         call.cancel()

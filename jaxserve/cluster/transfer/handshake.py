@@ -1,4 +1,4 @@
-"""What two servers must have in common before keys and values of one are of use to the other."""
+"""Check that keys and values that one server computes are of use to another."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +10,18 @@ from jaxserve.cluster.v1 import prefill_pb2 as pb
 
 PROTOCOL = 1  # raised with every change that the other side has to know of
 STAGE = "prefill"
-TRANSPORT = "grpc"  # Fetch; an older release may have another one, and is refused
+# Segments are fetched by TransferService.Fetch. An older release could be started with another
+# transport, and announces only that one: it is refused in words instead of failing at every fetch.
+TRANSPORT = "grpc"
 
 
 @dataclass(frozen=True)
 class Handshake:
-    """One side's.
+    """Statement of one server about itself.
 
-    model: what has to be the same of it, see `facts_of_model`. stored: the dtype of this side's
-    pages, as pieces have it. taken: dtypes of pieces that this side can make pages of.
+    `model` has the facts that must be equal, see `facts_of_model`. `stored` is the dtype of this
+    side's pages, as segments have it. `taken` has the dtypes of segments from which this side can
+    make pages.
     """
 
     model: Facts
@@ -30,15 +33,16 @@ class Handshake:
         return {"the protocol": str(PROTOCOL)} | self.model
 
     def fields(self) -> dict[str, Any]:
-        """Of a PrefillRequest or WatchRequest."""
+        """Return the fields of a PrefillRequest or WatchRequest that state this handshake."""
         facts = cluster_pb2.Facts(
             stage=STAGE, names=list(self.facts), values=list(self.facts.values())
         )
         return {"facts": facts, "dtypes": self.taken, "transports": (TRANSPORT,)}
 
     def check(self, request: pb.PrefillRequest | pb.WatchRequest) -> None:
-        """TransferError FAILED_PRECONDITION with the first difference and what both have, in the
-        caller's words.
+        """Raise TransferError FAILED_PRECONDITION with the first difference and both values.
+
+        The text is read by the caller: "here" is the caller's side, "there" this one.
         """
         callers = dict(zip(request.facts.names, request.facts.values, strict=False))
         if problem := difference(callers, self.facts):
@@ -54,5 +58,6 @@ class Handshake:
             transports = ", ".join(request.transports) or "nothing"
             raise TransferError(
                 "FAILED_PRECONDITION",
-                f"--transport: pieces travel by {TRANSPORT} there, and by {transports} here",
+                f"the two servers differ in the transport of pieces: {TRANSPORT} there, "
+                f"{transports} here (run the same release of jaxserve on both)",
             )

@@ -1,5 +1,4 @@
-"""Pieces on offer: in the host's memory until they are fetched, within a budget and only so
-long."""
+"""Segments on offer: in the host's memory until they are fetched, within a budget and a time."""
 
 import asyncio
 import secrets
@@ -7,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from jaxserve.cluster.transfer.byte_budget import Budget
+from jaxserve.cluster.transfer.byte_budget import ByteBudget
 from jaxserve.cluster.transfer.ticket import Ticket, TransferError
 from jaxserve.engine.kv_segment import KVSegment
 from jaxserve.errors import EngineError
@@ -17,140 +16,152 @@ KEY_BYTES = 16
 
 @dataclass
 class Counts:
-    """What became of the pieces that were offered; bytes: of those that were fetched."""
+    """Numbers of segments by what became of them; `bytes` counts those that were fetched."""
 
     offered: int = 0
     fetched: int = 0
-    broken: int = 0  # off, while they were fetched
+    broken: int = 0  # the fetch was broken off
     expired: int = 0  # not fetched by their deadline
     withdrawn: int = 0  # by the end of the call that they were offered in
     bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Lot:
-    """A piece that is here. fetched: whether it was, once it is gone."""
+class Offer:
+    """A segment on offer; the future says, once the offer is gone, whether it was fetched."""
 
-    piece: KVSegment
+    segment: KVSegment
     deadline: float
     fetched: asyncio.Future[bool]
 
 
-class Shelf:
-    """Pieces that anybody may take who shows a ticket."""
+class OfferStore:
+    """Every segment on offer, each for the first caller that has its key."""
 
     def __init__(self, nbytes: int):
-        """nbytes: that may be held, --transfer-buffer."""
-        self.budget = Budget(nbytes, "of the prefill server")
+        """Hold at most `nbytes`, the value of --transfer-buffer."""
+        self.budget = ByteBudget(nbytes, "of the prefill server")
         self.counts = Counts()
-        self._lots: dict[bytes, Lot] = {}
+        self._offers: dict[bytes, Offer] = {}
         self._timers: dict[bytes, asyncio.TimerHandle] = {}
-        self._taken: set[Lot] = set()
+        self._taken: set[Offer] = set()  # being fetched
 
     @asynccontextmanager
-    async def offering(self) -> AsyncIterator["Offering"]:
-        """Leaving the block takes back what nobody fetched."""
-        offering = Offering(self)
+    async def offering(self) -> AsyncIterator["PromptOffers"]:
+        """Open the offers of one prompt; the block's end withdraws those that were not fetched."""
+        offers = PromptOffers(self)
         try:
-            yield offering
+            yield offers
         finally:
-            for key in offering.keys:
-                if lot := self._remove(key):
+            for key in offers.keys:
+                if offer := self._remove(key):
                     self.counts.withdrawn += 1
-                    self._settle(lot, False)
+                    self._settle(offer, False)
 
-    async def put(self, piece: KVSegment, deadline: float) -> tuple[Ticket, asyncio.Future[bool]]:
-        """Wait for room, then lay it out. The future says whether it was fetched, once it is
-        gone."""
-        await self.budget.take(piece.nbytes, deadline)
-        loop, key = asyncio.get_running_loop(), secrets.token_bytes(KEY_BYTES)
-        lot = self._lots[key] = Lot(piece, deadline, loop.create_future())
+    async def put(self, segment: KVSegment, deadline: float) -> tuple[Ticket, asyncio.Future[bool]]:
+        """Wait for room, then offer the segment until the deadline.
+
+        The future says, once the offer is gone, whether it was fetched.
+        """
+        await self.budget.take(segment.nbytes, deadline)
+        loop = asyncio.get_running_loop()
+        key = secrets.token_bytes(KEY_BYTES)
+        offer = Offer(segment, deadline, loop.create_future())
+        self._offers[key] = offer
         self._timers[key] = loop.call_at(deadline, self._expire, key)
         self.counts.offered += 1
-        return Ticket.of(key, piece), lot.fetched
+        return Ticket.of(key, segment), offer.fetched
 
     @contextmanager
-    def taking(self, key: bytes) -> Iterator[Lot]:
-        """Off the shelf at once, and gone when the block ends. TransferError NOT_FOUND for a key
-        that is not good.
+    def taking(self, key: bytes) -> Iterator[Offer]:
+        """Take an offer for the block, after which it is gone; an exception says it was broken off.
+
+        TransferError NOT_FOUND for a key that is unknown, used or expired.
         """
-        lot = self._remove(key)
-        if lot is None:
+        offer = self._remove(key)
+        if offer is None:
             raise TransferError(
                 "NOT_FOUND",
                 "no piece is on offer under this ticket: it was used, or its time is over",
             )
-        self._taken.add(lot)
+        self._taken.add(offer)
         fetched = False
         try:
-            yield lot
+            yield offer
             fetched = True
         finally:
-            self._taken.discard(lot)
-            self.counts.fetched += fetched
-            self.counts.broken += not fetched
-            self.counts.bytes += fetched * lot.piece.nbytes
-            self._settle(lot, fetched)
+            self._taken.discard(offer)
+            if fetched:
+                self.counts.fetched += 1
+                self.counts.bytes += offer.segment.nbytes
+            else:
+                self.counts.broken += 1
+            self._settle(offer, fetched)
 
     def _expire(self, key: bytes) -> None:
-        if lot := self._remove(key):
+        if offer := self._remove(key):
             self.counts.expired += 1
-            self._settle(lot, False)
+            self._settle(offer, False)
 
-    def _remove(self, key: bytes) -> Lot | None:
+    def _remove(self, key: bytes) -> Offer | None:
         if timer := self._timers.pop(key, None):
             timer.cancel()
-        return self._lots.pop(key, None)
+        return self._offers.pop(key, None)
 
-    def _settle(self, lot: Lot, fetched: bool) -> None:
-        self.budget.give(lot.piece.nbytes)
-        lot.fetched.set_result(fetched)
+    def _settle(self, offer: Offer, fetched: bool) -> None:
+        self.budget.give(offer.segment.nbytes)
+        offer.fetched.set_result(fetched)
 
     def check_invariants(self) -> None:
-        """What is here has its room, and every piece that was offered is here or gone. EngineError
-        with the numbers.
+        """Check that every segment here has its bytes, and every one offered is here or counted.
+
+        EngineError with the numbers otherwise.
         """
-        here, c = [*self._lots.values(), *self._taken], self.counts
-        nbytes = sum(lot.piece.nbytes for lot in here)
-        if self.budget.held < nbytes or self._timers.keys() != self._lots.keys():
+        here = [*self._offers.values(), *self._taken]
+        nbytes = sum(offer.segment.nbytes for offer in here)
+        # More may be held than is here: `put` takes bytes a moment before it lays the offer out.
+        if self.budget.held < nbytes or self._timers.keys() != self._offers.keys():
             raise EngineError(
                 f"{self.budget.held} bytes are held for {len(here)} pieces of {nbytes} bytes"
             )
-        gone = c.fetched + c.broken + c.expired + c.withdrawn
-        if gone + len(here) != c.offered:
+        counts = self.counts
+        gone = counts.fetched + counts.broken + counts.expired + counts.withdrawn
+        if gone + len(here) != counts.offered:
             raise EngineError(
-                f"{c.offered} pieces were offered, {gone} are gone and {len(here)} are here"
+                f"{counts.offered} pieces were offered, {gone} are gone and {len(here)} are here"
             )
 
 
-class Offering:
-    """The pieces of one prompt. It keeps none of them alive: they are the shelf's."""
+class PromptOffers:
+    """The offers of one prompt, by key and outcome; the segments themselves are the store's."""
 
-    def __init__(self, shelf: Shelf):
-        self._shelf = shelf
-        self._offers: dict[bytes, asyncio.Future[bool]] = {}
+    def __init__(self, store: OfferStore):
+        self._store = store
+        self._outcomes: dict[bytes, asyncio.Future[bool]] = {}
 
     @property
     def keys(self) -> Iterable[bytes]:
-        return self._offers
+        return self._outcomes
 
-    async def offer(self, piece: KVSegment, deadline: float) -> Ticket:
-        """Wait for room, and let the piece be fetched until the deadline.
+    async def offer(self, segment: KVSegment, deadline: float) -> Ticket:
+        """Wait for room, and let the segment be fetched until the deadline.
 
         TransferError: RESOURCE_EXHAUSTED where there is no room by then, or never;
-        DEADLINE_EXCEEDED where an earlier piece was not fetched in time, so that nobody needs
-        this one.
+        DEADLINE_EXCEEDED where an earlier segment was not fetched, so that later ones are of no
+        use.
         """
-        for fetched in self._offers.values():
-            _check(not fetched.done() or fetched.result())
-        ticket, fetched = await self._shelf.put(piece, deadline)
-        self._offers[ticket.key] = fetched
+        for outcome in self._outcomes.values():
+            if outcome.done():
+                _check(outcome.result())
+        ticket, outcome = await self._store.put(segment, deadline)
+        self._outcomes[ticket.key] = outcome
         return ticket
 
     async def fetched(self) -> None:
-        """Wait until all of them are fetched. TransferError when one will not be."""
-        for fetched in self._offers.values():
-            _check(await asyncio.shield(fetched))
+        """Wait until all segments are fetched; TransferError when one will not be."""
+        for outcome in self._outcomes.values():
+            # Shielded: cancelling this task must not cancel the store's future.
+            _check(await asyncio.shield(outcome))
 
 
 def _check(fetched: bool) -> None:

@@ -1,8 +1,7 @@
-"""Asking another server for a prompt: it offers keys and values piece by piece, as it computes
-them.
+"""Ask another server to compute a prompt; it offers keys and values as it computes them.
 
-Before that its load is watched: that says whether it is there, and whether it takes prompts of this
-server at all.
+The server's load is watched all the time, which also tells whether it can be reached and whether it
+takes prompts of this server.
 """
 
 import asyncio
@@ -14,25 +13,25 @@ from typing import Protocol
 from grpc import aio  # type: ignore[attr-defined]
 
 from jaxserve.cluster.transfer.encoding import ticket_from_proto, ticket_to_proto
-from jaxserve.cluster.transfer.fetch import Metadata, Receiver
-from jaxserve.cluster.transfer.grpc_status import answering, reading
+from jaxserve.cluster.transfer.fetch import Metadata, SegmentReceiver
+from jaxserve.cluster.transfer.grpc_status import errors_to_status, status_to_errors
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.cluster.transfer.offers import Offering, Shelf
+from jaxserve.cluster.transfer.offers import OfferStore, PromptOffers
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import KVSegment
 
-TELLING = 0.5  # seconds from one word of a server's load to the next
-SILENCE = 5.0  # seconds without one, and it is taken for gone
+REPORT_SECONDS = 0.5  # between two reports of a server's load
+SILENCE = 5.0  # seconds without a report after which a server is taken for gone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
-    """salt: of the prefix cache. start: whoever asks has the tokens before it. page_size: tokens of
-    its pages.
+class PrefillPrompt:
+    """A prompt that another server shall compute.
 
-    priority: as Request has it.
+    `salt` and `priority` are those of the request. The caller has the tokens before `start`, and
+    makes pages of `page_size` tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -43,9 +42,7 @@ class Prompt:
 
 
 class Source(Protocol):
-    """An engine that computes prompts for others. All of it raises a JaxserveError while it takes
-    none.
-    """
+    """An engine that computes prompts for others; every member raises JaxserveError until ready."""
 
     @property
     def handshake(self) -> Handshake: ...
@@ -55,60 +52,66 @@ class Source(Protocol):
         """Tokens of prompts that are not computed yet."""
         ...
 
-    def pieces(self, prompt: Prompt, seconds: float | None) -> AsyncGenerator[KVSegment, None]:
-        """What it computes, as soon as it has it; closing it gives the prompt up.
+    def segments(
+        self, prompt: PrefillPrompt, seconds: float | None
+    ) -> AsyncGenerator[KVSegment, None]:
+        """Yield a prompt's segments as they are computed; closing the generator gives it up.
 
-        seconds: that whoever asks will wait for all of it; None: for ever.
+        `seconds` is the time that the caller will wait for all of them, None for ever.
         """
         ...
 
 
 class PrefillServicer(rpc.PrefillServiceServicer):
-    """The side that computes. seconds: that each piece is on offer, --transfer-timeout."""
+    """The computing side. Each segment is on offer for `seconds`, --transfer-timeout."""
 
-    def __init__(self, source: Source, shelf: Shelf, seconds: float):
-        self._source, self._shelf, self._seconds = source, shelf, seconds
-        self.open = 0  # prompts whose pieces were not all fetched
+    def __init__(self, source: Source, offers: OfferStore, seconds: float):
+        self._source = source
+        self._offers = offers
+        self._seconds = seconds
+        self.open_prompts = 0  # prompts whose segments were not all fetched
 
     async def Watch(self, request: pb.WatchRequest, context: aio.ServicerContext) -> None:
-        async with answering(context):
+        async with errors_to_status(context):
             while True:
+                # Every time: the source raises as soon as this server drains.
                 self._source.handshake.check(request)
                 await context.write(pb.WatchResponse(waiting_tokens=self._source.waiting_tokens))
-                await asyncio.sleep(TELLING)
+                await asyncio.sleep(REPORT_SECONDS)
 
     async def Prefill(self, request: pb.PrefillRequest, context: aio.ServicerContext) -> None:
-        async with answering(context):
+        async with errors_to_status(context):
             self._source.handshake.check(request)
-            self.open += 1
+            self.open_prompts += 1
             try:
-                await self._give(request, context)
+                await self._serve(request, context)
             finally:
-                self.open -= 1
+                self.open_prompts -= 1
 
-    async def _give(self, request: pb.PrefillRequest, context: aio.ServicerContext) -> None:
-        async with self._shelf.offering() as offering:
+    async def _serve(self, request: pb.PrefillRequest, context: aio.ServicerContext) -> None:
+        async with self._offers.offering() as offers:
             try:
-                await self._offer_all(request, offering, context)
+                await self._offer_all(request, offers, context)
             except Exception:
-                await offering.fetched()  # what was computed before is good
+                # The segments before the failure are good: ending the call would withdraw them.
+                await offers.fetched()
                 raise
-            await offering.fetched()
+            await offers.fetched()
 
     async def _offer_all(
-        self, request: pb.PrefillRequest, offering: Offering, context: aio.ServicerContext
+        self, request: pb.PrefillRequest, offers: PromptOffers, context: aio.ServicerContext
     ) -> None:
         prompt = _prompt_from_proto(request)
-        async with aclosing(self._source.pieces(prompt, context.time_remaining())) as pieces:
-            async for piece in pieces:
-                await self._offer(offering, piece, context)
-                del piece  # it is the offering's
+        async with aclosing(self._source.segments(prompt, context.time_remaining())) as segments:
+            async for segment in segments:
+                await self._offer(offers, segment, context)
+                del segment  # the store has it, and frees it once it is fetched
 
     async def _offer(
-        self, offering: Offering, piece: KVSegment, context: aio.ServicerContext
+        self, offers: PromptOffers, segment: KVSegment, context: aio.ServicerContext
     ) -> None:
         deadline = asyncio.get_running_loop().time() + self._seconds
-        ticket = await offering.offer(piece, deadline)
+        ticket = await offers.offer(segment, deadline)
         try:
             async with asyncio.timeout_at(deadline):
                 await context.write(ticket_to_proto(ticket))
@@ -119,58 +122,61 @@ class PrefillServicer(rpc.PrefillServiceServicer):
 
 
 class PrefillClient:
-    """The side that goes on from it. metadata: of every call."""
+    """The side that decodes; `metadata` is sent with every call."""
 
     def __init__(
         self,
         channel: aio.Channel,
-        receiver: Receiver,
+        receiver: SegmentReceiver,
         handshake: Handshake,
         metadata: Metadata = (),
     ):
         self._stub = rpc.PrefillServiceStub(channel)
-        self._receiver, self._handshake, self._metadata = receiver, handshake, metadata
+        self._receiver = receiver
+        self._handshake = handshake
+        self._metadata = metadata
 
     async def loads(self) -> AsyncGenerator[int, None]:
-        """Tokens of prompts that it has not computed yet, whenever it tells, for ever; to be
-        closed.
+        """Yield the other server's load at every report: tokens of prompts not computed yet.
 
-        TransferError when nothing comes any more: FAILED_PRECONDITION where it will take no prompts
-        of this server.
+        The generator has to be closed. TransferError when reports end: FAILED_PRECONDITION where
+        the other server will take no prompts of this one.
         """
         call = self._stub.Watch(
             pb.WatchRequest(**self._handshake.fields()), metadata=self._metadata
         )
-        with reading(call):
+        with status_to_errors(call):
             while True:
                 try:
                     async with asyncio.timeout(SILENCE):
                         response = await call.read()
                 except TimeoutError:
                     raise TransferError(
-                        "DEADLINE_EXCEEDED", f"it was silent for {SILENCE:g} s"
+                        "DEADLINE_EXCEEDED", f"the server was silent for {SILENCE:g} s"
                     ) from None
                 if response is aio.EOF:
-                    raise TransferError("UNAVAILABLE", "it ended the call")
+                    raise TransferError("UNAVAILABLE", "the server ended the call")
                 yield response.waiting_tokens
 
-    async def pieces(self, prompt: Prompt, deadline: float) -> AsyncGenerator[KVSegment, None]:
-        """What the other server computes, in order; a piece takes up room until the next one is
-        asked for.
+    async def segments(
+        self, prompt: PrefillPrompt, deadline: float
+    ) -> AsyncGenerator[KVSegment, None]:
+        """Have a prompt computed and yield its segments in order.
 
-        To be closed (contextlib.aclosing): that gives the prompt up. TransferError when not all of
-        it comes by the deadline; what came before is good.
+        A segment counts against the budget until the next is asked for. The generator has to be
+        closed (contextlib.aclosing), which gives the prompt up. TransferError when some do not come
+        by the deadline; the segments before are good.
         """
         request = _prompt_to_proto(prompt, self._handshake)
         seconds = deadline - asyncio.get_running_loop().time()
         call = self._stub.Prefill(request, timeout=max(seconds, 0), metadata=self._metadata)
-        with reading(call):
+        with status_to_errors(call):
             while (response := await call.read()) is not aio.EOF:
-                async with self._receiver.fetch(ticket_from_proto(response), deadline) as piece:
-                    yield piece
+                async with self._receiver.fetch(ticket_from_proto(response), deadline) as segment:
+                    yield segment
 
 
-def _prompt_to_proto(prompt: Prompt, handshake: Handshake) -> pb.PrefillRequest:
+def _prompt_to_proto(prompt: PrefillPrompt, handshake: Handshake) -> pb.PrefillRequest:
     return pb.PrefillRequest(
         token_ids=prompt.token_ids,
         salt=prompt.salt,
@@ -181,11 +187,11 @@ def _prompt_to_proto(prompt: Prompt, handshake: Handshake) -> pb.PrefillRequest:
     )
 
 
-def _prompt_from_proto(request: pb.PrefillRequest) -> Prompt:
-    """TransferError INVALID_ARGUMENT for what no engine has."""
+def _prompt_from_proto(request: pb.PrefillRequest) -> PrefillPrompt:
+    """Parse a prompt; TransferError INVALID_ARGUMENT for a page size that no engine has."""
     if not request.page_size:
-        raise TransferError("INVALID_ARGUMENT", "page_size: is 0; pages have at least a token")
-    return Prompt(
+        raise TransferError("INVALID_ARGUMENT", "page_size is 0; it must be at least 1")
+    return PrefillPrompt(
         token_ids=tuple(request.token_ids),
         salt=request.salt,
         start=request.start,

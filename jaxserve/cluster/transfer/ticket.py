@@ -1,4 +1,4 @@
-"""Tickets: all that two servers tell each other of a piece before its bytes travel."""
+"""Tickets: the description of a segment that is sent before its bytes."""
 
 import math
 from dataclasses import dataclass
@@ -10,21 +10,22 @@ from jaxserve.errors import JaxserveError
 
 
 class TransferError(JaxserveError):
-    """Keys and values do not come over: whoever wanted them computes them itself.
+    """Keys and values do not come over; the server that needs them computes them itself.
 
-    code: gRPC's. remote: the other side has said so, or is not there.
+    `code` is gRPC's. `remote` says that the other side reported the error, or cannot be reached.
     """
 
     reason = "TRANSFER"
 
     def __init__(self, code: str, problem: str, remote: bool = False):
         super().__init__(problem)
-        self.code, self.remote = code, remote
+        self.code = code
+        self.remote = remote
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """name: a field of KVSegment."""
+    """Description of one array of a segment; `name` is the segment's field."""
 
     name: str
     dtype: np.dtype
@@ -37,8 +38,11 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What fetches a piece, once, and all that there is to know of it before. key: 128 random
-    bits."""
+    """Description of a segment, and the key that fetches it once.
+
+    `key` has 128 random bits. `group` is the index of the page group, and `start` the position in
+    the prompt of the segment's first token.
+    """
 
     key: bytes
     group: int
@@ -46,9 +50,10 @@ class Ticket:
     arrays: tuple[Array, ...]
 
     @staticmethod
-    def of(key: bytes, piece: KVSegment) -> "Ticket":
-        arrays = (Array(name, array.dtype, array.shape) for name, array in piece.arrays.items())
-        return Ticket(key, piece.group, piece.start, tuple(arrays))
+    def of(key: bytes, segment: KVSegment) -> "Ticket":
+        """Describe a segment."""
+        arrays = (Array(name, array.dtype, array.shape) for name, array in segment.arrays.items())
+        return Ticket(key, segment.group, segment.start, tuple(arrays))
 
     @property
     def nbytes(self) -> int:

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ClusterServiceStub:
-    """The leader listens, every follower calls once and stays.
+    """Served by the leader. Every follower calls once, and the call lasts as long as the pod.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class ClusterServiceStub:
 
 
 class ClusterServiceServicer:
-    """The leader listens, every follower calls once and stays.
+    """Served by the leader. Every follower calls once, and the call lasts as long as the pod.
     """
 
     def Follow(self, request_iterator, context):
-        """Facts, heartbeats and farewells to the leader; orders and heartbeats back. It ends with the pod.
+        """Carries facts, heartbeats and farewells to the leader, and orders and heartbeats back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_ClusterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ClusterService:
-    """The leader listens, every follower calls once and stays.
+    """Served by the leader. Every follower calls once, and the call lasts as long as the pod.
     """
 
     @staticmethod

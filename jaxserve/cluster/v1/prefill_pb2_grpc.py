@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PrefillServiceStub:
-    """The server that computes prompts, asked by those that decode.
+    """Served by a server that computes prompts, for servers that decode.
     """
 
     def __init__(self, channel):
@@ -48,19 +48,19 @@ class PrefillServiceStub:
 
 
 class PrefillServiceServicer:
-    """The server that computes prompts, asked by those that decode.
+    """Served by a server that computes prompts, for servers that decode.
     """
 
     def Prefill(self, request, context):
-        """Computes a prompt, and offers its keys and values piece by piece as they are computed. It ends when all of them were
-        fetched; what was not is taken back when it ends otherwise.
+        """Computes a prompt, and offers its keys and values piece by piece as they are computed. The call ends when all were
+        fetched; if it ends earlier, the remaining offers are withdrawn.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """How busy it is, now and every half second: for as long as it is there, and takes prompts of the caller.
+        """Reports the load now and every half second, for as long as the server takes prompts of the caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +88,7 @@ def add_PrefillServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PrefillService:
-    """The server that computes prompts, asked by those that decode.
+    """Served by a server that computes prompts, for servers that decode.
     """
 
     @staticmethod
@@ -147,7 +147,7 @@ class PrefillService:
 
 
 class TransferServiceStub:
-    """The server that has something to send.
+    """Served by a server that has pieces on offer.
     """
 
     def __init__(self, channel):
@@ -164,11 +164,11 @@ class TransferServiceStub:
 
 
 class TransferServiceServicer:
-    """The server that has something to send.
+    """Served by a server that has pieces on offer.
     """
 
     def Fetch(self, request, context):
-        """The bytes of a piece. Its ticket is good for one call.
+        """Sends the bytes of a piece. A ticket is good for one call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,7 +191,7 @@ def add_TransferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TransferService:
-    """The server that has something to send.
+    """Served by a server that has pieces on offer.
     """
 
     @staticmethod

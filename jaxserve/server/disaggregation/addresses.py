@@ -1,5 +1,4 @@
-"""Addresses of prefill servers: from flags, and from a file that may change while the server
-runs."""
+"""Addresses of prefill servers, from flags and from a file that may change at any time."""
 
 import asyncio
 import logging
@@ -8,22 +7,25 @@ from pathlib import Path
 
 from jaxserve.errors import ConfigError
 
-EVERY = 1.0  # seconds
+POLL_SECONDS = 1.0  # between two looks at the file
 log = logging.getLogger(__name__)
 
 
 def check_address(text: str) -> str:
-    """ConfigError for what is not HOST:PORT."""
+    """Return the text if it is HOST:PORT; ConfigError otherwise."""
     host, _, port = text.rpartition(":")
     if not (host and host.isprintable() and " " not in host and port.isascii() and port.isdigit()):
-        raise ConfigError(f"{text!r:.80} is not an address like 10.0.0.7:50051")
+        raise ConfigError(
+            f"{text!r:.80} is not an address; it must be HOST:PORT, like 10.0.0.7:50051"
+        )
+    # The length first: int() of thousands of digits is slow, and has a limit of its own.
     if len(port) > 5 or not 0 < int(port) < 2**16:
-        raise ConfigError(f"{text!r:.80}: ports are 1 to 65535")
+        raise ConfigError(f"{text!r:.80} has a port that is not 1 to 65535")
     return text
 
 
 def read_addresses(path: Path) -> list[str]:
-    """An address per line, and comments behind "#". ConfigError with the line that is none."""
+    """Read one address per line, with comments behind "#"; ConfigError names the line at fault."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -31,34 +33,41 @@ def read_addresses(path: Path) -> list[str]:
         raise ConfigError(f"--prefill-servers-file {path}: {problem}") from None
     found = []
     for number, line in enumerate(lines, 1):
-        if text := line.partition("#")[0].strip():
-            try:
-                found.append(check_address(text))
-            except ConfigError as error:
-                raise ConfigError(
-                    f"--prefill-servers-file {path}, line {number}: {error}"
-                ) from None
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        try:
+            found.append(check_address(text))
+        except ConfigError as error:
+            raise ConfigError(f"--prefill-servers-file {path}, line {number}: {error}") from None
     return found
 
 
 async def follow(path: Path, change: Callable[[Iterable[str]], None]) -> None:
-    """Tell of the addresses in the file, now and whenever it changes; what cannot be read changes
-    nothing.
+    """Call `change` with the file's addresses, now and whenever the file changes.
+
+    A file that cannot be read, or has an error, changes nothing.
     """
     seen: object = None
     while True:
-        if (stamp := _stamp(path)) != seen:
+        stamp = _stamp(path)
+        if stamp != seen:
             try:
                 change(read_addresses(path))
             except ConfigError as error:
-                log.warning("%s; the servers stay as they were", error)
+                log.warning("%s; the prefill servers stay as they were", error)
             except Exception:
-                log.exception("--prefill-servers-file %s; the servers may not be those in it", path)
+                log.exception(
+                    "--prefill-servers-file %s: a change failed; some of its servers may not be "
+                    "in use",
+                    path,
+                )
             seen = stamp
-        await asyncio.sleep(EVERY)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
+    """Return numbers that differ after the file was written or replaced; () if it is not there."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Prompts computed on one mesh of this process, and decoded on another one."""
+"""Compute prompts on one mesh of this process, and decode on another."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from jaxserve.cluster.transfer.prefill import Prompt
+from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.engine.device.runner import DeviceRunner
 from jaxserve.engine.host.kv_export import PagesToSend
 from jaxserve.engine.host.kv_import import KVImport, StagedPages
@@ -16,22 +16,23 @@ from jaxserve.errors import ConfigError
 from jaxserve.server.core.engine_thread import EngineThread
 from jaxserve.server.disaggregation.flags import Meshes
 from jaxserve.server.disaggregation.metrics import DecodeMetrics
-from jaxserve.server.disaggregation.prefill_source import departing
+from jaxserve.server.disaggregation.prefill_source import exporting
 from jaxserve.server.disaggregation.prefix_affinity import Blocks
-from jaxserve.server.disaggregation.remote_prefill import Handover
+from jaxserve.server.disaggregation.remote_prefill import RemotePrefill
 from jaxserve.server.disaggregation.roles import Role
 from jaxserve.server.serving_state import PrefillEngine
 from sharding.mesh import MeshSpec, ShardingError
 
-Bring = Callable[
-    [KVImport, PagesToSend, float], Iterator[StagedPages]
-]  # with the seconds that it may wait
+# Copies pages to the decode mesh; the number is the seconds that it may wait for room there.
+Copy = Callable[[KVImport, PagesToSend, float], Iterator[StagedPages]]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model is loaded. flag: that says so. prefills: prompts are computed there, and
-    nothing else.
+    """The devices of one of the two models.
+
+    `flag` is the flag with its value, for errors. `prefills` marks the mesh that computes prompts
+    and nothing else.
     """
 
     mesh: MeshSpec
@@ -41,7 +42,7 @@ class Place:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Around what may find that the model does not fit there: the error has the flag."""
+        """Put the flag before a ShardingError of the block: the model does not fit this mesh."""
         try:
             yield
         except ShardingError as error:
@@ -49,61 +50,68 @@ class Place:
 
 
 def places(meshes: Meshes, devices: Sequence[Any]) -> tuple[Place, Place]:
-    """For prefill the first of the devices, for decode the next. ConfigError when there are too
-    few.
+    """Return the places for prefill, the first devices, and for decode, the next ones.
+
+    ConfigError when there are too few devices.
     """
-    first, second = meshes.prefill, meshes.decode
-    if len(devices) < first + second:
+    prefill = meshes.prefill
+    decode = meshes.decode
+    if len(devices) < prefill + decode:
         raise ConfigError(
-            f"--prefill-mesh {first} and --decode-mesh {second} need {first + second} devices; "
-            f"{len(devices)} are "
-            "present (lower one of them)"
+            f"--prefill-mesh {prefill} and --decode-mesh {decode} need {prefill + decode} "
+            f"devices; {len(devices)} are present (lower one of them)"
         )
     return (
-        Place(MeshSpec(tensor=first), devices[:first], f"--prefill-mesh {first}", prefills=True),
-        Place(MeshSpec(tensor=second), devices[first : first + second], f"--decode-mesh {second}"),
+        Place(
+            MeshSpec(tensor=prefill), devices[:prefill], f"--prefill-mesh {prefill}", prefills=True
+        ),
+        Place(
+            MeshSpec(tensor=decode),
+            devices[prefill : prefill + decode],
+            f"--decode-mesh {decode}",
+        ),
     )
 
 
 @dataclass(frozen=True)
-class Moving:
-    """An Arrival that lies on the other mesh. bring: how it comes."""
+class DeviceTransfer:
+    """`IncomingPages` that lie on the devices of the other mesh."""
 
     outgoing: PagesToSend
-    bring: Bring
+    copy: Copy
 
     @property
     def nbytes(self) -> int:
         return self.outgoing.nbytes
 
     def stage(self, arriving: KVImport, timeout: float) -> Iterator[StagedPages]:
-        return self.bring(arriving, self.outgoing, timeout)
+        return self.copy(arriving, self.outgoing, timeout)
 
 
 def through_host(
     arriving: KVImport, outgoing: PagesToSend, timeout: float
 ) -> Iterator[StagedPages]:
-    """Of pages whose heads have to be dealt out anew."""
+    """Copy pages through the host's memory, where each mesh divides the kv heads differently."""
     return arriving.stage(outgoing.to_host(), timeout)
 
 
 class PrefillMesh:
-    """The engine of the other mesh: a Prefiller, and the pool that has no other.
+    """A `Prefiller` on another mesh of this process, and a `Pool` of just itself.
 
-    direct: pages go from device to device, since a shard has as many of the model's kv heads on
-    either mesh.
+    Pages go directly from device to device (`direct`) if a shard holds equally many kv heads on
+    both meshes.
     """
 
     name = "the prefill mesh"
 
     def __init__(self, engine: PrefillEngine, decodes: DeviceRunner):
-        """decodes: on whose mesh the pages are wanted."""
+        """Connect the prefill engine to the runner whose mesh needs the pages."""
         self._engine = engine
         self.direct = engine.runner.pages.transfer_format == decodes.pages.transfer_format
 
     @property
-    def way(self) -> str:
-        """That pages go, in words."""
+    def transfer_path(self) -> str:
+        """How pages travel, in words for the terminal."""
         return (
             "from device to device"
             if self.direct
@@ -119,36 +127,40 @@ class PrefillMesh:
         return self._engine.service.waiting_tokens
 
     def cached(self, blocks: Blocks) -> int:
-        """Nobody else is there to be preferred."""
+        """Return 0: the number only compares prefillers, and there is one."""
         return 0
 
-    def ending(self, limit: asyncio.Timeout) -> AbstractContextManager[None]:
-        """See Prefiller; the process ends with it."""
+    def expiring(self, limit: asyncio.Timeout) -> AbstractContextManager[None]:
+        """Do nothing: when this engine fails, the process ends."""
         return nullcontext()
 
-    async def arrivals(self, prompt: Prompt, deadline: float) -> AsyncGenerator[Moving, None]:
-        """See Prefiller."""
-        engine, bring = self._engine, KVImport.move if self.direct else through_host
+    async def compute(
+        self, prompt: PrefillPrompt, deadline: float
+    ) -> AsyncGenerator[DeviceTransfer, None]:
+        """Compute a prompt, see `Prefiller`."""
+        engine = self._engine
+        copy = KVImport.move if self.direct else through_host
         seconds = deadline - asyncio.get_running_loop().time()
-        async with departing(
-            engine.service, engine.thread, prompt, seconds, not self.direct
-        ) as departure:
-            while outgoing := await departure.next():
+        async with exporting(
+            engine.service, engine.thread, prompt, seconds, to_host=not self.direct
+        ) as export:
+            while outgoing := await export.next():
                 try:
-                    yield Moving(outgoing, bring)
+                    yield DeviceTransfer(outgoing, copy)
                 finally:
-                    departure.drop(outgoing)
+                    export.drop(outgoing)
 
 
 class DecodeMeshRole(Role):
-    """It hands long prompts over to the other mesh."""
+    """A server that has long prompts computed on another mesh of its process."""
 
     def __init__(self, meshes: Meshes, prefill: PrefillMesh, registry: CollectorRegistry):
-        self._meshes, self._prefill = meshes, prefill
+        self._meshes = meshes
+        self._prefill = prefill
         self._metrics = DecodeMetrics(registry)
 
-    def handover(self, thread: EngineThread, page_size: int) -> Handover:
+    def remote_prefill(self, thread: EngineThread, page_size: int) -> RemotePrefill:
         meshes = self._meshes
-        return Handover(
+        return RemotePrefill(
             thread, page_size, self._prefill, meshes.policy, meshes.seconds, self._metrics
         )

@@ -1,6 +1,4 @@
-"""An engine that computes prompts for another one: a prompt is a request for one token, and its
-pages leave.
-"""
+"""Compute prompts for another engine: each is a request for one token whose pages are exported."""
 
 import asyncio
 import logging
@@ -9,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.cluster.transfer.prefill import Prompt
+from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.host.kv_export import KVExport, PagesToSend
@@ -22,16 +20,15 @@ from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.service import Service
 from jaxserve.server.readiness import Readiness
 
-ONE_TOKEN = SamplingParams(
-    max_tokens=1, temperature=0.0, seed=0
-)  # whoever decodes draws the first token
-
+# The token is thrown away: the server that decodes computes the prompt's last position itself, and
+# draws the first token from it.
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
 
 log = logging.getLogger(__name__)
 
 
 class PrefillSource:
-    """What PrefillServicer asks of it, see `Source`; the model comes when the gate opens."""
+    """A `Source` for PrefillServicer whose model is there once the gate is open."""
 
     def __init__(self, readiness: Readiness):
         self._readiness = readiness
@@ -47,31 +44,40 @@ class PrefillSource:
     def waiting_tokens(self) -> int:
         return self._readiness.require_ready().service.waiting_tokens
 
-    async def pieces(
-        self, prompt: Prompt, seconds: float | None
+    async def segments(
+        self, prompt: PrefillPrompt, seconds: float | None
     ) -> AsyncGenerator[KVSegment, None]:
-        served, loop = self._readiness.require_ready(), asyncio.get_running_loop()
-        async with departing(
+        """Compute a prompt and yield its segments, see `Source`."""
+        served = self._readiness.require_ready()
+        loop = asyncio.get_running_loop()
+        async with exporting(
             served.service, served.thread, prompt, seconds, to_host=True
-        ) as departure:
-            while outgoing := await departure.next():
+        ) as export:
+            while outgoing := await export.next():
                 try:
-                    piece = await loop.run_in_executor(self._copying, departure.to_host, outgoing)
+                    segment = await loop.run_in_executor(self._copying, export.to_host, outgoing)
                 finally:
-                    departure.drop(outgoing)  # where nobody came to it
-                yield piece
-                del piece
+                    export.drop(outgoing)  # without effect once it was copied
+                yield segment
+                del segment  # megabytes, which shall not wait here for the next one
 
     def close(self) -> None:
         self._copying.shutdown(wait=False, cancel_futures=True)
 
 
 @asynccontextmanager
-async def departing(
-    service: Service, thread: EngineThread, prompt: Prompt, seconds: float | None, to_host: bool
-) -> "AsyncIterator[Departure]":
-    """While the prompt is computed. seconds: see `Source.pieces`. to_host: where its pages will
-    go."""
+async def exporting(
+    service: Service,
+    thread: EngineThread,
+    prompt: PrefillPrompt,
+    seconds: float | None,
+    to_host: bool,
+) -> "AsyncIterator[PrefillExport]":
+    """Compute the prompt and export its pages for as long as the block lasts.
+
+    `seconds` is the time that the other side will wait, None for ever. `to_host` says that the
+    pages will be copied to the host's memory, so that the copies can begin early.
+    """
     call = IncomingRequest(
         prompt=prompt.token_ids,
         prompt_field="token_ids",
@@ -82,120 +88,128 @@ async def departing(
         timeout=seconds,
     )
     with await service.answer(call) as answer:
-        departure = Departure(thread, answer, to_host)
+        export = PrefillExport(thread, answer, to_host)
         try:
-            await departure.begin(prompt)
-            yield departure
+            await export.begin(prompt)
+            yield export
         finally:
-            departure.end()
+            export.end()
 
 
-class Departure:
-    """One prompt's pages, on their way from the engine's thread to the event loop. begin, next ...,
-    and end always.
+class PrefillExport:
+    """One prompt's pages on their way from the engine's thread to the event loop.
+
+    Call `begin`, then `next` until it returns None, and `end` in any case.
     """
 
     def __init__(self, thread: EngineThread, answer: Answer, to_host: bool):
-        self._thread, self._answer, self._to_host = thread, answer, to_host
+        self._thread = thread
+        self._answer = answer
+        self._to_host = to_host
         self._loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Queue[PagesToSend | JaxserveError | None] = asyncio.Queue()
+        self._delivered: asyncio.Queue[PagesToSend | JaxserveError | None] = asyncio.Queue()
         self._watching: asyncio.Task[None] | None = None
-        self._exporting: Future[KVExport] | None = None
-        self._over = False
+        self._export: Future[KVExport] | None = None
+        self._ended = False
 
-    async def begin(self, prompt: Prompt) -> None:
+    async def begin(self, prompt: PrefillPrompt) -> None:
         request = self._answer.prepared.request
         self._watching = asyncio.create_task(self._watch())
-        self._exporting = self._thread.call(
+        self._export = self._thread.call(
             lambda engine: engine.transfers.export(
                 request, prompt.start, prompt.page_size, self._deliver
             )
         )
-        await asyncio.wrap_future(self._exporting)
+        await asyncio.wrap_future(self._export)
 
     async def next(self) -> PagesToSend | None:
-        """None when all have come. A JaxserveError when the rest will not, behind what came
-        before."""
-        arrived = await self._arrived.get()
-        if isinstance(arrived, JaxserveError):
-            raise arrived
-        if arrived is None:
-            self._check_whole()
-            self._answer.exported = True
-        return arrived
+        """Return the next pages, or None after the last.
 
-    def _check_whole(self) -> None:
-        assert self._exporting, "it has begun"
-        if missing := self._exporting.result().missing:
+        JaxserveError, after the pages before, when the rest will not come.
+        """
+        delivered = await self._delivered.get()
+        if isinstance(delivered, JaxserveError):
+            raise delivered
+        if delivered is None:
+            self._check_complete()
+            self._answer.exported = True
+        return delivered
+
+    def _check_complete(self) -> None:
+        assert self._export, "begin was called"
+        if missing := self._export.result().missing:
             problem = (
-                f"{missing} pages were evicted before they could leave (--cache-tokens of "
-                f"the prefill server)"
+                f"{missing} pages were evicted before they could be sent (--cache-tokens of the "
+                f"prefill server)"
             )
             raise TransferError("NOT_FOUND", problem)
 
     def to_host(self, outgoing: PagesToSend) -> KVSegment:
-        """On a thread that may wait."""
+        """Copy the pages to the host's memory. Waits for the devices; not for the event loop."""
         try:
             return outgoing.to_host()
         finally:
             self._advance()
 
     def drop(self, outgoing: PagesToSend) -> None:
-        """What was not taken of it is not wanted; what waited for its place may come."""
+        """Free the pages if they were not taken, and let the pages that wait for room follow."""
         outgoing.drop()
         self._advance()
 
     def end(self) -> None:
-        """Nothing more is wanted."""
-        self._over = True
+        """Stop the export; pages that were delivered and not taken are freed."""
+        self._ended = True
         self._thread.call(self._close)
         if self._watching:
             self._watching.cancel()
-        while not self._arrived.empty():
-            self._leave(self._arrived.get_nowait())
+        while not self._delivered.empty():
+            self._free(self._delivered.get_nowait())
 
     async def _watch(self) -> None:
-        """A request that ends in a step without output, or with an error, is noticed as well."""
+        # The engine advances exports after its steps. A request that ends otherwise, by an error
+        # or a step without output, needs this to be noticed.
         try:
             await self._answer.whole()
             self._advance()
         except JaxserveError as error:
-            self._arrived.put_nowait(error)
+            self._delivered.put_nowait(error)
         except Exception as error:
             log.exception("a prompt of a decode server failed")
-            self._arrived.put_nowait(
-                TransferError("INTERNAL", f"{type(error).__name__} (see this server's log)")
-            )
+            problem = f"{type(error).__name__} (see this server's log)"
+            self._delivered.put_nowait(TransferError("INTERNAL", problem))
 
     def _advance(self) -> None:
-        self._thread.call(lambda engine: engine.transfers.advance()).add_done_callback(_report)
+        self._thread.call(lambda engine: engine.transfers.advance()).add_done_callback(_log_failure)
+
+    # ---- on the engine's thread
 
     def _close(self, engine: Engine) -> None:
-        """On the engine's thread, where the export began before, unless it was given up before."""
-        exporting = self._exporting
-        if exporting and not exporting.cancelled() and not exporting.exception():
-            engine.transfers.close(exporting.result())
+        # The thread keeps the order of its calls, so the export has begun, failed or was cancelled.
+        export = self._export
+        if export and not export.cancelled() and not export.exception():
+            engine.transfers.close(export.result())
 
     def _deliver(self, outgoing: PagesToSend | None) -> None:
-        """On the engine's thread."""
         if outgoing and self._to_host:
             outgoing.start_to_host()
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._take, outgoing)
 
+    # ---- on the event loop
+
     def _take(self, outgoing: PagesToSend | None) -> None:
-        if self._over:
-            self._leave(outgoing)
+        if self._ended:
+            self._free(outgoing)
         else:
-            self._arrived.put_nowait(outgoing)
+            self._delivered.put_nowait(outgoing)
 
-    def _leave(self, arrived: PagesToSend | JaxserveError | None) -> None:
-        if isinstance(arrived, PagesToSend):
-            self.drop(arrived)
+    def _free(self, delivered: PagesToSend | JaxserveError | None) -> None:
+        if isinstance(delivered, PagesToSend):
+            self.drop(delivered)
 
 
-def _report(done: "Future[None]") -> None:
-    """Nobody waits for it."""
+def _log_failure(done: "Future[None]") -> None:
+    """Log an unexpected failure of a call whose result is not waited for."""
     error = None if done.cancelled() else done.exception()
     if error and not isinstance(error, JaxserveError):
         log.error("pages of a prompt could not be read", exc_info=error)

@@ -1,33 +1,34 @@
-"""Handed: which prompts a prefill server was given lately, and so is likely to have in its prefix
-cache.
-"""
+"""Guess which prompts a prefill server has in its prefix cache, from those it was given lately."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 Blocks = tuple[int, ...]  # of a prompt, see blocks_of
 BLOCK = 256  # tokens
-MOST_BLOCKS = 2**14  # remembered of one server: 4 M tokens
+MAX_BLOCKS = 2**14  # remembered of one server: 4 M tokens
 
 
-class Handed:
-    """Only a guess, by what one decode server gave it: others may have given it more, and it may
-    have evicted some.
+class PrefixAffinity:
+    """Remembers the blocks that this decode server sent to one prefill server.
+
+    This is a guess: other decode servers may have sent more, and the prefill server may have
+    evicted some.
     """
 
-    def __init__(self, most: int = MOST_BLOCKS) -> None:
-        self._most = most
-        self._blocks: OrderedDict[int, None] = OrderedDict()  # the oldest first
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
+        self._blocks: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     def add(self, blocks: Blocks) -> None:
+        """Remember the blocks of a prompt that the server has computed."""
         for block in blocks:
             self._blocks[block] = None
             self._blocks.move_to_end(block)
-        while len(self._blocks) > self._most:
+        while len(self._blocks) > self._max_blocks:
             self._blocks.popitem(last=False)
 
     def cached(self, blocks: Blocks) -> int:
-        """Tokens of a prompt that it had before, from the first on."""
+        """Return how many tokens at a prompt's beginning the server is likely to have cached."""
         found = 0
         for block in blocks:
             if block not in self._blocks:
@@ -37,12 +38,13 @@ class Handed:
 
 
 def blocks_of(prompt: Sequence[int], salt: str) -> Blocks:
-    """One number for the prompt up to each of its whole blocks."""
-    return tuple(_chain(prompt, salt))
+    """Return one hash for each whole block of the prompt, over everything up to its end."""
+    return tuple(_hashes(prompt, salt))
 
 
-def _chain(prompt: Sequence[int], salt: str) -> Iterator[int]:
-    chain = hash(salt)
+def _hashes(prompt: Sequence[int], salt: str) -> Iterator[int]:
+    # Each hash covers the one before, so that equal blocks behind different beginnings differ.
+    chained = hash(salt)
     for begin in range(0, len(prompt) - BLOCK + 1, BLOCK):
-        chain = hash((chain, tuple(prompt[begin : begin + BLOCK])))
-        yield chain
+        chained = hash((chained, tuple(prompt[begin : begin + BLOCK])))
+        yield chained

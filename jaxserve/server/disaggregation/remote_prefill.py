@@ -1,9 +1,8 @@
-"""Handover: before a request is submitted, its prompt's pages are fetched from whoever computes
-prompts.
+"""Fetch a prompt's pages from a prefill server before its request is submitted to the engine.
 
-What comes lies in the prefix cache when the request is submitted, which then runs as any other
-does: the tokens behind the last whole page, and the first new one, are computed here. Whatever
-fails costs time alone.
+The pages are installed in the prefix cache, so that the request then runs as any other does: the
+tokens behind the last whole page, and the first output token, are computed here. A failure costs
+time, never a wrong or missing answer: pages that did not come are computed here.
 """
 
 import asyncio
@@ -14,75 +13,66 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import Protocol
 
-from jaxserve.cluster.transfer.prefill import Prompt
+from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
 from jaxserve.engine.host.kv_import import KVImport, StagedPages
 from jaxserve.errors import JaxserveError
 from jaxserve.request import Request
 from jaxserve.server.core.engine_thread import EngineThread
+from jaxserve.server.disaggregation.metrics import DecodeMetrics
 from jaxserve.server.disaggregation.policy import Candidate, Decision, Policy
 from jaxserve.server.disaggregation.prefix_affinity import blocks_of
 
-LOCAL = "a prompt is computed here, as far as it did not come from %s: %s"
+LOCAL = "a prompt is computed here, except for the pages that came from %s: %s"
 log = logging.getLogger(__name__)
 
 
-class Arrival(Protocol):
-    """Some of a prompt's pages, wherever they are."""
+class IncomingPages(Protocol):
+    """Some of a prompt's pages, in host memory or on devices of another mesh."""
 
     @property
     def nbytes(self) -> int: ...
 
     def stage(self, arriving: KVImport, timeout: float) -> Iterator[StagedPages]:
-        """Bring them to the devices, see KVImport.stage. On a thread that may wait."""
+        """Copy the pages to the decode mesh, see KVImport.stage. Blocks; not for the event loop."""
         ...
 
 
 class Prefiller(Candidate, Protocol):
-    """Who computes prompts. name: for the log."""
+    """A server, or a mesh of this process, that computes prompts; `name` is for the log."""
 
     @property
     def name(self) -> str: ...
 
-    def arrivals(self, prompt: Prompt, deadline: float) -> AsyncGenerator[Arrival, None]:
-        """What it computes, in order; each is staged before the next is asked for. Closing it gives
-        the prompt up.
+    def compute(
+        self, prompt: PrefillPrompt, deadline: float
+    ) -> AsyncGenerator[IncomingPages, None]:
+        """Compute a prompt and yield its pages in order; closing the generator gives it up.
 
-        deadline: of the event loop's clock. JaxserveError when not all of it comes; what came
-        before is good.
+        Each part has to be staged before the next is asked for. `deadline` is a time of the event
+        loop's clock. JaxserveError when some pages do not come; the parts before are good.
         """
         ...
 
-    def ending(self, limit: asyncio.Timeout) -> AbstractContextManager[None]:
-        """Around waiting for it: when it is gone, the time is over."""
+    def expiring(self, limit: asyncio.Timeout) -> AbstractContextManager[None]:
+        """Let `limit` expire at once if the prefiller is lost within the block."""
         ...
 
 
 class Pool(Protocol):
+    """The prefillers of a decode server."""
+
     @property
     def ready(self) -> Sequence[Prefiller]:
-        """Those who would take a prompt now."""
+        """Prefillers that would take a prompt now."""
         ...
 
 
-class Observer(Protocol):
-    """Who counts."""
+class RemotePrefill:
+    """Brings prompts' pages into the prefix cache of one engine. Lives on the event loop.
 
-    def decided(self, decision: Decision) -> None: ...
-
-    def received(self, nbytes: int) -> None:
-        """An arrival."""
-        ...
-
-    def ended(self, seconds: float, failure: str | None) -> None:
-        """A handover. failure: why not all came: a gRPC code in small letters; None: all did."""
-        ...
-
-
-class Handover:
-    """For requests on their way to an engine. Lives on the event loop.
-
-    page_size: of that engine. seconds: that the trip of a prompt may take, --transfer-timeout.
+    `page_size` is the engine's. `seconds` is the time that one prompt may take,
+    --transfer-timeout.
     """
 
     def __init__(
@@ -92,25 +82,30 @@ class Handover:
         pool: Pool,
         policy: Policy,
         seconds: float,
-        observer: Observer,
+        metrics: DecodeMetrics,
     ):
-        self._thread, self._page_size = thread, page_size
-        self._pool, self._policy, self._seconds = pool, policy, seconds
-        self._observer = observer
+        self._thread = thread
+        self._page_size = page_size
+        self._pool = pool
+        self._policy = policy
+        self._seconds = seconds
+        self._metrics = metrics
         self._installing = ThreadPoolExecutor(SEGMENTS_ON_DEVICE, "install")
 
     async def prepare(self, request: Request) -> None:
-        """Have as much of its prompt cached as can be had. A JaxserveError only when the engine has
-        ended.
+        """Have as much of the request's prompt cached as can be had.
+
+        Raises a JaxserveError only when the engine has ended.
         """
+        left = None if request.deadline is None else request.deadline - time.monotonic()
         try:
-            async with asyncio.timeout(
-                None if request.deadline is None else request.deadline - time.monotonic()
-            ):
+            async with asyncio.timeout(left):
                 decision, found = await self._decide(request)
         except TimeoutError:
-            return  # the engine's step outlasts its deadline: whoever submits the request ends it
-        self._observer.decided(decision)
+            # A step of the engine outlasts the request's deadline. The service submits the request
+            # next, and ends it there.
+            return
+        self._metrics.decided(decision)
         if found:
             prefiller, arriving = found
             with self._observed(prefiller.name):
@@ -120,7 +115,10 @@ class Handover:
         self._installing.shutdown(wait=False, cancel_futures=True)
 
     async def _decide(self, request: Request) -> tuple[Decision, tuple[Prefiller, KVImport] | None]:
-        prompt, salt = request.prompt, request.salt
+        # The cheap reasons come first: the number of cached tokens is a question to the engine's
+        # thread, which answers between two steps.
+        prompt = request.prompt
+        salt = request.salt
         if request.params.prompt_logprobs is not None:
             return Decision.SCORED, None
         if self._policy.is_short(len(prompt)):
@@ -132,15 +130,19 @@ class Handover:
         )
         if self._policy.is_short(len(prompt) - arriving.cached):
             return Decision.SHORT, None
-        if not (ready := self._pool.ready):
+        ready = self._pool.ready  # again: servers may have come and gone during the step
+        if not ready:
             return Decision.ALONE, None
         prefiller = self._policy.choose(blocks_of(prompt, salt), ready)
-        return (Decision.REMOTE, (prefiller, arriving)) if prefiller else (Decision.BUSY, None)
+        if prefiller is None:
+            return Decision.BUSY, None
+        return Decision.REMOTE, (prefiller, arriving)
 
     @contextmanager
     def _observed(self, name: str) -> Iterator[None]:
-        """Around a handover: what it fails with ends here."""
-        began, failure = time.monotonic(), "cancelled"
+        """Count and log a remote prefill, and swallow its failure."""
+        began = time.monotonic()
+        failure: str | None = "cancelled"
         try:
             yield
             failure = None
@@ -159,16 +161,16 @@ class Handover:
             failure = "internal"
             log.exception(LOCAL, name, "a bug")
         finally:
-            self._observer.ended(time.monotonic() - began, failure)
+            self._metrics.ended(time.monotonic() - began, failure)
 
     async def _fetch(self, request: Request, prefiller: Prefiller, arriving: KVImport) -> None:
-        loop, seconds = asyncio.get_running_loop(), self._seconds
+        loop = asyncio.get_running_loop()
+        seconds = self._seconds
         if request.deadline is not None:
-            seconds = min(
-                seconds, (request.deadline - time.monotonic()) / 2
-            )  # the rest is for computing it here
+            # Half of the time left stays for computing the prompt here after a failure.
+            seconds = min(seconds, (request.deadline - time.monotonic()) / 2)
         deadline = loop.time() + seconds
-        prompt = Prompt(
+        prompt = PrefillPrompt(
             token_ids=request.prompt,
             salt=request.salt,
             start=arriving.cached,
@@ -177,18 +179,18 @@ class Handover:
         )
         async with (
             asyncio.timeout_at(deadline) as limit,
-            aclosing(prefiller.arrivals(prompt, deadline)) as arrivals,
+            aclosing(prefiller.compute(prompt, deadline)) as parts,
         ):
-            with prefiller.ending(limit):
-                async for arrival in arrivals:
-                    self._observer.received(arrival.nbytes)
+            with prefiller.expiring(limit):
+                async for pages in parts:
+                    self._metrics.received(pages.nbytes)
                     await loop.run_in_executor(
-                        self._installing, self._install, arriving, arrival, seconds
+                        self._installing, self._install, arriving, pages, seconds
                     )
 
-    def _install(self, arriving: KVImport, arrival: Arrival, seconds: float) -> None:
-        """On a thread that may wait."""
-        for staged in arrival.stage(arriving, seconds):
+    def _install(self, arriving: KVImport, pages: IncomingPages, seconds: float) -> None:
+        """Stage the pages on this thread, and install them on the engine's."""
+        for staged in pages.stage(arriving, seconds):
             _wait(
                 self._thread.call(lambda engine, staged=staged: arriving.install(staged)), seconds
             )
@@ -198,4 +200,4 @@ def _wait(call: "Future[int]", seconds: float) -> None:
     try:
         call.result(seconds)
     finally:
-        call.cancel()  # where it was not made in time
+        call.cancel()  # without effect unless the time ran out before the call began

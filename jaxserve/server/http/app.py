@@ -1,27 +1,23 @@
-"""The HTTP face: OpenAI's API, what vLLM's clients expect beside it, health, metrics and a page for
-people.
-"""
+"""Build the HTTP application: its routes, and the checks that precede every one of them."""
 
 from collections.abc import Awaitable, Callable, Iterable
 
 from prometheus_client.metrics_core import Metric
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.errors import JaxserveError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.http.embeddings import Embeddings
-from jaxserve.server.http.errors import HeadersTooLargeError, refusal, refuse_route
+from jaxserve.server.http.errors import HeadersTooLargeError, error_response, refuse_route
 from jaxserve.server.http.generation import Generation
-from jaxserve.server.http.ids import EchoId
-from jaxserve.server.http.info import Info
-from jaxserve.server.http.live import Live
-from jaxserve.server.http.page import Page, is_page
-from jaxserve.server.http.tokenize import Tokenization
+from jaxserve.server.http.info import Info, Tokenization
+from jaxserve.server.http.page import Live, Page, is_page
+from jaxserve.server.http.replies import ID_HEADER
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.security.auth import BearerTokens
 
@@ -35,21 +31,24 @@ def new_app(
     metrics: Callable[[], Awaitable[bytes]],
     families: Callable[[], Iterable[Metric]] = tuple,
 ) -> Starlette:
-    """The ASGI application over what stands behind the gate.
+    """Return the ASGI application that serves the gate's model.
 
-    metrics: renders Prometheus's text format. families: the same numbers for the live view, without
-    experts' tokens.
+    `metrics` renders Prometheus's text format. `families` returns the metrics for the live view,
+    without the numbers by expert.
     """
-    generation, embeddings = Generation(readiness, limits), Embeddings(readiness, limits)
-    tokenization, info = Tokenization(readiness, limits), Info(readiness, metrics)
-    live, page = Live(readiness, limits, families), Page()
+    generation = Generation(readiness, limits)
+    embeddings = Embeddings(readiness, limits)
+    tokenization = Tokenization(readiness, limits)
+    info = Info(readiness, metrics)
+    live = Live(readiness, limits, families)
+    page = Page()
     app = Starlette(
         routes=[
             Route("/v1/completions", generation.completions, methods=["POST"]),
             Route("/v1/chat/completions", generation.chat, methods=["POST"]),
             Route("/v1/embeddings", embeddings.embeddings, methods=["POST"]),
             Route("/v1/models", info.models),
-            Route("/v1/models/{id:path}", info.model),  # names have slashes
+            Route("/v1/models/{id:path}", info.model),  # names may have slashes
             Route("/tokenize", tokenization.tokenize, methods=["POST"]),
             Route("/detokenize", tokenization.detokenize, methods=["POST"]),
             Route("/version", info.version),
@@ -59,6 +58,8 @@ def new_app(
             Route("/", page.index),
             Route("/page/{path:path}", page.file),
         ],
+        # The first is the outermost: a refused request has its id echoed too, and the size of the
+        # headers is checked before the token in them is read.
         middleware=[
             Middleware(EchoId),
             Middleware(HeaderLimit, limits),
@@ -66,15 +67,37 @@ def new_app(
         ],
         exception_handlers={HTTPException: refuse_route},
     )
-    app.router.redirect_slashes = False  # a path that is not there is an error, for a POST too
+    # A path with a slash too many is an error, not a redirect.
+    app.router.redirect_slashes = False
     return app
 
 
+class EchoId:
+    """Copies a request's X-Request-Id header to its response, for searching logs."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).get(ID_HEADER) if scope["type"] == "http" else None
+
+        async def echoing(message: Message) -> None:
+            if message["type"] == "http.response.start" and given is not None:
+                MutableHeaders(scope=message)[ID_HEADER] = given
+            await send(message)
+
+        await self._app(scope, receive, echoing)
+
+
 class HeaderLimit:
-    """h11 limits only what is still incomplete when it arrives."""
+    """Refuses requests whose path and headers exceed --max-header-bytes.
+
+    h11 has a limit of its own, but applies it only to headers that arrive in several parts.
+    """
 
     def __init__(self, app: ASGIApp, limits: Limits):
-        self._app, self._limit = app, limits.max_header_bytes
+        self._app = app
+        self._limit = limits.max_header_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._app
@@ -82,24 +105,26 @@ class HeaderLimit:
             size = (
                 len(scope["raw_path"])
                 + len(scope["query_string"])
-                + sum(len(k) + len(v) for k, v in scope["headers"])
+                + sum(len(name) + len(value) for name, value in scope["headers"])
             )
             if size > self._limit:
                 problem = (
                     f"path and headers have {size} bytes; the limit is {self._limit} "
                     f"(--max-header-bytes)"
                 )
-                answer = refusal(HeadersTooLargeError(problem))
+                answer = error_response(HeadersTooLargeError(problem))
         await answer(scope, receive, send)
 
 
 class TokenCheck:
-    """Asks every request for its token, but health checks and for the page, which is the same
-    everywhere.
+    """Refuses requests without a valid bearer token.
+
+    Health checks need none, nor does the page, whose files are the same on every server.
     """
 
     def __init__(self, app: ASGIApp, tokens: BearerTokens):
-        self._app, self._tokens = app, tokens
+        self._app = app
+        self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._app
@@ -107,5 +132,5 @@ class TokenCheck:
             try:
                 self._tokens.check(Headers(scope=scope).get("authorization"), admin=False)
             except JaxserveError as error:
-                answer = refusal(error)
+                answer = error_response(error)
         await answer(scope, receive, send)

@@ -1,6 +1,8 @@
-"""From a request's bytes to a checked body."""
+"""Read a request: its body as a checked model, and how long the client will wait."""
 
 import asyncio
+import math
+import time
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,33 +16,63 @@ from jaxserve.server.http.errors import (
     BodyTooLargeError,
     MediaTypeError,
 )
-from jaxserve.server.http.json import loads
+from jaxserve.server.http.json import MEDIA_TYPE, loads
 from jaxserve.server.http.types import Body
 
-MEDIA_TYPE = "application/json"
+TIMEOUT = "x-request-timeout"  # header: seconds that the client will wait
+
+
+async def read_with_timeout[T: Body](
+    request: Request, kind: type[T], limits: Limits
+) -> tuple[T, float | None]:
+    """Read the body; return it with the seconds that the client still waits (None: no limit)."""
+    timeout = timeout_of(request)
+    began = time.monotonic()
+    body = await read(request, kind, limits)
+    if timeout is None:
+        return body, None
+    return body, timeout - (time.monotonic() - began)
+
+
+def timeout_of(request: Request) -> float | None:
+    """Return the seconds of the X-Request-Timeout header, or None without one.
+
+    RequestError for anything but a positive, finite number.
+    """
+    text = request.headers.get(TIMEOUT)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise RequestError(TIMEOUT, f"is {text!r:.80}; it must be a number of seconds above 0")
+    return seconds
 
 
 async def read[T: Body](request: Request, kind: type[T], limits: Limits) -> T:
-    """The body as a `kind`; JaxserveError for whatever else it is."""
+    """Read the body as a `kind`; JaxserveError when it is anything else, too large or too slow."""
+    # A browser sends a cross-site request without asking the server first (CORS preflight) unless
+    # its content-type is unusual. JSON is, so other sites' pages cannot post here unnoticed.
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if (
-        given != MEDIA_TYPE
-    ):  # what a web page of somebody else's could send unasked is not JSON by name
+    if given != MEDIA_TYPE:
         raise MediaTypeError(f"the content-type is {given!r:.80}; it must be {MEDIA_TYPE}")
+    seconds = limits.slow_client_seconds
     try:
-        async with asyncio.timeout(limits.slow_client_seconds):
+        async with asyncio.timeout(seconds):
             data = await _bytes(request, limits)
     except TimeoutError:
-        seconds = limits.slow_client_seconds
         raise BodyTimeoutError(
-            f"the body did not come within {seconds:g} s (--slow-client-seconds)"
+            f"the body did not arrive within {seconds:g} s (--slow-client-seconds)"
         ) from None
     return _checked(kind, _object(data))
 
 
 async def _bytes(request: Request, limits: Limits) -> bytes:
-    parts, size = [], int(request.headers.get("content-length", 0))
-    _check_size(size, limits)
+    # The header refuses a large body before it is read; the count also holds without the header.
+    _check_size(int(request.headers.get("content-length", 0)), limits)
+    parts: list[bytes] = []
     size = 0
     async for part in request.stream():
         size += len(part)
@@ -53,7 +85,7 @@ def _check_size(size: int, limits: Limits) -> None:
     limit = limits.max_body_bytes
     if size > limit:
         raise BodyTooLargeError(
-            f"the body has {size} bytes or more; the limit is {limit} (--max-body-bytes)"
+            f"the body has at least {size} bytes; the limit is {limit} (--max-body-bytes)"
         )
 
 
@@ -63,7 +95,7 @@ def _object(data: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise BodyError(f"the body is not valid JSON: {error}") from None
     if not isinstance(found, dict):
-        raise BodyError(f"the body is a JSON {type(found).__name__}; give an object")
+        raise BodyError(f"the body is a JSON {type(found).__name__}; it must be an object")
     return found
 
 
@@ -75,18 +107,22 @@ def _checked[T: Body](kind: type[T], given: dict[str, Any]) -> T:
 
 
 def _request_error(error: ValidationError) -> RequestError:
-    """The first of pydantic's errors, with the field's path."""
+    """Return the first of pydantic's errors as a RequestError with the field's path."""
     first = error.errors(include_url=False, include_input=False)[0]
-    path, cause = _path(first["loc"]), first.get("ctx", {}).get("error")
+    path = _path(first["loc"])
+    cause = first.get("ctx", {}).get("error")
     if isinstance(cause, RequestError):
         return cause.under(path) if path else cause
     if first["type"] == "missing":
         return RequestError(path, "is missing")
-    return RequestError(path, str(cause) if cause else first["msg"].replace("Input", "it", 1))
+    if cause:
+        return RequestError(path, str(cause))
+    return RequestError(path, first["msg"].replace("Input should", "must", 1))
 
 
 def _path(parts: tuple[int | str, ...]) -> str:
-    """(messages, 2, role) as messages[2].role."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(
-        "."
-    )
+    """Render a location such as ("messages", 2, "role") as "messages[2].role"."""
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")

@@ -1,64 +1,57 @@
-"""From checked bodies to the service's calls."""
+"""Translate checked bodies into the service's calls."""
 
-import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-
-from starlette.requests import Request
 
 from jaxserve.errors import ModelNotFoundError, RequestError
 from jaxserve.prompts import Prompt
 from jaxserve.request import SamplingParams
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.body import read
-from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
-from jaxserve.server.http.structure import structure_in
-from jaxserve.server.http.tools import tools_in
-from jaxserve.server.http.types import Body, ChatBody, CompletionBody, Sampling
+from jaxserve.server.http.chat_fields import conversation, tools_in
+from jaxserve.server.http.errors import UnsupportedError
+from jaxserve.server.http.response_format import structure_in
+from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling
 from jaxserve.server.serving_state import ServingState
 
-SAME = (  # in the body as in SamplingParams
-    *(
-        "temperature",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-    ),
-    *(
-        "logit_bias",
-        "allowed_token_ids",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "min_tokens",
-        "n",
-    ),
+# Fields with the same name and meaning in a body and in SamplingParams. A field that is left out
+# takes the default of SamplingParams.
+SAME = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "n",
 )
-COMPLETION_TOKENS = 16  # max_tokens that were left out, in completions: OpenAI's default
-TIMEOUT = "x-request-timeout"
+COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for completions; chat has none
 
 
 def check_model(name: str | None, served: ServingState) -> None:
+    """Raise ModelNotFoundError unless the model of this name, or any model, is asked for."""
     if name is not None and name != served.model.name:
         raise ModelNotFoundError(
-            f"the model {name!r:.200} does not exist; {served.model.name!r} is served here"
+            f"the model {name!r:.200} does not exist; this server has {served.model.name!r}"
         )
 
 
 def completion_calls(
     body: CompletionBody, request_id: str, timeout: float | None
 ) -> list[IncomingRequest]:
-    """One for each prompt."""
+    """Return one call for each prompt of the body."""
     if body.best_of not in (None, body.n):
         raise UnsupportedError(
-            "best_of", f"is {body.best_of}; only the same as n ({body.n}) is accepted"
+            "best_of", f"is {body.best_of}; only the value of n ({body.n}) is accepted"
         )
     _check_stream(body)
     params = _completion_sampling(body)
@@ -73,6 +66,7 @@ def completion_calls(
 def chat_calls(
     body: ChatBody, request_id: str, timeout: float | None, limits: Limits
 ) -> list[IncomingRequest]:
+    """Return the one call of a chat body, as a list like that of `completion_calls`."""
     _check_stream(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs", "is given without logprobs; set logprobs to true")
@@ -106,21 +100,30 @@ def _call(
 
 
 def scores_only(body: Sampling) -> bool:
-    """max_tokens 0: one token is generated, and forgotten, as the prompt's log-probabilities come
-    with it.
+    """Return whether only the prompt's log-probabilities are wanted: completions, max_tokens 0.
+
+    The engine generates at least one token, so one is generated and left out of the reply.
     """
     return isinstance(body, CompletionBody) and _max_tokens(body) == 0
 
 
 def _completion_sampling(body: CompletionBody) -> SamplingParams:
-    max_tokens, prompt_logprobs = _max_tokens(body), body.prompt_logprobs
-    if scores_only(body) and (body.stream or not body.echo):
-        raise RequestError("max_tokens", "is 0, which needs echo and no stream; give at least 1")
+    max_tokens = _max_tokens(body)
+    if max_tokens is None:
+        max_tokens = COMPLETION_TOKENS
+    if scores_only(body):
+        if body.stream or not body.echo:
+            raise RequestError(
+                "max_tokens", "is 0, which needs echo and no stream; give at least 1"
+            )
+        max_tokens = 1
+    prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
+        # The echoed prompt carries log-probabilities too, so the engine has to compute them.
         prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
     return sampling_of(
         body,
-        max_tokens=COMPLETION_TOKENS if max_tokens is None else max_tokens or 1,
+        max_tokens=max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=prompt_logprobs,
         echo=body.echo,
@@ -128,19 +131,21 @@ def _completion_sampling(body: CompletionBody) -> SamplingParams:
 
 
 def sampling_of(body: Sampling, **given: Any) -> SamplingParams:
-    """What was set; the rest by default."""
+    """Return the sampling parameters that the body sets, with those in `given`."""
     given |= {name: getattr(body, name) for name in SAME if getattr(body, name) is not None}
     if body.top_k is not None:
-        given["top_k"] = 0 if body.top_k == -1 else body.top_k  # vLLM's way to say: off
+        given["top_k"] = 0 if body.top_k == -1 else body.top_k  # vLLM turns top_k off by -1
     if body.include_stop_str_in_output is not None:
         given["include_stop"] = body.include_stop_str_in_output
     given["structure"] = structure_in(body.response_format)
-    with naming(body):
+    with body_field_names(body):
         return SamplingParams(**given)
 
 
 def _max_tokens(body: Sampling) -> int | None:
-    older, newer = body.max_tokens, body.max_completion_tokens
+    """Return max_tokens under either of OpenAI's two names; RequestError where they differ."""
+    older = body.max_tokens
+    newer = body.max_completion_tokens
     if older is not None and newer is not None and older != newer:
         raise RequestError(
             "max_completion_tokens", f"is {newer}, and max_tokens is {older}; give one of them"
@@ -153,13 +158,13 @@ def _check_stream(body: Sampling) -> None:
         raise RequestError("stream_options", "is given without stream; set stream to true")
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError(
-            "prompt_logprobs", "come with whole answers only; leave out stream, or see echo"
+            "prompt_logprobs", "cannot be streamed; leave out stream, or use echo with logprobs"
         )
 
 
 @contextmanager
-def naming(body: Sampling) -> Iterator[None]:
-    """Errors name the fields as this body does."""
+def body_field_names(body: Sampling) -> Iterator[None]:
+    """Make RequestErrors of the block name a field as the body does, not as SamplingParams does."""
     names = {"include_stop": "include_stop_str_in_output"}
     if isinstance(body, ChatBody):
         names["logprobs"] = "top_logprobs"
@@ -168,61 +173,6 @@ def naming(body: Sampling) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        error.field = names.get(error.field, error.field)
-        error.args = (f"{error.field}: {error.problem}",)
-        raise
-
-
-def conversation(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose parts of text are one text. The service looks at the rest."""
-    if not messages:
-        raise RequestError("messages", "is empty; give at least one message")
-    return [
-        message | {"content": _joined(message["content"], f"messages[{i}].content")}
-        if isinstance(message.get("content"), list)
-        else message
-        for i, message in enumerate(messages)
-    ]
-
-
-def _joined(parts: list[Any], path: str) -> str:
-    """The texts, with nothing between them."""
-    for i, part in enumerate(parts):
-        where = f"{path}[{i}]"
-        if not isinstance(part, dict):
-            raise RequestError(where, 'is no object; give {"type": "text", "text": ...}')
-        if part.get("type") != "text":
-            raise UnsupportedError(
-                f"{where}.type", f"is {part.get('type')!r:.80}; only text is supported"
-            )
-        if not isinstance(part.get("text"), str):
-            raise RequestError(f"{where}.text", "is no string")
-        for name in part.keys() - {"type", "text"}:
-            if part[name] is not None:
-                raise UnknownFieldError(
-                    f"{where}.{name:.80}", "is not a field of a text; leave it out"
-                )
-    return "".join(part["text"] for part in parts)
-
-
-async def body_of[T: Body](
-    request: Request, kind: type[T], limits: Limits
-) -> tuple[T, float | None]:
-    """The body, and the seconds that the client still waits."""
-    timeout, began = timeout_of(request), time.monotonic()
-    body = await read(request, kind, limits)
-    return body, None if timeout is None else timeout - (time.monotonic() - began)
-
-
-def timeout_of(request: Request) -> float | None:
-    """Seconds that the client will wait, if it says so."""
-    given = request.headers.get(TIMEOUT)
-    if given is None:
-        return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise RequestError(TIMEOUT, f"is {given!r:.80}; give seconds above 0")
-    return seconds
+        if error.field not in names:
+            raise
+        raise type(error)(names[error.field], error.problem) from None

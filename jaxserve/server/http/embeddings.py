@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI has it."""
+"""Serve POST /v1/embeddings in OpenAI's form."""
 
 import struct
 from base64 import b64encode
@@ -14,38 +14,43 @@ from jaxserve.server.core.embedding import embed, embedding_requests, render_eac
 from jaxserve.server.core.incoming_request import IncomingRequest, trace_of
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import new_id
-from jaxserve.server.http.body import MEDIA_TYPE
-from jaxserve.server.http.calls import body_of, check_model
-from jaxserve.server.http.errors import answering
-from jaxserve.server.http.ids import id_header
-from jaxserve.server.http.json import dumps
-from jaxserve.server.http.multiplex import while_connected
+from jaxserve.server.http.body import read_with_timeout
+from jaxserve.server.http.calls import check_model
+from jaxserve.server.http.errors import errors_to_responses
+from jaxserve.server.http.json import MEDIA_TYPE, dumps
+from jaxserve.server.http.replies import id_header
+from jaxserve.server.http.streams import while_connected
 from jaxserve.server.http.types import EmbeddingBody
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.serving_state import ServingState
 
 
 class Embeddings:
-    def __init__(self, readiness: Readiness, limits: Limits):
-        self._readiness, self._limits = readiness, limits
+    """Endpoint that computes embeddings."""
 
-    @answering
+    def __init__(self, readiness: Readiness, limits: Limits):
+        self._readiness = readiness
+        self._limits = limits
+
+    @errors_to_responses
     async def embeddings(self, request: Request) -> Response:
+        # A server that takes no requests refuses before it reads the body.
         self._readiness.require_ready()
-        body, timeout = await body_of(request, EmbeddingBody, self._limits)
+        body, timeout = await read_with_timeout(request, EmbeddingBody, self._limits)
         id = body.request_id or new_id()
-        served = self._readiness.require_ready()  # the body may have taken its time
+        served = (
+            self._readiness.require_ready()
+        )  # again: draining may have begun while the body was read
         check_model(body.model, served)
         calls = _calls(body, id, timeout=timeout, trace=trace_of(request.headers.items()))
         _check_dimensions(body, served)
         done = await while_connected(request, embed(served.service, calls))
-        return Response(
-            await _content(body, served, done), headers=id_header(id), media_type=MEDIA_TYPE
-        )
+        content = await _content(body, served, done)
+        return Response(content, headers=id_header(id), media_type=MEDIA_TYPE)
 
 
 def _calls(body: EmbeddingBody, id: str, **given: Any) -> list[IncomingRequest]:
-    """One for each input. given: more fields of Call."""
+    """Return one call for each input; `given` has more fields of Call."""
     alone = len(body.input) == 1
     inputs = [(prompt, "input" if alone else f"input[{i}]") for i, prompt in enumerate(body.input)]
     return embedding_requests(
@@ -54,18 +59,18 @@ def _calls(body: EmbeddingBody, id: str, **given: Any) -> list[IncomingRequest]:
 
 
 def _check_dimensions(body: EmbeddingBody, served: ServingState) -> None:
-    made = served.model.embedding_dimensions
-    if made and body.dimensions not in (None, made):
+    dimensions = served.model.embedding_dimensions
+    if dimensions and body.dimensions not in (None, dimensions):
         problem = (
-            f"is {body.dimensions}; embeddings of this model have {made}, and are not cut "
+            f"is {body.dimensions}; embeddings of this model have {dimensions}, and are not cut "
             f"(leave it out)"
         )
         raise RequestError("dimensions", problem)
 
 
 async def _content(body: EmbeddingBody, served: ServingState, done: Sequence[Completion]) -> bytes:
-    """Entry by entry: one call for all would keep everybody else from the interpreter."""
-
+    # Entry by entry: one call of dumps for all of them would hold the interpreter's lock, and with
+    # it every other request, for the whole reply.
     def entry(index: int, completion: Completion) -> bytes:
         values = completion.embedding or ()
         form = _base64(values) if body.encoding_format == "base64" else list(values)
@@ -80,5 +85,5 @@ async def _content(body: EmbeddingBody, served: ServingState, done: Sequence[Com
 
 
 def _base64(values: Sequence[float]) -> str:
-    """Of float32, the lower bytes first."""
+    """Encode the values as little-endian float32 in base64."""
     return b64encode(struct.pack(f"<{len(values)}f", *values)).decode()

@@ -1,5 +1,4 @@
-"""Errors as OpenAI's clients know them: {"error": {"message", "type", "param", "code"}}, and when
-to try again.
+"""Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}} and retry headers.
 
 JaxserveError                  and, of HTTP alone:
 ├── BodyError               400  not JSON, not an object, a header that says nothing
@@ -26,13 +25,13 @@ from starlette.responses import Response
 from jaxserve.errors import JaxserveError, RequestError
 from jaxserve.server.core.internal_errors import mask_internal_error
 from jaxserve.server.core.status import pushback_ms
-from jaxserve.server.http.json import dumps
+from jaxserve.server.http.json import MEDIA_TYPE, dumps
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 
-CLIENT_GONE = 499
+CLIENT_GONE = 499  # nginx's status for a client that closed the connection
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-CODES = {  # OpenAI's names; the others are the reasons in small letters
+CODES = {  # OpenAI's names; every other reason is its own code, in lower case
     "INVALID_FIELD": "invalid_value",
     "NO_VALID_TOKEN": "invalid_api_key",
     "QUEUE_FULL": "rate_limit_exceeded",
@@ -40,31 +39,45 @@ CODES = {  # OpenAI's names; the others are the reasons in small letters
 
 
 class BodyError(JaxserveError):
-    code, http_status, reason = "INVALID_ARGUMENT", 400, "INVALID_BODY"
+    code = "INVALID_ARGUMENT"
+    http_status = 400
+    reason = "INVALID_BODY"
 
 
 class UnknownUrlError(JaxserveError):
-    code, http_status, reason = "UNIMPLEMENTED", 404, "UNKNOWN_URL"
+    code = "UNIMPLEMENTED"
+    http_status = 404
+    reason = "UNKNOWN_URL"
 
 
 class MethodError(JaxserveError):
-    code, http_status, reason = "UNIMPLEMENTED", 405, "METHOD_NOT_SUPPORTED"
+    code = "UNIMPLEMENTED"
+    http_status = 405
+    reason = "METHOD_NOT_SUPPORTED"
 
 
 class BodyTimeoutError(JaxserveError):
-    code, http_status, reason = "DEADLINE_EXCEEDED", 408, "REQUEST_TIMEOUT"
+    code = "DEADLINE_EXCEEDED"
+    http_status = 408
+    reason = "REQUEST_TIMEOUT"
 
 
 class BodyTooLargeError(JaxserveError):
-    code, http_status, reason = "RESOURCE_EXHAUSTED", 413, "REQUEST_TOO_LARGE"
+    code = "RESOURCE_EXHAUSTED"
+    http_status = 413
+    reason = "REQUEST_TOO_LARGE"
 
 
 class MediaTypeError(JaxserveError):
-    code, http_status, reason = "INVALID_ARGUMENT", 415, "UNSUPPORTED_MEDIA_TYPE"
+    code = "INVALID_ARGUMENT"
+    http_status = 415
+    reason = "UNSUPPORTED_MEDIA_TYPE"
 
 
 class HeadersTooLargeError(JaxserveError):
-    code, http_status, reason = "RESOURCE_EXHAUSTED", 431, "HEADERS_TOO_LARGE"
+    code = "RESOURCE_EXHAUSTED"
+    http_status = 431
+    reason = "HEADERS_TOO_LARGE"
 
 
 class UnknownFieldError(RequestError):
@@ -76,32 +89,31 @@ class UnsupportedError(RequestError):
 
 
 def error_body(error: JaxserveError) -> dict[str, Any]:
-    """The error as a JSON object: the whole of a response, or an event of a stream."""
+    """Return the error as a JSON object, for a whole response or for one event of a stream."""
     status = error.http_status
+    default_type = "invalid_request_error" if status < 500 else "server_error"
     return {
         "error": {
             "message": str(error),
-            "type": TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
+            "type": TYPES.get(status, default_type),
             "param": error.field if isinstance(error, RequestError) else None,
             "code": CODES.get(error.reason, error.reason.lower()),
         }
     }
 
 
-def refusal(error: JaxserveError, headers: Mapping[str, str] | None = None) -> Response:
-    """The error as a response."""
+def error_response(error: JaxserveError, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the error as a response, with additional headers if given."""
     return Response(
         dumps(error_body(error)),
         error.http_status,
         {**_headers(error), **(headers or {})},
-        "application/json",
+        MEDIA_TYPE,
     )
 
 
 def _headers(error: JaxserveError) -> dict[str, str]:
-    """OpenAI's clients try again after any 408, 409, 429 and 5xx, unless x-should-retry says that
-    it is no use.
-    """
+    # OpenAI's clients retry after any 408, 409, 429 and 5xx unless x-should-retry is "false".
     headers = {"x-should-retry": "false" if error.retry_after is None else "true"}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
@@ -111,30 +123,33 @@ def _headers(error: JaxserveError) -> dict[str, str]:
     return headers
 
 
-def answering(endpoint: Endpoint) -> Endpoint:
-    """Turn errors into responses. Cancellation passes through."""
+def errors_to_responses(endpoint: Endpoint) -> Endpoint:
+    """Make the endpoint answer with an error response instead of raising.
+
+    Cancellation is not an Exception and passes through.
+    """
 
     @wraps(endpoint)
     async def answered(self: Any, request: Request) -> Response:
         try:
             return await endpoint(self, request)
         except ClientDisconnect:
-            return Response(status_code=CLIENT_GONE)  # nobody reads it
+            # The connection is closed, so this response is never read.
+            return Response(status_code=CLIENT_GONE)
         except RecursionError:
-            return refusal(BodyError("the body is nested too deeply"))
+            return error_response(BodyError("the body is nested too deeply"))
         except Exception as error:
-            return refusal(mask_internal_error(error))
+            return error_response(mask_internal_error(error))
 
     return answered
 
 
 async def refuse_route(request: Request, problem: Exception) -> Response:
-    """For what the router itself refuses."""
+    """Return the response for a path or a method that starlette's router refuses."""
     assert isinstance(problem, HTTPException)
-    asked = f"{request.method} {request.url.path:.200}"
+    route = f"{request.method} {request.url.path:.200}"
     if problem.status_code == 405:
         allowed = (problem.headers or {}).get("Allow", "")
-        return refusal(
-            MethodError(f"{asked}: the method is not allowed here; use {allowed}"), problem.headers
-        )
-    return refusal(UnknownUrlError(f"{asked}: there is nothing at this path"))
+        error = MethodError(f"{route}: this path does not support the method; use {allowed}")
+        return error_response(error, problem.headers)
+    return error_response(UnknownUrlError(f"{route}: no such path exists"))

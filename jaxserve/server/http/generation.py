@@ -1,4 +1,4 @@
-"""POST /v1/completions and /v1/chat/completions."""
+"""Serve POST /v1/completions and /v1/chat/completions."""
 
 import time
 from collections.abc import Sequence
@@ -14,52 +14,55 @@ from jaxserve.server.core.answer_events import Done
 from jaxserve.server.core.incoming_request import IncomingRequest, trace_of
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service, new_id
-from jaxserve.server.http.body import MEDIA_TYPE
+from jaxserve.server.http.body import read_with_timeout
 from jaxserve.server.http.calls import (
-    body_of,
+    body_field_names,
     chat_calls,
     check_model,
     completion_calls,
-    naming,
     scores_only,
 )
-from jaxserve.server.http.chat import ChatWriter
-from jaxserve.server.http.completions import CompletionWriter
-from jaxserve.server.http.errors import answering
-from jaxserve.server.http.ids import id_header
-from jaxserve.server.http.json import dumps
-from jaxserve.server.http.multiplex import together, while_connected
-from jaxserve.server.http.replies import Meter, Writer, envelope
-from jaxserve.server.http.stream import Chunks, EventStream
+from jaxserve.server.http.chat_replies import ChatWriter
+from jaxserve.server.http.completion_replies import CompletionWriter
+from jaxserve.server.http.errors import errors_to_responses
+from jaxserve.server.http.json import MEDIA_TYPE, dumps
+from jaxserve.server.http.replies import Chunks, UsageMeter, Writer, envelope, id_header
+from jaxserve.server.http.streams import EventStream, merged, while_connected
 from jaxserve.server.http.types import ChatBody, CompletionBody, Sampling, StreamOptions
 from jaxserve.server.readiness import Readiness
 from jaxserve.server.serving_state import ServingState
 
 
 class Generation:
-    def __init__(self, readiness: Readiness, limits: Limits):
-        self._readiness, self._limits = readiness, limits
+    """Endpoints that generate text."""
 
-    @answering
+    def __init__(self, readiness: Readiness, limits: Limits):
+        self._readiness = readiness
+        self._limits = limits
+
+    @errors_to_responses
     async def completions(self, request: Request) -> Response:
         body, timeout = await self._body(request, CompletionBody)
         id = body.request_id or new_id()
         return await self._reply(request, body, id, completion_calls(body, id, timeout))
 
-    @answering
+    @errors_to_responses
     async def chat(self, request: Request) -> Response:
         body, timeout = await self._body(request, ChatBody)
         id = body.request_id or new_id()
         return await self._reply(request, body, id, chat_calls(body, id, timeout, self._limits))
 
     async def _body[T: Sampling](self, request: Request, kind: type[T]) -> tuple[T, float | None]:
+        # A server that takes no requests refuses before it reads the body.
         self._readiness.require_ready()
-        return await body_of(request, kind, self._limits)
+        return await read_with_timeout(request, kind, self._limits)
 
     async def _reply(
         self, request: Request, body: Sampling, id: str, calls: list[IncomingRequest]
     ) -> Response:
-        served = self._readiness.require_ready()  # the body may have taken its time
+        served = (
+            self._readiness.require_ready()
+        )  # again: draining may have begun while the body was read
         check_model(body.model, served)
         trace = trace_of(request.headers.items())
         calls = [replace(call, trace=trace) for call in calls]
@@ -76,26 +79,26 @@ async def _whole(
     stack: AsyncExitStack,
 ) -> Response:
     answers = await _admit(served.service, body, calls, stack)
-    meter, dones = _meter(body), dict[int, Done]()
-    async for prompt, news in await stack.enter_async_context(aclosing(together(answers))):
-        meter.see(prompt, news)
+    meter = _meter(body)
+    dones: dict[int, Done] = {}
+    async for prompt, news in await stack.enter_async_context(aclosing(merged(answers))):
+        meter.count(prompt, news)
         if isinstance(news, Done):
             dones[prompt] = news
     writer = _writer(served, body, answers)
     head = envelope(writer.whole_object, writer, id, int(time.time()), served.model.name)
 
     def render() -> bytes:
-        return dumps(
-            {
-                **head,
-                **writer.whole([dones[i] for i in range(len(answers))]),
-                "usage": meter.total(),
-            }
-        )
+        in_order = [dones[i] for i in range(len(answers))]
+        return dumps({**head, **writer.whole(in_order), "usage": meter.total()})
 
+    # Log-probabilities may be a hundred thousand numbers: rendering them on the event loop would
+    # delay every other request.
     params = answers[0].prepared.request.params
-    scored = params.logprobs is not None or params.prompt_logprobs is not None  # many numbers
-    content = await served.service.run_in_background(partial(render)) if scored else render()
+    if params.logprobs is not None or params.prompt_logprobs is not None:
+        content = await served.service.run_in_background(partial(render))
+    else:
+        content = render()
     return Response(content, headers=id_header(id), media_type=MEDIA_TYPE)
 
 
@@ -106,34 +109,35 @@ async def _stream(
     calls: list[IncomingRequest],
     stack: AsyncExitStack,
 ) -> Response:
-    """The response begins with the first news: what goes wrong before is an error of its own."""
     answers = await _admit(served.service, body, calls, stack)
-    arriving = await stack.enter_async_context(aclosing(together(answers)))
-    first = await anext(arriving)
+    events = await stack.enter_async_context(aclosing(merged(answers)))
+    # The response begins with the first event, so that an earlier error still sets its status.
+    first = await anext(events)
     writer = _writer(served, body, answers)
     head = envelope(writer.chunk_object, writer, id, int(time.time()), served.model.name)
     chunks = Chunks(head, writer, _meter(body), body.stream_options or StreamOptions())
     seconds = served.service.limits.slow_client_seconds
-    return EventStream(chunks.events(first, arriving), stack.pop_all(), seconds, id_header(id))
+    # From here on the stream owns the answers: the stack must not end them when this returns.
+    return EventStream(chunks.events(first, events), stack.pop_all(), seconds, id_header(id))
 
 
 async def _admit(
     service: Service, body: Sampling, calls: list[IncomingRequest], stack: AsyncExitStack
 ) -> list[Answer]:
-    """All of them, or an error; those that were admitted end with the stack."""
-    with naming(body):
+    """Admit all calls or raise; admitted answers end with the stack."""
+    with body_field_names(body):
         return [stack.enter_context(await service.answer(call)) for call in calls]
 
 
-def _meter(body: Sampling) -> Meter:
-    return Meter(body.n, counts_output=not scores_only(body))
+def _meter(body: Sampling) -> UsageMeter:
+    return UsageMeter(body.n, counts_output=not scores_only(body))
 
 
 def _writer(served: ServingState, body: Sampling, answers: Sequence[Answer]) -> Writer:
-    tokenizer, eos_ids = served.service.prompts.tokenizer, served.model.eos_ids
+    tokenizer = served.service.prompts.tokenizer
+    eos_ids = served.model.eos_ids
     if isinstance(body, ChatBody):
         return ChatWriter(body, answers[0].prepared.reading, tokenizer, eos_ids)
     assert isinstance(body, CompletionBody)
-    return CompletionWriter(
-        body, [answer.prepared.request.prompt for answer in answers], tokenizer, eos_ids
-    )
+    prompts = [answer.prepared.request.prompt for answer in answers]
+    return CompletionWriter(body, prompts, tokenizer, eos_ids)

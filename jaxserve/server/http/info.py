@@ -1,4 +1,4 @@
-"""What can be asked of the server itself: models, health, metrics, version."""
+"""Serve questions that the engine has no part in: models, health, metrics, version and tokens."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -8,10 +8,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxserve.server.http.body import MEDIA_TYPE
+from jaxserve.errors import RequestError
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.http.body import read
 from jaxserve.server.http.calls import check_model
-from jaxserve.server.http.errors import answering
-from jaxserve.server.http.json import dumps
+from jaxserve.server.http.chat_fields import conversation
+from jaxserve.server.http.errors import errors_to_responses
+from jaxserve.server.http.json import MEDIA_TYPE, dumps
+from jaxserve.server.http.types import DetokenizeBody, TokenizeBody
 from jaxserve.server.readiness import Phase, Readiness
 from jaxserve.server.serving_state import ModelCard
 
@@ -19,34 +23,36 @@ PROMETHEUS = "text/plain; version=0.0.4"
 
 
 class Info:
-    """metrics: renders Prometheus's text format."""
+    """Endpoints about the server; `metrics` renders Prometheus's text format."""
 
     def __init__(self, readiness: Readiness, metrics: Callable[[], Awaitable[bytes]]):
-        self._readiness, self._metrics = readiness, metrics
-        self._created, self._version = int(time.time()), version("jaxserve")
+        self._readiness = readiness
+        self._metrics = metrics
+        self._created = int(time.time())
+        self._version = version("jaxserve")
 
-    @answering
+    @errors_to_responses
     async def models(self, request: Request) -> Response:
         return _json(
             {"object": "list", "data": [self._card(self._readiness.require_loaded().model)]}
         )
 
-    @answering
+    @errors_to_responses
     async def model(self, request: Request) -> Response:
         served = self._readiness.require_loaded()
         check_model(request.path_params["id"], served)
         return _json(self._card(served.model))
 
-    @answering
+    @errors_to_responses
     async def health(self, request: Request) -> Response:
         phase = self._readiness.phase
         return _json({"status": str(phase)}, 200 if phase is Phase.READY else 503)
 
-    @answering
+    @errors_to_responses
     async def metrics(self, request: Request) -> Response:
         return Response(await self._metrics(), media_type=PROMETHEUS)
 
-    @answering
+    @errors_to_responses
     async def version(self, request: Request) -> Response:
         return _json({"version": self._version})
 
@@ -62,6 +68,35 @@ class Info:
             "has_chat_template": model.has_chat_template,
             "embedding_dimensions": model.embedding_dimensions,
         }
+
+
+class Tokenization:
+    """Endpoints of the tokenizer, in vLLM's form."""
+
+    def __init__(self, readiness: Readiness, limits: Limits):
+        self._readiness = readiness
+        self._limits = limits
+
+    @errors_to_responses
+    async def tokenize(self, request: Request) -> Response:
+        served = self._readiness.require_loaded()
+        body = await read(request, TokenizeBody, self._limits)
+        check_model(body.model, served)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("prompt", "is missing; give either prompt or messages")
+        if body.messages is None:
+            rendered = await served.service.tokenize(body.prompt or "", "prompt")
+        else:
+            rendered = await served.service.tokenize(conversation(body.messages), "messages")
+        ids = list(rendered.token_ids)
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": served.model.max_context})
+
+    @errors_to_responses
+    async def detokenize(self, request: Request) -> Response:
+        served = self._readiness.require_loaded()
+        body = await read(request, DetokenizeBody, self._limits)
+        check_model(body.model, served)
+        return _json({"prompt": await served.service.detokenize(body.tokens, "tokens")})
 
 
 def _json(value: dict[str, Any], status: int = 200) -> Response:

@@ -1,11 +1,15 @@
-"""JSON as it goes over HTTP: strict on the way in, never failing on the way out."""
+"""JSON as HTTP messages carry it: strict when read, never failing when written."""
 
 import json
 from typing import Any, NoReturn
 
+MEDIA_TYPE = "application/json"
+
 
 def dumps(value: Any) -> bytes:
-    """One line of UTF-8. Half a surrogate pair, which a client may have sent, is written as an
+    """Return the value as one line of JSON in UTF-8.
+
+    Half a surrogate pair, which UTF-8 cannot encode and a client may have sent, is written as an
     escape.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -13,8 +17,9 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """ValueError for what is not JSON, NaN and Infinity among it, and for a name given twice in one
-    object.
+    """Parse JSON in UTF-8.
+
+    ValueError for anything else, for NaN and Infinity, and for a name given twice in one object.
     """
     return json.loads(data.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=_unique)
 

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's and vLLM's clients read them."""
+"""Render log-probabilities in the forms of OpenAI's and vLLM's clients."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -9,55 +9,64 @@ from jaxserve.tokenizer import Tokenizer
 
 LEAST = -9999.0  # in place of minus infinity, which JSON cannot write
 
-Scored = tuple[
-    int, Logprob | None
-]  # a token of a text, and what is known of it: nothing of a prompt's first
+# A token of a text with its entry; a prompt's first token has none.
+TokenEntry = tuple[int, Logprob | None]
 
 
 def candidates(entry: Logprob, alternatives: int) -> dict[int, float]:
-    """By token: so many of the most probable, and the chosen one, which has one value wherever it
-    stands.
+    """Return log-probabilities by token id: the most probable ones, and the chosen token's.
+
+    The chosen token comes last unless it is among the first `alternatives`, and has its own value
+    in either place.
     """
     return {**dict(entry.top[:alternatives]), entry.token: entry.logprob}
 
 
 class TextLogprobs:
-    """Of one choice of a text completion, in pieces as they come.
+    """Renders the log-probabilities of one choice of a text completion, part by part.
 
-    prompt: its token ids. echo: the text begins with it. Offsets count the characters of the text
-    before a token.
+    Offsets count the characters of the text before a token. With `echo`, the text begins with the
+    prompt, whose token ids are `prompt`.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], echo: bool, alternatives: int):
-        self._tokenizer, self._alternatives = tokenizer, alternatives
+        self._tokenizer = tokenizer
+        self._alternatives = alternatives
+        # A character may be spread over several tokens: it counts with the token that ends it.
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self._opening, self._offset = True, 0
+        self._opening = True  # at the text's beginning, where tokenizers may drop a space
+        self._offset = 0
         if not echo:
             self._skip(prompt)
 
-    def of(self, scored: Iterable[Scored]) -> dict[str, list[Any]]:
+    def render(self, tokens: Iterable[TokenEntry]) -> dict[str, list[Any]]:
+        """Return the lists of OpenAI's `logprobs` for the text's next tokens."""
         found: dict[str, list[Any]] = {
             "tokens": [],
             "token_logprobs": [],
             "top_logprobs": [],
             "text_offset": [],
         }
-        for token, entry in scored:
+        for token, entry in tokens:
             found["tokens"].append(self._tokenizer.token_text(token))
-            found["token_logprobs"].append(entry and max(entry.logprob, LEAST))
-            found["top_logprobs"].append(
-                entry and self._by_text(candidates(entry, self._alternatives))
-            )
+            if entry is None:
+                found["token_logprobs"].append(None)
+                found["top_logprobs"].append(None)
+            else:
+                found["token_logprobs"].append(max(entry.logprob, LEAST))
+                found["top_logprobs"].append(self._by_text(candidates(entry, self._alternatives)))
             found["text_offset"].append(self._offset)
             self._pass(token)
         return found
 
     def _by_text(self, candidates: dict[int, float]) -> dict[str, float]:
-        """Tokens that read the same, as parts of characters may, are told apart by their ids."""
+        """Key the candidates by text, or by id where a text occurs twice, as parts of bytes may."""
         found = dict[str, float]()
+        # In reverse, so that a chosen token from outside the top, the last, keeps its text.
         for token, logprob in reversed(candidates.items()):
             text = self._tokenizer.token_text(token)
-            found[f"token_id:{token}" if text in found else text] = max(logprob, LEAST)
+            key = f"token_id:{token}" if text in found else text
+            found[key] = max(logprob, LEAST)
         return found
 
     def _pass(self, token: int) -> None:
@@ -72,10 +81,13 @@ class TextLogprobs:
 
 
 class ChatLogprobs:
-    def __init__(self, tokenizer: Tokenizer, alternatives: int):
-        self._tokenizer, self._alternatives = tokenizer, alternatives
+    """Renders the log-probabilities of chat completions."""
 
-    def of(self, entries: Iterable[Logprob]) -> dict[str, list[Any]]:
+    def __init__(self, tokenizer: Tokenizer, alternatives: int):
+        self._tokenizer = tokenizer
+        self._alternatives = alternatives
+
+    def render(self, entries: Iterable[Logprob]) -> dict[str, list[Any]]:
         return {"content": [self._entry(entry) for entry in entries]}
 
     def _entry(self, entry: Logprob) -> dict[str, Any]:
@@ -88,18 +100,19 @@ class ChatLogprobs:
         return {
             "token": self._tokenizer.token_text(token),
             "logprob": max(logprob, LEAST),
-            "bytes": list(data) or None,  # a special token is no text
+            "bytes": list(data) or None,  # a special token has no bytes
         }
 
 
 def prompt_logprobs(
     tokenizer: Tokenizer, entries: Sequence[Logprob] | None, alternatives: int
 ) -> list[dict[str, Any] | None]:
-    """As vLLM has them: by token id, nothing for the first token; the rank only of those among the
-    most probable.
+    """Render a prompt's log-probabilities in vLLM's form, by token id.
+
+    The first token has none. Only tokens among the most probable have a rank.
     """
 
-    def of(entry: Logprob) -> dict[str, Any]:
+    def render(entry: Logprob) -> dict[str, Any]:
         ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
         return {
             str(token): {
@@ -110,4 +123,4 @@ def prompt_logprobs(
             for token, logprob in candidates(entry, alternatives).items()
         }
 
-    return [None, *(of(entry) for entry in entries or ())]
+    return [None, *(render(entry) for entry in entries or ())]

@@ -1,110 +1,175 @@
-"""What both kinds of completion have: the envelope, the choices' numbers, and the count of
-tokens."""
+"""Render what both kinds of completion share, as a whole reply or as the chunks of a stream."""
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jaxserve.chat.answers import ended_by
 from jaxserve.completion import Completion
 from jaxserve.server.core.answer_events import AnswerEvent, Done, Started, Update
+from jaxserve.server.core.internal_errors import mask_internal_error
+from jaxserve.server.http.errors import error_body
+from jaxserve.server.http.json import dumps
+from jaxserve.server.http.types import StreamOptions
+
+ID_HEADER = "x-request-id"
+STREAM_END = b"data: [DONE]\n\n"
+HEADER_SAFE = re.compile("[!-~]+")  # printable ASCII without the space
 
 Choice = dict[str, Any]
 
 
 class Writer(Protocol):
-    """Writes choices. prompt: the position of the answer's prompt among those of the request."""
+    """Renders choices. `prompt` is the position of an answer's prompt among the request's."""
 
     prefix: str  # of the reply's id
     whole_object: str
     chunk_object: str
 
     def opening(self) -> list[Choice]:
-        """What a stream begins with."""
+        """Return the choices of a stream's first chunks."""
         ...
 
-    def pieces(self, prompt: int, news: AnswerEvent) -> Iterator[Choice]:
-        """The parts of choices that tell the news in a stream."""
+    def parts(self, prompt: int, news: AnswerEvent) -> Iterator[Choice]:
+        """Yield the parts of choices that tell the event in a stream."""
         ...
 
     def whole(self, dones: Sequence[Done]) -> dict[str, Any]:
-        """The fields that tell the whole: choices, and what belongs to none of them."""
+        """Return the choices, and the other fields that depend on the kind of completion."""
         ...
 
 
-@dataclass
-class Meter:
-    """Counts tokens. n: choices of a prompt. Choice k of prompt i has the index i * n + k."""
-
-    n: int
-    counts_output: bool = True
-    prompts: dict[int, Started] = field(default_factory=dict)
-    made: Counter[int] = field(default_factory=Counter)  # by choice
-    drafted: int = 0  # tokens of choices that have ended
-    accepted: int = 0
-
-    def see(self, prompt: int, news: AnswerEvent) -> None:
-        if isinstance(news, Started):
-            self.prompts[prompt] = news
-        elif isinstance(news, Update) and self.counts_output:
-            self.made[prompt * self.n + news.index] += len(news.token_ids)
-        elif isinstance(news, Done):
-            self.drafted += sum(
-                completion.timings.drafted_tokens for completion in news.completions
-            )
-            self.accepted += sum(
-                completion.timings.accepted_tokens for completion in news.completions
-            )
-
-    def total(self) -> dict[str, Any]:
-        """With drafted tokens, in OpenAI's words for predictions, where there were any."""
-        usage = _usage(list(self.prompts.values()), self.made.total())
-        if not self.drafted:
-            return usage
-        rejected = self.drafted - self.accepted
-        predicted = {
-            "accepted_prediction_tokens": self.accepted,
-            "rejected_prediction_tokens": rejected,
-        }
-        return {**usage, "completion_tokens_details": predicted}
-
-    def of_choice(self, index: int) -> dict[str, Any]:
-        started = self.prompts.get(index // self.n)
-        return _usage([started] if started else [], self.made[index])
-
-
-def _usage(prompts: list[Started], made: int) -> dict[str, Any]:
-    tokens = sum(started.prompt_tokens for started in prompts)
-    return {
-        "prompt_tokens": tokens,
-        "completion_tokens": made,
-        "total_tokens": tokens + made,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(started.cached_tokens for started in prompts)
-        },
-    }
-
-
-def ending(completion: Completion, eos_ids: Sequence[int], called: bool = False) -> dict[str, Any]:
-    """Why a choice ended. stop_reason, as vLLM has it: the stop string or token id, null for the
-    model's own end.
-
-    called: it has calls of functions.
-    """
-    by = completion.stopped_by
-    return {
-        "finish_reason": ended_by(completion.finish_reason, called),
-        "stop_reason": None if by in eos_ids else by,
-    }
+def id_header(request_id: str) -> dict[str, str]:
+    """Return the header with the request's id, or none if a header cannot hold the id."""
+    return {ID_HEADER: request_id} if HEADER_SAFE.fullmatch(request_id) else {}
 
 
 def envelope(
     kind: str, writer: Writer, request_id: str, created: int, model: str
 ) -> Mapping[str, Any]:
+    """Return the fields before the choices; `created` is in seconds since the epoch."""
     return {
         "id": f"{writer.prefix}-{request_id}",
         "object": kind,
         "created": created,
         "model": model,
     }
+
+
+def ending(completion: Completion, eos_ids: Sequence[int], called: bool = False) -> dict[str, Any]:
+    """Return the fields that say why a choice ended; `called`: it calls functions.
+
+    stop_reason is vLLM's: the stop string or token id, and null at one of the model's end tokens.
+    """
+    stopped_by = completion.stopped_by
+    return {
+        "finish_reason": ended_by(completion.finish_reason, called),
+        "stop_reason": None if stopped_by in eos_ids else stopped_by,
+    }
+
+
+@dataclass
+class UsageMeter:
+    """Counts a request's tokens; choice k of prompt i has the index i * n + k."""
+
+    n: int
+    counts_output: bool = True
+    prompts: dict[int, Started] = field(default_factory=dict)
+    generated: Counter[int] = field(default_factory=Counter)  # tokens by choice
+    drafted: int = 0  # tokens of choices that have ended
+    accepted: int = 0
+
+    def count(self, prompt: int, news: AnswerEvent) -> None:
+        """Take an event of a prompt's answer into account."""
+        match news:
+            case Started():
+                self.prompts[prompt] = news
+            case Update():
+                if self.counts_output:
+                    self.generated[prompt * self.n + news.index] += len(news.token_ids)
+            case Done():
+                for completion in news.completions:
+                    self.drafted += completion.timings.drafted_tokens
+                    self.accepted += completion.timings.accepted_tokens
+
+    def total(self) -> dict[str, Any]:
+        """Return the usage of the request, with OpenAI's prediction fields for drafted tokens."""
+        usage = _usage(list(self.prompts.values()), self.generated.total())
+        if not self.drafted:
+            return usage
+        predicted = {
+            "accepted_prediction_tokens": self.accepted,
+            "rejected_prediction_tokens": self.drafted - self.accepted,
+        }
+        return {**usage, "completion_tokens_details": predicted}
+
+    def of_choice(self, index: int) -> dict[str, Any]:
+        """Return the usage of one choice so far."""
+        started = self.prompts.get(index // self.n)
+        return _usage([started] if started else [], self.generated[index])
+
+
+def _usage(prompts: list[Started], generated: int) -> dict[str, Any]:
+    tokens = sum(started.prompt_tokens for started in prompts)
+    return {
+        "prompt_tokens": tokens,
+        "completion_tokens": generated,
+        "total_tokens": tokens + generated,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(started.cached_tokens for started in prompts)
+        },
+    }
+
+
+class Chunks:
+    """Renders one stream as server-sent events, each with the envelope's fields."""
+
+    def __init__(
+        self, head: Mapping[str, Any], writer: Writer, meter: UsageMeter, options: StreamOptions
+    ):
+        self._head = head
+        self._writer = writer
+        self._meter = meter
+        self._options = options
+
+    async def events(
+        self, first: tuple[int, AnswerEvent], rest: AsyncIterator[tuple[int, AnswerEvent]]
+    ) -> AsyncGenerator[bytes]:
+        """Yield the stream's events, from the first one to [DONE] or to an error."""
+        try:
+            yield self._frames(self._writer.opening()) + self._render(*first)
+            async for prompt, news in rest:
+                if rendered := self._render(prompt, news):
+                    yield rendered
+            yield self._usage() + STREAM_END
+        except Exception as error:
+            # The status was sent long ago, so an error can only be an event of the stream.
+            yield frame(error_body(mask_internal_error(error)))
+
+    def _render(self, prompt: int, news: AnswerEvent) -> bytes:
+        self._meter.count(prompt, news)
+        return self._frames(self._writer.parts(prompt, news))
+
+    def _frames(self, choices: Iterable[Choice]) -> bytes:
+        """Render one event for each choice."""
+        return b"".join(
+            frame({**self._head, "choices": [choice], **self._usage_so_far(choice)})
+            for choice in choices
+        )
+
+    def _usage_so_far(self, choice: Choice) -> dict[str, Any]:
+        if self._options.continuous_usage_stats:
+            return {"usage": self._meter.of_choice(choice["index"])}
+        return {"usage": None} if self._options.include_usage else {}
+
+    def _usage(self) -> bytes:
+        if not self._options.include_usage:
+            return b""
+        return frame({**self._head, "choices": [], "usage": self._meter.total()})
+
+
+def frame(value: Mapping[str, Any]) -> bytes:
+    """Render one server-sent event whose data is JSON."""
+    return b"data: " + dumps(value) + b"\n\n"

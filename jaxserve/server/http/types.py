@@ -1,7 +1,12 @@
-"""The bodies of requests. A field that is null counts as left out, whatever it is."""
+"""Models of request bodies, and the fields of OpenAI's API that are accepted without effect.
+
+A field that is null counts as left out. A field that is neither in a model, in IGNORED nor in ONLY
+is an error: no field is dropped silently.
+"""
 
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -17,19 +22,57 @@ from pydantic import (
 from jaxserve.request import MAX_BIASES
 from jaxserve.server.core.embedding import MAX_INPUTS
 from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
-from jaxserve.server.http.fields import IGNORED, ONLY
 from jaxserve.server.http.json import dumps
 
-MAX_PROMPTS = 64
+MAX_PROMPTS = 64  # of one request to /v1/completions
+
+# Fields that have no effect here, each with the reason.
+IGNORED: Mapping[str, str] = MappingProxyType(
+    {
+        "user": "who asks: nothing here counts or bills by person",
+        "safety_identifier": "who asks, as a hash: nothing here counts or bills by person",
+        "metadata": "labels of a stored completion: nothing is stored",
+        "prompt_cache_key": "a hint about which prompts share a beginning: the cache finds that "
+        "out (cache_salt separates)",
+        "prompt_cache_options": "how to cache prompts: pages are shared whenever they can be",
+        "prompt_cache_retention": "how long prompts stay cached: as long as there is room",
+    }
+)
+
+# Fields of which only the values that ask for the usual behaviour are accepted, and null.
+ONLY: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "audio": (),
+        "function_call": ("none",),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "moderation": (),
+        "parallel_tool_calls": (True, False),  # without tools, either value changes nothing
+        "prediction": (),
+        "reasoning_effort": (),
+        "service_tier": ("auto", "default"),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "store": (False,),
+        "suffix": ("",),
+        "tool_choice": ("none",),
+        "tools": ([],),
+        "verbosity": (),
+        "web_search_options": (),
+    }
+)
 
 
-def _whole(text: str) -> str:
+# Validators raise ValueError with a text that continues the field's name: "has 3 entries; ...".
+
+
+def _no_lone_surrogate(text: str) -> str:
     """Refuse half a surrogate pair: JSON can write one, UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"character {error.start} is half a surrogate pair; send both halves"
+            f"has half a surrogate pair at character {error.start}; send both halves"
         ) from None
     return text
 
@@ -39,14 +82,15 @@ def _listed(value: Any) -> Any:
 
 
 def _prompts(value: Any, limit: int) -> list[str | list[int]]:
-    """One or several, as text or as token ids; the service looks at each id."""
-    if isinstance(value, str) or (
-        isinstance(value, list) and value and not isinstance(value[0], str | list)
-    ):
+    """Return one or several prompts, each a text or token ids, as a list.
+
+    The service checks the ids themselves.
+    """
+    if _is_one_prompt(value):
         value = [value]
     if not isinstance(value, list) or not value:
         raise ValueError(
-            "give a string, a list of strings, a list of token ids, or a list of such lists"
+            "must be a string, a list of strings, a list of token ids, or a list of such lists"
         )
     if len(value) > limit:
         raise ValueError(f"has {len(value)} entries; the limit is {limit}")
@@ -54,25 +98,37 @@ def _prompts(value: Any, limit: int) -> list[str | list[int]]:
     for i, prompt in enumerate(value):
         if type(prompt) is not kind:
             raise ValueError(
-                f"entry {i} is of another kind than the first (all strings, or all lists of "
-                f"token ids)"
+                f"has an entry {i} of another kind than the first; all must be strings, or all "
+                f"lists of token ids"
             )
-    return [_whole(prompt) if isinstance(prompt, str) else prompt for prompt in value]
+    return [_no_lone_surrogate(prompt) if isinstance(prompt, str) else prompt for prompt in value]
+
+
+def _is_one_prompt(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    # A list that begins with neither a string nor a list is one prompt of token ids.
+    return isinstance(value, list) and bool(value) and not isinstance(value[0], str | list)
 
 
 def _biases(value: Any) -> dict[int, Any]:
-    """Keys as token ids; the sampling parameters check the numbers."""
+    """Return the biases by token id; SamplingParams checks the numbers."""
     if not isinstance(value, dict):
-        raise ValueError("give an object of token ids and numbers")
+        raise ValueError("must be an object of token ids and numbers")
     if len(value) > MAX_BIASES:
         raise ValueError(f"has {len(value)} entries; the limit is {MAX_BIASES}")
     for key in value:
-        if not key.isascii() or not key.removeprefix("-").isdigit() or str(int(key)) != key:
+        if not _is_integer(key):
             raise ValueError(f'has the key {key!r:.80}; keys are token ids, such as "50256"')
     return {int(key): bias for key, bias in value.items()}
 
 
-Text = Annotated[str, AfterValidator(_whole)]
+def _is_integer(text: str) -> bool:
+    """Return whether the text is an integer exactly as Python writes it: not "+1", not "01"."""
+    return text.isascii() and text.removeprefix("-").isdigit() and str(int(text)) == text
+
+
+Text = Annotated[str, AfterValidator(_no_lone_surrogate)]
 Texts = Annotated[list[str], Field(fail_fast=True), BeforeValidator(_listed)]
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Biases = Annotated[dict[int, Any], PlainValidator(_biases)]
@@ -80,8 +136,10 @@ Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class Body(BaseModel):
-    """ignored, only: see fields.py. Types are never converted, but for integers where a number is
-    asked for.
+    """A request's body. Types are never converted, except an integer to a float.
+
+    `ignored` has fields that are accepted without effect, each with the reason; `only` has fields
+    of which some values are accepted.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -93,7 +151,7 @@ class Body(BaseModel):
     @classmethod
     def _known(cls, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict):
-            raise ValueError("give an object")
+            raise ValueError("must be an object")
         for name, value in given.items():
             if value is not None and name not in cls.model_fields and name not in cls.ignored:
                 cls._check_only(name, value)
@@ -116,12 +174,13 @@ class StreamOptions(Body):
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # vLLM's: usage so far with every chunk
+    continuous_usage_stats: bool = False  # vLLM's: every chunk has the usage so far
 
 
 class Sampling(Body):
-    """What both kinds of completion have; bounds are those of SamplingParams. Some fields are
-    vLLM's.
+    """Fields of both kinds of completion, OpenAI's and some of vLLM's.
+
+    SamplingParams checks their bounds.
     """
 
     ignored: ClassVar[Mapping[str, str]] = IGNORED
@@ -169,9 +228,8 @@ class ChatBody(Sampling):
     tools: Objects | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool = True
-    separate_reasoning: bool = (
-        True  # SGLang's: otherwise thoughts are a part of the content, marks and all
-    )
+    # SGLang's: false leaves the reasoning in the content, with its marks.
+    separate_reasoning: bool = True
 
 
 class EmbeddingBody(Body):

@@ -1,6 +1,4 @@
-"""A pod on one machine: processes with two CPU devices each, as an operator would start them on
-hosts.
-"""
+"""A pod on one machine: processes with two CPU devices each."""
 
 import os
 import socket
@@ -38,7 +36,7 @@ def free_port() -> int:
 
 @dataclass
 class Host:
-    """One process of a pod; its output goes to files, which nobody has to read for it to go on."""
+    """One process of a pod; its output goes to files, so that it never waits for a reader."""
 
     popen: "subprocess.Popen[bytes]"
     out: IO[bytes]
@@ -79,7 +77,7 @@ class Host:
 
 @dataclass
 class Pod:
-    """Hosts of one pod; whatever still runs in the end is killed."""
+    """Hosts of one pod; those that still run at the end are killed."""
 
     size: int
     program: str = "generate"
@@ -104,7 +102,7 @@ class Pod:
         return self
 
     def wait(self, seconds: float = 240) -> list[int]:
-        """Exit codes by host."""
+        """Wait for the processes; return exit codes by host."""
         until = time.monotonic() + seconds
         return [
             self.hosts[i].popen.wait(max(0.1, until - time.monotonic())) for i in sorted(self.hosts)
@@ -112,7 +110,7 @@ class Pod:
 
     @property
     def everything(self) -> str:
-        """What all hosts wrote, to show when a test fails."""
+        """Return the output of all hosts, to show when a test fails."""
         return "".join(
             f"--- host {i}\n{host.output}{host.errors}" for i, host in sorted(self.hosts.items())
         )

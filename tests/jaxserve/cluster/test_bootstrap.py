@@ -1,9 +1,9 @@
-"""Who is in the pod: flags, the environment, and what contradicts itself."""
+"""Hosts of a pod from flags and the environment, and contradictions among them."""
 
 import pytest
 
 from jaxserve.cli.flags import parser as generate_parser
-from jaxserve.cluster.bootstrap import Alone, Hosts, join
+from jaxserve.cluster.bootstrap import Hosts, SingleHost, join
 from jaxserve.errors import ConfigError
 from jaxserve.server.flags import parser as serve_parser
 
@@ -28,7 +28,7 @@ def test_without_flags_there_is_one_host() -> None:
         hosts().alone and hosts("--hosts", "1", "--host-index", "0", "--coordinator", "x:1").alone
     )
     with join(hosts(**WORKER_SET)) as pod:
-        assert isinstance(pod, Alone) and pod.leads, "the environment is asked by --pod alone"
+        assert isinstance(pod, SingleHost) and pod.leads, "the environment is asked by --pod alone"
 
 
 def test_by_flags() -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from jaxserve.cluster import heartbeat as pulse
+from jaxserve.cluster import heartbeat
 from jaxserve.cluster.compatibility import Facts, difference
 from jaxserve.cluster.follower import Follower
-from jaxserve.cluster.heartbeat import FAILED, Loss, Pulse
+from jaxserve.cluster.heartbeat import FAILED, Heartbeat, PodFailure
 from jaxserve.cluster.leader import Leader
 from jaxserve.cluster.message_auth import SECRET_BYTES
 from jaxserve.cluster.v1 import cluster_pb2 as pb
@@ -25,7 +25,7 @@ FACTS = {"--max-batch": "4", "the model": "abc"}
 
 @dataclass
 class Exit:
-    """Ends a process that is only a thread."""
+    """Stands in for the end of a process that is only a thread."""
 
     codes: list[int] = field(default_factory=list)
     called: threading.Event = field(default_factory=threading.Event)
@@ -56,7 +56,7 @@ class Pod:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "BEAT", 0.05)
+    monkeypatch.setattr(heartbeat, "BEAT", 0.05)
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def pod(capfd: pytest.CaptureFixture[str]) -> Iterator[Pod]:
             follower._leaving = True
         leader._server.stop(0)
         for host in (leader, *followers):
-            host._pulse.stop()
-            host._pulse._thread.join()  # it may have something to say, while somebody listens
+            host._heartbeat.stop()
+            host._heartbeat._thread.join()  # it may have something to say, while somebody listens
         for follower in followers:
             follower._channel.close()
 
@@ -148,14 +148,14 @@ def test_strangers_and_doubles_are_turned_away(pod: Pod, host: int, secret: byte
 def test_a_broken_stream_ends_everybody_at_once(
     pod: Pod, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told: list[Loss] = []
-    pod.leader.watch(told.append, lambda reason: None, grace=0.2)
+    failures: list[PodFailure] = []
+    pod.leader.watch(failures.append, lambda reason: None, grace=0.2)
     pod.followers[0]._leaving = True
     began = time.monotonic()
     pod.followers[0]._channel.close()
     assert pod.exits[0].wait() == FAILED and pod.exits[2].wait() == FAILED
     assert 0.2 < time.monotonic() - began < 5
-    assert told[0].reason.startswith("host 1 is gone")
+    assert failures[0].reason.startswith("host 1 is gone")
     assert "error: the leader has ended the pod" in capfd.readouterr().err
 
 
@@ -167,25 +167,27 @@ def test_a_leader_that_goes_takes_its_followers_along(pod: Pod) -> None:
 
 def test_silence_ends_the_process(pod: Pod) -> None:
     """A host that hangs keeps its connections open."""
-    pod.leader._pulse.patience = 0.4
-    pod.followers[1]._pulse.stop()  # no heartbeats any more, no messages either
-    told: list[Loss] = []
-    pod.leader.watch(told.append, lambda reason: None, grace=0)
+    pod.leader._heartbeat.patience = 0.4
+    pod.followers[1]._heartbeat.stop()  # no heartbeats any more, no messages either
+    failures: list[PodFailure] = []
+    pod.leader.watch(failures.append, lambda reason: None, grace=0)
     assert pod.exits[0].wait() == pod.exits[1].wait() == FAILED
-    assert [loss.reason for loss in told] == ["host 2 has sent no heartbeat for 0.4 s"]
+    assert [failure.reason for failure in failures] == ["host 2 has sent no heartbeat for 0.4 s"]
 
 
 def test_heartbeats_keep_the_pod(pod: Pod) -> None:
     for host in (pod.leader, *pod.followers):
-        host._pulse.patience = 0.4
+        host._heartbeat.patience = 0.4
     time.sleep(1.5)
     assert not any(ended.codes for ended in pod.exits)
 
 
 def test_who_was_stopped_itself_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that slept for 30 s hears of the others again before it judges them."""
-    now, beats, ended = [100.0], 0, Exit()
-    monkeypatch.setattr(pulse.time, "monotonic", lambda: now[0])
+    now = [100.0]
+    beats = 0
+    ended = Exit()
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
 
     def send() -> None:
         nonlocal beats
@@ -193,7 +195,7 @@ def test_who_was_stopped_itself_accuses_nobody(monkeypatch: pytest.MonkeyPatch) 
         watch.hear("a")
         now[0] += 30 if beats == 3 else 0.05
 
-    watch = Pulse(send, exit=ended)
+    watch = Heartbeat(send, exit=ended)
     watch.patience = 5
     watch.start(["a"])
     while beats < 6:
@@ -204,7 +206,7 @@ def test_who_was_stopped_itself_accuses_nobody(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_follower_that_has_to_go_is_reported(pod: Pod) -> None:
     reasons: list[str] = []
-    pod.leader.watch(lambda loss: None, reasons.append, grace=0)
+    pod.leader.watch(lambda failure: None, reasons.append, grace=0)
     pod.followers[1].leave()
     while not reasons:
         time.sleep(0.01)

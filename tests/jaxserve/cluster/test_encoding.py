@@ -1,4 +1,4 @@
-"""Step plans survive the way to another host, and nothing else passes for one."""
+"""Step plans as bytes: every field survives, and forged or repeated orders are refused."""
 
 from dataclasses import fields, replace
 from typing import get_args
@@ -13,7 +13,7 @@ from jaxserve.cluster.encoding import (
     plan_from_proto,
     plan_to_proto,
 )
-from jaxserve.cluster.message_auth import Chain, proof_of
+from jaxserve.cluster.message_auth import MessageChain, proof_of
 from jaxserve.cluster.v1 import cluster_pb2 as pb
 from jaxserve.config import EngineOptions, resolve
 from jaxserve.engine.buckets import BucketPlan
@@ -25,8 +25,10 @@ from tests.fake_runner import FakeRunner
 from tests.jaxserve.engine.host.driver import config_of, request
 
 KINDS = st.sampled_from(get_args(StepKind))
-SMALL, SIGNED = st.integers(0, 2**31 - 1), st.integers(-1, 2**31 - 1)
-COLUMN, TOKENS = st.lists(SMALL, max_size=8), st.lists(SIGNED, max_size=12)
+SMALL = st.integers(0, 2**31 - 1)
+SIGNED = st.integers(-1, 2**31 - 1)
+COLUMN = st.lists(SMALL, max_size=8)
+TOKENS = st.lists(SIGNED, max_size=12)
 NUMBER = st.floats(allow_nan=False)
 IDS = st.lists(SMALL, max_size=6).map(tuple)
 
@@ -87,7 +89,7 @@ def test_any_plan_comes_back(plan: StepPlan) -> None:
 
 @pytest.mark.parametrize("kind", [StepPlan, LanePlan, Admission])
 def test_every_field_travels(kind: type) -> None:
-    """A field that somebody adds to a plan has to be added to the message."""
+    """A new field of a plan has to be added to the message, too."""
     message = {StepPlan: pb.StepPlan, LanePlan: pb.LanePlan, Admission: pb.Admission}[
         kind
     ].DESCRIPTOR
@@ -122,7 +124,7 @@ class Replaying:
 
 
 def test_a_device_that_knows_the_bytes_alone_gives_the_same_tokens() -> None:
-    """Penalties, biases, masks, windows and preemptions among them."""
+    """Requests have penalties, biases, masks and windows, and some are preempted."""
     config = config_of(num_pages=9, windows=(None, 6))
     params = (
         {"max_tokens": 12},
@@ -153,7 +155,8 @@ SECRET = b"s" * 32
 
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_what_was_sent_passes(orders: list[bytes]) -> None:
-    leader, follower = Chain(SECRET), Chain(SECRET)
+    leader = MessageChain(SECRET)
+    follower = MessageChain(SECRET)
     for number, order in enumerate(orders, start=1):
         sent = leader.add(order)
         assert sent[0] == number
@@ -164,7 +167,8 @@ def test_what_was_sent_passes(orders: list[bytes]) -> None:
 def test_a_changed_lost_repeated_or_foreign_order_is_noticed(
     orders: list[bytes], data: st.DataObject
 ) -> None:
-    leader, follower = Chain(SECRET), Chain(SECRET)
+    leader = MessageChain(SECRET)
+    follower = MessageChain(SECRET)
     sealed = [(*leader.add(order), order) for order in orders]
     at = data.draw(st.integers(0, len(orders) - 2))
     for number, digest, order in sealed[:at]:
@@ -173,7 +177,7 @@ def test_a_changed_lost_repeated_or_foreign_order_is_noticed(
     later = sealed[at + 1]
     position = data.draw(st.integers(0, len(order) - 1))
     changed = order[:position] + bytes([order[position] ^ 1]) + order[position + 1 :]
-    stranger = Chain(b"t" * 32)
+    stranger = MessageChain(b"t" * 32)
     foreign = [stranger.add(o) for o in orders[: at + 1]][-1][1]
     wrong = data.draw(
         st.sampled_from(
@@ -196,8 +200,8 @@ def test_a_proof_is_of_one_host_and_secret() -> None:
 
 
 def test_the_size_of_a_decode_step() -> None:
-    """256 rows that decode at positions of a few thousand, 4 of which begin a page: what
-    docs/pods.md says of it.
+    """256 rows decode at positions of a few thousand, and 4 of them begin a page: the number of
+    bytes that docs/pods.md states.
     """
     rows = list(range(256))
     lane = LanePlan(rows, rows, [4000 + row for row in rows], [1] * 256, [1] * 256, [-1] * 256)

@@ -1,6 +1,4 @@
-"""python -m jaxserve.generate as one program on several processes: the tokens of one, and what
-cannot be a pod.
-"""
+"""python -m jaxserve.generate on several processes: the tokens of one, and pods that cannot be."""
 
 import json
 import shutil
@@ -46,13 +44,13 @@ def on_one_device() -> list[Completion]:
 
 
 def check(found: dict[str, Any], expected: Completion) -> int:
-    """Log-probabilities within the bound, tokens equal up to the first gap below it; how many
-    tokens were compared.
-    """
+    """Check that tokens agree up to a gap below the bound; return how many were compared."""
     assert expected.logprobs is not None
     for step, (entry, truth) in enumerate(zip(found["logprobs"], expected.logprobs, strict=True)):
-        best, second = truth.top[0][1], truth.top[1][1]
-        theirs, ours = {top["token_id"]: top["logprob"] for top in entry["top"]}, dict(truth.top)
+        best = truth.top[0][1]
+        second = truth.top[1][1]
+        theirs = {top["token_id"]: top["logprob"] for top in entry["top"]}
+        ours = dict(truth.top)
         shared = theirs.keys() & ours.keys()
         assert len(shared) >= 18, "20 alternatives differ by more than ties at their end"
         assert max(abs(theirs[token] - ours[token]) for token in shared) < BOUND
@@ -77,7 +75,7 @@ def check(found: dict[str, Any], expected: Completion) -> int:
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
 )
 def test_the_tokens_of_one_process(hosts: int, mesh: tuple[str, ...]) -> None:
-    """Tier (b). More prompts than a lane of rows, so that some wait; host 0 alone prints."""
+    """Tier (b). Some prompts wait for a row; only host 0 prints."""
     with Pod(hosts).start_all(*mesh, *GREEDY) as pod:
         assert pod.wait() == [0] * hosts, pod.everything
         found = [json.loads(line) for line in pod.hosts[0].output.splitlines()]
@@ -91,7 +89,7 @@ def test_the_tokens_of_one_process(hosts: int, mesh: tuple[str, ...]) -> None:
 
 @pytest.fixture
 def mixture(tmp_path: Path) -> Path:
-    """A tiny random Qwen3-MoE, whose vocabulary is words that a prompt can say: w0 w1 w2 ..."""
+    """Write a tiny random Qwen3-MoE whose vocabulary is the words w0 w1 w2 ..."""
     shutil.copytree(GOLDEN, tmp_path / "mixture")
     words = {f"w{token}": token for token in range(96)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
@@ -106,7 +104,7 @@ def mixture(tmp_path: Path) -> Path:
     "mesh", [("--expert", "4"), ("--expert", "2", "--tensor", "2")], ids="-".join
 )
 def test_experts_across_hosts(mixture: Path, mesh: tuple[str, ...]) -> None:
-    """The tokens that transformers answered, by gaps of 5e-3 or more."""
+    """The tokens are those of transformers, except at gaps below 5e-3."""
     golden = np.load(GOLDEN / "golden.npz")
     prompts = [" ".join(f"w{token}" for token in prompt) for prompt in golden["prompts"].tolist()]
     flags = [
@@ -194,7 +192,7 @@ def test_a_host_with_other_flags_is_refused(theirs: tuple[str, ...], problem: st
 
 @pytest.mark.slow
 def test_a_host_with_other_weights_is_refused(tmp_path: Path) -> None:
-    """The same architecture, trained further: only its numbers differ."""
+    """The other checkpoint has the same architecture, trained further."""
     copy = tmp_path / "copy"
     shutil.copytree(DRAFT, copy)
     tensors = load_file(copy / "model.safetensors")
@@ -244,7 +242,7 @@ def test_a_port_that_is_taken_is_one_line() -> None:
 
 @pytest.mark.slow
 def test_an_environment_that_knows_the_hosts() -> None:
-    """As Slurm would start them. Nobody says where host 0 is: it says so itself."""
+    """The variables are those of Slurm; host 0 finds its own address."""
     slurm = {
         "SLURM_JOB_ID": "1",
         "SLURM_STEP_NODELIST": "127.0.0.1",

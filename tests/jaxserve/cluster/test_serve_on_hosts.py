@@ -1,6 +1,4 @@
-"""python -m jaxserve.serve on two processes: clients talk to host 0, and no host outlives another
-for long.
-"""
+"""python -m jaxserve.serve on two processes: clients talk to host 0; hosts end together."""
 
 import contextlib
 import signal
@@ -28,7 +26,7 @@ class Served:
 
 @contextlib.contextmanager
 def served(*flags: str) -> Iterator[Served]:
-    """A pod of two that is ready."""
+    """Start a pod of two hosts and wait until it is ready."""
     with Pod(2, "serve") as pod:
         ports = [free_port(), free_port()]
         for index, port in enumerate(ports):
@@ -51,7 +49,7 @@ def health(port: int) -> str:
 
 
 def stream_and(served: Served, number: int, host: int, tokens: int = 300) -> int:
-    """Read a stream, send a host a signal after its first tokens; how many came in all."""
+    """Read a stream and signal a host after its first tokens; return how many tokens came."""
     came = 0
     with served.client.stream(
         "Once upon a time", max_tokens=tokens, ignore_eos=True, temperature=0
@@ -85,7 +83,7 @@ def test_a_follower_that_is_killed_ends_the_pod_within_ten_seconds() -> None:
 
 @pytest.mark.slow
 def test_a_follower_that_hangs_ends_the_pod_within_ten_seconds() -> None:
-    """Its connections stay open, and the leader waits in a collective."""
+    """Its connections stay open while the leader waits in a collective."""
     with served() as s:
         began = time.monotonic()
         with pytest.raises(RestartingError):

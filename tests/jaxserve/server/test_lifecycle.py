@@ -13,7 +13,7 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from jaxserve.cluster.heartbeat import Loss
+from jaxserve.cluster.heartbeat import PodFailure
 from jaxserve.errors import ConfigError
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.grpc.server import INFERENCE, Health, bind, new_server
@@ -178,7 +178,7 @@ def test_a_lost_host_ends_the_server_with_one_line(
     async def main() -> None:
         async with running(tmp_path, opened=False) as server, living(server) as (lifecycle, task):
             server.process.lifecycle = lifecycle
-            server.process.on_host_lost(Loss("host 1 is gone (Connection\nreset by peer)"))
+            server.process.on_host_lost(PodFailure("host 1 is gone (Connection\nreset by peer)"))
             assert await task == FAILED
 
     with caplog.at_level("CRITICAL"):

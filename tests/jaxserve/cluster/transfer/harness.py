@@ -1,5 +1,4 @@
-"""Two servers' halves of a transfer in one process, with an engine that only has what it is
-given."""
+"""Both sides of a transfer in one process, with an engine that returns given segments."""
 
 import asyncio
 import contextlib
@@ -13,11 +12,11 @@ import ml_dtypes
 import numpy as np
 from grpc import aio
 
-from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.fetch import Metadata, Receiver, TransferServicer
+from jaxserve.cluster.transfer.byte_budget import ByteBudget
+from jaxserve.cluster.transfer.fetch import Metadata, SegmentReceiver, TransferServicer
 from jaxserve.cluster.transfer.handshake import Handshake
-from jaxserve.cluster.transfer.offers import Shelf
-from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
+from jaxserve.cluster.transfer.offers import OfferStore
+from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillPrompt, PrefillServicer
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
 from jaxserve.engine.kv_segment import KVSegment
@@ -45,7 +44,7 @@ def piece_of(
     latent: bool = False,
     seed: int = 0,
 ) -> KVSegment:
-    """Any bits, those of NaN and of infinities among them."""
+    """Return a segment of random bits, NaN and infinities among them."""
     rng, shape = np.random.default_rng(seed), (layers, tokens, heads, width)
     number = np.dtype(getattr(ml_dtypes, dtype, dtype))
 
@@ -66,12 +65,12 @@ def piece_of(
 
 
 def large(nbytes: int, start: int = 0) -> KVSegment:
-    """One layer of one token."""
+    """Return a segment of this size: one layer of one token."""
     return KVSegment(0, start, k=np.full((1, 1, 1, nbytes // 4), start, np.float32), v=None)
 
 
 def same(a: KVSegment, b: KVSegment) -> bool:
-    """Bit for bit."""
+    """Return whether two segments are equal bit for bit."""
     arrays = a.arrays.keys() == b.arrays.keys() and all(
         (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
         for x, y in zip(a.arrays.values(), b.arrays.values(), strict=True)
@@ -94,14 +93,15 @@ def now() -> float:
 async def nothing(number: int) -> None: ...
 
 
-def asking_for(token_ids: tuple[int, ...]) -> Prompt:
-    return Prompt(token_ids=token_ids, page_size=4)
+def asking_for(token_ids: tuple[int, ...]) -> PrefillPrompt:
+    return PrefillPrompt(token_ids=token_ids, page_size=4)
 
 
 @dataclass
 class FakeSource:
-    """Gives the pieces that it was given. before: awaited before each, with its number; open:
-    prompts at work.
+    """A source that yields given segments.
+
+    `before` is awaited before each one with its number; `open` counts prompts at work.
     """
 
     given: Sequence[KVSegment] = ()
@@ -109,10 +109,10 @@ class FakeSource:
     waiting_tokens: int = 0
     before: Callable[[int], Awaitable[None]] = nothing
     open: int = 0
-    prompts: list[Prompt] = field(default_factory=list)
+    prompts: list[PrefillPrompt] = field(default_factory=list)
 
-    async def pieces(
-        self, prompt: Prompt, seconds: float | None
+    async def segments(
+        self, prompt: PrefillPrompt, seconds: float | None
     ) -> AsyncGenerator[KVSegment, None]:
         self.open += 1
         self.prompts.append(prompt)
@@ -126,53 +126,55 @@ class FakeSource:
 
 @dataclass
 class Servers:
-    """A server that computes and one that asks it. channel: between them."""
+    """A server that computes, one that asks it, and the channel between them."""
 
     source: FakeSource
-    shelf: Shelf
+    offers: OfferStore
     server: aio.Server
     port: int
     channel: aio.Channel
-    budget: Budget
+    budget: ByteBudget
     client: PrefillClient
 
     def asking(self, channel: aio.Channel, metadata: Metadata = ()) -> PrefillClient:
-        """A client like `client`, over another channel."""
+        """Return a client like `client` over another channel."""
         return client_of(channel, self.budget, metadata)
 
     async def fetch_all(
-        self, seconds: float = 10.0, prompt: Prompt | None = None
+        self, seconds: float = 10.0, prompt: PrefillPrompt | None = None
     ) -> list[KVSegment]:
         return await fetch_all(self.client, seconds, prompt)
 
     async def at_rest(self, seconds: float = 5.0) -> None:
         """Wait until nothing is held or computed any more."""
         until = time.monotonic() + seconds
-        while self.shelf.budget.held or self.budget.held or self.source.open:
-            held = (self.shelf.budget.held, self.budget.held, self.source.open)
+        while self.offers.budget.held or self.budget.held or self.source.open:
+            held = (self.offers.budget.held, self.budget.held, self.source.open)
             assert time.monotonic() < until, held
             await asyncio.sleep(0.002)
-        self.shelf.check_invariants()
+        self.offers.check_invariants()
         assert not (
-            self.shelf._lots
-            or self.shelf._taken
-            or self.shelf.budget.waiting
+            self.offers._offers
+            or self.offers._taken
+            or self.offers.budget.waiting
             or self.budget.waiting
         )
 
 
 async def fetch_all(
-    client: PrefillClient, seconds: float = 10.0, prompt: Prompt | None = None
+    client: PrefillClient, seconds: float = 10.0, prompt: PrefillPrompt | None = None
 ) -> list[KVSegment]:
-    async with aclosing(client.pieces(prompt or asking_for((1, 2, 3)), now() + seconds)) as pieces:
+    async with aclosing(
+        client.segments(prompt or asking_for((1, 2, 3)), now() + seconds)
+    ) as pieces:
         return [piece async for piece in pieces]
 
 
 HANDSHAKE = Handshake(MODEL, "float32", ("float32",))
 
 
-def client_of(channel: aio.Channel, budget: Budget, metadata: Metadata = ()) -> PrefillClient:
-    return PrefillClient(channel, Receiver(channel, budget, metadata), HANDSHAKE, metadata)
+def client_of(channel: aio.Channel, budget: ByteBudget, metadata: Metadata = ()) -> PrefillClient:
+    return PrefillClient(channel, SegmentReceiver(channel, budget, metadata), HANDSHAKE, metadata)
 
 
 @asynccontextmanager
@@ -188,21 +190,21 @@ async def servers(
     buffer, room: bytes that the sender and the receiver may hold. seconds: that a piece is on
     offer. handshake: the sender's.
     """
-    source, shelf, budget = FakeSource(given, handshake), Shelf(buffer), Budget(room)
+    source, offers, budget = FakeSource(given, handshake), OfferStore(buffer), ByteBudget(room)
     server = aio.server(options=[("grpc.so_reuseport", 0)])
-    rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, seconds), server)
-    TransferServicer(shelf).add_to(server)
+    rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, offers, seconds), server)
+    TransferServicer(offers).add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with aio.insecure_channel(f"127.0.0.1:{port}", OPTIONS) as channel:
-            yield Servers(source, shelf, server, port, channel, budget, client_of(channel, budget))
+            yield Servers(source, offers, server, port, channel, budget, client_of(channel, budget))
     finally:
         await server.stop(0)
 
 
 async def refusal(work: Awaitable[Any]) -> TransferError:
-    """What it fails with."""
+    """Return the TransferError that a coroutine fails with."""
     try:
         await work
     except TransferError as error:
@@ -212,7 +214,7 @@ async def refusal(work: Awaitable[Any]) -> TransferError:
 
 @dataclass
 class Proxy:
-    """A network between a server and its clients, byte by byte. port: where it is entered."""
+    """A network between a server and its clients, byte by byte; `port` is its entrance."""
 
     target: int
     port: int = 0
@@ -255,7 +257,7 @@ class Proxy:
         writer.transport.abort()
 
     def cut(self) -> None:
-        """Every connection, at once."""
+        """Cut every connection at once."""
         for writer in self._writers:
             writer.transport.abort()
 

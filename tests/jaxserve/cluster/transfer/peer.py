@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 from grpc import aio
 
-from jaxserve.cluster.transfer.byte_budget import Budget
+from jaxserve.cluster.transfer.byte_budget import ByteBudget
 from tests.jaxserve.cluster.transfer.harness import MEBI, asking_for, client_of, large, now, servers
 
 
@@ -23,8 +23,8 @@ async def send() -> None:
 
 async def receive(port: int) -> None:
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        client = client_of(channel, Budget(400 * MEBI))
-        async with aclosing(client.pieces(asking_for((1,)), now() + 60)) as pieces:
+        client = client_of(channel, ByteBudget(400 * MEBI))
+        async with aclosing(client.segments(asking_for((1,)), now() + 60)) as pieces:
             async for _ in pieces:
                 print("piece", flush=True)
                 await asyncio.Event().wait()

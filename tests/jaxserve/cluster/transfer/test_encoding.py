@@ -1,4 +1,4 @@
-"""A piece is the same on the other side, bit for bit, and nothing else passes for one."""
+"""Segments as bytes: equal bit for bit after the way, and every other message is refused."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxserve.cluster.transfer.encoding import (
     CHUNK,
-    Blank,
+    SegmentBuffer,
     chunks,
     data_of,
     message_of,
@@ -25,13 +25,13 @@ KEY = b"k" * 16
 
 
 def rebuilt(piece: KVSegment, cut: int = CHUNK) -> KVSegment:
-    """The piece after the way, in chunks of other sizes than it was sent in."""
+    """Return the segment after the way, in chunks of another size than it was sent in."""
     offer = ticket_to_proto(Ticket.of(KEY, piece)).SerializeToString()
-    blank = Blank(ticket_from_proto(pb.PrefillResponse.FromString(offer)))
+    buffer = SegmentBuffer(ticket_from_proto(pb.PrefillResponse.FromString(offer)))
     data = b"".join(chunks(piece))
     for begin in range(0, len(data), cut):
-        blank.fill(data[begin : begin + cut])
-    return blank.piece()
+        buffer.fill(data[begin : begin + cut])
+    return buffer.segment()
 
 
 @pytest.mark.parametrize("latent", [False, True])
@@ -82,7 +82,7 @@ def test_messages_are_protobufs(size: int) -> None:
     | st.binary(max_size=40).map(lambda data: b"\n" + bytes([len(data)]) + data)
 )
 def test_any_bytes_as_a_message(message: bytes) -> None:
-    """What is taken is what protobuf takes for the same."""
+    """Exactly those messages are taken that protobuf would parse to the same data."""
     try:
         data = data_of(message)
     except TransferError as error:
@@ -103,10 +103,10 @@ def test_messages_that_are_cut_off_or_go_on() -> None:
 
 @pytest.mark.parametrize("count", [0, 1151, 1153])
 def test_bytes_that_are_too_few_or_too_many(count: int) -> None:
-    blank = Blank(Ticket.of(KEY, piece_of(4)))
+    buffer = SegmentBuffer(Ticket.of(KEY, piece_of(4)))
     with pytest.raises(TransferError, match=f"^{count} bytes came of a piece of 1152$") as caught:
-        blank.fill(bytes(count))
-        blank.piece()
+        buffer.fill(bytes(count))
+        buffer.segment()
     assert caught.value.code == "DATA_LOSS"
 
 
@@ -131,8 +131,8 @@ def test_arrays_that_contradict_each_other() -> None:
         ticket.arrays[:2],
         (replace(ticket.arrays[0], shape=(1, 2)), *ticket.arrays[1:]),
     ):
-        blank = Blank(replace(ticket, arrays=arrays))
-        blank.fill(bytes(sum(array.nbytes for array in arrays)))
+        buffer = SegmentBuffer(replace(ticket, arrays=arrays))
+        buffer.fill(bytes(sum(array.nbytes for array in arrays)))
         with pytest.raises(TransferError) as caught:
-            blank.piece()
+            buffer.segment()
         assert caught.value.code == "DATA_LOSS"

@@ -1,4 +1,4 @@
-"""Whatever goes wrong ends within its deadline, is told by its name, and leaves nothing behind."""
+"""Faults of a transfer: each ends within its deadline, is named, and leaves nothing behind."""
 
 import asyncio
 import random
@@ -41,7 +41,7 @@ async def for_ever(number: int) -> None:
 
 
 def prefill(s: Servers, seconds: float = 10.0) -> aio.UnaryStreamCall:
-    """A call whose caller does by hand what `PrefillClient` does."""
+    """Make the call of a `PrefillClient` by hand."""
     request = pb.PrefillRequest(token_ids=[1], page_size=4, **HANDSHAKE.fields())
     return rpc.PrefillServiceStub(s.channel).Prefill(request, timeout=seconds)
 
@@ -76,16 +76,14 @@ def test_an_engine_that_stalls() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_network_that_stalls(begun: bool) -> None:
-    """Before the first byte of a piece, or in the midst of it: no connection is closed, nothing
-    comes.
-    """
+    """The network stalls before or within a segment: no connection is closed, and nothing comes."""
 
     async def main() -> None:
         async with (
             servers(piece_of(), large(40 * MEBI), seconds=0.5) as s,
             behind_a_proxy(s) as (proxy, client),
         ):
-            async with aclosing(client.pieces(asking_for((1,)), now() + 0.5)) as pieces:
+            async with aclosing(client.segments(asking_for((1,)), now() + 0.5)) as pieces:
                 await anext(pieces)
                 second = asyncio.create_task(anext(pieces))
                 while begun and proxy.came < 10 * MEBI:
@@ -102,7 +100,7 @@ def test_a_network_that_stalls(begun: bool) -> None:
 def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The sender has sent no more than what connections buffer, and its memory is free after the
+    """The sender has sent no more than connections buffer, and its memory is free after the
     deadline.
     """
     sent = [0]
@@ -120,9 +118,9 @@ def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
             stalled = fetch(s, (await offers.read()).ticket)
             assert len((await stalled.read()).data) == MEBI
             await asyncio.sleep(0.3)
-            assert sent[0] < 16 * MEBI and s.shelf.budget.held == 60 * MEBI
+            assert sent[0] < 16 * MEBI and s.offers.budget.held == 60 * MEBI
             await s.at_rest()
-            assert s.shelf.counts == Counts(offered=1, broken=1)
+            assert s.offers.counts == Counts(offered=1, broken=1)
             with pytest.raises(aio.AioRpcError) as caught:
                 await offers.read()
             assert caught.value.code().name == "DEADLINE_EXCEEDED"
@@ -134,7 +132,7 @@ def test_a_receiver_that_stops_reading_is_held_back_and_then_dropped(
 
 
 def test_a_piece_that_was_dropped_is_in_memory_no_more() -> None:
-    """Nor does the failed call keep it until Python looks for cycles."""
+    """The failed call does not keep the segment in a reference cycle."""
 
     async def main() -> None:
         async with servers(seconds=0.3) as s:
@@ -145,7 +143,7 @@ def test_a_piece_that_was_dropped_is_in_memory_no_more() -> None:
             s.source.given = ()
             await stalled.read()
             await s.at_rest()
-            assert s.shelf.counts == Counts(offered=1, broken=1) and piece() is None
+            assert s.offers.counts == Counts(offered=1, broken=1) and piece() is None
             stalled.cancel()
             offers.cancel()
 
@@ -170,7 +168,7 @@ def test_a_receiver_that_fetches_nothing() -> None:
             with pytest.raises(aio.AioRpcError) as caught:
                 await fetch(s, first.ticket).read()
             assert caught.value.code().name == "NOT_FOUND"
-            assert s.shelf.counts.fetched == 0 < s.shelf.counts.expired
+            assert s.offers.counts.fetched == 0 < s.offers.counts.expired
 
     asyncio.run(main())
 
@@ -181,7 +179,7 @@ def test_a_receiver_that_does_not_read_its_offers() -> None:
             offers = prefill(s)
             await offers.read()
             await s.at_rest()
-            assert s.shelf.counts.fetched == 0 < s.shelf.counts.expired
+            assert s.offers.counts.fetched == 0 < s.offers.counts.expired
             offers.cancel()
 
     asyncio.run(main())
@@ -193,7 +191,7 @@ def test_a_receiver_that_does_not_read_its_offers() -> None:
 def test_a_network_that_breaks() -> None:
     async def main() -> None:
         async with servers(piece_of(), large(40 * MEBI)) as s, behind_a_proxy(s) as (proxy, client):
-            async with aclosing(client.pieces(asking_for((1,)), now() + 10)) as pieces:
+            async with aclosing(client.segments(asking_for((1,)), now() + 10)) as pieces:
                 await anext(pieces)
                 second = asyncio.create_task(anext(pieces))
                 while proxy.came < 10 * MEBI:
@@ -201,7 +199,9 @@ def test_a_network_that_breaks() -> None:
                 proxy.cut()
                 assert (await refusal(second)).code == "UNAVAILABLE"
             await s.at_rest()
-            assert s.shelf.counts == Counts(offered=2, fetched=1, broken=1, bytes=piece_of().nbytes)
+            assert s.offers.counts == Counts(
+                offered=2, fetched=1, broken=1, bytes=piece_of().nbytes
+            )
             assert len(await fetch_all(client)) == 2, "the next prompt finds its way again"
 
     asyncio.run(main())
@@ -210,7 +210,7 @@ def test_a_network_that_breaks() -> None:
 def test_a_server_that_ends() -> None:
     async def main() -> None:
         async with servers(piece_of(), piece_of()) as s:
-            async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.segments(asking_for((1,)), now() + 10)) as pieces:
                 await anext(pieces)
                 await s.server.stop(0)
                 assert (await refusal(anext(pieces))).code == "UNAVAILABLE"
@@ -221,8 +221,8 @@ def test_a_server_that_ends() -> None:
 
 
 def test_a_channel_that_is_closed() -> None:
-    """By its owner, who was told that this server is none any more: an error, no cancellation of
-    whoever waits.
+    """Its owner closes it when the server is removed: waiting tasks get an error and are not
+    cancelled.
     """
 
     async def main() -> None:
@@ -249,10 +249,10 @@ async def before_the_first(s: Servers, work: "asyncio.Task[None]") -> None:
 
 
 async def waiting_for_room_there(s: Servers, work: "asyncio.Task[None]") -> None:
-    await s.shelf.budget.take(s.shelf.budget.nbytes, now())
-    while not s.shelf.budget.waiting:
+    await s.offers.budget.take(s.offers.budget.nbytes, now())
+    while not s.offers.budget.waiting:
         await asyncio.sleep(0)
-    asyncio.get_running_loop().call_later(0.1, s.shelf.budget.give, s.shelf.budget.nbytes)
+    asyncio.get_running_loop().call_later(0.1, s.offers.budget.give, s.offers.budget.nbytes)
 
 
 async def waiting_for_room_here(s: Servers, work: "asyncio.Task[None]") -> None:
@@ -263,12 +263,12 @@ async def waiting_for_room_here(s: Servers, work: "asyncio.Task[None]") -> None:
 
 
 async def while_fetching(s: Servers, work: "asyncio.Task[None]") -> None:
-    while not s.shelf._taken:
+    while not s.offers._taken:
         await asyncio.sleep(0)
 
 
 async def with_a_piece_in_hand(s: Servers, work: "asyncio.Task[None]") -> None:
-    while not s.shelf.counts.fetched:
+    while not s.offers.counts.fetched:
         await asyncio.sleep(0)
     for _ in range(20):
         await asyncio.sleep(0.001)
@@ -289,7 +289,7 @@ def test_a_cancelled_request_gives_everything_up_at_once(stage: Stage) -> None:
         async with servers(large(40 * MEBI), large(40 * MEBI)) as s:
 
             async def receive() -> None:
-                async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
+                async with aclosing(s.client.segments(asking_for((1,)), now() + 10)) as pieces:
                     async for _ in pieces:
                         await asyncio.Event().wait()
 
@@ -316,7 +316,7 @@ def test_wrong_tickets() -> None:
                 with pytest.raises(aio.AioRpcError) as caught:
                     await fetch(s, wrong).read()
                 assert caught.value.code().name == "NOT_FOUND"
-            assert s.shelf.budget.held, "they disturb nobody"
+            assert s.offers.budget.held, "they disturb nobody"
             assert (await fetch(s, ticket).read()).data
             with pytest.raises(aio.AioRpcError) as caught:
                 await fetch(s, ticket).read()
@@ -347,9 +347,7 @@ def test_a_sender_that_sends_something_else_than_it_offered(
 
 @pytest.mark.parametrize("batches", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) -> None:
-    """Through a network that cuts and stalls, with engines that fail and stall, and receivers that
-    do likewise.
-    """
+    """The network cuts and stalls, and so do engines and receivers."""
 
     async def main() -> None:
         rng = random.Random(7)
@@ -358,7 +356,8 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
         async with servers(*pieces, **limits) as s, Proxy.before(s.port) as proxy:
             proxy.limits = lambda: rng.choice((1e9, 1e9, 1e9, rng.uniform(0, 3 * MEBI)))
             await s.fetch_all()
-            before, told = len(asyncio.all_tasks() - proxy._tasks), dict[str, int]()
+            before = len(asyncio.all_tasks() - proxy._tasks)
+            told = dict[str, int]()
 
             async def engine(number: int) -> None:
                 dice = rng.random()
@@ -367,8 +366,9 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
                 await asyncio.sleep(5.0 if dice < 0.035 else dice / 1000)
 
             async def receive(channel: aio.Channel) -> int:
-                client, deadline = s.asking(channel), now() + rng.choice((0.05, 1.5, 1.5, 1.5))
-                async with aclosing(client.pieces(asking_for((1, 2)), deadline)) as found:
+                client = s.asking(channel)
+                deadline = now() + rng.choice((0.05, 1.5, 1.5, 1.5))
+                async with aclosing(client.segments(asking_for((1, 2)), deadline)) as found:
                     came = 0
                     async for piece in found:
                         assert same(piece, pieces[came])
@@ -396,7 +396,7 @@ def test_hundreds_of_transfers_with_faults_leave_nothing_behind(batches: int) ->
             for _ in range(batches):
                 for outcome in await asyncio.gather(*(transfer() for _ in range(100))):
                     told[outcome] = told.get(outcome, 0) + 1
-                s.shelf.check_invariants()
+                s.offers.check_invariants()
             s.source.before = nothing
             await s.at_rest(10)
             assert sum(told.values()) == 100 * batches and told["OK"] > 10 * batches, told

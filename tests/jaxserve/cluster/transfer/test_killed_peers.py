@@ -1,4 +1,4 @@
-"""Processes that are killed or stopped: before, in the midst of, and after a transfer."""
+"""Processes that are killed or stopped before, within or after a transfer."""
 
 import asyncio
 import signal
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from grpc import aio
 
-from jaxserve.cluster.transfer.byte_budget import Budget
+from jaxserve.cluster.transfer.byte_budget import ByteBudget
 from tests.jaxserve.cluster.transfer.harness import (
     MEBI,
     OPTIONS,
@@ -50,7 +50,7 @@ def line(process: Process) -> str:
 @pytest.mark.parametrize("stage", ["before", "between two pieces", "in the midst of one", "after"])
 def test_a_sender(stage: str, number: signal.Signals, code: str) -> None:
     async def main(sender: Process) -> None:
-        budget = Budget(200 * MEBI)
+        budget = ByteBudget(200 * MEBI)
         async with aio.insecure_channel(f"127.0.0.1:{line(sender).strip()}", OPTIONS) as channel:
             client = client_of(channel, budget)
             if stage == "after":
@@ -58,7 +58,7 @@ def test_a_sender(stage: str, number: signal.Signals, code: str) -> None:
             if stage in ("before", "after"):
                 sender.send_signal(number)
             deadline = now() + 1.5
-            async with aclosing(client.pieces(asking_for((1,)), deadline)) as pieces:
+            async with aclosing(client.segments(asking_for((1,)), deadline)) as pieces:
                 if stage not in ("before", "after"):
                     await anext(pieces)
                 if stage == "between two pieces":
@@ -87,8 +87,8 @@ async def _all(first: "asyncio.Task[object]", rest: object) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_receiver(number: signal.Signals) -> None:
-    """Of three pieces it holds the first. Killed, it is missed at once; stopped, when the second
-    one's time is over.
+    """The receiver holds the first of three segments. Killed, it is noticed at once; stopped, at
+    the deadline of the second.
     """
 
     async def main() -> None:
@@ -99,7 +99,8 @@ def test_a_receiver(number: signal.Signals) -> None:
                 began = time.monotonic()
                 receiver.send_signal(number)
                 await s.at_rest()
-                took, counts = time.monotonic() - began, s.shelf.counts
+                took = time.monotonic() - began
+                counts = s.offers.counts
                 assert counts.fetched == 1
                 if number == signal.SIGKILL:
                     assert took < 1 and counts.withdrawn == 2

@@ -1,4 +1,4 @@
-"""What is on offer: bounded in bytes, in time, and by the call that it was offered in."""
+"""Offers: limited in bytes, in time, and to the call that they were made in."""
 
 import asyncio
 import gc
@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.offers import Counts, Shelf
+from jaxserve.cluster.transfer.byte_budget import ByteBudget
+from jaxserve.cluster.transfer.offers import Counts, OfferStore
 from jaxserve.cluster.transfer.ticket import Ticket, TransferError
 from tests.jaxserve.cluster.transfer.harness import large, now, piece_of, refusal
 
@@ -30,7 +30,8 @@ def test_a_budget_serves_whoever_came_first() -> None:
     """A small request does not pass a large one that waits."""
 
     async def scenario() -> None:
-        budget, order = Budget(10), list[str]()
+        budget = ByteBudget(10)
+        order = list[str]()
 
         async def ask(name: str, nbytes: int) -> None:
             await budget.take(nbytes, now() + 5)
@@ -54,7 +55,7 @@ def test_a_budget_serves_whoever_came_first() -> None:
 
 def test_who_gives_up_lets_the_next_one_in() -> None:
     async def scenario() -> None:
-        budget = Budget(10)
+        budget = ByteBudget(10)
         await budget.take(8, now())
         first = asyncio.create_task(budget.take(9, now() + 5))
         second = asyncio.create_task(budget.take(2, now() + 5))
@@ -68,7 +69,7 @@ def test_who_gives_up_lets_the_next_one_in() -> None:
 
 def test_room_that_is_granted_to_somebody_who_just_gave_up_is_given_back() -> None:
     async def scenario() -> None:
-        budget = Budget(10)
+        budget = ByteBudget(10)
         await budget.take(10, now())
         waiting = asyncio.create_task(budget.take(10, now() + 5))
         await settled()
@@ -83,7 +84,7 @@ def test_room_that_is_granted_to_somebody_who_just_gave_up_is_given_back() -> No
 
 def test_no_room_by_the_deadline() -> None:
     async def scenario() -> None:
-        budget = Budget(10)
+        budget = ByteBudget(10)
         async with budget.hold(7, now()):
             late = await refusal(budget.take(4, now() + 0.02))
             assert (late.code, str(late)) == (
@@ -103,38 +104,39 @@ def test_no_room_by_the_deadline() -> None:
 
 def test_a_ticket_is_good_once() -> None:
     async def scenario() -> None:
-        shelf, piece = Shelf(1000), piece_of(1)
-        async with shelf.offering() as offering:
+        offers = OfferStore(1000)
+        piece = piece_of(1)
+        async with offers.offering() as offering:
             ticket = await offering.offer(piece, now() + 5)
             assert ticket == Ticket.of(ticket.key, piece) and len(ticket.key) == 16
-            assert shelf.budget.held == piece.nbytes == ticket.nbytes
-            with shelf.taking(ticket.key) as lot:
-                assert lot.piece is piece and shelf.budget.held == piece.nbytes
-                shelf.check_invariants()
+            assert offers.budget.held == piece.nbytes == ticket.nbytes
+            with offers.taking(ticket.key) as offer:
+                assert offer.segment is piece and offers.budget.held == piece.nbytes
+                offers.check_invariants()
                 for key in (ticket.key, b"", b"x" * 16):
                     with (
                         pytest.raises(TransferError, match="no piece is on offer") as caught,
-                        shelf.taking(key),
+                        offers.taking(key),
                     ):
                         pass
                     assert caught.value.code == "NOT_FOUND"
             await offering.fetched()
-        assert shelf.budget.held == 0
-        assert shelf.counts == Counts(offered=1, fetched=1, bytes=piece.nbytes)
-        shelf.check_invariants()
+        assert offers.budget.held == 0
+        assert offers.counts == Counts(offered=1, fetched=1, bytes=piece.nbytes)
+        offers.check_invariants()
 
     run(scenario)
 
 
 def test_what_is_not_fetched_in_time_is_dropped_and_nothing_more_is_offered() -> None:
     async def scenario() -> None:
-        shelf = Shelf(1000)
-        async with shelf.offering() as offering:
+        offers = OfferStore(1000)
+        async with offers.offering() as offering:
             ticket = await offering.offer(piece_of(1), now() + 0.02)
             waiting = asyncio.create_task(offering.fetched())
             await asyncio.sleep(0.05)
-            assert shelf.budget.held == 0 and shelf.counts == Counts(offered=1, expired=1)
-            with pytest.raises(TransferError), shelf.taking(ticket.key):
+            assert offers.budget.held == 0 and offers.counts == Counts(offered=1, expired=1)
+            with pytest.raises(TransferError), offers.taking(ticket.key):
                 pass
             for work in (waiting, offering.offer(piece_of(1), now() + 5), offering.fetched()):
                 error = await refusal(work)
@@ -142,71 +144,72 @@ def test_what_is_not_fetched_in_time_is_dropped_and_nothing_more_is_offered() ->
                     "DEADLINE_EXCEEDED",
                     "a piece was not fetched, or not in time (--transfer-timeout)",
                 )
-        shelf.check_invariants()
+        offers.check_invariants()
 
     run(scenario)
 
 
 def test_the_end_of_the_call_takes_back_what_it_offered_and_nothing_else() -> None:
     async def scenario() -> None:
-        shelf = Shelf(10_000)
-        async with shelf.offering() as other:
+        offers = OfferStore(10_000)
+        async with offers.offering() as other:
             theirs = await other.offer(piece_of(1), now() + 5)
             with pytest.raises(ZeroDivisionError):
-                async with shelf.offering() as offering:
+                async with offers.offering() as offering:
                     mine = [await offering.offer(piece_of(1), now() + 5) for _ in range(3)]
-                    with shelf.taking(mine[0].key):
+                    with offers.taking(mine[0].key):
                         pass
                     raise ZeroDivisionError
-            assert shelf.counts == Counts(offered=4, fetched=1, withdrawn=2, bytes=theirs.nbytes)
-            assert shelf.budget.held == theirs.nbytes
-            with shelf.taking(theirs.key):
+            assert offers.counts == Counts(offered=4, fetched=1, withdrawn=2, bytes=theirs.nbytes)
+            assert offers.budget.held == theirs.nbytes
+            with offers.taking(theirs.key):
                 pass
-        shelf.check_invariants()
+        offers.check_invariants()
 
     run(scenario)
 
 
 def test_one_that_breaks_off_is_lost() -> None:
     async def scenario() -> None:
-        shelf = Shelf(1000)
-        async with shelf.offering() as offering:
+        offers = OfferStore(1000)
+        async with offers.offering() as offering:
             ticket = await offering.offer(piece_of(1), now() + 5)
-            with pytest.raises(ZeroDivisionError), shelf.taking(ticket.key):
+            with pytest.raises(ZeroDivisionError), offers.taking(ticket.key):
                 raise ZeroDivisionError
             assert (await refusal(offering.fetched())).code == "DEADLINE_EXCEEDED"
-        assert shelf.budget.held == 0 and shelf.counts == Counts(offered=1, broken=1)
+        assert offers.budget.held == 0 and offers.counts == Counts(offered=1, broken=1)
 
     run(scenario)
 
 
 def test_an_offer_waits_for_room() -> None:
     async def scenario() -> None:
-        shelf = Shelf(1000)
-        async with shelf.offering() as offering:
+        offers = OfferStore(1000)
+        async with offers.offering() as offering:
             first = await offering.offer(large(800), now() + 5)
             second = asyncio.create_task(offering.offer(large(800), now() + 5))
             await settled()
-            assert not second.done() and shelf.budget.waiting == 1
-            with shelf.taking(first.key):
+            assert not second.done() and offers.budget.waiting == 1
+            with offers.taking(first.key):
                 await settled()
                 assert not second.done(), "its bytes are still held"
-            with shelf.taking((await second).key):
+            with offers.taking((await second).key):
                 pass
             await offering.fetched()
-        shelf.check_invariants()
+        offers.check_invariants()
 
     run(scenario)
 
 
 def test_nobody_keeps_a_piece_alive_that_was_fetched() -> None:
     async def scenario() -> None:
-        shelf, piece = Shelf(1000), large(400)
+        offers = OfferStore(1000)
+        piece = large(400)
         watched = weakref.ref(piece.k)
-        async with shelf.offering() as offering:
+        async with offers.offering() as offering:
             ticket = await offering.offer(piece, now() + 5)
             del piece
-            with shelf.taking(ticket.key):
+            with offers.taking(ticket.key):
                 pass
             gc.collect()
             assert watched() is None
@@ -217,31 +220,32 @@ def test_nobody_keeps_a_piece_alive_that_was_fetched() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_happens_the_books_are_right(seed: int) -> None:
     async def scenario() -> None:
-        rng, shelf = random.Random(seed), Shelf(4000)
+        rng = random.Random(seed)
+        offers = OfferStore(4000)
 
         async def call() -> None:
             with suppress(TransferError):
-                async with shelf.offering() as offering:
+                async with offers.offering() as offering:
                     for _ in range(rng.randrange(5)):
                         ticket = await offering.offer(
                             piece_of(rng.choice((1, 2, 3, 6))), now() + rng.random() / 10
                         )
                         await asyncio.sleep(rng.random() / 100)
                         if rng.random() < 0.7:
-                            with shelf.taking(ticket.key):
+                            with offers.taking(ticket.key):
                                 await asyncio.sleep(rng.random() / 100)
                     await offering.fetched()
 
         calls = [asyncio.create_task(call()) for _ in range(60)]
         while any(not task.done() for task in calls):
-            shelf.check_invariants()
+            offers.check_invariants()
             if rng.random() < 0.3:
                 rng.choice(calls).cancel()
             await asyncio.sleep(0.001)
         await asyncio.gather(*calls, return_exceptions=True)
-        shelf.check_invariants()
-        assert shelf.budget.held == shelf.budget.waiting == 0
-        counts = shelf.counts
+        offers.check_invariants()
+        assert offers.budget.held == offers.budget.waiting == 0
+        counts = offers.counts
         assert counts.fetched and (counts.expired or counts.withdrawn)
 
     run(scenario)

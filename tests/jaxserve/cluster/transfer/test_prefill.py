@@ -1,6 +1,4 @@
-"""One server asks another for a prompt: what comes over, what is held meanwhile, and who is
-refused.
-"""
+"""One server asks another for a prompt: segments that come, memory held, and refusals."""
 
 import asyncio
 from contextlib import aclosing
@@ -9,10 +7,10 @@ from dataclasses import replace
 import pytest
 from grpc import aio
 
-from jaxserve.cluster.transfer.byte_budget import Budget
-from jaxserve.cluster.transfer.fetch import Receiver, TransferServicer
-from jaxserve.cluster.transfer.offers import Counts, Shelf
-from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillServicer, Prompt
+from jaxserve.cluster.transfer.byte_budget import ByteBudget
+from jaxserve.cluster.transfer.fetch import SegmentReceiver, TransferServicer
+from jaxserve.cluster.transfer.offers import Counts, OfferStore
+from jaxserve.cluster.transfer.prefill import PrefillClient, PrefillPrompt, PrefillServicer
 from jaxserve.cluster.transfer.ticket import TransferError
 from jaxserve.cluster.v1 import prefill_pb2 as pb
 from jaxserve.cluster.v1 import prefill_pb2_grpc as rpc
@@ -40,7 +38,7 @@ from tests.jaxserve.cluster.transfer.harness import (
 def test_pieces_come_bit_for_bit_and_in_order() -> None:
     async def main() -> None:
         async with servers(*PIECES) as s:
-            prompt = Prompt(
+            prompt = PrefillPrompt(
                 token_ids=tuple(range(5000)), salt="salt", start=32, page_size=16, priority=-3
             )
             found = await s.fetch_all(prompt=prompt)
@@ -48,7 +46,7 @@ def test_pieces_come_bit_for_bit_and_in_order() -> None:
             assert s.source.prompts == [prompt]
             await s.at_rest()
             total = sum(piece.nbytes for piece in PIECES)
-            assert s.shelf.counts == Counts(offered=len(PIECES), fetched=len(PIECES), bytes=total)
+            assert s.offers.counts == Counts(offered=len(PIECES), fetched=len(PIECES), bytes=total)
 
     asyncio.run(main())
 
@@ -83,7 +81,7 @@ def test_pieces_come_while_later_ones_are_computed() -> None:
                     await came.acquire()
 
             s.source.before = after_the_one_before
-            async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.segments(asking_for((1,)), now() + 10)) as pieces:
                 async for _ in pieces:
                     came.release()
             await s.at_rest()
@@ -92,17 +90,18 @@ def test_pieces_come_while_later_ones_are_computed() -> None:
 
 
 def test_neither_side_holds_more_than_its_budget() -> None:
-    """Of four prompts at a time, with room for one piece and a half."""
+    """Four prompts run at a time, with room for one segment and a half."""
 
     async def main() -> None:
         sizes = [300_000 + 4_000 * i for i in range(12)]
         async with servers(*map(large, sizes), buffer=500_000, room=500_000) as s:
-            most, done = [0, 0], asyncio.Event()
+            most = [0, 0]
+            done = asyncio.Event()
 
             async def watch() -> None:
                 while not done.is_set():
-                    s.shelf.check_invariants()
-                    most[:] = max(most[0], s.shelf.budget.held), max(most[1], s.budget.held)
+                    s.offers.check_invariants()
+                    most[:] = max(most[0], s.offers.budget.held), max(most[1], s.budget.held)
                     await asyncio.sleep(0)
 
             watching = asyncio.create_task(watch())
@@ -119,7 +118,7 @@ def test_neither_side_holds_more_than_its_budget() -> None:
 def test_a_piece_takes_up_room_until_the_next_one_is_asked_for() -> None:
     async def main() -> None:
         async with servers(large(1000), large(2000)) as s:
-            async with aclosing(s.client.pieces(asking_for((1,)), now() + 10)) as pieces:
+            async with aclosing(s.client.segments(asking_for((1,)), now() + 10)) as pieces:
                 held = [s.budget.held async for _ in pieces]
             assert held == [1000, 2000] and s.budget.held == 0
 
@@ -152,7 +151,7 @@ def test_a_piece_that_is_larger_than_a_budget_is_refused_by_name(buffer: int, ro
     ],
 )
 def test_servers_that_differ_part_with_both_values(theirs: dict[str, str], problem: str) -> None:
-    """Which is as good for a protocol of another release: its number is a fact like the others."""
+    """This holds for the protocol of another release too: its number is a fact like the others."""
 
     async def main() -> None:
         async with servers(*PIECES, handshake=replace(HANDSHAKE, model=MODEL | theirs)) as s:
@@ -161,7 +160,7 @@ def test_servers_that_differ_part_with_both_values(theirs: dict[str, str], probl
                 "FAILED_PRECONDITION",
                 f"the two servers differ in {problem}",
             )
-            assert not s.source.prompts and s.shelf.counts == Counts()
+            assert not s.source.prompts and s.offers.counts == Counts()
 
     asyncio.run(main())
 
@@ -183,7 +182,7 @@ def test_a_caller_that_states_nothing_is_refused() -> None:
 
 
 def refused_transports(*transports: str) -> str:
-    """Why a caller is refused that can fetch pieces by these alone."""
+    """Return the refusal of a caller that announces only these transports."""
     request = pb.WatchRequest(**HANDSHAKE.fields() | {"transports": transports})
     with pytest.raises(TransferError) as caught:
         HANDSHAKE.check(request)
@@ -192,10 +191,11 @@ def refused_transports(*transports: str) -> str:
 
 
 def test_an_older_release_by_another_transport_is_refused_in_a_line() -> None:
-    """There was a --transport jax once. Beside gRPC it does no harm."""
-    problem = "--transport: pieces travel by grpc there, and by"
-    assert refused_transports("jax") == f"{problem} jax here"
-    assert refused_transports() == f"{problem} nothing here"
+    """An older release had another transport; announced in addition to gRPC, it does no harm."""
+    problem = "the two servers differ in the transport of pieces: grpc there,"
+    hint = "(run the same release of jaxserve on both)"
+    assert refused_transports("jax") == f"{problem} jax here {hint}"
+    assert refused_transports() == f"{problem} nothing here {hint}"
     HANDSHAKE.check(pb.WatchRequest(**HANDSHAKE.fields() | {"transports": ("jax", "grpc")}))
 
 
@@ -208,7 +208,7 @@ def test_pages_that_cannot_be_made_of_theirs() -> None:
                 (("bfloat16", "int8"), ""),
             ):
                 own = replace(HANDSHAKE, taken=taken)
-                s.client = PrefillClient(s.channel, Receiver(s.channel, s.budget), own)
+                s.client = PrefillClient(s.channel, SegmentReceiver(s.channel, s.budget), own)
                 if message:
                     error = await refusal(s.fetch_all())
                     assert error.code == "FAILED_PRECONDITION"
@@ -247,14 +247,15 @@ def test_what_the_engine_refuses_is_said_and_a_bug_is_not(caplog: pytest.LogCapt
 
 
 def test_it_stands_behind_the_servers_tokens() -> None:
-    """As a face of the server's gRPC: every call is asked for its token."""
+    """The service is an additional one of the server's gRPC, where every call needs a token."""
 
     async def main() -> None:
-        shelf, source = Shelf(MEBI), FakeSource([piece_of()])
+        offers = OfferStore(MEBI)
+        source = FakeSource([piece_of()])
 
         def add(server: aio.Server) -> None:
-            rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, shelf, 10), server)
-            TransferServicer(shelf).add_to(server)
+            rpc.add_PrefillServiceServicer_to_server(PrefillServicer(source, offers, 10), server)
+            TransferServicer(offers).add_to(server)
 
         face = GrpcEndpoint("jaxserve.cluster.v1.PrefillService", add)
         server = new_server(
@@ -270,14 +271,14 @@ def test_it_stands_behind_the_servers_tokens() -> None:
                 ((), with_token),
                 (with_token, with_token),
             ):
-                receiver = Receiver(channel, Budget(MEBI), receiving)
+                receiver = SegmentReceiver(channel, ByteBudget(MEBI), receiving)
                 client = PrefillClient(channel, receiver, HANDSHAKE, metadata)
                 if metadata and receiving:
                     assert len(await fetch_all(client)) == 1
                 else:
                     assert (await refusal(fetch_all(client))).code == "UNAUTHENTICATED"
         await server.stop(0)
-        assert shelf.budget.held == 0
+        assert offers.budget.held == 0
 
     asyncio.run(main())
 

@@ -1,6 +1,4 @@
-"""Servers over fake devices: one that decodes, those that compute its prompts, and the network
-between them.
-"""
+"""Servers over fake devices: a decode server, its prefill servers, and the network between."""
 
 import asyncio
 import time
@@ -41,15 +39,13 @@ PLAN = Disaggregation(
 
 
 def reachable(tokens: int) -> int:
-    """Of a prompt of so many: those that whole pages have, without the last token."""
+    """Return how many tokens of a prompt whole pages can hold, without its last token."""
     return (tokens - 1) // PAGE * PAGE
 
 
 @dataclass
 class Apart:
-    """A decode server, and the prefill servers that it asks through the proxies. registries: of
-    their metrics.
-    """
+    """A decode server, and the prefill servers that it reaches through proxies."""
 
     decode: Running
     role: DecodeRole
@@ -60,7 +56,7 @@ class Apart:
     proxies: list[Proxy] = field(default_factory=list)
 
     def count(self, name: str, **labels: str) -> float:
-        """Of the decode server."""
+        """Return a metric of the decode server."""
         return self.registry.get_sample_value(f"jaxserve:disaggregation_{name}", labels) or 0.0
 
     def decisions(self, decision: str) -> float:
@@ -68,7 +64,7 @@ class Apart:
 
     @property
     def failures(self) -> dict[str, int]:
-        """Prompts that were computed here after all, by the reason."""
+        """Numbers of prompts that were computed here after a failure, by the reason."""
         return {
             sample.labels["reason"]: int(sample.value)
             for metric in self.registry.collect()
@@ -82,11 +78,11 @@ class Apart:
         return {str(state): count for state, count in self.role._pool.states.items()}
 
     async def until(self, state: State, count: int = 1, seconds: float = 10.0) -> None:
-        """So many prefill servers are in this state."""
+        """Wait until this number of prefill servers is in the state."""
         await until(lambda: self.states.get(str(state), 0) == count, seconds)
 
     async def at_rest(self, seconds: float = 10.0) -> None:
-        """Nothing runs, and nothing is held on either side."""
+        """Wait until nothing runs, and nothing is held on either side."""
         await self.decode.at_rest(seconds)
         await until(lambda: not (self.role._budget.held or self.role._budget.waiting), seconds)
         for server, role in zip(self.prefills, self.prefill_roles, strict=True):
@@ -94,8 +90,8 @@ class Apart:
                 await server.at_rest(seconds)
                 transfers = server.engine.transfers
                 await until(lambda: not transfers._exports, seconds)  # noqa: B023
-            await until(lambda: not role.shelf.budget.held, seconds)  # noqa: B023
-            role.shelf.check_invariants()
+            await until(lambda: not role.offers.budget.held, seconds)  # noqa: B023
+            role.offers.check_invariants()
         for server in (self.decode, *self.prefills):
             room: Any = server.engine.transfers.slots
             await until(lambda: room._value == room._initial_value, seconds)  # noqa: B023
@@ -184,7 +180,7 @@ def asking(text: str = LONG, **fields: Any) -> inference_pb2.GenerateRequest:
 async def plain(
     folder: Path, *requests: inference_pb2.GenerateRequest, **config: Any
 ) -> list[list[int]]:
-    """What a server says that computes its own prompts: token ids of the first choice."""
+    """Return the token ids of first choices from a server that computes its own prompts."""
     own = folder / "plain"
     own.mkdir(exist_ok=True)
     async with running(own, **config) as server:

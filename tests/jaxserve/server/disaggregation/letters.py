@@ -1,5 +1,6 @@
-"""Golden models with a vocabulary of twenty letters: an answer can report the log-probabilities of
-all of them.
+"""Golden models with a vocabulary of twenty letters.
+
+An answer can report the log-probabilities of the whole vocabulary.
 """
 
 import json
@@ -20,9 +21,7 @@ assert VOCAB == MAX_LOGPROBS
 
 
 def with_letters(case: str, folder: Path) -> Path:
-    """A golden checkpoint, in a new folder, that knows the first tokens only; and a tokenizer for
-    them.
-    """
+    """Copy a golden checkpoint, cut to the first tokens, with a tokenizer for them."""
     shutil.copytree(GOLDEN / case, folder, ignore=shutil.ignore_patterns("golden.npz"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(

@@ -1,11 +1,11 @@
-"""Which server computes a prompt."""
+"""Choice of the server that computes a prompt."""
 
 from dataclasses import dataclass, field
 
 import pytest
 
 from jaxserve.server.disaggregation.policy import Policy
-from jaxserve.server.disaggregation.prefix_affinity import BLOCK, Blocks, Handed, blocks_of
+from jaxserve.server.disaggregation.prefix_affinity import BLOCK, Blocks, PrefixAffinity, blocks_of
 
 PROMPT = tuple(range(1000))
 
@@ -13,10 +13,10 @@ PROMPT = tuple(range(1000))
 @dataclass(eq=False)
 class Server:
     queue: int = 0
-    handed: Handed = field(default_factory=Handed)
+    affinity: PrefixAffinity = field(default_factory=PrefixAffinity)
 
     def cached(self, blocks: Blocks) -> int:
-        return self.handed.cached(blocks)
+        return self.affinity.cached(blocks)
 
 
 def test_the_threshold_is_the_first_that_travels() -> None:
@@ -46,8 +46,9 @@ def test_nobody_there() -> None:
 
 
 def test_a_cached_prefix_weighs_as_much_as_it_saves() -> None:
-    knowing, idle = Server(700), Server(0)
-    knowing.handed.add(blocks_of(PROMPT, ""))
+    knowing = Server(700)
+    idle = Server(0)
+    knowing.affinity.add(blocks_of(PROMPT, ""))
     choose = Policy(1, 5000).choose
     assert (
         choose(blocks_of(PROMPT, ""), [idle, knowing]) is knowing
@@ -59,18 +60,19 @@ def test_a_cached_prefix_weighs_as_much_as_it_saves() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
 def test_whole_blocks_are_remembered(length: int) -> None:
-    handed = Handed()
-    handed.add(blocks_of(PROMPT[:length], "a"))
-    assert handed.cached(blocks_of(PROMPT, "a")) == length // BLOCK * BLOCK
-    assert handed.cached(blocks_of(PROMPT, "b")) == 0
-    assert handed.cached(blocks_of((7, *PROMPT), "a")) == 0
+    affinity = PrefixAffinity()
+    affinity.add(blocks_of(PROMPT[:length], "a"))
+    assert affinity.cached(blocks_of(PROMPT, "a")) == length // BLOCK * BLOCK
+    assert affinity.cached(blocks_of(PROMPT, "b")) == 0
+    assert affinity.cached(blocks_of((7, *PROMPT), "a")) == 0
 
 
 def test_what_was_used_last_is_remembered_longest() -> None:
-    handed, others = Handed(most=6), [tuple(range(i, i + 2 * BLOCK)) for i in (1000, 2000, 3000)]
-    handed.add(blocks_of(PROMPT[: 2 * BLOCK], ""))
+    affinity = PrefixAffinity(max_blocks=6)
+    others = [tuple(range(i, i + 2 * BLOCK)) for i in (1000, 2000, 3000)]
+    affinity.add(blocks_of(PROMPT[: 2 * BLOCK], ""))
     for other in others:
-        handed.add(blocks_of(PROMPT[: 2 * BLOCK], ""))
-        handed.add(blocks_of(other, ""))
-    assert handed.cached(blocks_of(PROMPT, "")) == 2 * BLOCK
-    assert [handed.cached(blocks_of(other, "")) for other in others] == [0, 2 * BLOCK, 2 * BLOCK]
+        affinity.add(blocks_of(PROMPT[: 2 * BLOCK], ""))
+        affinity.add(blocks_of(other, ""))
+    assert affinity.cached(blocks_of(PROMPT, "")) == 2 * BLOCK
+    assert [affinity.cached(blocks_of(other, "")) for other in others] == [0, 2 * BLOCK, 2 * BLOCK]

@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from jaxserve import LLM, EngineOptions, serve
-from jaxserve.cluster.bootstrap import Alone
-from jaxserve.cluster.transfer.prefill import Prompt
+from jaxserve.cluster.bootstrap import SingleHost
+from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.completion import Completion
 from jaxserve.engine.buckets import SEGMENTS_ON_DEVICE
 from jaxserve.engine.device.page_store import PagesRead, PageStore
@@ -292,7 +292,7 @@ def test_whoever_goes_away_leaves_nothing(
 def test_what_came_and_nobody_took_is_dropped(prefiller: LLM, decoder: LLM) -> None:
     async def main() -> None:
         async with joined(prefiller, decoder) as both:
-            prompt = Prompt(token_ids=prompts(200)[0], salt=both.salt, page_size=16)
+            prompt = PrefillPrompt(token_ids=prompts(200)[0], salt=both.salt, page_size=16)
             async with aclosing(
                 both.mesh.arrivals(prompt, asyncio.get_running_loop().time() + 10)
             ) as arrivals:
@@ -505,7 +505,7 @@ def test_only_who_decodes_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     args = parser().parse_args(["--model", "m", *BOTH, *drafts])
     for place in places(Meshes(4, 4, Policy(1, 1), 1.0), jax.devices()):
         with pytest.raises(ConfigError, match="enough"):
-            serve.open_llm(args, Console(stderr=True), Alone(), None, place)
+            serve.open_llm(args, Console(stderr=True), SingleHost(), None, place)
     prefill, decode = (asks.pop("options") for asks in asked)
     assert [asks.pop("draft_model") for asks in asked] == [None, Path("small")] and asked[
         0

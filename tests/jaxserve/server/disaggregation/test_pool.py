@@ -80,7 +80,7 @@ def test_who_has_a_prefix_is_asked_again(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_servers_come_and_go_without_a_restart(tmp_path: Path) -> None:
-    """A prompt that is under way to a server that is taken out is finished."""
+    """A prompt that a removed server computes is finished."""
     file = tmp_path / "servers"
     file.write_text("")
 
@@ -119,7 +119,7 @@ def test_servers_come_and_go_without_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("grace", [10.0, 0.2])
 def test_a_server_that_is_removed_sends_what_it_computes(tmp_path: Path, grace: float) -> None:
-    """For so long; then what came of it is good."""
+    """After the grace the prompt is computed here, from the pages that came."""
 
     async def main() -> None:
         async with apart(tmp_path) as servers:
@@ -140,7 +140,7 @@ def test_a_server_that_is_removed_sends_what_it_computes(tmp_path: Path, grace: 
 def test_a_server_that_is_not_there_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, though it never was."""
+    """The log names the server once."""
 
     async def main() -> None:
         async with apart(tmp_path, plan=replace(PLAN, servers=("127.0.0.1:1",)), prefills=0):

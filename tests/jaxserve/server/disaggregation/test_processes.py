@@ -20,7 +20,7 @@ STORY = (
 
 
 def metric(server: Process, name: str) -> float:
-    """Summed up over its labels."""
+    """Return the sum of a metric over its labels."""
     lines = [
         line
         for line in get(f"{server.http}/metrics").decode().splitlines()
@@ -42,7 +42,7 @@ REMOTE = 'disaggregation_decisions_total{decision="remote"}'
 
 @contextmanager
 def launched(*flags: str) -> Iterator[Process]:
-    """Until SIGTERM ends it in good order, or somebody killed it."""
+    """Launch a server until SIGTERM drains it, unless it was killed."""
     process = launch(*flags)
     try:
         yield process
@@ -62,7 +62,7 @@ def ask(client: Client, number: int) -> str:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[list[str]]:
-    """What a server says to the stories that computes them itself."""
+    """Return the answers of a server that computes its own prompts."""
     with launched() as server, server.client() as client:
         found = [ask(client, number) for number in range(3)]
     yield found
@@ -70,7 +70,8 @@ def plain() -> Iterator[list[str]]:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl program")
 def test_tokens_and_certificates_between_them(tmp_path: Path, plain: list[str]) -> None:
-    (theirs, their_key), (ours, our_key) = signed(tmp_path, "prefill"), signed(tmp_path, "decode")
+    theirs, their_key = signed(tmp_path, "prefill")
+    ours, our_key = signed(tmp_path, "decode")
     token = tmp_path / "token"
     token.write_text("between-servers")
     prefills = (
@@ -98,8 +99,8 @@ def test_tokens_and_certificates_between_them(tmp_path: Path, plain: list[str]) 
 
 
 def test_a_prefill_server_is_killed(plain: list[str]) -> None:
-    """While it is idle, and while it computes: what is asked for is computed here; another in its
-    place is found.
+    """Killed while idle, and while computing: requests are computed here until another one is
+    there.
     """
     with (
         launched("--role", "prefill") as prefill,

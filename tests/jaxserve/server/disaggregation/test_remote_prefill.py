@@ -1,6 +1,4 @@
-"""A prompt that is computed elsewhere: what the client gets, what is decided, and what the metrics
-say.
-"""
+"""Prompts computed by another server: answers, decisions and metrics."""
 
 import asyncio
 from dataclasses import replace
@@ -34,8 +32,9 @@ def run(work: Any) -> None:
 
 @pytest.mark.parametrize("theirs", [4, 8, 16])
 def test_a_long_prompt_is_computed_by_the_other_server(tmp_path: Path, theirs: int) -> None:
-    """And what the client gets is what one server says. theirs: tokens of the prefill server's
-    pages.
+    """The client gets the answer of a single server.
+
+    `theirs` is the page size of the prefill server in tokens.
     """
 
     async def main() -> None:
@@ -79,7 +78,7 @@ def test_what_it_found_cached_is_what_came(tmp_path: Path) -> None:
 
 
 def test_the_prefill_server_counts_a_prompt_as_done(tmp_path: Path) -> None:
-    """Though its request is left before it ends: nobody wants its token."""
+    """The request is left before it ends, because its token is not needed."""
 
     async def main() -> None:
         metrics = Metrics(lambda: 0)
@@ -163,7 +162,7 @@ def test_a_prefill_server_refuses_clients(tmp_path: Path) -> None:
 def test_servers_that_do_not_fit_together(
     tmp_path: Path, handshake: Any, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is handed over; the log says why, once."""
+    """Every prompt is computed here, and the log says why, once."""
 
     async def main() -> None:
         async with apart(tmp_path, handshake=handshake, ready=False) as servers:
@@ -183,7 +182,7 @@ def test_servers_that_do_not_fit_together(
 
 
 def test_the_wait_elsewhere_counts(tmp_path: Path) -> None:
-    """Times begin when the client's wait does."""
+    """Times begin with the client's wait, not with the request's submission."""
 
     async def main() -> None:
         async with apart(tmp_path, prefill_seconds=0.05) as servers:

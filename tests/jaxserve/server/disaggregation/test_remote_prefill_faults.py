@@ -1,6 +1,4 @@
-"""What may go wrong while a prompt is away: the client gets its tokens, or one status, and nothing
-is left behind.
-"""
+"""Faults during a remote prefill: the client gets its tokens or one status, and nothing is left."""
 
 import asyncio
 import random
@@ -18,7 +16,7 @@ from grpc import aio
 from jaxserve.errors import DeadlineError, DrainingError
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.prompt_encoder import SHORT_PROMPT
+from jaxserve.server.core.service import SHORT_PROMPT
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.lifecycle import Lifecycle
 from jaxserve.v1 import admin_pb2
@@ -37,7 +35,7 @@ Fault = Callable[[Apart], Awaitable[None]]
 
 
 async def kill(servers: Apart) -> None:
-    """As if its process were gone."""
+    """Make a server look as if its process were gone."""
     servers.proxies[0].cut()
     await servers.prefills[0].stop(0)
 
@@ -69,11 +67,11 @@ QUICK = replace(PLAN, seconds=1.0)
 
 @asynccontextmanager
 async def before_step(servers: Apart, number: int) -> AsyncIterator[asyncio.Event]:
-    """The prefill server stops before this step of its device; the event says that it has. It goes
-    on afterwards.
-    """
-    runner, loop = servers.prefills[0].runner, asyncio.get_running_loop()
-    there, go_on = asyncio.Event(), threading.Event()
+    """Stop the prefill server before a step of its device; yield an event that is set then."""
+    runner = servers.prefills[0].runner
+    loop = asyncio.get_running_loop()
+    there = asyncio.Event()
+    go_on = threading.Event()
     stop_at = runner.steps + number
 
     def hook(steps: int) -> None:
@@ -93,8 +91,7 @@ async def before_step(servers: Apart, number: int) -> AsyncIterator[asyncio.Even
 def test_while_the_prompt_is_computed(
     tmp_path: Path, fault: str, step: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before the first page came, and when some had come: the decode server computes what it
-    lacks."""
+    """The fault comes before the first page or after some: the rest is computed here."""
 
     async def main() -> None:
         [expected] = await plain(tmp_path, asking())
@@ -119,7 +116,7 @@ def test_while_the_prompt_is_computed(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_before_and_after(tmp_path: Path, fault: str) -> None:
-    """A server that went away is not asked; what came from it before stays."""
+    """A lost server is not asked again; pages that came from it stay."""
 
     async def main() -> None:
         requests = [asking(), asking("b" + LONG)]
@@ -161,9 +158,7 @@ def test_a_server_that_is_gone_is_noticed(
 def test_nobody_waits_for_a_server_that_fell_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose process is stopped, say: its connection lives. That is noticed long before
-    --transfer-timeout.
-    """
+    """A stopped process keeps its connection, and is noticed long before --transfer-timeout."""
     monkeypatch.setattr("jaxserve.cluster.transfer.prefill.SILENCE", 1.0)
 
     async def main() -> None:
@@ -212,7 +207,7 @@ def test_a_client_that_goes_away(tmp_path: Path, way: str, step: int) -> None:
 
 
 def test_a_decode_engine_that_fails(tmp_path: Path) -> None:
-    """Its clients are told, and the prefill server is rid of the prompt."""
+    """The clients get a status, and the prefill server drops the prompt."""
 
     async def main() -> None:
         async with apart(tmp_path) as servers:
@@ -227,17 +222,18 @@ def test_a_decode_engine_that_fails(tmp_path: Path) -> None:
                     await call
                 assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
             await servers.prefills[0].at_rest()
-            await until(lambda: not servers.prefill_roles[0].shelf.budget.held)
+            await until(lambda: not servers.prefill_roles[0].offers.budget.held)
 
     asyncio.run(main())
 
 
 def test_what_is_tokenized_when_all_ends_is_not_handed_over(tmp_path: Path) -> None:
-    """The service fails all requests at the end of a drain: this one learns why, and at once."""
+    """The end of a drain fails a request that is still being tokenized, at once."""
 
     async def main() -> None:
         async with apart(tmp_path, max_context=4096, num_pages=2048) as servers:
-            service, go_on = servers.decode.service, threading.Event()
+            service = servers.decode.service
+            go_on = threading.Event()
             for _ in range(2):  # its threads
                 service._workers._tokenizing.submit(go_on.wait)
             call = servers.decode.inference.Generate(asking(LONG * (1 + SHORT_PROMPT // len(LONG))))
@@ -253,11 +249,12 @@ def test_what_is_tokenized_when_all_ends_is_not_handed_over(tmp_path: Path) -> N
 
 
 def test_a_deadline_that_passes_before_the_decision(tmp_path: Path) -> None:
-    """What is cached is asked between two steps, and a step may take long."""
+    """The number of cached tokens is asked between two steps, and a step may take long."""
 
     async def main() -> None:
         async with apart(tmp_path) as servers:
-            runner, go_on = servers.decode.runner, threading.Event()
+            runner = servers.decode.runner
+            go_on = threading.Event()
             runner.hook = lambda number: go_on.wait() and None
             other = asyncio.ensure_future(servers.decode.inference.Generate(asking("short")))
             await until(lambda: runner.steps)
@@ -278,16 +275,16 @@ def test_a_deadline_that_passes_before_the_decision(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_a_buffer_that_is_too_small(tmp_path: Path, side: str) -> None:
-    """For a single piece: it is computed here, and the reason is told."""
+    """The buffer cannot hold one segment: the prompt is computed here, and the log says why."""
 
     async def main() -> None:
         [expected] = await plain(tmp_path, asking())
         small = replace(PLAN, buffer=100)
         async with apart(tmp_path, plan=small if side == "receiver" else PLAN) as servers:
             if side == "sender":
-                servers.prefill_roles[0].shelf.budget.nbytes = 100
+                servers.prefill_roles[0].offers.budget.nbytes = 100
             else:
-                servers.prefill_roles[0].shelf.budget.nbytes = PLAN.buffer
+                servers.prefill_roles[0].offers.budget.nbytes = PLAN.buffer
             assert tokens_of(await servers.decode.inference.Generate(asking())) == expected
             assert servers.failures == {"resource_exhausted": 1}
             await servers.at_rest()
@@ -298,7 +295,7 @@ def test_a_buffer_that_is_too_small(tmp_path: Path, side: str) -> None:
 def test_the_own_buffer_is_no_fault_of_a_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log names the server whose flag it is, and others go on to travel."""
+    """The log names the side whose flag is too small, and other prompts are still sent."""
 
     async def main() -> None:
         async with apart(tmp_path) as servers:
@@ -313,7 +310,7 @@ def test_the_own_buffer_is_no_fault_of_a_server(
 
 
 def test_prompts_that_are_away_count_as_waiting(tmp_path: Path) -> None:
-    """Else they would all come back at once."""
+    """Otherwise all of them would arrive in the queue at once."""
 
     async def main() -> None:
         limits = Limits(max_waiting_tokens=2 * len(LONG) + 10)
@@ -334,12 +331,12 @@ def test_prompts_that_are_away_count_as_waiting(tmp_path: Path) -> None:
 
 
 def test_a_server_that_fails_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its queue is the shortest of all: it would draw every prompt."""
-    monkeypatch.setattr("jaxserve.server.disaggregation.prefill_pool.REST", 1.0)
+    """A failing server has the shortest queue and would get every prompt."""
+    monkeypatch.setattr("jaxserve.server.disaggregation.prefill_pool.REST_SECONDS", 1.0)
 
     async def main() -> None:
         async with apart(tmp_path) as servers:
-            budget = servers.prefill_roles[0].shelf.budget
+            budget = servers.prefill_roles[0].offers.budget
             budget.nbytes = 100
             for i in range(3):
                 await servers.decode.inference.Generate(asking(f"{i}{LONG}"))
@@ -357,7 +354,7 @@ def test_a_server_that_fails_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_prompt_that_is_refused_is_no_fault_of_the_server(tmp_path: Path) -> None:
-    """Its context is shorter there: others go on to travel."""
+    """The prefill server has a shorter context; other prompts are still sent to it."""
 
     async def main() -> None:
         async with apart(tmp_path, prefill_options={"max_context": 220}) as servers:
@@ -382,7 +379,7 @@ def test_half_of_a_deadline_is_for_this_server(tmp_path: Path) -> None:
 
 
 def test_a_prefill_server_that_drains(tmp_path: Path) -> None:
-    """It finishes what it has, and gets nothing more."""
+    """A draining server finishes its prompts and gets no more."""
 
     async def main() -> None:
         async with apart(tmp_path, prefill_seconds=0.02) as servers:
@@ -400,16 +397,16 @@ def test_a_prefill_server_that_drains(tmp_path: Path) -> None:
 
 
 def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
-    """It takes calls until what it computed is fetched, though no request runs any more."""
+    """The server takes calls until its segments are fetched, though no request runs any more."""
 
     async def main() -> None:
         async with apart(tmp_path, prefill_options={"opened": False}, ready=False) as servers:
-            prefill, role, buffer = (
-                servers.prefills[0],
-                servers.prefill_roles[0],
-                servers.role._budget,
+            prefill = servers.prefills[0]
+            role = servers.prefill_roles[0]
+            buffer = servers.role._budget
+            lifecycle = Lifecycle(
+                prefill.readiness, prefill.stop, leaving=lambda: role.exports_in_flight
             )
-            lifecycle = Lifecycle(prefill.readiness, prefill.stop, leaving=lambda: role.leaving)
             life = asyncio.create_task(lifecycle.run(lambda: prefill.served))
             await servers.until(State.READY)
             await buffer.take(
@@ -430,7 +427,7 @@ def test_a_prefill_server_that_ends(tmp_path: Path) -> None:
 
 
 def test_a_full_cache_takes_what_it_can(tmp_path: Path) -> None:
-    """Running requests hold most pages: what finds no room is computed, in its turn."""
+    """Running requests hold most pages: pages that find no room are computed here in turn."""
 
     async def main() -> None:
         texts = [f"{i}{LONG}" for i in range(6)]
@@ -449,10 +446,8 @@ def test_a_full_cache_takes_what_it_can(tmp_path: Path) -> None:
 def test_requests_with_random_faults_leave_nothing_behind(
     tmp_path: Path, requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Networks that cut and stall, clients that go away, prompts that share prefixes, two prefill
-    servers.
-    """
-    for pause in ("AGAIN", "REST"):
+    """Networks that cut and stall, clients that go away, shared prefixes, two prefill servers."""
+    for pause in ("RETRY_SECONDS", "REST_SECONDS"):
         monkeypatch.setattr(f"jaxserve.server.disaggregation.prefill_pool.{pause}", 0.05)
 
     async def main() -> None:
@@ -493,8 +488,11 @@ def test_requests_with_random_faults_leave_nothing_behind(
                         proxy.cut()
                     else:
                         proxy.frozen.set()
-                        await asyncio.sleep(rng.random() / 5)
-                        proxy.frozen.clear()
+                        try:
+                            await asyncio.sleep(rng.random() / 5)
+                        finally:
+                            # Also when the test cancels this: a frozen proxy never comes back.
+                            proxy.frozen.clear()
                         proxy.cut()
 
             disturbing = asyncio.create_task(disturb())
@@ -506,7 +504,8 @@ def test_requests_with_random_faults_leave_nothing_behind(
                 outcomes.keys() <= {"OK", "CANCELLED", "DEADLINE_EXCEEDED"}
                 and outcomes["OK"] > requests / 3
             ), outcomes
-            remote, failures = servers.decisions("remote"), servers.failures
+            remote = servers.decisions("remote")
+            failures = servers.failures
             assert requests / 5 < remote > sum(failures.values()) and len(failures) > 1, (
                 remote,
                 failures,

@@ -1,4 +1,4 @@
-"""--role and what goes with it."""
+"""Flags of --role, and their combinations."""
 
 from pathlib import Path
 
@@ -16,7 +16,8 @@ def test_by_default_nothing() -> None:
 
 
 def test_a_decode_server(tmp_path: Path) -> None:
-    token, file = tmp_path / "token", tmp_path / "servers"
+    token = tmp_path / "token"
+    file = tmp_path / "servers"
     token.write_text("secret\n")
     file.write_text("c:3\n")
     more = [

@@ -1,5 +1,4 @@
-"""Two hundred requests of a decode server whose prompts a prefill server computes: the tokens of
-one engine.
+"""Two hundred requests with remote prefill give the tokens of one engine.
 
 Tier (b): answers agree up to a step whose two best tokens, noise and penalties included, lie closer
 than the bound.
@@ -39,7 +38,8 @@ BOUNDS = {
     "int8": 0.05,
     "fp8": 0.1,
 }  # of log-probabilities between executables, by pages
-THRESHOLD, AT_ONCE = 24, 6
+THRESHOLD = 24
+AT_ONCE = 6
 PLACES = ("nowhere", "prefill", "decode", "both")  # where a prompt's beginning was computed before
 STRUCTURES = (
     Structure.of("regex", "[a-f]{3,9}-[0-4]{2,5}"),
@@ -58,7 +58,7 @@ STRUCTURES = (
 
 @dataclass(frozen=True)
 class Side:
-    """Of one of the two servers. options: beside those of all."""
+    """One of the two servers; `options` extend those of both."""
 
     tensor: int = 1
     page_size: int = 4
@@ -137,7 +137,7 @@ class Asked:
 
 
 class Traffic:
-    """The requests of a case, and what was computed before."""
+    """The requests of a case, and the prompts that were computed before."""
 
     def __init__(self, case: Case):
         self._rng = np.random.default_rng(len(case.model) + case.count)
@@ -176,7 +176,7 @@ class Traffic:
         )
 
     def _params(self, **fields: Any) -> SamplingParams:
-        """Greedy or seeded, with every processor now and then."""
+        """Return greedy or seeded parameters, with each kind of processing now and then."""
         if self._sometimes(0.5):
             fields |= {"temperature": 0.0}
         else:
@@ -197,9 +197,7 @@ class Traffic:
         )
 
     def _truncated(self) -> dict[str, Any]:
-        """Where log-probabilities agree to a few digits only, what a truncation keeps may differ by
-        a token.
-        """
+        """Where log-probabilities agree to a few digits, a truncation may keep one token more."""
         kinds = ({}, {"top_k": 7}, {"top_p": 0.9}, {"min_p": 0.05})
         return kinds[self._rng.integers(len(kinds))]
 
@@ -224,7 +222,8 @@ def opened(folder: Path, case: Case, side: Side, first: int = 0, **options: Any)
 
 @pytest.mark.parametrize("case", list(cases()))
 def test_tokens_are_those_of_one_engine(case: Case, tmp_path: Path) -> None:
-    folder, traffic = with_letters(case.model, tmp_path / "model"), Traffic(case)
+    folder = with_letters(case.model, tmp_path / "model")
+    traffic = Traffic(case)
     with opened(folder, case, Side(page_size=case.prefill.page_size), prefix_cache=False) as alone:
         expected = asyncio.run(ask_alone(alone, traffic))
     with (
@@ -282,12 +281,9 @@ def check_answers(found: Answers, expected: Answers, bound: float) -> None:
 
 
 def check_cached(found: Answers, traffic: Traffic, prefill: LLM, decode: LLM, share: float) -> None:
-    """Of at least this share of the prompts that were handed over, all whole pages that the prefill
-    server could give.
-
-    Never more: nobody else asked for what they end with.
-    """
-    here, there = prefill.runner.config.page_size, decode.runner.config.page_size
+    """Check that a share of the prompts has just the pages that the prefill server could give."""
+    here = prefill.runner.config.page_size
+    there = decode.runner.config.page_size
     whole = list[bool]()
     for asked, (_, (completion, *_)) in zip(traffic.asked, found, strict=True):
         if asked.place != "short":
@@ -301,7 +297,8 @@ def check_cached(found: Answers, traffic: Traffic, prefill: LLM, decode: LLM, sh
 def check_metrics(prefill: Server, decode: Server, traffic: Traffic, share: float) -> None:
     short = sum(asked.place == "short" for asked in traffic.asked)
     assert decode.number("disaggregation_decisions_total", decision="local_short") == short + 2
-    handed_over, failed = len(traffic.asked) - short, decode.total("disaggregation_failures_total")
+    handed_over = len(traffic.asked) - short
+    failed = decode.total("disaggregation_failures_total")
     assert decode.number("disaggregation_decisions_total", decision="remote") == handed_over
     assert failed <= (1 - share) * handed_over
     assert (

@@ -1,4 +1,4 @@
-"""Tier (b) of the promise that neighbours are not felt, between answers of two servers."""
+"""Tier (b) of the promise that requests do not affect each other, between two servers."""
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from tests.jaxserve.server.disaggregation.letters import VOCAB
 
 
 def check(found: Completion, expected: Completion, request: Request, bound: float) -> int:
-    """Log-probabilities within the bound, tokens equal up to a step that chose by less; how many
-    were compared.
+    """Check that tokens agree up to a close choice, and log-probabilities within the bound.
 
-    expected: with the log-probabilities of the whole vocabulary. request: that it answers.
+    Returns how many tokens were compared. `expected` answers `request`, and has the
+    log-probabilities of the whole vocabulary.
     """
     assert expected.logprobs and (found.index, found.seed) == (expected.index, expected.seed)
     for step, (token, truth) in enumerate(zip(found.token_ids, expected.logprobs, strict=False)):
@@ -51,13 +51,14 @@ def ending(completion: Completion) -> tuple[object, ...]:
 
 
 def lead(expected: Completion, request: Request, step: int) -> float:
-    """How far the token of a step was ahead of the next best: with penalties, what the grammar
-    allows, and the noise.
+    """Return how far the token of a step was ahead of the next best allowed one.
 
-    Log-probabilities stand in for logits, which a repetition penalty alone would tell apart.
+    Penalties and noise are included. Log-probabilities stand in for logits, which only a repetition
+    penalty would tell apart.
     """
     assert expected.logprobs and request.params.repetition_penalty == 1
-    token, before = expected.token_ids[step], expected.token_ids[:step]
+    token = expected.token_ids[step]
+    before = expected.token_ids[:step]
     logits = np.where(
         allowed(request, before), distribution(expected.logprobs[step]).astype(np.float64), -np.inf
     )
@@ -68,7 +69,7 @@ def lead(expected: Completion, request: Request, step: int) -> float:
 
 
 def allowed(request: Request, output: tuple[int, ...]) -> np.ndarray:
-    """Which tokens may come next, bool [V]."""
+    """Return the tokens that may come next, bool [V]."""
     if request.grammar is None:
         return np.ones(VOCAB, bool)
     matcher = request.grammar.matcher()

@@ -1,4 +1,4 @@
-"""The HTTP face over a socket, on the fake device, with the clients that people use."""
+"""HTTP endpoints over a socket, on the fake device, with real clients."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def fake_metrics() -> bytes:
 
 @dataclass
 class Http:
-    """raw: for requests by hand; client: OpenAI's."""
+    """A server and its clients: `raw` for requests by hand, `client` OpenAI's."""
 
     server: Running
     uvicorn: Server
@@ -50,7 +50,7 @@ class Http:
         return await self.raw.post(path, json=body, **options)
 
     async def events(self, path: str, body: Any) -> list[Any]:
-        """What a stream says, [DONE] as it is."""
+        """Return the parsed events of a stream; [DONE] stays a string."""
         response = await self.post(path, body | {"stream": True})
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -59,7 +59,7 @@ class Http:
         return [part[6:] if part == "data: [DONE]" else json.loads(part[6:]) for part in parts]
 
     async def canary(self) -> bytes:
-        """A whole answer, but for the time and for what was cached by then."""
+        """Return a whole reply without its time and its count of cached tokens."""
         embeds = self.server.service.prompts.embeds
         response = await (
             self.post("/v1/embeddings", EMBEDDING)
@@ -114,7 +114,7 @@ async def serving(
 
 
 def add_alternatives(server: Running) -> None:
-    """Every chosen token is the most probable; token + 1, token + 2, ... follow, each one less."""
+    """Make every chosen token the most probable; token + 1, token + 2, ... follow in order."""
     collect = server.runner.collect
 
     def collected(plan: StepPlan, handle: StepOutput) -> StepOutput:
@@ -138,7 +138,7 @@ def with_alternatives(entry: Logprob) -> Logprob:
 
 
 def expected(prompt: str | Sequence[int] = TEXT, n: int = 8, index: int = 0) -> str:
-    """What the fake device answers with seed 1, by its arithmetic over a plain list."""
+    """Compute the fake device's answer with seed 1 by its arithmetic over a plain list."""
     ids = ByteTokenizer().encode(prompt) if isinstance(prompt, str) else prompt
     return ByteTokenizer().decode(
         naive(engine_request(prompt=tuple(ids), max_tokens=n), index, 1, n)

@@ -231,5 +231,5 @@ def test_langchain(tmp_path: Path) -> None:
 
 
 def test_the_fake_answers_are_text() -> None:
-    """The other tests compare offsets and bytes letter by letter."""
+    """Without this, comparisons of offsets and bytes in other tests would show nothing."""
     assert answer(9).isascii() and ByteTokenizer().decode(answer(9).encode()) == answer(9)

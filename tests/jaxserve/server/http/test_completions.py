@@ -41,9 +41,7 @@ def test_whole(tmp_path: Path) -> None:
 
 
 def test_usage_tells_of_drafts(tmp_path: Path) -> None:
-    """In OpenAI's words for predictions; whole and streamed, the text of a server that drafts
-    nothing.
-    """
+    """Usage has OpenAI's prediction fields; the text is that of a server without drafts."""
 
     async def main() -> None:
         async with serving(tmp_path, proposer=EagerProposer()) as http:
@@ -197,7 +195,7 @@ def test_logprobs(tmp_path: Path) -> None:
 
 
 async def _scored(http: Http, **given: object) -> list[dict]:
-    """As evaluation harnesses ask for the log-probabilities of a text."""
+    """Ask for the log-probabilities of a text, as evaluation harnesses do."""
     body = {
         "prompt": [tokenizer.encode(TEXT), [70]],
         "temperature": 0,

@@ -17,7 +17,7 @@ from langchain_openai import OpenAIEmbeddings
 from openai import OpenAI
 
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.fields import IGNORED
+from jaxserve.server.http.types import IGNORED
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_model import naive_embedding
 from tests.jaxserve.server.http.harness import TEXT, Http, serving
@@ -64,7 +64,7 @@ def test_the_shape_of_an_answer(tmp_path: Path, given: Any, encoding: str | None
 
 
 def test_openais_client(tmp_path: Path) -> None:
-    """Which asks for base64 unless it is told otherwise."""
+    """OpenAI's client asks for base64 by default."""
 
     async def main() -> None:
         async with serving(tmp_path, embeds=True) as http:
@@ -129,7 +129,7 @@ async def langchain(http: Http, **given: Any) -> AsyncIterator[OpenAIEmbeddings]
 
 
 def test_langchain_with_texts(tmp_path: Path) -> None:
-    """1,000 of them in one request, as it cuts them."""
+    """LangChain sends 1,000 texts in one request."""
     texts = [f"{i} {TEXT}" for i in range(1003)]
 
     async def main() -> None:
@@ -144,9 +144,7 @@ def test_langchain_with_texts(tmp_path: Path) -> None:
 
 
 def test_langchain_with_token_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it sends by itself: ids of a vocabulary that has to be the model's; nothing is added to
-    them.
-    """
+    """By default LangChain sends token ids, which are taken as they are."""
     ranks = {bytes([byte]): byte for byte in range(256)}
     of_bytes = tiktoken.Encoding(
         "bytes", pat_str=r"[\s\S]", mergeable_ranks=ranks, special_tokens={}

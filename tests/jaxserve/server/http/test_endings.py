@@ -1,4 +1,4 @@
-"""However a request over HTTP ends: one ending, all pages back, nobody left who waits."""
+"""Every ending of a request over HTTP: one status, all pages back, no task left."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,8 @@ from jaxserve.errors import EngineError
 from jaxserve.server.core.limits import Limits
 from tests.jaxserve.server.http.harness import TEXT, Http, expected, serving
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
 LONG = {
     "prompt": TEXT,
     "max_tokens": 400,
@@ -39,7 +40,7 @@ async def in_flight(http: Http, count: int = 1) -> None:
 
 
 async def at_rest_at_once(http: Http) -> None:
-    """Long before the requests would have ended by themselves; nothing is left on the loop."""
+    """Wait until nothing is left, long before the requests would have ended by themselves."""
     await http.server.at_rest(1.0)
     names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # type: ignore[union-attr]
     assert not names & {"_forward", "_disconnect", "_stream", "_whole"}
@@ -72,7 +73,7 @@ def test_a_stream_that_is_dropped(tmp_path: Path, path: str, body: dict[str, Any
 def test_a_client_that_goes_before_it_is_answered(
     tmp_path: Path, stream: bool, prompt: str | list[str]
 ) -> None:
-    """Without a stream that is any time, with one before the first news."""
+    """Without a stream the client may go at any time, with one before the first event."""
 
     async def main() -> None:
         async with serving(tmp_path, seconds=0.05 if stream else 0.01) as http:
@@ -91,7 +92,7 @@ def test_a_client_that_goes_before_it_is_answered(
 
 
 def test_a_slow_reader_loses_its_stream(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """More is written than any buffer on the way takes."""
+    """The stream is larger than all buffers on the way."""
     caplog.set_level(logging.INFO, "jaxserve")
 
     async def main() -> None:
@@ -102,7 +103,7 @@ def test_a_slow_reader_loses_its_stream(tmp_path: Path, caplog: pytest.LogCaptur
             with _connection(http) as connection:
                 await asyncio.get_running_loop().sock_sendall(connection, _post(CHAT, body))
                 await in_flight(http)
-                while "nothing was read for 0.2 s" not in caplog.text:
+                while "its client read nothing for 0.2 s" not in caplog.text:
                     await asyncio.sleep(0.01)
                 assert await http.canary() == canary  # while the connection is still there
             await http.server.at_rest()
@@ -117,7 +118,7 @@ def _post(path: str, body: dict[str, Any]) -> bytes:
 
 
 def _connection(http: Http) -> socket.socket:
-    """With next to no room for what comes."""
+    """Connect with a receive buffer of a few KiB."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     address = httpx.URL(http.base)
@@ -127,9 +128,7 @@ def _connection(http: Http) -> socket.socket:
 
 
 def test_what_was_answered_is_read_to_its_end_before_the_server_ends(tmp_path: Path) -> None:
-    """A body of more bytes than lie in any buffer on the way, to somebody who begins to read it
-    late.
-    """
+    """The body is larger than all buffers on the way, and its client begins to read late."""
 
     async def main() -> None:
         async with serving(tmp_path, tops=True) as http:
@@ -168,13 +167,14 @@ HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
     ids=["nothing", "half a head", "half of a second one"],
 )
 def test_headers_that_do_not_come(tmp_path: Path, sent: bytes) -> None:
-    """The connection is closed, also while its client sends a letter now and then; who says all of
-    it is answered.
+    """The connection is closed, also while its client sends a byte now and then; a complete
+    request is answered.
     """
 
     async def main() -> None:
         async with serving(tmp_path, limits=Limits(slow_client_seconds=0.3)) as http:
-            loop, began = asyncio.get_running_loop(), time.monotonic()
+            loop = asyncio.get_running_loop()
+            began = time.monotonic()
             with _connection(http) as connection, _connection(http) as patient:
                 await loop.sock_sendall(patient, HEAD + b"\r\n")
                 await loop.sock_sendall(connection, sent)
@@ -213,10 +213,11 @@ def test_an_http_server_that_fails_is_noticed(tmp_path: Path) -> None:
 def test_unread_tokens_end_a_stream_too(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, limits=Limits(max_unread_tokens=10)) as http:
-            service, answer = http.server.service, http.server.service.answer
+            service = http.server.service
+            answer = http.server.service.answer
 
             async def held(call: Any) -> Any:
-                """An answer that lies unread for a while."""
+                """Hold an answer unread for a while."""
                 admitted = await answer(call)
                 while service.in_flight:
                     await asyncio.sleep(0.001)
@@ -294,7 +295,7 @@ def test_an_error_in_a_stream_is_its_last_event(tmp_path: Path) -> None:
 
 
 def _spoils_after(http: Http, steps: int) -> Callable[[int, int, int], bool]:
-    """The device's first row is not finite once, so many steps from now on."""
+    """Make the device's first row not finite once, after this number of steps."""
     when = http.server.runner.steps + steps
     return lambda number, lane, row: number == when and row == 0
 
@@ -319,7 +320,8 @@ def test_not_ready(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as http:
             readiness = http.server.readiness
-            served, readiness.state = readiness.state, None
+            served = readiness.state
+            readiness.state = None
             for path in ("/v1/models", "/v1/models/fake"):
                 response = await http.raw.get(path)
                 assert (response.status_code, response.json()["error"]["code"]) == (503, "loading")
@@ -357,7 +359,7 @@ def test_the_engine_fails_in_a_stream(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_many_at_once(tmp_path: Path) -> None:
-    """Streams and whole answers beside each other, half of the clients gone on the way."""
+    """Streams and whole replies run together, and half of the clients go away."""
 
     async def main() -> None:
         async with serving(tmp_path, seconds=0.001) as http:

@@ -1,4 +1,4 @@
-"""Whatever a client sends that is wrong: its place is named, and nobody else notices."""
+"""Faults of requests: each is named by its place, and no other client notices."""
 
 import asyncio
 import json
@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.http.fields import IGNORED, ONLY
 from jaxserve.server.http.types import (
+    IGNORED,
+    ONLY,
     Body,
     ChatBody,
     CompletionBody,
@@ -24,7 +25,9 @@ from jaxserve.server.http.types import (
 )
 from tests.jaxserve.server.http.harness import TEXT, Http, serving
 
-COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "hi"}]
 KINDS: dict[str, tuple[type[Body], dict[str, Any]]] = {
     COMPLETIONS: (CompletionBody, {"prompt": TEXT, "max_tokens": 2}),
@@ -58,7 +61,7 @@ REQUIRED = {"prompt", "messages", "tokens", "input"}
 async def refused(
     http: Http, path: str, body: Any, canary: bytes, **options: Any
 ) -> tuple[int, str | None, str]:
-    """Status, param and code."""
+    """Post a bad body; return status, param and code."""
     content = json.dumps(body).encode() if not isinstance(body, bytes) else body
     headers = {"content-type": "application/json"} | options
     response = await http.raw.post(path, content=content, headers=headers)
@@ -111,7 +114,8 @@ def test_fields_that_are_not_heeded(tmp_path: Path, path: str) -> None:
             for name, values in ONLY.items():
                 for value in (*values, None):
                     assert (await http.post(path, good | {name: value})).status_code == 200
-                bad, own = good | {name: {"type": "other"}}, name in KINDS[path][0].model_fields
+                bad = good | {name: {"type": "other"}}
+                own = name in KINDS[path][0].model_fields
                 reason = (
                     "invalid_value" if own and name != "tool_choice" else "unsupported_parameter"
                 )
@@ -232,7 +236,7 @@ def test_bodies_that_are_no_json_object(tmp_path: Path) -> None:
 
 
 def test_what_nests_deeply(tmp_path: Path) -> None:
-    """As deep as JSON is read, in every place that takes any value."""
+    """JSON may nest as deep as the parser allows, in every field that takes any value."""
 
     async def main() -> None:
         async with serving(tmp_path) as http:
@@ -309,7 +313,7 @@ def test_sizes_and_media_types(tmp_path: Path) -> None:
 
 
 async def _answer(http: Http, *head: str) -> bytes:
-    """To the head of a request whose body never comes."""
+    """Return the response to the head of a request whose body never comes."""
     address = httpx.URL(http.base)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     lines = [*head, "host: x", "content-type: application/json", "", ""]
@@ -363,9 +367,7 @@ def test_the_clients_exceptions(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_is_tried_again(tmp_path: Path) -> None:
-    """The first is refused, with the time after which it may come again; OpenAI's client comes
-    again by itself.
-    """
+    """The refusal says when to try again, and OpenAI's client does so by itself."""
 
     async def main() -> None:
         async with serving(tmp_path, limits=Limits(max_waiting_requests=1), seconds=0.05) as http:
@@ -387,7 +389,7 @@ def test_a_full_queue_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_ids_in_flight(tmp_path: Path) -> None:
-    """One of several prompts that cannot be admitted ends the others, too."""
+    """If one of several prompts cannot be admitted, the others end too."""
 
     async def main() -> None:
         async with serving(tmp_path, seconds=0.02) as http:

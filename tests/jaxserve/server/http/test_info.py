@@ -1,4 +1,4 @@
-"""What can be asked of the server, and who may ask."""
+"""Endpoints about the server, and the tokens that they need."""
 
 import asyncio
 import socket
@@ -115,9 +115,7 @@ def test_wrong_methods_and_paths(tmp_path: Path) -> None:
 
 
 def test_small_writes_leave_at_once(tmp_path: Path) -> None:
-    """With Nagle's algorithm a token would wait until the client's system acknowledges the one
-    before: 40 ms.
-    """
+    """With Nagle's algorithm a token would wait 40 ms for the acknowledgement of the one before."""
 
     async def main() -> None:
         async with serving(tmp_path) as http:

@@ -1,4 +1,4 @@
-"""The page for people: what is sent, to whom, and that its live view says what /metrics says."""
+"""The page for people: its files, its headers, and a live view that agrees with /metrics."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ BODY = {"prompt": "The quick brown fox", "max_tokens": 8, "seed": 1}
 
 @asynccontextmanager
 async def watching(http: Http, **options: Any) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-    """The messages of /live."""
+    """Open /live and parse its messages."""
 
     async def messages(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
         async for line in response.aiter_lines():
@@ -100,9 +100,7 @@ def test_nothing_outside_of_the_folder_is_sent(tmp_path: Path) -> None:
 
 
 def test_the_files_need_each_other_and_nobody_else() -> None:
-    """No address of another server, no script or style outside of its file, no text that is read as
-    markup.
-    """
+    """The files name no other server, have no inline script or style, and parse no text as HTML."""
     texts = {name: (page.FOLDER / name).read_text() for name in FILES}
     html = texts["index.html"]
     assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=", html)
@@ -118,7 +116,7 @@ def test_the_files_need_each_other_and_nobody_else() -> None:
 
 
 def brightness(color: str) -> float:
-    """Relative luminance, as WCAG 2 defines it."""
+    """Return the relative luminance that WCAG 2 defines."""
     parts = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
     red, green, blue = (
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
@@ -166,7 +164,7 @@ def test_what_the_page_asks_of_the_model(tmp_path: Path) -> None:
 
 
 def flat(metrics: dict[str, Any]) -> dict[str, float]:
-    """The live view's numbers by the names that /metrics has for them."""
+    """Return the live view's numbers by their names in /metrics."""
     found = dict[str, float]()
     for name, told in metrics.items():
         match told:

@@ -1,6 +1,4 @@
-"""The page in a browser, against a server on the fake device. Skipped without Chromium and its
-driver.
-"""
+"""The page in Chromium, against a server on the fake device; skipped without browser or driver."""
 
 import asyncio
 import json
@@ -36,7 +34,7 @@ TOKENS = 12
 
 
 class Browser:
-    """What the tests do with the page. Everything waits for some seconds until it is so."""
+    """Actions of a user. Every one waits some seconds until the page allows it."""
 
     def __init__(self, driver: webdriver.Chrome):
         self.driver = driver
@@ -53,7 +51,7 @@ class Browser:
         return self.driver.find_elements(By.CSS_SELECTOR, css)
 
     def texts(self, css: str) -> list[str]:
-        """As they are: what `text` says has its white space mended."""
+        """Return the texts unchanged: `text` normalizes white space."""
         return [str(element.get_property("textContent")) for element in self.all(css)]
 
     def until[T](self, read: Callable[[], T], seconds: float = 30.0) -> T:
@@ -75,7 +73,7 @@ class Browser:
             field.send_keys(str(value))
 
     def ask(self, prompt: str, seconds: float = 10.0) -> None:
-        """Send it, and wait until the answer is there."""
+        """Send a message, and wait for the answer."""
         turns = len(self.all(".facts"))
         self.find("#prompt").send_keys(prompt + Keys.ENTER)
         self.until(
@@ -86,9 +84,7 @@ class Browser:
         self.driver.execute_script("document.querySelector('input[value=completion]').click()")
 
     def leave(self) -> None:
-        """For an empty page; scripts had no errors till then, and the content security policy
-        stopped nothing.
-        """
+        """Leave for an empty page; check that no script failed and no policy was violated."""
         logged = [entry for entry in self.driver.get_log("browser") if entry["source"] != "network"]
         self.driver.get("about:blank")
         assert not [entry["message"] for entry in logged if entry["level"] == "SEVERE"]
@@ -137,7 +133,7 @@ def browse(
     metrics: Metrics | None = None,
     **options: Any,
 ) -> None:
-    """Use the page on a thread, beside the server, and leave it. options: of `serving`."""
+    """Use the page on a thread, and leave it; `options` are those of `serving`."""
 
     def used(http: Http) -> None:
         use(http)
@@ -154,7 +150,7 @@ def browse(
 
 
 def chat_ids(*messages: tuple[str, str]) -> list[int]:
-    """By the harness's template."""
+    """Return the token ids of a chat by the harness's template."""
     return list("".join(f"{role}: {content}\n" for role, content in messages).encode())
 
 
@@ -181,7 +177,7 @@ def test_a_conversation(browser: Browser, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["chat", "completion"])
 def test_probabilities_of_a_token(browser: Browser, tmp_path: Path, mode: str) -> None:
-    """On hover and with the arrow keys: those that the API tells."""
+    """Hovering and the arrow keys show the values that the API returns."""
 
     def use(http: Http) -> None:
         browser.open(http.base)
@@ -357,7 +353,7 @@ def test_one_watcher_too_many_can_still_play(browser: Browser, tmp_path: Path) -
             browser.open(http.base)
             problem = browser.until(lambda: browser.find("#live-problem").text)
             assert (
-                problem.startswith("429 Too Many Requests: 1 watch already")
+                problem.startswith("429 Too Many Requests: /live has 1 watchers")
                 and browser.find("#phase").text == "refused"
             )
             browser.ask("x")
@@ -428,7 +424,7 @@ def test_a_model_that_embeds_has_only_the_live_view(browser: Browser, tmp_path: 
 
 
 def test_a_server_that_comes_later(browser: Browser, tmp_path: Path) -> None:
-    """Loading at first, then ready, then draining."""
+    """The server loads first, is ready then, and drains at last."""
 
     async def main() -> None:
         async with serving(tmp_path, metrics=Metrics(lambda: 0), opened=False) as http:
@@ -457,9 +453,7 @@ def test_a_server_that_comes_later(browser: Browser, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [360, 820, 1440])
 def test_it_fits_and_everything_has_a_name(browser: Browser, tmp_path: Path, width: int) -> None:
-    """At every width nothing sticks out; whatever can be used has a name for those who do not see
-    it.
-    """
+    """At every width nothing overflows, and every control has a name for screen readers."""
 
     def use(http: Http) -> None:
         size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
@@ -500,8 +494,9 @@ def test_it_fits_and_everything_has_a_name(browser: Browser, tmp_path: Path, wid
 
 @pytest.mark.slow
 def test_the_bundled_model(browser: Browser, request: pytest.FixtureRequest) -> None:
-    """A right answer; the table of steps says what the engine ran. --page-picture FILE: a picture
-    of it, under load.
+    """The answer is right, and the table of steps agrees with the engine.
+
+    --page-picture FILE writes a picture of the page under load.
     """
     process = launch(
         "--model", str(MODEL), "--max-batch", "8", "--max-context", "2048", "--page-size", "16"
@@ -530,7 +525,7 @@ def test_the_bundled_model(browser: Browser, request: pytest.FixtureRequest) -> 
 
 
 def settled(browser: Browser, base: str) -> list[dict[str, Any]]:
-    """The steps of /live when the page shows them, and /metrics has counted their tokens."""
+    """Return the steps of /live once the page shows them and /metrics has counted their tokens."""
     with httpx.stream("GET", f"{base}/live") as response:
         message = json.loads(next(response.iter_lines()).removeprefix("data: "))
     told = values(httpx.get(f"{base}/metrics").content)
@@ -547,8 +542,9 @@ def settled(browser: Browser, base: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def loaded(base: str) -> Iterator[None]:
-    """A few clients who ask this and that."""
-    ended, dice = threading.Event(), random.Random(1)
+    """Run a few clients with various requests."""
+    ended = threading.Event()
+    dice = random.Random(1)
     system = {"role": "system", "content": "You are Tiny, a helpful assistant."}
     questions = (
         "Tell me a short story about a fox.",
@@ -577,7 +573,7 @@ def loaded(base: str) -> Iterator[None]:
 
 
 def paint(browser: Browser, path: Path) -> None:
-    """A minute of traffic, a story, and what else one of its words could have been."""
+    """Write a picture: a minute of traffic, a story, and the alternatives of one word."""
     size = {"width": 1440, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.find("#colors").click()

@@ -1,6 +1,4 @@
-"""Calls of functions and thoughts over HTTP and gRPC: a device that says what the test wants, in
-every form.
-"""
+"""Function calls and reasoning over HTTP and gRPC, on a device that says what a test wants."""
 
 import asyncio
 import json
@@ -67,7 +65,7 @@ FORMS = {  # the template's mark, one call as the model writes it, and two
 
 
 class MarkedTokenizer(ByteTokenizer):
-    """With special tokens more: names that a text never shows, unless they are asked for."""
+    """A tokenizer with more special tokens, which a text shows only on request."""
 
     vocab_size = 263
     special_tokens = MappingProxyType({**ByteTokenizer.special_tokens, **SPECIAL})
@@ -78,7 +76,7 @@ class MarkedTokenizer(ByteTokenizer):
         )
 
     def ids(self, text: str) -> list[int]:
-        """As a model says it: its marks are tokens."""
+        """Encode a text in which marks are single tokens, as a model writes them."""
         found: list[int] = []
         while text:
             name = next((name for name in SPECIAL if text.startswith(name)), None)
@@ -92,9 +90,7 @@ Says = Callable[..., None]
 
 @pytest.fixture
 def says(monkeypatch: pytest.MonkeyPatch) -> Says:
-    """Sets what the device answers to the first prompt, and to prompts of other lengths if that is
-    not the same.
-    """
+    """Set the answer to the first prompt, and to prompts of other lengths if it differs."""
 
     def say(text: str, later: str | None = None) -> None:
         scripts = [
@@ -120,7 +116,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Says:
 async def speaking(
     folder: Path, monkeypatch: pytest.MonkeyPatch, mark: str, **options: Any
 ) -> AsyncIterator[Http]:
-    """mark: in a comment of the template, which recognises the form by it."""
+    """Serve a model whose template has the mark in a comment, which selects the format."""
     monkeypatch.setattr(
         harness, "TEMPLATE", TURNS + "{{ '' if true else '" + mark + "' }}" + options.pop("end", "")
     )
@@ -129,8 +125,10 @@ async def speaking(
 
 
 def joined(chunks: list[Any]) -> tuple[str, str, list[dict[str, str]], str]:
-    """content, reasoning, calls and finish reason of a stream of choice 0."""
-    content, reasoning, reason = "", "", ""
+    """Return content, reasoning, calls and finish reason of choice 0 of a stream."""
+    content = ""
+    reasoning = ""
+    reason = ""
     calls: list[dict[str, str]] = []
     for chunk in chunks:
         delta = chunk["choices"][0]["delta"]
@@ -501,7 +499,7 @@ BOTH: list[dict[str, Any]] = [
 def test_a_required_call_is_made_and_follows_its_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str
 ) -> None:
-    """The device would say anything; its tokens are those that the grammar leaves."""
+    """The device would say anything; the grammar alone restricts its tokens."""
     take = {"type": "function", "function": {"name": "take"}}
 
     async def main() -> None:
@@ -545,8 +543,7 @@ def test_a_required_call_is_made_and_follows_its_schema(
 def test_a_strict_call_that_the_model_begins_follows_its_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says, form: str, parallel: bool
 ) -> None:
-    """Text before and behind it is free, and so are the arguments of a function that is not
-    strict."""
+    """Text around the call is free, and so are arguments of a function that is not strict."""
     mark, written, _ = FORMS[form]
     grammars = list[str]()
     compiled = Grammars.compile

@@ -1,4 +1,4 @@
-// An element with its text and children. Text goes in as text, whoever wrote it: never as markup.
+// Creates an element with text and children. Text is never parsed as HTML, so that no model can inject any.
 
 export const $ = (id) => document.getElementById(id);
 

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers for people.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
@@ -31,6 +31,6 @@ export const duration = (s) => {
 
 export const parameters = (n) => `${short.format(n)} parameters`;
 
-// A token's text with what cannot be seen made visible.
+// Returns a token's text with invisible characters made visible.
 export const visible = (text) =>
   text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍") || "∅";

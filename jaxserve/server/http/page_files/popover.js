@@ -1,4 +1,4 @@
-// What else a token could have been: on hover, and with the arrow keys.
+// Shows the alternatives of a token, on hover and with the arrow keys.
 
 import { $, el } from "./dom.js";
 import { percent, visible } from "./format.js";

@@ -1,4 +1,4 @@
-// A token if the server wants one, the live stream, and the playground as soon as the model is there.
+// Starts the page: asks for a token if the server needs one, then opens the live stream and the playground.
 
 import { $ } from "./dom.js";
 import { count, parameters } from "./format.js";
@@ -29,7 +29,7 @@ async function watch() {
   }
 }
 
-// A page that nobody sees costs the server nothing.
+// A hidden page closes its stream, so that it costs the server nothing.
 function shown() {
   if (!document.hidden) return Promise.resolve();
   return new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
@@ -98,7 +98,7 @@ function open(model) {
   else new Playground(model, (error) => error.needsToken && ask(error));
 }
 
-// One dialog, whoever needs the token; it is tried by whoever asked.
+// All callers that need a token share one dialog; each tries the token with its own request.
 let asking = null;
 
 function ask(error) {

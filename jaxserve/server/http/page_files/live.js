@@ -1,4 +1,4 @@
-// The live view: what /live says once a second, with the same numbers as /metrics, and the last minute of it.
+// The live view: the state that /live sends once a second, with the numbers of /metrics, over the last minute.
 
 import { bars, sparkline } from "./charts.js";
 import { $, el } from "./dom.js";

@@ -1,4 +1,4 @@
-"""Chat completions as OpenAI's clients read them."""
+"""Render chat completions in OpenAI's form."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,20 +17,28 @@ ROLE = "assistant"
 
 
 class ChatWriter:
-    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    """A `Writer` of chat completions."""
+
+    prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
 
     def __init__(
         self, body: ChatBody, reading: Reading, tokenizer: Tokenizer, eos_ids: tuple[int, ...]
     ):
-        self._body, self._tokenizer, self._eos_ids = body, tokenizer, eos_ids
+        self._body = body
+        self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
         self._reading = reading if body.separate_reasoning else replace(reading, thinks=False)
         self._parsers = [AnswerParser(self._reading) for _ in range(body.n)]
-        self._scores = ChatLogprobs(tokenizer, body.top_logprobs or 0)
+        self._logprob_entries = ChatLogprobs(tokenizer, body.top_logprobs or 0)
+
+    # ---- a stream
 
     def opening(self) -> list[Choice]:
-        return [self._piece(index, {"role": ROLE, "content": ""}) for index in range(self._body.n)]
+        return [self._part(index, {"role": ROLE, "content": ""}) for index in range(self._body.n)]
 
-    def pieces(self, prompt: int, news: AnswerEvent) -> Iterator[Choice]:
+    def parts(self, prompt: int, news: AnswerEvent) -> Iterator[Choice]:
         match news:
             case Update():
                 yield from self._update(news)
@@ -42,26 +50,34 @@ class ChatWriter:
         logprobs = self._logprobs(news.logprobs)
         deltas = [_delta(part) for part in self._parsers[news.index].feed(news.text)]
         if news.logprobs and not deltas:
-            deltas = [{"content": ""}]  # of a token whose text is not settled yet
+            # The tokens' text is not settled yet, but their log-probabilities come now.
+            deltas = [{"content": ""}]
         for delta in deltas:
-            yield self._piece(news.index, delta, logprobs)
-            logprobs = None
+            yield self._part(news.index, delta, logprobs)
+            logprobs = None  # the first delta of an update carries all of them
 
     def _last(self, completion: Completion) -> Iterator[Choice]:
         parser = self._parsers[completion.index]
         for part in parser.end():
-            yield self._piece(completion.index, _delta(part))
-        yield self._piece(completion.index, {}) | ending(completion, self._eos_ids, parser.called)
+            yield self._part(completion.index, _delta(part))
+        yield self._part(completion.index, {}) | ending(completion, self._eos_ids, parser.called)
+
+    def _part(
+        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None
+    ) -> Choice:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+    # ---- a whole reply
 
     def whole(self, dones: Sequence[Done]) -> dict[str, Any]:
-        (done,) = dones
+        (done,) = dones  # a chat has one prompt
         fields: dict[str, Any] = {
             "choices": [self._whole(completion) for completion in done.completions]
         }
         if self._body.prompt_logprobs is not None:
-            scores = done.completions[0].prompt_logprobs
+            entries = done.completions[0].prompt_logprobs
             fields["prompt_logprobs"] = prompt_logprobs(
-                self._tokenizer, scores, self._body.prompt_logprobs
+                self._tokenizer, entries, self._body.prompt_logprobs
             )
         return fields
 
@@ -81,17 +97,12 @@ class ChatWriter:
             "logprobs": self._logprobs(completion.logprobs),
         } | ending(completion, self._eos_ids, bool(answer.calls))
 
-    def _piece(
-        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None
-    ) -> Choice:
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-
     def _logprobs(self, entries: Sequence[Logprob] | None) -> dict[str, Any] | None:
-        return None if entries is None else self._scores.of(entries)
+        return None if entries is None else self._logprob_entries.render(entries)
 
 
 def _delta(part: Part) -> dict[str, Any]:
-    """Of OpenAI's shape; reasoning_content is the name that DeepSeek's own API gave the thought."""
+    """Render a part of an answer; reasoning_content is the name that DeepSeek's API uses."""
     match part:
         case Content():
             return {"content": part.text}

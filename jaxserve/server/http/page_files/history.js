@@ -1,11 +1,11 @@
-// The last minute of the server's messages, and what happened in it.
+// Keeps the last minute of the server's messages, and computes rates over it.
 
 export const SPAN = 60; // seconds
 
 export class History {
   #messages = [];
 
-  // Counters start over with the server, and so does the history.
+  // Counters start at 0 when the server restarts, and so does the history.
   add(message) {
     const last = this.#messages.at(-1);
     if (message.at === last?.at) return;
@@ -30,24 +30,24 @@ export class History {
     return this.#messages.map(read);
   }
 
-  // How much a counter grew in the window; null while there is no window.
+  // Growth of a counter in the window; null while there is no window.
   grown(read) {
     return this.#messages.length < 2 ? null : read(this.newest) - read(this.#messages[0]);
   }
 
-  // Per second, in the window.
+  // Growth per second in the window.
   rate(read) {
     const grown = this.grown(read);
     return grown === null ? null : grown / this.seconds;
   }
 
-  // Per second, between each two messages.
+  // Growth per second between each two messages.
   rates(read) {
     const pairs = this.#messages.slice(1).map((message, i) => [this.#messages[i], message]);
     return pairs.map(([a, b]) => (read(b) - read(a)) / (b.at - a.at));
   }
 
-  // Of a histogram what came in the window: [[upper bound, count], ...].
+  // Observations of a histogram in the window: [[upper bound, count], ...].
   distribution(name) {
     const counts = ({ metrics }) => cumulative(metrics[name]);
     const now = counts(this.newest);
@@ -74,7 +74,7 @@ export function mean(histogram) {
   return total(histogram) ? histogram.sum / total(histogram) : null;
 }
 
-// Interpolated within its bucket, as Prometheus's histogram_quantile; null of nothing.
+// A quantile, interpolated within its bucket like Prometheus's histogram_quantile; null without observations.
 export function quantile(distribution, q) {
   const all = distribution.reduce((sum, [, n]) => sum + n, 0);
   if (!all) return null;

@@ -10,16 +10,16 @@ const HINTS = {
   chat: "Ask something. Answers come as the engine makes them; point at a word to see what else it could have been.",
   completion: "Begin a text, and the model goes on with it.",
 };
-const SPOKEN = 1500; // milliseconds between two pieces that a screen reader is given
+const SPOKEN = 1500; // milliseconds between two parts of text for screen readers
 
 export class Playground {
-  #messages = []; // of the chat so far
+  #messages = []; // the chat so far
   #answers = [];
-  #running = null; // AbortController of the request that runs
-  #atEnd = true; // of the transcript
-  #following = 0; // the frame in which it is scrolled
+  #running = null; // AbortController of the running request
+  #atEnd = true; // the transcript is scrolled to its end
+  #following = 0; // id of the animation frame that scrolls the transcript
 
-  // refused: told of every refusal.
+  // `refused` is called with every refusal.
   constructor(model, refused) {
     this.model = model;
     this.refused = refused;
@@ -96,9 +96,9 @@ export class Playground {
     const question = turn("You", el("div", { class: "text" }, prompt));
     const reply = turn(this.model.id, answer.element);
     question.classList.add("user");
-    const conversation = this.#messages; // a cleared one is another
+    const conversation = this.#messages; // clearing the chat makes a new array
     const keep = () => conversation.push(asked, { role: "assistant", content: answer.text });
-    const body = { messages, separate_reasoning: false }; // words are matched with the tokens of all of it
+    const body = { messages, separate_reasoning: false }; // tokens cover the reasoning too
     return { path: "v1/chat/completions", body, answer, reply, elements: [question, reply], keep };
   }
 
@@ -139,7 +139,7 @@ export class Playground {
     }
   }
 
-  // What was set, and nothing else: the server knows the rest, and says what it cannot do.
+  // Returns only the fields that were set: the server has the defaults, and refuses what it cannot do.
   #sampling() {
     const inputs = [...this.form.querySelectorAll("input[inputmode][name]")].filter((input) => input.value.trim());
     const body = Object.fromEntries(inputs.map((input) => [input.name, number(input.value)]));
@@ -157,7 +157,7 @@ export class Playground {
     this.refused(error);
   }
 
-  // The end stays in view, unless somebody scrolled away from it. Once a frame: a layout for each token is dear.
+  // Keeps the end in view unless the user scrolled away, once a frame: a layout for each token is expensive.
   #follow() {
     if (!this.#atEnd || this.#following) return;
     this.#following = requestAnimationFrame(() => {
@@ -190,13 +190,13 @@ function turn(who, text) {
   return el("div", { class: "turn" }, el("p", { class: "who" }, who), text);
 }
 
-// What is no number, or one that JavaScript would round, goes to the server as it was typed: it says what is wrong.
+// Sends text that is no number, or that JavaScript would round, as it was typed: the server names the error.
 function number(text) {
   const n = Number(text);
   return Number.isNaN(n) || (Number.isInteger(n) && !Number.isSafeInteger(n)) ? text : n;
 }
 
-// When an answer's text came, and why it ended.
+// Times of an answer's text, and the reason of its end.
 class Clock {
   #began = performance.now();
   #first = null;
@@ -225,7 +225,7 @@ class Clock {
   }
 }
 
-// Text for screen readers: pieces that end with a word, now and then, instead of every token.
+// Text for screen readers, in parts that end with a word instead of token by token.
 class Speech {
   #held = "";
   #said = performance.now();

@@ -1,6 +1,6 @@
-// An answer as it grows: one span for each token whose probability is known.
+// Renders an answer as it grows, with one span for each token whose probability is known.
 //
-// The text is the server's; tokens only say where it is cut: token i covers it from offset i to offset i + 1, counted
+// The text is the server's; tokens only tell where to cut it: token i covers it from offset i to offset i + 1, counted
 // in code points, as the server counts them.
 
 import { el } from "./dom.js";
@@ -12,9 +12,9 @@ export class Answer {
   #spans = [];
   #tokens = [];
   #bytes = new TextDecoder("utf-8", { ignoreBOM: true });
-  #said = 0; // code points of the tokens of a chat so far
-  #opening = ""; // their text, until the answer's own has begun
-  #shift = null; // how many spaces more than the answer they begin with
+  #said = 0; // code points of a chat's tokens so far
+  #opening = ""; // the tokens' text until the answer's own text has begun
+  #shift = null; // spaces at the tokens' beginning that the answer does not have
 
   constructor(element) {
     this.element = element;
@@ -32,7 +32,7 @@ export class Answer {
     return this.#tokens[this.#spans.indexOf(span)];
   }
 
-  // choice: of an event of a stream, from /v1/completions or /v1/chat/completions.
+  // Takes a choice of a stream's event, from /v1/completions or /v1/chat/completions.
   push(choice) {
     const text = choice.text ?? choice.delta?.content ?? "";
     this.#text.push(...text);
@@ -71,7 +71,7 @@ export class Answer {
   }
 }
 
-// The space before a word is the token's, but not colored: at the end of a line it would be a spot.
+// The space before a word belongs to the token but is not colored: at a line's end it would be a spot.
 function write(span, text) {
   const [, space, word] = text.match(/^( *)(.*)$/s);
   span.firstChild.data = word ? space : "";

@@ -8,7 +8,7 @@ export const token = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-// What the server refused, as it said it. status: "429 Too Many Requests"; kind: its code.
+// A refusal in the server's words. status: "429 Too Many Requests"; kind: its code.
 export class Refusal extends Error {
   constructor(message, status, kind, retryAfter) {
     super(message);
@@ -53,7 +53,7 @@ function parsed(text) {
   }
 }
 
-// The data of server-sent events, until [DONE] or the stream's end; an error among them is thrown.
+// Yields the data of server-sent events until [DONE] or the stream's end; throws an error among them.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -70,7 +70,7 @@ export async function* events(response) {
       }
     }
   } finally {
-    reader.cancel().catch(() => {}); // whoever left early leaves the server as well
+    reader.cancel().catch(() => {}); // a caller that stops early ends the request
   }
 }
 

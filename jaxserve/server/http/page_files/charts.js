@@ -1,4 +1,4 @@
-// Small pictures of numbers, without axes: the number itself stands beside each.
+// Small charts without axes: the current number is shown beside each.
 
 import { svg } from "./dom.js";
 
@@ -27,7 +27,7 @@ export function sparkline(slots) {
   return { element: frame(area, line), draw };
 }
 
-// Bars side by side. draw(values, names, strong): the strong one stands out; names are shown on hover.
+// Bars side by side. draw(values, names, strong): the index `strong` is highlighted; names are shown on hover.
 export function bars() {
   const element = frame();
   const draw = (values, names, strong) => {

@@ -1,4 +1,4 @@
-"""response_format, as OpenAI's clients write it, and kinds of our own in its manner."""
+"""Parse `response_format`: OpenAI's types, and further ones in the same manner."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,7 +9,7 @@ from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
 from jaxserve.structure import Structure
 
 FIELD = "response_format"
-TYPES: Mapping[str, str] = MappingProxyType(  # and what beside the type each has
+TYPES: Mapping[str, str] = MappingProxyType(  # by type, the field that has to come with it
     {
         "text": "",
         "json_object": "",
@@ -23,8 +23,9 @@ SCHEMA_FIELDS = frozenset({"name", "description", "schema", "strict"})
 
 
 def structure_in(given: Mapping[str, Any] | None) -> Structure | None:
-    """None for text. A schema is always followed, whatever `strict` says: OpenAI does the same
-    where it is true.
+    """Return the structure that the output must follow; None for plain text.
+
+    A JSON schema is always enforced, as OpenAI does where `strict` is true.
     """
     if given is None:
         return None
@@ -49,7 +50,7 @@ def structure_in(given: Mapping[str, Any] | None) -> Structure | None:
 
 def _schema(given: Any, path: str) -> Any:
     if not isinstance(given, Mapping):
-        raise RequestError(path, f"is {given!r:.80}; give an object with name and schema")
+        raise RequestError(path, f"is {given!r:.80}; it must be an object with name and schema")
     _check_fields(given, SCHEMA_FIELDS, path)
     if not isinstance(given.get("strict"), bool | None):
         raise RequestError(
@@ -57,11 +58,13 @@ def _schema(given: Any, path: str) -> Any:
         )
     schema = given.get("schema")
     if not isinstance(schema, Mapping):
-        raise RequestError(f"{path}.schema", f"is {schema!r:.80}; give a JSON schema, an object")
+        raise RequestError(f"{path}.schema", f"is {schema!r:.80}; it must be a JSON schema object")
     return schema
 
 
 def _check_fields(given: Mapping[str, Any], known: frozenset[str], path: str) -> None:
     for name, value in given.items():
         if name not in known and value is not None:
-            raise UnknownFieldError(f"{path}.{name:.80}", "is not a field of it; leave it out")
+            raise UnknownFieldError(
+                f"{path}.{name:.80}", f"is not a field of this {FIELD}; leave it out"
+            )

@@ -1,0 +1,101 @@
+"""Parse the fields of chat bodies that hold objects: `messages`, `tools` and `tool_choice`."""
+
+from typing import Any
+
+from jaxserve.chat.tools import AUTO, NONE, REQUIRED, Choice, Tools, check_size, tools_of
+from jaxserve.errors import RequestError
+from jaxserve.server.core.limits import Limits
+from jaxserve.server.http.errors import UnknownFieldError, UnsupportedError
+from jaxserve.server.http.types import ChatBody
+
+FIELDS = frozenset({"name", "description", "parameters", "strict"})  # of a function
+
+
+# ---- messages
+
+
+def conversation(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with each list of text parts joined into one text.
+
+    The service checks everything else in them.
+    """
+    if not messages:
+        raise RequestError("messages", "is empty; give at least one message")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return message | {"content": _joined(content, f"{path}.content")}
+
+
+def _joined(parts: list[Any], path: str) -> str:
+    """Join the parts' texts, with nothing between them."""
+    for i, part in enumerate(parts):
+        _check_part(part, f"{path}[{i}]")
+    return "".join(part["text"] for part in parts)
+
+
+def _check_part(part: Any, path: str) -> None:
+    if not isinstance(part, dict):
+        raise RequestError(path, 'is no object; give {"type": "text", "text": ...}')
+    if part.get("type") != "text":
+        raise UnsupportedError(
+            f"{path}.type", f"is {part.get('type')!r:.80}; only text is supported"
+        )
+    if not isinstance(part.get("text"), str):
+        raise RequestError(f"{path}.text", "is no string")
+    for name in part.keys() - {"type", "text"}:
+        if part[name] is not None:
+            raise UnknownFieldError(
+                f"{path}.{name:.80}", "is not a field of a text part; leave it out"
+            )
+
+
+# ---- tools
+
+
+def tools_in(body: ChatBody, limits: Limits) -> Tools | None:
+    """Return the tools that the body offers; RequestError with the path of a wrong field."""
+    check_size(body.tools or (), limits.max_tools, limits.max_tool_bytes)
+    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    choice = _choice(body.tool_choice)
+    return tools_of(functions, choice, body.parallel_tool_calls, lambda i: f"tools[{i}].function")
+
+
+def _choice(given: Any) -> Choice:
+    match given:
+        case None:
+            return Choice()
+        case "auto" | "none" | "required":
+            return Choice(given)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return Choice(AUTO, name)
+    accepted = f'"{AUTO}", "{NONE}", "{REQUIRED}" or one function'
+    raise UnsupportedError("tool_choice", f"is {given!r:.80}; only {accepted} are accepted")
+
+
+def _function(tool: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the function of a tool such as {"type": "function", "function": {...}}."""
+    if tool.get("type") != "function":
+        raise UnsupportedError(
+            f"{path}.type", f'is {tool.get("type")!r:.80}; only "function" is supported'
+        )
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise RequestError(
+            f"{path}.function", "is no object; give name, description and parameters"
+        )
+    _check_fields(tool, frozenset({"type", "function"}), path)
+    _check_fields(function, FIELDS, f"{path}.function")
+    return function
+
+
+def _check_fields(given: dict[str, Any], known: frozenset[str], path: str) -> None:
+    for name, value in given.items():
+        if name not in known and value is not None:
+            raise UnknownFieldError(
+                f"{path}.{name:.80}", "is not a field of a function tool; leave it out"
+            )

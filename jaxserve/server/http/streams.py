@@ -1,0 +1,124 @@
+"""Send replies: merge several answers, notice a disconnect, and bound a slow reader."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from jaxserve.server.core.answer import Answer
+from jaxserve.server.core.answer_events import AnswerEvent, Done
+
+HEADERS = {
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would collect the events otherwise
+}
+log = logging.getLogger(__name__)
+
+Merged = tuple[int, AnswerEvent | Exception]
+
+
+async def merged(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerEvent]]:
+    """Yield the answers' events as they come, each with its answer's position.
+
+    The first error is raised and ends all of them.
+    """
+    if len(answers) == 1:
+        async for news in answers[0]:
+            yield 0, news
+        return
+    # One place only: a slow reader shall fill the answers' own outboxes, which have a limit.
+    queue: asyncio.Queue[Merged] = asyncio.Queue(1)
+    tasks = [asyncio.create_task(_forward(i, answer, queue)) for i, answer in enumerate(answers)]
+    unfinished = len(answers)
+    try:
+        while unfinished:
+            i, news = await queue.get()
+            if isinstance(news, Exception):
+                raise news
+            if isinstance(news, Done):
+                unfinished -= 1
+            yield i, news
+    finally:
+        await _cancel(tasks)
+
+
+async def _forward(i: int, answer: Answer, queue: asyncio.Queue[Merged]) -> None:
+    try:
+        async for news in answer:
+            await queue.put((i, news))
+    except Exception as error:
+        await queue.put((i, error))
+
+
+async def while_connected[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the work's result; cancel it and raise ClientDisconnect if the client goes away."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnect(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        await _cancel([task, gone])
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events that closes what it owns, however it ends.
+
+    `owned` has the answers behind the events. `seconds` is the time in which a client has to take
+    each part.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        owned: AsyncExitStack,
+        seconds: float,
+        headers: Mapping[str, str],
+    ):
+        super().__init__(events, headers={**HEADERS, **headers})
+        self._events = events
+        self._owned = owned
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._owned, aclosing(self._events):
+            await super().__call__(scope, receive, send)
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the events; a client that reads too slowly loses its stream.
+
+        The engine does not wait for a reader, so unread events pile up without this limit.
+        """
+
+        async def bounded(message: Message) -> None:
+            async with asyncio.timeout(self._seconds):
+                await send(message)
+
+        try:
+            await super().stream_response(bounded)
+        except TimeoutError:
+            # Returning before the last part makes uvicorn close the connection.
+            log.info(
+                "a stream ends: its client read nothing for %g s (--slow-client-seconds)",
+                self._seconds,
+            )
