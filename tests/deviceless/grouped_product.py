@@ -13,6 +13,7 @@ from jaxserve.models.quant import SCHEMES
 from pallas_kernels.grouped_matmul.api import Demand, GroupedMatmul, Groups, Options
 from pallas_kernels.grouped_matmul.grouping import blocks_needed
 from sharding import aot_devices as absent
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec, device_kind
 from sharding.rules import replicated
 
@@ -99,7 +100,7 @@ def compile_for(
 
     Skips the test where the compiler is not installed.
     """
-    compiler = COMPILERS[absent.CHIPS[chip].platform]
+    compiler = COMPILERS[CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = MeshSpec().build(absent.devices(chip, 1))

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from pallas_kernels.quantized_matmul.api import Demand, Options, QuantizedMatmul
 from sharding import aot_devices as absent
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec, device_kind
 from sharding.params import ParamSpec
 from tests.deviceless.grouped_product import COMPILERS
@@ -50,7 +51,7 @@ PRODUCTS = [
 
 def compile_for(kernel: QuantizedMatmul, chip: str, product: Product) -> jax.stages.Compiled:
     """Compile a product; skip the test where the compiler is not installed."""
-    compiler = COMPILERS[absent.CHIPS[chip].platform]
+    compiler = COMPILERS[CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = MeshSpec().build(absent.devices(chip, 1))

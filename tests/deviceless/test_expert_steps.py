@@ -24,6 +24,7 @@ from jaxserve.models.decoder import param_specs
 from jaxserve.models.spec import ModelSpec
 from jaxserve.plan.hlo.inspection import inspect
 from sharding import aot_devices as absent
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec
 from sharding.params import map_specs
 from tests.deviceless.attention_step import COMPILERS
@@ -81,7 +82,7 @@ def shortened(model: str) -> ModelSpec:
 @pytest.mark.deviceless
 @pytest.mark.parametrize(("model", "chip", "axes", "bucket"), list(cases()))
 def test_in_place_and_without_copies(model: str, chip: str, axes: MeshSpec, bucket: Bucket) -> None:
-    compiler = COMPILERS[absent.CHIPS[chip].platform]
+    compiler = COMPILERS[CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = axes.build(absent.devices(chip, axes.size))

@@ -21,6 +21,7 @@ from jaxserve.models.quant import SCHEMES
 from jaxserve.plan.hlo.inspection import find_copies, inspect
 from jaxserve.plan.hlo.parser import parse
 from sharding import aot_devices as absent
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec
 from tests.deviceless.attention_step import COMPILERS
 from tests.deviceless.test_expert_steps import (
@@ -59,7 +60,7 @@ def cases() -> Iterator[ParameterSet]:
 def test_experts_are_read_as_they_are_kept(
     model: str, chip: str, axes: MeshSpec, weights: str, bucket: Bucket
 ) -> None:
-    compiler = COMPILERS[absent.CHIPS[chip].platform]
+    compiler = COMPILERS[CHIPS[chip].platform]
     if importlib.util.find_spec(compiler) is None:
         pytest.skip(f"needs {compiler} (make deviceless)")
     mesh = axes.build(absent.devices(chip, axes.size))

@@ -24,6 +24,7 @@ from jaxserve.models.quant import SCHEMES, is_quantized
 from jaxserve.plan.hlo.inspection import find_copies, inspect
 from jaxserve.plan.hlo.parser import Module, parse
 from sharding import aot_devices as absent
+from sharding.chips import CHIPS
 from sharding.mesh import MeshSpec
 from tests.deviceless.attention_step import COMPILERS
 from tests.deviceless.pallas_calls import pallas_calls
@@ -42,7 +43,7 @@ NAMES = {"w8a8-int8": "s8", "w8a8-fp8": "f8e4m3fn"}  # dtypes as HLO names them
 def cases() -> Iterator[ParameterSet]:
     forms = product(SHARDS, [name for name, form in SCHEMES.items() if not form.activations])
     for (chip, tensor), weights in [*forms, *product([*SHARDS, ("v5p", 1), ("7x", 1)], NAMES)]:
-        if weights in NAMES and not getattr(absent.CHIPS[chip], SCHEMES[weights].numbers):
+        if weights in NAMES and not getattr(CHIPS[chip], SCHEMES[weights].numbers):
             continue
         marks = [] if (chip, tensor, weights) in QUICK else [pytest.mark.slow]
         yield pytest.param(chip, tensor, weights, marks=marks, id=f"{chip}x{tensor}-{weights}")
@@ -97,7 +98,7 @@ def compile_step(
 
     Sizes are numbers of elements on one device. Skips the test where the compiler is not installed.
     """
-    platform = absent.CHIPS[chip].platform
+    platform = CHIPS[chip].platform
     if importlib.util.find_spec(COMPILERS[platform]) is None:
         pytest.skip(f"needs {COMPILERS[platform]} (make deviceless)")
     mesh = MeshSpec(tensor=tensor).build(absent.devices(chip, tensor))

@@ -62,7 +62,7 @@ class Traffic:
 @pytest.mark.parametrize("steps", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_many_steps_leak_nothing(steps: int) -> None:
     config = config_of(max_batch=3, step_tokens=8, page_size=2, num_pages=16, max_context=24)
-    scheduler = Scheduler(config, speculation=Speculation(ScriptedProposer(2), most=2))
+    scheduler = Scheduler(config, speculation=Speculation(ScriptedProposer(2), max_drafts=2))
     engine = Engine(
         scheduler,
         FakeRunner(config, spoils=lambda number, lane, row: number % 997 == row),

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from jaxserve import LLM, EngineOptions, serve
+from jaxserve import LLM, EngineOptions
 from jaxserve.cluster.bootstrap import SingleHost
 from jaxserve.cluster.transfer.prefill import PrefillPrompt
 from jaxserve.completion import Completion
@@ -28,6 +28,7 @@ from jaxserve.engine.device.page_store import PagesRead, PageStore
 from jaxserve.engine.engine import Engine
 from jaxserve.errors import ConfigError, EngineError
 from jaxserve.request import SamplingParams
+from jaxserve.server import model_loader
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
 from jaxserve.server.core.service import Service
@@ -491,7 +492,7 @@ def test_only_who_decodes_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(asks)
         raise ConfigError("that is enough")
 
-    monkeypatch.setattr(serve, "LLM", load_nothing)
+    monkeypatch.setattr(model_loader, "LLM", load_nothing)
     drafts = (
         "--speculate",
         "draft",
@@ -503,9 +504,10 @@ def test_only_who_decodes_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         "int8",
     )
     args = parser().parse_args(["--model", "m", *BOTH, *drafts])
+    loader = model_loader.ModelLoader(args, Console(stderr=True), SingleHost(), None, ExitStack())
     for place in places(Meshes(4, 4, Policy(1, 1), 1.0), jax.devices()):
         with pytest.raises(ConfigError, match="enough"):
-            serve.open_llm(args, Console(stderr=True), SingleHost(), None, place)
+            loader.open(place)
     prefill, decode = (asks.pop("options") for asks in asked)
     assert [asks.pop("draft_model") for asks in asked] == [None, Path("small")] and asked[
         0

@@ -16,7 +16,7 @@ from grpc import aio
 from jaxserve.errors import DeadlineError, DrainingError
 from jaxserve.server.core.incoming_request import IncomingRequest
 from jaxserve.server.core.limits import Limits
-from jaxserve.server.core.service import SHORT_PROMPT
+from jaxserve.server.core.prompt_encoder import SHORT_PROMPT
 from jaxserve.server.disaggregation.prefill_pool import State
 from jaxserve.server.lifecycle import Lifecycle
 from jaxserve.v1 import admin_pb2

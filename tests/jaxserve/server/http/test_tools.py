@@ -20,7 +20,7 @@ from jaxserve.errors import RequestError
 from jaxserve.server.core.limits import Limits
 from jaxserve.structure import Structure
 from jaxserve.structure.grammars import Grammars
-from tests import fake_runner
+from tests import fake_model
 from tests.byte_tokenizer import ByteTokenizer
 from tests.jaxserve.server import harness
 from tests.jaxserve.server.http.harness import Http, serving
@@ -100,13 +100,13 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Says:
         prompts: list[int] = []
 
         def choose(
-            rules: fake_runner.Rules, total: int, position: int, penalty: int, mask: object = None
+            rules: fake_model.Rules, total: int, position: int, penalty: int, mask: object = None
         ) -> int:
             prompts.append(rules.end_after)
             script = scripts[rules.end_after != prompts[0]]
             return script[min(position - rules.end_after, len(script) - 1)]
 
-        monkeypatch.setattr(fake_runner.Rules, "choose", choose)
+        monkeypatch.setattr(fake_model.Rules, "choose", choose)
 
     monkeypatch.setattr(harness, "ByteTokenizer", MarkedTokenizer)
     return say
