@@ -286,19 +286,19 @@ def test_chat_of_several_conversations(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("messages", "kind", "message"),
     [
-        ([], RequestError, r"^messages: is empty"),
-        ("Hello", RequestError, r"^messages: is 'Hello'"),
+        ([], RequestError, r"^messages is empty"),
+        ("Hello", RequestError, r"^messages is 'Hello'"),
         (
             [*HELLO, {"role": 1, "content": ""}],
             RequestError,
-            r"^messages\[1\]\.role: is 1; it must be a string",
+            r"^messages\[1\]\.role is 1; it must be a string",
         ),
         (
             [HELLO, [*HELLO, {"role": "user"}]],
             RequestError,
-            r"^messages\[1\]\[1\]\.content: is missing",
+            r"^messages\[1\]\[1\]\.content is missing",
         ),
-        ([HELLO, []], RequestError, r"^messages\[1\]: is empty"),
+        ([HELLO, []], RequestError, r"^messages\[1\] is empty"),
         (
             [*HELLO, {"role": "system", "content": "x"}],
             ChatError,
@@ -371,7 +371,7 @@ def test_prompt_that_is_refused(
 
 
 def test_params_and_prompts_must_match(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="2 for 1 prompts"):
+    with pytest.raises(RequestError, match="params has 2 entries for 1 prompts"):
         llm.generate([STORY], [GREEDY, GREEDY])
     with pytest.raises(RequestError, match="is a string; give a list"):
         llm.generate(STORY, GREEDY)

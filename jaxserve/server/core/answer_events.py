@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxserve.completion import Completion, Piece
+from jaxserve.completion import Completion, TextDelta
 from jaxserve.engine.plan import Logprob
 from jaxserve.errors import JaxserveError, SlowConsumerError
 
@@ -35,7 +35,7 @@ class Update:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprob] | None = None
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextDelta) -> None:
         self.text += piece.text
         self.token_ids += piece.token_ids
         if piece.logprobs is not None:
@@ -81,7 +81,7 @@ class Outbox:
         self._first.append(news)
         self._wake()
 
-    def update(self, index: int, piece: Piece) -> None:
+    def update(self, index: int, piece: TextDelta) -> None:
         self._unread += len(piece.token_ids)
         if self._unread > self._max_tokens:
             raise SlowConsumerError(

@@ -166,8 +166,7 @@ def naming(body: Sampling) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        error.field = names.get(error.field, error.field)
-        error.args = (f"{error.field}: {error.problem}",)
+        error.rename(names.get(error.field, error.field))
         raise
 
 

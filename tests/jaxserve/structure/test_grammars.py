@@ -254,15 +254,15 @@ def test_without_the_library_it_is_named(
 @pytest.mark.parametrize(
     ("kind", "value", "problem"),
     [
-        ("xml", "", f"xml: is 'xml'; it must be one of {', '.join(KINDS)}"),
-        ("json_schema", 5, "json_schema: is 5; give a JSON schema"),
-        ("json_schema", {"const": float("nan")}, "json_schema: cannot be written as JSON"),
-        ("json_object", 1, "json_object: is 1; it must be true"),
-        ("regex", "", "regex: is ''; it must be a text that is not empty"),
-        ("regex", "\ud800", "regex: has half a surrogate pair"),
-        ("choice", "ab", "choice: is 'ab'; give a list of texts"),
-        ("choice", [], "choice: has 0 entries; give 1 to 1024"),
-        ("choice", ["a", ""], r"choice[1]: is ''; it must be a text that is not empty"),
+        ("xml", "", f"xml is 'xml'; it must be one of {', '.join(KINDS)}"),
+        ("json_schema", 5, "json_schema is 5; give a JSON schema"),
+        ("json_schema", {"const": float("nan")}, "json_schema cannot be written as JSON"),
+        ("json_object", 1, "json_object is 1; it must be true"),
+        ("regex", "", "regex is ''; it must be a text that is not empty"),
+        ("regex", "\ud800", "regex has half a surrogate pair"),
+        ("choice", "ab", "choice is 'ab'; give a list of texts"),
+        ("choice", [], "choice has 0 entries; give 1 to 1024"),
+        ("choice", ["a", ""], r"choice[1] is ''; it must be a text that is not empty"),
     ],
 )
 def test_what_is_no_structure(kind: str, value: object, problem: str) -> None:
