@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.chat.answers import AnswerParser, Arguments, Call, Content, Part, Reading, Reasoning
-from jaxserve.chat.answers.formats import TOOL_FORMS, TOOL_PARSERS, choose_forms
+from jaxserve.chat.answers.formats import TOOL_FORMATS, TOOL_PARSERS, choose_formats
 
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[3] / "golden" / "tool_answers.json").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ NAMES = frozenset({"add", "get_weather", "get.time-now"})
 def reading_of(
     form: str, thinks: bool = False, opened: bool = False, parallel: bool = True
 ) -> Reading:
-    return Reading(TOOL_FORMS.get(form), NAMES, parallel, thinks, opened)
+    return Reading(TOOL_FORMATS.get(form), NAMES, parallel, thinks, opened)
 
 
 def parts_of(reading: Reading, pieces: Sequence[str]) -> list[Part]:
@@ -79,13 +79,13 @@ def test_golden_answers_however_they_are_cut(case: dict[str, Any]) -> None:
 
 
 def test_the_golden_answers_are_not_all_alike() -> None:
-    for form in TOOL_FORMS:
+    for form in TOOL_FORMATS:
         own = [case for case in GOLDEN if case["form"] == form]
         calls = [sum(part[0] == "call" for part in case["parts"]) for case in own]
         assert 0 in calls and 1 in calls and 2 in calls, form
 
 
-@pytest.mark.parametrize("form", ["none", *TOOL_FORMS])
+@pytest.mark.parametrize("form", ["none", *TOOL_FORMATS])
 @pytest.mark.parametrize("thinks", [False, True])
 @given(pieces=st.lists(st.text('ab{}[]"\\:, \n<>|/_｜▁thinkcol;.', max_size=12), max_size=8))
 @settings(max_examples=60, deadline=None)
@@ -144,7 +144,7 @@ FRAGMENTS = (
 )
 
 
-@pytest.mark.parametrize("form", list(TOOL_FORMS))
+@pytest.mark.parametrize("form", list(TOOL_FORMATS))
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14), data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_cuts_change_nothing_of_anything(
@@ -174,7 +174,7 @@ DEEP = {
 }
 
 
-@pytest.mark.parametrize("form", list(TOOL_FORMS))
+@pytest.mark.parametrize("form", list(TOOL_FORMATS))
 def test_depth_is_bounded(form: str) -> None:
     fine = DEEP[form] % ('{"a": ' * 20 + "1" + "}" * 20)
     assert any(isinstance(part, Call) for part in parts_of(reading_of(form), [fine]))
@@ -182,7 +182,7 @@ def test_depth_is_bounded(form: str) -> None:
     assert parts_of(reading_of(form), [deep]) == [Content(deep)]
 
 
-@pytest.mark.parametrize("form", list(TOOL_FORMS))
+@pytest.mark.parametrize("form", list(TOOL_FORMATS))
 @pytest.mark.parametrize(
     "text",
     [
@@ -230,8 +230,8 @@ def test_ids_are_what_templates_of_mistral_accept() -> None:
     ],
 )
 def test_forms_are_recognised_by_the_template(template: str, form: str, thinks: bool) -> None:
-    found = choose_forms(template, "auto", "auto")
-    assert (found.tools, found.thinks) == (TOOL_FORMS.get(form), thinks)
+    found = choose_formats(template, "auto", "auto")
+    assert (found.tools, found.thinks) == (TOOL_FORMATS.get(form), thinks)
     for name in TOOL_PARSERS[1:]:
-        assert choose_forms(template, name, "none") == type(found)(TOOL_FORMS.get(name), False)
-    assert choose_forms(template, "auto", "think").thinks
+        assert choose_formats(template, name, "none") == type(found)(TOOL_FORMATS.get(name), False)
+    assert choose_formats(template, "auto", "think").thinks
