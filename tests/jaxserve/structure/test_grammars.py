@@ -176,7 +176,7 @@ def test_grammars_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
         "".join(checked) == "abcdb"
     )  # d took the place of b, which was used longest ago, and b that of c
     compiler.compile(Structure.of("regex", "x" * 60_000))
-    assert len(compiler._kept) == 1
+    assert len(compiler._valid) == 1
     compiler.close()
 
 
