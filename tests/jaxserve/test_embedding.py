@@ -177,7 +177,7 @@ def test_without_modules_a_head_that_is_not_tied_is_missed(tmp_path: Path) -> No
 
 
 def test_values_that_are_not_finite_are_an_error(folder: Path) -> None:
-    """Of the prompt that has the damaged token; who comes after it is embedded as ever."""
+    """Only the prompt with the damaged token fails; later prompts are embedded as usual."""
     with LLM(folder, options=OPTIONS) as llm:
         llm.model.params["embed"] = llm.model.params["embed"].at[95].set(jnp.nan)
         with pytest.raises(

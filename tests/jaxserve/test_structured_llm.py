@@ -177,7 +177,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 # ---- published schemas
 
-COUNT, LONGEST = 300, 400  # schemas, tokens of an answer
+COUNT = 300  # schemas
+LONGEST = 400  # tokens of an answer
 
 
 def published() -> list[tuple[str, Any, Any]]:
@@ -217,7 +218,8 @@ def test_published_schemas() -> None:
     """
     options = EngineOptions(max_batch=32, page_size=16, cache_tokens=32 * 512, max_context=512)
     with LLM(BUNDLED, options=options) as llm:
-        chosen, prepared = [], []
+        chosen = []
+        prepared = []
         for name, kind, schema in published():
             if len(chosen) == COUNT:
                 break

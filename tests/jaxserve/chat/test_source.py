@@ -1,4 +1,4 @@
-"""Where a folder keeps its chat template, and what it calls its tokens."""
+"""Chat templates and names of tokens in checkpoint folders."""
 
 import json
 from pathlib import Path

@@ -29,7 +29,7 @@ def reading_of(
 
 
 def parts_of(reading: Reading, pieces: Sequence[str]) -> list[Part]:
-    """With neighbours of a kind joined."""
+    """Return the parts of an answer that comes in pieces, with neighbours of a kind joined."""
     ids = itertools.count()
     parser = AnswerParser(reading, lambda: f"id{next(ids)}")
     found = [part for piece in pieces for part in parser.feed(piece)] + parser.end()
@@ -67,7 +67,9 @@ def case_reading(case: dict[str, Any]) -> Reading:
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{case['form']}: {case['name']}")
 def test_golden_answers_however_they_are_cut(case: dict[str, Any]) -> None:
-    text, reading, parts = case["text"], case_reading(case), expected(case)
+    text = case["text"]
+    reading = case_reading(case)
+    parts = expected(case)
     assert parts_of(reading, [text]) == parts
     assert parts_of(reading, list(text)) == parts
     for at in range(len(text) + 1):
@@ -150,7 +152,8 @@ FRAGMENTS = (
 def test_cuts_change_nothing_of_anything(
     form: str, fragments: list[str], data: st.DataObject
 ) -> None:
-    text, reading = "".join(fragments), reading_of(form, thinks=data.draw(st.booleans()))
+    text = "".join(fragments)
+    reading = reading_of(form, thinks=data.draw(st.booleans()))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
     parts = parts_of(reading, [text])
@@ -199,7 +202,8 @@ def test_time_is_linear(form: str, text: str) -> None:
     """A text that looks like calls all over; reading or moving any of it again and again would take
     minutes.
     """
-    long, began = text * (400_000 // len(text)), time.monotonic()
+    long = text * (400_000 // len(text))
+    began = time.monotonic()
     pieces = [long[at : at + 4000] for at in range(0, len(long), 4000)]
     assert parts_of(reading_of(form), pieces) == [Content(long)]
     assert reading_of(form).read(long).content == long
